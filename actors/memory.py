@@ -34,7 +34,6 @@ from ..runtime.stage_table import MAX_INSTANCES, SUPERVISOR
 from ..shm.descriptors import Descriptor, DescriptorServer, fetch_descriptors
 from ..shm.errors import MissingError
 from ..shm.flight_recorder import FlightRecorder
-from ..shm.page_secret import page_secret
 from ..shm.plan_table import PlanTable
 from ..shm.pool import PagePool
 from ..shm.ring import Ring
@@ -124,14 +123,10 @@ def build(actor: Actor) -> tuple[DescriptorServer | None, PageStore | None]:
 
 
 def open_pages(actor: Actor, layout: MemoryLayout | None) -> PageStore | None:
-    """Open the store of pages. None without one, and where an earlier generation of this run has given pages names of another."""
+    """Open the store of pages, if the run has one."""
     if layout is None or not actor.config.cache.dir:
         return None
-    pages = PageStore.open(actor.run, actor.config, layout, actor.model_path)
-    if pages is not None and page_secret(actor.run.path, pages.secret) != pages.secret:
-        pages.close()
-        return None
-    return pages
+    return PageStore.open(actor.run, actor.config, layout, actor.model_path)
 
 
 def take_over(actor: Actor) -> dict[str, Descriptor]:

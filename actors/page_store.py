@@ -27,7 +27,7 @@ from ..runtime.config import RuntimeConfig
 from ..runtime.process.memory_layout import MemoryLayout
 from ..runtime.process.saved_pages import SavedPages, write_saved_pages
 from ..shm.page_file import PageFile, remove_unused
-from ..shm.page_secret import SECRET_BYTES, kept_secret
+from ..shm.page_secret import SECRET_BYTES, kept_secret, page_secret
 from ..shm.pool import PagePool
 from ..shm.run_directory import RunDirectory
 from .host.loaded_code import loaded_code
@@ -62,7 +62,7 @@ class PageStore:
 
     @classmethod
     def open(cls, run: RunDirectory, config: RuntimeConfig, layout: MemoryLayout, model: Path) -> Self | None:
-        """Open the files of the run's pools; None, and a line in the log, where they cannot be used."""
+        """Open the files of the run's pools, and make its secret; None, and a line in the log, where they cannot be used."""
         directory = Path(config.cache.dir).expanduser().absolute()
         files: dict[str, PageFile] = {}
         try:
@@ -76,6 +76,8 @@ class PageStore:
                 if files[name].was_foreign:
                     log.warning("cache.dir: emptied %s: it had other pages, another secret or another size (cache.max_mib)", path)
             _remove_old(directory, kind.hex()[:16])
+            if page_secret(run.path, secret) != secret:  # pages of this run, and the file that prefill reads, are of another kind
+                raise FileExistsError(errno.EEXIST, "the model, the settings or the code have changed since the run began")
             kv = directory / f"{kind.hex()[:16]}-kv.pages"
             write_saved_pages(run.path, SavedPages(str(kv), _derive(secret, b"file"), layout.pools["kv"].page_bytes))
         except OSError as error:

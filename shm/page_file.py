@@ -18,6 +18,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+
 from ..schema.page_key import KEY_BYTES
 
 _BLOCK_BYTES = 4096
@@ -25,6 +27,7 @@ _MAGIC = b"mmrtpag2"
 _CODE_BYTES = 32
 _HEADER = struct.Struct(f"<8sQQ{_CODE_BYTES}s")  # magic, page bytes, slots, code
 _HEAD = struct.Struct(f"<{KEY_BYTES}sQ{_CODE_BYTES}s")  # key, worth (0: an empty slot), code
+_HEADS = np.dtype([("key", f"V{KEY_BYTES}"), ("worth", "<u8"), ("code", f"V{_CODE_BYTES}")])
 _DEPTHS = 1 << 32  # worth is round * _DEPTHS - depth
 _MAX_WORTH = 1 << 62  # higher ones are nobody's
 LOOK_S = 1.0  # between looks of a reader for new pages
@@ -222,13 +225,11 @@ def _place(slot: int, num_slots: int, page_bytes: int) -> int:
 
 def _heads(fd: int, num_slots: int) -> list[tuple[int, int, bytes]]:
     """Return (worth, slot, key) of all slots in use, those of least worth first."""
-    heads = os.pread(fd, num_slots * _HEAD.size, _head(0))
-    found = []
-    for slot in range(len(heads) // _HEAD.size):
-        key, worth, _ = _HEAD.unpack_from(heads, slot * _HEAD.size)
-        if 0 < worth < _MAX_WORTH:
-            found.append((worth, slot, key))
-    return sorted(found)
+    data = os.pread(fd, num_slots * _HEAD.size, _head(0))
+    heads = np.frombuffer(data, _HEADS, len(data) // _HEAD.size)
+    slots = np.flatnonzero((heads["worth"] > 0) & (heads["worth"] < _MAX_WORTH))
+    slots = slots[np.argsort(heads["worth"][slots], kind="stable")]
+    return list(zip(heads["worth"][slots].tolist(), slots.tolist(), heads["key"][slots].tolist(), strict=True))
 
 
 def _read(fd: int, secret: bytes, key: bytes, head_at: int, place: int, page_bytes: int) -> bytes | None:

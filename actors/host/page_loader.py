@@ -15,6 +15,7 @@ from ...shm.sequence_table import SequenceTable
 log = logging.getLogger(__name__)
 
 LOAD_S = 0.5  # for one chunk, at most: other prompts wait
+LEAST_PAGES = 4  # in that time: a slower disk is asked for no more
 
 
 class PageLoader:
@@ -28,27 +29,33 @@ class PageLoader:
 
     def execute(self, plan: Load) -> Loaded:
         """Load the pages of each chunk."""
-        return Loaded([self._load(chunk) for chunk in plan.chunks])
+        loaded = [self._load(chunk) for chunk in plan.chunks]
+        return Loaded([end for end, _ in loaded], any(more for _, more in loaded))
 
-    def _load(self, chunk: LoadChunk) -> int:
-        """Write the chunk's leading pages that the file has. Returns the token up to which that is done."""
+    def _load(self, chunk: LoadChunk) -> tuple[int, bool]:
+        """Write the chunk's leading pages that the file has, as far as time allows. Returns the token up to which that is done, and
+        whether the file may have more."""
         page_tokens = (chunk.end - chunk.start) // len(chunk.keys)
         pages = self._table.pages(chunk.row, chunk.member)[chunk.start // page_tokens : chunk.end // page_tokens].tolist()
         until_s = time.monotonic() + LOAD_S
-        num_loaded = 0
+        num_loaded, more = 0, False
         try:
             if (reader := self._open()) is None:
-                return chunk.start
+                return chunk.start, False
             for page, key in zip(pages, chunk.keys, strict=True):
                 now_s = time.monotonic()
-                contents = reader.read(key, now_s) if now_s < until_s else None
-                if contents is None:
+                if now_s >= until_s:
+                    more = num_loaded >= LEAST_PAGES
+                    break
+                if (contents := reader.read(key, now_s)) is None:
                     break
                 self._kv.write_bytes([page], contents)
                 num_loaded += 1
+            else:
+                more = True
         except (OSError, ValueError) as error:
             log.warning("cache.dir: saved pages cannot be read: %s", error)
-        return chunk.start + num_loaded * page_tokens
+        return chunk.start + num_loaded * page_tokens, more
 
     def _open(self) -> PageFileReader | None:
         if self._reader is None and (saved := read_saved_pages(self._run.path)) is not None:

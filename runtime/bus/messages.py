@@ -241,9 +241,11 @@ class Done(Wire, frozen=True):
 
 
 class Loaded(Wire, frozen=True):
-    """A plan to load pages is done. ``ends``: for each of its chunks, the token up to which the files had them."""
+    """A plan to load pages is done. ``ends``: for each of its chunks, the token up to which pages were loaded. ``more``: the files may
+    have pages behind those: all that was asked for was there, or time was short."""
 
     ends: list[int]
+    more: bool = False
 
 
 class ItemError(Wire, frozen=True):

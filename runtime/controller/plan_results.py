@@ -50,9 +50,7 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
             case Load():
                 assert isinstance(result, Loaded)
                 for request in live:
-                    apply_loaded(state, request, plan, result.ends)
-                    if absolve(request, plan):
-                        state.save(request)
+                    apply_loaded(state, request, plan, result)
     clear_plan(state, inflight)
     keep_encoded(state, encoded)
     for request in live if isinstance(plan, Prefill | Load) else ():  # only now: a plan in the table may be done again

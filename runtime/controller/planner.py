@@ -274,17 +274,14 @@ def _issue_encode(state: ControllerState, choices: tuple[SegmentChoice, ...], no
 
 
 def _issue_loads(state: ControllerState, now: float) -> None:
-    """Have saved pages loaded before the policy has them computed."""
-    for request in state.preparing():
-        if not request.may_load or not request.can_prefill or request.prefill_plan is not None:
-            continue
-        if not credit(state, "prefill"):
-            return
-        if chunks := chunks_to_load(state, request):
-            place_plan(state, Load(chunks), [request], now)
-        else:
+    """Have saved pages loaded before the policy has them computed. Rows that lack no pages go on at once, however busy prefill is."""
+    rows = [request for request in state.preparing() if request.may_load and request.can_prefill and request.prefill_plan is None]
+    for request in sorted(rows, key=BY_RANK):
+        if not (chunks := chunks_to_load(state, request)):
             request.may_load = False
             note_hits(state, request)
+        elif credit(state, "prefill"):
+            place_plan(state, Load(chunks), [request], now)
 
 
 def _issue_prefill(state: ControllerState, choices: tuple[ChunkChoice, ...], now: float) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 
 from ...schema.media import MediaSpan
 from ...schema.rows import Phase
+from ..bus.messages import Loaded
 from ..bus.plans import Load, LoadChunk
 from .effects import AppendPages, SetPrefilled
 from .page_keys import Medium, PageKeys, content_digest, root_key
@@ -164,10 +165,10 @@ def chunks_to_load(state: ControllerState, request: Request) -> list[LoadChunk]:
     return chunks
 
 
-def apply_loaded(state: ControllerState, request: Request, plan: Load, ends: Sequence[int]) -> None:
-    """Record the pages that have been loaded. If they were all that was asked for, there may be more."""
-    request.may_load = all(chunk.end == end for chunk, end in zip(plan.chunks, ends, strict=True))
-    for chunk, end in zip(plan.chunks, ends, strict=True):
+def apply_loaded(state: ControllerState, request: Request, plan: Load, result: Loaded) -> None:
+    """Record the pages that have been loaded."""
+    request.may_load = result.more
+    for chunk, end in zip(plan.chunks, result.ends, strict=True):
         if request.record.evicting or request.prefilled[chunk.member] >= end:
             continue
         assert request.prefilled[chunk.member] == chunk.start, "pages were loaded behind some that are not there"

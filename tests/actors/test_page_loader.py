@@ -8,6 +8,7 @@ import pytest
 
 from mmrt.actors.host import page_loader
 from mmrt.actors.host.page_loader import PageLoader
+from mmrt.runtime.bus.messages import Loaded
 from mmrt.runtime.bus.plans import Load, LoadChunk
 from mmrt.runtime.process.saved_pages import SavedPages, write_saved_pages
 from mmrt.shm.page_file import PageFile
@@ -30,8 +31,11 @@ class Run:
         self.loader = PageLoader(self.directory, self.kv, self.table)
 
     def load(self, first: int, keys: list[bytes]) -> int:
+        return self.result(first, keys).ends[0]
+
+    def result(self, first: int, keys: list[bytes]) -> Loaded:
         chunk = LoadChunk(0, int(self.table.generation[0]), 0, 16 * first, 16 * (first + len(keys)), keys)
-        return self.loader.execute(Load([chunk])).ends[0]
+        return self.loader.execute(Load([chunk]))
 
 
 @pytest.fixture
@@ -48,7 +52,7 @@ def test_pages_up_to_the_first_that_the_file_lacks(run: Run) -> None:
     write_saved_pages(run.directory.path, SavedPages(str(run.path), SECRET, 32))
     for number in (0, 1, 2, 4):
         run.file.write(KEYS[number], bytes([number + 65]) * 32)
-    assert run.load(1, KEYS[1:]) == 16 * 3, "pages 1 and 2 of the row"
+    assert run.result(1, KEYS[1:]) == Loaded([16 * 3]), "pages 1 and 2 of the row"
     assert [bytes(run.kv.page(page))[:1] for page in (7, 2, 5, 3, 6)] == [b"\0", b"B", b"C", b"\0", b"\0"]
 
 
@@ -78,6 +82,11 @@ def test_a_page_that_was_damaged_ends_it(run: Run, caplog: pytest.LogCaptureFixt
 
 def test_a_slow_disk_does_not_hold_up_other_prompts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     write_saved_pages(run.directory.path, SavedPages(str(run.path), SECRET, 32))
-    run.file.write(KEYS[0], bytes(32))
-    monkeypatch.setattr(page_loader, "LOAD_S", 0.0)
-    assert run.load(0, KEYS) == 0
+    for key in KEYS:
+        run.file.write(key, bytes(32))
+    times = iter(0.1 * number for number in range(100))
+    monkeypatch.setattr(page_loader.time, "monotonic", lambda: next(times))
+    assert run.result(0, KEYS) == Loaded([16 * 4], more=True), "after 0.5 s, of a page each 0.1 s"
+    assert run.result(4, KEYS[4:]) == Loaded([16 * 5], more=True), "all that was asked for was there"
+    monkeypatch.setattr(page_loader, "LOAD_S", 0.35)
+    assert run.result(0, KEYS) == Loaded([16 * 3]), "a slow disk is asked for no more"

@@ -5,6 +5,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -34,7 +35,8 @@ class Run:
     def __init__(self, path: Path, config: RuntimeConfig, model: Path, layout: MemoryLayout = LAYOUT) -> None:
         self.directory = RunDirectory.create(path, {})
         self.pools = {n: PagePool.create(self.directory, n, p.num_pages, p.page_bytes) for n, p in layout.pools.items()}
-        self.store = PageStore.open(self.directory, config, layout, model)
+        self.reopen = partial(PageStore.open, self.directory, config, layout, model)
+        self.store = self.reopen()
 
     def name(self, pool: str, page: int, text: str, depth: int = 0) -> None:
         """A page is written and named, as a prefill plan and the controller do it."""
@@ -248,6 +250,23 @@ def test_edited_code_sees_other_pages(start: Callable[..., Run], monkeypatch: py
     other = start()
     assert other.named("embedding") == {}
     other.end()
+
+
+def test_a_process_with_edited_code_leaves_the_run_its_file(
+    start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """memory is killed and comes back: the pages of the run, and the file that prefill reads, are of the older code."""
+    run = start()
+    saved = read_saved_pages(run.directory.path)
+    assert run.store is not None and saved is not None
+    run.store.close()
+    with monkeypatch.context() as edited:
+        edited.setattr(page_store, "loaded_code", lambda: 7)
+        assert run.reopen() is None and "changed since the run began" in caplog.text
+    assert read_saved_pages(run.directory.path) == saved
+    run.store = run.reopen()
+    assert run.store is not None, "the edit was taken back"
+    run.end()
 
 
 def test_damaged_pages_are_ignored_with_a_line(start: Callable[..., Run], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

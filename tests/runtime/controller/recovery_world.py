@@ -535,7 +535,8 @@ class World:
                 for index, (page, generation) in enumerate(zip(part.target.pages, part.target.generations, strict=True)):
                     writes.append(("embedding", page, generation, 0, (medium, segment, index)))
         elif isinstance(plan, p.Load):
-            return writes, m.Loaded([self.begin_load(chunk, writes) for chunk in plan.chunks])
+            ends = [self.begin_load(chunk, writes) for chunk in plan.chunks]
+            return writes, m.Loaded(ends, any(end > chunk.start for chunk, end in zip(plan.chunks, ends, strict=True)))
         else:
             assert isinstance(plan, p.Prefill)
             if self.limits.prefill_budget:
@@ -600,7 +601,7 @@ class World:
         pages = self.table.pages(chunk.row, chunk.member).tolist()[chunk.start // 4 :]
         found = 0
         for page, key in zip(pages, chunk.keys, strict=False):
-            if (contents := self.saved.get(key)) is None:
+            if (contents := self.saved.get(key)) is None or found and self.random.random() < 0.1:  # time may be short
                 break
             writes += [("kv", page, int(self.pools["kv"].generations[page]), slot, value) for slot, value in contents.items()]
             found += 1

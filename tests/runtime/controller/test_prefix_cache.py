@@ -110,6 +110,60 @@ def test_cached_tokens_are_those_of_the_first_grant_after_a_recovery(is_recorded
     assert request.prefilled[0] > 5 and request.record.num_cached_tokens == 0
 
 
+def test_a_prompt_that_is_cached_whole_does_not_wait_for_prefill() -> None:
+    """The gateway waits for the number of its cached tokens."""
+    driver = cached(saved_pages=True, num_rows=4)
+    ask(driver, text(9, 4), 1)
+    driver.done("prefill", m.Loaded([0]))
+    finish(driver, 1)
+    for key in range(2, 2 + driver.state.limits.depth):
+        ask(driver, m.RequestSpec("r", [100 * key, *range(9)], [], m.Sampling(), 4), key)
+    effects = ask(driver, text(9, 4), 9)
+    assert hits(effects) == [8] and sent(effects, m.Prepared) == [m.Prepared(3, 9, 9, 8)]
+
+
+def test_saved_pages_are_loaded_for_the_first_in_rank() -> None:
+    driver = cached(saved_pages=True, depth=1, num_rows=3)
+    ask(driver, text(9, 4), 1)
+    driver.done("prefill", m.Loaded([0]))  # prefill is busy
+    for key, priority in ((2, 0), (3, -5)):
+        ask(driver, m.RequestSpec("r", [100 * key, *range(9)], [], m.Sampling(), 4, priority=priority), key)
+    driver.done("prefill")
+    (inflight,) = [inflight for inflight in driver.state.plans.values() if isinstance(inflight.plan, p.Load)]
+    assert [request.key for request in inflight.requests] == [3]
+
+
+def test_loading_goes_on_where_time_was_short_or_more_may_come() -> None:
+    """Of a pair, the file has more of one prompt than of the other."""
+    driver = cached(saved_pages=True)
+    ask(driver, text(22, companion_ids=[*range(1, 10)]), 1)
+    assert [(chunk.member, chunk.start, chunk.end) for chunk in driver.plan("prefill")[1].parts] == [(0, 0, 20), (1, 0, 8)]
+    driver.done("prefill", m.Loaded([12, 0], more=True))
+    assert [(chunk.member, chunk.start, chunk.end) for chunk in driver.plan("prefill")[1].parts] == [(0, 12, 20), (1, 0, 8)]
+    effects = driver.done("prefill", m.Loaded([16, 0]))
+    assert sent(effects, m.Prepared) == [m.Prepared(3, 1, 22, 16)]
+    plan = driver.plan("prefill")[1]
+    assert isinstance(plan, p.Prefill) and [(chunk.member, chunk.start) for chunk in plan.chunks] == [(0, 16), (1, 0)]
+    finish(driver, 1)
+    assert driver.is_empty
+
+
+def test_pages_that_are_loaded_do_not_clear_the_suspicion_of_a_prompt() -> None:
+    """It is preempted after its prompt has ended prefill, and its pages are loaded again."""
+    driver = cached(saved_pages=True)
+    ask(driver, text(22), 1)
+    driver.done("prefill", m.Loaded([8]))
+    driver.done("prefill", m.Died())
+    request = driver.state.requests[1]
+    assert len(request.record.strikes) == 1
+    preempt(driver.state, request)
+    driver.done("prefill", m.Skipped())
+    assert isinstance(driver.plan("prefill")[1], p.Load)
+    driver.done("prefill", m.Loaded([16]))
+    driver.done("prefill", m.Died())
+    assert request.failure is not None and "2 times" in request.failure.message
+
+
 def test_the_page_of_the_last_token_is_never_given() -> None:
     driver = cached()
     ask(driver, text(8, 4), 1)

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from mmrt.runtime.bus.messages import Loaded
 from mmrt.runtime.bus.plans import Load, LoadChunk
 from mmrt.runtime.controller import kv_manager, lifecycle, ownership, page_keys, plan_results, planner, prefix_cache
 from mmrt.runtime.controller.effects import SetPrefilled
@@ -129,8 +130,8 @@ def believe_what_was_asked_for(patch: pytest.MonkeyPatch) -> None:
     """All pages of a plan to load them count as loaded, whatever the files had."""
     apply_loaded = prefix_cache.apply_loaded
 
-    def apply(state: ControllerState, request: Request, plan: Load, ends: list[int]) -> None:
-        apply_loaded(state, request, plan, [chunk.end for chunk in plan.chunks])
+    def apply(state: ControllerState, request: Request, plan: Load, result: Loaded) -> None:
+        apply_loaded(state, request, plan, Loaded([chunk.end for chunk in plan.chunks]))
 
     patch.setattr(plan_results, "apply_loaded", apply)
 

@@ -8,9 +8,10 @@ const LANES = [
   { name: "fetch", label: "Fetch", kinds: ["queue", "fetch"], unit: "B" },
   { name: "media", label: "Decode media", kinds: ["analyse", "preprocess"], unit: "rows" },
   { name: "encode", label: "Encode", kinds: ["encode"], unit: "rows" },
-  { name: "prefill", label: "Prefill", kinds: ["prefill"], unit: "tokens" },
+  { name: "prefill", label: "Prefill", kinds: ["load", "prefill"], unit: "tokens" },
   { name: "decode", label: "Decode", kinds: ["decode"], unit: "tokens" },
 ];
+const UNCOUNTED = new Set(["queue", "analyse", "load"]); // kinds that do none of their lane's units
 const MAX_ROWS = 24;
 const ROW_HEIGHT = 24;
 const LABEL_WIDTH = 96;
@@ -108,7 +109,7 @@ export class Waterfall {
     const rows = LANES.map((lane) => {
       const pieces = piecesOf(request, lane, this.now);
       const sum = (pick) => pieces.reduce((total, piece) => total + pick(piece), 0);
-      const amount = lane.name === "decode" ? request.sent_tokens : sum((piece) => (piece.kind === "analyse" || piece.kind === "queue" ? 0 : piece.units));
+      const amount = lane.name === "decode" ? request.sent_tokens : sum((piece) => (UNCOUNTED.has(piece.kind) ? 0 : piece.units));
       return [
         lane.label,
         number(pieces.filter((piece) => piece.kind !== "queue").length),
