@@ -56,15 +56,15 @@ def read_messages(value: Any, intake: MediaIntake, max_context: int) -> Conversa
     return Conversation(messages, tuple(intake.media))
 
 
-def check_messages(value: Any, max_context: int) -> list[Any]:
-    """Return ``messages`` if it is a list of so many texts and media that they may fit. Raises: RequestError."""
+def check_messages(value: Any, max_context: int, path: str = "messages") -> list[Any]:
+    """Return messages if they are a list of so many texts and media that they may fit. Raises: RequestError."""
     if not isinstance(value, list):
-        raise refuse("messages", f"expected an array, got {kind_of(value)}")
+        raise refuse(path, f"expected an array, got {kind_of(value)}")
     if not value:
-        raise refuse("messages", "is empty, at least one message is needed")
+        raise refuse(path, "is empty, at least one message is needed")
     num_parts = sum(map(_num_parts, value))
     if num_parts > max_context:
-        raise refuse("messages", f"has {num_parts} texts and media, the limit is the context, {max_context}")
+        raise refuse(path, f"has {num_parts} texts and media, the limit is the context, {max_context}")
     return value
 
 

@@ -55,6 +55,11 @@ def _read_response_format(fields: Fields) -> AskedGrammar | None:
         return AskedGrammar(JSON_OBJECT, "response_format") if kind == "json_object" else None
     asked = Fields(form.take_required("json_schema"), "response_format.json_schema")
     form.refuse_leftover()
+    return read_named_schema(asked)
+
+
+def read_named_schema(asked: Fields) -> AskedGrammar:
+    """Take a schema with its name, all that is in ``asked``. Raises: RequestError."""
     name = asked.take_str("name", MAX_SCHEMA_NAME_CHARS)
     if name is None or re.fullmatch("[A-Za-z0-9_-]+", name) is None:
         raise refuse(asked.path("name"), f"is {show(name)}, expected letters, digits, _ and -")

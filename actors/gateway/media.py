@@ -90,18 +90,23 @@ class MediaIntake:
         with _blaming(kind):
             self._check(kind, path, role)
             inner = Fields(part.take_required(kind_of_part), part.path(kind_of_part))
-            detail, details = (inner.take("detail") if kind_of_part in URL_PARTS else None), _DETAILS[: None if kind == "image" else -1]
-            if detail not in (None, *details):
-                raise refuse(inner.path("detail"), f"is {show(detail)}, allowed are {', '.join(details)}")
-            most_pixels = LOW_DETAIL_PIXELS if detail == "low" else None
+            most_pixels = _take_detail(kind, inner) if kind_of_part in URL_PARTS else None
             path = inner.path("url" if kind_of_part in URL_PARTS else "data")
             if kind_of_part in URL_PARTS:
-                mime, data = _from_url(kind, inner, self._limits)
+                mime, data = _from_url(kind, inner.take_required("url"), path, self._limits)
             else:
                 mime, data = _from_base64(INLINE_PARTS[kind_of_part][1], inner, self._limits)
             inner.refuse_leftover()
             self._add(kind, mime, data, self._options.read(kind, part, most_pixels), path)
         return kind
+
+    def read_image_url(self, part: Fields, path: str, role: str) -> None:
+        """Take the picture of a content part as OpenAI's Responses have it, with a URL alone. Raises: RequestError, as ``read``."""
+        with _blaming("image"):
+            self._check("image", path, role)
+            most_pixels, data_path = _take_detail("image", part), part.path("image_url")
+            mime, data = _from_url("image", part.take_required("image_url"), data_path, self._limits)
+            self._add("image", mime, data, self._options.read("image", part, most_pixels), data_path)
 
     def read_source(self, kind: MediaKind, part: Fields, path: str, role: str) -> None:
         """Take the medium of a content part as Anthropic's API has it, with a ``source``. Raises: RequestError, as ``read``."""
@@ -110,7 +115,7 @@ class MediaIntake:
             source = Fields(part.take_required("source"), part.path("source"))
             if source.take_choice("type", ("base64", "url")) == "url":
                 data_path = source.path("url")
-                mime, data = _from_url(kind, source, self._limits)
+                mime, data = _from_url(kind, source.take_required("url"), data_path, self._limits)
             else:
                 data_path, mime = source.path("data"), source.take_required("media_type")
                 if not isinstance(mime, str) or not _is_of(kind, mime):
@@ -158,9 +163,15 @@ def _blaming(kind: MediaKind) -> Iterator[None]:
         raise
 
 
-def _from_url(kind: MediaKind, fields: Fields, limits: MediaSection) -> tuple[str, bytes]:
-    path = fields.path("url")
-    url = fields.take_required("url")
+def _take_detail(kind: MediaKind, fields: Fields) -> int | None:
+    """Take ``detail``, and return the number of pixels at most that it means, None if it means none."""
+    detail, details = fields.take("detail"), _DETAILS[: None if kind == "image" else -1]
+    if detail not in (None, *details):
+        raise refuse(fields.path("detail"), f"is {show(detail)}, allowed are {', '.join(details)}")
+    return LOW_DETAIL_PIXELS if detail == "low" else None
+
+
+def _from_url(kind: MediaKind, url: object, path: str, limits: MediaSection) -> tuple[str, bytes]:
     if not isinstance(url, str):
         raise refuse(path, f"expected a data: URL, got {show(url)}")
     found = _DATA_URL.match(url)

@@ -4,7 +4,7 @@ its value and the limit.
 Pure. A field that would change the answer and is not implemented is refused by name; one that changes nothing is accepted.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -228,16 +228,18 @@ def read_generation(
     fields: Fields,
     limits: Limits,
     read_output: Callable[[Fields, int, bool], Output],
-    stop_field: str = "stop",
     grammar: AskedGrammar | None = None,
+    *,
+    stop_field: str = "stop",
+    max_tokens_fields: Sequence[str] = ("max_tokens", "max_completion_tokens"),
 ) -> Generation:
     """Take the fields common to all requests for work, and by ``read_output`` those that the routes shape differently. ``grammar``:
-    that of a field of the route's own. Raises: RequestError."""
+    that of a field of the route's own. Fields can have other names. Raises: RequestError."""
     check_model(fields, limits)
     stream = fields.take_bool("stream")
     include_usage, continuous_usage = _read_stream_options(fields, stream)
     output = read_output(fields, limits.max_choices, stream)
-    max_new_tokens, max_tokens_field = _read_max_tokens(fields, limits.max_context, 0 if output.echo else 1)
+    max_new_tokens, max_tokens_field = _read_max_tokens(fields, max_tokens_fields, limits.max_context, 0 if output.echo else 1)
     fields.take_str("user", MAX_USER_CHARS)
     sampling = read_sampling(fields, limits.sampling, limits.max_context)
     check_min_tokens(sampling.min_tokens, max_new_tokens, max_tokens_field)
@@ -304,13 +306,13 @@ def _read_stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
     return include, include and continuous
 
 
-def _read_max_tokens(fields: Fields, max_context: int, least: int) -> tuple[int | None, str]:
+def _read_max_tokens(fields: Fields, names: Sequence[str], max_context: int, least: int) -> tuple[int | None, str]:
     """The number, and its field. 0 is for an echo alone."""
-    old = fields.take_int("max_tokens", least, max_context)
-    new = fields.take_int("max_completion_tokens", least, max_context)
-    if old is not None and new is not None and old != new:
-        raise refuse("max_tokens", f"is {old}, but max_completion_tokens is {new}; give one of them")
-    return (old, "max_tokens") if new is None else (new, "max_completion_tokens")
+    given = [(value, name) for name in names if (value := fields.take_int(name, least, max_context)) is not None]
+    if len({value for value, _ in given}) > 1:
+        (old, first), (new, second) = given
+        raise refuse(first, f"is {old}, but {second} is {new}; give one of them")
+    return given[-1] if given else (None, names[0])
 
 
 def _read_cache_salt(fields: Fields) -> str | None:

@@ -78,3 +78,26 @@ def test_ollamas_client(server: Server, expected: Any) -> None:
         assert end.total_duration >= end.prompt_eval_duration + end.eval_duration > 0
     assert found.model == model and shown.capabilities == ["completion", "vision", "audio"]
     server.wait_until_empty()
+
+
+def test_openais_client_with_responses(server: Server, expected: Any) -> None:
+    create: Any = server.client.responses.create
+    asked = {"model": server.checkpoint.name, "instructions": "Be brief.", "max_output_tokens": 24, "temperature": 0}
+    content = [{"type": "input_image", "image_url": PICTURE["image_url"]["url"]}, {"type": "input_text", "text": "What is it?"}]
+    first = create(input=[{"role": "user", "content": content}], **asked)
+    events = list(create(input=[{"role": "user", "content": content}], **asked, stream=True))
+    for answer in (first, events[-1].response):
+        assert answer.output_text == expected.choices[0].message.content
+        assert answer.usage.input_tokens == expected.usage.prompt_tokens
+        assert answer.usage.output_tokens == expected.usage.completion_tokens
+    second = create(input="Why?", previous_response_id=first.id, **asked)
+    history: Any = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "Why?"},
+    ]
+    same = server.client.chat.completions.create(model=server.checkpoint.name, messages=history, max_tokens=24, temperature=0)
+    assert same.usage is not None
+    assert (second.output_text, second.usage.input_tokens) == (same.choices[0].message.content, same.usage.prompt_tokens)
+    server.wait_until_empty()

@@ -21,7 +21,7 @@ from ..validation import ChatRequest, Generation, Limits, read_generation
 
 ROLES = ("user", "assistant", "system")
 _MEDIA: Mapping[str, MediaKind] = {"image": "image", "video": "video", "audio": "audio"}  # Anthropic's API has the first alone
-_OPENAI_ONLY = ("max_completion_tokens", "stream_options", "return_token_ids")
+_OPENAI_ONLY = ("stream_options", "return_token_ids")
 _IGNORED_FIELDS: Mapping[str, Harmless] = {
     "metadata": OBJECT,
     "cache_control": OBJECT,  # whatever fits is cached
@@ -64,7 +64,10 @@ def _read(fields: Fields, limits: Limits) -> ChatRequest:
     for name in _OPENAI_ONLY:
         if fields.leftover.get(name) is not None:
             raise refuse(name, "is not supported")
-    generation = read_generation(fields, limits, lambda *_: Output(), "stop_sequences", _read_output_config(fields))
+    grammar = _read_output_config(fields)
+    generation = read_generation(
+        fields, limits, lambda *_: Output(), grammar, stop_field="stop_sequences", max_tokens_fields=("max_tokens",)
+    )
     system, turns = fields.take("system"), fields.take_required("messages")
     options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules)
     refuse_others(fields, _IGNORED_FIELDS)

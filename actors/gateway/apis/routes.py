@@ -8,10 +8,13 @@ from aiohttp.typedefs import Handler
 
 from .... import __version__
 from ....runtime.errors import RequestError
+from ..api_keys import salt_of
 from ..completions import Completions
 from ..responses import error_body, json_response
 from ..validation import Limits
 from . import anthropic, ollama
+from .openai_responses import Exchange
+from .stored import StoredConversations
 
 _MESSAGES = "/v1/messages"
 _OLLAMA = "/api/"
@@ -24,6 +27,12 @@ def routes(completions: Completions, limits: Limits, created: int) -> list[tuple
     async def count_tokens(http: web.Request) -> web.Response:
         return json_response({"input_tokens": await completions.count(http, anthropic.read_count)})
 
+    stored = StoredConversations()
+
+    async def respond(http: web.Request) -> web.StreamResponse:
+        exchange = Exchange(stored, salt_of(http, None))
+        return await completions.answer(http, exchange.read, exchange)
+
     async def tags(_: web.Request) -> web.Response:
         return json_response({"models": [ollama.model_entry(limits, created)]})
 
@@ -35,6 +44,7 @@ def routes(completions: Completions, limits: Limits, created: int) -> list[tuple
         return json_response({"version": __version__})
 
     return [
+        ("POST", "/v1/responses", respond),
         ("POST", _MESSAGES, partial(completions.answer, read=anthropic.read_message, format=_ANTHROPIC)),
         ("POST", f"{_MESSAGES}/count_tokens", count_tokens),
         ("POST", "/api/chat", partial(completions.answer, read=ollama.read_chat, format=ollama.CHAT)),

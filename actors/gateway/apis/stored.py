@@ -1,0 +1,47 @@
+"""Conversations that later requests of OpenAI's Responses API go on with: the latest, in the gateway's memory."""
+
+import threading
+from collections import OrderedDict
+
+from ..content import Conversation
+
+MAX_STORED_BYTES = 64 << 20
+_MESSAGE_BYTES = 1024  # beside text and media
+
+
+class StoredConversations:
+    """Conversations by tenant and the id of their last response, up to a number of bytes together: the oldest are forgotten first.
+    Media count in each conversation that has them. Threads may share it."""
+
+    def __init__(self, max_bytes: int = MAX_STORED_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._conversations: OrderedDict[tuple[bytes, str], tuple[Conversation, int]] = OrderedDict()
+        self._num_bytes = 0
+
+    def put(self, tenant: bytes, id: str, conversation: Conversation) -> None:
+        """Keep a conversation, unless it alone is too large."""
+        num_bytes = _num_bytes(conversation)
+        if num_bytes > self.max_bytes:
+            return
+        with self._lock:
+            self._conversations[tenant, id] = conversation, num_bytes
+            self._num_bytes += num_bytes
+            while self._num_bytes > self.max_bytes:
+                self._num_bytes -= self._conversations.popitem(last=False)[1][1]
+
+    def get(self, tenant: bytes, id: str) -> Conversation | None:
+        """Return a conversation, None if it is not there."""
+        with self._lock:
+            found = self._conversations.get((tenant, id))
+        return None if found is None else found[0]
+
+
+def _num_bytes(conversation: Conversation) -> int:
+    texts = [
+        part
+        for message in conversation.messages
+        for part in ((message.content,) if isinstance(message.content, str) else message.content)
+    ]
+    num_text_bytes = sum(4 * len(text) if isinstance(text, str) else _MESSAGE_BYTES for text in texts)
+    return num_text_bytes + _MESSAGE_BYTES * len(conversation.messages) + sum(len(medium.data) for medium in conversation.media)

@@ -1,0 +1,252 @@
+"""OpenAI's Responses API as its own client sees it: bodies, answers, events, conversations that go on, errors."""
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from mmrt.actors.gateway.apis.openai_responses import Exchange
+from mmrt.actors.gateway.apis.stored import StoredConversations
+from mmrt.actors.gateway.content import Conversation, MediaPart, Message
+from mmrt.actors.gateway.validation import ChatRequest, Limits
+from mmrt.models.grammar.source import JSON_OBJECT, source_of_schema
+from mmrt.runtime.errors import RequestError
+
+TEXT = "Hello, größer 😀 world"
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(30)
+URL = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+IMAGE = {"type": "input_image", "image_url": URL, "detail": "auto"}
+
+
+def read(limits: Limits, **fields: Any) -> ChatRequest:
+    return Exchange(StoredConversations()).read(json.dumps({"model": "tiny", "input": "hi", **fields}).encode(), limits)
+
+
+def turn(*parts: Any, role: str = "user") -> dict[str, Any]:
+    return {"input": [{"role": role, "content": list(parts)}]}
+
+
+def test_a_response(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        async def script(play: Any) -> None:
+            play.prepare(num_prompt_tokens=20, num_cached_tokens=16)
+            play.text("Hello", "stop")
+
+        scene.controller.script = script
+        answer = await scene.client.responses.create(
+            model="tiny", input="hi", instructions="Be brief.", max_output_tokens=9, temperature=0.5, metadata={"a": "b"}
+        )
+        assert (answer.output_text, answer.status, answer.incomplete_details, answer.error) == ("Hello", "completed", None, None)
+        (message,) = answer.output
+        assert (message.type, message.role, message.status) == ("message", "assistant", "completed")
+        assert (answer.instructions, answer.max_output_tokens, answer.temperature) == ("Be brief.", 9, 0.5)
+        assert (answer.metadata, answer.model, answer.store, answer.tools) == ({"a": "b"}, "tiny", True, [])
+        usage = answer.usage
+        assert (usage.input_tokens, usage.input_tokens_details.cached_tokens, usage.output_tokens, usage.total_tokens) == (
+            20,
+            16,
+            1,
+            21,
+        )
+        spec = scene.controller.play.spec
+        assert spec.request_id == answer.id and answer.id.startswith("resp_")
+        assert (spec.max_new_tokens, spec.sampling.temperature) == (9, 0.5)
+
+    stage.run(test)
+
+
+@pytest.mark.parametrize(("finish", "status"), [("stop", "completed"), ("length", "incomplete")])
+def test_a_stream(stage: Any, finish: Any, status: str) -> None:
+    async def test(scene: Any) -> None:
+        async def script(play: Any) -> None:
+            play.prepare()
+            play.text("Hello, größer")
+            await asyncio.sleep(0.02)
+            play.text(" 😀 world", finish)
+
+        scene.controller.script = script
+        events = [event async for event in await scene.client.responses.create(model="tiny", input="hi", stream=True)]
+        deltas = [event for event in events if event.type == "response.output_text.delta"]
+        assert [event.type.removeprefix("response.") for event in events] == [
+            "created", "in_progress", "output_item.added", "content_part.added", *["output_text.delta"] * len(deltas),
+            "output_text.done", "content_part.done", "output_item.done", status,
+        ]  # fmt: skip
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        assert "".join(event.delta for event in deltas) == TEXT == events[-4].text == events[-3].part.text
+        end = events[-1].response
+        assert (end.output_text, end.status, end.usage.output_tokens) == (TEXT, status, 4)
+        assert (end.incomplete_details and end.incomplete_details.reason) == ("max_output_tokens" if finish == "length" else None)
+        assert events[0].response.id == end.id and events[0].response.status == "in_progress"
+        assert {event.item_id for event in deltas} == {end.output[0].id}
+
+    stage.run(test)
+
+
+def test_the_clients_own_accumulator_takes_the_events(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        async with scene.client.responses.stream(model="tiny", input="hi") as stream:
+            final = await stream.get_final_response()
+        assert final.output_text == TEXT
+
+    stage.run(test)
+
+
+def test_a_failure_in_mid_stream(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        async def script(play: Any) -> None:
+            play.prepare()
+            play.text("Hello")
+            await asyncio.sleep(0.05)
+            play.fail(500, "a stage died", error_type="internal_error")
+
+        scene.controller.script = script
+        kinds = []
+        with pytest.raises(openai.APIError, match="a stage died"):
+            async for event in await scene.client.responses.create(model="tiny", input="hi", stream=True):
+                kinds.append(event.type)
+        assert kinds[-1] == "response.failed"
+
+    stage.run(test)
+
+
+def test_a_conversation_goes_on(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        media = []
+
+        async def script(play: Any) -> None:
+            media.append(await play.grant())
+            play.prepare()
+            play.text("Red.", "stop")
+
+        scene.controller.script = script
+        create = scene.client.responses.create
+        content: Any = [{"role": "user", "content": [IMAGE, {"type": "input_text", "text": "What?"}]}]
+        first = await create(model="tiny", input=content, instructions="Be brief.")
+        stream = await create(model="tiny", input="Why?", previous_response_id=first.id, stream=True)
+        second = [event async for event in stream][-1].response
+        assert second.previous_response_id == first.id
+        await create(model="tiny", input="So?", previous_response_id=second.id, instructions="Be kind.")
+        assert media == [[PNG]] * 3, "the picture stays in the conversation"
+        tokenized = await scene.http.post(
+            "/tokenize",
+            json={
+                "messages": [
+                    {"role": "system", "content": "Be kind."},
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL}}, {"type": "text", "text": "What?"}]},
+                    {"role": "assistant", "content": "Red."},
+                    {"role": "user", "content": "Why?"},
+                    {"role": "assistant", "content": "Red."},
+                    {"role": "user", "content": "So?"},
+                ]
+            },
+        )
+        assert list(scene.controller.plays.values())[-1].spec.prompt_ids == tokenized.json()["tokens"]
+        unstored = await create(model="tiny", input="hi", store=False)
+        for unknown in (unstored.id, "resp_nothing"):
+            with pytest.raises(openai.BadRequestError, match="is unknown: the latest 64 MiB of conversations are kept") as caught:
+                await create(model="tiny", input="hi", previous_response_id=unknown)
+            assert caught.value.param == "previous_response_id"
+
+    stage.run(test)
+
+
+def test_conversations_are_kept_within_a_bound() -> None:
+    stored = StoredConversations(max_bytes=10_000)
+    for number in range(20):
+        stored.put(b"", f"{number}", Conversation((Message("user", "x" * 500),), ()))
+    kept = [number for number in range(20) if stored.get(b"", f"{number}") is not None]
+    assert kept == [17, 18, 19], "3,024 bytes each, the latest"
+    stored.put(b"", "large", Conversation((Message("user", "x" * 3000),), ()))
+    assert stored.get(b"", "large") is None and stored.get(b"", "19") is not None
+
+
+def test_what_a_body_becomes(limits: Limits) -> None:
+    items = [
+        {"role": "developer", "content": "S"},
+        {"type": "message", "role": "user", "content": [IMAGE, {"type": "input_text", "text": "a"}]},
+        {
+            "type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
+            "content": [{"type": "output_text", "text": "b", "annotations": [], "logprobs": []}],
+        },
+        {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]},
+    ]  # fmt: skip
+    asked = read(limits, input=items, instructions="I", seed=5)
+    assert asked.conversation.messages == (
+        Message("system", "I"),
+        Message("system", "S"),
+        Message("user", (MediaPart("image"), "a")),
+        Message("assistant", ("b",)),
+        Message("user", (MediaPart("audio"),)),
+    )
+    paths = [medium.path for medium in asked.conversation.media]
+    assert paths == ["input[1].content[0].image_url", "input[3].content[0].input_audio.data"]
+    assert asked.generation.sampling.seed == 5
+
+
+def test_the_form_of_the_answer(limits: Limits) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    forms = ({"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "name": "n", "schema": schema, "strict": True})
+    grammars = [read(limits, text={"format": form, "verbosity": "low"}).generation.grammar for form in forms]
+    assert [grammar and grammar.source for grammar in grammars] == [None, JSON_OBJECT, source_of_schema(schema)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"input": None}, "input", "is required"),
+        ({"input": ""}, "input", "is empty"),
+        ({"input": []}, "input", "is empty, at least one message is needed"),
+        ({"input": 5}, "input", "expected an array, got an integer"),
+        ({"input": [{"role": "user", "content": "a"}] * 2049}, "input", "has 2049 texts and media, the limit is the context, 2048"),
+        ({"input": [{"type": "function_call"}]}, "input[0].type", 'is "function_call", only "message" is supported'),
+        ({"input": [{"role": "tool", "content": "a"}]}, "input[0].role", 'is "tool", allowed are system, developer, user, assistant'),
+        ({"input": [{"role": "user"}]}, "input[0].content", "is required"),
+        (turn(), "input[0].content", "is an array with 0 entries, expected a string or an array of parts"),
+        (turn({"type": "input_file"}), "input[0].content[0].type", 'is "input_file", allowed are input_text'),
+        (turn({"type": "input_text"}), "input[0].content[0].text", "is required"),
+        (turn({"type": "input_image", "file_id": "x"}), "input[0].content[0].image_url", "is required"),
+        (turn({"type": "input_image", "image_url": "https://a/b"}), "input[0].content[0].image_url", "remote media is off"),
+        (turn({**IMAGE, "detail": "huge"}), "input[0].content[0].detail", 'is "huge", allowed are auto, high, original, low'),
+        (turn(IMAGE, role="system"), "input[0].content[0]", "only user messages can hold media"),
+        ({"max_output_tokens": 4096}, "max_output_tokens", "is 4096, allowed are 1 to 2048"),
+        ({"max_tokens": 5}, "max_tokens", "is not supported"),
+        ({"n": 2}, "n", "is not supported"),
+        ({"return_token_ids": True}, "return_token_ids", "is not supported"),
+        ({"stream_options": {"include_usage": True}}, "stream_options.include_usage", "is not supported"),
+        ({"store": 1}, "store", "expected true or false, got 1"),
+        ({"metadata": 1}, "metadata", "expected an object, got an integer"),
+        ({"background": True}, "background", "is true, only false is supported"),
+        ({"truncation": "auto"}, "truncation", 'is "auto", only "disabled" is supported'),
+        ({"tools": [{}]}, "tools", "is an array with 1 entry, only an empty one is supported"),
+        ({"conversation": "x"}, "conversation", "is not supported"),
+        ({"previous_response_id": "x" * 65}, "previous_response_id", "has 65 characters, the limit is 64"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type", 'is "xml", allowed are text, json_object, json_schema'),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "is required"),
+    ],
+)
+def test_what_is_refused(limits: Limits, fields: dict[str, Any], param: str, says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read(limits, **fields)
+    assert (caught.value.param, caught.value.status) == (param, 400) and says in caught.value.message
+
+
+def test_media_of_earlier_turns_count(limits: Limits) -> None:
+    stored, most = StoredConversations(), limits.media.max_items
+    exchange = Exchange(stored, b"a")
+    body = json.dumps({"input": [{"role": "user", "content": [IMAGE] * most}]}).encode()
+    stored.put(b"a", "resp_1", exchange.read(body, limits).conversation)
+    body = json.dumps({"previous_response_id": "resp_1", "input": [{"role": "user", "content": [IMAGE]}]}).encode()
+    with pytest.raises(RequestError, match=rf"input\[0\].content\[0\]: more than {most} media in one request"):
+        exchange.read(body, limits)
+
+
+def test_a_tenant_goes_on_with_its_own_conversations(limits: Limits) -> None:
+    stored = StoredConversations()
+    stored.put(b"a", "resp_1", Conversation((Message("user", "x"),), ()))
+    body = json.dumps({"previous_response_id": "resp_1", "input": "y"}).encode()
+    assert len(Exchange(stored, b"a").read(body, limits).conversation.messages) == 2
+    with pytest.raises(RequestError, match='"resp_1" is unknown'):
+        Exchange(stored, b"b").read(body, limits)
