@@ -165,11 +165,11 @@ def test_a_detokenizer_that_does_not_answer_its_bell_holds_nobody_up(counting: B
 @both_ways
 def test_who_becomes_late_while_a_step_is_launched_leaves(counting: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmrt.actors.decode.loop.SCAN_S", 0.0)
-    late = counting.place([10], max_new_tokens=40, deadline_s=time.monotonic() + 0.2)
+    late = counting.place([10], max_new_tokens=40, deadline_s=time.monotonic() + 0.7)
     counting.grant_all(late)
     counting.table.set_phase(0, Phase.DECODE)
     other = placed(counting, 1, 30)
-    serve(counting, *turns(5), lambda: time.sleep(0.3), *turns(5))
+    serve(counting, *turns(5), lambda: time.sleep(0.8), *turns(5))
     assert counting.running.rows == [1] and not counting.running.is_ahead
     assert 5 <= len(counting.committed(late)) <= 12 and len(counting.committed(other)) >= 10
 
