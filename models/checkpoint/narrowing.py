@@ -1,9 +1,10 @@
 """A checkpoint's numbers in the format in which they are kept: float32, bfloat16, float16, or int8 with a scale for each row.
 
-Scales are bfloat16, so that no kernel has to round them.
-
-``weights`` calls it once for each tensor, while ``memory`` loads the model.
+Scales are bfloat16, so that no kernel has to round them. ``weights`` calls ``narrow`` once for each tensor, while ``memory`` loads the
+model.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -21,28 +22,38 @@ def narrow(values: Tensor, target: Tensor, scales: Tensor | None = None) -> None
     if target.dtype not in (torch.float16, torch.int8) or values.dtype == target.dtype:
         target.copy_(values)
         return
-    num_rows = max(1, _BLOCK_VALUES * values.shape[0] // max(1, values.numel()))
-    for first in range(0, values.shape[0], num_rows):
-        rows = slice(first, first + num_rows)
+    for rows, block in _blocks(values):
         if scales is None:
-            _halve(values[rows], target[rows])
+            _halve(block, target[rows])
         else:
-            _quantize(values[rows].float(), target[rows], scales[rows])
+            _quantize(block, target[rows], scales[rows])
 
 
-def _halve(values: Tensor, target: Tensor) -> None:
-    target.copy_(values)
-    if not bool(target.isfinite().all()):
-        limit = torch.finfo(torch.float16).max
-        raise ValueError(f"has {float(values.abs().max()):g}, float16 holds at most {limit:g}: set model.weights to another format")
+def _blocks(values: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of rows in float32, all in the same memory, which may be written to."""
+    num_rows = max(1, _BLOCK_VALUES * values.shape[0] // max(1, values.numel()))
+    memory = torch.empty(min(num_rows, values.shape[0]), *values.shape[1:])
+    for first in range(0, values.shape[0], num_rows):
+        rows = slice(first, min(first + num_rows, values.shape[0]))
+        yield rows, memory[: rows.stop - first].copy_(values[rows])
 
 
-def _quantize(values: Tensor, target: Tensor, scales: Tensor) -> None:
-    largest = values.abs().amax(1)
+def _halve(block: Tensor, target: Tensor) -> None:
+    limit = torch.finfo(torch.float16).max
+    least, most = map(float, torch.aminmax(block))
+    if not (-limit <= least and most <= limit):  # also for NaN
+        raise ValueError(
+            f"has {least if -least > most else most:g}, float16 holds at most {limit:g}: set model.weights to another format"
+        )
+    target.copy_(block)
+
+
+def _quantize(block: Tensor, target: Tensor, scales: Tensor) -> None:
+    largest = block.abs().amax(1)
     if not bool(largest.isfinite().all()):
         raise ValueError("has a value that is not finite, which int8 cannot hold: set model.weights to another format")
     scales.copy_(largest / MOST)  # rounded by 1/512 of itself at most: the largest is still 127 of them
     used = scales.float()
     # Rows of zeros, and of numbers too small to be divided by their scale, are zeros.
     inverse = torch.where(used < torch.finfo(torch.float32).tiny, 0.0, used.reciprocal())
-    target.copy_((values * inverse.unsqueeze(1)).round_())
+    target.copy_(block.mul_(inverse.unsqueeze(1)).round_())

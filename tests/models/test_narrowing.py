@@ -60,7 +60,10 @@ def test_float16_refuses_what_it_cannot_hold() -> None:
     narrow(values, target)
     assert torch.equal(target.float(), values)
     values[1, 2] = -70000.0
-    with pytest.raises(ValueError, match="has 70000, float16 holds at most 65504"):
+    with pytest.raises(ValueError, match="has -70000, float16 holds at most 65504"):
+        narrow(values, target)
+    values[1, 2] = float("nan")
+    with pytest.raises(ValueError, match="has nan, float16 holds at most 65504"):
         narrow(values, target)
 
 
