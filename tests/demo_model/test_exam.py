@@ -158,11 +158,13 @@ def test_answers_are_those_of_transformers(bench: QualityBench) -> None:
 def test_a_quantized_cache_is_said_and_not_asked_of_a_running_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_checkpoint("tiny", tmp_path / "tiny")
     asked = ["--checkpoint", str(tmp_path / "tiny"), "--samples", "2", "--tasks", "digits,beeps", "--max-tokens", "6"]
-    assert main([*asked, "--kv-dtype", "int8", "--no-transformers", "--json", str(tmp_path / "out.json")]) == 0
-    assert "KV cache in int8" in " ".join(capsys.readouterr().out.split())
-    assert msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=QualityBench).setting.kv_dtype == "int8"
+    asked += ["--kv-dtype", "int8", "--weights", "float16"]
+    assert main([*asked, "--no-transformers", "--json", str(tmp_path / "out.json")]) == 0
+    assert "KV cache in int8; weights in float16" in " ".join(capsys.readouterr().out.split())
+    setting = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=QualityBench).setting
+    assert (setting.kv_dtype, setting.weights) == ("int8", "float16")
     with pytest.raises(SystemExit):
-        main(["--url", "http://127.0.0.1:1", "--kv-dtype", "int8"])
+        main(["--url", "http://127.0.0.1:1", "--weights", "int8"])
     assert "are of a run that is started" in capsys.readouterr().err
 
 
@@ -252,8 +254,9 @@ def test_what_is_required_is_named_when_missed(bench: QualityBench) -> None:
     assert line == "shape: 95.0 % of 20 are right, required 96 %"
     (line,) = shortcomings(quality(shares, Share(num_right=38, num=40), bench), 0.9, 0.9)
     assert line == "2 of 40 answers are not transformers'"
-    quantized = msgspec.structs.replace(bench, setting=Setting(kv_dtype="int8"))
-    assert shortcomings(quality(shares, Share(num_right=38, num=40), quantized), 0.9, 0.9) == []
+    for setting in (Setting(kv_dtype="int8"), Setting(weights="int8")):
+        quantized = msgspec.structs.replace(bench, setting=setting)
+        assert shortcomings(quality(shares, Share(num_right=38, num=40), quantized), 0.9, 0.9) == []
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from ....bench.environment import read_environment
 from ....bench.output import JSON_HELP, open_console, write_json
 from ....bench.own_run import OwnRunError, layout_argument, own_run
 from ....bench.serve.client import BenchError, find_model, open_session
-from ....models.architecture import KvDType
+from ....models.architecture import KvDType, WeightFormat
 from ....runtime.config import ActorsSection, MemorySection, ModelSection, RuntimeConfig, ServerSection
 from ....runtime.process.run import DEFAULT_MODEL
 from ....runtime.stage_table import DEFAULT_LAYOUT
@@ -66,6 +66,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--checkpoint", type=Path, metavar="DIR", help="a qwen2_5_omni checkpoint (the demo model)")
     add("--url", help="a server that serves it already, in float32 if it is to equal transformers")
     add("--kv-dtype", choices=get_args(KvDType), help="numbers of the started run's KV cache, instead of float32")
+    add("--weights", choices=get_args(WeightFormat), default="auto", help="format of its matrices, instead of float32")
     add("--layout", type=layout_argument, help="processes of the model's stages in the started run, such as 2E+PD")
     add(
         "--restart",
@@ -94,8 +95,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.samples < 1 or options.max_tokens < 1 or options.concurrency < 1:
         parser.error("--samples, --max-tokens and --concurrency must be at least 1")
-    if options.url and (options.kv_dtype or options.layout or options.restart):
-        parser.error("--kv-dtype, --layout and --restart are of a run that is started, not of a server that --url names")
+    if options.url and (options.kv_dtype or options.weights != "auto" or options.layout or options.restart):
+        parser.error("--kv-dtype, --weights, --layout and --restart are of a run that is started, not of a server that --url names")
     options.layout = options.layout or DEFAULT_LAYOUT
     known = restartable(options.layout)
     if unknown := [name for name in options.restart if name not in known]:
@@ -136,7 +137,7 @@ def measure(options: argparse.Namespace, console: Console) -> QualityBench:
     else:
         with own_run() as run:
             config = RuntimeConfig(
-                model=ModelSection(path=str(checkpoint), dtype="float32"),
+                model=ModelSection(path=str(checkpoint), dtype="float32", weights=options.weights),
                 memory=MemorySection(kv_dtype=options.kv_dtype or "auto"),
                 actors=ActorsSection(layout=options.layout),
                 server=ServerSection(port=0),
@@ -145,8 +146,8 @@ def measure(options: argparse.Namespace, console: Console) -> QualityBench:
             report = run.report()
             with restarting(run, options.restart) as restarts:
                 answers, guided = ask_all(report.endpoint, cases, options)
-            kv_dtype = None if report.compute is None else report.compute.kv_dtype
-            setting = Setting(kv_dtype=kv_dtype, layout=config.actors.layout, restarts=len(restarts))
+            formats = {} if report.compute is None else {"kv_dtype": report.compute.kv_dtype, "weights": report.compute.weights}
+            setting = Setting(**formats, layout=config.actors.layout, restarts=len(restarts))
     if not options.no_transformers:
         answers = compare(Reference(checkpoint), cases, answers, options.max_tokens, console)
     compared = [answer for answer in answers if answer.is_equal is not None]

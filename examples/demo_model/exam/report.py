@@ -71,12 +71,14 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """What was special about the run; None: not known, of a server that was running."""
 
     kv_dtype: str | None = None
+    weights: str | None = None
     layout: str | None = None
     restarts: int = 0
 
     @property
     def words(self) -> list[str]:
         words = [] if self.kv_dtype in (None, "float32") else [f"KV cache in {self.kv_dtype}"]
+        words += [] if self.weights in (None, "float32") else [f"weights in {self.weights}"]
         words += [] if self.layout in (None, "E+P+D") else [f"layout {self.layout}"]
         return words + ([f"{self.restarts} restarts"] if self.restarts else [])
 
@@ -94,7 +96,7 @@ class QualityBench(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_quantized(self) -> bool:
         """Then some answers differ from transformers' by right."""
-        return self.setting.kv_dtype in ("int8", "fp8")
+        return self.setting.kv_dtype in ("int8", "fp8") or self.setting.weights == "int8"
 
 
 def share(truths: Iterable[bool]) -> Share:
