@@ -31,6 +31,12 @@ class Serving(msgspec.Struct, frozen=True):
     def missing(self) -> set[str]:
         return {name for name, generation in self.generations.items() if not generation}
 
+    @property
+    def lacking(self) -> set[str]:
+        """Those that do not serve, of stages of which no other actor does."""
+        served = {stage_of(name) for name, generation in self.generations.items() if generation}
+        return {name for name in self.missing if stage_of(name) not in served}
+
 
 class RunView:
     """Read-only tables of one run."""

@@ -1,9 +1,9 @@
 """Check of /health and /ready: both are polled ten times a second, and the answers compared with shared memory.
 
-The truth of /ready at an instant: every actor's words say active and its role lock is held. An answer is a lie if it differs from
-what was true both right before the question and right after the answer, with the same generations: what changes in between may
-be seen either way. A hung process counts as serving until its watchdog ends it. The truth of /health:
-a gateway that serves answers 200. While a fault of the gateway's own is felt its connections may fail. In a drain /ready says 503.
+The truth of /ready at an instant: of every stage some actor's words say active, and its role lock is held. An answer is a lie if it
+differs from what was true both right before the question and right after the answer, with the same generations: what changes in
+between may be seen either way. A hung process counts as serving until its watchdog ends it. The truth of /health: a gateway that
+serves answers 200. While a fault of the gateway's own is felt its connections may fail. In a drain /ready says 503.
 """
 
 import asyncio
@@ -62,10 +62,10 @@ def judge_answer(route: str, status: int, reason: str, before: Serving, after: S
     if mood == "draining":
         return ""
     if before.generations == after.generations:
-        if not before.missing and status != 200 and mood == "up":
-            return f"/ready says {status} although everybody serves"
-        if before.missing and status != 503:
-            return f"/ready says {status} although {', '.join(sorted(before.missing))} does not serve"
+        if not before.lacking and status != 200 and mood == "up":
+            return f"/ready says {status} although every stage serves"
+        if before.lacking and status != 503:
+            return f"/ready says {status} although {', '.join(sorted(before.lacking))} does not serve"
     return ""
 
 

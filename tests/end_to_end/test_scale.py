@@ -1,7 +1,10 @@
 """``mmrt scale`` and ``mmrt layout`` on a live run: processes come and go under load, and no token changes."""
 
+import itertools
 import json
+import random
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +12,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from mmrt.runtime.stage_table import ProcessSpec, format_layout
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.test_decodes import check, handed_over, owners, under_way
 from mmrt.tests.end_to_end.test_instances import at_once
@@ -108,4 +112,37 @@ def test_one_that_does_not_come_up_changes_nothing(live: Server, source: Path) -
     assert live.chat("Hello")[1]
     scale(live, "decode=2")
     scale(live, "decode=1")
+    live.wait_until_empty()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_twenty_layouts_in_turn_change_no_token(live: Server) -> None:
+    expected, pictures = live.chat(PROMPT, **LONG)[1], at_once(live, 3)
+    dice, over = random.Random(1), threading.Event()
+
+    def ask() -> int:
+        for number in itertools.count():
+            if over.is_set():
+                return number
+            assert live.chat(PROMPT, **LONG)[1] == expected
+
+    def ask_about_pictures() -> int:
+        for number in itertools.count():
+            if over.is_set():
+                return number
+            assert at_once(live, 3) == pictures
+
+    with ThreadPoolExecutor() as pool:
+        asking = [pool.submit(ask) for _ in range(4)] + [pool.submit(ask_about_pictures)]
+        try:
+            for _ in range(20):
+                layout = format_layout(ProcessSpec((stage,), dice.randint(1, 3)) for stage in ("encoder", "prefill", "decode"))
+                done = live.mmrt("layout", "set", layout, timeout_s=120)
+                assert done.returncode == 0 and done.stdout.endswith(f"layout {layout}\n"), done.stdout + done.stderr
+        finally:
+            over.set()
+        assert all(request.result() for request in asking)
+    assert handed_over(live) > 3
+    assert live.mmrt("layout", "set", "E+P+D").returncode == 0
     live.wait_until_empty()

@@ -11,17 +11,23 @@ ALL = Serving({"gateway": 1, "decode": 1})
 NEXT = Serving({"gateway": 1, "decode": 2})
 NO_DECODE = Serving({"gateway": 1, "decode": 0})
 NO_GATEWAY = Serving({"gateway": 0, "decode": 1})
+ONE_OF_TWO = Serving({"gateway": 1, "decode": 0, "decode.1": 1})
+NONE_OF_TWO = Serving({"gateway": 1, "decode": 0, "decode.1": 0})
 
 
 @pytest.mark.parametrize(
     ("route", "status", "before", "after", "mood", "lie"),
     [
         ("/ready", 200, ALL, ALL, "up", ""),
-        ("/ready", 503, ALL, ALL, "up", "although everybody serves"),
+        ("/ready", 503, ALL, ALL, "up", "although every stage serves"),
         ("/ready", 503, ALL, ALL, "disturbed", ""),
         ("/ready", 503, NO_DECODE, NO_DECODE, "up", ""),
         ("/ready", 200, NO_DECODE, NO_DECODE, "up", "although decode does not serve"),
         ("/ready", 200, NO_DECODE, NO_DECODE, "disturbed", "although decode does not serve"),
+        ("/ready", 200, ONE_OF_TWO, ONE_OF_TWO, "up", ""),
+        ("/ready", 503, ONE_OF_TWO, ONE_OF_TWO, "up", "although every stage serves"),
+        ("/ready", 503, NONE_OF_TWO, NONE_OF_TWO, "up", ""),
+        ("/ready", 200, NONE_OF_TWO, NONE_OF_TWO, "up", "although decode, decode.1 does not serve"),
         ("/ready", 503, ALL, NEXT, "up", ""),  # it died and came back in between
         ("/ready", 200, ALL, NO_DECODE, "up", ""),
         ("/ready", 200, NO_DECODE, ALL, "up", ""),
