@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from .errors import ConfigError
+from .otlp_endpoint import otlp_url
 from .presets import PRESETS
 from .stage_table import (
     DEFAULT_LAYOUT,
@@ -203,6 +204,11 @@ class LoggingSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.format == "json"
 
 
+class TracingSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    otlp_endpoint: str = ""  # the URL of a collector of traces; "" is off
+    sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0  # of the requests whose client does not decide it
+
+
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything a run needs to know. ``config show`` prints it, ``config check`` validates it."""
 
@@ -216,6 +222,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     actors: ActorsSection = ActorsSection()
     supervisor: SupervisorSection = SupervisorSection()
     logging: LoggingSection = LoggingSection()
+    tracing: TracingSection = TracingSection()
 
     def step_limit_s(self, actor: str) -> float:
         """Return the seconds that one step of an actor may take before its watchdog kills it; 0 for actors without long steps."""
@@ -305,6 +312,10 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
     if config.actors.turns and all(len(together) == 1 for together in config.processes.values()):
         raise ConfigError(f"actors.turns = true: no stages share a process in actors.layout = {show(config.actors.layout)}")
     _check_weights(config.model)
+    try:
+        otlp_url(config.tracing.otlp_endpoint or "http://localhost")
+    except ValueError as error:
+        raise ConfigError(f"tracing.otlp_endpoint = {show(config.tracing.otlp_endpoint)}: {error}") from None
     if config.cache.dir and config.model.on_cuda:
         raise ConfigError(f"cache.dir = {show(config.cache.dir)}: pages on a CUDA device cannot be stored")
     if config.supervisor.backoff_max_s < config.supervisor.backoff_s:

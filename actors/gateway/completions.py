@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
@@ -35,6 +35,9 @@ from .requests import RequestRegistry
 from .responses import CHAT, TEXT, json_response
 from .streams import Stream, name_as_asked, reset
 from .validation import TEXT_TOKENS, ChatRequest, Limits, TextRequest, read_chat, read_detokenize, read_text, read_tokenize
+
+if TYPE_CHECKING:
+    from .tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +65,7 @@ class Completions:
         server: ServerSection,
         fingerprint: str,
         grammars: GrammarChecks,
+        tracing: "Tracing | None" = None,
     ) -> None:
         self._limits = limits
         self._prompts = prompts
@@ -70,6 +74,7 @@ class Completions:
         self._server = server
         self._fingerprint = fingerprint
         self._grammars = grammars
+        self._tracing = tracing
         self.bodies = BodyReader(server.max_body_mib << 20, lambda: registry.num_media_bytes)
         self._threads_of_answers = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._streams: set[Stream] = set()
@@ -210,6 +215,8 @@ class Completions:
             for number, ids in enumerate((prompt.ids, *prompt.more))
             for choice in self._submit(asked, msgspec.structs.replace(spec, prompt_ids=ids), number, data, event, now_s)
         ]
+        if self._tracing is not None:
+            self._tracing.begin(choices[0].request.key, id, http.path, http.headers)
         try:
             if asked.generation.stream:
                 return await self._stream(http, asked, choices, answer, event)

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import uvloop
 from aiohttp import web
@@ -24,6 +24,8 @@ from ...models.text.chat_template import ChatTemplate
 from ...models.text.tokenizer import Tokenizer
 from ...runtime.bus.messages import ToActor, ToController, decode_delta
 from ...runtime.bus.transport import drain_in_loop
+from ...runtime.config import RuntimeConfig
+from ...runtime.errors import ConfigError
 from ...runtime.process.listening import BACKLOG, connection_limit, inherited_listeners, open_listeners
 from ...shm.doorbell import Listener
 from ...shm.pool import PagePool
@@ -49,6 +51,9 @@ from .stage_watch import StageWatch
 from .token_table import TokenTable
 from .validation import Limits
 
+if TYPE_CHECKING:
+    from .tracing import Tracing
+
 log = logging.getLogger(__name__)
 
 ENDPOINT_NAME = "endpoint"
@@ -69,6 +74,7 @@ class TextStack(NamedTuple):
 def main(actor: Actor) -> None:
     """Entry of the gateway process."""
     text = load_text_stack(actor)
+    _import_tracing(actor.config)
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
     gc.freeze()  # else a collection in the midst of a large body would go through tokenizer and libraries, too
@@ -113,8 +119,10 @@ class GatewayServer:
         tokens = TokenTable(SequenceTable.attach(actor.run, writable=False))
         self._registry = RequestRegistry(Link(actor.generation, self._send, media, GatewayFlight(actor.flight), tokens))
         stats = ControllerStats.attach(actor.run, writable=False)
+        trace = _import_tracing(actor.config)
+        tracing = None if trace is None else trace(actor.config.tracing, text.limits.model_name)
         metrics = Metrics(text.limits.model_name, stats.read, self._generations)
-        self._stages = StageWatch(actor.run, lambda: self._actors.actors, actor.generation, metrics)
+        self._stages = StageWatch(actor.run, lambda: self._actors.actors, actor.generation, metrics, tracing)
         self._keys = ApiKeys(actor.config.server, actor.run.path, self._report_faults)
         metrics.add(KeyMetrics(self._keys))
         self._grammars = GrammarChecks(actor.model_path)
@@ -126,6 +134,7 @@ class GatewayServer:
             server=actor.config.server,
             grammars=self._grammars,
             fingerprint=f"mmrt-{__version__}",
+            tracing=tracing,
         )
         self._page: Page | None = None
         if actor.config.server.page:
@@ -261,6 +270,17 @@ class GatewayServer:
 
     def _readiness(self) -> dict[str, bool]:
         return {name: _is_ready(self._actor, self._actors, name) for name in self._actors.present}
+
+
+def _import_tracing(config: RuntimeConfig) -> "type[Tracing] | None":
+    """Return the class of traces, None where they are off. Raises: ConfigError without the packages of the extra."""
+    if not config.tracing.otlp_endpoint:
+        return None
+    try:
+        from .tracing import Tracing  # of the extra, and 0.4 s to import
+    except ImportError as error:
+        raise ConfigError(f"tracing.otlp_endpoint needs OpenTelemetry: pip install 'mmrt[otel]' ({error})") from None
+    return Tracing
 
 
 async def _listen(runner: web.AppRunner, actor: Actor) -> str:

@@ -1,4 +1,5 @@
-"""Looks into the flight recorders, in a thread, for the stages of the gateway's requests. Its parts go to the metrics.
+"""Looks into the flight recorders, in a thread, for the stages of the gateway's requests: for the metrics, and for traces if they
+are on.
 
 Nothing of it runs in the event loop but a timer.
 """
@@ -7,11 +8,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from ...runtime.observe.request_follower import FollowedRequest, RequestFollower
 from ...runtime.observe.request_stages import stages_to_first_text
 from ...shm.run_directory import RunDirectory
 from .metrics import Metrics
+
+if TYPE_CHECKING:
+    from .tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +26,11 @@ LOOK_S = 0.5
 class StageWatch:
     """Belongs to the running event loop."""
 
-    def __init__(self, run: RunDirectory, actors: Callable[[], Sequence[str]], generation: int, metrics: Metrics) -> None:
-        """``actors``: of the run, at the time of the call."""
+    def __init__(
+        self, run: RunDirectory, actors: Callable[[], Sequence[str]], generation: int, metrics: Metrics, tracing: "Tracing | None"
+    ) -> None:
+        """``actors``: of the run, at the time of the call. ``tracing``: None where it is off."""
+        self._tracing = tracing
         self._metrics = metrics
         self._actors = actors
         self._follower = RequestFollower(run, actors(), generation, self._on_first_text, self._on_over)
@@ -33,6 +41,8 @@ class StageWatch:
         """Look for the last time, and end."""
         self._task.cancel()
         await asyncio.wrap_future(self._thread.submit(self._look))
+        if self._tracing is not None:
+            await asyncio.wrap_future(self._thread.submit(self._tracing.close))
         self._thread.shutdown()
         self._follower.close()
 
@@ -53,4 +63,5 @@ class StageWatch:
         self._metrics.on_stages(stages_to_first_text(request.span, request.plans.values(), request.first))
 
     def _on_over(self, request: FollowedRequest, end_ns: int) -> None:
-        pass
+        if self._tracing is not None:
+            self._tracing.over(request, end_ns)

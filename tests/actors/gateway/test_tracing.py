@@ -1,0 +1,105 @@
+"""Traces: off by default, refused where they cannot work, and bounded where their records or their collector are lost."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+
+from mmrt.actors.gateway import serve as serving
+from mmrt.actors.gateway.tracing import MAX_OPEN, MAX_STAGES, Tracing
+from mmrt.runtime.bus.plans import PlanKind
+from mmrt.runtime.config import RuntimeConfig, TracingSection
+from mmrt.runtime.errors import ConfigError
+from mmrt.runtime.observe.request_follower import FollowedRequest
+from mmrt.runtime.observe.request_stages import FirstText
+from mmrt.runtime.observe.trace_requests import PlanSpan, RequestSpan, Stage
+from mmrt.runtime.otlp_endpoint import otlp_url
+
+MS = 1_000_000
+NOBODY = TracingSection(otlp_endpoint="http://127.0.0.1:1")
+
+
+class Kept(SpanProcessor):
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.spans.append(span)
+
+
+@pytest.fixture
+def tracing() -> Any:
+    made = Tracing(NOBODY, "tiny")
+    made._provider.add_span_processor(kept := Kept())
+    yield made, kept.spans
+    made.close()  # the collector is away: nothing waits for it, nothing is raised
+
+
+def request(key: int, num_plans: int = 1, status: int = 0) -> FollowedRequest:
+    end = 100 + 2 * num_plans
+    stages = [Stage("submitted", 100 * MS, 101 * MS), Stage("prefilling", 101 * MS, end * MS), Stage("decoding", end * MS, 0)]
+    plans = {n: PlanSpan(n, PlanKind.PREFILL, begin_ns=(100 + 2 * n) * MS, end_ns=(101 + 2 * n) * MS) for n in range(num_plans)}
+    span = RequestSpan(key, stages=stages, num_prompt_tokens=5, num_sent=2, status=status)
+    return FollowedRequest(span, plans, FirstText(end * MS, (end + 1) * MS, (end + 2) * MS))
+
+
+def test_off_imports_nothing_of_opentelemetry() -> None:
+    program = "import sys, mmrt.actors.gateway.serve; sys.exit(any(name.startswith('opentelemetry.sdk') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+    assert serving._import_tracing(RuntimeConfig()) is None
+
+
+def test_without_the_extra_the_gateway_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "mmrt.actors.gateway.tracing")
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(ConfigError, match=r"tracing.otlp_endpoint needs OpenTelemetry: pip install 'mmrt\[otel\]'"):
+        serving._import_tracing(RuntimeConfig(tracing=NOBODY))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url"),
+    [
+        ("http://a:4318", "http://a:4318/v1/traces"),
+        ("https://a/", "https://a/v1/traces"),
+        ("http://[::1]:4318/otlp/v1/traces", "http://[::1]:4318/otlp/v1/traces"),
+    ],
+)
+def test_where_spans_go(endpoint: str, url: str) -> None:
+    assert otlp_url(endpoint) == url
+
+
+def test_a_failed_request_says_so(tracing: Any) -> None:
+    made, spans = tracing
+    for status, is_error in ((500, True), (499, False)):
+        made.begin(1, "chatcmpl-1", "/v1/chat/completions", {})
+        made.over(request(1, status=status), 120 * MS)
+        assert spans[-1].attributes["error.type"] == str(status) and (spans[-1].status.status_code.name == "ERROR") is is_error
+
+
+def test_further_choices_and_requests_of_others_make_no_spans(tracing: Any) -> None:
+    made, spans = tracing
+    made.over(request(2), 120 * MS)
+    assert spans == []
+
+
+def test_spans_and_contexts_are_bounded(tracing: Any) -> None:
+    made, spans = tracing
+    for key in range(MAX_OPEN + 5):
+        made.begin(key, f"chatcmpl-{key}", "/v1/chat/completions", {})
+    assert len(made._open) == MAX_OPEN and 0 not in made._open
+    made.over(request(MAX_OPEN, num_plans=200), 1000 * MS)
+    assert len(spans) == MAX_STAGES + 1 and spans[-1].attributes["mmrt.stages_left_out"] > 0
+    assert "traceparent" not in made._open[MAX_OPEN - 1].headers
+
+
+def test_a_share_of_the_requests_is_sampled() -> None:
+    made = Tracing(TracingSection(otlp_endpoint="http://127.0.0.1:1", sample_ratio=0.0), "tiny")
+    made._provider.add_span_processor(kept := Kept())
+    asked = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    for key, headers in ((1, {}), (2, asked)):
+        made.begin(key, f"chatcmpl-{key}", "/v1/chat/completions", headers)
+        made.over(request(key), 120 * MS)
+    made.close()
+    assert {span.attributes["gen_ai.response.id"] for span in kept.spans if not span.name.islower()} == {"chatcmpl-2"}
