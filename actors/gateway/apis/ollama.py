@@ -248,8 +248,10 @@ def time_of(created: int) -> str:
 
 
 def _end(ending: Ending, usage: Usage) -> dict[str, Any]:
-    """Return the fields of the last line. Durations are in nanoseconds; the model has been loaded before."""
-    queue_ns, prefill_ns, decode_ns = (round(1e9 * seconds) for seconds in (ending.queue_s, ending.prefill_s, ending.decode_s))
+    """Return the fields of the last line. Durations are in nanoseconds, and at least 1: clients divide by them. The model has been
+    loaded before."""
+    durations = (ending.queue_s, ending.prefill_s, ending.decode_s)
+    queue_ns, prefill_ns, decode_ns = (max(1, round(1e9 * seconds)) for seconds in durations)
     return {
         "done": True,
         "done_reason": ending.reason,

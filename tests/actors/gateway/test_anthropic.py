@@ -132,6 +132,30 @@ def test_a_stream_that_waits_is_kept_alive(stage: Any) -> None:
     stage.run(test)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"max_tokens": 9, "messages": [USER], "stream": True}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": [IMAGE]}]}),
+    ],
+)
+def test_a_client_that_goes_cancels_its_request(stage: Any, path: str, body: dict[str, Any]) -> None:
+    async def test(scene: Any) -> None:
+        async def script(play: Any) -> None:
+            play.queue()
+
+        scene.controller.script = script
+        data = json.dumps(body).encode()
+        _, writer = await scene.connect()
+        writer.write(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        play = await scene.controller.first_play()
+        writer.transport.abort()
+        async with asyncio.timeout(5):
+            await play.cancelled.wait()
+
+    stage.run(test)
+
+
 def test_a_picture_reaches_the_pool(stage: Any) -> None:
     async def test(scene: Any) -> None:
         media = []

@@ -67,6 +67,19 @@ def test_an_answer(stage: Any, is_chat: bool, stream: bool) -> None:
     stage.run(test)
 
 
+def test_no_duration_is_zero(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        async def script(play: Any) -> None:
+            play.prepare()
+            play.text("Hello", "stop")
+
+        scene.controller.script = script
+        end = (await scene.http.post("/api/generate", json={"prompt": "hi", "stream": False})).json()
+        assert end["eval_count"] / end["eval_duration"] > 0 and end["prompt_eval_count"] / end["prompt_eval_duration"] > 0
+
+    stage.run(test)
+
+
 def test_lines_stream_unless_the_body_says_no(stage: Any) -> None:
     async def test(scene: Any) -> None:
         answer = await scene.http.post("/api/chat", json={"messages": [USER]})
