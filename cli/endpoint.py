@@ -4,6 +4,7 @@ import base64
 import http.client
 import json
 import mimetypes
+import ssl
 import sys
 import urllib.error
 import urllib.request
@@ -38,7 +39,8 @@ def find_endpoint(url: str | None, api_key: str | None, run: str | None) -> "End
             raise UserError(f"--url {url!r} is not an http:// or https:// address")
         return Endpoint(url.rstrip("/").removesuffix("/v1"), api_key or read_environment().api_key)
     info = running(run_path(run), ", or name a server with --url")
-    return Endpoint(info.endpoint, api_key or info.config.server.api_key or read_environment().api_key)
+    server = info.config.server
+    return Endpoint(info.endpoint, api_key or server.api_key or read_environment().api_key, server.tls_cert)
 
 
 def running(path: Path, otherwise: str = "") -> RunInfo:
@@ -74,12 +76,15 @@ def media_part(kind: str, file: str) -> dict[str, Any]:
 
 
 class Endpoint:
-    """An OpenAI-compatible endpoint, spoken to with the standard library alone."""
+    """An OpenAI-compatible endpoint, spoken to with the standard library alone. With a file of certificates it must have one of them,
+    whatever its name; else one that the system trusts."""
 
-    def __init__(self, url: str, api_key: str) -> None:
+    def __init__(self, url: str, api_key: str, certificate: str = "") -> None:
+        """Raises: RunError if the file has no certificate."""
         self.url = url
         self.finish_reason = ""  # of the last stream
         self._headers = {"Content-Type": "application/json"}
+        self._tls = _trusting(certificate) if url.startswith("https:") else None
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
@@ -126,7 +131,7 @@ class Endpoint:
 
     def _open(self, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
         data = None if body is None else json.dumps(body).encode()
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._tls))
         try:
             request = urllib.request.Request(self.url + path, data, self._headers)
             response: http.client.HTTPResponse = opener.open(request, timeout=_TIMEOUT_S)
@@ -136,6 +141,18 @@ class Endpoint:
                 raise RunError(f"{error.code}: {_reason(error.read())}") from None
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
             raise RunError(f"cannot reach {self.url}: {getattr(error, 'reason', error)}") from None
+
+
+def _trusting(certificate: str) -> ssl.SSLContext:
+    """Return a client's context that trusts the certificates of a file alone; "": those of the system, or of $SSL_CERT_FILE."""
+    try:
+        context = ssl.create_default_context(cafile=certificate or None)
+    except OSError as error:
+        raise RunError(f"server.tls_cert = {certificate!r} cannot be used: {error.strerror or error}") from None
+    if certificate:
+        context.check_hostname = False  # it is asked by its address, which few certificates name
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    return context
 
 
 def _reason(answer: bytes | dict[str, Any]) -> str:

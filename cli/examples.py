@@ -32,6 +32,7 @@ class Server(NamedTuple):
     mmrt: str
     python: str
     run_option: str = ""
+    certificate: str = ""  # its file, with TLS
 
     def curl(self, path: str, body: str) -> str:
         """Return a request whose body is ``body``, as a shell's word."""
@@ -71,6 +72,8 @@ def script(server: Server, topics: Sequence[str]) -> str:
     head = [f"# {server.model} at {server.url}/v1"]
     if server.has_key:
         head.append("# The server wants its key (server.api_key, or one of server.api_keys_file): export OPENAI_API_KEY=…")
+    if server.certificate:
+        head.append(f"# If the system does not trust its certificate: export SSL_CERT_FILE={shlex.quote(server.certificate)}")
     return "\n\n".join(["\n".join(head), *(TOPICS[topic](server) for topic in topics)])
 
 
@@ -82,6 +85,7 @@ def _server(info: RunInfo, run: str | None) -> Server:
         policy=info.config.scheduling.policy,
         mmrt=_this_program(),
         python=shlex.quote(sys.executable),
+        certificate=info.config.server.tls_cert,
         run_option="" if run is None else f" --run {shlex.quote(run)}",
     )
 

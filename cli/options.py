@@ -57,6 +57,10 @@ def check_files(config: RuntimeConfig) -> None:
         from ..actors.gateway.key_file import read_keys
 
         read_keys(Path(config.server.api_keys_file))
+    if config.server.tls_cert:
+        from ..actors.gateway.tls import make_context
+
+        make_context(Path(config.server.tls_cert), Path(config.server.tls_key))
 
 
 def log_directory(run: Path, environment: Environment) -> Path:

@@ -5,8 +5,6 @@ supervisor and every actor; imports only the standard library and msgspec.
 """
 
 import difflib
-import math
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from .config_errors import explain, refuse_unknown
 from .errors import ConfigError
 from .otlp_endpoint import otlp_url
 from .presets import PRESETS
@@ -38,7 +37,7 @@ POLICY_NAMES = ("unified", "stage_level", "overlap", "slack", "weighted", "monol
 FLOAT32_WEIGHTS = ("float32", "float16")  # formats of weights that are multiplied in float32 alone
 MIN_FPS = 0.01  # seconds per temporal patch are a factor of positions, which must not grow without bound
 
-SERVER_FILES = ("api_keys_file",)  # of [server]; relative to the configuration's
+SERVER_FILES = ("api_keys_file", "tls_cert", "tls_key")  # of [server]; relative to the configuration's
 
 HostName = Annotated[str, Meta(pattern=r"^(\*|[A-Za-z0-9._-]+)$")]
 Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
@@ -72,6 +71,8 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     port: Port = 8000  # 0 picks a free one
     api_key: str = ""
     api_keys_file: str = ""  # keys with names and limits, read again when it changes; relative to the configuration's
+    tls_cert: str = ""  # PEM, with its chain; "" serves without TLS. Both read again when they change, relative as above
+    tls_key: str = ""
     allow_origins: tuple[Origin, ...] = ()  # of web pages that may use the server (CORS); "*" allows any
     allowed_hosts: tuple[HostName, ...] = ()  # names in Host besides localhost, addresses and host; "*" allows any
     page: bool = True  # a page for people at /: a playground, the live run, and buttons that kill and restart its processes
@@ -80,6 +81,10 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     request_timeout_s: Seconds = 600.0
     max_waiting: NotNegative = 256  # requests queued before 503
     max_connections: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # 0: as many as the limit on open files allows
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.tls_cert else "http"
 
     @property
     def needs_key(self) -> bool:
@@ -294,11 +299,11 @@ def parse_config(text: str) -> RuntimeConfig:
 
 def convert_config(data: dict[str, Any]) -> RuntimeConfig:
     """Convert plain data, as ``to_data`` makes and run.json holds, to a configuration. Raises ConfigError."""
-    _refuse_unknown(data, RuntimeConfig, "")
+    refuse_unknown(data, RuntimeConfig)
     try:
         config = msgspec.convert(data, RuntimeConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error), data)) from None
+        raise ConfigError(explain(str(error), data, RuntimeConfig)) from None
     config = _with_preset(config)
     try:
         check_layout(config.actors.layout)
@@ -318,6 +323,9 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
         raise ConfigError(f"tracing.otlp_endpoint = {show(config.tracing.otlp_endpoint)}: {error}") from None
     if config.cache.dir and config.model.on_cuda:
         raise ConfigError(f"cache.dir = {show(config.cache.dir)}: pages on a CUDA device cannot be stored")
+    if bool(config.server.tls_cert) != bool(config.server.tls_key):
+        given, missing = ("tls_cert", "tls_key") if config.server.tls_cert else ("tls_key", "tls_cert")
+        raise ConfigError(f"server.{given} = {show(getattr(config.server, given))}: needs server.{missing} besides")
     if config.supervisor.backoff_max_s < config.supervisor.backoff_s:
         raise ConfigError(
             f"supervisor.backoff_max_s = {config.supervisor.backoff_max_s} is less than"
@@ -358,57 +366,3 @@ def to_data(config: RuntimeConfig) -> dict[str, Any]:
 def to_toml(config: RuntimeConfig) -> str:
     """Return the whole configuration, with defaults, as TOML that ``parse_config`` reads back to an equal one."""
     return "\n".join(toml_table(to_data(config), "")).lstrip("\n") + "\n"
-
-
-def _refuse_unknown(data: dict[str, Any], section: type[msgspec.Struct], path: str) -> None:
-    """Raise ConfigError for the first key that ``section`` does not have, and for numbers that are not finite."""
-    fields = {field.name: field.type for field in msgspec.structs.fields(section)}
-    for key, value in data.items():
-        dotted = f"{path}.{key}" if path else key
-        if key not in fields:
-            close = difflib.get_close_matches(key, fields, n=1, cutoff=0.6)
-            hint = f"did you mean {close[0]!r}? " if close else _elsewhere(key)
-            where = f"[{path}]" if path else "the top level"
-            raise ConfigError(f"unknown key {dotted!r}: {hint}{where} has {', '.join(fields)}")
-        kind = fields[key]
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            if not isinstance(value, dict):
-                raise ConfigError(f"{dotted} = {show(value)}: expected a table [{dotted}]")
-            _refuse_unknown(value, kind, dotted)
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{dotted} = {value}: expected a finite number")
-
-
-def _elsewhere(key: str) -> str:
-    """Return a hint for a key in the wrong table: the table that it belongs to."""
-    for section in msgspec.structs.fields(RuntimeConfig):
-        if any(field.name == key for field in msgspec.structs.fields(section.type)):
-            return f"it belongs to [{section.name}]; "
-    return ""
-
-
-def _explain(message: str, data: dict[str, Any]) -> str:
-    """Turn msgspec's "Expected `int` <= 65535 - at `$.server.port`" into "server.port = 70000: expected `int` <= 65535"."""
-    found = re.fullmatch(r"(?s)(.*?)(?: - at `\$\.?(.*)`)", message)
-    if not found:
-        return message
-    reason, path = found.groups()
-    path = path.removesuffix("[...]")
-    value: Any = data
-    for key in re.findall(r"[^.\[\]]+", path):
-        if isinstance(value, list):
-            value = value[int(key)]
-        else:
-            value = value.get(key) if isinstance(value, dict) else None
-    if reason.startswith("Invalid enum value"):
-        reason = f"expected one of {', '.join(map(repr, _choices(path)))}"
-    return f"{path} = {show(value)}: {reason[:1].lower()}{reason[1:]}"
-
-
-def _choices(path: str) -> tuple[str, ...]:
-    """Return the values that a Literal field takes."""
-    kind: Any = RuntimeConfig
-    for key in path.split("."):
-        kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == key)
-    choices: tuple[str, ...] = kind.__args__
-    return choices

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from ...runtime.errors import RequestError
 from ...runtime.process.listening import EXTRA_CONNECTIONS
+from .tls import HANDSHAKE_S
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,18 @@ class Runner(web.AppRunner):
             handler_cancellation=made.handler_cancellation,
             loop=made._loop,
             **made._kwargs,
+        )
+
+
+class Site(web.SockSite):
+    """A site of aiohttp, with little time for handshakes: until their end, connections do not count."""
+
+    async def start(self) -> None:
+        await web.BaseSite.start(self)
+        assert self._runner.server is not None
+        handshake_s = None if self._ssl_context is None else HANDSHAKE_S
+        self._server = await asyncio.get_running_loop().create_server(
+            self._runner.server, sock=self._sock, ssl=self._ssl_context, backlog=self._backlog, ssl_handshake_timeout=handshake_s
         )
 
 

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import signal
+import ssl
 import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,7 +40,7 @@ from .api_keys import ApiKeys, KeyMetrics
 from .app import Endpoints, build_app
 from .client_request import Link
 from .completions import Completions, shutting_down
-from .connections import Connections, Runner
+from .connections import Connections, Runner, Site
 from .flight import GatewayFlight
 from .grammar_checks import GrammarChecks
 from .metrics import Metrics
@@ -48,6 +49,7 @@ from .page.routes import Page
 from .prompt import PromptBuilder
 from .requests import RequestRegistry
 from .stage_watch import StageWatch
+from .tls import Certificate
 from .token_table import TokenTable
 from .validation import Limits
 
@@ -125,6 +127,7 @@ class GatewayServer:
         self._stages = StageWatch(actor.run, lambda: self._actors.actors, actor.generation, metrics, tracing)
         self._keys = ApiKeys(actor.config.server, actor.run.path, self._report_faults)
         metrics.add(KeyMetrics(self._keys))
+        self._certificate = Certificate(actor.config.server, self._report_faults)
         self._grammars = GrammarChecks(actor.model_path)
         self._completions = Completions(
             limits=text.limits,
@@ -152,7 +155,7 @@ class GatewayServer:
             keepalive_timeout=IDLE_CONNECTION_S,
             auto_decompress=False,  # it would unpack in this loop, without a pause, even bodies no longer read
         )
-        self._following: asyncio.Task[None] | None = None  # files of the configuration
+        self._following: list[asyncio.Task[None]] = []  # files of the configuration
         self._num_orders = 0  # to end
         self._is_handing_over = False
         self._end_s = math.inf  # until when running requests may finish
@@ -170,12 +173,12 @@ class GatewayServer:
         self._loop.add_reader(self._bell.fd, self._on_bell)
         try:
             await self._runner.setup()
-            url = await _listen(self._runner, self._actor)
+            url = await _listen(self._runner, self._actor, self._certificate.context)
             _publish_endpoint(self._actor, url)
             self._actor.serving()
             log.info("listening on %s", url)
             self._report_faults()
-            self._following = self._loop.create_task(self._keys.follow())
+            self._following = [self._loop.create_task(files.follow()) for files in (self._keys, self._certificate)]
             while not self._actor.ending:
                 await self._tick(TICK_S)
             self._end_s = time.monotonic() + self._actor.config.supervisor.drain_s
@@ -183,8 +186,8 @@ class GatewayServer:
                 await self._stop_accepting()
             await self._drain()
         finally:
-            if self._following is not None:
-                self._following.cancel()
+            for following in self._following:
+                following.cancel()
             await self._runner.cleanup()
             await self._grammars.close()
             await self._stages.close()
@@ -236,7 +239,7 @@ class GatewayServer:
 
     def _report_faults(self) -> None:
         """Say in ``mmrt status`` what is wrong with the files of the configuration."""
-        self._actor.notifier.status(self._keys.fault or "active")
+        self._actor.notifier.status("; ".join(filter(None, (self._keys.fault, self._certificate.fault))) or "active")
 
     def _on_ending(self) -> None:
         self._num_orders += 1
@@ -283,13 +286,13 @@ def _import_tracing(config: RuntimeConfig) -> "type[Tracing] | None":
     return Tracing
 
 
-async def _listen(runner: web.AppRunner, actor: Actor) -> str:
+async def _listen(runner: web.AppRunner, actor: Actor, tls: ssl.SSLContext | None) -> str:
     """Accept from the inherited sockets, else from our own on the configured host alone; return the first one's URL."""
     server = actor.config.server
     for listener in inherited_listeners(actor.listen_fds) or open_listeners(server.host, server.port):
-        await web.SockSite(runner, listener, backlog=BACKLOG).start()
+        await Site(runner, listener, backlog=BACKLOG, ssl_context=tls).start()
     host, port = runner.addresses[0][:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{server.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _protocol_log() -> logging.Logger:

@@ -80,7 +80,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     def endpoint(self) -> str:
         """The address that clients use: a wildcard address is reached over loopback."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.config.server.host, self.config.server.host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.config.server.port}"
+        return f"{self.config.server.scheme}://{f'[{host}]' if ':' in host else host}:{self.config.server.port}"
 
 
 def run_info(config: RuntimeConfig, model: Path, port: int, dtype_reason: str = "") -> RunInfo:

@@ -214,7 +214,7 @@ def test_up_refuses_what_cannot_run_before_it_starts_anything(
 
 
 @pytest.mark.parametrize("arguments", [["up", "--port", "0", "--config"], ["config", "check"]])
-def test_a_bad_file_of_keys_is_refused_before_anything_starts(tmp_path: Path, capsys: Captured, arguments: list[str]) -> None:
+def test_bad_files_of_the_server_are_refused_before_anything_starts(tmp_path: Path, capsys: Captured, arguments: list[str]) -> None:
     file, keys = tmp_path / "c.toml", tmp_path / "keys.toml"
     file.write_text('[server]\napi_keys_file = "keys.toml"\n')
     status, error = refused(capsys, *arguments, str(file))
@@ -223,6 +223,11 @@ def test_a_bad_file_of_keys_is_refused_before_anything_starts(tmp_path: Path, ca
     keys.write_text("[[key]]\nname = 'a'\nkey = 'short'\n")
     status, error = refused(capsys, *arguments, str(file))
     assert status == 2 and error.startswith(f"error: {keys}: line 3: key = a text of 5 characters: expected 16 to 512")
+    file.write_text('[server]\ntls_cert = "cert.pem"\ntls_key = "key.pem"\n')
+    status, error = refused(capsys, *arguments, str(file))
+    assert status == 2 and error == f"error: server.tls_cert = '{tmp_path / 'cert.pem'}' cannot be read: No such file or directory\n"
+    file.write_text("[server]\nmax_connections = 1000000\n")
+    assert "server.max_connections = 1000000: a process may open" in refused(capsys, *arguments, str(file))[1]
     assert not (tmp_path / "run").exists() and not (tmp_path / "state").exists()
 
 
