@@ -24,6 +24,7 @@ import numpy as np
 
 from .. import __version__
 from ..runtime.config import RuntimeConfig
+from ..runtime.fetch_config import FetchSection
 from ..runtime.process.memory_layout import MemoryLayout
 from ..runtime.process.saved_pages import SavedPages, write_saved_pages
 from ..shm.page_file import PageFile, remove_unused
@@ -181,7 +182,7 @@ def _fingerprint(config: RuntimeConfig, layout: MemoryLayout, model: Path) -> by
         "version": (__version__, loaded_code()),
         "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in weights],
         "configs": [(path.name, path.read_bytes()) for path in sorted(model.glob("*config.json"))],
-        "media": config.media,
+        "media": msgspec.structs.replace(config.media, fetch=FetchSection()),  # wherever they come from
         "dtypes": (layout.dtype, layout.weights, layout.kv_dtype, layout.kv_page_tokens, layout.device),
         "pages": [(name, layout.pools[name].page_bytes) for name in SHARES],
     }

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from .config_errors import explain, refuse_unknown
 from .errors import ConfigError
+from .fetch_config import FetchSection
 from .otlp_endpoint import otlp_url
 from .presets import PRESETS
 from .stage_table import (
@@ -104,6 +105,7 @@ class MediaSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     item_timeout_s: Seconds = 60.0
     gpu_decoding: bool = False  # by the video units of GPUs, in a run on CUDA
     gpu_jpegs: bool = False  # by the JPEG units of the GPU, likewise: pixels differ by a few levels
+    fetch: FetchSection = FetchSection()
 
     @property
     def decodes_on_gpu(self) -> bool:

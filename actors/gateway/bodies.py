@@ -25,6 +25,12 @@ _NUM_THREADS = 2
 T = TypeVar("T")
 
 
+def too_many_large() -> RequestError:
+    """The error that clients get where memory is short."""
+    message = "too many large requests are being received"
+    return RequestError(message, status=503, type="overloaded_error", retry_after_s=OVERLOAD_RETRY_S)
+
+
 class BodyReader:
     """Reads the bodies of all requests."""
 
@@ -53,11 +59,13 @@ class BodyReader:
         # The body takes memory until its thread is done, even if no handler waits for it any more.
         loop, num_bytes = asyncio.get_running_loop(), len(body)
         self._num_bytes += num_bytes
-        parsing.add_done_callback(lambda _: loop.call_soon_threadsafe(self._forget, num_bytes))
+        parsing.add_done_callback(lambda _: loop.call_soon_threadsafe(self.hold, -num_bytes))
         return await asyncio.shield(asyncio.wrap_future(parsing))  # cancelled, it would stay in the queue with its body all the same
 
-    def _forget(self, num_bytes: int) -> None:
-        self._num_bytes -= num_bytes
+    def hold(self, num_bytes: int) -> bool:
+        """Count bytes in memory that are not yet submitted, or forget them; return whether there is room for more."""
+        self._num_bytes += num_bytes
+        return self._num_bytes + self._num_media_bytes() <= _INTAKE_BODIES * self._max_bytes
 
     def _check_headers(self, http: web.Request) -> None:
         content_type = http.headers.get("Content-Type")
@@ -76,7 +84,6 @@ class BodyReader:
     async def _receive(self, http: web.Request, body: bytearray) -> None:
         """Fill ``body``. Memory counts as it arrives: an announced length alone keeps no other request out, and a small body is
         never kept out: media of others may wait for minutes."""
-        limit = _INTAKE_BODIES * self._max_bytes
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         due_s = began_s + BODY_TIMEOUT_S
@@ -84,17 +91,12 @@ class BodyReader:
             async with asyncio.timeout_at(due_s) as timeout:
                 async for chunk in http.content.iter_any():
                     body += chunk
-                    self._num_bytes += len(chunk)
+                    has_room = self.hold(len(chunk))
                     timeout.reschedule(min(due_s + len(body) / LEAST_BYTES_S, loop.time() + BODY_TIMEOUT_S))
                     if len(body) > self._max_bytes:
                         raise self._too_large(len(body))
-                    if len(body) > _LARGE_BYTES and self._num_bytes + self._num_media_bytes() > limit:
-                        raise RequestError(
-                            "too many large requests are being received",
-                            status=503,
-                            type="overloaded_error",
-                            retry_after_s=OVERLOAD_RETRY_S,
-                        )
+                    if len(body) > _LARGE_BYTES and not has_room:
+                        raise too_many_large()
         except RequestError:
             raise
         except TimeoutError:

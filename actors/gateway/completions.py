@@ -25,6 +25,8 @@ from .answer_format import AnswerFormat, WrittenAnswer
 from .api_keys import salt_of, spend_tokens
 from .bodies import BodyReader
 from .choices import Choice, best_of, error_of, specs_of, usage_of
+from .fetch.client import FetchClient
+from .fetch.remote_media import RemoteMedia
 from .grammar_checks import GrammarChecks
 from .logprobs import ChatLogprobs, TextLogprobs, prompt_logprobs
 from .media import Medium
@@ -65,6 +67,7 @@ class Completions:
         server: ServerSection,
         fingerprint: str,
         grammars: GrammarChecks,
+        fetches: FetchClient,
         tracing: "Tracing | None" = None,
     ) -> None:
         self._limits = limits
@@ -76,6 +79,7 @@ class Completions:
         self._grammars = grammars
         self._tracing = tracing
         self.bodies = BodyReader(server.max_body_mib << 20, lambda: registry.num_media_bytes)
+        self._remote = RemoteMedia(fetches, limits.media, self.bodies.hold)
         self._threads_of_answers = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._streams: set[Stream] = set()
         self.num_open = 0
@@ -118,6 +122,7 @@ class Completions:
         self.num_open += 1
         try:
             asked, prompt = await self.bodies.read(http, partial(self._parse, read))
+            asked = await self._remote.fill(asked)
             return await self._count(http, asked, prompt) if _media_of(asked) else len(prompt.ids)
         finally:
             self.num_open -= 1
@@ -133,6 +138,7 @@ class Completions:
                     if form.part is not None:
                         await self._grammars.compile(form.part.source, form.part.field)
                     prompt = prompt.with_grammar(await self._grammars.compile(form.source, form.field))
+                asked = await self._remote.fill(asked)
             except RequestError as error:
                 self._metrics.on_rejected(error)
                 raise

@@ -1,11 +1,12 @@
-"""Media intake: turn content parts with an image, a video or a sound into bytes. Only data: URLs and inline base64 are taken.
+"""Media intake: turn content parts with an image, a video or a sound into bytes: those of data: URLs and inline base64 at once, those
+of other URLs, where ``[media.fetch]`` allows them, when they have been fetched (``fill``).
 
 Pure. The video actor inspects the contents; here only the declared type, the number and size of the bytes, and the pixels of
 pictures by their headers count.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from ...runtime.config import MediaSection
 from ...runtime.errors import RequestError
 from ...schema.media import MediaKind, MediaOptions
 from .cache_keys import content_key
+from .fetch.rules import FetchError, check_url
 from .fields import Fields, refuse, show
 from .media_options import OptionReader
 
@@ -53,12 +55,13 @@ INLINE_PARTS: dict[str, tuple[MediaKind, dict[str, str]]] = {
 }
 
 _DATA_URL = re.compile(r"data:(?P<mime>[^;,]{0,100})(?P<parameters>(?:;[^;,]{0,100}){0,8}),", re.IGNORECASE)
+_REMOTE = re.compile(r"https?:", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,20}(?=:)")
 
 
 class Medium(NamedTuple):
     """One medium of a request, as received. ``path``: the field that its bytes stood in. ``content``, ``num_pixels`` and ``work``: as
-    in ``MediaItem``."""
+    in ``MediaItem``. ``url``: where the bytes are still to be fetched from."""
 
     kind: MediaKind
     mime: str
@@ -68,6 +71,7 @@ class Medium(NamedTuple):
     content: bytes
     num_pixels: int = -1
     work: int = 0
+    url: str = ""
 
 
 class MediaIntake:
@@ -92,12 +96,13 @@ class MediaIntake:
             inner = Fields(part.take_required(kind_of_part), part.path(kind_of_part))
             most_pixels = _take_detail(kind, inner) if kind_of_part in URL_PARTS else None
             path = inner.path("url" if kind_of_part in URL_PARTS else "data")
+            url = ""
             if kind_of_part in URL_PARTS:
-                mime, data = _from_url(kind, inner.take_required("url"), path, self._limits)
+                mime, data, url = self._from_url(kind, inner.take_required("url"), path)
             else:
                 mime, data = _from_base64(INLINE_PARTS[kind_of_part][1], inner, self._limits)
             inner.refuse_leftover()
-            self._add(kind, mime, data, self._options.read(kind, part, most_pixels), path)
+            self._add(Medium(kind, mime, data, self._options.read(kind, part, most_pixels), path, b"", url=url))
         return kind
 
     def read_image_url(self, part: Fields, path: str, role: str) -> None:
@@ -105,30 +110,31 @@ class MediaIntake:
         with _blaming("image"):
             self._check("image", path, role)
             most_pixels, data_path = _take_detail("image", part), part.path("image_url")
-            mime, data = _from_url("image", part.take_required("image_url"), data_path, self._limits)
-            self._add("image", mime, data, self._options.read("image", part, most_pixels), data_path)
+            mime, data, url = self._from_url("image", part.take_required("image_url"), data_path)
+            self._add(Medium("image", mime, data, self._options.read("image", part, most_pixels), data_path, b"", url=url))
 
     def read_source(self, kind: MediaKind, part: Fields, path: str, role: str) -> None:
         """Take the medium of a content part as Anthropic's API has it, with a ``source``. Raises: RequestError, as ``read``."""
         with _blaming(kind):
             self._check(kind, path, role)
-            source = Fields(part.take_required("source"), part.path("source"))
+            source, url = Fields(part.take_required("source"), part.path("source")), ""
             if source.take_choice("type", ("base64", "url")) == "url":
                 data_path = source.path("url")
-                mime, data = _from_url(kind, source.take_required("url"), data_path, self._limits)
+                mime, data, url = self._from_url(kind, source.take_required("url"), data_path)
             else:
                 data_path, mime = source.path("data"), source.take_required("media_type")
                 if not isinstance(mime, str) or not _is_of(kind, mime):
                     raise refuse(source.path("media_type"), f"is {show(mime)}, expected {kind}/…")
                 data = _from_text(source.take_required("data"), data_path, self._limits)
             source.refuse_leftover()
-            self._add(kind, mime, data, self._options.read(kind, part), data_path)
+            self._add(Medium(kind, mime, data, self._options.read(kind, part), data_path, b"", url=url))
 
     def read_picture(self, value: object, path: str, role: str) -> None:
         """Take a picture given as base64 alone, as Ollama's API has it. Raises: RequestError, as ``read``."""
         with _blaming("image"):
             self._check("image", path, role)
-            self._add("image", "", _from_text(value, path, self._limits), self._options.read("image", Fields({}, path)), path)
+            data, options = _from_text(value, path, self._limits), self._options.read("image", Fields({}, path))
+            self._add(Medium("image", "", data, options, path, b""))
 
     def _check(self, kind: MediaKind, path: str, role: str) -> None:
         """Check that the request may have one more medium, of this kind and in this place."""
@@ -140,17 +146,49 @@ class MediaIntake:
         if len(self.media) == self._limits.max_items:
             raise refuse(path, f"more than {self._limits.max_items} media in one request (media.max_items)")
 
-    def _add(self, kind: MediaKind, mime: str, data: bytes, options: MediaOptions, path: str) -> None:
-        num_pixels, work = self._measure_picture(data, path) if kind == "image" else (-1, 0)
-        self.media.append(Medium(kind, mime, data, options, path, content_key(kind, options, data), num_pixels, work))
+    def _add(self, medium: Medium) -> None:
+        self.media.append(medium if medium.url else _measured(medium, self.media, self._limits))
 
-    def _measure_picture(self, data: bytes, path: str) -> tuple[int, int]:
-        """Measure its pixels and the work to decode them. Raises: RequestError for more than the request may have."""
-        num_pixels = min(header.num_pixels(data), self._limits.max_pixels)  # more than that is refused when it is decoded
-        total = num_pixels + sum(medium.num_pixels for medium in self.media if medium.kind == "image")
-        if total > (limit := self._limits.max_request_pixels):
-            raise refuse(path, f"makes {total} pixels in all pictures of the request, the limit is {limit} (media.max_request_pixels)")
-        return num_pixels, header.decoding_work(data)
+    def _from_url(self, kind: MediaKind, url: object, path: str) -> tuple[str, bytes, str]:
+        """Return the type and the bytes in a URL, or the URL if they are to be fetched."""
+        if not isinstance(url, str):
+            raise refuse(path, f"expected a data: URL, got {show(url)}")
+        if not (self._limits.fetch.allowed_hosts and _REMOTE.match(url)):
+            return *_from_data_url(kind, url, path, self._limits), ""
+        if sum(bool(medium.url) for medium in self.media) >= (limit := self._limits.fetch.max_items):
+            raise refuse(path, f"more than {limit} media to fetch in one request (media.fetch.max_items)")
+        try:
+            check_url(url, self._limits.fetch)
+        except FetchError as error:
+            raise refuse(path, error.message, error.status) from None
+        return "", b"", url
+
+
+def fill(media: Sequence[Medium], fetched: Sequence[bytes], limits: MediaSection) -> tuple[Medium, ...]:
+    """Return ``media`` with the bytes ``fetched`` for those with a URL, in their order. Raises: RequestError, as ``read``."""
+    filled: list[Medium] = []
+    contents = iter(fetched)
+    for medium in media:
+        if medium.url:
+            with _blaming(medium.kind):
+                medium = _measured(medium._replace(data=next(contents), url=""), media, limits)
+        filled.append(medium)
+        media = (*filled, *media[len(filled) :])
+    return tuple(filled)
+
+
+def _measured(medium: Medium, others: Sequence[Medium], limits: MediaSection) -> Medium:
+    """Return a medium with its digest, and of a picture its pixels and the work to decode them. Raises: RequestError for more pixels
+    than the request may have."""
+    content, data = content_key(medium.kind, medium.options, medium.data), medium.data
+    if medium.kind != "image":
+        return medium._replace(content=content)
+    num_pixels = min(header.num_pixels(data), limits.max_pixels)  # more than that is refused when it is decoded
+    total = num_pixels + sum(other.num_pixels for other in others if other.kind == "image" and not other.url)
+    if total > (limit := limits.max_request_pixels):
+        message = f"makes {total} pixels in all pictures of the request, the limit is {limit} (media.max_request_pixels)"
+        raise refuse(medium.path, message)
+    return medium._replace(content=content, num_pixels=num_pixels, work=header.decoding_work(data))
 
 
 @contextmanager
@@ -171,9 +209,7 @@ def _take_detail(kind: MediaKind, fields: Fields) -> int | None:
     return LOW_DETAIL_PIXELS if detail == "low" else None
 
 
-def _from_url(kind: MediaKind, url: object, path: str, limits: MediaSection) -> tuple[str, bytes]:
-    if not isinstance(url, str):
-        raise refuse(path, f"expected a data: URL, got {show(url)}")
+def _from_data_url(kind: MediaKind, url: str, path: str, limits: MediaSection) -> tuple[str, bytes]:
     found = _DATA_URL.match(url)
     if found is None:
         raise _bad_url(path, url)
@@ -193,7 +229,7 @@ def _bad_url(path: str, url: str) -> RequestError:
     scheme = _SCHEME.match(url)
     name = scheme.group().lower() if scheme else ""
     if name in ("http", "https"):
-        return refuse(path, f"remote media is off on this server; send a data: URL instead of {show(url)}")
+        return refuse(path, f"remote media is off on this server (media.fetch.allowed_hosts); send a data: URL instead of {show(url)}")
     if name == "file":
         return refuse(path, "file: URLs are not read; send a data: URL")
     return refuse(path, f"expected a data: URL, got {show(url)}")

@@ -41,6 +41,7 @@ from .app import Endpoints, build_app
 from .client_request import Link
 from .completions import Completions, shutting_down
 from .connections import Connections, Runner, Site
+from .fetch.client import FetchClient
 from .flight import GatewayFlight
 from .grammar_checks import GrammarChecks
 from .metrics import Metrics
@@ -129,6 +130,7 @@ class GatewayServer:
         metrics.add(KeyMetrics(self._keys))
         self._certificate = Certificate(actor.config.server, self._report_faults)
         self._grammars = GrammarChecks(actor.model_path)
+        self._fetches = FetchClient(actor.config.media.fetch)
         self._completions = Completions(
             limits=text.limits,
             prompts=text.prompts,
@@ -136,6 +138,7 @@ class GatewayServer:
             metrics=metrics,
             server=actor.config.server,
             grammars=self._grammars,
+            fetches=self._fetches,
             fingerprint=f"mmrt-{__version__}",
             tracing=tracing,
         )
@@ -190,6 +193,7 @@ class GatewayServer:
                 following.cancel()
             await self._runner.cleanup()
             await self._grammars.close()
+            await self._fetches.close()
             await self._stages.close()
             if self._page is not None:
                 self._page.close()

@@ -1,0 +1,1 @@
+"""Media by URL, fetched by a process of the gateway's own."""

@@ -1,0 +1,112 @@
+"""The gateway's fetch process: it alone opens connections to other servers, so that a hostile one meets no more than this process.
+
+``python -m mmrt.actors.gateway.fetch.process`` reads rules and URLs from its standard input, answers on its standard output, and ends
+with its input, or with the gateway. Fetches run side by side. The gateway's end is ``client``.
+"""
+
+import asyncio
+import ctypes
+import logging
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import uvloop
+
+from .download import MAX_HELD_BYTES, Downloader, SystemNames
+from .frames import MAX_FETCHES, Ask, Fetched, decode_ask, decode_rules, frame, read_frame
+from .rules import FetchError
+
+log = logging.getLogger(__name__)
+
+# Bytes of a medium can lie here three times for a moment: while they grow, and on their way out.
+MEMORY_BYTES = 3 * MAX_HELD_BYTES + (256 << 20)
+_NUM_FILES = 512
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+
+
+def main() -> None:
+    """Fetch until the input ends."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    data_pages = int(Path("/proc/self/statm").read_text().split()[5])
+    for kind, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_DATA, data_pages * resource.getpagesize() + MEMORY_BYTES),
+        (resource.RLIMIT_NOFILE, _NUM_FILES),
+        (resource.RLIMIT_FSIZE, 0),  # it writes no file
+    ):
+        _limit(kind, value)
+    uvloop.run(_serve())
+
+
+class Worker:
+    """Runs the fetches, and writes their ends one after another."""
+
+    def __init__(self, downloader: Downloader, target: asyncio.StreamWriter) -> None:
+        self._downloader = downloader
+        self._target = target
+        self._turn = asyncio.Lock()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def take(self, ask: Ask) -> None:
+        """Begin a fetch, or end one."""
+        if ask.url:
+            task = self._tasks[ask.number] = asyncio.get_running_loop().create_task(self._fetch(ask))
+            task.add_done_callback(lambda task: self._end(ask.number, task))
+        elif (running := self._tasks.get(ask.number)) is not None:
+            running.cancel()
+
+    def _end(self, number: int, task: asyncio.Task[None]) -> None:
+        del self._tasks[number]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a fetch failed: %r", error)  # no memory, or a bug: the gateway starts another process
+            os._exit(1)
+
+    async def _fetch(self, ask: Ask) -> None:
+        try:
+            data = await self._downloader.download(ask.url, ask.max_bytes)
+        except FetchError as error:
+            await self._write(Fetched(ask.number, error=error.message, status=error.status))
+            return
+        try:
+            await asyncio.shield(self._write(Fetched(ask.number, len(data)), data))  # half of it would spoil all that follows
+        finally:
+            self._downloader.release(len(data))
+
+    async def _write(self, fetched: Fetched, data: bytes | bytearray = b"") -> None:
+        async with self._turn:
+            self._target.write(frame(fetched))
+            self._target.write(data)
+            await self._target.drain()
+
+
+async def _serve() -> None:
+    loop = asyncio.get_running_loop()
+    source = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(source), sys.stdin)
+    transport, protocol = await loop.connect_write_pipe(lambda: asyncio.streams.FlowControlMixin(loop=loop), sys.stdout)
+    target = asyncio.StreamWriter(transport, protocol, None, loop)
+    try:
+        rules = decode_rules(await read_frame(source))
+        worker = Worker(Downloader(rules, SystemNames(MAX_FETCHES).addresses_of), target)
+        target.write(frame(Fetched(0)))
+        while True:
+            worker.take(decode_ask(await read_frame(source)))
+    except EOFError:
+        os._exit(0)  # name servers may keep threads
+
+
+def _limit(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    main()

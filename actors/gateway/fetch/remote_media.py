@@ -1,0 +1,78 @@
+"""Have the media of a request fetched that came as URLs. Runs in the gateway's event loop; digests are made in a thread."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import msgspec
+
+from ....runtime.config import MediaSection
+from ....runtime.errors import RequestError
+from ..bodies import OVERLOAD_RETRY_S, too_many_large
+from ..fields import refuse
+from ..media import Medium, fill
+from ..validation import ChatRequest, TextRequest
+from .client import FetchClient
+from .rules import FetchError
+
+T = TypeVar("T", bound=ChatRequest | TextRequest)
+
+
+class RemoteMedia:
+    """Fills in media. ``hold`` counts bytes that the gateway holds, and returns whether it has room for more."""
+
+    def __init__(self, client: FetchClient, limits: MediaSection, hold: Callable[[int], bool]) -> None:
+        self._client = client
+        self._limits = limits
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="fetched")
+        self._hold = hold
+
+    async def fill(self, asked: T) -> T:
+        """Return the request with all bytes of its media.
+
+        Raises:
+            RequestError: names the part's path: 4xx for a URL's fault, 503 or 500 for the server's.
+        """
+        media = asked.conversation.media if isinstance(asked, ChatRequest) else ()
+        remote = [medium for medium in media if medium.url]
+        if not remote or not isinstance(asked, ChatRequest):
+            return asked
+        sizes: list[int] = []
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(self._fetch(medium, sizes)) for medium in remote]
+        try:
+            fetched = await asyncio.gather(*tasks)
+            filled = await loop.run_in_executor(self._threads, fill, media, fetched, self._limits)
+            return msgspec.structs.replace(asked, conversation=asked.conversation._replace(media=filled))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._hold(-sum(sizes))
+
+    async def _fetch(self, medium: Medium, sizes: list[int]) -> bytes:
+        """``sizes``: of what has been fetched for the request."""
+        try:
+            data = await self._client.fetch(medium.url, self._limits.max_item_mib << 20)
+        except FetchError as error:
+            raise as_request_error(error, medium) from None
+        sizes.append(len(data))
+        has_room = self._hold(len(data))
+        limit = self._limits.fetch.max_request_mib << 20
+        if (total := sum(sizes)) > limit:
+            message = f"makes {total} bytes in all media that are fetched, the limit is {limit} (media.fetch.max_request_mib)"
+            raise refuse(medium.path, message, 413)
+        if not has_room:
+            raise too_many_large()
+        return data
+
+
+def as_request_error(error: FetchError, medium: Medium) -> RequestError:
+    """Return the error of the request that has this medium."""
+    found = refuse(medium.path, error.message, error.status)
+    found.medium = medium.kind
+    if error.status >= 500:
+        found.type = "overloaded_error" if error.status == 503 else "internal_error"
+        found.retry_after_s = OVERLOAD_RETRY_S if error.status == 503 else None
+    return found
