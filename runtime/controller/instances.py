@@ -12,7 +12,9 @@ from .state import ControllerState
 
 
 def set_instances(state: ControllerState, instances: Sequence[InstanceId], leaving: Collection[InstanceId]) -> None:
-    """Set the actors that belong to the run, and those of them that leave it."""
+    """Set the actors that belong to the run, and those of them that leave it. One that comes back gets work once it says Hello."""
+    for actor in [actor for actor in state.actors if actor not in instances]:
+        del state.actors[actor]
     state.leaving = frozenset(leaving)
     state.staying = tuple(actor for actor in instances if actor not in state.leaving)
 

@@ -6,6 +6,7 @@ and the actor table tell everybody else. What is impossible is refused before an
 """
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -124,6 +125,8 @@ class Scaling:
             self._expect_up()
             tail = "".join(f"\n{failed.name} | {line}" for line in failed.last_tail)
             reason = failed.outage.reason if failed.outage is not None else f"it is {failed.state}"
+            self._set_memberships(roles, Membership.LEAVING)  # those that do serve may have work by now
+            await self._drain(roles)
             await self._remove(new)
             self._set_memberships(roles, Membership.GONE)
             self._host.set_config(before)
@@ -143,22 +146,28 @@ class Scaling:
         """Let processes end once they hold no work. If that takes too long, they stay."""
         host, roles = self._host, [role for name in going for role in processes[name]]
         self._set_memberships(roles, Membership.LEAVING)
-        version, limit_s = self._version, host.config.supervisor.drain_s
         try:
-            async with asyncio.timeout(limit_s):
-                while not {*roles} <= {*self._tables.drained(version)}:
-                    self._expect_up()
-                    await asyncio.sleep(_LOOK_S)
-        except TimeoutError:
-            holding = ", ".join(role for role in roles if role not in self._tables.drained(version))
-            self._set_memberships(roles, Membership.PRESENT)
-            raise RunError(f"{holding} still had work after {limit_s:g} s (supervisor.drain_s), and stays") from None
+            holding = await self._drain(roles)
         except asyncio.CancelledError:
             self._set_memberships(roles, Membership.PRESENT)
             raise
+        if holding:
+            self._set_memberships(roles, Membership.PRESENT)
+            limit_s = host.config.supervisor.drain_s
+            raise RunError(f"{', '.join(holding)} still had work after {limit_s:g} s (supervisor.drain_s), and stays")
         await self._remove(going)
         self._set_memberships(roles, Membership.GONE)
         host.set_config(_with_layout(host.config, layout))
+
+    async def _drain(self, roles: Sequence[str]) -> list[str]:
+        """Wait until actors that leave hold no work. Returns those that still do when time is over."""
+        version, until_s = self._version, time.monotonic() + self._host.config.supervisor.drain_s
+        while holding := [role for role in roles if role not in self._tables.drained(version)]:
+            if time.monotonic() > until_s:
+                break
+            self._expect_up()
+            await asyncio.sleep(_LOOK_S)
+        return holding
 
     def _add(self, specs: Iterable[ActorSpec]) -> None:
         """Start more processes."""

@@ -70,6 +70,18 @@ def test_an_actor_that_comes_gets_work_once_it_is_there() -> None:
     assert owners(driver)[-1] == SECOND
 
 
+def test_an_actor_that_comes_back_gets_work_once_it_is_there_again() -> None:
+    driver = two()
+    driver.machine.set_instances(actors_of("E+P+D"))
+    driver.machine.set_instances(TWO)
+    for key in (1, 2):
+        driver.submit(text(1, 40), key)
+    assert owners(driver) == [FIRST] * 2, "its process is starting"
+    driver.receive("decode.1", m.Hello("decode.1", 2, 2, True), generation=2)
+    driver.submit(text(1, 40), 3)
+    assert owners(driver)[-1] == SECOND
+
+
 def test_a_new_controller_goes_on_with_the_draining() -> None:
     driver = two(1, 2)
     driver.machine.set_instances(TWO, [SECOND])

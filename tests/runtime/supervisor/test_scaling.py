@@ -29,8 +29,21 @@ class Host:
         self.config: RuntimeConfig = parse_config(settings)
         self.can_scale = True
         self.actors = {spec.name: SupervisedActor(spec, self) for spec in actor_specs(self.config)}  # type: ignore[arg-type]
+        self.tasks = self
         for actor in self.actors.values():
             actor.current = SimpleNamespace(process=SimpleNamespace(pid=os.getpid()), is_debugger=False)  # type: ignore[assignment]
+
+    def set_config(self, config: RuntimeConfig) -> None:
+        self.config = config
+
+    def begin(self, actor: SupervisedActor) -> None:
+        actor.current = self.actors["decode"].current
+
+    async def ended(self, name: str) -> None:
+        pass
+
+    def on_outage(self, actor: SupervisedActor) -> None:
+        pass
 
 
 class Holding:
@@ -71,6 +84,33 @@ def test_one_that_keeps_work_stays(place: RunDirectory) -> None:
     assert refused(changer.scale("decode", 1)) == "decode.1 still had work after 0.05 s (supervisor.drain_s), and stays"
     table = ActorTable.attach(place)
     assert table.leaving == () and table.present == host.config.instances and host.config.actors.layout == "E+P+2D"
+
+
+def test_one_that_served_hands_its_work_over_before_it_is_taken_back(place: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two new decodes one does not come up; the other has rows by then."""
+    changer, host = scaling_of(place, "")
+    seen: list[tuple[str, ...]] = []
+
+    class Draining:
+        def drained(self, version: int) -> list[str]:
+            seen.append(ActorTable.attach(place).leaving)
+            return ["decode.1", "decode.2"] if len(seen) > 4 else ["decode.2"]
+
+    async def all_serve(names: list[str]) -> SupervisedActor:
+        failed = host.actors["decode.2"]
+        failed.state = "broken"
+        return failed
+
+    async def stop(actor: SupervisedActor) -> None:
+        assert len(seen) > 4, "it holds work"
+
+    changer._tables = Draining()  # type: ignore[assignment]
+    monkeypatch.setattr(changer, "_all_serve", all_serve)
+    monkeypatch.setattr(SupervisedActor, "stop", stop)
+    assert refused(changer.scale("decode", 3)) == "decode.2 does not come up, and nothing has changed: it is broken"
+    assert {*seen} == {("decode.1", "decode.2")}
+    table = ActorTable.attach(place)
+    assert table.present == host.config.instances and host.config.actors.layout == "E+P+D" and "decode.1" not in host.actors
 
 
 def test_nobody_leaves_a_run_that_ends(place: RunDirectory) -> None:
