@@ -2,8 +2,8 @@
 
 import time
 
-from ...runtime.bus.messages import ItemError, Result, Skipped
-from ...runtime.bus.plans import Plan
+from ...runtime.bus.messages import ItemError, Loaded, Result, Skipped
+from ...runtime.bus.plans import Load, Plan
 from ...runtime.observe.flight import Kind, pack_plan
 from ...shm.flight_recorder import FlightWriter
 
@@ -31,4 +31,11 @@ class PlanFlight:
         wait_ns = max(0, began_ns - self._arrived.pop(plan_id, began_ns))
         status = result.status if isinstance(result, ItemError) else UNWANTED if isinstance(result, Skipped) else 0
         a = pack_plan(plan.KIND, status, num_queued)
-        self._flight.record(Kind.PLAN, began_ns, now_ns - began_ns, plan_id, a, plan.units, wait_ns)
+        self._flight.record(Kind.PLAN, began_ns, now_ns - began_ns, plan_id, a, _units_done(plan, result), wait_ns)
+
+
+def _units_done(plan: Plan, result: Result) -> int:
+    """The plan's units; of one to load pages, the tokens that were loaded."""
+    if isinstance(plan, Load) and isinstance(result, Loaded):
+        return sum(end - chunk.start for chunk, end in zip(plan.chunks, result.ends, strict=True))
+    return plan.units

@@ -15,13 +15,14 @@ from mmrt.runtime.bus.messages import (
     Filled,
     Hello,
     ItemError,
+    Loaded,
     MediaItem,
     RequestSpec,
     Skipped,
     Submit,
     ToController,
 )
-from mmrt.runtime.bus.plans import PlanKind, Prefill, PrefillChunk
+from mmrt.runtime.bus.plans import Load, LoadChunk, PlanKind, Prefill, PrefillChunk
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.bus.transport import ActorSocket
 from mmrt.runtime.config import RuntimeConfig
@@ -65,6 +66,13 @@ def test_plans_with_waits_and_results(recorder: FlightRecorder) -> None:
     assert unpack_plan(found[8].a) == (PlanKind.PREFILL, 422, 0)
     assert (unpack_plan(found[9].a)[1], found[9].c) == (UNWANTED, 0)
     assert found[7].time_ns == arrived_ns + 500 and not flight._arrived
+
+
+def test_of_a_plan_to_load_pages_what_was_loaded_counts(recorder: FlightRecorder) -> None:
+    plan = Load([LoadChunk(0, 1, 0, 16, 64, [bytes(16)] * 3), LoadChunk(0, 1, 1, 0, 16, [bytes(16)])])
+    PlanFlight(recorder.writer(1)).done(7, plan, 500, Loaded([48, 0]), 0)
+    (found,) = records(recorder)
+    assert (unpack_plan(found.a)[0], found.b) == (PlanKind.LOAD, 32)
 
 
 class Machine:
