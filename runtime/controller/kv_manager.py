@@ -172,7 +172,7 @@ def grant_kv(state: ControllerState, request: Request) -> bool:
         _append(state, request, member, count - len(shared))
     request.blocked_s = -1.0
     if request.keys:
-        request.may_load = state.limits.saved_pages
+        request.may_load, request.num_loads = state.limits.saved_pages, 0
         note_hits(state, request)
     return True
 

@@ -153,7 +153,7 @@ def view_request(state: ControllerState, request: Request) -> RequestView:
         request.key,
         request.arrival,
         has_kv=request.can_prefill,
-        prefill_in_flight=request.prefill_plan is not None,
+        prefill_in_flight=request.may_load or request.prefill_plan is not None,
         members=_members(request),
         segments=segments,
         patch_held=state.pools["patch"].num_owned(owner(request)),
@@ -274,13 +274,21 @@ def _issue_encode(state: ControllerState, choices: tuple[SegmentChoice, ...], no
 
 
 def _issue_loads(state: ControllerState, now: float) -> None:
-    """Have saved pages loaded before the policy has them computed. Rows that lack no pages go on at once, however busy prefill is."""
+    """Have saved pages loaded before the policy has them computed. Rows that lack no pages go on at once, however busy prefill is.
+
+    Of rows with more pages than one plan loads one at a time goes on, so that a slow disk leaves prefill its turns.
+    """
     rows = [request for request in state.preparing() if request.may_load and request.can_prefill and request.prefill_plan is None]
+    loading = [request for inflight in state.plans.values() if isinstance(inflight.plan, Load) for request in inflight.requests]
+    goes_on = any(request.num_loads > 1 and not request.ending for request in loading)
     for request in sorted(rows, key=BY_RANK):
         if not (chunks := chunks_to_load(state, request)):
             request.may_load = False
+            state.touch(request)
             note_hits(state, request)
-        elif credit(state, "prefill"):
+        elif credit(state, "prefill") and not (request.num_loads and goes_on):
+            goes_on = goes_on or request.num_loads > 0
+            request.num_loads += 1
             place_plan(state, Load(chunks), [request], now)
 
 

@@ -200,7 +200,8 @@ class Request:
     keys: tuple[PageKeys, ...] = ()  # per member, if pages have names
     num_cached: list[int] = field(default_factory=lambda: [0, 0])  # tokens per member that its grant found in the cache
     num_named: list[int] = field(default_factory=lambda: [0, 0])  # leading pages of the block tables that have got theirs
-    may_load: bool = False  # files may have the pages behind those
+    may_load: bool = False  # files may have the pages behind those; until they have been asked, nothing is prefilled
+    num_loads: int = 0  # plans to load pages, since the grant of its KV pages
 
     committed: int = 0
     ids: list[int] = field(default_factory=list)  # committed ids that the controller knows

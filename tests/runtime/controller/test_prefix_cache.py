@@ -39,7 +39,9 @@ def finish(driver: Driver, key: int, num_tokens: int = 4) -> list[Effect]:
     while driver.state.plans:
         actor = next(iter(driver.state.plans.values())).actor
         is_analysis = isinstance(driver.plan(actor)[1], p.Analyse)
-        effects += driver.done(actor, m.Analysed(SHAPE) if is_analysis else None)
+        plan = driver.plan(actor)[1]
+        nothing = m.Loaded([chunk.start for chunk in plan.chunks]) if isinstance(plan, p.Load) else None
+        effects += driver.done(actor, m.Analysed(SHAPE) if is_analysis else nothing)
     row = driver.state.requests[key].row
     driver.counts[row] = (num_tokens, EndCode.LENGTH)
     effects += driver.tick()
@@ -146,6 +148,41 @@ def test_loading_goes_on_where_time_was_short_or_more_may_come() -> None:
     assert isinstance(plan, p.Prefill) and [(chunk.member, chunk.start) for chunk in plan.chunks] == [(0, 16), (1, 0)]
     finish(driver, 1)
     assert driver.is_empty
+
+
+def two_with_much_to_load() -> Driver:
+    """Of both the first pages are loaded, and the first one's next are being loaded."""
+    driver = cached(saved_pages=True, num_rows=3, num_kv_pages=64)
+    for key in (1, 2):
+        ask(driver, m.RequestSpec("r", [100 * key, *range(30)], [], m.Sampling(), 4), key)
+    driver.done("prefill", m.Loaded([8], more=True))
+    driver.done("prefill", m.Loaded([8], more=True))
+    return driver
+
+
+def at_prefill(driver: Driver) -> list[tuple[type, int]]:
+    return [(type(inflight.plan), request.key) for inflight in driver.state.plans.values() for request in inflight.requests]
+
+
+def test_rows_with_much_to_load_leave_prefill_its_turns() -> None:
+    driver = two_with_much_to_load()
+    ask(driver, m.RequestSpec("r", [300, *range(9)], [], m.Sampling(), 4), 3)
+    assert at_prefill(driver) == [(p.Load, 1), (p.Load, 3)], "2 waits for its turn, and is not computed meanwhile"
+    driver.done("prefill", m.Loaded([16], more=True))
+    driver.done("prefill", m.Loaded([0]))
+    assert at_prefill(driver) == [(p.Load, 1), (p.Prefill, 3)]
+    driver.done("prefill", m.Loaded([20]))
+    assert at_prefill(driver) == [(p.Prefill, 3), (p.Load, 2)]
+    for key in (3, 2, 1):
+        finish(driver, key)
+    assert driver.is_empty
+
+
+def test_the_turn_of_a_row_that_ends_passes_on() -> None:
+    driver = two_with_much_to_load()
+    assert at_prefill(driver) == [(p.Load, 1)]
+    driver.receive("gateway", m.Cancel(1, 1)).tick()
+    assert at_prefill(driver) == [(p.Load, 1), (p.Load, 2)]
 
 
 def test_pages_that_are_loaded_do_not_clear_the_suspicion_of_a_prompt() -> None:
