@@ -138,13 +138,20 @@ class Completions:
                     if form.part is not None:
                         await self._grammars.compile(form.part.source, form.part.field)
                     prompt = prompt.with_grammar(await self._grammars.compile(form.source, form.field))
-                asked = await self._remote.fill(asked)
+                asked = await self._fetched(asked)
             except RequestError as error:
                 self._metrics.on_rejected(error)
                 raise
             return await self._answer(http, asked, prompt, format)
         finally:
             self.num_open -= 1
+
+    async def _fetched(self, asked: _Asked) -> _Asked:
+        """Return the request with the media that are to be fetched. Raises: RequestError."""
+        began_s, filled = time.monotonic(), await self._remote.fill(asked)
+        if filled is not asked:
+            self._metrics.on_fetched(time.monotonic() - began_s)
+        return filled
 
     def tick(self, now_s: float) -> None:
         """Every 0.1 s or so: wake streams that owe their client a sign of life, and drop clients that do not read."""

@@ -81,6 +81,7 @@ class Metrics:
 
         self._first_token = histogram("time_to_first_token", "Submission to the first text.")
         self._inter_token = histogram("inter_token_latency", "Time between texts, per token in them; counted once per token.")
+        self._fetch = histogram("media_fetch", "Fetching all media of a request that came as URLs, before its submission.")
         self._whole = histogram("e2e_request_latency", "Submission to the end.")
         self._queue = histogram("request_queue_time", "Submission to admission.")
         self._prefill = histogram("request_prefill_time", "Admission to the first text, media included.")
@@ -112,6 +113,10 @@ class Metrics:
         """Count text of ``num_tokens`` tokens that came ``gap_s`` after the previous text."""
         for _ in range(max(1, num_tokens)):
             self._inter_token.observe(gap_s / max(1, num_tokens))
+
+    def on_fetched(self, seconds: float) -> None:
+        """Count the time in which all media of a request were fetched."""
+        self._fetch.observe(seconds)
 
     def on_media(self, items: Sequence[MediaItem]) -> None:
         """Count the media of a request that is submitted."""

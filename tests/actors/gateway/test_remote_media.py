@@ -95,6 +95,8 @@ def test_a_picture_is_the_same_by_url_and_as_base64(run: Any) -> None:
         assert strip[0] == strip[1]
         assert by_url.spec.prompt_ids == in_base64.spec.prompt_ids
         assert by_url.spec.items[1].num_pixels == 64 * 40
+        metrics = (await scene.http.get("/metrics")).text
+        assert "\nmmrt_media_fetch_seconds_count 1.0" in metrics and '\nmmrt_media_items_total{kind="image"} 6.0' in metrics
 
     run(test)
 
