@@ -17,7 +17,7 @@ from ...runtime.config import MediaSection
 from ...runtime.errors import RequestError
 from ...schema.media import MediaKind, MediaOptions
 from .cache_keys import content_key
-from .fetch.rules import FetchError, check_url
+from .fetch.rules import FetchError, check_file_url, check_url, is_file_url
 from .fields import Fields, refuse, show
 from .media_options import OptionReader
 
@@ -153,12 +153,13 @@ class MediaIntake:
         """Return the type and the bytes in a URL, or the URL if they are to be fetched."""
         if not isinstance(url, str):
             raise refuse(path, f"expected a data: URL, got {show(url)}")
-        if not (self._limits.fetch.allowed_hosts and _REMOTE.match(url)):
+        fetch = self._limits.fetch
+        if not (fetch.allowed_roots if is_file_url(url) else fetch.allowed_hosts and _REMOTE.match(url)):
             return *_from_data_url(kind, url, path, self._limits), ""
-        if sum(bool(medium.url) for medium in self.media) >= (limit := self._limits.fetch.max_items):
-            raise refuse(path, f"more than {limit} media to fetch in one request (media.fetch.max_items)")
+        if sum(bool(medium.url) for medium in self.media) >= fetch.max_items:
+            raise refuse(path, f"more than {fetch.max_items} media to fetch in one request (media.fetch.max_items)")
         try:
-            check_url(url, self._limits.fetch)
+            _ = check_file_url(url) if is_file_url(url) else check_url(url, fetch)
         except FetchError as error:
             raise refuse(path, error.message, error.status) from None
         return "", b"", url
@@ -231,7 +232,7 @@ def _bad_url(path: str, url: str) -> RequestError:
     if name in ("http", "https"):
         return refuse(path, f"remote media is off on this server (media.fetch.allowed_hosts); send a data: URL instead of {show(url)}")
     if name == "file":
-        return refuse(path, "file: URLs are not read; send a data: URL")
+        return refuse(path, "file: URLs are not read on this server (media.fetch.allowed_roots); send a data: URL")
     return refuse(path, f"expected a data: URL, got {show(url)}")
 
 

@@ -77,6 +77,8 @@ def test_any_text_survives_toml(text: str) -> None:
         ("[media.fetch]\nports = [0]", "media.fetch.ports[0] = 0: expected `int` >= 1"),
         ('[media.fetch]\nallowed_networks = ["10.0.0.1/8"]', "10.0.0.1/8 has host bits set"),
         ('[media.fetch]\nallowed_networks = ["home"]', "'home' does not appear to be an IPv4 or IPv6 network"),
+        ('[media.fetch]\nallowed_roots = ["pictures"]', 'media.fetch.allowed_roots[0] = "pictures": expected `str` matching'),
+        ('[media.fetch]\nallowed_roots = ["/"]', 'media.fetch.allowed_roots[0] = "/": expected `str` matching'),
         ("[media.fetch]\ntimeout_s = 0", "media.fetch.timeout_s = 0"),
         ("[media.fetch]\nallowed_host = []", "unknown key 'media.fetch.allowed_host': did you mean 'allowed_hosts'?"),
         ("[slo.text]\nttft_ms = 0", "slo.text.ttft_ms = 0: expected `float` >= 1"),

@@ -1,4 +1,4 @@
-"""Download a medium by HTTP from a server that may be hostile. Runs in the fetch process.
+"""Download a medium by HTTP from a server that may be hostile, or read it from a file. Runs in the fetch process.
 
 aiohttp connects to what ``_Resolver`` returns: each name is resolved once for each connection, all its addresses are checked, and
 those are used, so that a second answer of the name server is never asked for (DNS rebinding). Host and SNI keep the name. The socket's
@@ -11,17 +11,20 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from ....runtime.fetch_config import FetchSection
-from .rules import FetchError, check_characters, check_url, may_connect
+from .local_files import read_file
+from .rules import FetchError, check_characters, check_file_url, check_url, is_file_url, may_connect
 
 log = logging.getLogger(__name__)
 
 MAX_HELD_BYTES = 256 << 20  # of all media under way
+_NUM_FILE_THREADS = 4
 _REDIRECTS = (301, 302, 303, 307, 308)
 # The same words for a name that does not exist, an address that is refused, and one where nobody answers: else requests could map
 # the network that the server is in.
@@ -54,6 +57,7 @@ class Downloader:
     def __init__(self, rules: FetchSection, addresses_of: AddressesOf, tls: ssl.SSLContext | None = None) -> None:
         self._rules = rules
         self._num_bytes = 0
+        self._threads = ThreadPoolExecutor(_NUM_FILE_THREADS, thread_name_prefix="files")
         connector = aiohttp.TCPConnector(
             resolver=_Resolver(addresses_of, rules),
             socket_factory=self._socket,
@@ -72,13 +76,15 @@ class Downloader:
         )
 
     async def download(self, text: str, max_bytes: int) -> bytearray:
-        """Return the bytes at a URL. They count as held until ``release``.
+        """Return the bytes that a URL names. They count as held until ``release``.
 
         Raises: FetchError: 400 for a URL that is not allowed, 413 for more than ``max_bytes``, 503 if memory is short, else 422.
         """
-        rules, has_answered = self._rules, False
+        rules, has_answered = self._rules, is_file_url(text)
         try:
             async with asyncio.timeout(rules.timeout_s):
+                if is_file_url(text):
+                    return await self._read_file(check_file_url(text), max_bytes)
                 url = check_url(text, rules)
                 for _ in range(rules.max_redirects + 1):
                     async with self._session.get(url, allow_redirects=False) as response:
@@ -112,6 +118,21 @@ class Downloader:
             raise Refused(f"{place[0]} is not public, nor in media.fetch.allowed_networks")
         return socket.socket(family, kind, protocol)
 
+    async def _read_file(self, path: str, max_bytes: int) -> bytearray:
+        read = partial(read_file, path, self._rules.allowed_roots, max_bytes)
+        data = bytearray(await asyncio.get_running_loop().run_in_executor(self._threads, read))
+        try:
+            self._hold(len(data))
+        except FetchError:
+            self.release(len(data))
+            raise
+        return data
+
+    def _hold(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        if self._num_bytes > MAX_HELD_BYTES:
+            raise FetchError("too many large media are being fetched", 503)
+
     async def _read(self, response: aiohttp.ClientResponse, max_bytes: int) -> bytearray:
         if response.status != 200:
             raise FetchError(f"its server answers with status {response.status}")
@@ -124,11 +145,9 @@ class Downloader:
         try:
             async for chunk in response.content.iter_any():
                 data += chunk
-                self._num_bytes += len(chunk)
+                self._hold(len(chunk))
                 if len(data) > max_bytes:
                     raise FetchError(f"has more than {max_bytes} bytes, the limit (media.max_item_mib)", 413)
-                if self._num_bytes > MAX_HELD_BYTES:
-                    raise FetchError("too many large media are being fetched", 503)
             if not data:
                 raise FetchError("is empty")
         except BaseException:

@@ -7,6 +7,7 @@ the fetch process checks them again, with each redirect's and each address.
 import ipaddress
 import re
 from collections.abc import Sequence
+from urllib.parse import unquote
 
 from yarl import URL
 
@@ -14,6 +15,7 @@ from ....runtime.fetch_config import FetchSection
 from ..fields import show
 
 MAX_URL_CHARS = 4096
+_FILE_URL = re.compile(r"file://(localhost)?(?P<path>/[^?#]+)", re.IGNORECASE)
 _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")  # 127.1, 0x7f.1, 2130706433: addresses for some resolvers
 # Where machines of clouds learn secrets: AWS (also of containers), Google, Alibaba, Azure, Oracle. In no network that is allowed.
@@ -66,6 +68,25 @@ def check_url(text: str, rules: FetchSection) -> URL:
     if port not in rules.ports:
         raise FetchError(f"has the port {port}, allowed are {', '.join(map(str, rules.ports))} (media.fetch.ports)", 400)
     return url
+
+
+def is_file_url(text: str) -> bool:
+    """Return whether it names a file, not a server."""
+    return text[:5].lower() == "file:"
+
+
+def check_file_url(text: str) -> str:
+    """Return the path that a ``file:`` URL names. Raises: FetchError (400) for a URL that is none of this machine's files."""
+    if len(text) > MAX_URL_CHARS:
+        raise FetchError(f"has {len(text)} characters, the limit is {MAX_URL_CHARS}", 400)
+    check_characters(text)
+    found = _FILE_URL.fullmatch(text)
+    if found is None:
+        raise FetchError(f"is {show(text)}, expected file:///PATH without query and fragment", 400)
+    path = unquote(found["path"])
+    if "\0" in path:
+        raise FetchError("has a zero byte in its path", 400)
+    return path
 
 
 def check_characters(text: str) -> None:

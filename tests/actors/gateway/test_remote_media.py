@@ -149,6 +149,36 @@ def test_errors_name_the_part_and_the_limit(run: Any) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("hosts", [(), ("127.0.0.1",)])
+def test_files_under_a_root(stage: Any, limits: Limits, tmp_path: Path, hosts: tuple[str, ...]) -> None:
+    """With and without hosts that are allowed; redirects never lead to them."""
+    (tmp_path / "media").mkdir()
+    (tmp_path / "media" / "a.png").write_bytes(PICTURE)
+    (tmp_path / "secret").write_bytes(PICTURE)
+    roots = (str(tmp_path / "media"),)
+    fetch = FetchSection(allowed_roots=roots, allowed_hosts=hosts, schemes=("http",), allowed_networks=("127.0.0.1/32",))
+    media = MediaSection(fetch=fetch)
+    stage.configure("media", fetch=fetch)
+    stage._text = stage._text._replace(limits=msgspec.structs.replace(limits, media=media))
+
+    async def test(scene: Any) -> None:
+        response = await scene.post(scene.chat([part(f"file://{roots[0]}/a.png")]))
+        assert response.status_code == 200, response.text
+        assert scene.controller.play.spec.items[0].num_pixels == 64 * 40
+        for url, status, said in (
+            (f"file://{roots[0]}/../secret", 422, "is no file that may be read (media.fetch.allowed_roots)"),
+            (f"file://{roots[0]}/none", 422, "is no file that may be read (media.fetch.allowed_roots)"),
+            ("file://host/a.png", 400, 'is "file://host/a.png", expected file:///PATH without query and fragment'),
+            ("http://10.0.0.1/", 400, "allowed_hosts"),
+        ):
+            response = await scene.post(scene.chat([part(url)]))
+            error = response.json()["error"]
+            assert (response.status_code, error["param"]) == (status, "messages[0].content[0].image_url.url")
+            assert said in error["message"]
+
+    stage.run(test)
+
+
 def test_tokens_of_a_prompt_need_no_fetch(run: Any) -> None:
     async def test(scene: Any, server: Server) -> None:
         response = await scene.http.post("/tokenize", json=scene.chat([part(server.url())]))
