@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
         orders: Annotated[list[str], typer.Argument(metavar="STAGE=N", help=f"Stages are {', '.join(_SCALABLE)}.")],
         run: RunName = None,
     ) -> None:
-        """Have more or fewer encoders, prefills or decodes in a live run.
+        """Change how many encoders, prefills or decodes a live run has.
 
         No request is lost. New processes serve when the command ends. Those that leave finish their work or hand it over first.
         """
