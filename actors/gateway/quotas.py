@@ -41,13 +41,15 @@ class Quota:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.num_open = 0
+        self._requests: Allowance | None = None
+        self._tokens: Allowance | None = None
         self.limit(key, now_s)
 
     def limit(self, key: ApiKey, now_s: float) -> None:
         """Take the key's limits. What is used stays used where a limit stays the same."""
         self._key = key
-        self._requests = _renewed(getattr(self, "_requests", None), key.requests_per_minute, now_s)
-        self._tokens = _renewed(getattr(self, "_tokens", None), key.tokens_per_minute, now_s)
+        self._requests = _renewed(self._requests, key.requests_per_minute, now_s)
+        self._tokens = _renewed(self._tokens, key.tokens_per_minute, now_s)
 
     def begin(self, now_s: float) -> None:
         """Count a request that begins; ``end`` must follow. Raises: RequestError (429) where it breaks a limit: then it counts for
