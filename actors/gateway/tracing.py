@@ -5,6 +5,7 @@ trace context of a request (``begin``). Spans are made from flight records when 
 by the SDK's: to a collector that is away they are lost, and nothing waits for it.
 """
 
+import threading
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -28,8 +29,8 @@ MAX_STAGES = 128  # spans below a request's; a long video has many chunks
 QUEUE_SPANS = 8192  # that wait for the collector; more are lost
 BATCH_SPANS = 512
 SEND_EVERY_MS = 1000
-EXPORT_TIMEOUT_S = 5
-FLUSH_MS = 2000  # at the end of the gateway
+EXPORT_TIMEOUT_S = 2  # of a batch
+FLUSH_S = 2.0  # for all batches at the end of the gateway
 _PROPAGATED = ("traceparent", "tracestate")
 
 
@@ -51,10 +52,10 @@ class Tracing:
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(section.sample_ratio)), resource=resource, shutdown_on_exit=False
         )
-        exporter = OTLPSpanExporter(endpoint=otlp_url(section.otlp_endpoint), timeout=EXPORT_TIMEOUT_S)
+        self._exporter = OTLPSpanExporter(endpoint=otlp_url(section.otlp_endpoint), timeout=EXPORT_TIMEOUT_S)
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                exporter, max_queue_size=QUEUE_SPANS, max_export_batch_size=BATCH_SPANS, schedule_delay_millis=SEND_EVERY_MS
+                self._exporter, max_queue_size=QUEUE_SPANS, max_export_batch_size=BATCH_SPANS, schedule_delay_millis=SEND_EVERY_MS
             )
         )
         self._tracer = self._provider.get_tracer("mmrt", __version__)
@@ -107,6 +108,10 @@ class Tracing:
         made.end(end_ns + to_wall_ns)
 
     def close(self) -> None:
-        """Send what is left, if the collector takes it soon."""
-        self._provider.force_flush(FLUSH_MS)
+        """Send what is left, if the collector takes it soon. The SDK's own flush waits for each batch."""
+        flushing = threading.Thread(target=self._provider.force_flush, daemon=True)
+        flushing.start()
+        flushing.join(FLUSH_S)
+        if flushing.is_alive():
+            self._exporter.shutdown()  # further batches fail at once
         self._provider.shutdown()

@@ -1,14 +1,16 @@
 """Traces: off by default, refused where they cannot work, and bounded where their records or their collector are lost."""
 
+import socket
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 from mmrt.actors.gateway import serve as serving
-from mmrt.actors.gateway.tracing import MAX_OPEN, MAX_STAGES, Tracing
+from mmrt.actors.gateway.tracing import EXPORT_TIMEOUT_S, FLUSH_S, MAX_OPEN, MAX_STAGES, Tracing
 from mmrt.runtime.bus.plans import PlanKind
 from mmrt.runtime.config import RuntimeConfig, TracingSection
 from mmrt.runtime.errors import ConfigError
@@ -103,3 +105,16 @@ def test_a_share_of_the_requests_is_sampled() -> None:
         made.over(request(key), 120 * MS)
     made.close()
     assert {span.attributes["gen_ai.response.id"] for span in kept.spans if not span.name.islower()} == {"chatcmpl-2"}
+
+
+def test_a_collector_that_never_answers_does_not_hold_up_the_end() -> None:
+    """More batches wait than its patience is for: without a bound each would take its whole time."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        made = Tracing(TracingSection(otlp_endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}"), "tiny")
+        for key in range(1000):
+            made.begin(key, f"chatcmpl-{key}", "/v1/chat/completions", {})
+            made.over(request(key), 120 * MS)
+        closing = threading.Thread(target=made.close, daemon=True)
+        closing.start()
+        closing.join(FLUSH_S + 4 * EXPORT_TIMEOUT_S)
+        assert not closing.is_alive()
