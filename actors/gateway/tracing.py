@@ -113,5 +113,5 @@ class Tracing:
         flushing.start()
         flushing.join(FLUSH_S)
         if flushing.is_alive():
-            self._exporter.shutdown()  # further batches fail at once
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]  # further batches fail at once
         self._provider.shutdown()
