@@ -54,6 +54,9 @@ def spend_tokens(http: web.Request, choices: Sequence[Choice]) -> None:
         http[CLIENT].quota.spend(usage.prompt_tokens, usage.completion_tokens, time.monotonic())
 
 
+_decode_kept = msgspec.msgpack.Decoder(tuple[ApiKey, ...]).decode
+
+
 class ApiKeys:
     """The keys of a server. ``fault``: what is wrong with the file, "" if nothing is. ``report`` is called when that changes."""
 
@@ -110,7 +113,7 @@ class ApiKeys:
             keys = read_keys(self._file)
         except ConfigError as error:
             try:
-                keys = msgspec.msgpack.decode(self._kept.read_bytes(), type=tuple[ApiKey, ...])
+                keys = _decode_kept(self._kept.read_bytes())
             except (OSError, msgspec.MsgspecError):
                 raise error from None
             self._fail(error, "the keys that the last gateway had read stay valid")

@@ -6,6 +6,7 @@ and 2 B H M values read, for a cache of M tokens. Widths are the model's own: gr
 and the feed-forward layers have three matrices. Attention of a prompt is causal: a token reads those before it.
 """
 
+import argparse
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,4 +110,5 @@ def renew(folder: Path = SHIPPED) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=renew.__doc__).parse_args()
     renew()

@@ -27,6 +27,9 @@ class CallForm(msgspec.Struct, frozen=True, kw_only=True):
     answer: GrammarSource | None = None
 
 
+_decode = msgspec.json.Decoder(CallForm).decode
+
+
 def source_of_calls(form: CallForm) -> GrammarSource:
     """Return the source for answers of this form. Raises: GrammarError if it is too long."""
     try:
@@ -38,4 +41,4 @@ def source_of_calls(form: CallForm) -> GrammarSource:
 
 def form_of(source: GrammarSource) -> CallForm:
     """Return the form of a source of calls."""
-    return msgspec.json.decode(source.text, type=CallForm)
+    return _decode(source.text)

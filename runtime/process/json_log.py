@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 MAX_BYTES = 12 << 10  # of an object: the supervisor cuts longer lines
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
 _BEGIN = '{"time":"'
 _TIME_CHARS = len("2026-01-01T00:00:00.000000Z")
 _REQUEST_ID = re.compile(r"\b[a-z]+[-_][0-9a-f]{24}(?:\.[0-9]+)?\b")
@@ -112,7 +113,7 @@ def readable(line: str) -> list[str]:
     if not is_object(line):
         return [line]
     try:
-        fields = msgspec.json.decode(line, type=dict[str, Any])
+        fields = _decode(line)
     except msgspec.MsgspecError:
         return [line]
     logger = f"{fields['level']} {fields['logger']}: " if "logger" in fields and "level" in fields else ""

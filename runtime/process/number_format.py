@@ -23,6 +23,15 @@ _HALVES: dict[frozenset[str], WeightFormat] = {frozenset({"BF16"}): "bfloat16", 
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
+class _Entry(msgspec.Struct):
+    """A tensor in the header of a file; "__metadata__" has no dtype."""
+
+    dtype: str = ""
+
+
+_decode_header = msgspec.json.Decoder(dict[str, _Entry]).decode
+
+
 def has_bfloat16_units(capability: str = "", proc: Path = Path("/proc")) -> bool:
     """Return whether torch can compute bfloat16 with this processor's own instructions. ``capability``: ATEN_CPU_CAPABILITY."""
     if capability in _LESS_CAPABLE:
@@ -79,14 +88,8 @@ def _stored_dtypes(model: Path) -> frozenset[str]:
                 num_bytes = int.from_bytes(file.read(8), "little")
                 if num_bytes > min(_MAX_HEADER_BYTES, os.fstat(file.fileno()).st_size):
                     return frozenset()
-                header = msgspec.json.decode(file.read(num_bytes), type=dict[str, _Entry])
+                header = _decode_header(file.read(num_bytes))
             found |= {entry.dtype for entry in header.values() if entry.dtype}
     except (OSError, msgspec.DecodeError, RecursionError):
         return frozenset()  # reported when the weights are loaded
     return frozenset(found)
-
-
-class _Entry(msgspec.Struct):
-    """A tensor in the header of a file; "__metadata__" has no dtype."""
-
-    dtype: str = ""
