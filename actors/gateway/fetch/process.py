@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import uvloop
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 # Bytes of a medium can lie here three times for a moment: while they grow, and on their way out.
 MEMORY_BYTES = 3 * MAX_HELD_BYTES + (256 << 20)
 _NUM_FILES = 512
+_STACK_BYTES = 1 << 20  # of a thread that resolves a name: those of all threads count as memory
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
 
@@ -42,6 +44,7 @@ def main() -> None:
         (resource.RLIMIT_FSIZE, 0),  # it writes no file
     ):
         _limit(kind, value)
+    threading.stack_size(_STACK_BYTES)
     uvloop.run(_serve())
 
 

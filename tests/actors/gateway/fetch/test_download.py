@@ -125,6 +125,16 @@ def test_a_name_of_which_one_address_is_not_public(addresses: list[str]) -> None
     run(test, Names(inside_test=[addresses]))
 
 
+def test_one_address_that_is_refused_refuses_the_name() -> None:
+    """Even if the first one is allowed and answers."""
+
+    async def test(scene: Scene) -> None:
+        refused = await scene.refusal(scene.server.url(host="mixed.test"), allowed_networks=("127.0.0.1/32",))
+        assert refused == (422, UNREACHABLE) and scene.server.requests == []
+
+    run(test, Names(mixed_test=[["127.0.0.1", "10.0.0.1"]]))
+
+
 def test_a_name_is_asked_for_once_and_its_answer_used() -> None:
     """DNS rebinding: the first answer is allowed, later ones are another machine's."""
 
