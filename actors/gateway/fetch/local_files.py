@@ -32,7 +32,7 @@ def _read(root: str, names: Sequence[str], max_bytes: int) -> bytes:
     place = _walk(root, names)
     try:
         found = os.fstat(place)
-        if not stat.S_ISREG(found.st_mode) or found.st_dev in map(_device_of, _KERNELS):
+        if not stat.S_ISREG(found.st_mode) or _is_of_kernel(found.st_dev):
             raise FetchError(NO_FILE)
         if found.st_size > max_bytes:
             raise FetchError(f"has {found.st_size} bytes, the limit is {max_bytes} (media.max_item_mib)", 413)
@@ -58,6 +58,11 @@ def _walk(root: str, names: Sequence[str]) -> int:
             os.close(at)
         at = below
     return at
+
+
+def _is_of_kernel(device: int) -> bool:
+    """Return whether a device is that of one of the kernel's file systems. Where none is mounted, the root's is found in its place."""
+    return device != _device_of("/") and device in map(_device_of, _KERNELS)
 
 
 def _device_of(path: str) -> int:

@@ -88,6 +88,12 @@ def test_files_of_the_kernel_are_none_even_below_a_root() -> None:
             read_file(path, ["/proc", "/sys"], LIMIT)
 
 
+def test_a_place_without_the_kernels_file_systems(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their directories are ordinary ones there, of the same device as all files."""
+    monkeypatch.setattr(local_files, "_device_of", lambda path: os.stat(root).st_dev)
+    assert read(f"file://{root}/below/a%20b.png", root) == b"picture"
+
+
 def test_sizes(root: Path) -> None:
     (root / "large").write_bytes(bytes(LIMIT + 1))
     (root / "most").write_bytes(bytes(LIMIT))
