@@ -31,6 +31,7 @@ from ..runtime.process.memory_layout import (
     write_layout,
 )
 from ..runtime.stage_table import MAX_INSTANCES, SUPERVISOR
+from ..shm.controller_stats import ControllerStats
 from ..shm.descriptors import Descriptor, DescriptorServer, fetch_descriptors
 from ..shm.errors import MissingError
 from ..shm.flight_recorder import FlightRecorder
@@ -39,7 +40,7 @@ from ..shm.pool import PagePool
 from ..shm.ring import Ring
 from ..shm.segment import HEADER_BYTES, Segment
 from ..shm.sequence_table import SequenceTable
-from ..shm.status import ActorTable, ControllerStats
+from ..shm.status import ActorTable
 from ..shm.step_gaps import StepGaps
 from .host.actor import POLL_S, Actor, Ending
 from .host.device import check_fp8, open_device, sharing_of

@@ -16,9 +16,9 @@ from ..runtime.bus.messages import ClearCaches, Cleared
 from ..runtime.bus.transport import ActorSocket
 from ..runtime.errors import RunError
 from ..runtime.process.memory_layout import EMBEDDING_PAGE_TOKENS, read_layout
+from ..shm.controller_stats import ControllerStats, PoolUse, StatsSnapshot
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
-from ..shm.status import ControllerStats, PoolUse, StatsSnapshot
 from .options import RunName, run_path
 from .terminal import print_columns
 

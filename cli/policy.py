@@ -22,9 +22,9 @@ from ..runtime.errors import RunError, UserError
 from ..runtime.process.exit_status import describe_exit
 from ..runtime.process.tuning import write_tuning
 from ..schema.policy_report import PolicyReport
+from ..shm.controller_stats import ControllerStats
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
-from ..shm.status import ControllerStats
 from .options import RunName, completed_from, run_path
 from .terminal import print_columns
 

@@ -14,8 +14,8 @@ from ...runtime.controller.state import ControllerState, InflightPlan
 from ...runtime.observe.flight import Kind, pack_pair
 from ...runtime.stage_table import InstanceId
 from ...schema.rows import Phase
+from ...shm.controller_stats import StatsSnapshot
 from ...shm.flight_recorder import FlightWriter
-from ...shm.status import StatsSnapshot
 
 _SLOW_TICK_NS = 2_000_000  # a tick that did nothing is worth a record when it took so long
 

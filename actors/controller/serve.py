@@ -41,7 +41,8 @@ from ...runtime.process.tuning import read_tuning
 from ...runtime.stage_table import InstanceId, stage_of
 from ...schema.media import MediaSpan
 from ...schema.policy_report import NO_POLICY_YET, PolicyReport
-from ...shm.status import ActorState, ActorTable, ControllerStats, PoolUse, StatsSnapshot
+from ...shm.controller_stats import ControllerStats, PoolUse, StatsSnapshot
+from ...shm.status import ActorState, ActorTable
 from ..host.actor import Actor
 from .costs_file import CostsFile
 from .flight import ControllerFlight

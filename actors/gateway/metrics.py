@@ -16,7 +16,7 @@ from ...runtime.bus.messages import MediaItem
 from ...runtime.errors import RequestError
 from ...schema.gap_buckets import BEGINS_S, NUM_BUCKETS, OCTAVE
 from ...schema.media import MediaKind
-from ...shm.status import PoolUse, StatsSnapshot
+from ...shm.controller_stats import PoolUse, StatsSnapshot
 from .client_request import CLIENT_GONE, ClientRequest
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

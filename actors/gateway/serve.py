@@ -28,12 +28,13 @@ from ...runtime.bus.transport import drain_in_loop
 from ...runtime.config import RuntimeConfig
 from ...runtime.errors import ConfigError
 from ...runtime.process.listening import BACKLOG, connection_limit, inherited_listeners, open_listeners
+from ...shm.controller_stats import ControllerStats
 from ...shm.doorbell import Listener
 from ...shm.pool import PagePool
 from ...shm.ring import Ring
 from ...shm.role_lock import RoleLock
 from ...shm.sequence_table import SequenceTable
-from ...shm.status import ActorState, ActorTable, ControllerStats
+from ...shm.status import ActorState, ActorTable
 from ..host.actor import Actor
 from ..host.media_rules import for_run
 from .api_keys import ApiKeys, KeyMetrics

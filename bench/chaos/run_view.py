@@ -12,10 +12,11 @@ import msgspec
 from ...runtime.controller.request import decode_record
 from ...runtime.stage_table import stage_of
 from ...schema.rows import EndCode, Phase
+from ...shm.controller_stats import ControllerStats, StatsSnapshot
 from ...shm.role_lock import RoleLock
 from ...shm.run_directory import RunDirectory
 from ...shm.sequence_table import SequenceTable
-from ...shm.status import ActorState, ActorTable, ControllerStats, StatsSnapshot
+from ...shm.status import ActorState, ActorTable
 from ..processes import ZYGOTE, children, is_gone, what_is
 from .faults import Phase as StormPhase
 

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ...schema.rows import Phase
+from ...shm.controller_stats import ControllerStats, StatsSnapshot
 from ...shm.flight_recorder import read_recorders
 from ...shm.plan_table import PlanTable
 from ...shm.run_directory import RunDirectory
 from ...shm.sequence_table import SequenceTable
-from ...shm.status import ActorReading, ActorTable, ControllerStats, StatsSnapshot
+from ...shm.status import ActorReading, ActorTable
 from ..controller.embedding_tracker import EmbeddingTracker, lay_out
 from ..controller.records import JournalState, Submitted
 from ..controller.request import SegmentRecord

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import msgspec
 
 from ...schema.policy_report import NO_POLICY_YET, PolicyReport
+from ...shm.controller_stats import ControllerStats
 from ...shm.errors import ShmError
 from ...shm.role_lock import RoleLock
 from ...shm.run_directory import RunDirectory
-from ...shm.status import ActorTable, ControllerStats
+from ...shm.status import ActorTable
 from ..process.memory_layout import read_layout
 from ..process.run import read_run_info
 from .managed_actor import SupervisedActor

@@ -32,9 +32,9 @@ from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.observe.flight import FlightRecord, Kind, merge, unpack_id, unpack_pair, unpack_plan
 from mmrt.runtime.stage_table import ACTORS, InstanceId
 from mmrt.schema.rows import Phase
+from mmrt.shm.controller_stats import StatsSnapshot
 from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.shm.status import StatsSnapshot
 
 LIMITS = Limits(
     num_rows=2, max_context=64, kv_page_tokens=4, num_kv_pages=32, media_page_bytes=8, num_media_pages=4,

@@ -11,8 +11,8 @@ from mmrt.cli.main import run
 from mmrt.runtime.config import RuntimeConfig
 from mmrt.runtime.process.memory_layout import plan_layout, write_layout
 from mmrt.runtime.process.pool_sizes import ModelFacts
+from mmrt.shm.controller_stats import ControllerStats, PoolUse, StatsSnapshot
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.shm.status import ControllerStats, PoolUse, StatsSnapshot
 
 Captured = pytest.CaptureFixture[str]
 FACTS = ModelFacts(kv_page_bytes=512, embedding_row_bytes=128, max_context=1000, patch_row_bytes=1176)

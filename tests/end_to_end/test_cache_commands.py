@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from mmrt.shm.controller_stats import ControllerStats
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.shm.status import ControllerStats
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.test_embedding_cache import NEW, Asked, work
 from mmrt.tests.end_to_end.test_media import image_part, picture, text

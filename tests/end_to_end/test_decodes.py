@@ -11,9 +11,9 @@ import pytest
 
 from mmrt.runtime.stage_table import MAX_INSTANCES, instance_id
 from mmrt.schema.rows import EndCode
+from mmrt.shm.controller_stats import ControllerStats
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
-from mmrt.shm.status import ControllerStats
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.test_outages import TIMEOUT_S, Asking, broken
 from mmrt.tests.end_to_end.test_restart import LONG, PROMPT, Streams, processes

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from mmrt.shm.controller_stats import ControllerStats, StatsSnapshot
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.shm.status import ControllerStats, StatsSnapshot
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.oracle import Media, Oracle, check_argmax
 from mmrt.tests.end_to_end.test_guidance import companion, guided

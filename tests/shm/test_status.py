@@ -11,9 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from mmrt.shm.controller_stats import ControllerStats, PoolUse, StatsSnapshot
 from mmrt.shm.errors import MissingError
 from mmrt.shm.segment import HEADER_BYTES, Segment
-from mmrt.shm.status import ActorState, ActorStatus, ActorTable, ControllerStats, Membership, PoolUse, StatsSnapshot
+from mmrt.shm.status import ActorState, ActorStatus, ActorTable, Membership
 from mmrt.shm.versioned import VersionedBlob
 
 MAX_BYTES = 100

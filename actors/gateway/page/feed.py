@@ -15,9 +15,10 @@ from ....runtime.observe.live import LiveRequest, LiveRequests
 from ....runtime.observe.trace_requests import PlanSpan
 from ....runtime.stage_table import STAGES, stage_of
 from ....runtime.supervisor.processes import cpu_seconds
+from ....shm.controller_stats import StatsSnapshot
 from ....shm.role_lock import RoleLock
 from ....shm.run_directory import RunDirectory
-from ....shm.status import ActorReading, ActorState, ActorTable, StatsSnapshot
+from ....shm.status import ActorReading, ActorState, ActorTable
 
 SHARED_S = 0.4  # for which a look at the processes serves all viewers
 MAX_REQUESTS = 48  # of one reply, and those that changed with the last of them; a viewer gets the others with its next

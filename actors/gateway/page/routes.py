@@ -19,8 +19,9 @@ from ....runtime.observe.dumps import Recording
 from ....runtime.observe.trace import make_trace
 from ....runtime.supervisor.ask_supervisor import ask
 from ....runtime.supervisor.control import SOCKET_NAME, KillReply, KillRequest, RestartReply, RestartRequest
+from ....shm.controller_stats import StatsSnapshot
 from ....shm.run_directory import RunDirectory
-from ....shm.status import ActorTable, StatsSnapshot
+from ....shm.status import ActorTable
 from .feed import Feed
 from .files import HEADERS, read_files
 from .guard import check_command, check_reader

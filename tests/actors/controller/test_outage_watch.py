@@ -9,11 +9,11 @@ import pytest
 from mmrt.actors.controller.outage_watch import OutageWatch
 from mmrt.runtime.stage_table import ACTORS, MAX_INSTANCES, actors_of, replaceable
 from mmrt.schema.outage import Outage
+from mmrt.shm.controller_stats import ControllerStats, StatsSnapshot
 from mmrt.shm.errors import MissingError
 from mmrt.shm.outages import OutageTable
 from mmrt.shm.role_lock import RoleLock
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.shm.status import ControllerStats, StatsSnapshot
 
 
 @pytest.fixture

@@ -30,12 +30,13 @@ from mmrt.runtime.controller.scheduling.facts import Objective
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.stage_table import ACTORS
 from mmrt.schema.rows import EndCode, Phase
+from mmrt.shm.controller_stats import ControllerStats, StatsSnapshot
 from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
-from mmrt.shm.status import ActorState, ActorTable, ControllerStats, StatsSnapshot
+from mmrt.shm.status import ActorState, ActorTable
 from mmrt.shm.step_gaps import StepGaps
 
 LIMITS = Limits(

@@ -52,6 +52,7 @@ from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_l
 from mmrt.runtime.config import MediaSection, RuntimeConfig, ServerSection, SupervisorSection
 from mmrt.runtime.process.run import DEFAULT_MODEL
 from mmrt.runtime.stage_table import ACTORS
+from mmrt.shm.controller_stats import ControllerStats, PoolUse, StatsSnapshot
 from mmrt.shm.doorbell import Ringer
 from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.logprob_file import ANSWER, PROMPT, Logprobs
@@ -60,7 +61,7 @@ from mmrt.shm.ring import Ring
 from mmrt.shm.role_lock import RoleLock
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
-from mmrt.shm.status import ActorState, ActorTable, ControllerStats, PoolUse, StatsSnapshot
+from mmrt.shm.status import ActorState, ActorTable
 
 MODEL = "tiny"
 MAX_CONTEXT = 2048

@@ -25,7 +25,8 @@ from mmrt.runtime.errors import RequestError, RunError
 from mmrt.runtime.stage_table import ACTORS, actors_of
 from mmrt.schema.gap_buckets import NUM_BUCKETS, bucket_of
 from mmrt.schema.policy_report import PolicyReport
-from mmrt.shm.status import ActorState, PoolUse, StatsSnapshot
+from mmrt.shm.controller_stats import PoolUse, StatsSnapshot
+from mmrt.shm.status import ActorState
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 

@@ -7,9 +7,10 @@ import pytest
 
 from mmrt.bench.chaos.run_view import RunView
 from mmrt.runtime.stage_table import actors_of
+from mmrt.shm.controller_stats import ControllerStats
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
-from mmrt.shm.status import ActorTable, ControllerStats
+from mmrt.shm.status import ActorTable
 
 
 @pytest.fixture
