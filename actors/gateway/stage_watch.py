@@ -40,7 +40,8 @@ class StageWatch:
     async def close(self) -> None:
         """Look for the last time, and end."""
         self._task.cancel()
-        await asyncio.wrap_future(self._thread.submit(self._look))
+        for _ in range(2):  # a look says what the one before it has found
+            await asyncio.wrap_future(self._thread.submit(self._look))
         if self._tracing is not None:
             await asyncio.wrap_future(self._thread.submit(self._tracing.close))
         self._thread.shutdown()

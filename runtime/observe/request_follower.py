@@ -5,7 +5,7 @@ records were overwritten before a look are left out.
 """
 
 import time
-from collections import deque
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -47,7 +47,8 @@ class RequestFollower:
         self._follower = RecordFollower(run, actors, _IGNORED, num_first=0)
         self._requests: dict[int, FollowedRequest] = {}
         self._spans, self._plans = RequestSpans(), PlanSpans()
-        self._steps: deque[tuple[int, int]] = deque(maxlen=NUM_STEPS)  # (begin, end)
+        self._steps: list[tuple[int, int]] = []  # (begin, end), in order
+        self._new: list[tuple[FollowedRequest, FlightRecord]] = []  # first texts and ends of the last look
         self.look()
 
     def close(self) -> None:
@@ -58,20 +59,26 @@ class RequestFollower:
         self._follower.names = actors
 
     def look(self) -> None:
-        """Take in whatever is new. Call it from one thread at a time."""
+        """Take in whatever is new, and say what the last look has found: a step is recorded at its end, when its text may already be
+        there. Call it from one thread at a time."""
         num_gaps = self._follower.num_gaps
         records = self._follower.take()
         if self._follower.num_gaps > num_gaps:
             self._requests.clear()
             self._spans, self._plans = RequestSpans(), PlanSpans()
+            self._new = []
+        settled, self._new = self._new, []
         for record in records:
             self._take(record)
+        for request, record in settled:
+            self._say(request, record)
         if records:
             self._forget()
 
     def _take(self, record: FlightRecord) -> None:
         if record.kind is Kind.STEP:
-            self._steps.append((record.time_ns, record.end_ns))
+            insort(self._steps, (record.time_ns, record.end_ns))
+            del self._steps[:-NUM_STEPS]
         elif (plan := self._plans.add(record)) is not None:
             for key in (record.key,) if record.kind is Kind.PLAN_REQUEST else plan.requests:
                 if (request := self._requests.get(key)) is not None:
@@ -88,23 +95,23 @@ class RequestFollower:
 
     def _changed(self, span: RequestSpan, record: FlightRecord) -> None:
         request = self._requests.setdefault(span.key, FollowedRequest(span))
+        if record.kind in (Kind.FIRST_TEXT, Kind.OVER):
+            self._new.append((request, record))
+
+    def _say(self, request: FollowedRequest, record: FlightRecord) -> None:
         if record.kind is Kind.FIRST_TEXT and request.first is None:
-            request.first = FirstText(*self._first_step(span, record.time_ns), record.time_ns)
+            request.first = FirstText(*self._first_step(request.span, record.time_ns), record.time_ns)
             self._on_first_text(request)
-        elif record.kind is Kind.OVER:
-            del self._requests[span.key], self._spans.spans[span.key]
+        elif record.kind is Kind.OVER and self._requests.pop(record.key, None) is not None:
+            del self._spans.spans[record.key]
             self._on_over(request, record.time_ns)
 
     def _first_step(self, span: RequestSpan, until_ns: int) -> tuple[int, int]:
         """Begin and end of the first step of decode with the request; an empty one at its first text if none is known."""
-        since_ns = max((stage.begin_ns for stage in span.stages if stage.name == "decoding"), default=until_ns)
-        found = until_ns, until_ns
-        for begin_ns, end_ns in reversed(self._steps):
-            if begin_ns < since_ns:
-                break
-            if end_ns <= until_ns:
-                found = begin_ns, end_ns
-        return found
+        begins = [stage.begin_ns for stage in span.stages if stage.name == "decoding" and stage.begin_ns <= until_ns]
+        number = bisect_left(self._steps, (max(begins, default=until_ns), 0))
+        begin_ns, end_ns = self._steps[number] if number < len(self._steps) else (until_ns, until_ns)
+        return min(begin_ns, until_ns), min(end_ns, until_ns)
 
     def _forget(self) -> None:
         """Keep what belongs to requests that are not over."""

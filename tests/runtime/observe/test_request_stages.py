@@ -174,6 +174,7 @@ def test_only_requests_of_this_gateway_count(run: RunDirectory, writers: dict[st
         assert seen.stages == [], "that was before this gateway"
         write_request({**writers, "gateway": FlightRecorder.attach(run, "gateway").writer(OLD)})
         follower.look()
+        follower.look()
     assert seen.stages == [] and seen.ends == []
 
 
@@ -191,4 +192,24 @@ def test_requests_with_lost_records_are_left_out(run: RunDirectory, writers: dic
         assert seen.stages == [] and seen.ends == []
         write_request(writers)
         follower.look()
+        follower.look()
     assert seen.stages == [EXPECTED], "the next one is whole"
+
+
+def test_a_step_may_be_recorded_after_its_text(run: RunDirectory, writers: dict[str, FlightWriter]) -> None:
+    """decode records a step at its end, and others are quicker than that."""
+    seen = Seen()
+    gateway, controller = writers["gateway"], writers["controller"]
+    with closing(RequestFollower(run, ACTORS, NOW, seen.first_text, seen.over)) as follower:
+        gateway.record(Kind.RECEIVED, 100 * MS, 0, KEY, 1, 2)
+        controller.record(Kind.SUBMITTED, 101 * MS, 0, KEY, 9, 0)
+        controller.record(Kind.ROW, 102 * MS, 0, KEY, ROW, 1)
+        controller.record(Kind.PHASE, 110 * MS, 0, KEY, ROW, 1, Phase.DECODE)
+        gateway.record(Kind.FIRST_TEXT, 119 * MS, 0, KEY)
+        gateway.record(Kind.OVER, 120 * MS, 0, KEY, 2, 0)
+        follower.look()
+        assert seen.stages == []
+        writers["decode"].record(Kind.STEP, 112 * MS, 9 * MS, 2, 2)
+        follower.look()
+        follower.look()
+    assert seen.stages == [{"admission": 2, "first_step_queue": 10, "first_step": 7}] and seen.ends == [(KEY, 120)]
