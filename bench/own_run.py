@@ -6,6 +6,7 @@ For the benches that measure whole runs. Whatever happens, the run is down at th
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -108,14 +109,20 @@ class OwnRun:
 
 @contextmanager
 def own_run(name: str = "") -> Iterator[OwnRun]:
-    """A place for runs; down and removed at the end. ``name`` tells those of one process apart. Raises: OwnRunError if a run does not
-    go down."""
+    """A place for runs; down and removed at the end, also at SIGTERM. ``name`` tells those of one process apart.
+
+    Raises: OwnRunError if a run does not go down.
+    """
     home = Path(tempfile.mkdtemp(prefix="mmrt-bench-"))
     path = RunDirectory.default_path().parent / f"bench-{os.getpid()}{'-' if name else ''}{name}"
     run = OwnRun(home, path)
+    before = signal.getsignal(signal.SIGTERM)
+    if before == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield run
     finally:
+        signal.signal(signal.SIGTERM, before)
         if RunDirectory.is_alive(path):
             run.down()
         shutil.rmtree(home, ignore_errors=True)
