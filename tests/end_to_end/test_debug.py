@@ -147,7 +147,7 @@ def wait_for(server: Server, name: str, wanted: str) -> None:
         ("prefill", "actors/prefill.py:{execute}"),
         ("detokenizer", "detokenizer.py:{step}"),
         ("controller", "Serving._receive"),
-        ("gateway", "completions.py:{_handle}"),
+        ("gateway", "completions.py:{answer}"),
     ],
 )
 def test_a_breakpoint_in_mid_stream(
