@@ -3,7 +3,6 @@
 Pure. Called by validation.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ...schema.media import MediaKind
@@ -79,21 +78,22 @@ def check_continues(conversation: Conversation) -> None:
         raise refuse(f"{path}.content", "is empty, with continue_final_message it is continued")
 
 
-def is_continued(messages: Sequence[Message]) -> bool:
+def is_continued(last: Message, path: str) -> bool:
     """Return whether the last message is the model's: in other APIs than OpenAI's the answer then continues it. Raises: RequestError if
-    it is empty."""
-    last = messages[-1]
+    it is empty or calls functions."""
     if last.role != "assistant":
         return False
+    if last.calls:
+        raise refuse(f"{path}.content", f"calls {last.calls[-1].name}, whose result is to follow in a message of the user")
     if not (last.content and last.content[-1]):
-        raise refuse(f"messages[{len(messages) - 1}].content", "is empty; a last message of the assistant is continued")
+        raise refuse(f"{path}.content", "is empty; a last message of the assistant is continued")
     return True
 
 
-def _num_parts(message: Any) -> int:
-    """The number of texts and media it may hold; 1 if it is no message."""
-    content = message.get("content") if isinstance(message, dict) else None
-    return len(content) if isinstance(content, list) and content else 1
+def _num_parts(message: Any, levels: int = 2) -> int:
+    """The number of texts and media it may hold, those in the results of calls too; 1 if it is no message."""
+    content = message.get("content") if isinstance(message, dict) and levels else None
+    return sum(_num_parts(part, levels - 1) for part in content) if isinstance(content, list) and content else 1
 
 
 def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:

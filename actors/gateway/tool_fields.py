@@ -1,11 +1,12 @@
-"""Fields of a chat request for functions that the model may call: ``tools``, ``tool_choice`` and ``parallel_tool_calls``. Pure.
+"""Functions that the model may call: ``tools``, ``tool_choice`` and ``parallel_tool_calls`` of a chat request, and what the other
+APIs' fields of that kind have in common with them. Pure.
 
 The calls of an answer are always valid, by a grammar, where they are required, where a function is ``strict``, and where there may be
 one at most; otherwise the model is free to write what it likes.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ...models.errors import GrammarError
@@ -26,47 +27,56 @@ class ToolUse(NamedTuple):
     names: frozenset[str]
 
 
-class _Tool(NamedTuple):
+class Tool(NamedTuple):
+    """A function. ``schema``: of its arguments. ``name_path``: the field of its name; ``pointer``: the place of its schema in
+    ``tools``."""
+
     shown: dict[str, Any]
     name: str
     schema: dict[str, Any]
     is_strict: bool
+    name_path: str
+    pointer: str
 
 
-class _Choice(NamedTuple):
-    """``name``: of the one function that must be called."""
+class ToolChoice(NamedTuple):
+    """``mode``: "auto", "none" or "required". ``name``: of the one function that must be called."""
 
     mode: str
     name: str | None = None
 
 
 def read_tools(fields: Fields, answer: AskedGrammar | None) -> tuple[ToolUse | None, AskedGrammar | None]:
-    """Take the fields. Returns the functions, None if none may be called, and the grammar of the answer. ``answer``: the grammar of one
-    that calls none.
+    """Take the fields of chat completions. Returns and raises: as ``allow_calls``."""
+    tools = read_list(fields.take("tools"), _read_tool)
+    choice = _read_choice(fields.take("tool_choice"), tools)
+    return allow_calls(tools, choice, read_is_single(fields), answer)
+
+
+def allow_calls(
+    tools: Sequence[Tool], choice: ToolChoice, is_single: bool, answer: AskedGrammar | None
+) -> tuple[ToolUse | None, AskedGrammar | None]:
+    """Return the functions, None if none may be called, and the grammar of the answer. ``is_single``: one call at most. ``answer``:
+    the grammar of one that calls none.
 
     Raises: RequestError.
     """
-    tools = _read_tools(fields.take("tools"))
-    choice = _read_choice(fields.take("tool_choice"), [tool.name for tool in tools])
-    parallel = fields.take("parallel_tool_calls")
-    if parallel is not None and not isinstance(parallel, bool):
-        raise refuse("parallel_tool_calls", f"expected true or false, got {show(parallel)}")
     if choice.mode == "required" and not tools:
-        raise refuse("tool_choice", 'is "required", but there are no tools')
+        raise refuse("tool_choice", "requires a call, but there are no tools")
     if choice.mode == "none" or not tools:
         return None, answer
     use = ToolUse(tuple(tool.shown for tool in tools), frozenset(tool.name for tool in tools))
     is_required = choice.mode == "required"
-    if not (is_required or parallel is False or answer is not None or any(tool.is_strict for tool in tools)):
+    if not (is_required or is_single or answer is not None or any(tool.is_strict for tool in tools)):
         return use, None
     form = CallForm(
         functions=[
-            Function(f"/{at}/function/parameters", tool.name, tool.schema if is_required or tool.is_strict else {"type": "object"})
-            for at, tool in enumerate(tools)
+            Function(tool.pointer, tool.name, tool.schema if is_required or tool.is_strict else {"type": "object"})
+            for tool in tools
             if choice.name in (None, tool.name)
         ],
         is_required=is_required,
-        is_single=parallel is False or choice.name is not None,
+        is_single=is_single or choice.name is not None,
         answer=None if answer is None or is_required else answer.source,
     )
     try:
@@ -75,39 +85,48 @@ def read_tools(fields: Fields, answer: AskedGrammar | None) -> tuple[ToolUse | N
         raise refuse("tools", f"{error.message}, all functions together") from None
 
 
-def _read_tools(value: Any) -> list[_Tool]:
+def read_list(value: Any, read_tool: Callable[[Any, int], Tool]) -> list[Tool]:
+    """Read ``tools``, each entry with its index by ``read_tool``. Raises: RequestError."""
     if value is None:
         return []
     if not isinstance(value, list):
         raise refuse("tools", f"expected an array, got {kind_of(value)}")
     if len(value) > MAX_TOOLS:
         raise refuse("tools", f"has {len(value)} entries, the limit is {MAX_TOOLS}")
-    tools: list[_Tool] = []
+    tools: list[Tool] = []
     places: dict[str, int] = {}
     for at, entry in enumerate(value):
-        tool = _read_tool(entry, f"tools[{at}]")
+        tool = read_tool(entry, at)
         if (first := places.setdefault(tool.name, at)) != at:
-            raise refuse(f"tools[{at}].function.name", f"is {show(tool.name)}, as that of tools[{first}]")
+            raise refuse(tool.name_path, f"is {show(tool.name)}, as that of tools[{first}]")
         tools.append(tool)
     return tools
 
 
-def _read_tool(value: Any, path: str) -> _Tool:
-    fields = Fields(value, path)
+def _read_tool(value: Any, at: int) -> Tool:
+    fields = Fields(value, f"tools[{at}]")
     fields.take_choice("type", ("function",))
     function = Fields(fields.take_required("function"), fields.path("function"))
     fields.refuse_leftover()
+    tool = read_function(function, "parameters", f"/{at}/function")
+    function.refuse_leftover()
+    return tool
+
+
+def read_function(function: Fields, schema_field: str, pointer: str) -> Tool:
+    """Take name, description, schema and ``strict`` of a function. ``pointer``: its place in ``tools``. Raises: RequestError."""
     name = read_name(function)
     description = function.take_str("description")
-    schema, is_strict = function.take("parameters"), function.take_bool("strict")
-    function.refuse_leftover()
+    schema, is_strict = function.take(schema_field), function.take_bool("strict")
     shown: dict[str, Any] = {"name": name}
     if description is not None:
         shown["description"] = description
     if schema is not None:
-        _check_schema(schema, function.path("parameters"))
+        _check_schema(schema, function.path(schema_field))
         shown["parameters"] = schema
-    return _Tool({"type": "function", "function": shown}, name, {"type": "object", "properties": {}, **(schema or {})}, is_strict)
+    arguments = {"type": "object", "properties": {}, **(schema or {})}
+    form = {"type": "function", "function": shown}
+    return Tool(form, name, arguments, is_strict, function.path("name"), f"{pointer}/{schema_field}")
 
 
 def _check_schema(schema: Any, path: str) -> None:
@@ -130,18 +149,36 @@ def read_name(function: Fields) -> str:
     return name
 
 
-def _read_choice(value: Any, names: Sequence[str]) -> _Choice:
+def read_is_single(fields: Fields) -> bool:
+    """Take ``parallel_tool_calls``. Returns whether there may be one call at most. Raises: RequestError."""
+    parallel = fields.take("parallel_tool_calls")
+    if parallel is not None and not isinstance(parallel, bool):
+        raise refuse("parallel_tool_calls", f"expected true or false, got {show(parallel)}")
+    return parallel is False
+
+
+def _read_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
     if value is None or isinstance(value, str):
-        if value not in (None, "auto", "none", "required"):
-            raise refuse("tool_choice", f"is {show(value)}, allowed are none, auto, required, and a function of tools as an object")
-        return _Choice(value or "auto")
+        return read_mode(value)
     fields = Fields(value, "tool_choice")
     fields.take_choice("type", ("function",))
     function = Fields(fields.take_required("function"), fields.path("function"))
     fields.refuse_leftover()
-    name = read_name(function)
+    return read_named(function, tools)
+
+
+def read_mode(value: str | None) -> ToolChoice:
+    """Read a choice that is a word. Raises: RequestError."""
+    if value not in (None, "auto", "none", "required"):
+        raise refuse("tool_choice", f"is {show(value)}, allowed are none, auto, required, and a function of tools as an object")
+    return ToolChoice(value or "auto")
+
+
+def read_named(function: Fields, tools: Sequence[Tool]) -> ToolChoice:
+    """Take the name of the function that must be called, all that is in ``function``. Raises: RequestError."""
+    name, names = read_name(function), [tool.name for tool in tools]
     function.refuse_leftover()
     if name not in names:
         known = ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")
         raise refuse(function.path("name"), f"is {show(name)}, but tools has {known or 'no function'}")
-    return _Choice("required", name)
+    return ToolChoice("required", name)

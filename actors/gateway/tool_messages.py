@@ -1,7 +1,7 @@
 """Calls and their results in a conversation: ``tool_calls`` of an assistant's message, ``tool_call_id`` of a tool's. Pure."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ...models.errors import GrammarError
@@ -78,6 +78,23 @@ def check_results(messages: Sequence[_Message]) -> None:
     """Check that each result is of a call in an earlier message. Raises: RequestError."""
     known = set[str]()
     for at, message in enumerate(messages):
-        if message.call_id and message.call_id not in known:
-            raise refuse(f"messages[{at}].tool_call_id", f"is {show(message.call_id)}, no call before it has this id")
+        if message.call_id:
+            check_known(message.call_id, known, f"messages[{at}].tool_call_id")
         known.update(call.id for call in message.calls)
+
+
+def check_known(id: str, known: Collection[str], path: str) -> None:
+    """Check that a result is of a known call. Raises: RequestError."""
+    if id not in known:
+        raise refuse(path, f"is {show(id)}, no call before it has this id")
+
+
+def check_arguments(value: Any, path: str) -> dict[str, Any]:
+    """Return the arguments of a call, an object that is not too deep. Raises: RequestError."""
+    if not isinstance(value, dict):
+        raise refuse(path, f"expected an object, got {kind_of(value)}")
+    try:
+        check_depth(value)
+    except GrammarError as error:
+        raise refuse(path, error.message) from None
+    return value

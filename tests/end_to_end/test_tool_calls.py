@@ -1,8 +1,10 @@
-"""Calls of functions, through the openai client: whatever a random model would like to say, required and strict calls are valid."""
+"""Calls of functions, through the clients of OpenAI and Anthropic: whatever a random model would like to say, required and strict
+calls are valid."""
 
 import json
 from typing import Any, Literal
 
+import anthropic
 import httpx2
 import jsonschema
 import openai
@@ -247,4 +249,40 @@ def test_a_client_that_goes_in_mid_call(server: Server) -> None:
             break
     stream.close()
     assert seen > 6
+    server.wait_until_empty()
+
+
+def test_anthropics_client_calls(server: Server) -> None:
+    """The same calls as chat completions with the same seed, whole and in a stream, and a turn with the result."""
+    functions = [{"name": name, "description": f"About {name}.", "input_schema": schema} for name, schema in SCHEMAS.items()]
+    asked: Any = {
+        "model": server.checkpoint.name,
+        "messages": [USER],
+        "tools": functions,
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        "max_tokens": 200,
+        "extra_body": {"temperature": 1, "seed": 5},
+    }
+    same = create(server, tool_choice="required", parallel_tool_calls=False)
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client:
+        whole: Any = client.messages.create(**asked)
+        with client.messages.stream(**asked) as stream:
+            streamed: Any = stream.get_final_message()
+        for answer in (whole, streamed):
+            (block,) = answer.content
+            assert (block.type, answer.stop_reason) == ("tool_use", "tool_use")
+            jsonschema.validate(block.input, SCHEMAS[block.name])
+            called = same.choices[0].message.tool_calls[0].function
+            assert (block.name, block.input) == (called.name, json.loads(called.arguments))
+            assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == same.usage.prompt_tokens
+        result = {"type": "tool_result", "tool_use_id": whole.content[0].id, "content": "Rain."}
+        turns = [USER, {"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
+        after = client.messages.create(**{**asked, "messages": turns, "tool_choice": {"type": "auto"}, "max_tokens": 8})
+        named = client.messages.create(**{**asked, "tool_choice": {"type": "tool", "name": "weather"}})
+    history = [USER, same.choices[0].message.model_dump(exclude_unset=True)]
+    history.append({"role": "tool", "tool_call_id": same.choices[0].message.tool_calls[0].id, "content": "Rain."})
+    expected = create(server, messages=history, max_tokens=8)
+    assert after.usage.input_tokens + after.usage.cache_read_input_tokens == expected.usage.prompt_tokens
+    assert after.content[0].text == expected.choices[0].message.content
+    assert [block.name for block in named.content] == ["weather"]
     server.wait_until_empty()

@@ -1,23 +1,27 @@
 """Anthropic's Messages API (version 2023-06-01): a body becomes a ``ChatRequest``, an answer a message or its events. Pure."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
 
+from ....models.text.tool_calls import CallPiece
 from ....runtime.errors import RequestError
 from ....schema.media import MediaKind
 from ..choices import Ending, Piece, Usage
 from ..content import Conversation, MediaPart, Message, check_messages, is_continued
 from ..fields import Fields, kind_of, refuse, show
 from ..grammar_fields import AskedGrammar, read_schema
-from ..harmless import NOTHING, OBJECT, TEXT, Harmless, one_of, refuse_others
+from ..harmless import FLAG, NOTHING, OBJECT, TEXT, Harmless, one_of, refuse_others
 from ..json_body import decode_body
 from ..media import MediaIntake
 from ..media_options import FOR_ALL, OptionReader
 from ..output_fields import Output
 from ..template_fields import TemplateUse
-from ..validation import ChatRequest, Generation, Limits, read_generation
+from ..tool_messages import MAX_CALLS, Call, check_known, read_id
+from ..validation import ChatRequest, Generation, Limits, check_grammar, read_generation
+from .anthropic_tools import input_of, read_call, read_tools
 
 ROLES = ("user", "assistant", "system")
 _MEDIA: Mapping[str, MediaKind] = {"image": "image", "video": "video", "audio": "audio"}  # Anthropic's API has the first alone
@@ -29,13 +33,11 @@ _IGNORED_FIELDS: Mapping[str, Harmless] = {
     "service_tier": one_of("auto", "standard_only"),
     "speed": one_of("standard"),
     "inference_geo": TEXT,
-    "tools": NOTHING,
     "mcp_servers": NOTHING,
-    "tool_choice": Harmless(
-        lambda value: isinstance(value, dict) and value.get("type") in ("auto", "none"), '{"type":"auto"} or {"type":"none"}'
-    ),
 }
 _IGNORED_OF_BLOCKS: Mapping[str, Harmless] = {"cache_control": OBJECT, "citations": NOTHING}
+_IGNORED_OF_RESULTS: Mapping[str, Harmless] = {"cache_control": OBJECT, "is_error": FLAG}  # the template has no place for the latter
+_CALLING = {"user": "tool_result", "assistant": "tool_use"}  # blocks that messages of one role alone have
 _EFFORTS = one_of("low", "medium", "high", "xhigh", "max")
 _encode = msgspec.json.Encoder().encode
 
@@ -68,16 +70,22 @@ def _read(fields: Fields, limits: Limits) -> ChatRequest:
     generation = read_generation(
         fields, limits, lambda *_: Output(), grammar, stop_field="stop_sequences", max_tokens_fields=("max_tokens",)
     )
+    tools, grammar = read_tools(fields, generation.grammar)
+    generation = msgspec.structs.replace(generation, grammar=grammar)
+    check_grammar(generation)
     system, turns = fields.take("system"), fields.take_required("messages")
     options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules)
     refuse_others(fields, _IGNORED_FIELDS)
     intake = MediaIntake(limits.kinds, limits.media, options)
-    messages = [_read_turn(turn, f"messages[{at}]", intake) for at, turn in enumerate(check_messages(turns, limits.max_context))]
-    continues = is_continued(messages)
+    reader = _TurnReader(intake)
+    messages: list[Message] = []
+    for at, turn in enumerate(check_messages(turns, limits.max_context)):
+        messages += reader.read(turn, path := f"messages[{at}]")
+    continues = is_continued(messages[-1], path)
     if system is not None:
-        messages.insert(0, Message("system", _read_content(system, "system", "system", intake)))
+        messages[:0] = reader.read_content(system, "system", "system")
     conversation = Conversation(tuple(messages), tuple(intake.media))
-    return ChatRequest(generation, conversation, TemplateUse(opens_answer=not continues, continues=continues))
+    return ChatRequest(generation, conversation, TemplateUse(opens_answer=not continues, continues=continues), tools=tools)
 
 
 def _read_output_config(fields: Fields) -> AskedGrammar | None:
@@ -94,27 +102,65 @@ def _read_output_config(fields: Fields) -> AskedGrammar | None:
     return read_schema(schema, form.path("schema"))
 
 
-def _read_turn(value: Any, path: str, intake: MediaIntake) -> Message:
-    fields = Fields(value, path)
-    role = fields.take_choice("role", ROLES)
-    content = fields.take_required("content")
-    fields.refuse_leftover()
-    return Message(role, _read_content(content, f"{path}.content", role, intake))
+class _TurnReader:
+    """Reads the turns of a conversation, one after another."""
+
+    def __init__(self, intake: MediaIntake) -> None:
+        self._intake = intake
+        self._call_ids = set[str]()
+
+    def read(self, value: Any, path: str) -> list[Message]:
+        """Return the messages of a turn. Raises: RequestError."""
+        fields = Fields(value, path)
+        role = fields.take_choice("role", ROLES)
+        content = fields.take_required("content")
+        fields.refuse_leftover()
+        return self.read_content(content, f"{path}.content", role)
+
+    def read_content(self, value: Any, path: str, role: str) -> list[Message]:
+        """Return the messages of a role's content: one, but in a turn with results one for each of these as well. Raises:
+        RequestError."""
+        if isinstance(value, str):
+            return [Message(role, value)]
+        if not isinstance(value, list):
+            raise refuse(path, f"expected a string or an array of content blocks, got {kind_of(value)}")
+        if not value:
+            raise refuse(path, "is empty, at least one content block is needed")
+        blocks = [self._read_block(block, f"{path}[{at}]", role) for at, block in enumerate(value)]
+        messages: list[Message] = []
+        for _, group in groupby(blocks, key=lambda block: isinstance(block, Message)):
+            found = list(group)
+            results = [block for block in found if isinstance(block, Message)]
+            said = tuple(block for block in found if isinstance(block, str | MediaPart))
+            calls = tuple(block for block in found if isinstance(block, Call))
+            if len(calls) > MAX_CALLS:
+                raise refuse(path, f"has {len(calls)} blocks of type tool_use, the limit is {MAX_CALLS}")
+            messages += results or [Message(role, said or "", calls=calls)]
+        return messages
+
+    def _read_block(self, value: Any, path: str, role: str) -> str | MediaPart | Call | Message:
+        block = Fields(value, path)
+        kind, calling = block.take_required("type"), _CALLING.get(role)
+        if kind != calling:
+            return _read_part(block, kind, path, role, self._intake)
+        if kind == "tool_result":
+            return self._read_result(block)
+        call = read_call(block)
+        self._call_ids.add(call.id)
+        return call
+
+    def _read_result(self, block: Fields) -> Message:
+        """Read the result of a call, which is text."""
+        id, content, path = read_id(block, "tool_use_id"), block.take("content"), block.path("content")
+        check_known(id, self._call_ids, block.path("tool_use_id"))
+        refuse_others(block, _IGNORED_OF_RESULTS)
+        if not content or isinstance(content, str):
+            return Message("tool", content or "", call_id=id)
+        (message,) = self.read_content(content, path, "tool")
+        return message._replace(call_id=id)
 
 
-def _read_content(value: Any, path: str, role: str, intake: MediaIntake) -> str | tuple[str | MediaPart, ...]:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise refuse(path, f"expected a string or an array of content blocks, got {kind_of(value)}")
-    if not value:
-        raise refuse(path, "is empty, at least one content block is needed")
-    return tuple(_read_block(block, f"{path}[{at}]", role, intake) for at, block in enumerate(value))
-
-
-def _read_block(value: Any, path: str, role: str, intake: MediaIntake) -> str | MediaPart:
-    block = Fields(value, path)
-    kind = block.take_required("type")
+def _read_part(block: Fields, kind: Any, path: str, role: str, intake: MediaIntake) -> str | MediaPart:
     if kind == "text":
         text = block.take_required("text")
         if not isinstance(text, str):
@@ -122,7 +168,8 @@ def _read_block(value: Any, path: str, role: str, intake: MediaIntake) -> str | 
         refuse_others(block, _IGNORED_OF_BLOCKS)
         return text
     if not isinstance(kind, str) or kind not in _MEDIA:
-        raise refuse(f"{path}.type", f"is {show(kind)}, allowed are text, {', '.join(_MEDIA)}")
+        allowed = ["text", *_MEDIA, *([_CALLING[role]] if role in _CALLING else [])]
+        raise refuse(f"{path}.type", f"is {show(kind)}, allowed are {', '.join(allowed)}")
     if isinstance(block.leftover.get("cache_control"), dict):
         block.take("cache_control")
     intake.read_source(_MEDIA[kind], block, path, role)
@@ -149,7 +196,19 @@ class MessageAnswer:
         self._model = model
 
     def choice(self, index: int, piece: Piece, ending: Ending, with_ids: bool) -> dict[str, Any]:
-        return {"content": [{"type": "text", "text": piece.text}], **_stop_of(ending)}
+        calls: list[tuple[CallPiece, list[str]]] = []
+        for call in piece.calls:
+            if call.name is not None:
+                calls.append((call, []))
+            calls[-1][1].append(call.arguments)
+        texts = [{"type": "text", "text": piece.text}] if piece.text or not calls else []
+        uses = [self.tool_use(begun, input_of("".join(arguments))) for begun, arguments in calls]
+        return {"content": [*texts, *uses], **_stop_of(ending)}
+
+    def tool_use(self, call: CallPiece, input: object) -> dict[str, Any]:
+        """Return the block of a call, with an id that no other has."""
+        id = f"toolu_{self.id.removeprefix(MessageFormat.id_prefix)}_{call.number}"
+        return {"type": "tool_use", "id": id, "name": call.name, "input": input}
 
     def whole(self, choices: Sequence[dict[str, Any]], usage: Usage, more: dict[str, Any]) -> bytes:
         return _encode(self.message({**choices[0], "usage": _usage(usage), **more}))
@@ -163,26 +222,52 @@ class MessageAnswer:
 
 
 class MessageEvents:
-    """The events of its stream: see ``Chunks``."""
+    """The events of its stream: see ``Chunks``. Text and each call are a block; text behind a call is another one."""
 
     content_type = "text/event-stream; charset=utf-8"
     keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, answer: MessageAnswer) -> None:
         self._answer = answer
+        self._index = -1  # of the last block
+        self._open = ""  # its type while it is open
 
     def role(self, index: int, usage: Usage) -> bytes:
         numbers = _usage(usage._replace(completion_tokens=0))
         nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": numbers}
-        begin = _event({"type": "message_start", "message": self._answer.message(nothing)})
-        return begin + _event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
+        return _event({"type": "message_start", "message": self._answer.message(nothing)})
 
     def text(self, index: int, piece: Piece, usage: Usage) -> bytes:
-        return _event({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": piece.text}})
+        num_rest = next((at for at, call in enumerate(piece.calls) if call.name is not None), len(piece.calls))
+        events = [self._arguments(call) for call in piece.calls[:num_rest]]  # of the call that is open
+        if piece.text:
+            events += [self._text_block(), self._delta({"type": "text_delta", "text": piece.text})]
+        for call in piece.calls[num_rest:]:
+            events.append(self._arguments(call) if call.name is None else self._begin(self._answer.tool_use(call, {})))
+        return b"".join(events)
 
     def finish(self, index: int, ending: Ending, piece: Piece, usage: Usage) -> bytes:
-        end = _event({"type": "content_block_stop", "index": 0})
-        return end + _event({"type": "message_delta", "delta": _stop_of(ending), "usage": _usage(usage)})
+        begin = self._text_block() if self._index < 0 else b""
+        return begin + self._stop() + _event({"type": "message_delta", "delta": _stop_of(ending), "usage": _usage(usage)})
+
+    def _text_block(self) -> bytes:
+        return b"" if self._open == "text" else self._begin({"type": "text", "text": ""})
+
+    def _arguments(self, call: CallPiece) -> bytes:
+        return self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+
+    def _begin(self, block: dict[str, Any]) -> bytes:
+        """Begin a block behind the last one."""
+        stop = self._stop()
+        self._index, self._open = self._index + 1, block["type"]
+        return stop + _event({"type": "content_block_start", "index": self._index, "content_block": block})
+
+    def _delta(self, delta: dict[str, str]) -> bytes:
+        return _event({"type": "content_block_delta", "index": self._index, "delta": delta})
+
+    def _stop(self) -> bytes:
+        is_open, self._open = bool(self._open), ""
+        return _event({"type": "content_block_stop", "index": self._index}) if is_open else b""
 
     def end(self, usage: Usage) -> bytes:
         return _event({"type": "message_stop"})
@@ -204,6 +289,8 @@ def _event(event: dict[str, Any]) -> bytes:
 def _stop_of(ending: Ending) -> dict[str, str | None]:
     if ending.reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if ending.reason == "tool_calls":
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     return {"stop_reason": "stop_sequence" if ending.stop else "end_turn", "stop_sequence": ending.stop or None}
 
 

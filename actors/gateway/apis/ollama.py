@@ -73,7 +73,7 @@ def read_chat(body: bytes | bytearray, limits: Limits) -> ChatRequest:
     refuse_others(fields, _IGNORED_FIELDS)
     intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules))
     messages = [_read_message(one, f"messages[{at}]", intake) for at, one in enumerate(check_messages(given, limits.max_context))]
-    continues = is_continued(messages)
+    continues = is_continued(messages[-1], f"messages[{len(messages) - 1}]")
     conversation = Conversation(tuple(messages), tuple(intake.media))
     return ChatRequest(generation, conversation, TemplateUse(opens_answer=not continues, continues=continues))
 

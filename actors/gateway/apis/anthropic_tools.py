@@ -1,0 +1,73 @@
+"""Functions in Anthropic's Messages API: ``tools``, ``tool_choice`` and blocks of calls. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ..fields import Fields, refuse, show
+from ..grammar_fields import AskedGrammar
+from ..harmless import FLAG, OBJECT, Harmless, of_type, one_of, refuse_others
+from ..tool_fields import Tool, ToolChoice, ToolUse, allow_calls, read_function, read_list, read_name, read_named
+from ..tool_messages import Call, check_arguments, read_id
+
+_MODES = {"auto": "auto", "any": "required", "none": "none"}
+_DIRECT = one_of({"type": "direct"})
+_IGNORED_OF_TOOLS: Mapping[str, Harmless] = {
+    "allowed_callers": one_of(["direct"]),
+    "cache_control": OBJECT,
+    "defer_loading": one_of(False),
+    "eager_input_streaming": FLAG,  # arguments are always passed on as they come
+    "input_examples": of_type(list, "an array"),
+}
+_IGNORED_OF_CALLS: Mapping[str, Harmless] = {"cache_control": OBJECT, "caller": _DIRECT}
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def read_tools(fields: Fields, answer: AskedGrammar | None) -> tuple[ToolUse | None, AskedGrammar | None]:
+    """Take the fields. Returns and raises: as ``allow_calls``."""
+    tools = read_list(fields.take("tools"), _read_tool)
+    choice, is_single = _read_choice(fields.take("tool_choice"), tools)
+    return allow_calls(tools, choice, is_single, answer)
+
+
+def _read_tool(value: Any, at: int) -> Tool:
+    fields = Fields(value, f"tools[{at}]")
+    if (kind := fields.take("type")) not in (None, "custom"):
+        raise refuse(fields.path("type"), f'is {show(kind)}, only "custom" is supported')
+    if fields.leftover.get("input_schema") is None:
+        raise refuse(fields.path("input_schema"), "is required")
+    tool = read_function(fields, "input_schema", f"/{at}")
+    refuse_others(fields, _IGNORED_OF_TOOLS)
+    return tool
+
+
+def _read_choice(value: Any, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
+    """Return the choice, and whether there may be one call at most."""
+    if value is None:
+        return ToolChoice("auto"), False
+    fields = Fields(value, "tool_choice")
+    kind = fields.take_choice("type", (*_MODES, "tool"))
+    is_single = fields.take_bool("disable_parallel_tool_use")
+    if kind == "tool":
+        return read_named(fields, tools), is_single
+    fields.refuse_leftover()
+    return ToolChoice(_MODES[kind]), is_single
+
+
+def read_call(block: Fields) -> Call:
+    """Take what a block of type ``tool_use`` says. Raises: RequestError."""
+    id, name = read_id(block, "id"), read_name(block)
+    arguments = check_arguments(block.take_required("input"), block.path("input"))
+    refuse_others(block, _IGNORED_OF_CALLS)
+    return Call(id, name, arguments)
+
+
+def input_of(arguments: str) -> msgspec.Raw | dict[str, str]:
+    """Return the ``input`` of a whole call: its arguments as they came if they are an object, and otherwise, as Anthropic advises, an
+    object that holds their text."""
+    try:
+        _decode_object(arguments)
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return {"INVALID_JSON": arguments}
+    return msgspec.Raw(arguments.encode())
