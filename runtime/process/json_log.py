@@ -114,7 +114,7 @@ def readable(line: str) -> list[str]:
         return [line]
     try:
         fields = _decode(line)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):  # the line may be anybody's
         return [line]
     logger = f"{fields['level']} {fields['logger']}: " if "logger" in fields and "level" in fields else ""
     text = f"{logger}{fields.get('message', '')}\n{fields.get('exception', '')}".rstrip("\n")

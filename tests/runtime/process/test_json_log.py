@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from mmrt.runtime.process.json_log import MAX_BYTES, JsonFormatter, as_object, is_object, readable, time_of, wrapped
 
+DEEP = '{"time":"x","a":' + "[" * 4000 + "]" * 4000 + "}"
+
 ID = "chatcmpl-" + "0a1b" * 6
 
 
@@ -92,6 +94,6 @@ def test_what_else_a_process_prints() -> None:
     assert readable(line) == ["1970-01-01T00:00:00.000000Z Fatal Python error: Segmentation fault"]
 
 
-@pytest.mark.parametrize("line", ["plain", "2026-11-25T14:23:31.573672Z INFO a: b", '{"time":"cut', '{"time":"x",}', "{}", ""])
+@pytest.mark.parametrize("line", ["plain", "2026-11-25T14:23:31.573672Z INFO a: b", '{"time":"cut', '{"time":"x",}', DEEP, "{}", ""])
 def test_other_lines_are_shown_as_they_are(line: str) -> None:
     assert readable(line) == [line]
