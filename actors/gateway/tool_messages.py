@@ -1,8 +1,9 @@
 """Calls and their results in a conversation: ``tool_calls`` of an assistant's message, ``tool_call_id`` of a tool's. Pure."""
 
-import json
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from ...models.errors import GrammarError
 from ...models.grammar.source import check_depth
@@ -56,7 +57,7 @@ def _read_arguments(text: str | None, path: str) -> dict[str, Any]:
     if text is None:
         raise refuse(path, "is required")
     try:
-        value = json.loads(text)
+        value = msgspec.json.decode(text)  # which knows neither NaN nor halves of characters
         check_depth(value)
     except GrammarError as error:
         raise refuse(path, error.message) from None

@@ -156,6 +156,8 @@ BAD_CALLS: list[tuple[Any, str, str]] = [
     ([call(function={"arguments": ""})], "[0].function.arguments", 'is "", which is not valid JSON: '),
     ([call(function={"arguments": "[]"})], "[0].function.arguments", 'is "[]", expected the JSON of an object'),
     ([call(function={"arguments": '{"a":' * 70 + "1" + "}" * 70})], "[0].function.arguments", "nested more than 64 levels deep"),
+    ([call(function={"arguments": '{"a": "\\ud800"}'})], "[0].function.arguments", "which is not valid JSON"),
+    ([call(function={"arguments": '{"a": NaN}'})], "[0].function.arguments", "which is not valid JSON"),
     ([call(function={"arguments": '{"a":' * 9999})], "[0].function.arguments", "which is not valid JSON"),
 ]
 
