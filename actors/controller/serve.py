@@ -24,7 +24,8 @@ from ...runtime.config import ObjectiveSection, RuntimeConfig, is_policy_file
 from ...runtime.controller.effects import Effect
 from ...runtime.controller.instances import drained
 from ...runtime.controller.machine import Controller
-from ...runtime.controller.recovery import recover
+from ...runtime.controller.records import JournalState
+from ...runtime.controller.recovery import RunSnapshot, recover
 from ...runtime.controller.scheduling.budgets import TBT_FACTOR
 from ...runtime.controller.scheduling.facts import KINDS, Objective, RequestKind
 from ...runtime.controller.scheduling.types import Limits
@@ -74,7 +75,7 @@ async def serve(actor: Actor) -> None:
     journal, journaled = Journal.open(actor.run.path)
     limits = limits_of(actor.config, layout, actor.model)
     costs = CostsFile.of_run(read_environment().state_home, actor.config, layout, actor.model_path)
-    snapshot = io.snapshot(journaled, active_generations(actors))._replace(known_costs=costs.load())
+    snapshot = left_in(io, actors, journaled)._replace(known_costs=costs.load())
     controller = recover(limits, actor.generation, snapshot)
     stats = ControllerStats.attach(actor.run)
     policies = _policies(actor, controller.state, stats)
@@ -177,6 +178,12 @@ def active_generations(actors: ActorTable) -> dict[InstanceId, int]:
     """Return the active generations at the time of the call; Hello corrects them."""
     readings = [actors.read(actor) for actor in actors.present]
     return {InstanceId(reading.actor): reading.generation for reading in readings if reading.state == ActorState.ACTIVE}
+
+
+def left_in(io: ControllerIO, actors: ActorTable, journaled: JournalState) -> RunSnapshot:
+    """Return everything that the previous controller left. Actors may have come since ``io`` was made, while this one was a standby."""
+    io.actors = tuple(map(InstanceId, actors.actors))
+    return io.snapshot(journaled, active_generations(actors))
 
 
 class Serving:

@@ -17,7 +17,7 @@ from mmrt.actors.controller.journal import Journal
 from mmrt.actors.controller.outage_watch import OutageWatch
 from mmrt.actors.controller.policy_guard import PolicyGuard
 from mmrt.actors.controller.policy_switch import PolicySwitch
-from mmrt.actors.controller.serve import Serving, active_generations, objective_of
+from mmrt.actors.controller.serve import Serving, active_generations, left_in, objective_of
 from mmrt.cli.cache import clear_caches
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
@@ -25,6 +25,7 @@ from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_l
 from mmrt.runtime.config import parse_config
 from mmrt.runtime.controller.effects import ClearPages, Effect, Send, SetPageGenerations, WriteState
 from mmrt.runtime.controller.pages import Owner
+from mmrt.runtime.controller.records import JournalState
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.scheduling.facts import Objective
 from mmrt.runtime.controller.scheduling.types import Limits
@@ -36,7 +37,7 @@ from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
-from mmrt.shm.status import ActorState, ActorTable
+from mmrt.shm.status import ActorState, ActorTable, Membership
 from mmrt.shm.step_gaps import StepGaps
 
 LIMITS = Limits(
@@ -321,3 +322,12 @@ def test_active_generations_are_those_that_say_so(run: RunDirectory) -> None:
     actors.writer("prefill", 2).set_state(ActorState.STOPPING)
     assert active_generations(actors) == {"decode": 4}
     actors.close()
+
+
+def test_a_standby_knows_plans_of_actors_that_came_while_it_waited(run: RunDirectory) -> None:
+    io = ControllerIO(run, ACTORS)
+    with closing(ActorTable.attach(run)) as actors:
+        actors.set_membership("encoder.1", Membership.PRESENT)
+        io.plans.write(0, 7, len(ACTORS), b"plan")
+        assert [plan.actor for plan in left_in(io, actors, JournalState()).plans] == ["encoder.1"]
+    io.close()
