@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from ...shm.errors import MissingError
+from ...shm.errors import MissingError, ShmError
 from ...shm.flight_recorder import FlightRecorder
 from ...shm.run_directory import RunDirectory
 from ...shm.status import ActorTable, Membership
@@ -188,11 +188,14 @@ class Scaling:
             self._host.on_outage(actors.pop(name))
 
     def _make_recorder(self, role: str) -> None:
-        """Make the flight recorder of an actor, unless it has been here before."""
+        """Make the flight recorder of an actor, unless it has been here before. Raises: RunError if there is no room for it."""
         try:
             FlightRecorder.attach(self._run, role, writable=False).close()
         except MissingError:
-            FlightRecorder.create(self._run, role).close()
+            try:
+                FlightRecorder.create(self._run, role).close()
+            except ShmError as error:
+                raise RunError(str(error)) from None
 
     @property
     def _version(self) -> int:

@@ -193,8 +193,9 @@ class Supervisor:
     async def _stop_actors(self) -> None:
         self.say("stopping" if not self._failure else "stopping, since an actor failed")
         self._notifier.stopping()
-        for specs in stop_order([actor.spec for actor in self.actors.values()]):
-            members = [self.actors[spec.name] for spec in specs]
+        actors = dict(self.actors)  # one that leaves the run may be gone from it before its turn
+        for specs in stop_order([actor.spec for actor in actors.values()]):
+            members = [actors[spec.name] for spec in specs]
             await asyncio.gather(*(self._stop(actor) for actor in members))
             if any(actor.spec.listens for actor in members):
                 self._stop_listening()
@@ -273,9 +274,9 @@ class Supervisor:
         return self._was_ready and not self._end.is_set()
 
     def set_config(self, config: RuntimeConfig) -> None:
-        """Scaled: let processes that start from now on have another configuration."""
-        self._config = config
+        """Scaled: let processes that start from now on have another configuration. Raises: OSError, and it stays as it was."""
         self._run.rewrite(msgspec.to_builtins(msgspec.structs.replace(self._setup.info, config=config)))
+        self._config = config
         self._logs.begin(config.actors.layout)
 
     # ------------------------------------------------------------------------------------------ what actors tell

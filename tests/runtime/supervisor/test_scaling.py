@@ -12,10 +12,13 @@ import pytest
 from mmrt.runtime.config import RuntimeConfig, parse_config
 from mmrt.runtime.errors import RunError
 from mmrt.runtime.process.host_room import HostRoom
+from mmrt.runtime.process.run import run_info
 from mmrt.runtime.supervisor import scaling
 from mmrt.runtime.supervisor.managed_actor import SupervisedActor
 from mmrt.runtime.supervisor.scaling import Scaling
 from mmrt.runtime.supervisor.specs import actor_specs
+from mmrt.runtime.supervisor.supervisor import RunSetup, Supervisor
+from mmrt.shm.errors import SpaceError
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.status import ActorTable
 
@@ -128,3 +131,52 @@ def test_one_that_is_being_replaced_does_not_leave(place: RunDirectory) -> None:
 def test_a_layout_on_a_device_is_fixed(place: RunDirectory) -> None:
     changer, _ = scaling_of(place, '[model]\ndevice = "cuda"\n')
     assert refused(changer.scale("decode", 2)).startswith("on cuda pools take the memory that processes leave")
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    """One that has not begun."""
+    config = parse_config('[actors]\nlayout = "E+P+2D"\n')
+    setup = RunSetup(
+        path=tmp_path / "run",
+        info=run_info(config, tmp_path, 1234),
+        specs=actor_specs(config),
+        environment={},
+        log_directory=tmp_path / "logs",
+    )
+    made = Supervisor(setup, SimpleNamespace(message=lambda text: None))  # type: ignore[arg-type]
+    yield made
+    made._logs.close()
+
+
+def test_a_run_ends_while_an_actor_leaves_it(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, stopped = list(supervisor.actors), list[str]()
+
+    async def stop(actor: SupervisedActor) -> None:
+        stopped.append(actor.name)
+        supervisor.actors.pop("decode.1", None)  # a change that was under way has ended
+
+    monkeypatch.setattr(supervisor, "_stop", stop)
+    asyncio.run(supervisor._stop_actors())
+    assert stopped[0] == "gateway" and sorted(stopped) == sorted(names)
+
+
+def test_a_layout_that_cannot_be_written_is_not_the_layout_of_now(supervisor: Supervisor) -> None:
+    def full(_: object) -> None:
+        raise OSError("no room")
+
+    supervisor._run = SimpleNamespace(rewrite=full)  # type: ignore[assignment]
+    with pytest.raises(OSError, match="no room"):
+        supervisor.set_config(parse_config(""))
+    assert supervisor.config.actors.layout == "E+P+2D"
+
+
+def test_without_room_for_flight_recorders_nothing_changes(place: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise SpaceError("no room for the flight recorder", 2, 1)
+
+    changer, host = scaling_of(place, "")
+    monkeypatch.setattr(scaling.FlightRecorder, "create", full)
+    monkeypatch.setattr(scaling, "read_host_room", lambda _: HostRoom(1 << 50, 1 << 50))
+    assert refused(changer.scale("decode", 2)) == "no room for the flight recorder"
+    assert ActorTable.attach(place).actors == host.config.instances and host.config.actors.layout == "E+P+D"
