@@ -38,6 +38,7 @@ class ActorWords(msgspec.Struct, frozen=True):
     queue_depth: int = 0
     steps: int = 0
     crashes: int = 0  # recent, unexplained
+    is_leaving: bool = False
 
 
 class StatusTables:
@@ -70,6 +71,7 @@ class StatusTables:
             queue_depth=row.queue_depth,
             steps=row.steps,
             crashes=row.crashes,
+            is_leaving=name in self._actors.leaving,
         )
 
     def pools_and_requests(self) -> tuple[dict[str, PoolReport], RequestsReport]:
@@ -182,6 +184,8 @@ def report_actor(name: str, actor: SupervisedActor, words: ActorWords, meter: Cp
         report.generation = words.generation
         report.queue_depth = words.queue_depth
         report.steps = words.steps
+    if words.is_leaving and actor.outage is None:
+        report.status = "leaves the run when its work is done"
     return report
 
 

@@ -50,6 +50,7 @@ def test_a_decode_comes_and_leaves_under_load(live: Server) -> None:
     with ThreadPoolExecutor() as pool:
         leaving = pool.submit(scale, live, "decode=1")
         live.wait(lambda _: "decode.1" not in owners(live), "its rows are taken from it")
+        assert "decode.1: leaves the run when its work is done" in live.mmrt("status").stdout
         live.kill("decode.1", signal.SIGCONT)
         assert leaving.result() == "decode.1: left the run, without work\nlayout E+P+D\n"
     check(stories, expected)
