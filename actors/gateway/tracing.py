@@ -62,17 +62,22 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
         self._model_name = model_name
         self._open: dict[int, _Context] = {}
+        self._lock = threading.Lock()  # of ``_open``
 
     def begin(self, key: int, request_id: str, path: str, headers: Mapping[str, str]) -> None:
         """Note the context of a request, in the event loop. ``key``: that of its first choice."""
-        while len(self._open) >= MAX_OPEN:
-            self._open.pop(next(iter(self._open)), None)
-        self._open[key] = _Context(request_id, path, {name: headers[name] for name in _PROPAGATED if name in headers})
+        context = _Context(request_id, path, {name: headers[name] for name in _PROPAGATED if name in headers})
+        with self._lock:
+            while len(self._open) >= MAX_OPEN:
+                del self._open[next(iter(self._open))]
+            self._open[key] = context
 
     def over(self, request: FollowedRequest, end_ns: int) -> None:
         """Make the spans of a request that is over; ``end_ns`` of CLOCK_MONOTONIC. Without effect for further choices."""
         span = request.span
-        if (context := self._open.pop(span.key, None)) is None:
+        with self._lock:
+            context = self._open.pop(span.key, None)
+        if context is None:
             return
         to_wall_ns = time.time_ns() - time.monotonic_ns()
         made = self._tracer.start_span(

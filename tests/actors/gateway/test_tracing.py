@@ -10,6 +10,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 from mmrt.actors.gateway import serve as serving
+from mmrt.actors.gateway import tracing as tracing_module
 from mmrt.actors.gateway.tracing import EXPORT_TIMEOUT_S, FLUSH_S, MAX_OPEN, MAX_STAGES, Tracing
 from mmrt.runtime.bus.plans import PlanKind
 from mmrt.runtime.config import RuntimeConfig, TracingSection
@@ -118,3 +119,29 @@ def test_a_collector_that_never_answers_does_not_hold_up_the_end() -> None:
         closing.start()
         closing.join(FLUSH_S + 4 * EXPORT_TIMEOUT_S)
         assert not closing.is_alive()
+
+
+def test_contexts_are_noted_while_others_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop notes them, the thread of the stages takes them."""
+    monkeypatch.setattr(tracing_module, "MAX_OPEN", 8)
+    made, ended = Tracing(TracingSection(otlp_endpoint=NOBODY.otlp_endpoint, sample_ratio=0.0), "tiny"), threading.Event()
+    over = [request(key) for key in range(16)]
+
+    def take() -> None:
+        while not ended.is_set():
+            for one in over:
+                made.over(one, 200 * MS)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=take)
+    thread.start()
+    try:
+        for number in range(200_000):
+            made.begin(number % 16, "chatcmpl-1", "/v1/chat/completions", {})
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(before)
+        made.close()
+    assert len(made._open) <= 8
