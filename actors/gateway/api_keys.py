@@ -1,7 +1,7 @@
 """The API keys that open the server: ``server.api_key``, and those of ``server.api_keys_file``, which is read again when it changes.
 
 Keys are compared by their sha-256, each with all, in constant time. Names stand in logs and metrics, keys nowhere. The sha-256s of the
-last good file lie in the run directory: a gateway that starts while the file is broken has them, too.
+last good file lie in the run directory, for a gateway that starts while the file is broken.
 """
 
 import asyncio

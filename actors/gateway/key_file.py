@@ -68,7 +68,7 @@ _FIELDS: dict[str, tuple[Callable[[object], bool], str]] = {
     "requests_per_minute": (_is_number(MAX_PER_MINUTE), f"a whole number from 1 to {MAX_PER_MINUTE}"),
     "tokens_per_minute": (_is_number(MAX_PER_MINUTE), f"a whole number from 1 to {MAX_PER_MINUTE}"),
     "max_requests": (_is_number(MAX_AT_A_TIME), f"a whole number from 1 to {MAX_AT_A_TIME}"),
-    "cache_salt": (_is_text(r"(?s).{1,256}"), "1 to 256 characters"),
+    "cache_salt": (_is_text(r"[^\ud800-\udfff]{1,256}"), "1 to 256 characters"),  # JSON can escape halves of characters
     "may_command": (lambda value: isinstance(value, bool), "true or false"),
 }
 _SECRETS = ("key", "sha256", "cache_salt")
@@ -132,19 +132,19 @@ def _checked(entry: _Entry) -> ApiKey:
 def _shown(field: str, value: object) -> str:
     if field in _SECRETS:
         return f"a text of {len(value)} characters" if isinstance(value, str) else f"a value of type {type(value).__name__}"
-    return repr(value)[:60]
+    return f"a number of {value.bit_length()} bits" if isinstance(value, int) and value.bit_length() > 256 else repr(value)[:60]
 
 
 def _toml_entries(text: str) -> Iterator[_Entry]:
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError itself: an integer of thousands of digits
         raise ConfigError(f"not valid TOML: {error or 'nested too deep'}") from None
     if other := [table for table in data if table != "key"]:
         raise ConfigError(f"unknown key {other[0][:60]!r}: expected tables [[key]]")
     tables = data.get("key", [])
     lines = _toml_lines(text)
-    if not isinstance(tables, list) or len(lines) != len(tables):
+    if not isinstance(tables, list) or len(lines) != len(tables) or not all(isinstance(table, dict) for table in tables):
         raise ConfigError("expected each key as a table [[key]] on lines of its own")
     return map(_Entry, tables, lines)
 

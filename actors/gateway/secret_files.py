@@ -31,8 +31,10 @@ def read_secret(path: Path, setting: str, max_bytes: int) -> bytes:
             raise ConfigError(f"{where} has mode {stat.S_IMODE(found.st_mode):04o}, others may use it: expected 0600 (chmod 600)")
         if found.st_size > max_bytes:
             raise ConfigError(f"{where} has {found.st_size} bytes, the limit is {max_bytes}")
-        with os.fdopen(os.dup(fd), "rb") as file:
+        with open(fd, "rb", closefd=False) as file:
             return file.read(max_bytes)
+    except OSError as error:
+        raise ConfigError(f"{where} cannot be read: {error.strerror}") from None
     finally:
         os.close(fd)
 

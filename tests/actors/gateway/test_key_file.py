@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,9 @@ def test_a_bad_field_is_named_with_its_line(field: str) -> None:
         ("[[key]]\nname = 'a'\nkey = secret", "not valid TOML: Invalid value (at line 3, column 7)"),
         ("[[keys]]\nname = 'a'", "unknown key 'keys': expected tables [[key]]"),
         ("key = ['a-secret-key-in-a-list']", "expected each key as a table [[key]] on lines of its own"),
+        ('key = ["""\n[[key]]\n"""]', "expected each key as a table [[key]] on lines of its own"),
+        (f"[[key]]\nmax_requests = {'9' * 5000}", "not valid TOML: Exceeds the limit"),
+        (f"[[key]]\nmax_requests = 0x{'f' * 5000}", "line 2: max_requests = a number of 20000 bits: expected a whole number"),
         (f"[[key]]\nkey = '{SECRET}'", "line 1: a key without a name"),
         ("[[key]]\nname = 'a'", "line 1: 'a' needs one of key and sha256, and not both"),
         (f"[[key]]\nname = 'a'\nkey = '{SECRET}'\nsha256 = '{SHA}'", "line 1: 'a' needs one of key and sha256, and not both"),
@@ -103,6 +107,7 @@ def test_a_bad_toml_file(text: str, message: str) -> None:
         ('{"name": "a", "key": "a-secret', "line 1: not valid JSON"),
         ('{"name": "a", "name": "b"}', "line 1: a field is given twice"),
         ("[1]", "line 1: expected a JSON object"),
+        ('{"cache_salt": "\\ud800"}', "line 1: cache_salt = a text of 1 characters: expected 1 to 256 characters"),
         ("[" * 100_000, "line 1: not valid JSON"),
         ("\n".join(json.dumps({"name": f"n{i}", "key": f"{i:016}"}) for i in range(MAX_KEYS + 1)), f"expected 1 to {MAX_KEYS}"),
     ],
@@ -146,3 +151,18 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     file.write_text(json.dumps({"name": "a"}))
     with pytest.raises(ConfigError, match=f"{file}: line 1: 'a' needs one of key and sha256"):
         read_keys(file)
+
+
+def test_one_free_descriptor_is_enough(tmp_path: Path) -> None:
+    """A flood of connections may leave no more when the file changes."""
+    file = tmp_path / "keys.toml"
+    file.touch(0o600)
+    file.write_text(GOOD)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
+    try:
+        assert len(read_keys(file)) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
