@@ -9,8 +9,10 @@ import itertools
 import logging
 import sys
 
+import msgspec
+
 from ....runtime.fetch_config import FetchSection
-from .frames import MAX_FETCHES, Ask, Fetched, decode_fetched, frame, read_frame
+from .frames import MAX_FETCHED_BYTES, MAX_FETCHES, Ask, Fetched, decode_fetched, frame, read_frame
 from .rules import FetchError
 
 log = logging.getLogger(__name__)
@@ -88,6 +90,7 @@ class _Process:
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._reader: asyncio.Task[None] | None = None
         self._is_ending = False
+        self._most_bytes = 0  # of a medium that was asked for
         self.pid = process.pid
 
     @classmethod
@@ -99,7 +102,7 @@ class _Process:
         try:
             async with asyncio.timeout(START_S):
                 process._target.write(frame(rules))
-                await read_frame(process._source)
+                await read_frame(process._source, MAX_FETCHED_BYTES)
         except BaseException as error:
             await process.end()
             if isinstance(error, TimeoutError):
@@ -116,7 +119,7 @@ class _Process:
         """Raises: FetchError; EOFError or OSError if the process ends."""
         if self.is_over:
             raise EOFError
-        number = next(self._numbers)
+        number, self._most_bytes = next(self._numbers), max(self._most_bytes, max_bytes)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             self._target.write(frame(Ask(number, url, max_bytes)))
@@ -130,23 +133,28 @@ class _Process:
     async def end(self) -> None:
         """Kill it."""
         self._is_ending = True
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
+        await self._kill()
         if self._reader is not None:
             await self._reader
 
+    async def _kill(self) -> int:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        return await self._process.wait()
+
     async def _read(self) -> None:
-        """Hand out answers until the process ends."""
+        """Hand out answers until the process ends. One that breaks the protocol is ended: a hostile server may have taken it over."""
         try:
             while True:
-                fetched = decode_fetched(await read_frame(self._source))
+                fetched = decode_fetched(await read_frame(self._source, MAX_FETCHED_BYTES))
+                if fetched.num_bytes > self._most_bytes:
+                    raise EOFError(f"a medium of {fetched.num_bytes} bytes, the limit is {self._most_bytes}")
                 data = await self._source.readexactly(fetched.num_bytes)
                 self._hand_out(fetched, data)
-        except (EOFError, OSError) as error:
-            status = await self._process.wait()
+        except (EOFError, OSError, msgspec.MsgspecError) as error:
+            status = await self._kill()
             if not self._is_ending:
-                log.warning("the fetch process has ended (%s), %d fetches waited", status, len(self._waiting))
+                log.warning("the fetch process has ended (%s: %s), %d fetches waited", status, error, len(self._waiting))
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(EOFError(str(error)))

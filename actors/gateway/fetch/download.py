@@ -120,7 +120,7 @@ class Downloader:
 
     async def _read_file(self, path: str, max_bytes: int) -> bytearray:
         read = partial(read_file, path, self._rules.allowed_roots, max_bytes)
-        data = bytearray(await asyncio.get_running_loop().run_in_executor(self._threads, read))
+        data = await asyncio.get_running_loop().run_in_executor(self._threads, read)
         try:
             self._hold(len(data))
         except FetchError:

@@ -2,12 +2,15 @@
 
 import asyncio
 import struct
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from ....runtime.fetch_config import FetchSection
 
 MAX_FETCHES = 64  # at a time
+MAX_FETCHED_BYTES = 1 << 16  # of the message, without the medium
 _LENGTH = struct.Struct("<I")
 
 
@@ -23,7 +26,7 @@ class Fetched(msgspec.Struct, frozen=True, array_like=True):
     """The end of a fetch: so many bytes follow, or an error and its status. Number 0 says that the process is ready."""
 
     number: int
-    num_bytes: int = 0
+    num_bytes: Annotated[int, Meta(ge=0)] = 0
     error: str = ""
     status: int = 0
 
@@ -38,6 +41,9 @@ def frame(message: msgspec.Struct) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-async def read_frame(source: asyncio.StreamReader) -> bytes:
-    """Raises: EOFError, OSError."""
-    return await source.readexactly(*_LENGTH.unpack(await source.readexactly(_LENGTH.size)))
+async def read_frame(source: asyncio.StreamReader, max_bytes: int | None = None) -> bytes:
+    """Raises: EOFError, also for a longer frame than ``max_bytes``; OSError."""
+    (num_bytes,) = _LENGTH.unpack(await source.readexactly(_LENGTH.size))
+    if max_bytes is not None and num_bytes > max_bytes:
+        raise EOFError(f"a frame of {num_bytes} bytes, the limit is {max_bytes}")
+    return await source.readexactly(num_bytes)

@@ -12,10 +12,11 @@ from .rules import FetchError
 
 # The same words for a file that does not exist, one outside the roots, and one that may not be read.
 NO_FILE = "is no file that may be read (media.fetch.allowed_roots)"
+_CHUNK_BYTES = 1 << 20
 _KERNELS = ("/proc", "/sys", "/dev")  # file systems of the kernel, wherever their files are met
 
 
-def read_file(path: str, roots: Sequence[str], max_bytes: int) -> bytes:
+def read_file(path: str, roots: Sequence[str], max_bytes: int) -> bytearray:
     """Return the bytes of a regular file. Raises: FetchError: 413 for more than ``max_bytes``, else 422."""
     try:
         real = os.path.realpath(path)
@@ -28,7 +29,7 @@ def read_file(path: str, roots: Sequence[str], max_bytes: int) -> bytes:
     raise FetchError(NO_FILE)
 
 
-def _read(root: str, names: Sequence[str], max_bytes: int) -> bytes:
+def _read(root: str, names: Sequence[str], max_bytes: int) -> bytearray:
     place = _walk(root, names)
     try:
         found = os.fstat(place)
@@ -37,7 +38,9 @@ def _read(root: str, names: Sequence[str], max_bytes: int) -> bytes:
         if found.st_size > max_bytes:
             raise FetchError(f"has {found.st_size} bytes, the limit is {max_bytes} (media.max_item_mib)", 413)
         with open(f"/proc/self/fd/{place}", "rb") as file:
-            data = file.read(max_bytes + 1)
+            data = bytearray()
+            while chunk := file.read(min(_CHUNK_BYTES, max_bytes + 1 - len(data))):  # a read allocates what it may return
+                data += chunk
     finally:
         os.close(place)
     if not 0 < len(data) <= max_bytes:

@@ -144,6 +144,44 @@ def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> No
     run(test)
 
 
+HOSTILE = """
+import msgspec, struct, sys, time
+def take(): return sys.stdin.buffer.read(*struct.unpack("<I", sys.stdin.buffer.read(4)))
+def write(data):
+    sys.stdout.buffer.write(struct.pack("<I", len(data)) + data)
+    sys.stdout.buffer.flush()
+take()
+write(msgspec.msgpack.encode([0]))
+take()
+{}
+sys.stdout.buffer.flush()
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "write(msgspec.msgpack.encode([1, 1 << 40]))",  # a medium beyond the limit
+        "write(msgspec.msgpack.encode([1, -1]))",
+        "write(b'no message')",
+        "sys.stdout.buffer.write(bytes([255] * 4))",  # a frame of 4 GiB
+    ],
+)
+def test_a_process_that_a_server_has_taken_over_is_ended(answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hostile.py").write_text(HOSTILE.format(answer))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    async def test(scene: Scene) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(fetch_client, "_MODULE", "hostile")
+            assert await scene.refusal(scene.get()) == (500, "the fetch process failed")
+            assert is_gone(scene.pid)
+        assert await scene.get() == PICTURE
+
+    run(test)
+
+
 def test_a_process_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(scene: Scene) -> None:
         with monkeypatch.context() as patch:

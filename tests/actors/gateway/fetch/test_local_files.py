@@ -25,7 +25,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "media"
 
 
-def read(url: str, root: Path) -> bytes:
+def read(url: str, root: Path) -> bytearray:
     return read_file(check_file_url(url), [str(root)], LIMIT)
 
 
@@ -101,6 +101,12 @@ def test_sizes(root: Path) -> None:
     assert refusal(f"file://{root}/large", root) == (413, f"has {LIMIT + 1} bytes, the limit is {LIMIT} (media.max_item_mib)")
     assert refusal(f"file://{root}/empty", root) == (422, "is empty")
     assert len(read(f"file://{root}/most", root)) == LIMIT
+
+
+def test_memory_follows_from_the_file_not_from_the_limit(root: Path) -> None:
+    data = os.urandom(local_files._CHUNK_BYTES + 1)
+    (root / "large").write_bytes(data)
+    assert read_file(str(root / "large"), [str(root)], 1 << 60) == data
 
 
 @pytest.mark.parametrize("swap", ["file", "directory"])
