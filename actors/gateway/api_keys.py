@@ -90,7 +90,7 @@ class ApiKeys:
     async def follow(self) -> None:
         """Follow changes of the file until cancelled."""
         while self._file is not None:
-            if self._watch.has_changed():
+            if self._watch.has_changed() or self.fault:  # which may pass without a change: too many open files
                 await self._reread(self._file)
             await asyncio.sleep(LOOK_S)
 
@@ -98,8 +98,8 @@ class ApiKeys:
         try:
             keys = await asyncio.to_thread(read_keys, file)
         except ConfigError as error:
-            self._fail(error, "the keys read before stay valid")
-            self._report()
+            if self._fail(error, "the keys read before stay valid"):
+                self._report()
             return
         self._adopt(keys)
         self._keep(keys)
@@ -121,9 +121,13 @@ class ApiKeys:
         self._keep(keys)
         return keys
 
-    def _fail(self, error: ConfigError, what_holds: str) -> None:
+    def _fail(self, error: ConfigError, what_holds: str) -> bool:
+        """Note and log a fault; return whether it is another than before."""
+        if self.fault.startswith(f"{error}; "):
+            return False
         self.fault = f"{error}; {what_holds}"
         log.error("%s", self.fault)
+        return True
 
     def _adopt(self, keys: tuple[ApiKey, ...]) -> None:
         """Take these keys. Requests of a key that is gone go on; what a name has used stays used."""

@@ -91,7 +91,7 @@ class Certificate:
     async def follow(self) -> None:
         """Follow changes of the files until cancelled."""
         while self.context is not None:
-            if self._watch.has_changed():
+            if self._watch.has_changed() or self.fault:  # which may pass without a change: too many open files
                 await self._reread()
             await asyncio.sleep(LOOK_S)
 
@@ -99,8 +99,11 @@ class Certificate:
         try:
             self._newest = await asyncio.to_thread(make_context, *self._files)
         except ConfigError as error:
-            self.fault = f"{error}; the certificate read before stays in use"
-            log.error("%s", self.fault)
+            fault = f"{error}; the certificate read before stays in use"
+            if self.fault == fault:
+                return
+            self.fault = fault
+            log.error("%s", fault)
         else:
             self.fault = ""
             log.info("%s: a new certificate is in use", self._files[0])

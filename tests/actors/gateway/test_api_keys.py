@@ -160,6 +160,31 @@ def test_an_edit_is_followed(stage: Any, file: Path) -> None:
     stage.run(test)
 
 
+def test_a_file_that_could_not_be_read_for_a_moment_is_read_again(
+    stage: Any, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(file, entry("alice"))
+    trials = []
+
+    def fail(path: Path) -> Any:
+        trials.append(path)
+        raise ConfigError("cannot be read: Too many open files")
+
+    async def test(scene: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(api_keys, "read_keys", fail)
+            write(file, entry("bob"))
+            async with asyncio.timeout(10):
+                while len(trials) < 3:  # noqa: ASYNC110  (the server tells nobody)
+                    await asyncio.sleep(0.01)
+            assert await status_of(scene, "alice") == 200
+        await until(401, lambda: status_of(scene, "alice"))
+        assert await status_of(scene, "bob") == 200
+
+    stage.run(test)
+    assert caplog.text.count("Too many open files") == 1
+
+
 @pytest.mark.parametrize("harm", ["syntax", "mode", "gone"])
 def test_a_broken_edit_keeps_the_keys_and_is_told(stage: Any, file: Path, harm: str, caplog: pytest.LogCaptureFixture) -> None:
     write(file, entry("alice"))

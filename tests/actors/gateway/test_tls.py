@@ -145,6 +145,23 @@ def test_a_renewal_is_followed_and_a_broken_one_is_not(stage: Any, files: tuple[
     stage.run(test)
 
 
+def test_files_that_could_not_be_read_for_a_moment_are_read_again(
+    stage: Any, files: tuple[Path, Path], pairs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Path) -> ssl.SSLContext:
+        raise ConfigError("cannot be read: Too many open files")
+
+    async def test(scene: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(tls, "make_context", fail)
+            install(pairs, "rsa", *files)
+            await scene.until(lambda: stage.statuses[-1].startswith("cannot be read"))
+        await scene.until(lambda: stage.statuses[-1] == "active")
+        assert await asyncio.to_thread(served, scene.url) == der(pairs / "rsa.pem")
+
+    stage.run(test)
+
+
 def test_silent_connections_do_not_last(stage: Any, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmrt.actors.gateway.connections.HANDSHAKE_S", 0.1)
 
