@@ -92,7 +92,7 @@ def is_continued(last: Message, path: str) -> bool:
 
 def _num_parts(message: Any, levels: int = 2) -> int:
     """The number of texts and media it may hold, those in the results of calls too; 1 if it is no message."""
-    content = message.get("content") if isinstance(message, dict) and levels else None
+    content = message.get("content", message.get("output")) if isinstance(message, dict) and levels else None
     return sum(_num_parts(part, levels - 1) for part in content) if isinstance(content, list) and content else 1
 
 

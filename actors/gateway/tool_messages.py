@@ -7,11 +7,13 @@ import msgspec
 
 from ...models.errors import GrammarError
 from ...models.grammar.source import check_depth
+from ...runtime.errors import RequestError
 from .fields import Fields, kind_of, refuse, show
 from .tool_fields import read_name
 
 MAX_CALLS = 128  # of one message
 MAX_ID_CHARS = 256
+INVALID_JSON = "INVALID_JSON"
 
 
 class Call(NamedTuple):
@@ -48,12 +50,13 @@ def _read_call(value: Any, path: str) -> Call:
     function = Fields(fields.take_required("function"), fields.path("function"))
     fields.refuse_leftover()
     name = read_name(function)
-    arguments = _read_arguments(function.take_str("arguments"), function.path("arguments"))
+    arguments = read_arguments(function.take_str("arguments"), function.path("arguments"))
     function.refuse_leftover()
     return Call(id, name, arguments)
 
 
-def _read_arguments(text: str | None, path: str) -> dict[str, Any]:
+def read_arguments(text: str | None, path: str) -> dict[str, Any]:
+    """Read the arguments of a call, the JSON of an object. Raises: RequestError."""
     if text is None:
         raise refuse(path, "is required")
     try:
@@ -66,6 +69,15 @@ def _read_arguments(text: str | None, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise refuse(path, f"is {show(text)}, expected the JSON of an object")
     return value
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """Return the arguments of a call that the model has made. Those that are not the JSON of an object become one that holds their
+    text, as Anthropic advises."""
+    try:
+        return read_arguments(text, "")
+    except RequestError:
+        return {INVALID_JSON: text}
 
 
 def read_id(fields: Fields, name: str) -> str:

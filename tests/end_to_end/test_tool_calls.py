@@ -286,3 +286,40 @@ def test_anthropics_client_calls(server: Server) -> None:
     assert after.content[0].text == expected.choices[0].message.content
     assert [block.name for block in named.content] == ["weather"]
     server.wait_until_empty()
+
+
+def test_calls_in_responses(server: Server) -> None:
+    """The same calls as chat completions with the same seed, whole and in a stream, and a turn with the result."""
+    functions: list[Any] = [{"type": "function", "name": name, "parameters": schema} for name, schema in SCHEMAS.items()]
+    asked: Any = {
+        "model": server.checkpoint.name,
+        "input": [USER],
+        "tools": functions,
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_output_tokens": 200,
+        "temperature": 1,
+        "extra_body": {"seed": 5},
+    }
+    plain = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
+    same = create(server, tools=plain, tool_choice="required", parallel_tool_calls=False)
+    whole: Any = server.client.responses.create(**asked)
+    with server.client.responses.stream(**asked) as stream:
+        streamed: Any = stream.get_final_response()
+    for response in (whole, streamed):
+        (item,) = response.output
+        jsonschema.validate(json.loads(item.arguments), SCHEMAS[item.name])
+        called = same.choices[0].message.tool_calls[0].function
+        assert (item.type, item.name, item.arguments) == ("function_call", called.name, called.arguments)
+        assert response.usage.input_tokens == same.usage.prompt_tokens
+    result = {"type": "function_call_output", "call_id": whole.output[0].call_id, "output": "Rain."}
+    after: Any = {**asked, "tool_choice": "auto", "parallel_tool_calls": True, "max_output_tokens": 16}
+    goes_on = server.client.responses.create(**{**after, "input": [result]}, previous_response_id=whole.id)
+    sent_back = server.client.responses.create(**{**after, "input": [USER, *whole.output, result]})
+    history = [USER, same.choices[0].message.model_dump(exclude_unset=True)]
+    history.append({"role": "tool", "tool_call_id": same.choices[0].message.tool_calls[0].id, "content": "Rain."})
+    expected = create(server, tools=plain, messages=history, max_tokens=16)
+    for response in (goes_on, sent_back):
+        assert response.usage.input_tokens == expected.usage.prompt_tokens
+        assert response.output_text == (expected.choices[0].message.content or "")
+    server.wait_until_empty()

@@ -9,7 +9,7 @@ from ..fields import Fields, refuse, show
 from ..grammar_fields import AskedGrammar
 from ..harmless import FLAG, OBJECT, Harmless, of_type, one_of, refuse_others
 from ..tool_fields import Tool, ToolChoice, ToolUse, allow_calls, read_function, read_list, read_name, read_named
-from ..tool_messages import Call, check_arguments, read_id
+from ..tool_messages import INVALID_JSON, Call, check_arguments, read_id
 
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
 _DIRECT = one_of({"type": "direct"})
@@ -69,5 +69,5 @@ def input_of(arguments: str) -> msgspec.Raw | dict[str, str]:
     try:
         _decode_object(arguments)
     except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
-        return {"INVALID_JSON": arguments}
+        return {INVALID_JSON: arguments}
     return msgspec.Raw(arguments.encode())

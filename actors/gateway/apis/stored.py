@@ -1,12 +1,14 @@
 """Conversations that later requests of OpenAI's Responses API go on with: the latest, in the gateway's memory."""
 
+import json
 import threading
 from collections import OrderedDict
 
 from ..content import Conversation
 
 MAX_STORED_BYTES = 64 << 20
-_MESSAGE_BYTES = 1024  # beside text and media
+_VALUE_FACTOR = 64  # bytes of a value in memory, at most, for each of its JSON: a list of empty lists takes 20 to 40
+_MESSAGE_BYTES = 1024  # of a message or a call, beside text and media
 
 
 class StoredConversations:
@@ -44,4 +46,6 @@ def _num_bytes(conversation: Conversation) -> int:
         for part in ((message.content,) if isinstance(message.content, str) else message.content)
     ]
     num_text_bytes = sum(4 * len(text) if isinstance(text, str) else _MESSAGE_BYTES for text in texts)
+    calls = [call for message in conversation.messages for call in message.calls]
+    num_text_bytes += sum(_MESSAGE_BYTES + _VALUE_FACTOR * len(json.dumps(call.arguments)) for call in calls)
     return num_text_bytes + _MESSAGE_BYTES * len(conversation.messages) + sum(len(medium.data) for medium in conversation.media)
