@@ -26,10 +26,19 @@ from .anthropic_tools import input_of, read_call, read_tools
 ROLES = ("user", "assistant", "system")
 _MEDIA: Mapping[str, MediaKind] = {"image": "image", "video": "video", "audio": "audio"}  # Anthropic's API has the first alone
 _OPENAI_ONLY = ("stream_options", "return_token_ids")
+_FORGETTING = "clear_thinking_20251015"  # an edit of the beta context-management-2025-06-27
+
+
+def _forgets_thoughts_alone(value: Any) -> bool:
+    edits = value.get("edits", []) if isinstance(value, dict) and value.keys() <= {"edits"} else None
+    return isinstance(edits, list) and all(isinstance(edit, dict) and edit.get("type") == _FORGETTING for edit in edits)
+
+
 _IGNORED_FIELDS: Mapping[str, Harmless] = {
     "metadata": OBJECT,
     "cache_control": OBJECT,  # whatever fits is cached
     "thinking": OBJECT,  # no served model thinks
+    "context_management": Harmless(_forgets_thoughts_alone, f'{{"edits":[{{"type":"{_FORGETTING}"}}]}}'),
     "service_tier": one_of("auto", "standard_only"),
     "speed": one_of("standard"),
     "inference_geo": TEXT,

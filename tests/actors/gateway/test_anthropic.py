@@ -277,6 +277,7 @@ def test_a_schema_of_the_answer(limits: Limits) -> None:
 def test_fields_that_change_nothing(limits: Limits) -> None:
     plain = read(limits, seed=1)
     more = {"thinking": {"type": "adaptive"}, "service_tier": "auto", "tools": [], "tool_choice": {"type": "auto"}}
+    more["context_management"] = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
     assert read(limits, seed=1, metadata={"user_id": "me"}, cache_control={"type": "ephemeral"}, **more) == plain
     assert read_count(json.dumps({"messages": [USER]}).encode(), limits).conversation == plain.conversation
 
@@ -303,6 +304,9 @@ def image(**source: Any) -> dict[str, Any]:
         ({"return_token_ids": True}, "return_token_ids", "is not supported"),
         ({"n": 2}, "n", "is not supported"),
         ({"container": "x"}, "container", "is not supported"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management", "only {"),
+        ({"context_management": {"edits": 5}}, "context_management", "is an object with 1 entry, only"),
+        ({"context_management": {"more": 1}}, "context_management", "is an object with 1 entry, only"),
         ({"system": 5}, "system", "expected a string or an array of content blocks, got an integer"),
         ({"system": [IMAGE]}, "system[0]", "only user messages can hold media"),
         ({"messages": None}, "messages", "is required"),

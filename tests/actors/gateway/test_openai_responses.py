@@ -173,7 +173,7 @@ def test_what_a_body_becomes(limits: Limits) -> None:
         },
         {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]},
     ]  # fmt: skip
-    asked = read(limits, input=items, instructions="I", seed=5)
+    asked = read(limits, input=items, instructions="I", seed=5, include=["reasoning.encrypted_content"])
     assert asked.conversation.messages == (
         Message("system", "I"),
         Message("system", "S"),
@@ -222,6 +222,8 @@ def test_the_form_of_the_answer(limits: Limits) -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options.include_usage", "is not supported"),
         ({"store": 1}, "store", "expected true or false, got 1"),
         ({"metadata": 1}, "metadata", "expected an object, got an integer"),
+        ({"include": ["message.output_text.logprobs"]}, "include", 'only [] or ["reasoning.encrypted_content"] is supported'),
+        ({"include": 5}, "include", "is 5, only"),
         ({"background": True}, "background", "is true, only false is supported"),
         ({"truncation": "auto"}, "truncation", 'is "auto", only "disabled" is supported'),
         ({"conversation": "x"}, "conversation", "is not supported"),
