@@ -150,7 +150,7 @@ class ApiKeys:
 
 
 class KeyMetrics(Collector):
-    """What each key has used, by its name."""
+    """Return the use of each key, by its name."""
 
     def __init__(self, keys: ApiKeys) -> None:
         self._keys = keys

@@ -1,4 +1,4 @@
-"""Who may send a request: holders of an API key, within its limits; without keys, programs and web pages of allowed origins."""
+"""Admit requests: of holders of an API key, within its limits; without keys, of programs and of web pages of allowed origins."""
 
 import ipaddress
 import time
@@ -55,7 +55,7 @@ def authenticate(keys: ApiKeys, names: frozenset[str], origins: AllowedOrigins, 
 
 @web.middleware
 async def limit(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Hold each key to its limits, with requests for work: POST, but for the page's."""
+    """Hold each key to its limits. They count POST requests, except those of the page."""
     if not _is_limited(request):
         return await handler(request)
     quota = request[CLIENT].quota

@@ -107,7 +107,7 @@ class Choice:
 
     @property
     def ending(self) -> Ending | None:
-        """How it has ended, None while it goes on. Whether by calls is known when all has been taken."""
+        """The reason of its end; None while it goes on. An end by calls is known once all has been taken."""
         reason: FinishReason | Literal["tool_calls"] | None = self.finish
         if reason is None:
             return None

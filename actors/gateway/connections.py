@@ -30,9 +30,11 @@ EXTRA_S = 2.0  # that a connection beyond the limit lasts at most
 
 
 class Connections(Collector):
-    """The open connections, of which ``limit`` are served. Those beyond it are extra: each can ask whether the server lives, and is
-    refused whatever else it asks; it is closed after one answer, after ``EXTRA_S``, or when there are ``EXTRA_CONNECTIONS`` younger
-    ones. So neither idle nor new connections keep probes out."""
+    """The open connections. ``limit`` of them are served, and those beyond it are extra.
+
+    An extra connection may ask whether the server lives; other requests are refused. It is closed after one answer, after ``EXTRA_S``,
+    or when there are ``EXTRA_CONNECTIONS`` younger ones. So neither idle nor new connections keep probes out.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -60,7 +62,7 @@ class Connections(Collector):
         return request.protocol in self._extra
 
     def refuse(self, is_probe: Callable[[web.Request], bool]) -> Middleware:
-        """Refuse requests on extra connections, but for probes."""
+        """Refuse requests on extra connections, except probes."""
 
         @web.middleware
         async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:

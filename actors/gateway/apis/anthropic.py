@@ -55,7 +55,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def read_message(body: bytes | bytearray, limits: Limits) -> ChatRequest:
-    """Validate the body of ``POST /v1/messages``. mmrt's own fields of chat completions are taken, too.
+    """Validate the body of ``POST /v1/messages``. It also takes mmrt's own fields of chat completions.
 
     Raises:
         RequestError: 400, or 404 for an unknown model, or 413 for a medium that is too large.

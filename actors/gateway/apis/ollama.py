@@ -108,7 +108,7 @@ def _check_model(fields: Fields, limits: Limits) -> None:
 
 
 def _read_generation(fields: Fields, limits: Limits) -> Generation:
-    """Take the fields and options of both routes. mmrt's own sampling controls are taken as options, too."""
+    """Take the fields and options of both routes. The options include mmrt's own sampling controls."""
     _check_model(fields, limits)
     value, stream = fields.take("options"), fields.take("stream")
     if stream is not None and not isinstance(stream, bool):

@@ -1,4 +1,4 @@
-"""Answers of OpenAI's Responses API: a response or its events. Pure but for what ``keep`` does."""
+"""Answers of OpenAI's Responses API: a response or its events. Only ``keep`` has effects."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count

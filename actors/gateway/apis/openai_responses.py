@@ -61,7 +61,7 @@ class Exchange:
         self._conversation = Conversation((), ())  # without the instructions, which are of one response alone
 
     def read(self, body: bytes | bytearray, limits: Limits) -> ChatRequest:
-        """Validate the body. mmrt's own fields of chat completions are taken, too.
+        """Validate the body. It also takes mmrt's own fields of chat completions.
 
         Raises:
             RequestError: 400, or 404 for an unknown model, or 413 for a medium that is too large.
