@@ -4,7 +4,7 @@ Every process of a run reads it. A new stage is one more record: nothing else li
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NewType
 
@@ -152,7 +152,7 @@ def device_pools(stages: Mapping[str, Stage] = STAGES) -> frozenset[str]:
 
 
 class ProcessSpec(msgspec.Struct, frozen=True):
-    """``count`` processes of these stages, on ``device`` ("": where the model is)."""
+    """``count`` processes of these stages, on ``device`` ("": where the model is; "*": on each device in turn)."""
 
     stages: tuple[str, ...]
     count: int = 1
@@ -178,12 +178,28 @@ def parse_layout(text: str, stages: Mapping[str, Stage] = STAGES) -> tuple[Proce
 DEFAULT_LAYOUT = "+".join(stage.letter for stage in STAGES.values() if stage.letter)  # each in a process of its own
 
 
-def check_layout(text: str) -> None:
-    """Check a layout. Raises ConfigError if it is malformed or not one that a run can have."""
+def spread_layout(text: str, devices: Sequence[str] = ()) -> str:
+    """Return the layout with the device of each process by name, where a run has ``devices``: "2EPD@*" on devices 0 and 1 is
+    "EPD@0+EPD@1". Of processes on "*" the first is on the first device, the next on the next, and so on in turn; processes without a
+    device are on the first. Without ``devices`` it stays as it is. Raises ConfigError if it is malformed."""
+    if not devices:
+        return text
+    spread = []
+    for part in parse_layout(text):
+        for number in range(part.count):
+            device = devices[number % len(devices)] if part.device == "*" else part.device or devices[0]
+            spread.append(ProcessSpec(part.stages, 1, device))
+    return format_layout(spread)
+
+
+def check_layout(text: str, devices: Sequence[str] = ()) -> None:
+    """Check a layout, as ``spread_layout`` returns it. Raises ConfigError if it is malformed or not one that a run with these devices
+    can have."""
     counts = dict.fromkeys((name for name, stage in STAGES.items() if stage.letter), 0)
     for process in parse_layout(text):
-        if process.device:
-            raise ConfigError(f"{' and '.join(process.stages)} on {process.device!r}: model.device places all stages")
+        if process.device and process.device not in devices:
+            there = f"there are {', '.join(devices)}" if devices else "there are none ([[devices]])"
+            raise ConfigError(f"{' and '.join(process.stages)} on {process.device!r}: no such device, {there}")
         for stage in process.stages:
             counts[stage] += process.count
             if process.stages.count(stage) > 1:
@@ -207,8 +223,8 @@ def format_layout(processes: Iterable[ProcessSpec]) -> str:
 
 
 def scale_layout(layout: str, stage: str, count: int) -> str:
-    """Return the layout with so many actors of a stage: more or fewer processes of that stage alone, the last ones. The names of all
-    others stay. Raises ConfigError if there is no such layout."""
+    """Return the layout with so many actors of a stage: more or fewer processes of that stage alone, the last ones, on the device of
+    the last. The names of all others stay. Raises ConfigError if there is no such layout."""
     scalable = [name for name, record in STAGES.items() if record.letter]
     if stage not in scalable:
         raise ConfigError(f"{stage}={count}: no stage {stage!r} to scale, there are {', '.join(scalable)}")
@@ -217,7 +233,7 @@ def scale_layout(layout: str, stage: str, count: int) -> str:
     processes = [process for _, process in _numbered(layout)]
     while len(having := [place for place, process in enumerate(processes) if stage in process.stages]) != count:
         if len(having) < count:
-            processes.insert(having[-1] + 1, ProcessSpec((stage,)))
+            processes.insert(having[-1] + 1, ProcessSpec((stage,), 1, processes[having[-1]].device))
             continue
         last = processes.pop(having[-1])
         if len(last.stages) > 1:
@@ -248,6 +264,11 @@ def processes_of(layout: str) -> dict[InstanceId, tuple[InstanceId, ...]]:
     found |= {together[-1]: together for together, _ in _numbered(layout)}
     order = list(STAGES)
     return dict(sorted(found.items(), key=lambda item: (order.index(stage_of(item[1][0])), item[1][0])))
+
+
+def devices_of(layout: str) -> dict[InstanceId, str]:
+    """Return the device of each actor that has one in the layout."""
+    return {actor: process.device for together, process in _numbered(layout) for actor in together if process.device}
 
 
 def actors_of(layout: str) -> tuple[InstanceId, ...]:

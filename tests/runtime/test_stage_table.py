@@ -24,6 +24,7 @@ from mmrt.runtime.stage_table import (
     actors_of,
     check_layout,
     device_pools,
+    devices_of,
     format_layout,
     instance_id,
     join_layouts,
@@ -35,6 +36,7 @@ from mmrt.runtime.stage_table import (
     replaceable,
     restart_order,
     scale_layout,
+    spread_layout,
     stage_of,
     starts_after,
     torch_actors,
@@ -220,7 +222,7 @@ def test_a_layout_is_processes() -> None:
         ("9E+P+D", "'9E+P+D' has 9 of encoder, a run has at most 8"),
         ("4E+4EP+E+D", "has 9 of encoder"),
         ("EE+P+D", "'EE+P+D' has a process with encoder twice"),
-        ("EP@cuda:0+D", "encoder and prefill on 'cuda:0': model.device places all stages"),
+        ("EP@cuda:0+D", "encoder and prefill on 'cuda:0': no such device, there are none ([[devices]])"),
         ("E+P", "'E+P' has no decode (D)"),
     ],
 )
@@ -228,6 +230,43 @@ def test_other_layouts_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         check_layout(text)
     assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "spread"),
+    [
+        ("EP@a+D@b", "EP@a+D@b"),
+        ("2EPD@*", "EPD@a+EPD@b"),
+        ("3EPD@*+D@b", "EPD@a+EPD@b+EPD@a+D@b"),
+        ("E+P+2D@*", "E@a+P@a+D@a+D@b"),
+        ("E+2P+D@b", "E@a+2P@a+D@b"),
+    ],
+)
+def test_processes_are_spread_over_devices(text: str, spread: str) -> None:
+    devices = ("a", "b")
+    assert spread_layout(text, devices) == spread == spread_layout(spread, devices)
+    check_layout(spread, devices)
+    assert processes_of(spread).keys() == processes_of(text).keys()
+    assert devices_of(spread).keys() == {actor for actor in actors_of(spread) if STAGES[stage_of(actor)].letter}
+
+
+def test_devices_of_actors() -> None:
+    assert devices_of("EP@a+D@b+D@a") == {"encoder": "a", "prefill": "a", "decode": "b", "decode.1": "a"}
+    assert spread_layout("2EPD@*") == "2EPD@*" and devices_of("E+P+D") == {}
+    assert scale_layout("EP@a+D@b", "decode", 2) == "EP@a+2D@b"
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "message"),
+    [
+        ("EP@a+D@c", ("a", "b"), "decode on 'c': no such device, there are a, b"),
+        ("2EPD@*", (), "encoder and prefill and decode on '*': no such device, there are none ([[devices]])"),
+    ],
+)
+def test_unknown_devices_are_refused(text: str, devices: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        check_layout(spread_layout(text, devices), devices)
+    assert str(refusal.value) == message
 
 
 @given(st.data(), st.sampled_from([*STAGES.values()]))
