@@ -1,4 +1,4 @@
-"""``mmrt bench restart``: effects on clients of an actor's restart, kill or code edit, under live streams.
+"""``mmrt bench restart``: effects on clients of an actor's restart, kill, drain or code edit, under live streams.
 
 Starts a run of its own. Every trial does one thing to one actor while several text streams flow, and takes the longest time that any
 of them was silent; for the gateway, whose connections its death costs, the longest time that a new connection waits for its answer.
@@ -23,8 +23,9 @@ import msgspec
 from rich.console import Console
 
 from ..runtime.config import ModelSection, RuntimeConfig, ServerSection, SupervisorSection, to_toml
+from ..runtime.errors import RunError
 from ..runtime.stage_table import ACTORS
-from ..runtime.supervisor.control import RestartReply, RestartRequest, call
+from ..runtime.supervisor.control import LayoutReply, RestartReply, RestartRequest, ScaleRequest, call
 from ..shm.run_directory import RunDirectory
 from ..shm.status import ActorState, ActorTable
 from .environment import Environment, read_environment
@@ -36,6 +37,7 @@ from .serve.steady_streams import SteadyStreams, longest_silence
 
 KINDS = ("restart", "kill")
 TARGETS = {("restart", "decode"): 1.0, ("kill", "decode"): 1.5, ("kill", "controller"): 0.2, ("reload", "decode"): 1.5}
+DRAIN_TARGET_S, SIBLING_TARGET_S = 0.05, 0.2
 _PACKAGE = Path(__file__).parents[1]
 _PACKAGE_PARTS = ("actors", "bench", "cli", "media", "models", "runtime", "schema", "shm", "triton_kernels")
 _POLL_S = 0.01
@@ -63,7 +65,7 @@ class RestartBench(msgspec.Struct, frozen=True, kw_only=True):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, also when a target is missed."""
     options = _parse(argv)
-    bench = run_bench("restart", options.json, (OwnRunError, BenchError, OSError), lambda _: measure(options), show)
+    bench = run_bench("restart", options.json, (OwnRunError, BenchError, RunError, OSError), lambda _: measure(options), show)
     return 1 if bench is None else 0
 
 
@@ -86,6 +88,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help="restart and kill (-9); default: both")
     add("--count", type=_at_least(1), default=50, help="trials of each kind on each actor (%(default)s)")
     add("--reloads", type=_at_least(0), default=0, help="also edit decode's source so many times under mmrt up --reload (%(default)s)")
+    add("--drains", type=_at_least(0), default=0, help="also drain, then kill, one of two decodes so many times (%(default)s)")
     add("--streams", type=_at_least(1), default=4, help="live text streams (%(default)s)")
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
     return parser.parse_args(argv)
@@ -153,6 +156,8 @@ async def _all_series(run: OwnRun, table: ActorTable, options: argparse.Namespac
                 series.append(await trials.series(kind, actor, options.count))
         if source is not None:
             series.append(await trials.reloads(source, options.reloads))
+        if options.drains:
+            series += [await trials.drains(options.drains), await trials.siblings(options.drains)]
         return series
 
 
@@ -198,6 +203,33 @@ class _Trials:
                 values.append(time.monotonic() - start_s)
                 await asyncio.sleep(_TAIL_S)
         return Series(kind="reload", actor="decode", measure="first step", values_s=values, target_s=TARGETS["reload", "decode"])
+
+    async def drains(self, count: int) -> Series:
+        """The longest silence while one of two decodes leaves and the other takes its rows over."""
+        values = []
+        for _ in range(count):
+            await self._scale_decode(2)
+            async with self._streams.running():
+                values.append(await self._silence(lambda: self._scale_decode(1)))
+        return Series(kind="drain", actor="decode of two", measure="silence", values_s=values, target_s=DRAIN_TARGET_S)
+
+    async def siblings(self, count: int) -> Series:
+        """Kill one of two decodes: the longest silence of the half of the streams that notices less, which are its sibling's."""
+        await self._scale_decode(2)
+        values = []
+        async with self._streams.running():
+            for _ in range(count):
+                await self._streams.flow()
+                start_s = time.monotonic()
+                await self._kill("decode.1")
+                await asyncio.sleep(_TAIL_S)
+                await self._streams.flow()
+                silences = self._streams.silences(start_s, time.monotonic())
+                values.append(sorted(silences)[(len(silences) - 1) // 2])
+        return Series(kind="kill", actor="sibling of decode", measure="silence", values_s=values, target_s=SIBLING_TARGET_S)
+
+    async def _scale_decode(self, count: int) -> None:
+        assert isinstance(await asyncio.to_thread(call, self._run, ScaleRequest("decode", count), None), LayoutReply)
 
     async def _silence(self, act: Callable[[], Awaitable[object]]) -> float:
         await self._streams.flow()

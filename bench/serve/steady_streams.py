@@ -56,6 +56,11 @@ class SteadyStreams:
             await asyncio.sleep(_LOOK_S)
         self._ended = [record for record in self._ended if record.end_s > now_s]
 
+    def silences(self, start_s: float, end_s: float) -> list[float]:
+        """``longest_silence`` of each stream."""
+        indices = range(self._num_streams)
+        return [longest_silence([record for record in self.records if record.index == index], start_s, end_s) for index in indices]
+
     async def _keep(self, index: int) -> None:
         failures = 0
         while failures < _FAILURES_TO_GIVE_UP:

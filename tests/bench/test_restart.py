@@ -26,6 +26,14 @@ def test_silence_is_the_longest_gap_that_overlaps() -> None:
     assert longest_silence([], 0.0, 1.0) == 0.0
 
 
+def test_silence_of_each_stream() -> None:
+    streams = SteadyStreams(None, "", "", 2)  # type: ignore[arg-type]
+    again = Record(index=1, group="", scheduled_s=0.0, chunks=[Chunk(8.0, 1), Chunk(8.5, 1)])
+    streams._ended = [Record(index=1, group="", scheduled_s=0.0, chunks=[Chunk(5.0, 1), Chunk(7.0, 1)])]
+    streams._current = [record(5.0, 5.5), again]
+    assert streams.silences(5.0, 9.0) == [0.5, 2.0]
+
+
 def test_streams_that_keep_failing_are_reported() -> None:
     async def run() -> None:
         async with open_session(5.0) as session:
@@ -43,6 +51,7 @@ def test_streams_that_keep_failing_are_reported() -> None:
         (["--count", "0"], "0 must be at least 1"),
         (["--streams", "-1"], "-1 must be at least 1"),
         (["--reloads", "-1"], "-1 must be at least 0"),
+        (["--drains", "-1"], "-1 must be at least 0"),
         (["--count", "many"], "invalid int value: 'many'"),
         (["--actors", "decoed"], "invalid choice: 'decoed'"),
         (["--kinds", "nudge"], "invalid choice: 'nudge'"),
