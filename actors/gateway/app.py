@@ -23,6 +23,7 @@ from .completions import Completions
 from .connections import SERVER_NAME, Connections
 from .cross_origin import AllowedOrigins
 from .metrics import CONTENT_TYPE, Metrics
+from .openapi.document import Description
 from .page.routes import Page
 from .request_log import PROBLEM, REQUEST_ID, log_answer, one_line
 from .responses import json_response
@@ -46,6 +47,7 @@ def build_app(
     open_routes = frozenset() if page is None else page.open_routes
     opened = authenticate(endpoints.keys, names, origins, lambda request: _is_probe(request) or request.path in open_routes)
     refuse = connections.refuse(_is_probe)
+    description = Description(endpoints.limits, endpoints.keys.is_needed)
     app = web.Application(
         middlewares=[_measure(endpoints.counts), _shape_errors, refuse, check_host(names), origins.preflight, opened, limit],
         client_max_size=server.max_body_mib << 20,
@@ -61,6 +63,7 @@ def build_app(
         (app.router.add_get, "/ready", endpoints.ready),
         (app.router.add_get, "/version", endpoints.version),
         (app.router.add_get, "/metrics", endpoints.metrics),
+        (app.router.add_get, "/openapi.json", description.serve),
         *(
             (_adder(app, method), path, handler)
             for method, path, handler in apis.routes(endpoints.completions, endpoints.limits, endpoints.created_s)

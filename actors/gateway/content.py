@@ -6,7 +6,8 @@ Pure. Called by validation.
 from typing import Any, NamedTuple
 
 from ...schema.media import MediaKind
-from .fields import Fields, kind_of, refuse, show
+from .fields import Fields, Schema, kind_of, refuse, show
+from .harmless import NOTHING, refuse_others
 from .media import INLINE_PARTS, URL_PARTS, MediaIntake, Medium
 from .tool_messages import Call, check_results, read_calls, read_id
 
@@ -15,6 +16,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 MAX_NAME_CHARS = 64
 TEXT_PARTS = ("text", "input_text", "output_text")
 # Replies that a client sends back verbatim carry these; empty ones say nothing.
+_EMPTY: Schema = {"enum": [[], {}, ""]}
 _EMPTY_OF_REPLIES = ("refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content", "reasoning")
 
 
@@ -104,8 +106,8 @@ def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:
     call_id = read_id(fields, "tool_call_id") if role == "tool" else ""
     calls = read_calls(fields.take("tool_calls"), f"{path}.tool_calls") if role == "assistant" else ()
     for empty in _EMPTY_OF_REPLIES:
-        if fields.leftover.get(empty) in (None, [], {}, ""):
-            fields.take(empty)
+        if fields.leftover.get(empty) in (None, *_EMPTY["enum"]):
+            fields.take(empty, _EMPTY)
     fields.refuse_leftover()
     if content is None and calls:
         content = ""
@@ -125,12 +127,8 @@ def _read_part(value: Any, path: str, role: str, intake: MediaIntake) -> str | M
     fields = Fields(value, path)
     stated = fields.take_required("type")
     if stated in TEXT_PARTS:
-        text = fields.take("text")
-        if not isinstance(text, str):
-            raise refuse(f"{path}.text", f"expected a string, got {kind_of(text)}")
-        if fields.leftover.get("annotations") == []:
-            fields.take("annotations")
-        fields.refuse_leftover()
+        text = fields.take_required_str("text")
+        refuse_others(fields, {"annotations": NOTHING})
         return text
     if not isinstance(stated, str) or (stated not in URL_PARTS and stated not in INLINE_PARTS):
         raise refuse(f"{path}.type", f"is {show(stated)}, allowed are {', '.join(['text', *URL_PARTS, *INLINE_PARTS])}")

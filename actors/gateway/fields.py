@@ -4,12 +4,18 @@ Pure. Used by the gateway's validation of requests.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 
 from ...runtime.errors import RequestError
+
+Schema = Mapping[str, Any]  # a JSON schema
+STRING: Schema = {"type": "string"}
+BOOLEAN: Schema = {"type": "boolean"}
+OBJECT: Schema = {"type": "object"}
+NULL: Schema = {"type": "null"}
 
 _SHOWN_CHARS = 60
 _KIND_OF_TYPE = {
@@ -45,6 +51,17 @@ def refuse(path: str, problem: str, status: int = 400) -> RequestError:
     return RequestError(f"{path}: {problem}" if path else problem, status=status, param=path or None)
 
 
+class Example(dict[str, Any]):
+    """An object of an example body, which takes notes on its reader (``openapi``). ``taken``: the fields that the reader takes, absent
+    ones too, with the schema of their values other than null; None: that of the examples. ``is_closed``: the reader refuses others."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.taken: dict[str, Schema | None] = {}
+        self.required: set[str] = set()
+        self.is_closed = False
+
+
 class Fields:
     """The fields of one object. Each ``take`` removes a field; ``leftover`` holds the fields not taken. null means absent."""
 
@@ -53,6 +70,7 @@ class Fields:
             raise refuse(path, f"expected an object, got {kind_of(value)}")
         self._values: dict[str, Any] = dict(value)
         self._path = path
+        self._example = value if isinstance(value, Example) else None
 
     def path(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
@@ -61,25 +79,40 @@ class Fields:
     def leftover(self) -> dict[str, Any]:
         return self._values
 
-    def take(self, name: str) -> Any:
-        """Take the raw value, None when absent."""
+    def take(self, name: str, schema: Schema | None = None) -> Any:
+        """Take the raw value, None when absent. ``schema``: of the values that the caller accepts, unless examples show them."""
+        if self._example is not None:
+            self._example.taken.setdefault(name, schema)
         return self._values.pop(name, None)
 
-    def take_required(self, name: str) -> Any:
-        value = self.take(name)
-        if value is None:
+    def take_required(self, name: str, schema: Schema | None = None) -> Any:
+        """As ``take``, and refuse its absence."""
+        self.require(name)
+        return self.take(name, schema)
+
+    def require(self, name: str) -> None:
+        """Refuse the absence of a field that is taken later."""
+        if self._example is not None:
+            self._example.required.add(name)
+        if self._values.get(name) is None:
             raise refuse(self.path(name), "is required")
-        return value
+
+    def forbid(self, name: str) -> None:
+        """Refuse a field that a reader shared with other routes takes later."""
+        if self._example is not None:
+            self._example.taken[name] = NULL
+        if self._values.get(name) is not None:
+            raise refuse(self.path(name), "is not supported")
 
     def take_choice(self, name: str, allowed: Collection[str]) -> str:
         """Take one of the words ``allowed``; required."""
-        value = self.take_required(name)
+        value = self.take_required(name, {"enum": list(allowed)})
         if not isinstance(value, str) or value not in allowed:
             raise refuse(self.path(name), f"is {show(value)}, allowed are {', '.join(allowed)}")
         return value
 
     def take_str(self, name: str, max_chars: int | None = None) -> str | None:
-        value = self.take(name)
+        value = self.take(name, STRING if max_chars is None else {"type": "string", "maxLength": max_chars})
         if value is None:
             return None
         if not isinstance(value, str):
@@ -88,15 +121,25 @@ class Fields:
             raise refuse(self.path(name), f"has {len(value)} characters, the limit is {max_chars}")
         return value
 
+    def take_required_str(self, name: str) -> str:
+        value = self.take_required(name, STRING)
+        if not isinstance(value, str):
+            raise refuse(self.path(name), f"expected a string, got {kind_of(value)}")
+        return value
+
     def take_bool(self, name: str) -> bool:
         """Take a boolean, False when absent."""
-        value = self.take(name)
+        return bool(self.take_flag(name))
+
+    def take_flag(self, name: str) -> bool | None:
+        """Take a boolean, None when absent."""
+        value = self.take(name, BOOLEAN)
         if value is not None and not isinstance(value, bool):
             raise refuse(self.path(name), f"expected true or false, got {show(value)}")
-        return bool(value)
+        return value
 
     def take_int(self, name: str, low: int, high: int) -> int | None:
-        value = self.take(name)
+        value = self.take(name, {"type": "integer", "minimum": low, "maximum": high})
         if value is None:
             return None
         if type(value) is not int:
@@ -106,7 +149,7 @@ class Fields:
         return value
 
     def take_float(self, name: str, low: float, high: float, *, low_allowed: bool = True) -> float | None:
-        value = self.take(name)
+        value = self.take(name, {"type": "number", "minimum" if low_allowed else "exclusiveMinimum": low, "maximum": high})
         if value is None:
             return None
         if type(value) not in (int, float):
@@ -118,6 +161,8 @@ class Fields:
 
     def refuse_leftover(self, known: str = "") -> None:
         """Raise for the first field not taken whose value says something. ``known`` describes the fields there are."""
+        if self._example is not None:
+            self._example.is_closed = True
         for name, value in self._values.items():
             if value is not None:
                 raise refuse(self.path(name[:_SHOWN_CHARS]), f"is not supported; {known}" if known else "is not supported")

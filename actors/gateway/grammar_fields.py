@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ...models.errors import GrammarError
@@ -15,11 +15,18 @@ from ...models.grammar.source import (
     source_of_regex,
     source_of_schema,
 )
-from .fields import Fields, kind_of, refuse, show
+from ...models.text.tool_calls import NAME
+from .fields import OBJECT, STRING, Fields, Schema, kind_of, refuse, show
 
 MAX_CHOICES = 1024
-MAX_SCHEMA_NAME_CHARS = 64
 _FORMATS = ("text", "json_object", "json_schema")
+_SCHEMA: Schema = {"anyOf": [OBJECT, {"type": "string", "maxLength": MAX_SOURCE_BYTES}]}
+_FORMS: Mapping[str, Schema] = {
+    "json": _SCHEMA,
+    "regex": STRING,
+    "choice": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_CHOICES},
+    "grammar": STRING,
+}
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
 
@@ -37,7 +44,7 @@ def read_grammar(fields: Fields, other: AskedGrammar | None = None) -> AskedGram
     too large, or given twice."""
     asked = [one for one in (other, _read_response_format(fields), _read_structured_outputs(fields)) if one is not None]
     for name, kind in _GUIDED.items():
-        if (value := fields.take(name)) is not None:
+        if (value := fields.take(name, _FORMS[kind])) is not None:
             asked.append(_read(kind, value, name))
     if len(asked) > 1:
         raise refuse(asked[1].field, f"cannot be combined with {asked[0].field}")
@@ -60,14 +67,15 @@ def _read_response_format(fields: Fields) -> AskedGrammar | None:
 
 def read_named_schema(asked: Fields) -> AskedGrammar:
     """Take a schema with its name, all that is in ``asked``. Raises: RequestError."""
-    name = asked.take_str("name", MAX_SCHEMA_NAME_CHARS)
-    if name is None or re.fullmatch("[A-Za-z0-9_-]+", name) is None:
-        raise refuse(asked.path("name"), f"is {show(name)}, expected letters, digits, _ and -")
+    asked.require("name")
+    name = asked.take("name", {"type": "string", "pattern": f"^{NAME}$"})
+    if not isinstance(name, str) or re.fullmatch(NAME, name) is None:
+        raise refuse(asked.path("name"), f"is {show(name)}, expected 1 to 64 letters, digits, _ and -")
     asked.take_str("description")
     asked.take_bool("strict")  # an answer always follows the whole schema
-    schema = asked.take_required("schema")
+    grammar = take_schema(asked)
     asked.refuse_leftover()
-    return read_schema(schema, asked.path("schema"))
+    return grammar
 
 
 def _read_structured_outputs(fields: Fields) -> AskedGrammar | None:
@@ -75,9 +83,7 @@ def _read_structured_outputs(fields: Fields) -> AskedGrammar | None:
     if value is None:
         return None
     forms = Fields(value, "structured_outputs")
-    asked = [
-        _read(kind, form, forms.path(kind)) for kind in ("json", "regex", "choice", "grammar") if (form := forms.take(kind)) is not None
-    ]
+    asked = [_read(kind, form, forms.path(kind)) for kind in _FORMS if (form := forms.take(kind, _FORMS[kind])) is not None]
     if forms.take_bool("json_object"):
         asked.append(AskedGrammar(JSON_OBJECT, forms.path("json_object")))
     forms.refuse_leftover("there are json, json_object, regex, choice and grammar")
@@ -96,6 +102,11 @@ def _read(kind: str, value: Any, path: str) -> AskedGrammar:
     if not isinstance(value, str):
         raise refuse(path, f"expected a string, got {kind_of(value)}")
     return _sized(path, lambda: source_of_regex(value) if kind == "regex" else source_of_lark(value))
+
+
+def take_schema(asked: Fields) -> AskedGrammar:
+    """Take ``schema``, which is required. Raises: RequestError."""
+    return read_schema(asked.take_required("schema", _SCHEMA), asked.path("schema"))
 
 
 def read_schema(value: Any, path: str) -> AskedGrammar:

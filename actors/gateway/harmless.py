@@ -6,37 +6,42 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from .fields import Fields, refuse, show
+from .fields import BOOLEAN, STRING, Fields, Schema, refuse, show
+from .fields import OBJECT as ANY_OBJECT
 
 
 class Harmless(NamedTuple):
-    """Values that change nothing: ``is_it`` tests for one, and ``words`` describe them. null always changes nothing."""
+    """Values that change nothing: ``is_it`` tests for one, ``words`` and ``schema`` describe them. null always changes nothing."""
 
     is_it: Callable[[Any], bool]
     words: str
+    schema: Schema
 
 
 def number(expected: float) -> Harmless:
-    return Harmless(lambda value: type(value) in (int, float) and bool(value == expected), f"{expected:g}")
+    return Harmless(lambda value: type(value) in (int, float) and bool(value == expected), f"{expected:g}", {"const": expected})
 
 
 def one_of(*expected: object) -> Harmless:
     words = " or ".join(msgspec.json.encode(one).decode() for one in expected)
-    return Harmless(lambda value: any(type(value) is type(one) and value == one for one in expected), words)
+    return Harmless(lambda value: any(type(value) is type(one) and value == one for one in expected), words, {"enum": list(expected)})
 
 
-def of_type(kind: type | UnionType, words: str) -> Harmless:
-    return Harmless(lambda value: isinstance(value, kind), words)
+def of_type(kind: type | UnionType, words: str, schema: Schema) -> Harmless:
+    """Values of a type. true and false are numbers in Python alone."""
+    return Harmless(lambda value: isinstance(value, kind) and (kind is bool or not isinstance(value, bool)), words, schema)
 
 
-NOTHING = Harmless(lambda value: isinstance(value, list | dict) and not value, "an empty one")
-FLAG, OBJECT, TEXT = of_type(bool, "a boolean"), of_type(dict, "an object"), of_type(str, "a string")
+NOTHING = Harmless(lambda value: isinstance(value, list | dict) and not value, "an empty one", {"enum": [[], {}]})
+FLAG = of_type(bool, "a boolean", BOOLEAN)
+OBJECT = of_type(dict, "an object", ANY_OBJECT)
+TEXT = of_type(str, "a string", STRING)
 
 
 def refuse_others(fields: Fields, harmless: Mapping[str, Harmless]) -> None:
     """Refuse every field left that would change the answer. Raises: RequestError."""
     for name, values in harmless.items():
-        value = fields.take(name)
+        value = fields.take(name, values.schema)
         if value is not None and not values.is_it(value):
             raise refuse(fields.path(name), f"is {show(value)}, only {values.words} is supported")
     fields.refuse_leftover()

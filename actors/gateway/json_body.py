@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...runtime.errors import RequestError
-from .fields import kind_of
+from .fields import Example, kind_of
+
+Body = bytes | bytearray | Example  # as received, or an example for the description of the endpoint
 
 _WINDOW_BYTES = 1 << 12  # a medium counts as text by up to two windows, at its ends
 _BASE64 = (string.ascii_letters + string.digits + "+/=").encode()
@@ -31,9 +33,11 @@ class BodyLimits(NamedTuple):
         return cls(max(1 << 17, 2 * max_context), max(4 << 20, 8 * max_context + 2 * _WINDOW_BYTES * max_items))
 
 
-def decode_body(body: bytes | bytearray, limits: BodyLimits) -> dict[str, Any]:
-    """Parse JSON. Raises RequestError for anything except an object within the limits: bad syntax, bad UTF-8, nesting too deep, NaN,
-    1e999."""
+def decode_body(body: Body, limits: BodyLimits) -> dict[str, Any]:
+    """Parse JSON; an example comes parsed. Raises RequestError for anything except an object within the limits: bad syntax, bad UTF-8,
+    nesting too deep, NaN, 1e999."""
+    if isinstance(body, Example):
+        return body
     _check_size(body, limits)
     if not body or body.isspace():
         raise RequestError("the body is empty, expected a JSON object")

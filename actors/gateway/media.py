@@ -18,7 +18,7 @@ from ...runtime.errors import RequestError
 from ...schema.media import MediaKind, MediaOptions
 from .cache_keys import content_key
 from .fetch.rules import FetchError, check_file_url, check_url, is_file_url
-from .fields import Fields, refuse, show
+from .fields import STRING, Fields, Schema, refuse, show
 from .media_options import OptionReader
 
 AUDIO_FORMATS = {
@@ -47,6 +47,7 @@ VIDEO_FORMATS = {
 }
 _DETAILS = ("auto", "high", "original", "low")  # the last of images alone
 LOW_DETAIL_PIXELS = 512 * 512  # as large as OpenAI's models see a picture of low detail
+BASE64: Schema = {"type": "string", "contentEncoding": "base64", "minLength": 1}
 _ANIMATIONS = ("image/gif", "image/webp", "image/avif")  # videos by content, which have no type of that kind
 URL_PARTS: dict[str, MediaKind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
 INLINE_PARTS: dict[str, tuple[MediaKind, dict[str, str]]] = {
@@ -98,7 +99,7 @@ class MediaIntake:
             path = inner.path("url" if kind_of_part in URL_PARTS else "data")
             url = ""
             if kind_of_part in URL_PARTS:
-                mime, data, url = self._from_url(kind, inner.take_required("url"), path)
+                mime, data, url = self._from_url(kind, inner.take_required("url", STRING), path)
             else:
                 mime, data = _from_base64(INLINE_PARTS[kind_of_part][1], inner, self._limits)
             inner.refuse_leftover()
@@ -110,7 +111,7 @@ class MediaIntake:
         with _blaming("image"):
             self._check("image", path, role)
             most_pixels, data_path = _take_detail("image", part), part.path("image_url")
-            mime, data, url = self._from_url("image", part.take_required("image_url"), data_path)
+            mime, data, url = self._from_url("image", part.take_required("image_url", STRING), data_path)
             self._add(Medium("image", mime, data, self._options.read("image", part, most_pixels), data_path, b"", url=url))
 
     def read_source(self, kind: MediaKind, part: Fields, path: str, role: str) -> None:
@@ -120,12 +121,12 @@ class MediaIntake:
             source, url = Fields(part.take_required("source"), part.path("source")), ""
             if source.take_choice("type", ("base64", "url")) == "url":
                 data_path = source.path("url")
-                mime, data, url = self._from_url(kind, source.take_required("url"), data_path)
+                mime, data, url = self._from_url(kind, source.take_required("url", STRING), data_path)
             else:
-                data_path, mime = source.path("data"), source.take_required("media_type")
+                data_path, mime = source.path("data"), source.take_required("media_type", STRING)
                 if not isinstance(mime, str) or not _is_of(kind, mime):
                     raise refuse(source.path("media_type"), f"is {show(mime)}, expected {kind}/…")
-                data = _from_text(source.take_required("data"), data_path, self._limits)
+                data = _from_text(source.take_required("data", BASE64), data_path, self._limits)
             source.refuse_leftover()
             self._add(Medium(kind, mime, data, self._options.read(kind, part), data_path, b"", url=url))
 
@@ -204,7 +205,8 @@ def _blaming(kind: MediaKind) -> Iterator[None]:
 
 def _take_detail(kind: MediaKind, fields: Fields) -> int | None:
     """Take ``detail``, and return the number of pixels at most that it means, None if it means none."""
-    detail, details = fields.take("detail"), _DETAILS[: None if kind == "image" else -1]
+    details = _DETAILS[: None if kind == "image" else -1]
+    detail = fields.take("detail", {"enum": list(details)})
     if detail not in (None, *details):
         raise refuse(fields.path("detail"), f"is {show(detail)}, allowed are {', '.join(details)}")
     return LOW_DETAIL_PIXELS if detail == "low" else None
@@ -238,7 +240,7 @@ def _bad_url(path: str, url: str) -> RequestError:
 
 def _from_base64(formats: dict[str, str], fields: Fields, limits: MediaSection) -> tuple[str, bytes]:
     mime = formats[fields.take_choice("format", formats)]
-    return mime, _from_text(fields.take_required("data"), fields.path("data"), limits)
+    return mime, _from_text(fields.take_required("data", BASE64), fields.path("data"), limits)
 
 
 def _from_text(value: object, path: str, limits: MediaSection) -> bytes:

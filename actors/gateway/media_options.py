@@ -61,15 +61,14 @@ class OptionReader:
         """Read the options of these names that are there."""
         values: dict[str, Any] = {}
         for name in names:
-            if fields.leftover.get(name) is None:
-                continue
             least, most = ranges.get(name, _ANY)
             if name == _SOUND:
-                values[name] = fields.take_bool(name)
+                values[name] = fields.take_flag(name)
             elif name == "fps":
                 values[name] = fields.take_float(name, least, most)
             else:
                 values[name] = fields.take_int(name, int(least), int(most))
+        values = {name: value for name, value in values.items() if value is not None}
         if values.get(_SOUND) and not self._takes_sound:
             raise refuse(fields.path(_SOUND), "is true, but the model takes no audio")
         return values

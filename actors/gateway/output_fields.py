@@ -48,7 +48,7 @@ def read_text_output(fields: Fields, max_choices: int, stream: bool) -> Output:
         raise refuse("best_of", f"is {best_of}, but n is {num_choices}")
     if stream and best_of > num_choices:
         raise refuse("best_of", f"is {best_of}, but n is {num_choices}: the best are known at the end, and stream is true")
-    logprobs = fields.take("logprobs")
+    logprobs = fields.take("logprobs", {"anyOf": [{"type": "integer", "minimum": 0, "maximum": MAX_ALTERNATIVES}, {"const": False}]})
     if logprobs is not None and (type(logprobs) is not int or not 0 <= logprobs <= MAX_ALTERNATIVES) and logprobs is not False:
         raise refuse("logprobs", f"is {show(logprobs)}, allowed are 0 to {MAX_ALTERNATIVES}")
     echo = fields.take_bool("echo")

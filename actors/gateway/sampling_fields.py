@@ -6,7 +6,7 @@ import secrets
 
 from ...models.architecture import MAX_REPETITION_PENALTY, MAX_TEMPERATURE, MIN_REPETITION_PENALTY, SamplingDefaults
 from ...runtime.bus.sampling import Sampling
-from .fields import Fields, kind_of, refuse, show
+from .fields import Fields, Schema, kind_of, refuse, show
 
 GREEDY_BELOW = 1e-5  # a temperature that leaves nothing to chance, as in vLLM
 MAX_GUIDANCE_SCALE = 20.0
@@ -16,6 +16,15 @@ MAX_BIAS = 100.0
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 256
 _INT64 = 1 << 63
+_BAD_WORD: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARS, "pattern": r"\S"}
+_BAD_WORDS: Schema = {"type": "array", "items": _BAD_WORD, "maxItems": MAX_BAD_WORDS}
+_TOKEN_ID = "[0-9]{1,10}"
+_LOGIT_BIAS: Schema = {
+    "type": "object",
+    "patternProperties": {f"^{_TOKEN_ID}$": {"type": ["number", "null"], "minimum": -MAX_BIAS, "maximum": MAX_BIAS}},
+    "additionalProperties": False,
+    "maxProperties": MAX_BIASES,
+}
 
 
 def read_sampling(fields: Fields, defaults: SamplingDefaults, max_context: int) -> Sampling:
@@ -48,7 +57,7 @@ def check_min_tokens(min_tokens: int, max_tokens: int | None, max_tokens_field: 
 
 def read_bad_words(fields: Fields) -> list[str]:
     """Take the texts that must not appear. Raises: RequestError."""
-    value = fields.take("bad_words")
+    value = fields.take("bad_words", _BAD_WORDS)
     if value is None:
         return []
     if not isinstance(value, list):
@@ -64,7 +73,7 @@ def read_bad_words(fields: Fields) -> list[str]:
 
 
 def _read_logit_bias(fields: Fields) -> list[tuple[int, float]]:
-    value = fields.take("logit_bias")
+    value = fields.take("logit_bias", _LOGIT_BIAS)
     if value is None:
         return []
     if not isinstance(value, dict):
@@ -74,7 +83,7 @@ def _read_logit_bias(fields: Fields) -> list[tuple[int, float]]:
     found: dict[int, float] = {}
     biases = Fields(value, "logit_bias")
     for name in value:
-        if re.fullmatch("[0-9]{1,10}", name, re.ASCII) is None:
+        if re.fullmatch(_TOKEN_ID, name, re.ASCII) is None:
             raise refuse("logit_bias", f"has the key {show(name)}, expected a token id")
         if int(name) in found:
             raise refuse("logit_bias", f"has the token id {int(name)} twice")

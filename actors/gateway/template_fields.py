@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from .fields import Fields, refuse, show
+from .fields import Fields, Schema, refuse, show
 
 MAX_OPTIONS = 16
 OPTIONS = "chat_template_kwargs"
@@ -14,6 +14,14 @@ _MAX_INT = 1 << 53
 # Of models that think, which none of those served does: nothing changes where the template does not know them.
 THINKING_NAMES = ("enable_thinking", "thinking")
 _WORDS = re.compile(r"[A-Za-z0-9_ .,:/-]{0,64}", re.ASCII)  # no piece of a control token
+_OPTION: Schema = {
+    "anyOf": [
+        {"type": "string", "pattern": f"^{_WORDS.pattern}$"},
+        {"type": ["boolean", "null"]},
+        {"type": "number", "minimum": -_MAX_INT, "maximum": _MAX_INT},
+    ]
+}
+_OPTIONS: Schema = {"type": "object", "additionalProperties": _OPTION, "maxProperties": MAX_OPTIONS}
 
 OptionValue = bool | int | float | str
 
@@ -29,13 +37,11 @@ class TemplateUse(msgspec.Struct, frozen=True):
 
 def read_template_use(fields: Fields) -> TemplateUse:
     """Take the fields. Raises: RequestError."""
-    opens = fields.take("add_generation_prompt")
-    if opens is not None and not isinstance(opens, bool):
-        raise refuse("add_generation_prompt", f"expected true or false, got {show(opens)}")
+    opens = fields.take_flag("add_generation_prompt")
     continues = fields.take_bool("continue_final_message")
     if opens and continues:
         raise refuse("continue_final_message", "is true, and so is add_generation_prompt; give one of them")
-    return TemplateUse(not continues and opens is not False, continues, _read_options(fields.take(OPTIONS)))
+    return TemplateUse(not continues and opens is not False, continues, _read_options(fields.take(OPTIONS, _OPTIONS)))
 
 
 def _read_options(value: Any) -> dict[str, OptionValue]:

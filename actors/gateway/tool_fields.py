@@ -13,10 +13,11 @@ from ...models.errors import GrammarError
 from ...models.grammar.call_form import CallForm, Function, source_of_calls
 from ...models.grammar.source import source_of_schema
 from ...models.text.tool_calls import NAME
-from .fields import Fields, kind_of, refuse, show
+from .fields import OBJECT, Fields, Schema, kind_of, refuse, show
 from .grammar_fields import AskedGrammar
 
 MAX_TOOLS = 128
+MODES: Schema = {"enum": ["auto", "none", "required"]}
 _SHOWN_NAMES = 8
 
 
@@ -48,8 +49,8 @@ class ToolChoice(NamedTuple):
 
 def read_tools(fields: Fields, answer: AskedGrammar | None) -> tuple[ToolUse | None, AskedGrammar | None]:
     """Take the fields of chat completions. Returns and raises: as ``allow_calls``."""
-    tools = read_list(fields.take("tools"), _read_tool)
-    choice = _read_choice(fields.take("tool_choice"), tools)
+    tools = take_list(fields, _read_tool)
+    choice = _read_choice(fields.take("tool_choice", MODES), tools)
     return allow_calls(tools, choice, read_is_single(fields), answer)
 
 
@@ -85,8 +86,9 @@ def allow_calls(
         raise refuse("tools", f"{error.message}, all functions together") from None
 
 
-def read_list(value: Any, read_tool: Callable[[Any, int], Tool]) -> list[Tool]:
-    """Read ``tools``, each entry with its index by ``read_tool``. Raises: RequestError."""
+def take_list(fields: Fields, read_tool: Callable[[Any, int], Tool]) -> list[Tool]:
+    """Take ``tools``, each entry with its index by ``read_tool``. Raises: RequestError."""
+    value = fields.take("tools")
     if value is None:
         return []
     if not isinstance(value, list):
@@ -113,11 +115,12 @@ def _read_tool(value: Any, at: int) -> Tool:
     return tool
 
 
-def read_function(function: Fields, schema_field: str, pointer: str) -> Tool:
+def read_function(function: Fields, schema_field: str, pointer: str, needs_schema: bool = False) -> Tool:
     """Take name, description, schema and ``strict`` of a function. ``pointer``: its place in ``tools``. Raises: RequestError."""
     name = read_name(function)
     description = function.take_str("description")
-    schema, is_strict = function.take(schema_field), function.take_bool("strict")
+    schema = (function.take_required if needs_schema else function.take)(schema_field, OBJECT)
+    is_strict = function.take_bool("strict")
     shown: dict[str, Any] = {"name": name}
     if description is not None:
         shown["description"] = description
@@ -143,7 +146,7 @@ def _check_schema(schema: Any, path: str) -> None:
 
 def read_name(function: Fields) -> str:
     """Take the ``name`` of a function. Raises: RequestError."""
-    name = function.take_required("name")
+    name = function.take_required("name", {"type": "string", "pattern": f"^{NAME}$"})
     if not isinstance(name, str) or re.fullmatch(NAME, name) is None:
         raise refuse(function.path("name"), f"is {show(name)}, expected 1 to 64 letters, digits, _ and -")
     return name
@@ -151,10 +154,7 @@ def read_name(function: Fields) -> str:
 
 def read_is_single(fields: Fields) -> bool:
     """Take ``parallel_tool_calls``. Returns whether there may be one call at most. Raises: RequestError."""
-    parallel = fields.take("parallel_tool_calls")
-    if parallel is not None and not isinstance(parallel, bool):
-        raise refuse("parallel_tool_calls", f"expected true or false, got {show(parallel)}")
-    return parallel is False
+    return fields.take_flag("parallel_tool_calls") is False
 
 
 def _read_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
@@ -169,7 +169,7 @@ def _read_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
 
 def read_mode(value: str | None) -> ToolChoice:
     """Read a choice that is a word. Raises: RequestError."""
-    if value not in (None, "auto", "none", "required"):
+    if value is not None and value not in MODES["enum"]:
         raise refuse("tool_choice", f"is {show(value)}, allowed are none, auto, required, and a function of tools as an object")
     return ToolChoice(value or "auto")
 

@@ -44,21 +44,23 @@ def read_calls(value: Any, path: str) -> tuple[Call, ...]:
 
 def _read_call(value: Any, path: str) -> Call:
     fields = Fields(value, path)
-    fields.take("index")  # of a stream's deltas, which some clients keep
+    fields.take("index", {})  # of a stream's deltas, which some clients keep
     fields.take_choice("type", ("function",))
     id = read_id(fields, "id")
     function = Fields(fields.take_required("function"), fields.path("function"))
     fields.refuse_leftover()
     name = read_name(function)
-    arguments = read_arguments(function.take_str("arguments"), function.path("arguments"))
+    arguments = take_arguments(function)
     function.refuse_leftover()
     return Call(id, name, arguments)
 
 
-def read_arguments(text: str | None, path: str) -> dict[str, Any]:
-    """Read the arguments of a call, the JSON of an object. Raises: RequestError."""
-    if text is None:
-        raise refuse(path, "is required")
+def take_arguments(call: Fields) -> dict[str, Any]:
+    """Take the ``arguments`` of a call, the JSON of an object. Raises: RequestError."""
+    return _read_arguments(call.take_required_str("arguments"), call.path("arguments"))
+
+
+def _read_arguments(text: str, path: str) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(text)  # which knows neither NaN nor halves of characters
         check_depth(value)
@@ -75,15 +77,16 @@ def arguments_of(text: str) -> dict[str, Any]:
     """Return the arguments of a call that the model has made. Those that are not the JSON of an object become one that holds their
     text, as Anthropic advises."""
     try:
-        return read_arguments(text, "")
+        return _read_arguments(text, "")
     except RequestError:
         return {INVALID_JSON: text}
 
 
 def read_id(fields: Fields, name: str) -> str:
     """Take the id of a call. Raises: RequestError."""
+    fields.require(name)
     if not (id := fields.take_str(name, MAX_ID_CHARS)):
-        raise refuse(fields.path(name), "is required" if id is None else "is empty")
+        raise refuse(fields.path(name), "is empty")
     return id
 
 

@@ -15,10 +15,10 @@ from ...runtime.config import MediaSection
 from ...runtime.errors import RequestError
 from ...schema.media import MediaKind
 from .content import Conversation, check_continues, read_messages
-from .fields import Fields, kind_of, refuse, show
+from .fields import BOOLEAN, STRING, Fields, Schema, kind_of, refuse, show
 from .grammar_fields import AskedGrammar, read_grammar
 from .harmless import FLAG, NOTHING, OBJECT, TEXT, Harmless, number, one_of, refuse_others
-from .json_body import BodyLimits, decode_body
+from .json_body import Body, BodyLimits, decode_body
 from .media import MediaIntake
 from .media_options import FOR_ALL, OptionReader
 from .output_fields import MAX_CHOICES, Output, read_chat_output, read_text_output
@@ -32,6 +32,11 @@ MAX_STOP_CHARS = 256
 MAX_USER_CHARS = 512
 MAX_SALT_BYTES = 256
 MAX_PRIORITY = 1_000_000
+_STOP: Schema = {**STRING, "minLength": 1, "maxLength": MAX_STOP_CHARS}
+_STOPS: Schema = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}
+_IDS: Schema = {"type": "array", "items": {"type": "integer"}}
+_PROMPT: Schema = {"anyOf": [{**STRING, "minLength": 1}, {**_IDS, "minItems": 1}]}
+_PROMPTS: Schema = {"anyOf": [_PROMPT, {"type": "array", "minItems": 1, "items": _PROMPT}]}
 TEXT_TOKENS = 16  # at most that many /v1/completions generates where a request does not say, as OpenAI's
 
 
@@ -105,6 +110,7 @@ class TextRequest(msgspec.Struct, frozen=True):
 _THINKING = Harmless(
     lambda value: isinstance(value, dict) and all(name in THINKING_NAMES and isinstance(value[name], bool) for name in value),
     "an object with nothing but the booleans enable_thinking and thinking",
+    {"type": "object", "properties": dict.fromkeys(THINKING_NAMES, BOOLEAN), "additionalProperties": False},
 )
 # Values with which a field that mmrt does not implement changes nothing; null always does. Everything else is refused.
 IGNORED_FIELDS: Mapping[str, Harmless] = {
@@ -140,7 +146,7 @@ IGNORED_FIELDS: Mapping[str, Harmless] = {
 }
 
 
-def read_chat(body: bytes | bytearray, limits: Limits) -> ChatRequest:
+def read_chat(body: Body, limits: Limits) -> ChatRequest:
     """Validate the body of a chat request.
 
     Raises:
@@ -165,21 +171,21 @@ def _read_chat(fields: Fields, limits: Limits) -> ChatRequest:
     return ChatRequest(generation, conversation, template, tools=tools)
 
 
-def read_text(body: bytes | bytearray, limits: Limits) -> TextRequest:
+def read_text(body: Body, limits: Limits) -> TextRequest:
     """Validate the body of a request to continue a text. Raises: RequestError, as ``read_chat``."""
     return _read_text(Fields(decode_body(body, limits.body)), limits)
 
 
 def _read_text(fields: Fields, limits: Limits) -> TextRequest:
     generation = read_generation(fields, limits, read_text_output)
-    prompt, *more = _read_prompts(fields.take_required("prompt"), limits.max_choices // generation.output.best_of)
+    prompt, *more = _read_prompts(fields.take_required("prompt", _PROMPTS), limits.max_choices // generation.output.best_of)
     if generation.sampling.guidance_scale != 1 and not generation.negative_prompt:
         raise refuse("negative_prompt", "is required with guidance_scale: without a chat template it is the whole unconditional prompt")
     _refuse_others(fields)
     return TextRequest(generation, prompt, tuple(more))
 
 
-def read_tokenize(body: bytes | bytearray, limits: Limits) -> ChatRequest | TextRequest:
+def read_tokenize(body: Body, limits: Limits) -> ChatRequest | TextRequest:
     """Validate the body of a request for the tokens of a prompt, which says ``messages`` or ``prompt``. Raises: as ``read_chat``."""
     fields = Fields(decode_body(body, limits.body))
     if "messages" in fields.leftover:
@@ -190,11 +196,11 @@ def read_tokenize(body: bytes | bytearray, limits: Limits) -> ChatRequest | Text
     return asked
 
 
-def read_detokenize(body: bytes | bytearray, limits: Limits) -> list[int]:
+def read_detokenize(body: Body, limits: Limits) -> list[int]:
     """Validate the body of a request for the text of ``tokens``. Raises: RequestError 400, or 404 for an unknown model."""
     fields = Fields(decode_body(body, limits.body))
     check_model(fields, limits)
-    tokens = _read_ids(fields.take_required("tokens"), "tokens")
+    tokens = _read_ids(fields.take_required("tokens", _IDS), "tokens")
     fields.refuse_leftover()
     return tokens
 
@@ -300,9 +306,7 @@ def _read_stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
     options = Fields(value, "stream_options")
     include = options.take_bool("include_usage")
     continuous = options.take_bool("continuous_usage_stats")
-    if options.take_bool("include_obfuscation"):
-        raise refuse("stream_options.include_obfuscation", "is not supported")
-    options.refuse_leftover()
+    refuse_others(options, {"include_obfuscation": one_of(False)})
     return include, include and continuous
 
 
@@ -323,7 +327,7 @@ def _read_cache_salt(fields: Fields) -> str | None:
 
 
 def _read_stop_token_ids(fields: Fields) -> list[int]:
-    value = fields.take("stop_token_ids")
+    value = fields.take("stop_token_ids", {**_IDS, "maxItems": MAX_STOP_TOKENS})
     ids = [] if value is None else _read_ids(value, "stop_token_ids")
     if len(ids) > MAX_STOP_TOKENS:
         raise refuse("stop_token_ids", f"has {len(ids)} entries, the limit is {MAX_STOP_TOKENS}")
@@ -332,7 +336,7 @@ def _read_stop_token_ids(fields: Fields) -> list[int]:
 
 def read_stop(fields: Fields, name: str = "stop") -> list[str]:
     """Take the stop strings. Raises: RequestError."""
-    value, whole = fields.take(name), fields.path(name)
+    value, whole = fields.take(name, _STOPS), fields.path(name)
     if value is None:
         return []
     stops = [value] if isinstance(value, str) else value

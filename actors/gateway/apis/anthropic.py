@@ -11,10 +11,10 @@ from ....runtime.errors import RequestError
 from ....schema.media import MediaKind
 from ..choices import Ending, Piece, Usage
 from ..content import Conversation, MediaPart, Message, check_messages, is_continued
-from ..fields import Fields, kind_of, refuse, show
-from ..grammar_fields import AskedGrammar, read_schema
+from ..fields import Fields, Schema, kind_of, refuse, show
+from ..grammar_fields import AskedGrammar, take_schema
 from ..harmless import FLAG, NOTHING, OBJECT, TEXT, Harmless, one_of, refuse_others
-from ..json_body import decode_body
+from ..json_body import Body, decode_body
 from ..media import MediaIntake
 from ..media_options import FOR_ALL, OptionReader
 from ..output_fields import Output
@@ -29,6 +29,14 @@ _OPENAI_ONLY = ("stream_options", "return_token_ids")
 _FORGETTING = "clear_thinking_20251015"  # an edit of the beta context-management-2025-06-27
 
 
+_FORGETTING_EDIT: Schema = {"type": "object", "properties": {"type": {"const": _FORGETTING}}, "required": ["type"]}
+_FORGETTING_THOUGHTS: Schema = {
+    "type": "object",
+    "properties": {"edits": {"type": "array", "items": _FORGETTING_EDIT}},
+    "additionalProperties": False,
+}
+
+
 def _forgets_thoughts_alone(value: Any) -> bool:
     edits = value.get("edits", []) if isinstance(value, dict) and value.keys() <= {"edits"} else None
     return isinstance(edits, list) and all(isinstance(edit, dict) and edit.get("type") == _FORGETTING for edit in edits)
@@ -38,7 +46,7 @@ _IGNORED_FIELDS: Mapping[str, Harmless] = {
     "metadata": OBJECT,
     "cache_control": OBJECT,  # whatever fits is cached
     "thinking": OBJECT,  # no served model thinks
-    "context_management": Harmless(_forgets_thoughts_alone, f'{{"edits":[{{"type":"{_FORGETTING}"}}]}}'),
+    "context_management": Harmless(_forgets_thoughts_alone, f'{{"edits":[{{"type":"{_FORGETTING}"}}]}}', _FORGETTING_THOUGHTS),
     "service_tier": one_of("auto", "standard_only"),
     "speed": one_of("standard"),
     "inference_geo": TEXT,
@@ -54,27 +62,25 @@ _encode = msgspec.json.Encoder().encode
 # ------------------------------------------------------------------------------------------------------------------ request
 
 
-def read_message(body: bytes | bytearray, limits: Limits) -> ChatRequest:
+def read_message(body: Body, limits: Limits) -> ChatRequest:
     """Validate the body of ``POST /v1/messages``. It also takes mmrt's own fields of chat completions.
 
     Raises:
         RequestError: 400, or 404 for an unknown model, or 413 for a medium that is too large.
     """
     fields = Fields(decode_body(body, limits.body))
-    if fields.leftover.get("max_tokens") is None:
-        raise refuse("max_tokens", "is required")
+    fields.require("max_tokens")
     return _read(fields, limits)
 
 
-def read_count(body: bytes | bytearray, limits: Limits) -> ChatRequest:
+def read_count(body: Body, limits: Limits) -> ChatRequest:
     """Validate the body of ``POST /v1/messages/count_tokens``, which may leave ``max_tokens`` out. Raises: as ``read_message``."""
     return _read(Fields(decode_body(body, limits.body)), limits)
 
 
 def _read(fields: Fields, limits: Limits) -> ChatRequest:
     for name in _OPENAI_ONLY:
-        if fields.leftover.get(name) is not None:
-            raise refuse(name, "is not supported")
+        fields.forbid(name)
     grammar = _read_output_config(fields)
     generation = read_generation(
         fields, limits, lambda *_: Output(), grammar, stop_field="stop_sequences", max_tokens_fields=("max_tokens",)
@@ -106,9 +112,9 @@ def _read_output_config(fields: Fields) -> AskedGrammar | None:
         return None
     form = Fields(form, config.path("format"))
     form.take_choice("type", ("json_schema",))
-    schema = form.take_required("schema")
+    grammar = take_schema(form)
     form.refuse_leftover()
-    return read_schema(schema, form.path("schema"))
+    return grammar
 
 
 class _TurnReader:
@@ -163,7 +169,7 @@ class _TurnReader:
         id, content, path = read_id(block, "tool_use_id"), block.take("content"), block.path("content")
         check_known(id, self._call_ids, block.path("tool_use_id"))
         refuse_others(block, _IGNORED_OF_RESULTS)
-        if not content or isinstance(content, str):
+        if content is None or content == [] or isinstance(content, str):
             return Message("tool", content or "", call_id=id)
         (message,) = self.read_content(content, path, "tool")
         return message._replace(call_id=id)
@@ -171,9 +177,7 @@ class _TurnReader:
 
 def _read_part(block: Fields, kind: Any, path: str, role: str, intake: MediaIntake) -> str | MediaPart:
     if kind == "text":
-        text = block.take_required("text")
-        if not isinstance(text, str):
-            raise refuse(f"{path}.text", f"expected a string, got {kind_of(text)}")
+        text = block.take_required_str("text")
         refuse_others(block, _IGNORED_OF_BLOCKS)
         return text
     if not isinstance(kind, str) or kind not in _MEDIA:

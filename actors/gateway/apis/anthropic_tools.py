@@ -8,7 +8,7 @@ import msgspec
 from ..fields import Fields, refuse, show
 from ..grammar_fields import AskedGrammar
 from ..harmless import FLAG, OBJECT, Harmless, of_type, one_of, refuse_others
-from ..tool_fields import Tool, ToolChoice, ToolUse, allow_calls, read_function, read_list, read_name, read_named
+from ..tool_fields import Tool, ToolChoice, ToolUse, allow_calls, read_function, read_name, read_named, take_list
 from ..tool_messages import INVALID_JSON, Call, check_arguments, read_id
 
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
@@ -18,7 +18,7 @@ _IGNORED_OF_TOOLS: Mapping[str, Harmless] = {
     "cache_control": OBJECT,
     "defer_loading": one_of(False),
     "eager_input_streaming": FLAG,  # arguments are always passed on as they come
-    "input_examples": of_type(list, "an array"),
+    "input_examples": of_type(list, "an array", {"type": "array"}),
 }
 _IGNORED_OF_CALLS: Mapping[str, Harmless] = {"cache_control": OBJECT, "caller": _DIRECT}
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -26,18 +26,16 @@ _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 def read_tools(fields: Fields, answer: AskedGrammar | None) -> tuple[ToolUse | None, AskedGrammar | None]:
     """Take the fields. Returns and raises: as ``allow_calls``."""
-    tools = read_list(fields.take("tools"), _read_tool)
+    tools = take_list(fields, _read_tool)
     choice, is_single = _read_choice(fields.take("tool_choice"), tools)
     return allow_calls(tools, choice, is_single, answer)
 
 
 def _read_tool(value: Any, at: int) -> Tool:
     fields = Fields(value, f"tools[{at}]")
-    if (kind := fields.take("type")) not in (None, "custom"):
+    if (kind := fields.take("type", {"const": "custom"})) not in (None, "custom"):
         raise refuse(fields.path("type"), f'is {show(kind)}, only "custom" is supported')
-    if fields.leftover.get("input_schema") is None:
-        raise refuse(fields.path("input_schema"), "is required")
-    tool = read_function(fields, "input_schema", f"/{at}")
+    tool = read_function(fields, "input_schema", f"/{at}", needs_schema=True)
     refuse_others(fields, _IGNORED_OF_TOOLS)
     return tool
 
@@ -58,7 +56,7 @@ def _read_choice(value: Any, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
 def read_call(block: Fields) -> Call:
     """Take what a block of type ``tool_use`` says. Raises: RequestError."""
     id, name = read_id(block, "id"), read_name(block)
-    arguments = check_arguments(block.take_required("input"), block.path("input"))
+    arguments = check_arguments(block.take_required("input", OBJECT.schema), block.path("input"))
     refuse_others(block, _IGNORED_OF_CALLS)
     return Call(id, name, arguments)
 

@@ -11,11 +11,11 @@ from ....models.grammar.source import JSON_OBJECT
 from ....runtime.errors import RequestError
 from ..choices import Ending, Piece, Usage
 from ..content import Conversation, MediaPart, Message, check_messages, is_continued
-from ..fields import Fields, kind_of, refuse, show
+from ..fields import OBJECT, Fields, Schema, kind_of, refuse, show
 from ..grammar_fields import AskedGrammar, read_schema
 from ..harmless import FLAG, NOTHING, TEXT, Harmless, number, of_type, one_of, refuse_others
-from ..json_body import decode_body
-from ..media import MediaIntake
+from ..json_body import Body, decode_body
+from ..media import BASE64, MediaIntake
 from ..media_options import OptionReader
 from ..sampling_fields import check_min_tokens, read_bad_words, read_sampling
 from ..template_fields import TemplateUse
@@ -23,9 +23,11 @@ from ..validation import ChatRequest, Generation, Limits, check_model, read_stop
 
 ROLES = ("system", "user", "assistant")
 _TAG = ":latest"  # which Ollama's clients add to names without a tag
-_NUMBER = of_type(int | float, "a number")
+_FORMAT: Schema = {"anyOf": [{"enum": ["", "json"]}, OBJECT]}
+_IMAGES: Schema = {"type": "array", "items": BASE64}
+_NUMBER = of_type(int | float, "a number", {"type": "number"})
 _IGNORED_FIELDS: Mapping[str, Harmless] = {
-    "keep_alive": of_type(str | int | float, "a duration"),  # the model always stays
+    "keep_alive": of_type(str | int | float, "a duration", {"type": ["string", "number"]}),  # the model always stays
     "think": one_of(False),
     "tools": NOTHING,
     "logprobs": one_of(False),
@@ -61,7 +63,7 @@ _encode = msgspec.json.Encoder().encode
 # ------------------------------------------------------------------------------------------------------------------ request
 
 
-def read_chat(body: bytes | bytearray, limits: Limits) -> ChatRequest:
+def read_chat(body: Body, limits: Limits) -> ChatRequest:
     """Validate the body of ``POST /api/chat``.
 
     Raises:
@@ -78,22 +80,23 @@ def read_chat(body: bytes | bytearray, limits: Limits) -> ChatRequest:
     return ChatRequest(generation, conversation, TemplateUse(opens_answer=not continues, continues=continues))
 
 
-def read_generate(body: bytes | bytearray, limits: Limits) -> ChatRequest:
+def read_generate(body: Body, limits: Limits) -> ChatRequest:
     """Validate the body of ``POST /api/generate``: one turn of the user, with a system prompt if there is one. Raises: as
     ``read_chat``."""
     fields = Fields(decode_body(body, limits.body))
     generation = _read_generation(fields, limits)
-    prompt, system, images = fields.take_str("prompt"), fields.take_str("system"), fields.take("images")
+    fields.require("prompt")
+    prompt, system, images = fields.take_str("prompt"), fields.take_str("system"), fields.take("images", _IMAGES)
     refuse_others(fields, _IGNORED_OF_GENERATE)
     if not prompt:
-        raise refuse("prompt", "is required, and not empty")
+        raise refuse("prompt", "is empty")
     intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules))
     messages = [Message("system", system)] if system else []
     messages.append(_with_images(prompt, images, "images", "user", intake))
     return ChatRequest(generation, Conversation(tuple(messages), tuple(intake.media)), messages_field="prompt")
 
 
-def read_show(body: bytes | bytearray, limits: Limits) -> None:
+def read_show(body: Body, limits: Limits) -> None:
     """Validate the body of ``POST /api/show``. Raises: RequestError 400, or 404 for an unknown model."""
     fields = Fields(decode_body(body, limits.body))
     fields.take_str("name")  # the field's name in older versions
@@ -110,9 +113,7 @@ def _check_model(fields: Fields, limits: Limits) -> None:
 def _read_generation(fields: Fields, limits: Limits) -> Generation:
     """Take the fields and options of both routes. The options include mmrt's own sampling controls."""
     _check_model(fields, limits)
-    value, stream = fields.take("options"), fields.take("stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise refuse("stream", f"expected true or false, got {show(stream)}")
+    value, stream = fields.take("options"), fields.take_flag("stream")
     options = Fields({} if value is None else value, "options")
     penalty = options.take_float("repeat_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
     sampling = read_sampling(options, limits.sampling, limits.max_context)
@@ -135,7 +136,7 @@ def _read_generation(fields: Fields, limits: Limits) -> Generation:
         continuous_usage=False,
         negative_prompt=options.take_str("negative_prompt") or "",
         bad_words=read_bad_words(options),
-        grammar=_read_format(fields.take("format")),
+        grammar=_read_format(fields.take("format", _FORMAT)),
     )
     refuse_others(options, _IGNORED_OPTIONS)
     return generation
@@ -154,16 +155,15 @@ def _read_format(value: Any) -> AskedGrammar | None:
 def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:
     fields = Fields(value, path)
     role = fields.take_choice("role", ROLES)
-    content, images = fields.take_str("content"), fields.take("images")
+    fields.require("content")
+    content, images = fields.take_str("content"), fields.take("images", _IMAGES)
     refuse_others(fields, _IGNORED_OF_MESSAGES)
-    if content is None:
-        raise refuse(f"{path}.content", "is required")
-    return _with_images(content, images, f"{path}.images", role, intake)
+    return _with_images(content or "", images, f"{path}.images", role, intake)
 
 
 def _with_images(text: str, images: Any, path: str, role: str, intake: MediaIntake) -> Message:
     """Return a message whose pictures come before its text, as with Ollama."""
-    if not images:
+    if images is None:
         images = []
     if not isinstance(images, list):
         raise refuse(path, f"expected an array of base64 texts, got {kind_of(images)}")

@@ -7,10 +7,10 @@ import msgspec
 
 from ....models.grammar.source import JSON_OBJECT
 from ..content import TEXT_PARTS, Conversation, MediaPart, Message, check_messages
-from ..fields import Fields, kind_of, refuse, show
+from ..fields import Fields, Schema, kind_of, refuse, show
 from ..grammar_fields import AskedGrammar, read_named_schema
-from ..harmless import NOTHING, OBJECT, TEXT, Harmless, number, one_of, refuse_others
-from ..json_body import decode_body
+from ..harmless import NOTHING, OBJECT, TEXT, Harmless, number, of_type, one_of, refuse_others
+from ..json_body import Body, decode_body
 from ..media import INLINE_PARTS, MediaIntake
 from ..media_options import FOR_ALL, OptionReader
 from ..output_fields import Output
@@ -30,12 +30,15 @@ _SHOWN = (
     "tool_choice",
     "tools",
 )  # in the response
+_ITEMS: Schema = {"enum": ["message", "function_call", "function_call_output"]}
 _FORMATS = ("text", "json_object", "json_schema")
 _THOUGHTS = "reasoning.encrypted_content"
 _IGNORED_FIELDS: Mapping[str, Harmless] = {
     "background": one_of(False),
-    "include": Harmless(lambda value: value in ([], [_THOUGHTS]), f'[] or ["{_THOUGHTS}"]'),  # no served model thinks
-    "max_tool_calls": Harmless(lambda value: type(value) is int, "an integer"),
+    "include": Harmless(
+        lambda value: value in ([], [_THOUGHTS]), f'[] or ["{_THOUGHTS}"]', {"enum": [[], [_THOUGHTS]]}
+    ),  # no served model thinks
+    "max_tool_calls": of_type(int, "an integer", {"type": "integer"}),
     "prompt_cache_key": TEXT,
     "prompt_cache_retention": TEXT,
     "reasoning": OBJECT,
@@ -60,15 +63,14 @@ class Exchange:
         self._shown: dict[str, Any] = {}  # fields of the request that its response repeats
         self._conversation = Conversation((), ())  # without the instructions, which are of one response alone
 
-    def read(self, body: bytes | bytearray, limits: Limits) -> ChatRequest:
+    def read(self, body: Body, limits: Limits) -> ChatRequest:
         """Validate the body. It also takes mmrt's own fields of chat completions.
 
         Raises:
             RequestError: 400, or 404 for an unknown model, or 413 for a medium that is too large.
         """
         fields = Fields(decode_body(body, limits.body))
-        if fields.leftover.get("return_token_ids") is not None:
-            raise refuse("return_token_ids", "is not supported")
+        fields.forbid("return_token_ids")
         self._shown = {name: fields.leftover.get(name) for name in _SHOWN}
         _take_stream_options(fields)
         grammar = _read_text_format(fields)
@@ -76,9 +78,11 @@ class Exchange:
         tools, grammar = read_tools(fields, generation.grammar)
         generation = msgspec.structs.replace(generation, grammar=grammar)
         check_grammar(generation)
-        instructions, store, metadata = fields.take_str("instructions"), fields.take("store"), fields.take("metadata")
-        if store is not None and not isinstance(store, bool):
-            raise refuse("store", f"expected true or false, got {show(store)}")
+        instructions, store, metadata = (
+            fields.take_str("instructions"),
+            fields.take_flag("store"),
+            fields.take("metadata", OBJECT.schema),
+        )
         if metadata is not None and not isinstance(metadata, dict):
             raise refuse("metadata", f"expected an object, got {kind_of(metadata)}")
         earlier = self._earlier(fields.take_str("previous_response_id", _MAX_ID_CHARS))
@@ -152,14 +156,14 @@ def _read_input(value: Any, earlier: tuple[Message, ...], intake: MediaIntake, m
     for at, item in enumerate(check_messages(value, max_context, "input")):
         path = f"input[{at}]"
         fields = Fields(item, path)
-        if not calls.read(kind := fields.take("type"), fields):
+        if not calls.read(kind := fields.take("type", _ITEMS), fields):
             calls.messages.append(_read_message(kind, fields, path, intake))
     return tuple(calls.messages)
 
 
 def _read_message(kind: Any, fields: Fields, path: str, intake: MediaIntake) -> Message:
     if kind not in (None, "message"):
-        raise refuse(f"{path}.type", f"is {show(kind)}, allowed are message, function_call, function_call_output")
+        raise refuse(f"{path}.type", f"is {show(kind)}, allowed are {', '.join(_ITEMS['enum'])}")
     role, content = ROLES[fields.take_choice("role", ROLES)], fields.take_required("content")
     refuse_others(fields, _IGNORED_OF_ITEMS)
     if isinstance(content, str):
@@ -173,9 +177,7 @@ def _read_part(value: Any, path: str, role: str, intake: MediaIntake) -> str | M
     part = Fields(value, path)
     kind = part.take_required("type")
     if kind in TEXT_PARTS:
-        text = part.take_required("text")
-        if not isinstance(text, str):
-            raise refuse(f"{path}.text", f"expected a string, got {kind_of(text)}")
+        text = part.take_required_str("text")
         refuse_others(part, _IGNORED_OF_TEXTS)
         return text
     if kind == "input_image":

@@ -8,18 +8,19 @@ from ..fields import Fields, kind_of, refuse, show
 from ..grammar_fields import AskedGrammar
 from ..harmless import NOTHING, OBJECT, TEXT, Harmless, one_of, refuse_others
 from ..tool_fields import (
+    MODES,
     Tool,
     ToolChoice,
     ToolUse,
     allow_calls,
     read_function,
     read_is_single,
-    read_list,
     read_mode,
     read_name,
     read_named,
+    take_list,
 )
-from ..tool_messages import MAX_CALLS, Call, check_known, read_arguments, read_id
+from ..tool_messages import MAX_CALLS, Call, check_known, read_id, take_arguments
 
 _IGNORED_OF_TOOLS: Mapping[str, Harmless] = {
     "allowed_callers": one_of(["direct"]),
@@ -34,8 +35,8 @@ _IGNORED_OF_TEXTS: Mapping[str, Harmless] = {"annotations": NOTHING, "logprobs":
 
 def read_tools(fields: Fields, answer: AskedGrammar | None) -> tuple[ToolUse | None, AskedGrammar | None]:
     """Take the fields. Returns and raises: as ``allow_calls``."""
-    tools = read_list(fields.take("tools"), _read_tool)
-    choice = _read_choice(fields.take("tool_choice"), tools)
+    tools = take_list(fields, _read_tool)
+    choice = _read_choice(fields.take("tool_choice", MODES), tools)
     return allow_calls(tools, choice, read_is_single(fields), answer)
 
 
@@ -89,7 +90,7 @@ class CallItems:
 
 def _read_call(item: Fields) -> Call:
     id, name = read_id(item, "call_id"), read_name(item)
-    arguments = read_arguments(item.take_str("arguments"), item.path("arguments"))
+    arguments = take_arguments(item)
     refuse_others(item, _IGNORED_OF_CALLS)
     return Call(id, name, arguments)
 
@@ -106,8 +107,6 @@ def _read_text(value: Any, path: str) -> str:
     part = Fields(value, path)
     if (kind := part.take_required("type")) not in TEXT_PARTS:
         raise refuse(f"{path}.type", f"is {show(kind)}, allowed are {', '.join(TEXT_PARTS)}")
-    text = part.take_required("text")
-    if not isinstance(text, str):
-        raise refuse(f"{path}.text", f"expected a string, got {kind_of(text)}")
+    text = part.take_required_str("text")
     refuse_others(part, _IGNORED_OF_TEXTS)
     return text

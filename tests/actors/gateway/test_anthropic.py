@@ -17,6 +17,7 @@ from mmrt.actors.gateway.validation import ChatRequest, Limits
 from mmrt.models.architecture import VisionRules
 from mmrt.models.grammar.source import source_of_schema
 from mmrt.runtime.errors import RequestError
+from mmrt.tests.actors.gateway.description import check_described
 
 TEXT = "Hello, größer 😀 world"
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(30)).decode()
@@ -25,7 +26,10 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 
 
 def read(limits: Limits, **fields: Any) -> ChatRequest:
-    return read_message(json.dumps({"model": "tiny", "max_tokens": 9, "messages": [USER], **fields}).encode(), limits)
+    body = json.dumps({"model": "tiny", "max_tokens": 9, "messages": [USER], **fields}).encode()
+    asked = read_message(body, limits)
+    check_described("/v1/messages", body, limits)
+    return asked
 
 
 def client_of(scene: Any, **more: Any) -> anthropic.AsyncAnthropic:

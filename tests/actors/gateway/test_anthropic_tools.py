@@ -139,6 +139,7 @@ RESULT_PATH = "messages[2].content[0]"
         (after(RESULT, role="assistant"), f"{RESULT_PATH}.type", 'is "tool_result", allowed are text, image, video, audio, tool_use'),
         (after({**RESULT, "tool_use_id": None}), f"{RESULT_PATH}.tool_use_id", "is required"),
         (after({**RESULT, "tool_use_id": "t9"}), f"{RESULT_PATH}.tool_use_id", 'is "t9", no call before it has this id'),
+        (after({**RESULT, "content": False}), f"{RESULT_PATH}.content", "expected a string or an array of content blocks"),
         (after({**RESULT, "content": 5}), f"{RESULT_PATH}.content", "expected a string or an array of content blocks"),
         (after({**RESULT, "content": [IMAGE]}), f"{RESULT_PATH}.content[0]", "only user messages can hold media"),
         (after({**RESULT, "content": [RESULT]}), f"{RESULT_PATH}.content[0].type", 'is "tool_result", allowed are text'),

@@ -11,6 +11,7 @@ from mmrt.models.architecture import VisionRules
 from mmrt.runtime.config import MediaSection
 from mmrt.runtime.errors import RequestError
 from mmrt.schema.media import MediaKind, MediaOptions
+from mmrt.tests.actors.gateway.description import check_described
 
 RULES = VisionRules(max_frames=256)
 FILE = base64.b64encode(b"not checked here").decode()
@@ -33,7 +34,9 @@ def request(*parts: Any, **fields: Any) -> bytes:
 
 
 def options(*parts: Any, for_all: Any = None) -> list[MediaOptions]:
-    chat = read_chat(request(*parts, mm_processor_kwargs=for_all), OMNI)
+    body = request(*parts, mm_processor_kwargs=for_all)
+    chat = read_chat(body, OMNI)
+    check_described("/v1/chat/completions", body, OMNI)
     return [medium.options for medium in chat.conversation.media]
 
 

@@ -16,6 +16,7 @@ from mmrt.actors.gateway.template_fields import TemplateUse
 from mmrt.actors.gateway.validation import ChatRequest, Limits
 from mmrt.models.grammar.source import JSON_OBJECT, source_of_schema
 from mmrt.runtime.errors import RequestError
+from mmrt.tests.actors.gateway.description import check_described
 
 TEXT = "Hello, größer 😀 world"
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(30)
@@ -24,11 +25,17 @@ USER = {"role": "user", "content": "hi"}
 
 
 def chat(limits: Limits, **fields: Any) -> ChatRequest:
-    return read_chat(json.dumps({"model": "tiny", "messages": [USER], **fields}).encode(), limits)
+    body = json.dumps({"model": "tiny", "messages": [USER], **fields}).encode()
+    asked = read_chat(body, limits)
+    check_described("/api/chat", body, limits)
+    return asked
 
 
 def generate(limits: Limits, **fields: Any) -> ChatRequest:
-    return read_generate(json.dumps({"model": "tiny", "prompt": "hi", **fields}).encode(), limits)
+    body = json.dumps({"model": "tiny", "prompt": "hi", **fields}).encode()
+    asked = read_generate(body, limits)
+    check_described("/api/generate", body, limits)
+    return asked
 
 
 def client_of(scene: Any, **more: Any) -> Any:
@@ -155,7 +162,7 @@ def test_errors_have_the_shape_of_the_api(stage: Any) -> None:
         for asked, status, says in (
             (client.chat("llava", [USER]), 404, 'model: "llava" does not exist, this server has "tiny"'),
             (client.show("llava"), 404, 'model: "llava" does not exist'),
-            (client.generate("tiny", ""), 400, "prompt: is required, and not empty"),
+            (client.generate("tiny", ""), 400, "prompt: is empty"),
             (client.generate("tiny", "a " * 3000), 400, "prompt: the prompt has"),
             (client.embed("tiny", "a"), 404, "POST /api/embed: Not Found"),
         ):
@@ -204,6 +211,9 @@ def test_the_form_of_the_answer(limits: Limits) -> None:
         ({"options": {"num_predict": 4096}}, "options.num_predict", "is 4096, allowed are -2 to 2048"),
         ({"options": {"repeat_penalty": 11}}, "options.repeat_penalty", "is 11, allowed are 0.01 to 10"),
         ({"options": {"stop": ["a", ""]}}, "options.stop[1]", "has 0 characters, allowed are 1 to 256"),
+        ({"options": {"num_ctx": True}}, "options.num_ctx", "is true, only a number is supported"),
+        ({"keep_alive": False}, "keep_alive", "is false, only a duration is supported"),
+        ({"messages": [{**USER, "images": ""}]}, "messages[0].images", "expected an array of base64 texts, got a string"),
         ({"options": {"mirostat": 2}}, "options.mirostat", "is 2, only 0 is supported"),
         ({"options": {"draft": 2}}, "options.draft", "is not supported"),
         ({"temperature": 1}, "temperature", "is not supported"),

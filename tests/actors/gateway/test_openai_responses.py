@@ -14,6 +14,7 @@ from mmrt.actors.gateway.content import Conversation, MediaPart, Message
 from mmrt.actors.gateway.validation import ChatRequest, Limits
 from mmrt.models.grammar.source import JSON_OBJECT, source_of_schema
 from mmrt.runtime.errors import RequestError
+from mmrt.tests.actors.gateway.description import check_described
 
 TEXT = "Hello, größer 😀 world"
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(30)
@@ -22,7 +23,10 @@ IMAGE = {"type": "input_image", "image_url": URL, "detail": "auto"}
 
 
 def read(limits: Limits, **fields: Any) -> ChatRequest:
-    return Exchange(StoredConversations()).read(json.dumps({"model": "tiny", "input": "hi", **fields}).encode(), limits)
+    body = json.dumps({"model": "tiny", "input": "hi", **fields}).encode()
+    asked = Exchange(StoredConversations()).read(body, limits)
+    check_described("/v1/responses", body, limits)
+    return asked
 
 
 def turn(*parts: Any, role: str = "user") -> dict[str, Any]:

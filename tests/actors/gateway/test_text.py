@@ -12,12 +12,16 @@ from mmrt.actors.gateway.validation import TEXT_TOKENS, Limits, TextRequest, rea
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.errors import RequestError
+from mmrt.tests.actors.gateway.description import check_described
 
 TEXT = "Hello, größer 😀 world"
 
 
 def read(limits: Limits, **fields: Any) -> TextRequest:
-    return read_text(json.dumps({"model": "tiny", **fields}).encode(), limits)
+    body = json.dumps({"model": "tiny", **fields}).encode()
+    asked = read_text(body, limits)
+    check_described("/v1/completions", body, limits)
+    return asked
 
 
 def test_an_answer(stage: Any, tokenizer: Tokenizer) -> None:

@@ -11,6 +11,7 @@ from mmrt.actors.gateway.validation import ChatRequest, Limits, read_chat
 from mmrt.models.grammar.call_form import CallForm, Function, form_of
 from mmrt.models.grammar.source import JSON_OBJECT, MAX_SOURCE_BYTES
 from mmrt.runtime.errors import RequestError
+from mmrt.tests.actors.gateway.description import check_described
 
 LIMITS = Limits(model_name="tiny", kinds=(), max_context=2048)
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -22,7 +23,10 @@ def tool(name: str = "weather", **more: Any) -> dict[str, Any]:
 
 
 def read(**fields: Any) -> ChatRequest:
-    return read_chat(json.dumps({"messages": [USER], **fields}).encode(), LIMITS)
+    body = json.dumps({"messages": [USER], **fields}).encode()
+    asked = read_chat(body, LIMITS)
+    check_described("/v1/chat/completions", body, LIMITS)
+    return asked
 
 
 def named(name: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from mmrt.actors.gateway.validation import IGNORED_FIELDS, ChatRequest, Limits, 
 from mmrt.models.architecture import SamplingDefaults, VisionRules
 from mmrt.runtime.config import MediaSection
 from mmrt.runtime.errors import RequestError
+from mmrt.tests.actors.gateway.description import check_described
 
 LIMITS = Limits(
     model_name="tiny",
@@ -36,7 +37,9 @@ def with_part(part: Any, role: str = "user") -> bytes:
 
 
 def read(data: bytes, limits: Limits = LIMITS) -> ChatRequest:
-    return read_chat(data, limits)
+    asked = read_chat(data, limits)
+    check_described("/v1/chat/completions", data, limits)
+    return asked
 
 
 def refusal(data: bytes, limits: Limits = LIMITS) -> RequestError:
@@ -431,7 +434,7 @@ def image(url: Any) -> dict[str, Any]:
 BAD_PARTS: list[tuple[Any, str, str, int]] = [
     ("hi", "", "expected an object", 400),
     ({"text": "x"}, ".type", "is required", 400),
-    ({"type": "text"}, ".text", "expected a string", 400),
+    ({"type": "text"}, ".text", "is required", 400),
     ({"type": "text", "text": "x", "cache_control": {}}, ".cache_control", "not supported", 400),
     ({"type": "file", "file": {}}, ".type", "allowed are text, image_url", 400),
     ({"type": ["text"], "text": "x"}, ".type", "allowed are", 400),

@@ -1,0 +1,145 @@
+"""JSON schemas of the answers of all routes that are not streamed. Pure.
+
+Tests and the fuzzing of the endpoint hold real answers to them.
+"""
+
+from typing import Any
+
+from ..fields import BOOLEAN, OBJECT, STRING, Schema
+
+INTEGER: Schema = {"type": "integer"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+NUMBER: Schema = {"type": "number"}
+OBJECT_OR_NULL: Schema = {"type": ["object", "null"]}
+STRING_OR_NULL: Schema = {"type": ["string", "null"]}
+
+
+def array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def constant(value: Any) -> Schema:
+    return {"const": value}
+
+
+def object_of(_optional: dict[str, Schema] | None = None, /, **required: Schema) -> Schema:
+    """Return the schema of an object with these fields. It may have others."""
+    return {"type": "object", "properties": {**required, **(_optional or {})}, "required": list(required)}
+
+
+STATUS = object_of(status=STRING)
+READY = object_of({"degraded": array(STRING)}, status=STRING)
+VERSION = object_of(version=STRING)
+
+MODEL = object_of(id=STRING, object=constant("model"), created=INTEGER, owned_by=STRING, max_model_len=COUNT)
+MODELS = object_of(object=constant("list"), data=array(MODEL))
+TOKENS = object_of(count=COUNT, max_model_len=COUNT, tokens=array(COUNT))
+PROMPT = object_of(prompt=STRING)
+
+_IDS = {"token_ids": array(COUNT)}
+_PROMPT_LOGPROBS = {"prompt_logprobs": array(OBJECT_OR_NULL)}
+_USAGE = object_of(
+    prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT, prompt_tokens_details=object_of(cached_tokens=COUNT)
+)
+_CALL = object_of(id=STRING, type=constant("function"), function=object_of(name=STRING, arguments=STRING))
+_MESSAGE = object_of({"tool_calls": array(_CALL)}, role=constant("assistant"), content=STRING_OR_NULL, refusal={"type": "null"})
+_ENDS: Schema = {"enum": ["stop", "length", "tool_calls"]}
+
+
+def _completion(kind: str, choice: Schema, more: dict[str, Schema]) -> Schema:
+    return object_of(
+        more,
+        id=STRING,
+        object=constant(kind),
+        created=INTEGER,
+        model=STRING,
+        system_fingerprint=STRING,
+        choices=array(choice),
+        usage=_USAGE,
+    )
+
+
+CHAT = _completion(
+    "chat.completion",
+    object_of(_IDS, index=COUNT, message=_MESSAGE, logprobs=OBJECT_OR_NULL, finish_reason=_ENDS),
+    _PROMPT_LOGPROBS,
+)
+TEXT = _completion(
+    "text_completion",
+    object_of({**_IDS, **_PROMPT_LOGPROBS}, index=COUNT, text=STRING, logprobs=OBJECT_OR_NULL, finish_reason=_ENDS),
+    {},
+)
+
+_PART = object_of(type=constant("output_text"), text=STRING, annotations=array(OBJECT), logprobs=array(OBJECT))
+_ITEM_STATUS: Schema = {"enum": ["completed", "incomplete"]}
+_SAID = object_of(type=constant("message"), id=STRING, status=_ITEM_STATUS, role=constant("assistant"), content=array(_PART))
+_CALLED = object_of(type=constant("function_call"), id=STRING, status=_ITEM_STATUS, call_id=STRING, name=STRING, arguments=STRING)
+RESPONSE = object_of(
+    id=STRING,
+    object=constant("response"),
+    created_at=INTEGER,
+    model=STRING,
+    status=_ITEM_STATUS,
+    error={"type": "null"},
+    incomplete_details=OBJECT_OR_NULL,
+    output=array({"anyOf": [_SAID, _CALLED]}),
+    usage=object_of(
+        input_tokens=COUNT,
+        input_tokens_details=object_of(cached_tokens=COUNT, cache_write_tokens=COUNT),
+        output_tokens=COUNT,
+        output_tokens_details=object_of(reasoning_tokens=COUNT),
+        total_tokens=COUNT,
+    ),
+    truncation=constant("disabled"),
+    instructions=STRING_OR_NULL,
+    max_output_tokens={"type": ["integer", "null"]},
+    previous_response_id=STRING_OR_NULL,
+    text=OBJECT,
+    tool_choice={"type": ["string", "object"]},
+    metadata=OBJECT,
+    tools=array(OBJECT),
+    store=BOOLEAN,
+    temperature=NUMBER,
+    top_p=NUMBER,
+    parallel_tool_calls=BOOLEAN,
+)
+
+_USE = object_of(type=constant("tool_use"), id=STRING, name=STRING, input=OBJECT)
+MESSAGE = object_of(
+    id=STRING,
+    type=constant("message"),
+    role=constant("assistant"),
+    model=STRING,
+    content=array({"anyOf": [object_of(type=constant("text"), text=STRING), _USE]}),
+    stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+    stop_sequence=STRING_OR_NULL,
+    usage=object_of(input_tokens=COUNT, cache_creation_input_tokens=COUNT, cache_read_input_tokens=COUNT, output_tokens=COUNT),
+)
+INPUT_TOKENS = object_of(input_tokens=COUNT)
+
+
+def _ollama(**content: Schema) -> Schema:
+    return object_of(
+        model=STRING,
+        created_at=STRING,
+        **content,
+        done=constant(True),
+        done_reason={"enum": ["stop", "length"]},
+        total_duration=COUNT,
+        load_duration=COUNT,
+        prompt_eval_count=COUNT,
+        prompt_eval_duration=COUNT,
+        eval_count=COUNT,
+        eval_duration=COUNT,
+    )
+
+
+OLLAMA_CHAT = _ollama(message=object_of(role=constant("assistant"), content=STRING))
+OLLAMA_GENERATE = _ollama(response=STRING)
+_DETAILS = object_of(format=STRING, family=STRING, families=array(STRING))
+OLLAMA_TAGS = object_of(models=array(object_of(name=STRING, model=STRING, modified_at=STRING, details=_DETAILS)))
+OLLAMA_MODEL = object_of(modified_at=STRING, details=_DETAILS, model_info=OBJECT, capabilities=array(STRING))
+
+ERROR = object_of(error=object_of(message=STRING, type=STRING, param=STRING_OR_NULL, code=INTEGER))
+ANTHROPIC_ERROR = object_of(type=constant("error"), error=object_of(type=STRING, message=STRING))
+OLLAMA_ERROR = object_of(error=STRING)

@@ -1,0 +1,170 @@
+"""Valid bodies of all routes that take JSON. The first of a route is shown in the description; together they show every field and
+every type of object that the route's reader takes (``request_schema``).
+
+Functions of the media that the model takes, since a reader refuses the others.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ....schema.media import MediaKind
+
+Body = dict[str, Any]
+Kinds = Sequence[MediaKind]
+
+_PIXEL = (  # a picture of one pixel
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+)
+_SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+_WEATHER = {"name": "weather", "description": "Look up the weather", "parameters": _SCHEMA}
+_ARGUMENTS = '{"city": "Paris"}'
+_HELLO = {"role": "user", "content": "Hello!"}
+
+
+def chat(kinds: Kinds) -> list[Body]:
+    """Bodies of ``POST /v1/chat/completions``."""
+    parts: list[Body] = [{"type": "text", "text": "Hello!"}, {"type": "input_text", "text": "a"}, {"type": "output_text", "text": "b"}]
+    for kind in kinds:
+        mime = {"image": "image/png", "video": "video/mp4", "audio": "audio/wav"}[kind]
+        parts.append({"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{mime};base64,{_PIXEL}"}})
+    parts += [
+        {"type": f"input_{kind}", f"input_{kind}": {"data": _PIXEL, "format": name}}
+        for kind, name in (("audio", "wav"), ("video", "mp4"))
+        if kind in kinds
+    ]
+    function = {"name": "weather", "arguments": _ARGUMENTS}
+    calls = [{"id": "call_1", "type": "function", "function": function}]
+    return [
+        {"messages": [_HELLO], "max_tokens": 16},
+        {
+            "messages": [
+                {"role": "user", "content": parts},
+                {"role": "assistant", "content": "", "tool_calls": calls},
+                {"role": "tool", "tool_call_id": "call_1", "content": "Sunny"},
+                {"role": "tool", "tool_call_id": "call_1", "content": parts[:3]},
+            ],
+            "stream": True,
+            "stream_options": {},
+            "tools": [{"type": "function", "function": _WEATHER}],
+            "tool_choice": {"type": "function", "function": {"name": "weather"}},
+            "mm_processor_kwargs": {},
+        },
+        {"messages": [_HELLO], "functions": [{}], "function_call": "none"},
+        *({"messages": [_HELLO], **form} for form in _forms()),
+    ]
+
+
+def text(_: Kinds) -> list[Body]:
+    """Bodies of ``POST /v1/completions``."""
+    return [
+        {"prompt": "Once upon a time", "max_tokens": 16},
+        {"prompt": "a", "echo": True, "max_tokens": 0},
+        {"prompt": "a", "stream": True, "stream_options": {}},
+        *({"prompt": "a", **form} for form in _forms()),
+    ]
+
+
+def _forms() -> list[Body]:
+    named = {"name": "place", "schema": _SCHEMA}
+    return [
+        {"response_format": {"type": "text"}},
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": named}},
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+    ]
+
+
+def tokenize(kinds: Kinds) -> list[Body]:
+    """Bodies of ``POST /tokenize``."""
+    return [*text(kinds), *chat(kinds)]
+
+
+def detokenize(_: Kinds) -> list[Body]:
+    """Bodies of ``POST /detokenize``."""
+    return [{"tokens": [1, 2]}]
+
+
+def responses(kinds: Kinds) -> list[Body]:
+    """Bodies of ``POST /v1/responses``."""
+    parts: list[Body] = [{"type": "input_text", "text": "Hello!"}, {"type": "output_text", "text": "a"}, {"type": "text", "text": "b"}]
+    if "image" in kinds:
+        parts.append({"type": "input_image", "image_url": f"data:image/png;base64,{_PIXEL}"})
+    parts += [
+        {"type": f"input_{kind}", f"input_{kind}": {"data": _PIXEL, "format": name}}
+        for kind, name in (("audio", "wav"), ("video", "mp4"))
+        if kind in kinds
+    ]
+    texts = [{"type": kind, "text": "Sunny"} for kind in ("input_text", "output_text", "text")]
+    items = [
+        {"role": "user", "content": "Hello!"},
+        {"type": "message", "role": "user", "content": parts},
+        {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": _ARGUMENTS},
+        {"type": "function_call_output", "call_id": "call_1", "output": "Sunny"},
+        {"type": "function_call_output", "call_id": "call_1", "output": texts},
+    ]
+    formats = [{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "name": "place", "schema": _SCHEMA}]
+    return [
+        {"input": "Hello!", "max_output_tokens": 16},
+        {
+            "input": items,
+            "stream": True,
+            "stream_options": {},
+            "tools": [{"type": "function", **_WEATHER}],
+            "tool_choice": {"type": "function", "name": "weather"},
+            "mm_processor_kwargs": {},
+        },
+        *({"input": "Hello!", "text": {"format": form}} for form in formats),
+        {"input": "Hello!", "structured_outputs": {"choice": ["yes", "no"]}},
+        *({"input": "Hello!", **form} for form in _forms()[:-1]),
+    ]
+
+
+def messages(kinds: Kinds) -> list[Body]:
+    """Bodies of ``POST /v1/messages``."""
+    blocks: list[Body] = [{"type": "text", "text": "Hello!"}]
+    for kind in kinds:
+        mime = {"image": "image/png", "video": "video/mp4", "audio": "audio/wav"}[kind]
+        inline = {"type": "base64", "media_type": mime, "data": _PIXEL}
+        by_url = {"type": "url", "url": f"data:{mime};base64,{_PIXEL}"}
+        blocks += [{"type": kind, "source": source, "cache_control": {}} for source in (inline, by_url)]
+    turns = [
+        {"role": "user", "content": "Hello!"},
+        {"role": "user", "content": blocks},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Paris"}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "Sunny"}]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "Sunny"}]}],
+        },
+    ]
+    base: Body = {"max_tokens": 16, "messages": [_HELLO]}
+    tools = [{"name": "weather", "input_schema": _SCHEMA}]
+    choices = [{"type": "auto"}, {"type": "any"}, {"type": "none"}, {"type": "tool", "name": "weather"}]
+    return [
+        base,
+        {"max_tokens": 16, "messages": turns, "system": "Be brief.", "mm_processor_kwargs": {}},
+        {**base, "system": [{"type": "text", "text": "Be brief."}]},
+        {**base, "output_config": {"format": {"type": "json_schema", "schema": _SCHEMA}}},
+        *({**base, "tools": tools, "tool_choice": choice} for choice in choices),
+        *({**base, **form} for form in _forms()),
+    ]
+
+
+def count_tokens(kinds: Kinds) -> list[Body]:
+    """Bodies of ``POST /v1/messages/count_tokens``."""
+    return [{"messages": [_HELLO]}, *messages(kinds)]
+
+
+def ollama_chat(_: Kinds) -> list[Body]:
+    """Bodies of ``POST /api/chat``."""
+    return [{"messages": [_HELLO], "stream": False, "options": {"num_predict": 16}}]
+
+
+def ollama_generate(_: Kinds) -> list[Body]:
+    """Bodies of ``POST /api/generate``."""
+    return [{"prompt": "Hello!", "stream": False, "options": {"num_predict": 16}}]
+
+
+def ollama_show(_: Kinds) -> list[Body]:
+    """Bodies of ``POST /api/show``."""
+    return [{}]

@@ -1,0 +1,102 @@
+"""All routes of the endpoint as the description shows them, each with the reader that validates its requests. A route that the
+application has and this table has not, or the other way round, fails a test; only those of the page are left out.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..apis import anthropic, ollama
+from ..apis.openai_responses import Exchange
+from ..apis.stored import StoredConversations
+from ..fields import OBJECT, Schema
+from ..json_body import Body
+from ..validation import Limits, read_chat, read_detokenize, read_text, read_tokenize
+from . import answers, examples
+
+EVENTS = "text/event-stream"
+LINES = "application/x-ndjson"
+METRICS = "text/plain"
+
+
+class JsonBody(NamedTuple):
+    """The body of a request. ``examples``: of the media that a model takes, valid ones."""
+
+    read: Callable[[Body, Limits], object]
+    examples: Callable[[examples.Kinds], list[dict[str, Any]]]
+
+
+class Operation(NamedTuple):
+    """A route. ``answer``: the schema of its JSON; ``text``: of what type it is where it is none. ``stream``: of what type it is when
+    it is streamed. ``statuses``: of its errors besides those that all routes share."""
+
+    method: str
+    path: str
+    tag: str
+    summary: str
+    answer: Schema | None
+    body: JsonBody | None = None
+    stream: str = ""
+    statuses: tuple[int, ...] = ()
+    text: str = ""
+    is_open: bool = False
+
+
+_READ = (400, 404, 408, 413, 415, 429)  # errors of requests with a body
+_WORK = (*_READ, 422, 500, 503, 504)
+
+
+def _read_response(body: Body, limits: Limits) -> object:
+    return Exchange(StoredConversations()).read(body, limits)
+
+
+OPERATIONS = (
+    Operation(
+        "POST", "/v1/chat/completions", "OpenAI", "Answer a conversation",
+        answers.CHAT, JsonBody(read_chat, examples.chat), EVENTS, _WORK,
+    ),
+    Operation(
+        "POST", "/v1/completions", "OpenAI", "Continue a text",
+        answers.TEXT, JsonBody(read_text, examples.text), EVENTS, _WORK,
+    ),
+    Operation(
+        "POST", "/v1/responses", "OpenAI", "Answer in the form of OpenAI's Responses",
+        answers.RESPONSE, JsonBody(_read_response, examples.responses), EVENTS, _WORK,
+    ),
+    Operation("GET", "/v1/models", "OpenAI", "List the served model", answers.MODELS),
+    Operation("GET", "/v1/models/{model}", "OpenAI", "Describe the served model", answers.MODEL, statuses=(404,)),
+    Operation(
+        "POST", "/v1/messages", "Anthropic", "Answer in the form of Anthropic's Messages",
+        answers.MESSAGE, JsonBody(anthropic.read_message, examples.messages), EVENTS, _WORK,
+    ),
+    Operation(
+        "POST", "/v1/messages/count_tokens", "Anthropic", "Count the tokens of a prompt",
+        answers.INPUT_TOKENS, JsonBody(anthropic.read_count, examples.count_tokens), "", _WORK,
+    ),
+    Operation(
+        "POST", "/api/chat", "Ollama", "Answer a conversation",
+        answers.OLLAMA_CHAT, JsonBody(ollama.read_chat, examples.ollama_chat), LINES, _WORK,
+    ),
+    Operation(
+        "POST", "/api/generate", "Ollama", "Answer a prompt",
+        answers.OLLAMA_GENERATE, JsonBody(ollama.read_generate, examples.ollama_generate), LINES, _WORK,
+    ),
+    Operation(
+        "POST", "/api/show", "Ollama", "Describe the served model",
+        answers.OLLAMA_MODEL, JsonBody(ollama.read_show, examples.ollama_show), "", _READ,
+    ),
+    Operation("GET", "/api/tags", "Ollama", "List the served model", answers.OLLAMA_TAGS),
+    Operation("GET", "/api/version", "Ollama", "The version of mmrt", answers.VERSION),
+    Operation(
+        "POST", "/tokenize", "Tokens", "The tokens of a prompt",
+        answers.TOKENS, JsonBody(read_tokenize, examples.tokenize), "", (*_READ, 503),
+    ),
+    Operation(
+        "POST", "/detokenize", "Tokens", "The text of tokens",
+        answers.PROMPT, JsonBody(read_detokenize, examples.detokenize), "", (*_READ, 503),
+    ),
+    Operation("GET", "/health", "Server", "Whether the gateway answers", answers.STATUS, is_open=True),
+    Operation("GET", "/ready", "Server", "Whether a request would be served", answers.READY, statuses=(503,), is_open=True),
+    Operation("GET", "/version", "Server", "The version of mmrt", answers.VERSION),
+    Operation("GET", "/metrics", "Server", "Metrics for Prometheus", None, text=METRICS),
+    Operation("GET", "/openapi.json", "Server", "This description", OBJECT),
+)  # fmt: skip

@@ -1,0 +1,21 @@
+"""What a reader takes must be valid by the description of the endpoint, or that would lack a field or a value."""
+
+import json
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from mmrt.actors.gateway.openapi.operations import OPERATIONS
+from mmrt.actors.gateway.openapi.request_schema import schema_of
+from mmrt.actors.gateway.validation import Limits
+
+_VALIDATORS: dict[str, Any] = {}
+
+
+def check_described(path: str, body: bytes, limits: Limits) -> None:
+    """Check a body that the route takes."""
+    key = path + repr(limits)
+    if key not in _VALIDATORS:
+        (wanted,) = [one.body for one in OPERATIONS if one.path == path and one.body is not None]
+        _VALIDATORS[key] = Draft202012Validator(schema_of(wanted.read, wanted.examples(limits.kinds), limits))
+    _VALIDATORS[key].validate(json.loads(body))

@@ -1,0 +1,164 @@
+"""The description of the endpoint: valid, complete, and true of what the gateway takes and answers."""
+
+import json
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from jsonschema import Draft202012Validator
+
+from mmrt import __version__
+from mmrt.actors.gateway.fields import Example, Fields
+from mmrt.actors.gateway.json_body import Body, decode_body
+from mmrt.actors.gateway.openapi.document import make_document
+from mmrt.actors.gateway.openapi.operations import OPERATIONS
+from mmrt.actors.gateway.openapi.request_schema import schema_of
+from mmrt.actors.gateway.validation import Limits
+from mmrt.models.architecture import VisionRules
+from mmrt.tests.actors.gateway.conftest import MODEL
+
+LIMITS = Limits(model_name=MODEL, kinds=("image", "video", "audio"), max_context=2048, vision_rules=VisionRules())
+TEXT_ONLY = msgspec.structs.replace(LIMITS, kinds=(), vision_rules=None)
+
+
+@pytest.mark.parametrize(("limits", "needs_key"), [(LIMITS, False), (TEXT_ONLY, True)])
+def test_it_is_openapi(limits: Limits, needs_key: bool) -> None:
+    from openapi_spec_validator import validate
+
+    document = make_document(limits, needs_key)
+    validate(document)
+    assert document["openapi"] == "3.1.0" and document["info"]["version"] == __version__
+    assert document["security"] == ([{"bearer": []}, {"x_api_key": []}] if needs_key else [])
+    assert document["paths"]["/health"]["get"]["security"] == []
+    ids = [operation["operationId"] for path in document["paths"].values() for operation in path.values()]
+    assert len(ids) == len(set(ids)) == len(OPERATIONS)
+
+
+def schema_of_requests(path: str, limits: Limits = LIMITS) -> Any:
+    body = make_document(limits, False)["paths"][path]["post"]["requestBody"]
+    return body["content"]["application/json"]["schema"]
+
+
+def test_limits_are_those_that_are_checked() -> None:
+    few = schema_of_requests("/v1/chat/completions", msgspec.structs.replace(LIMITS, max_choices=3, max_context=100))["properties"]
+    assert few["n"] == {"type": ["integer", "null"], "minimum": 1, "maximum": 3}
+    assert few["max_tokens"] == {"type": ["integer", "null"], "minimum": 1, "maximum": 100}
+    assert few["top_p"] == {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1}
+    assert few["use_beam_search"] == {"enum": [False, None]}
+    messages = schema_of_requests("/v1/messages")
+    assert sorted(messages["required"]) == ["max_tokens", "messages"] and messages["properties"]["max_tokens"]["type"] == "integer"
+    assert "n" not in messages["properties"] and "stream_options" not in messages["properties"]
+
+
+def parts(limits: Limits) -> dict[str, Any]:
+    entry = schema_of_requests("/v1/chat/completions", limits)["properties"]["messages"]["items"]["anyOf"][0]
+    items = next(one["items"] for one in entry["properties"]["content"]["anyOf"] if one["type"] == "array")
+    return {one["properties"]["type"]["const"]: one["properties"] for one in items["anyOf"]}
+
+
+def test_media_are_those_that_the_model_takes() -> None:
+    taken = parts(LIMITS)
+    assert set(taken) == {
+        "text", "input_text", "output_text", "image_url", "video_url", "audio_url", "input_audio", "input_video",
+    }  # fmt: skip
+    assert taken["video_url"]["fps"] == {"type": ["number", "null"], "minimum": 0.01, "maximum": 2.0}
+    assert set(parts(TEXT_ONLY)) == {"text", "input_text", "output_text"}
+
+
+def read(body: Body, limits: Limits) -> None:
+    fields = Fields(decode_body(body, limits.body))
+    size = fields.take_int("size", 1, 9)
+    kind = fields.take("kind")
+    for part in fields.take_required("parts"):
+        inner = Fields(part, "parts[]")
+        if inner.take_choice("type", ("a", "b")) == "a":
+            inner.take_required_str("text")
+        inner.refuse_leftover()
+    fields.forbid("stream")
+    fields.take_bool("stream")
+    assert size is None or kind
+
+
+def test_a_reader_describes_itself() -> None:
+    shown = {"kind": "k", "parts": [{"type": "a", "text": "t"}, {"type": "b"}]}
+    null = {"type": "null"}
+    assert schema_of(read, [shown], LIMITS) == {
+        "type": "object",
+        "properties": {
+            "size": {"type": ["integer", "null"], "minimum": 1, "maximum": 9},
+            "kind": {"type": ["string", "null"]},
+            "parts": {
+                "type": "array",
+                "items": {
+                    "anyOf": [
+                        {
+                            "type": "object",
+                            "properties": {"type": {"const": "a"}, "text": {"type": "string"}},
+                            "required": ["type", "text"],
+                            "additionalProperties": null,
+                        },
+                        {"type": "object", "properties": {"type": {"const": "b"}}, "required": ["type"], "additionalProperties": null},
+                    ]
+                },
+            },
+        },
+        "required": ["parts"],
+    }
+    with pytest.raises(ValueError, match=r"\.kind: no example shows it"):
+        schema_of(read, [{**shown, "kind": None}], LIMITS)
+    with pytest.raises(ValueError, match=r"\.parts\[\]: no example is of type b"):
+        schema_of(read, [{**shown, "parts": shown["parts"][:1]}], LIMITS)
+    assert Example({"a": 1}) == {"a": 1}
+
+
+def closed(schema: Any) -> Any:
+    """The schema, with objects that have no more than the fields that are described."""
+    if isinstance(schema, dict):
+        inner = {name: closed(value) for name, value in schema.items()}
+        return {**inner, "additionalProperties": False} if schema.get("type") == "object" and "properties" in schema else inner
+    return [closed(value) for value in schema] if isinstance(schema, list) else schema
+
+
+def test_routes_and_answers_are_as_described(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        document = (await scene.http.get("/openapi.json")).json()
+        shapes = document["components"]["schemas"]
+        found = re.search(r"this server has (.*)", (await scene.http.get("/nothing")).json()["error"]["message"])
+        assert found is not None
+        routes = {route for route in found[1].split(", ") if not re.fullmatch(r"\w+ /(page/.*)?", route)}
+        described = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
+        assert {re.sub(r":[^}]*", "", route) for route in routes} == described
+
+        async def ask(method: str, path: str, operation: Any, body: Any) -> int:
+            answer = await scene.http.request(method.upper(), path.replace("{model}", MODEL), json=body)
+            response = operation["responses"][str(answer.status_code)]
+            kind = answer.headers["Content-Type"].partition(";")[0]
+            described = response["content"][kind]
+            if kind == "application/json":
+                schema = described["schema"]
+                schema = closed(shapes[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema)
+                Draft202012Validator(schema).validate(answer.json())
+            return answer.status_code
+
+        for path, methods in document["paths"].items():
+            for method, operation in methods.items():
+                body = None
+                if method == "post":
+                    body = operation["requestBody"]["content"]["application/json"]["example"]
+                    assert await ask(method, path, operation, {**body, "model": "none"}) == 404
+                    assert await ask(method, path, operation, {**body, "nothing": 1}) == 400
+                    if any(kind != "application/json" for kind in operation["responses"]["200"]["content"]):
+                        assert await ask(method, path, operation, {**body, "stream": True}) == 200
+                assert await ask(method, path, operation, body) == 200
+
+    stage.run(test)
+
+
+@pytest.mark.parametrize("operation", [one for one in OPERATIONS if one.body is not None], ids=lambda one: one.path)
+def test_examples_are_valid_by_the_schema(operation: Any) -> None:
+    for limits in (LIMITS, TEXT_ONLY):
+        bodies = operation.body.examples(limits.kinds)
+        check = Draft202012Validator(schema_of(operation.body.read, bodies, limits))
+        for body in bodies:
+            check.validate(json.loads(json.dumps(body)))
