@@ -16,7 +16,6 @@ from ..serve.options import Options, server_options
 from ..serve.presets import WORKLOADS
 from ..sim.costs import Costs, CostsError, load_costs
 from ..sim.options import add_run, base_config
-from .devices import costs_of
 from .objective import Objective
 from .systems import System, default_systems, parse_systems
 
@@ -27,7 +26,7 @@ _OBJECTIVES = 3  # times the objective of TTFT: a load must last longer than a q
 
 class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True):
     """``load``: of each run, but for its rate. ``costs``: of a simulation; None for live runs of ``checkpoint``. ``rates``: at which
-    every system is measured. ``searches``: the goodput is searched for, from there. ``apart``: see ``simulated.costs_of``."""
+    every system is measured. ``searches``: the goodput is searched for, from there. ``apart``: see ``devices.link_of``."""
 
     systems: list[System]
     load: Options
@@ -64,9 +63,6 @@ def parse_goodput(argv: Sequence[str]) -> GoodputOptions:
     try:
         costs = load_costs(given.costs) if given.sim else None
         systems = parse_systems(given.systems, _base(given, costs), objective)
-        if costs is not None:
-            for system in systems:
-                costs_of(system.config, costs, apart=given.apart)
     except (ConfigError, CostsError) as error:
         parser.error(str(error))
     if bad := [rate for rate in given.rates or () if not given.least_rate <= rate <= given.most_rate]:

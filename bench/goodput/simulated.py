@@ -7,7 +7,7 @@ from ..serve.options import Options
 from ..sim.command import run_load
 from ..sim.options import load_policy
 from ..sim.report import Steps
-from .devices import costs_of
+from .devices import costs_of, link_of
 from .options import GoodputOptions
 from .report import Measured
 from .systems import System
@@ -20,11 +20,11 @@ Measure = Callable[[Options], Measured]
 def simulated(options: GoodputOptions, system: System) -> Iterator[Measure]:
     """A system that is simulated anew for each load. Raises, when it measures: as ``run_load``."""
     assert options.costs is not None
-    costs = costs_of(system.config, options.costs, apart=options.apart)
+    costs, link = costs_of(system.config, options.costs), link_of(system.config, apart=options.apart)
     policy = load_policy(system.config.scheduling.policy)
 
     def measure(load: Options) -> Measured:
-        simulation, _ = run_load(load, system.config, costs, policy, keeps_works=True)
+        simulation, _ = run_load(load, system.config, costs, policy, keeps_works=True, link=link)
         steps, works = Steps(simulation, costs), simulation.works or {}
         records = simulation.gateway.records
         good = [record for record in records if record.is_success]

@@ -4,7 +4,7 @@ import argparse
 import gc
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
@@ -21,6 +21,7 @@ from ..serve.planned import plan_requests, plan_stall
 from ..serve.report import Report
 from ..serve.workload import RequestPlan
 from .costs import Costs
+from .devices import Link
 from .events import NS, to_ns
 from .loads import ClosedLoop, Load, OpenLoop, Senders, Stall
 from .options import parse_sim
@@ -78,18 +79,31 @@ def simulate(options: LoadOptions, config: RuntimeConfig, costs: Costs, policy: 
 
 
 def run_load(
-    options: LoadOptions, config: RuntimeConfig, costs: Costs, policy: Policy | None = None, *, keeps_works: bool = False
+    options: LoadOptions,
+    config: RuntimeConfig,
+    costs: Costs,
+    policy: Policy | None = None,
+    *,
+    keeps_works: bool = False,
+    link: Link | None = None,
+    num_devices: int = 1,
+    plans: Sequence[RequestPlan] | None = None,
+    watch: Callable[[Simulation], object] | None = None,
 ) -> tuple[Simulation, Load]:
-    """Simulate a load to its end. ``keeps_works``: with the works on each request (``Simulation.works``).
+    """Simulate a load to its end. ``keeps_works``: with the works on each request (``Simulation.works``). ``link``: see ``devices``.
+    ``num_devices``: see ``simulated_limits``. ``plans``: in place of the requests of the options. ``watch`` is called before the first
+    event, and may add events of its own.
 
     Raises: ConfigError; ValueError for a load that the model does not take, or a bad trace; OSError; SimulationError.
     """
-    limits = simulated_limits(config, costs)
+    limits = simulated_limits(config, costs, num_devices)
     requests = Requests(costs.model, options.shapes, config.media)
-    plans = plan_requests(options)
+    plans = plan_requests(options) if plans is None else plans
     requests.check(plans)
     load = make_load(options, plans)
-    simulation = Simulation(config, costs, limits, policy, keeps_works=keeps_works)
+    simulation = Simulation(config, costs, limits, policy, keeps_works=keeps_works, link=link)
+    if watch is not None:
+        watch(simulation)
     gc.collect()
     gc.freeze()
     try:

@@ -5,62 +5,46 @@ is due when a member ends or lacks pages for its next token, or when the batch's
 message or a change of rate comes between. Messages take effect at the end of the step under way, as in ``actors/decode``.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from heapq import heappop, heappush
 
 from ...runtime.bus.messages import Admit, Drop, Dropped, SequenceEnded, ToActor, ToController
-from ...runtime.controller.kv_manager import Progress
 from ...runtime.controller.request import Request
-from ...schema.gap_buckets import NUM_BUCKETS, bucket_of
+from ...runtime.stage_table import InstanceId
+from ...schema.gap_buckets import bucket_of
 from ...schema.rows import EndCode, Phase
 from .costs import CONTEXT_QUANTUM, Costs, step_seconds
 from .events import EventQueue, to_ns
 from .processors import Processors
-from .rows import Rows
+from .rows import Member, Rows
 from .step_log import StepLog
 from .turns import Turns
 
 
-@dataclass(slots=True, eq=False)
-class Member:
-    """A row of the running set. While it is ``active``, its count is ``count`` and the steps since ``since`` (a number of a step)."""
-
-    request: Request
-    row: int
-    generation: int
-    end: int  # count at which it ends
-    room: int = 0  # count at which it has no pages for the next token
-    count: int = 0
-    since: int = 0
-    active: bool = False
-
-    @property
-    def due(self) -> int:
-        """The step before which it has to be looked at."""
-        return self.since + min(self.end, self.room) - self.count
-
-
 class Decode:
-    """``post``: sends to the controller. ``on_stretch``: takes a request's key, and the first and last step of consecutive tokens of
-    it; ``on_end``: takes the key of a request that has all its tokens, at the time of its last. ``turns``: of its process, where its
-    stages compute one at a time: each step is one turn."""
+    """One actor of decode. ``gap_counts``: of times between tokens, by bucket, of all decodes. ``post``: sends to the controller.
+    ``on_stretch``: takes a request's key, and the first and last step of consecutive tokens of it; ``on_end``: takes the key of a
+    request that has all its tokens, at the time of its last. ``turns``: of its process, where its stages compute one at a time: each
+    step is one turn."""
 
     stage = "decode"
 
     def __init__(
         self,
+        name: InstanceId,
         costs: Costs,
         queue: EventQueue,
         processors: Processors,
         rows: Rows,
+        gap_counts: list[int],
         post: Callable[[str, ToController], None],
         on_stretch: Callable[[int, int, int], None],
         on_end: Callable[[int], None],
         turns: Turns | None = None,
     ) -> None:
+        self.name = name
         self.log = StepLog(queue.now_ns)
-        self.gap_counts = [0] * NUM_BUCKETS  # of times between tokens, by bucket
+        self._gap_counts = gap_counts
         self._costs, self._queue, self._processors, self._rows = costs, queue, processors, rows
         self._post, self._on_stretch, self._on_end = post, on_stretch, on_end
         self._turns, self._has_turn, self._has_asked = turns, False, False
@@ -93,21 +77,10 @@ class Decode:
             if not member.active:
                 self._stop_after_step()
 
-    def progress(self, watched: Sequence[tuple[int, int]]) -> list[Progress]:
-        """The words of these rows now."""
-        self._advance()
-        members, committed, end_codes, num_steps = self._members, self._rows.committed, self._rows.end_codes, self.log.num_steps
-        progress = []
-        for row, generation in watched:
-            member = members.get(row)
-            count = member.count + num_steps - member.since if member is not None and member.active else committed[row]
-            progress.append(Progress(row, generation, count, end_codes[row]))
-        return progress
-
     def set_rate(self, rate: float) -> None:
         """See ``processors.Server``."""
         if self._is_running:
-            self._advance()
+            self.advance()
             now_ns = self._queue.now_ns
             self._left_ns = max(0, self._left_ns - round((now_ns - self._since_ns) * self._rate))
             self._since_ns, self._rate = now_ns, rate
@@ -122,12 +95,12 @@ class Decode:
         if not self._is_running:
             self._look()
             return
-        self._advance()
+        self.advance()
         if self._num_planned > 1:
             self._num_planned = 1
             self._schedule()
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         """Commit the steps that are over."""
         first_ns = self._since_ns + self._span_ns
         over_ns = self._queue.now_ns - first_ns
@@ -136,8 +109,8 @@ class Decode:
         cost_ns = self._cost_ns()
         gap_ns = max(1, round(cost_ns / self._rate))
         num_more = min(over_ns // gap_ns, self._num_planned - 1)
-        self.gap_counts[bucket_of(first_ns - self.log.last_ns)] += self._num_active - self._num_fresh
-        self.gap_counts[bucket_of(gap_ns)] += num_more * self._num_active
+        self._gap_counts[bucket_of(first_ns - self.log.last_ns)] += self._num_active - self._num_fresh
+        self._gap_counts[bucket_of(gap_ns)] += num_more * self._num_active
         self._num_fresh = 0
         self.log.add(first_ns, num_more, gap_ns)
         self._num_planned -= 1 + num_more
@@ -164,7 +137,7 @@ class Decode:
 
     def _planned(self, version: int) -> None:
         if version == self._version:
-            self._advance()
+            self.advance()
             self._look()
 
     def _look(self) -> None:
@@ -227,20 +200,24 @@ class Decode:
     def _join(self, message: Admit) -> None:
         request = self._rows.request(message.row, message.row_generation)
         known = self._members.get(message.row)
-        if request is None or request.phase != Phase.DECODE or self._rows.end_codes[message.row]:
+        if request is None or request.decode != self.name or request.phase != Phase.DECODE or self._rows.end_codes[message.row]:
             return
         if known is not None and known.generation == message.row_generation:
             return
-        member = Member(request, message.row, message.row_generation, request.record.max_new_tokens)
+        member = Member(request, message.row, message.row_generation, self.log, request.record.max_new_tokens)
         member.count, member.room = self._rows.committed[message.row], self._room(request)
-        self._members[message.row] = member
+        self._members[message.row] = self._rows.members[message.row] = member
 
     def _drop(self, message: Drop) -> None:
         member = self._members.get(message.row)
         if member is not None and member.generation == message.row_generation:
             self._deactivate(member)
-            del self._members[message.row]
-        self._post("decode", Dropped(1, message.row, message.row_generation, message.ticket))
+            self._forget(member)
+        self._post(self.name, Dropped(1, message.row, message.row_generation, message.ticket))
+
+    def _forget(self, member: Member) -> None:
+        del self._members[member.row]
+        self._rows.members[member.row] = None
 
     def _room(self, request: Request) -> int:
         """The count at which the row lacks a page: with as many tokens, the next one has no place."""
@@ -292,7 +269,7 @@ class Decode:
                 continue
             self._deactivate(member)
             if member.count >= member.end:
-                del self._members[member.row]
+                self._forget(member)
                 self._rows.end_codes[member.row] = EndCode.LENGTH
-                self._post("decode", SequenceEnded(1, member.row, member.generation))
+                self._post(self.name, SequenceEnded(1, member.row, member.generation))
                 self._on_end(member.request.key)

@@ -1,6 +1,7 @@
 """The clients and the gateway, simulated: a request's way to the controller, its media, its tokens' way back, its end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import takewhile
 
 import msgspec
 
@@ -9,11 +10,11 @@ from ..serve.workload import RequestPlan
 from .costs import Overheads
 from .events import NS, EventQueue, to_ns
 from .requests import Asked
-from .step_log import Stretch
 
 
 class SimRecord(msgspec.Struct, kw_only=True):
-    """One request. Times are ns of the simulation. ``stretches``: the steps that committed its tokens (``step_log``)."""
+    """One request. Times are ns of the simulation. ``stretches``: the steps that committed its tokens (``step_log``), each with the
+    number of the decode before them."""
 
     key: int
     index: int
@@ -23,7 +24,7 @@ class SimRecord(msgspec.Struct, kw_only=True):
     end_ns: int = 0
     num_prompt_tokens: int | None = None
     num_cached_tokens: int | None = None
-    stretches: list[Stretch] = []
+    stretches: list[tuple[int, int, int]] = []
     num_tokens: int = 0
     error: str | None = None
     cut: bool = False
@@ -75,6 +76,10 @@ class Gateway:
         """A request under way."""
         return self._clients.get(key)
 
+    def sent_before(self, time_ns: int) -> Iterator[Client]:
+        """Requests under way that were sent before this time."""
+        return takewhile(lambda client: client.record.sent_ns < time_ns, self._clients.values())
+
     def cancel(self, client: Client) -> None:
         """The client goes away."""
         if not client.is_over:
@@ -101,12 +106,12 @@ class Gateway:
             self._post("gateway", Delivered(1, client.key))
             self._finish(client)
 
-    def take_stretch(self, key: int, first: int, last: int) -> None:
-        """decode has committed consecutive tokens of a request."""
+    def take_stretch(self, decode: int, key: int, first: int, last: int) -> None:
+        """A decode has committed consecutive tokens of a request."""
         client = self._clients.get(key)
         record = client.record if client is not None else self._cut.pop(key, None)
         if record is not None:
-            record.stretches = [*record.stretches, (first, last)]
+            record.stretches = [*record.stretches, (decode, first, last)]
             record.num_tokens += last + 1 - first
 
     def take_end(self, key: int) -> None:

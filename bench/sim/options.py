@@ -8,7 +8,6 @@ from ...actors.controller.policy_file import PolicyFile
 from ...runtime.config import RuntimeConfig, convert_config, is_policy_file, load_config, to_data
 from ...runtime.controller.scheduling.policy import POLICIES, Policy
 from ...runtime.errors import ConfigError
-from ...runtime.stage_table import stage_of
 from ..output import JSON_HELP
 from ..serve.load_options import LOAD_NAMES, LoadOptions, add_load, load_values, number, refuse_options
 from .costs import Costs, CostsError, load_costs, shipped_costs
@@ -81,10 +80,7 @@ def base_config(given: argparse.Namespace, costs: Costs | None) -> RuntimeConfig
     if not given.caches:
         data["memory"]["prefix_cache"] = data["memory"]["embedding_cache"] = False
     data["cache"]["dir"] = ""  # files are not simulated
-    configured = convert_config(data)
-    if sum(stage_of(actor) == "decode" for actor in configured.instances) > 1:
-        raise ConfigError(f"actors.layout = {configured.actors.layout}: the simulator has one decode")
-    return configured
+    return convert_config(data)
 
 
 def make_parser() -> argparse.ArgumentParser:

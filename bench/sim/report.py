@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import msgspec
 import numpy as np
@@ -29,33 +30,44 @@ from .events import NS, to_ns
 from .gateway import SimRecord
 from .loads import Load, Stall
 from .simulation import Simulation
-from .step_log import Ints, pauses, weights
+from .step_log import Ints, Stretch, pauses, weights
 
 
 class Steps:
-    """The steps of a run, as far as records need them. ``egress_ns``: from a commit to the client."""
+    """The steps of a run, as far as records need them: those of each decode behind those of the one before. ``egress_ns``: from a
+    commit to the client."""
 
     def __init__(self, simulation: Simulation, costs: Costs) -> None:
-        self.gaps = simulation.decode.log.gaps()
-        self.commits = simulation.decode.log.commits()
+        self.gaps = np.concatenate([log.gaps() for log in simulation.logs])
+        self.commits = np.concatenate([log.commits() for log in simulation.logs])
         self.egress_ns = to_ns(costs.overheads.egress_s)
+        self._firsts = [0, *accumulate(log.num_steps for log in simulation.logs)]
+
+    def of(self, record: SimRecord) -> list[Stretch]:
+        """The steps that committed its tokens."""
+        return [(self._firsts[decode] + first, self._firsts[decode] + last) for decode, first, last in record.stretches]
 
     def ttft_s(self, record: SimRecord) -> float | None:
         """From sending to the first token; None without one."""
         if not record.stretches:
             return None
-        return (int(self.commits[record.stretches[0][0]]) + self.egress_ns - record.sent_ns) / NS
+        return (int(self.commits[self.of(record)[0][0]]) + self.egress_ns - record.sent_ns) / NS
 
     def cut_short(self, record: SimRecord) -> None:
         """Leave out the tokens that came after the client had gone."""
         if record.cut:
-            last = int(np.searchsorted(self.commits, record.end_ns - self.egress_ns, "right")) - 1
-            record.stretches = [(first, min(end, last)) for first, end in record.stretches if first <= last]
-            record.num_tokens = sum(end + 1 - first for first, end in record.stretches)
+            left = []
+            for decode, first, last in record.stretches:
+                commits = self.commits[self._firsts[decode] : self._firsts[decode + 1]]
+                last = min(last, int(np.searchsorted(commits, record.end_ns - self.egress_ns, "right")) - 1)
+                if first <= last:
+                    left.append((decode, first, last))
+            record.stretches = left
+            record.num_tokens = sum(last + 1 - first for _, first, last in left)
 
     def record(self, record: SimRecord) -> Record:
         """The same request with the time of each token, as ``bench serve`` has it."""
-        at_ns = [int(self.commits[step]) + self.egress_ns for first, last in record.stretches for step in range(first, last + 1)]
+        at_ns = [int(self.commits[step]) + self.egress_ns for first, last in self.of(record) for step in range(first, last + 1)]
         return Record(
             index=record.index,
             group=record.group,
@@ -73,7 +85,7 @@ class Steps:
     def breakdown(self, record: SimRecord, works: Sequence[Work]) -> Breakdown:
         """The parts of its latency. ``works``: its plans."""
         decoded = []
-        for first, last in record.stretches:
+        for first, last in self.of(record):
             commit_ns = int(self.commits[first])
             ready_ns = max((work.known_ns for work in works if work.known_ns <= commit_ns), default=record.sent_ns)
             begin_ns = max(commit_ns - int(self.gaps[first]), ready_ns)  # a gap may hold a pause of decode
@@ -112,7 +124,7 @@ def make_report(options: LoadOptions, config: RuntimeConfig, costs: Costs, simul
             origin=costs.origin,
             note=costs.note,
             num_ticks=simulation.num_ticks,
-            num_steps=simulation.decode.log.num_steps,
+            num_steps=sum(log.num_steps for log in simulation.logs),
             totals={field: getattr(state.totals, field) for field in _TOTALS},
         ),
     )
@@ -159,8 +171,8 @@ def _group(group: str, records: Sequence[SimRecord], steps: Steps, duration_s: f
 
 def time_between_tokens(records: Sequence[SimRecord], steps: Steps) -> Distribution | None:
     """Over all tokens of these records."""
-    counts = weights(len(steps.gaps), [record.stretches for record in records])
-    extra = [pause for record in records for pause in pauses(steps.commits, record.stretches)]
+    counts = weights(len(steps.gaps), [steps.of(record) for record in records])
+    extra = [pause for record in records for pause in pauses(steps.commits, steps.of(record))]
     values = np.concatenate((steps.gaps, np.array(extra, np.int64)))
     return weighted_distribution(values, np.concatenate((counts, np.ones(len(extra), np.int64))))
 
@@ -197,23 +209,31 @@ def weighted_distribution(values_ns: Ints, counts: Ints) -> Distribution | None:
 
 def _slo(records: Sequence[SimRecord], steps: Steps, slo: Slo, duration_s: float) -> SloSummary:
     """See ``serve.report.summarise_slo``."""
-    late = np.concatenate(([0], np.cumsum(steps.gaps >= slo.tbt_s * NS)))  # before each step
-    judged = [record for record in records if not record.cut]
-    num_met = sum(_is_met(record, steps, late, slo) for record in judged)
+    verdicts = judge([record for record in records if not record.cut], steps, slo)
+    num_met = sum(map(all, verdicts))
     return SloSummary(
         ttft_s=slo.ttft_s,
         tbt_s=slo.tbt_s if math.isfinite(slo.tbt_s) else None,
-        attainment=num_met / len(judged) if judged else 0.0,
+        attainment=num_met / len(verdicts) if verdicts else 0.0,
         attained_requests_per_s=num_met / duration_s if duration_s > 0 else 0.0,
     )
 
 
-def _is_met(record: SimRecord, steps: Steps, late: Ints, slo: Slo) -> bool:
+def judge(records: Sequence[SimRecord], steps: Steps, slo: Slo) -> list[tuple[bool, bool]]:
+    """Whether each request meets the objective of TTFT, and that of TBT. See ``serve.slo.is_met``."""
+    late = np.concatenate(([0], np.cumsum(steps.gaps >= slo.tbt_s * NS)))  # before each step
+    return [(_is_soon(record, steps, slo), record.is_success and _is_even(record, steps, late, slo)) for record in records]
+
+
+def _is_soon(record: SimRecord, steps: Steps, slo: Slo) -> bool:
     ttft_s = steps.ttft_s(record)
-    if not record.is_success or ttft_s is None or ttft_s >= slo.ttft_s:
-        return False
-    num_late = sum(int(late[last + 1] - late[first + 1]) for first, last in record.stretches)
-    num_late += sum(pause >= slo.tbt_s * NS for pause in pauses(steps.commits, record.stretches))
+    return record.is_success and ttft_s is not None and ttft_s < slo.ttft_s
+
+
+def _is_even(record: SimRecord, steps: Steps, late: Ints, slo: Slo) -> bool:
+    stretches = steps.of(record)
+    num_late = sum(int(late[last + 1] - late[first + 1]) for first, last in stretches)
+    num_late += sum(pause >= slo.tbt_s * NS for pause in pauses(steps.commits, stretches))
     num_tbts = record.num_tokens - 1
     return num_tbts - num_late >= TBT_SHARE * num_tbts
 

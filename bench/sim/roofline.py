@@ -26,6 +26,8 @@ class Peak(NamedTuple):
 
 
 H200 = Peak("H200", 989e12, 4.8e12)  # bfloat16 without sparsity
+H20 = Peak("H20", 148e12, 4.0e12)  # TriInfer's (TI15)
+PEAKS = {peak.name: peak for peak in (H200, H20)}
 
 
 def roofline(name: str, model: ModelConfig, peak: Peak, host: Costs) -> Costs:
@@ -106,7 +108,7 @@ def renew(folder: Path = SHIPPED) -> None:
     host = load_costs("demo-cpu")
     for costs in map(load_costs, shipped_costs()):
         if costs.origin == "roofline":
-            save_costs(folder / f"{costs.name}.json", roofline(costs.name, costs.model, H200, host))
+            save_costs(folder / f"{costs.name}.json", roofline(costs.name, costs.model, PEAKS[costs.device], host))
 
 
 if __name__ == "__main__":

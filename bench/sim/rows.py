@@ -1,17 +1,45 @@
-"""The words of the sequence table that the modelled actors read and write."""
+"""The words of the sequence table that the modelled actors read and write, and the rows that decodes have in their running sets."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...runtime.controller.kv_manager import Progress
 from ...runtime.controller.machine import Controller
 from ...runtime.controller.request import Request
+from .step_log import StepLog
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A row of a decode's running set. While it is ``active``, its count is ``count`` and the steps since ``since`` (a number of a step
+    of ``log``)."""
+
+    request: Request
+    row: int
+    generation: int
+    log: StepLog
+    end: int  # count at which it ends
+    room: int = 0  # count at which it has no pages for the next token
+    count: int = 0
+    since: int = 0
+    active: bool = False
+
+    @property
+    def due(self) -> int:
+        """The step before which it has to be looked at."""
+        return self.since + min(self.end, self.room) - self.count
 
 
 class Rows:
-    """decode's words for each row; the controller's are in its requests."""
+    """decode's words for each row; the controller's are in its requests. ``members``: of running sets, by row."""
 
     def __init__(self, controller: Controller) -> None:
         self._state = controller.state
+        num_rows = controller.state.limits.num_rows
         self.page_tokens = controller.state.limits.kv_page_tokens
-        self.committed = [0] * controller.state.limits.num_rows
-        self.end_codes = [0] * controller.state.limits.num_rows
+        self.committed = [0] * num_rows
+        self.end_codes = [0] * num_rows
+        self.members: list[Member | None] = [None] * num_rows
 
     def begin(self, row: int) -> None:
         """A new request has the row."""
@@ -21,3 +49,16 @@ class Rows:
         """The request in this generation of a row; None once it is leaving it."""
         request = self._state.rows[row]
         return request if request is not None and request.row_generation == generation and not request.ending else None
+
+    def progress(self, watched: Sequence[tuple[int, int]]) -> list[Progress]:
+        """The words of these rows, once every decode has committed the steps that are over."""
+        members, committed, end_codes = self.members, self.committed, self.end_codes
+        progress = []
+        for row, generation in watched:
+            member = members[row]
+            if member is not None and member.active:
+                count = member.count + member.log.num_steps - member.since
+            else:
+                count = committed[row]
+            progress.append(Progress(row, generation, count, end_codes[row]))
+        return progress

@@ -4,17 +4,19 @@ As in ``actors/controller/serve``, messages are recorded when they come and a ti
 further ones join. A timer adds ticks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from ...actors.controller.serve import limits_of
 from ...actors.host.media_rules import for_run
 from ...actors.host.model_facts import facts_of
 from ...models.config import weight_bytes
-from ...runtime.bus.messages import Hello, PlanDone, Skipped, ToActor, ToController
-from ...runtime.bus.plans import Analyse, Plan
+from ...runtime.bus.messages import Admit, Hello, PlanDone, Run, Skipped, ToActor, ToController, Welcome
+from ...runtime.bus.plans import Analyse, Encode, Plan, Prefill
 from ...runtime.config import RuntimeConfig
 from ...runtime.controller.effects import AppendPages, BeginRow, ClearPlan, Effect, Send, WritePlan
-from ...runtime.controller.kv_manager import IdSpan, NewIds
+from ...runtime.controller.guidance import num_pages
+from ...runtime.controller.kv_manager import IdSpan, NewIds, Progress
 from ...runtime.controller.machine import Controller
 from ...runtime.controller.policy_calls import swap
 from ...runtime.controller.scheduling.policy import Policy
@@ -22,28 +24,30 @@ from ...runtime.controller.scheduling.types import Limits
 from ...runtime.observe.breakdown import Work
 from ...runtime.process.device_room import DeviceRoom
 from ...runtime.process.memory_layout import plan_layout
-from ...runtime.stage_table import InstanceId, stage_of
+from ...runtime.stage_table import WORKERS, InstanceId, stage_of
+from ...schema.gap_buckets import NUM_BUCKETS
 from ...schema.media import ItemShape
 from .costs import Costs
 from .decode import Decode
+from .devices import Devices, Link
 from .events import EventQueue, to_ns
 from .gateway import Client, Gateway
-from .interference import Interference
 from .processors import Processors
 from .requests import answer_ids
 from .rows import Rows
+from .step_log import StepLog
 from .turns import Turns
 from .workers import Worker
 
-DEVICE_BYTES = {"H200": 141 * 10**9}  # memory of devices that rooflines are made for
+DEVICE_BYTES = {"H200": 141 * 10**9, "H20": 96 * 10**9}  # memory of devices that rooflines are made for
 
 
-def simulated_limits(config: RuntimeConfig, costs: Costs) -> Limits:
+def simulated_limits(config: RuntimeConfig, costs: Costs, num_devices: int = 1) -> Limits:
     """The machine's limits in a run of this configuration with the costs' model. Pools that are not configured have their least sizes,
-    on a known device what it has room for. Raises: ConfigError."""
+    on known devices what they have room for: ``num_devices`` hold KV pages, and one pool has the pages of all. Raises: ConfigError."""
     model = for_run(costs.model, config.media)
-    total = DEVICE_BYTES.get(costs.device, 0)
-    room = DeviceRoom(total, total - weight_bytes(model)) if config.model.on_cuda and total else None
+    total = num_devices * DEVICE_BYTES.get(costs.device, 0)
+    room = DeviceRoom(total, total - num_devices * weight_bytes(model)) if config.model.on_cuda and total else None
     return limits_of(config, plan_layout(config, facts_of(model, config.memory.kv_page_tokens), model.dtype, room), model)
 
 
@@ -52,41 +56,74 @@ class SimulationError(Exception):
 
 
 class Simulation:
-    """All actors of a run. ``policy`` None: the configuration's. ``works``: on each request, by its key, if they are kept."""
+    """All actors of a run. ``policy`` None: the configuration's. ``works``: on each request, by its key, if they are kept. ``link``:
+    see ``devices``."""
 
     def __init__(
-        self, config: RuntimeConfig, costs: Costs, limits: Limits, policy: Policy | None = None, *, keeps_works: bool = False
+        self,
+        config: RuntimeConfig,
+        costs: Costs,
+        limits: Limits,
+        policy: Policy | None = None,
+        *,
+        keeps_works: bool = False,
+        link: Link | None = None,
     ) -> None:
         overheads = costs.overheads
         self.queue = queue = EventQueue()
         self.controller = Controller.start(limits, 1)
         if policy is not None:
             swap(self.controller.state, policy)
-        self.rows = rows = Rows(self.controller)
+        self.rows = Rows(self.controller)
         self.plans: dict[int, Plan] = {}
         self.works: dict[int, list[Work]] | None = {} if keeps_works else None
         self.num_ticks = 0
-        processors = Processors(Interference(costs))
+        self.devices = Devices(costs, limits, link)
         self.timeout_s = config.server.request_timeout_s
-        self.gateway = gateway = Gateway(overheads, queue, self.post, self.timeout_s)
-        turns = {name: Turns() for name, actors in config.processes.items() if config.actors.turns and len(actors) > 1}
-        of = {name: turns.get(InstanceId(config.process_of(name))) for name in limits.actors}
-        decode_turns = of[InstanceId("decode")]
-        self.decode = Decode(costs, queue, processors, rows, self.post, gateway.take_stretch, gateway.take_end, decode_turns)
-        self.workers = {
-            name: Worker(name, costs, queue, processors, rows, self.plans, self._find_shape, self.post, of[name])
-            for name in limits.actors
-            if stage_of(name) in ("video", "encoder", "prefill")
-        }
+        self.gateway = Gateway(overheads, queue, self.post, self.timeout_s)
+        self.decodes: dict[InstanceId, Decode] = {}
+        self.workers: dict[InstanceId, Worker] = {}
+        self.gap_counts = [0] * NUM_BUCKETS  # of times between tokens, by bucket
+        self.logs: list[StepLog] = []  # of decodes, in the order in which they were started
+        self._costs = costs
+        shared = [name for name, actors in config.processes.items() if config.actors.turns and len(actors) > 1]
+        self._turns = {name: Turns() for name in shared}
+        self._ready_ns: dict[int, int] = {}  # by plan: when what it reads is on its device
         self._slots: dict[int, int] = {}
         self._message_ns, self._tick_ns = to_ns(overheads.message_s), to_ns(overheads.tick_s)
         self._soon = False  # a tick is coming
         self._timer = 0  # version
-        self._takers: dict[str, Callable[[ToActor], None]] = {}
-        for name in ("gateway", "decode", *self.workers):
-            self._receive(InstanceId(name), Hello(name, 1, 1, True))
-        self._takers = {"gateway": gateway.take, "decode": self.decode.take}
-        self._takers |= {name: worker.take for name, worker in self.workers.items()}
+        self._takers: dict[str, Callable[[ToActor], None]] = {"gateway": self.gateway.take}
+        self._receive(InstanceId("gateway"), Hello("gateway", 1, 1, True))
+        processes = {actor: InstanceId(config.process_of(actor)) for actor in limits.actors}
+        decodes = {actor: process for actor, process in processes.items() if stage_of(actor) == "decode"}
+        self.start(decodes)
+        self.start({actor: process for actor, process in processes.items() if stage_of(actor) in WORKERS})
+
+    def start(self, actors: Mapping[InstanceId, InstanceId]) -> None:
+        """Start these actors of stages that compute, each in this process."""
+        for actor, process in actors.items():
+            self._make(actor, self.devices.place(actor, process), self._turns.get(process))
+        for actor in actors:
+            self._receive(actor, Hello(actor, 1, 1, True))
+
+    def stop(self, actors: Iterable[InstanceId]) -> None:
+        """Stop these actors, of which the controller has been told that they leave, and which hold nothing."""
+        for actor in actors:
+            del self._takers[actor]
+            self.decodes.pop(actor, None)
+            self.workers.pop(actor, None)
+
+    def _make(self, actor: InstanceId, processors: Processors, turns: Turns | None) -> None:
+        costs, queue, rows, gateway = self._costs, self.queue, self.rows, self.gateway
+        if stage_of(actor) == "decode":
+            take_stretch = partial(gateway.take_stretch, len(self.logs))
+            decode = Decode(actor, costs, queue, processors, rows, self.gap_counts, self.post, take_stretch, gateway.take_end, turns)
+            self.logs.append(decode.log)
+            self.decodes[actor], self._takers[actor] = decode, decode.take
+            return
+        worker = Worker(actor, costs, queue, processors, rows, self.plans, self._find_shape, self.post, turns)
+        self.workers[actor], self._takers[actor] = worker, worker.take
 
     # ------------------------------------------------------------------------------------------------------ messages
 
@@ -99,7 +136,7 @@ class Simulation:
         if self.works is not None and isinstance(message, PlanDone):
             self._keep_work(self.works, message)
         ended = controller.ended_by(message)
-        words = self.decode.progress(ended) if ended else ()
+        words = self._progress(ended) if ended else ()
         ids = self._ids(controller.wanted_ids(words, all_of_them=True)) if words else ()
         self._perform(controller.on_message(actor, 1, message, now_s, words, ids))
         if not self._soon:
@@ -114,11 +151,16 @@ class Simulation:
             self._soon = False
         self.num_ticks += 1
         controller = self.controller
-        progress = self.decode.progress(controller.watched())
+        progress = self._progress(controller.watched())
         new_ids = self._ids(controller.wanted_ids(progress))
-        self._perform(controller.tick(self.queue.now_s, progress, new_ids, tuple(self.decode.gap_counts)))
+        self._perform(controller.tick(self.queue.now_s, progress, new_ids, tuple(self.gap_counts)))
         self._timer += 1
         self.queue.after(to_ns(controller.next_tick_s()), self._tick, self._timer)
+
+    def _progress(self, watched: Sequence[tuple[int, int]]) -> list[Progress]:
+        for decode in self.decodes.values():
+            decode.advance()
+        return self.rows.progress(watched)
 
     def _ids(self, spans: Sequence[IdSpan]) -> NewIds:
         found = []
@@ -150,24 +192,58 @@ class Simulation:
         for effect in effects:
             if isinstance(effect, Send):
                 taker = self._takers.get(effect.actor)
-                if taker is not None:
-                    self.queue.after(self._message_ns, taker, effect.message)
+                if taker is not None and not isinstance(effect.message, Welcome):
+                    ready_ns = self._ready_at(effect.actor, effect.message)
+                    self.queue.at(max(self.queue.now_ns + self._message_ns, ready_ns), taker, effect.message)
             elif isinstance(effect, BeginRow):
                 self.rows.begin(effect.row)
             elif isinstance(effect, AppendPages):
-                self.decode.pages_added(effect.row)
+                for decode in self.decodes.values():
+                    decode.pages_added(effect.row)
             elif isinstance(effect, WritePlan):
                 self._slots[effect.slot] = effect.plan_id
-                self.plans[effect.plan_id] = self.controller.state.plans[effect.plan_id].plan
+                self.plans[effect.plan_id] = plan = self.controller.state.plans[effect.plan_id].plan
+                self._ready_ns[effect.plan_id] = self.queue.now_ns + self._message_ns + to_ns(self._move(plan, effect.actor))
             elif isinstance(effect, ClearPlan):
-                del self.plans[self._slots.pop(effect.slot)]
+                plan_id = self._slots.pop(effect.slot)
+                del self.plans[plan_id], self._ready_ns[plan_id]
+
+    def _ready_at(self, actor: InstanceId, message: ToActor) -> int:
+        """The time at which what the receiver reads is on its device: it pulls once it has the message (TI6)."""
+        if isinstance(message, Run):
+            return self._ready_ns.get(message.plan_id, 0)
+        request = self.rows.request(message.row, message.row_generation) if isinstance(message, Admit) else None
+        if request is None:
+            return 0
+        moved_s = sum(self.devices.bring("kv", table, actor) for table in request.block_tables)
+        ready_ns = self.queue.now_ns + self._message_ns + to_ns(moved_s)
+        if self.works and (works := self.works.get(request.key)):
+            works[-1] = works[-1]._replace(known_ns=max(works[-1].known_ns, ready_ns))
+        return ready_ns
+
+    def _move(self, plan: Plan, actor: InstanceId) -> float:
+        """Note where a plan's output will lie. Returns the seconds until all that it reads is on the actor's device."""
+        devices, seconds = self.devices, 0.0
+        if isinstance(plan, Encode):
+            for part in plan.parts:
+                devices.write("embedding", part.target.pages, actor)
+        elif isinstance(plan, Prefill):
+            page_tokens = self.rows.page_tokens
+            for chunk in plan.chunks:
+                request = self.controller.state.rows[chunk.row]
+                assert request is not None
+                table, first = request.block_tables[chunk.member], chunk.start // page_tokens
+                seconds += devices.bring("kv", table[:first], actor)
+                seconds += sum(devices.bring("embedding", span.source.pages, actor) for span in chunk.spans)
+                devices.write("kv", table[first : num_pages(chunk.end, page_tokens)], actor)
+        return seconds
 
     def has_token(self, client: Client) -> bool:
         """decode has committed a token of this request."""
         request = self.controller.state.requests.get(client.key)
         if client.record.stretches or request is None or not request.has_row:
             return bool(client.record.stretches)
-        return self.decode.progress([request.key_in_table])[0].committed > 0
+        return self._progress([request.key_in_table])[0].committed > 0
 
     # ----------------------------------------------------------------------------------------------------------- end
 

@@ -116,6 +116,7 @@ class Worker:
         """``plans``: the plan table, by number. ``find_shape``: what an analysis finds."""
         self.name = name
         self.num_plans = 0
+        self.busy_ns = self.num_units = 0  # of its plans
         self._queue, self._rows, self._plans = queue, rows, plans
         self._find_shape, self._post = find_shape, post
         self._stage = stage_of(name)
@@ -146,7 +147,10 @@ class Worker:
         elif isinstance(plan, Analyse):
             shape = self._find_shape(plan)
             result = Skipped() if shape is None else Analysed(shape)
-        self.num_plans += plan is not None
+        if plan is not None:
+            self.num_plans += 1
+            self.busy_ns += elapsed_ns
+            self.num_units += plan.units
         self._taken.discard(plan_id)
         done = self._results[plan_id] = PlanDone(self.name, 1, plan_id, elapsed_ns / NS, result)
         if len(self._results) > KEPT_RESULTS:

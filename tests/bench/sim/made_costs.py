@@ -9,6 +9,7 @@ from mmrt.bench.serve.load_options import LoadOptions
 from mmrt.bench.serve.planned import plan_requests
 from mmrt.bench.sim.command import make_load, run
 from mmrt.bench.sim.costs import Costs, Line, Overheads
+from mmrt.bench.sim.devices import Link
 from mmrt.bench.sim.loads import Load
 from mmrt.bench.sim.options import parse_sim
 from mmrt.bench.sim.requests import Requests
@@ -62,11 +63,11 @@ def options_of(*arguments: str) -> tuple[LoadOptions, RuntimeConfig]:
     return options, config
 
 
-def simulate_costs(costs: Costs, *arguments: str) -> tuple[Simulation, Load]:
+def simulate_costs(costs: Costs, *arguments: str, link: Link | None = None) -> tuple[Simulation, Load]:
     """A simulation with these costs, run to its end."""
     options, config = options_of(*arguments)
     requests, plans = Requests(costs.model, options.shapes, config.media), plan_requests(options)
     load = make_load(options, plans)
-    simulation = Simulation(config, costs, simulated_limits(config, costs))
+    simulation = Simulation(config, costs, simulated_limits(config, costs), keeps_works=True, link=link)
     run(simulation, load, requests)
     return simulation, load

@@ -24,7 +24,7 @@ from mmrt.bench.sim.costs import (
 from mmrt.bench.sim.fits import Sample, Work, fit_interference, fit_line
 from mmrt.bench.sim.interference import Interference
 from mmrt.bench.sim.report import weighted_distribution
-from mmrt.bench.sim.roofline import H200, renew, roofline
+from mmrt.bench.sim.roofline import PEAKS, renew, roofline
 from mmrt.bench.sim.step_log import StepLog, pauses, weights
 from mmrt.runtime.bus.messages import MediaItem, PageRun
 from mmrt.runtime.bus.plans import Analyse, Encode, EncodePart, Prefill, PrefillChunk
@@ -83,7 +83,7 @@ def test_shipped_costs_load_and_rooflines_are_what_is_computed() -> None:
         costs = load_costs(name)
         assert costs.name == name
         if costs.origin == "roofline":
-            assert costs == roofline(name, costs.model, H200, host)
+            assert costs == roofline(name, costs.model, PEAKS[costs.device], host)
             assert costs.environment is None and costs.title.endswith("(roofline, never measured)")
         else:
             assert costs.environment is not None and costs.title == name

@@ -20,7 +20,6 @@ from mmrt.runtime.controller.scheduling.policy import POLICIES
         (["--policy", "absent.py"], "cannot read the policy"),
         (["--layout", "E+P"], "has no decode (D)"),
         (["--layout", "9E+P+D"], "9 of encoder, a run has at most 8"),
-        (["--layout", "E+P+2D"], "actors.layout = E+P+2D: the simulator has one decode"),
         (["--layout", "EE+P+D"], "encoder twice"),
         (["--layout", "X"], "no stage 'X'"),
         (["--rate", "-2"], "rate -2 must be above 0"),

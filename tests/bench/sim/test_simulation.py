@@ -28,6 +28,8 @@ MIXED = ("--scenario", "mixed", "--num-requests", "60", "--rate", "25", "--max-t
     [
         ("--layout", "EPD"),
         ("--layout", "2E+3P+D", "--no-caches"),
+        ("--layout", "EP+2D"),
+        ("--layout", "2E+P+3D", "--rows", "8", "--kv-tokens", "1200", "--max-tokens", "200"),
         ("--rows", "8", "--kv-tokens", "1200", "--max-tokens", "200"),  # preemption
         ("--modality", "text,video", "--video-size", "112x112"),
         ("--modality", "audio,image", "--audio-seconds", "0.5"),
@@ -44,9 +46,12 @@ def test_every_request_ends_once_and_everything_is_given_back(arguments: tuple[s
     assert simulation.is_idle and not state.requests and not state.plans and not simulation.plans
     assert {name: pool.num_used for name, pool in state.pools.items()} == dict.fromkeys(state.pools, 0)
     assert (state.totals.preempted > 0) == (num_tokens == 200)
-    commits = simulation.decode.log.commits()
-    assert np.all(np.diff(commits) > 0) and len(commits) == simulation.decode.log.num_steps
-    assert all(before[1] < after[0] for record in records for before, after in pairwise(record.stretches))
+    for log in simulation.logs:
+        commits = log.commits()
+        assert np.all(np.diff(commits) > 0) and len(commits) == log.num_steps > 0
+    steps = Steps(simulation, costs)
+    for record in records:
+        assert all(steps.commits[before[1]] < steps.commits[after[0]] for before, after in pairwise(steps.of(record)))
 
 
 def test_one_request_alone_takes_the_sum_of_its_parts() -> None:
@@ -58,7 +63,7 @@ def test_one_request_alone_takes_the_sum_of_its_parts() -> None:
     # the request to the controller, its plan, the answer, the row to decode, each with a tick; then a step, and the way back
     ttft_s = 0.003 + 4 * 0.0002 + 2 * 0.0003 + prefill_s + step_s + 0.001
     assert steps.ttft_s(record) == pytest.approx(ttft_s, abs=1e-6)
-    assert simulation.decode.log.gaps().tolist()[1:] == [4_200_000] * 9
+    assert simulation.logs[0].gaps().tolist()[1:] == [4_200_000] * 9
     assert (record.end_ns - record.sent_ns) / 1e9 == pytest.approx(ttft_s + 9 * step_s, abs=1e-6)
 
 
@@ -118,7 +123,8 @@ def test_a_seed_gives_the_same_report() -> None:
     assert first == again != other
 
 
-def test_jumps_equal_a_simulation_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layout", ["E+P+D", "EP+2D"])
+def test_jumps_equal_a_simulation_token_by_token(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every gap of every step, with interference, preemption and growing contexts; so also the report."""
 
     class TokenByToken(Decode):
@@ -130,11 +136,12 @@ def test_jumps_equal_a_simulation_token_by_token(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(simulation_module, "Decode", decode)
         costs = make_costs()
         load = ("--scenario", "mixed", "--num-requests", "40", "--rate", "8", "--max-tokens", "300", "--kv-tokens", "3000")
+        load += ("--layout", layout)
         options, config = options_of(*load)
         simulation, made = simulate_costs(costs, *load)
         assert simulation.controller.state.totals.preempted > 0
         reports.append(encode_report(make_report(options, config, costs, simulation, made)))
-        gaps.append(simulation.decode.log.gaps())
+        gaps.append(np.concatenate([log.gaps() for log in simulation.logs]))
         num_events.append(simulation.queue.num_events)
     assert np.array_equal(*gaps) and reports[0] == reports[1]
     assert num_events[0] < 0.75 * num_events[1]
@@ -147,7 +154,7 @@ def test_the_report_is_what_bench_serve_computes_of_the_same_tokens() -> None:
     report = make_report(options, config, costs, simulation, made)
     records = [Steps(simulation, costs).record(record) for record in simulation.gateway.records]
     counts = Counter(bucket_of(round(1e9 * tbt_s)) for record in records for tbt_s in record.tbts_s)
-    told = simulation.decode.gap_counts  # without the pauses of preempted rows
+    told = simulation.gap_counts  # without the pauses of preempted rows
     assert all(told[bucket] <= count for bucket, count in counts.items()) and sum(told) > 0.9 * sum(counts.values())
     for mine, theirs in zip(report.groups, summarise_groups(records), strict=True):
         assert_equal(mine, theirs)
