@@ -36,6 +36,8 @@ COMMANDS = (
     "units",
     "doctor",
     "bench",
+    "plan",
+    "autoscale",
     "chaos",
     "actor",
     "version",

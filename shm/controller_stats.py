@@ -32,6 +32,8 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     preparing: int = 0  # rows in phase PREPARE
     running: int = 0  # rows in phase DECODE
     plans: int = 0  # issued, not acknowledged
+    rows_left: int = 0  # patch rows to be encoded, of requests without a first token
+    tokens_left: int = 0  # likewise, tokens to be prefilled
     admitted_total: int = 0
     finished_total: int = 0
     failed_total: int = 0

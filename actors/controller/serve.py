@@ -363,6 +363,8 @@ def stats_of(state: ControllerState, before: StatsSnapshot, policy: PolicyReport
         preparing=len(state.preparing()),
         running=state.num_decoding,
         plans=len(state.plans),
+        rows_left=sum([request.rows_left for request in state.requests.values()]),
+        tokens_left=sum([request.tokens_left for request in state.requests.values()]),
         admitted_total=before.admitted_total + totals.admitted,
         finished_total=before.finished_total + totals.finished,
         failed_total=before.failed_total + totals.failed,

@@ -1,0 +1,175 @@
+"""The scaler: what it proposes, when, and that it does not swing; the drift detector; the layouts that they advise."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmrt.bench.planner.advice import Adviser, load_plan, scaled
+from mmrt.bench.planner.demand import Demand
+from mmrt.bench.planner.drift import LOOKS, DriftDetector
+from mmrt.bench.planner.heuristic import Division
+from mmrt.bench.planner.scaler import KindFigures, Meter, Proposal, Rules, Sample, Scaler, kinds_of
+from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.errors import UserError
+from mmrt.runtime.stage_table import InstanceId, check_layout, processes_of
+
+RULES = Rules(busy=0.7, backlog_s=1.0, lateness=0.9, calm_s=60.0, most=8)
+
+
+def figures(num: int, busy: float = 0.5, backlog_s: float = 0.0, lateness: float = 0.0) -> dict[str, KindFigures]:
+    return {"PD": KindFigures(num=num, busy=busy, backlog_s=backlog_s, lateness=lateness)}
+
+
+@pytest.mark.parametrize(
+    ("num", "made", "wanted", "why"),
+    [
+        (2, {"busy": 0.9}, 3, "busy for 90 % of the time"),
+        (2, {"backlog_s": 1.4}, 3, "1.4 s of work wait"),
+        (2, {"backlog_s": 30.0}, 4, "30 s of work wait"),  # at most twice as many at once
+        (2, {"lateness": 1.2}, 3, "P99 of TBT at 120 % of its objective"),
+        (6, {"busy": 1.0}, 8, "busy for 100 % of the time"),  # at most 8
+    ],
+)
+def test_more_are_wanted_at_the_second_look(num: int, made: dict[str, float], wanted: int, why: str) -> None:
+    scaler = Scaler(RULES)
+    assert scaler.propose(0.0, figures(num, **made)) == []
+    assert scaler.propose(5.0, figures(num, **made)) == [Proposal("PD", num, wanted, why.replace(" %", "%"))]
+
+
+def test_a_look_alone_says_nothing() -> None:
+    scaler = Scaler(RULES)
+    found = [scaler.propose(at_s, figures(2, busy=1.0 if at_s % 10 else 0.6)) for at_s in range(0, 100, 5)]
+    assert found == [[]] * 20
+
+
+@pytest.mark.parametrize("made", [{"busy": 0.69}, {"backlog_s": 0.99}, {"lateness": 0.89}, {"busy": 1.0, "num": 8}])
+def test_what_is_within_its_limits_stays(made: dict[str, Any]) -> None:
+    scaler = Scaler(RULES)
+    assert [scaler.propose(at_s, figures(**{"num": 3} | made)) for at_s in (0.0, 5.0, 10.0)] == [[], [], []]
+
+
+def test_fewer_are_wanted_only_after_a_calm_time() -> None:
+    scaler = Scaler(RULES)
+    proposed = {at_s: scaler.propose(at_s, figures(4, busy=0.2)) for at_s in range(0, 80, 5)}
+    first = min(at_s for at_s, proposals in proposed.items() if proposals)
+    assert first == 65 and proposed[first][0][:3] == ("PD", 4, 2)
+
+
+def test_one_busy_look_begins_the_calm_time_anew() -> None:
+    scaler = Scaler(RULES)
+    for at_s in range(0, 60, 5):
+        assert not scaler.propose(at_s, figures(4, busy=0.2))
+    assert not scaler.propose(60, figures(4, busy=0.6))  # too much for three with room to spare
+    assert [at_s for at_s in range(65, 130, 5) if scaler.propose(at_s, figures(4, busy=0.2))] == [125]
+
+
+def test_a_change_begins_the_calm_time_anew() -> None:
+    scaler = Scaler(RULES)
+    for at_s in range(0, 60, 5):
+        scaler.propose(at_s, figures(4, busy=0.2))
+    assert [at_s for at_s in range(60, 180, 5) if scaler.propose(at_s, figures(3, busy=0.2))][0] == 125
+
+
+@given(st.floats(0.05, 5.0), st.integers(1, 8))
+def test_a_steady_load_comes_to_rest(load: float, num: int) -> None:
+    """Followed at once, with so many processes' worth of work that never changes: no proposal is taken back."""
+    scaler, seen = Scaler(RULES), [num]
+    for at_s in range(0, 3600, 10):
+        for proposal in scaler.propose(at_s, figures(seen[-1], busy=min(1.0, load / seen[-1]))):
+            seen.append(proposal.wanted)
+    ups = [after > before for before, after in zip(seen, seen[1:], strict=False)]
+    assert ups == sorted(ups, reverse=True) and ups.count(False) <= 2  # first up, then down, never up again
+    assert load / seen[-1] <= 0.7 or seen[-1] == 8
+
+
+def sample(at_s: float, busy: Sequence[float], units: Sequence[int], **more: Any) -> Sample:
+    names = [InstanceId(name) for name in ("encoder", "prefill", "prefill.1")]
+    return Sample(at_s=at_s, busy_s=dict(zip(names, busy, strict=True)), units=dict(zip(names, units, strict=True)), **more)
+
+
+def test_figures_of_the_time_since_the_last_look() -> None:
+    kinds = kinds_of(processes_of("E+2PD"))
+    assert {kind: len(those) for kind, those in kinds.items()} == {"E": 1, "PD": 2}
+    meter = Meter(sample(100.0, (50.0, 10.0, 10.0), (1000, 100, 100)))
+    found = meter.look(
+        sample(110.0, (55.0, 18.0, 12.0), (2000, 300, 300), rows_left=400, tokens_left=100, tbt_p99_s=0.09, tbt_objective_s=0.1), kinds
+    )
+    assert found["E"] == KindFigures(num=1, busy=0.5, backlog_s=2.0)
+    assert found["PD"] == KindFigures(num=2, busy=0.5, backlog_s=pytest.approx(100 * 0.025 / 2), lateness=pytest.approx(0.9))
+    idle = meter.look(sample(120.0, (55.0, 18.0, 12.0), (2000, 300, 300), rows_left=400), kinds)
+    assert idle["E"] == KindFigures(num=1, busy=0.0, backlog_s=2.0)  # as a row cost before
+    again = meter.look(sample(130.0, (4.0, 18.0, 12.0), (80, 300, 300)), kinds)
+    assert again["E"].busy == pytest.approx(0.4)  # a new process of that name counts from 0
+    with pytest.raises(ValueError, match="must be later"):
+        meter.look(sample(130.0, (4.0, 18.0, 12.0), (80, 300, 300)), kinds)
+
+
+PLANNED = Demand(num_requests=100, encode_rows=40000, prompt_tokens=30000, decode_tokens=5000)
+DIVISION = Division(
+    budgets={"E": 1, "P": 1, "D": 1}, seconds={"E": 10.0, "P": 30.0, "D": 40.0}, shares={"E": 1, "P": 3, "D": 4}, layouts=["E+3P+4D"]
+)
+
+
+def now(num: int = 100, rows: int = 400, tokens: int = 300, generated: int = 50) -> Demand:
+    return Demand(num_requests=num, encode_rows=num * rows, prompt_tokens=num * tokens, decode_tokens=num * generated)
+
+
+def test_a_plan_is_out_of_date_when_the_division_would_be_another() -> None:
+    detector = DriftDetector(PLANNED, DIVISION)
+    assert [detector.look(now(num=500)) for _ in range(9)] == [None] * 9  # more of the same
+    found = [detector.look(now(rows=1600)) for _ in range(LOOKS)]
+    assert found[:-1] == [None] * (LOOKS - 1) and found[-1] is not None
+    assert found[-1].factors == {"E": 4.0, "P": 1.0, "D": 1.0} and found[-1].shares == {"E": 3, "P": 2, "D": 3}
+    assert "encode 4, prefill 1, decode 1 times as much" in str(found[-1]) and "divided 3E 2P 3D now" in str(found[-1])
+    assert detector.look(now(num=3, rows=1)) is None and detector.look(now(rows=1600)) is not None  # few requests say nothing
+    assert detector.look(now()) is None and detector.look(now(rows=1600)) is None  # it has to last again
+
+
+def test_media_where_a_plan_had_none_are_a_drift() -> None:
+    texts = msgspec.structs.replace(PLANNED, encode_rows=0)
+    detector = DriftDetector(texts, msgspec.structs.replace(DIVISION, seconds={"E": 0.0, "P": 30.0, "D": 40.0}))
+    found = [detector.look(now()) for _ in range(LOOKS)][-1]
+    assert found is not None and found.shares == {} and "bring media" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("layout", "proposals", "expected"),
+    [
+        ("E+P+D", [("E", 1, 2)], "E+P+D+E"),
+        ("E+2PD", [("E", 1, 2), ("PD", 2, 1)], "E+PD+E"),
+        ("2E+3PD", [("PD", 3, 4)], "2E+4PD"),
+        ("3E+P+D", [("E", 3, 1)], "E+P+D"),
+    ],
+)
+def test_the_layout_to_set(layout: str, proposals: list[tuple[str, int, int]], expected: str) -> None:
+    found = scaled(layout, [Proposal(*proposal, "") for proposal in proposals])
+    assert found == expected
+    check_layout(found)
+
+
+def test_a_plan_that_is_none_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    with pytest.raises(UserError, match=f"cannot read the plan {file}: No such file"):
+        load_plan(file)
+    file.write_text("{}")
+    with pytest.raises(UserError, match="is no plan of mmrt plan --json"):
+        load_plan(file)
+
+
+def test_recorded_looks_at_a_live_run_give_known_advice() -> None:
+    """Looks at a run of the demo model, one process of each kind, while the load rose and fell again."""
+    lines = (Path(__file__).parent / "recorded_looks.jsonl").read_text().splitlines()
+    looks = [(msgspec.convert(line["sample"], Sample), msgspec.convert(line["demand"], Demand)) for line in map(json.loads, lines)]
+    adviser = Adviser(RuntimeConfig(), calm_s=20.0, planned=None)
+    advices = [adviser.look(*look, RuntimeConfig()) for look in looks]
+    layouts = [advice.layout for advice in advices]
+    assert layouts[:12] == [None] * 12 and layouts[38:] == [None] * 15  # before and after the load
+    assert layouts[12] == "E+P+D+E+P+D" and layouts[13:16] == ["E+P+D+P"] * 3 and layouts[37] == "E+P+2D"
+    assert all(layout in ("E+P+D+P+D", "E+P+D+E+P+D") for layout in layouts[17:36])
+    assert "P: 1 → 2, 4.4 s of work wait" in advices[14].why
