@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ..models.lm.decoder import AfterLayer
 from ..models.lm.warm_up import warm_up_towers
 from ..models.towers.dispatch import Towers
 from ..models.towers.interface import TowerInput
@@ -29,23 +30,32 @@ def main(actor: Actor) -> None:
     if shared.device.type == "cuda":
         warm_up_towers(towers, config)
     completion.wait()  # a failure here must not count against the first plan
-    worker = EncoderWorker(towers, PagePool.attach(actor.run, "patch"), embeddings, completion)
+    actor.open_turn(completion.wait)
+    worker = EncoderWorker(towers, PagePool.attach(actor.run, "patch"), embeddings, completion, actor.turn.after_layer)
     serve_plans(actor, worker.execute, SequenceTable.attach(actor.run, writable=False), shared.device_pages)
 
 
 class EncoderWorker:
     """Turns encode plans into tower forwards."""
 
-    def __init__(self, towers: Towers, patches: PagePool, embeddings: EmbeddingPages, completion: Completion) -> None:
+    def __init__(
+        self,
+        towers: Towers,
+        patches: PagePool,
+        embeddings: EmbeddingPages,
+        completion: Completion,
+        after_layer: AfterLayer | None = None,
+    ) -> None:
         self._towers = towers
         self._patches = patches
         self._embeddings = embeddings
         self._completion = completion
+        self._after_layer = after_layer
 
     def execute(self, plan: Plan) -> Result:
         """Encode every part, to the end; a part's rows are read where they lie when its pages are contiguous."""
         assert isinstance(plan, Encode)
-        outputs = self._towers.encode([self._input(part) for part in plan.parts])
+        outputs = self._towers.encode([self._input(part) for part in plan.parts], self._after_layer)
         self._embeddings.write([part.target for part in plan.parts], outputs)
         self._completion.wait()
         return Done()

@@ -42,6 +42,7 @@ from ..shm.segment import HEADER_BYTES, Segment
 from ..shm.sequence_table import SequenceTable
 from ..shm.status import ActorTable
 from ..shm.step_gaps import StepGaps
+from ..shm.turns import Turns
 from .host.actor import POLL_S, Actor, Ending
 from .host.device import check_fp8, open_device, sharing_of
 from .host.model_facts import facts_of
@@ -182,6 +183,7 @@ def make_tables(actor: Actor, layout: MemoryLayout) -> None:
     ActorTable.create(run, actors)
     ControllerStats.create(run)
     StepGaps.create(run, MAX_INSTANCES)
+    Turns.create(run)
     for name in (*actors, SUPERVISOR):
         FlightRecorder.create(run, name)
     for name, pool in layout.pools.items():

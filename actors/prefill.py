@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..models.architecture import ModelConfig
 from ..models.families.registry import family_of
-from ..models.lm.decoder import Chunk, Decoder
+from ..models.lm.decoder import AfterLayer, Chunk, Decoder
 from ..models.lm.warm_up import warm_up_prefill
 from ..models.sampling.logprobs import logprobs_of
 from ..runtime.bus.messages import Done, Result, decode_sequence_spec
@@ -48,7 +48,8 @@ def main(actor: Actor) -> None:
         warm_up_prefill(model, layout.kv_page_tokens)
     completion.wait()  # a failure here must not count against the first plan
     table = SequenceTable.attach(actor.run)
-    worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, completion)
+    actor.open_turn(completion.wait)
+    worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, completion, actor.turn.after_layer)
     loader = PageLoader(actor.run, kv, table)
 
     def execute(plan: Plan) -> Result:
@@ -68,6 +69,7 @@ class PrefillWorker:
         embeddings: EmbeddingPages,
         page_tokens: int,
         completion: Completion,
+        after_layer: AfterLayer | None = None,
     ) -> None:
         self._config = config
         self._model = model
@@ -75,6 +77,7 @@ class PrefillWorker:
         self._embeddings = embeddings
         self._page_tokens = page_tokens
         self._completion = completion
+        self._after_layer = after_layer
         self._positions: OrderedDict[tuple[int, int, int], tuple[NDArray[np.int64], int]] = OrderedDict()
 
     def execute(self, plan: Plan) -> Result:
@@ -84,7 +87,7 @@ class PrefillWorker:
         if live:
             try:
                 wanted = [index for index, chunk in enumerate(live) if self._asks_for_logprobs(chunk)]
-                hidden = self._model.prefill([self._chunk(chunk) for chunk in live], wanted)
+                hidden = self._model.prefill([self._chunk(chunk) for chunk in live], wanted, self._after_layer)
                 for index, states in zip(wanted, hidden, strict=True):
                     self._write_logprobs(live[index], states)
             finally:

@@ -51,6 +51,7 @@ Objective = Annotated[float, Meta(ge=1, le=3_600_000)]
 Wait = Annotated[float, Meta(ge=0, le=31_536_000)]
 Threads = Annotated[int, Meta(ge=0, le=1024)]
 Nice = Annotated[int, Meta(ge=0, le=19)]
+TurnsMode = Literal["off", "plans", "layers"]
 Device = Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]+)?)$")]
 
 
@@ -168,7 +169,7 @@ class ActorSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def actors_section(stages: Mapping[str, Stage] = STAGES) -> type[msgspec.Struct]:
     """Make the struct of [actors]: the layout, and a section with defaults for each stage that computes with torch."""
-    fields: list[tuple[str, type, Any]] = [("layout", str, DEFAULT_LAYOUT), ("turns", bool, False)]
+    fields: list[tuple[str, Any, Any]] = [("layout", str, DEFAULT_LAYOUT), ("turns", TurnsMode, "off")]
     for name in torch_actors(stages):
         defaults = [("threads", Threads, 0), ("nice", Nice, stages[name].nice)]
         section = msgspec.defstruct(
@@ -181,13 +182,13 @@ def actors_section(stages: Mapping[str, Stage] = STAGES) -> type[msgspec.Struct]
 if TYPE_CHECKING:
 
     class ActorsSection(msgspec.Struct, frozen=True, kw_only=True):
-        """``layout``: the processes of encoders, prefills and decode. ``turns``: the actors of a process compute one at a time. The
-        other fields are the sections of stages."""
+        """``layout``: the processes of encoders, prefills and decode. ``turns``: whether these compute one at a time, and how long
+        a plan may hold up decode. The other fields are the sections of stages."""
 
         layout: str = DEFAULT_LAYOUT
-        turns: bool = False
+        turns: TurnsMode = "off"
 
-        def __init__(self, *, layout: str = DEFAULT_LAYOUT, turns: bool = False, **sections: ActorSection) -> None: ...
+        def __init__(self, *, layout: str = DEFAULT_LAYOUT, turns: TurnsMode = "off", **sections: ActorSection) -> None: ...
 
 else:
     ActorsSection = actors_section()
@@ -316,8 +317,6 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
         near = difflib.get_close_matches(policy, POLICY_NAMES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"scheduling.policy = {show(policy)}: {hint}expected one of {', '.join(POLICY_NAMES)}, or a file NAME.py")
-    if config.actors.turns and all(len(together) == 1 for together in config.processes.values()):
-        raise ConfigError(f"actors.turns = true: no stages share a process in actors.layout = {show(config.actors.layout)}")
     _check_weights(config.model)
     try:
         otlp_url(config.tracing.otlp_endpoint or "http://localhost")

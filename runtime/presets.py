@@ -18,7 +18,7 @@ _BUDGETS: Values = {"scheduling.prefill_budget_tokens": 2048, "scheduling.encode
 
 PRESETS: Mapping[str, Preset] = {
     # US15, TI16: vLLM and SGLang with chunked prefill. One engine, which does one thing at a time.
-    "monolithic": Preset({"actors.layout": "EPD", "actors.turns": True, "scheduling.policy": "monolithic"}, _BUDGETS),
+    "monolithic": Preset({"actors.layout": "EPD", "actors.turns": "plans", "scheduling.policy": "monolithic"}, _BUDGETS),
     # US15: vLLM and SGLang with prefill and decode apart, DistServe.
-    "split": Preset({"actors.layout": "EP+D", "actors.turns": False, "scheduling.policy": "split"}, _BUDGETS),
+    "split": Preset({"actors.layout": "EP+D", "actors.turns": "off", "scheduling.policy": "split"}, _BUDGETS),
 }

@@ -260,6 +260,11 @@ class ActorStatus:
         words[_STEPS] += 1
         words[_BUSY] += time.monotonic_ns() - words[_START]
 
+    def postpone(self, wait_ns: int) -> None:
+        """Give the declared step, if there is one, so much more time: it has waited for its turn."""
+        if self._words[_DEADLINE]:
+            self._words[_DEADLINE] += wait_ns
+
     def set_inheritance(self, oom_kills: int, crashes: int, step_cost_ns: int) -> None:
         """Set the findings of this generation for the next one: see ``ActorReading``."""
         self._words[_OOM_KILLS] = oom_kills

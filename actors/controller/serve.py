@@ -26,7 +26,7 @@ from ...runtime.controller.instances import drained
 from ...runtime.controller.machine import Controller
 from ...runtime.controller.records import JournalState
 from ...runtime.controller.recovery import RunSnapshot, recover
-from ...runtime.controller.scheduling.budgets import TBT_FACTOR
+from ...runtime.controller.scheduling.budgets import tbt_rule
 from ...runtime.controller.scheduling.facts import KINDS, Objective, RequestKind
 from ...runtime.controller.scheduling.types import Limits
 from ...runtime.controller.state import ControllerState
@@ -58,7 +58,6 @@ log = logging.getLogger(__name__)
 STATS_S = 0.1
 SLOW_TICK_S = 0.25
 SAVE_COSTS_S = 30.0
-DEFAULT_TBT_TARGET_MS = 50.0  # until a step alone has been measured; on CUDA, steps take 5 to 100 ms by model and device
 
 
 def main(actor: Actor) -> None:
@@ -148,9 +147,7 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -
         max_spec_bytes=ROW_DEFINITION_BYTES,
         max_state_bytes=ROW_STATE_BYTES,
         num_plan_slots=PLAN_SLOTS,
-        tbt_target_s=(config.scheduling.tbt_target_ms or DEFAULT_TBT_TARGET_MS) / 1000,
-        tbt_factor=0.0 if config.scheduling.tbt_target_ms else TBT_FACTOR,
-        tbt_least_s=0.0 if config.model.on_cuda else DEFAULT_TBT_TARGET_MS / 1000,
+        **tbt_rule(config)._asdict(),
         objectives={kind: objective_of(config, kind) for kind in KINDS},
         prefill_budget=config.scheduling.prefill_budget_tokens,
         encode_budget=config.scheduling.encode_budget_tokens,

@@ -57,10 +57,11 @@ def main(actor: Actor) -> None:
     if shared.device.type == "cuda":
         warm_up_decode(model, sampler)
     completion = Completion(shared.device)
-    may_launch = shared.device.type == "cuda" and not actor.config.actors.turns
+    may_launch = shared.device.type == "cuda" and actor.config.actors.turns == "off"
     running = RunningSet(
         actor.model, model, sampler, table, layout.kv_page_tokens, completion, launches_ahead=may_launch, grammars=compiler
     )
+    actor.open_turn(completion.wait)
     wait(prepared)
     actor.become_active()
     gc.freeze()
@@ -140,7 +141,9 @@ class Decoding:
             self._advance(self._running.settle)
 
     def _took(self, began_ns: int) -> None:
-        self._limit.took(1, (time.monotonic_ns() - began_ns) / 1e9)
+        step_s = (time.monotonic_ns() - began_ns) / 1e9
+        self._actor.turn.took(step_s)
+        self._limit.took(1, step_s)
         self._status.set_step_cost(int(1e9 * self._limit.worst_s))
 
     def _give_up_guilty(self) -> None:

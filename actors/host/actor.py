@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ from ...shm.role_lock import RoleLock, next_generation
 from ...shm.run_directory import RunDirectory
 from ...shm.status import ActorState, ActorStatus, ActorTable
 from .loaded_code import loaded_code
+from .turns import FreeTurn, open_turn
 
 if TYPE_CHECKING:  # pdb takes its time to import, and only terminals need it
     from ...runtime.observe.debugger import DebugSession
@@ -78,7 +79,7 @@ class Actor:
         self.failure: BaseException | None = None  # that ended ``main``, and nothing explained
         self.last_exit: ExitNote | None = None  # of the previous process, if one was left; known once active
         self.follows_a_death = False  # the previous process did not end in order, whatever its work; known once active
-        self.turn: AbstractContextManager[None] = nullcontext()  # around a plan or step: see ``turns``
+        self.turn = FreeTurn()  # around a plan or step
         self._flight: FlightWriter | None = None
         self._started_ns = time.monotonic_ns()
         self._standby_ns = 0
@@ -120,6 +121,15 @@ class Actor:
         while (layout := read_layout(self.run.path)) is None:
             self.pause(POLL_S)
         return layout
+
+    def open_turn(self, finish: Callable[[], object]) -> None:
+        """Open its ``turn``, once ``memory`` has made every segment. ``finish`` waits for all that it has launched."""
+        self.turn = open_turn(self.run, self.config, self.name, self._wait_for_turn, finish)
+
+    def _wait_for_turn(self, wait_ns: int) -> None:
+        if self.status is not None:
+            self.status.postpone(wait_ns)
+        self.heartbeat()
 
     def pause(self, seconds: float) -> None:
         """Sleep a little. Raises Ending when told to end."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ...runtime.bus.messages import Died, ItemError, PlanDone, Result, Run, Skipped
-from ...runtime.bus.plans import Plan, decode_plan
+from ...runtime.bus.plans import Load, Plan, decode_plan
 from ...runtime.observe.capture import Capture
 from ...runtime.observe.replay_capture import DevicePages, PlanCapture
 from ...shm.plan_table import PlanTable
@@ -28,12 +28,14 @@ from .device import raise_if_fatal
 from .plan_checks import still_wanted
 from .plan_flight import PlanFlight
 from .step_limit import StepLimit
+from .turns import FreeTurn
 
 log = logging.getLogger(__name__)
 
 KEPT_RESULTS = 256
 NO_PAGES: DevicePages = MappingProxyType({})
 IDLE_S = 0.5
+IN_NO_TURN = FreeTurn()  # for plans that do not compute
 LEAST_UNITS = 256  # tokens or patch rows: a forward over fewer costs about as much
 
 Execute = Callable[[Plan], Result]
@@ -149,14 +151,16 @@ class _Loop:
             self._finish(begun, Skipped())
             return
         units = plan.cost
-        with self._actor.turn:
-            begun = replace(begun, started_ns=time.monotonic_ns())  # waiting for the turn is no work
+        turn = IN_NO_TURN if isinstance(plan, Load) else self._actor.turn
+        with turn:
+            begun, waited_ns = replace(begun, started_ns=time.monotonic_ns()), turn.waited_ns  # waiting for the turn is no work
             with self._status.step(begun.plan_id, self._limit.ceiling_s if units is None else self._limit.limit_s(units)):
                 result = self._attempt(begun, plan)
+            waited_ns = turn.waited_ns - waited_ns
             if units is not None:
-                self._limit.took(units, (time.monotonic_ns() - begun.started_ns) / 1e9)
+                self._limit.took(units, (time.monotonic_ns() - begun.started_ns - waited_ns) / 1e9)
                 self._status.set_step_cost(int(1e9 * self._limit.worst_s) or 1)
-            self._finish(begun, result)
+            self._finish(begun, result, waited_ns)
         self._watch_aside()
 
     def begin_aside(self) -> None:
@@ -190,8 +194,8 @@ class _Loop:
         self._aside = None
         self._finish(begun, future.result())
 
-    def _finish(self, begun: _Begun, result: Result) -> None:
-        elapsed_s = (time.monotonic_ns() - begun.started_ns) / 1e9
+    def _finish(self, begun: _Begun, result: Result, waited_ns: int = 0) -> None:
+        elapsed_s = (time.monotonic_ns() - begun.started_ns - waited_ns) / 1e9
         done = PlanDone(self._actor.name, self._actor.generation, begun.plan_id, elapsed_s, result)
         self._results[begun.plan_id] = done
         if len(self._results) > KEPT_RESULTS:

@@ -20,7 +20,6 @@ from ...runtime.process.lifeline import Lifeline
 from ...runtime.process.notify import Notifier
 from .actor import Actor, name_thread
 from .device import is_lost
-from .turns import Turn, Turns
 
 log = logging.getLogger(__name__)
 
@@ -113,11 +112,8 @@ def run_together(actors: Sequence[Actor], lifeline: Lifeline, live: Callable[[Ac
 
     signal.signal(signal.SIGTERM, end_all)
     signal.set_wakeup_fd(signalling, warn_on_full_buffer=False)
-    turns = Turns() if actors[-1].config.actors.turns else None
     for actor in actors:
         actor.notifier = ActorNotifier(process_notifier, actor.name)
-        if turns is not None:
-            actor.turn = Turn(turns, actor.notifier.watchdog)
     ended: list[str] = []
 
     def be(actor: Actor) -> None:

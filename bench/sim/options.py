@@ -80,7 +80,10 @@ def base_config(given: argparse.Namespace, costs: Costs | None) -> RuntimeConfig
     if not given.caches:
         data["memory"]["prefix_cache"] = data["memory"]["embedding_cache"] = False
     data["cache"]["dir"] = ""  # files are not simulated
-    return convert_config(data)
+    configured = convert_config(data)
+    if costs is not None and configured.actors.turns == "layers":
+        raise ConfigError('actors.turns = "layers": the simulator does not interrupt plans')
+    return configured
 
 
 def make_parser() -> argparse.ArgumentParser:

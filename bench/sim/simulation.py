@@ -24,7 +24,7 @@ from ...runtime.controller.scheduling.types import Limits
 from ...runtime.observe.breakdown import Work
 from ...runtime.process.device_room import DeviceRoom
 from ...runtime.process.memory_layout import plan_layout
-from ...runtime.stage_table import WORKERS, InstanceId, stage_of
+from ...runtime.stage_table import STAGES, WORKERS, InstanceId, stage_of
 from ...schema.gap_buckets import NUM_BUCKETS
 from ...schema.media import ItemShape
 from .costs import Costs
@@ -86,8 +86,8 @@ class Simulation:
         self.gap_counts = [0] * NUM_BUCKETS  # of times between tokens, by bucket
         self.logs: list[StepLog] = []  # of decodes, in the order in which they were started
         self._costs = costs
-        shared = [name for name, actors in config.processes.items() if config.actors.turns and len(actors) > 1]
-        self._turns = {name: Turns() for name in shared}
+        self._takes_turns = config.actors.turns == "plans"
+        self._turns: dict[Processors, Turns] = {}
         self._ready_ns: dict[int, int] = {}  # by plan: when what it reads is on its device
         self._slots: dict[int, int] = {}
         self._message_ns, self._tick_ns = to_ns(overheads.message_s), to_ns(overheads.tick_s)
@@ -103,7 +103,9 @@ class Simulation:
     def start(self, actors: Mapping[InstanceId, InstanceId]) -> None:
         """Start these actors of stages that compute, each in this process."""
         for actor, process in actors.items():
-            self._make(actor, self.devices.place(actor, process), self._turns.get(process))
+            processors = self.devices.place(actor, process)
+            has_turns = self._takes_turns and STAGES[stage_of(actor)].letter
+            self._make(actor, processors, self._turns.setdefault(processors, Turns()) if has_turns else None)
         for actor in actors:
             self._receive(actor, Hello(actor, 1, 1, True))
 

@@ -1,4 +1,4 @@
-"""The turn of a process whose stages compute one at a time (``actors.turns``), simulated: first come, first served."""
+"""The turn of a device whose stages compute one at a time (``actors.turns``), simulated: first come, first served."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,7 +7,7 @@ Action = Callable[[], None]
 
 
 class Turns:
-    """As ``actors/host/turns``, without threads."""
+    """As ``shm/turns``, where a step comes after each plan."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Action, Action | None]] = deque()

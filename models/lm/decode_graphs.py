@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .decoder import Chunk, Decoder
+from .decoder import AfterLayer, Chunk, Decoder
 
 _SMALL = (1, 2, 4)
 _STEPS = ((64, 8), (256, 32), (1024, 128))  # up to so many rows, buckets are multiples of so many
@@ -107,8 +107,8 @@ class DecodeGraphs:
     def embed(self, ids: Tensor) -> Tensor:
         return self._model.embed(ids)
 
-    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = ()) -> list[Tensor]:
-        return self._model.prefill(chunks, wanted)
+    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None) -> list[Tensor]:
+        return self._model.prefill(chunks, wanted, after_layer)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden)

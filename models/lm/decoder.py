@@ -1,10 +1,13 @@
 """The interface of a language model for the prefill and decode actors; ``lm`` and ``null_model`` implement it."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
+
+AfterLayer = Callable[[], object]
+"""Called between the layers of a forward, which may pause there. On CUDA the layer before is launched, and perhaps not computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +30,9 @@ class Decoder(Protocol):
         """ids int64 [n] -> [n, H] in the model's dtype."""
         ...
 
-    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = ()) -> list[Tensor]:
+    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None) -> list[Tensor]:
         """Write the chunks' K and V; tokens before a chunk's start must have theirs already, unless their chunk comes earlier.
+        ``after_layer`` is called between layers.
 
         Returns the last hidden states [n, H] of the ``wanted`` chunks, given by their indices, in order: input of ``logits``.
         """

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..architecture import LanguageConfig, ModelConfig
 from ..checkpoint.weights import torch_dtype
-from .decoder import Chunk, Decoder
+from .decoder import AfterLayer, Chunk, Decoder
 from .interface import MakeOperations
 from .kv_pages import KvPages
 from .layer_ops import operations_for
@@ -73,7 +73,7 @@ class LanguageModel:
         return self._embeddings.lookup(ids.to(self._device), self._dtype)
 
     @torch.inference_mode()
-    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = ()) -> list[Tensor]:
+    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None) -> list[Tensor]:
         spans = [(chunk.start, chunk.start + chunk.embeds.shape[0]) for chunk in chunks]
         self._attention.begin_prefill(spans, [chunk.block_table for chunk in chunks])
         self._operations.begin(torch.cat([chunk.positions for chunk in chunks], 1).to(self._device))
@@ -82,6 +82,8 @@ class LanguageModel:
         for layer in self._layers if wanted else self._layers[:-1]:
             q, kv = torch.tensor_split(self._project(layer, normed), [self._config.num_heads], 1)
             normed = self._finish(layer, hidden, self._attention.prefill_attend(layer.index, q, kv.flatten(1)))
+            if after_layer is not None:
+                after_layer()
         if not wanted:
             self._project_kv(self._layers[-1], normed)
             return []

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..architecture import ModelConfig, NullConfig
-from .decoder import Chunk
+from .decoder import AfterLayer, Chunk
 
 _SPOKEN = 256  # ids below are single bytes in the tokenizers that ``make`` trains: never control tokens
 
@@ -22,7 +22,7 @@ class NullModel:
     def embed(self, ids: Tensor) -> Tensor:
         return torch.zeros(ids.shape[0], self._config.language.hidden_size)
 
-    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = ()) -> list[Tensor]:
+    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None) -> list[Tensor]:
         time.sleep(self._times.prefill_token_ms / 1e3 * sum(chunk.embeds.shape[0] for chunk in chunks))
         return [chunks[index].embeds for index in sorted(wanted)]
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...schema.media import MediaKind
+from ..lm.decoder import AfterLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,9 @@ class TowerInput:
 class Tower(Protocol):
     """One tower, computing where its weights lie."""
 
-    def encode(self, parts: Sequence[TowerInput]) -> list[Tensor]:
-        """Embedding rows [num_tokens, hidden] in the model's dtype, one tensor per part, in order, by one forward."""
+    def encode(self, parts: Sequence[TowerInput], after_layer: AfterLayer | None = None) -> list[Tensor]:
+        """Embedding rows [num_tokens, hidden] in the model's dtype, one tensor per part, in order, by one forward.
+
+        ``after_layer`` is called after each layer.
+        """
         ...

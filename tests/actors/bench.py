@@ -10,7 +10,7 @@ from mmrt.actors.host.device import Completion
 from mmrt.actors.host.embedding_pages import HostEmbeddingPages
 from mmrt.actors.prefill import PrefillWorker
 from mmrt.models.architecture import ModelConfig
-from mmrt.models.lm.decoder import Chunk, Decoder
+from mmrt.models.lm.decoder import AfterLayer, Chunk, Decoder
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.sampling.sampler import CpuSampler
 from mmrt.runtime.bus.messages import Done, PageRun, SequenceSpec, encode
@@ -41,7 +41,7 @@ class Counting:
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(ids), 1)
 
-    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = ()) -> list[torch.Tensor]:
+    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None) -> list[torch.Tensor]:
         return [chunks[index].embeds for index in wanted]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -94,3 +94,15 @@ def test_pages_that_were_given_away_are_left_alone(encoding: Encoding, which: st
     with pytest.raises(StalePage):
         encoding.worker.execute(Encode([part]))
     assert np.array_equal(encoding.embeddings.data, before)
+
+
+def test_pauses_between_layers_change_nothing(encoding: Encoding) -> None:
+    inputs = [encoding.part("image", (1, 12, 12))[1], encoding.part("audio", (120, 0, 0))[1]]
+    plain, calls = encoding.towers.encode(inputs), []
+    for found, expected in zip(encoding.towers.encode(inputs, lambda: calls.append(1)), plain, strict=True):
+        assert torch.equal(found, expected)
+    vision, audio = encoding.config.vision, encoding.config.audio
+    assert vision is not None and audio is not None
+    assert len(calls) == vision.depth + audio.num_layers
+    encoding.towers.encode(inputs)
+    assert len(calls) == vision.depth + audio.num_layers, "the next plan may not want pauses"

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from mmrt.actors.host.device import Completion
+from mmrt.actors.host.embedding_pages import HostEmbeddingPages
+from mmrt.actors.prefill import PrefillWorker
 from mmrt.models.architecture import ModelConfig
-from mmrt.models.lm.decoder import Chunk
+from mmrt.models.lm.decoder import AfterLayer, Chunk
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.runtime.bus.messages import Done
 from mmrt.runtime.bus.plans import Prefill, PrefillChunk
@@ -94,7 +97,9 @@ def test_positions_behind_an_image_go_on_after_the_prompt(run: RunDirectory, tin
         def embed(self, ids: torch.Tensor) -> torch.Tensor:
             return torch.zeros(len(ids), tiny[0].language.hidden_size)
 
-        def prefill(self, chunks: list[Chunk], wanted: Collection[int] = ()) -> list[torch.Tensor]:
+        def prefill(
+            self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None
+        ) -> list[torch.Tensor]:
             seen.extend(chunks)
             return []
 
@@ -143,7 +148,7 @@ def test_in_bfloat16_embedding_rows_are_what_was_written(run: RunDirectory, tiny
     media, rows = bench.image(3, 6, 6)
     bench.embeddings.scatter_rows(rows.source.pages, values.view(torch.uint8).numpy())
     seen: list[Chunk] = []
-    bench.model.prefill = lambda chunks, wanted: seen.extend(chunks) or []  # type: ignore[method-assign]
+    bench.model.prefill = lambda chunks, wanted, after_layer: seen.extend(chunks) or []  # type: ignore[method-assign]
     row = bench.place(bench.ids(20), spans=[media])
     bench.grant_all(row)
     bench.prefill(row, 8, [rows])
@@ -151,3 +156,17 @@ def test_in_bfloat16_embedding_rows_are_what_was_written(run: RunDirectory, tiny
     assert embeds.dtype == torch.bfloat16
     assert torch.equal(embeds[3:12], values)
     assert torch.equal(embeds[0], half["embed"][int(bench.table.prompt[0, 0, 0])])
+
+
+def test_pauses_between_layers_change_nothing(bench: Bench) -> None:
+    prompt, calls = bench.ids(40), []
+    plain, paused = bench.place(prompt, row=0), bench.place(prompt, row=1)
+    for row in (plain, paused):
+        bench.grant_all(row)
+    bench.prefill(plain)
+    pages = HostEmbeddingPages(bench.config, bench.embeddings)
+    completion = Completion(torch.device("cpu"))
+    bench.worker = PrefillWorker(bench.config, bench.model, bench.table, pages, PAGE_TOKENS, completion, lambda: calls.append(1))
+    bench.prefill(paused)
+    assert torch.equal(cache(bench, paused, 39), cache(bench, plain, 39))
+    assert len(calls) == bench.config.language.num_layers - 1, "of the last layer there is little to compute"

@@ -12,6 +12,7 @@ from mmrt.models.checkpoint.json_fields import CheckpointFiles
 from mmrt.models.checkpoint.weight_specs import TensorSpec, language_specs, same
 from mmrt.models.errors import UnsupportedMediaError
 from mmrt.models.families.family import CheckpointRecipe
+from mmrt.models.lm.decoder import AfterLayer
 from mmrt.models.towers.interface import Tower, TowerInput
 from mmrt.schema.media import ItemShape, MediaKind, MediaSpan, SegmentShape
 
@@ -74,7 +75,7 @@ class _Tower:
     def __init__(self, project: Tensor) -> None:
         self._project = project
 
-    def encode(self, parts: Sequence[TowerInput]) -> list[Tensor]:
+    def encode(self, parts: Sequence[TowerInput], after_layer: AfterLayer | None = None) -> list[Tensor]:
         tiles = [torch.from_numpy(part.rows).float() for part in parts]
         return [tile.view(-1, 9, tile.shape[1]).mean(1) @ self._project.T for tile in tiles]
 

@@ -117,10 +117,13 @@ def test_any_text_survives_toml(text: str) -> None:
             '[scheduling]\npreset = "monolithic"\npolicy = "slack"',
             'scheduling.policy = "slack": scheduling.preset = "monolithic" needs',
         ),
-        ('[scheduling]\npreset = "split"\n[actors]\nturns = true', 'actors.turns = true: scheduling.preset = "split" needs false'),
+        (
+            '[scheduling]\npreset = "split"\n[actors]\nturns = "layers"',
+            'actors.turns = "layers": scheduling.preset = "split" needs "off"',
+        ),
         ('[scheduling]\npreset = "mono"', "scheduling.preset = \"mono\": expected one of '', 'monolithic', 'split'"),
-        ("[actors]\nturns = true", 'actors.turns = true: no stages share a process in actors.layout = "E+P+D"'),
-        ("[actors]\nturns = 1", "actors.turns = 1: expected `bool`, got `int`"),
+        ("[actors]\nturns = true", "actors.turns = true: expected `str`, got `bool`"),
+        ('[actors]\nturns = "steps"', "actors.turns = \"steps\": expected one of 'off', 'plans', 'layers'"),
         ('[memory]\nkv_dtype = "int4"', "memory.kv_dtype = \"int4\": expected one of 'auto', 'int8', 'fp8'"),
         ('[server]\nallow_origins = ["app.example"]', 'server.allow_origins[0] = "app.example": expected `str` matching'),
         ('[server]\nallow_origins = ["https://app.example/"]', 'server.allow_origins[0] = "https://app.example/": expected'),
@@ -211,7 +214,7 @@ def test_a_policy_can_be_a_file_beside_the_configuration(tmp_path: Path) -> None
 
 def test_a_preset_sets_what_is_not_configured_otherwise() -> None:
     config = parse_config('[scheduling]\npreset = "monolithic"\n')
-    assert (config.actors.layout, config.actors.turns, config.scheduling.policy) == ("EPD", True, "monolithic")
+    assert (config.actors.layout, config.actors.turns, config.scheduling.policy) == ("EPD", "plans", "monolithic")
     assert (config.scheduling.prefill_budget_tokens, config.scheduling.encode_budget_tokens) == (2048, 8192)
     assert parse_config(to_toml(config)) == convert_config(to_data(config)) == config
     config = parse_config('[scheduling]\npreset = "split"\nprefill_budget_tokens = 512\n')

@@ -142,6 +142,9 @@ def test_actor_table_tells_what_actors_wrote(run):
         assert found.step_deadline_ns == found.step_start_ns + 2_000_000_000
         assert not found.is_overdue(found.step_deadline_ns)
         assert found.is_overdue(found.step_deadline_ns + 1)
+        status.postpone(5_000)
+        assert reader.read("prefill").step_deadline_ns == found.step_deadline_ns + 5_000
+    status.postpone(5_000)
     found = reader.read("prefill")
     assert (found.state, found.generation, found.pid, found.steps) == (ActorState.ACTIVE, 4, os.getpid(), 1)
     assert found.step_deadline_ns == 0 and not found.is_overdue(2**63)

@@ -18,6 +18,7 @@ from ....triton_kernels.silu_mul import silu_mul_pair
 from ....triton_kernels.vision_attention import HEAD_DIMS, attend, rotate
 from ...architecture import VisionConfig
 from ...errors import CheckpointError
+from ...lm.decoder import AfterLayer
 
 _EPSILON = 1e-6
 _ROPE_THETA = 10_000.0
@@ -57,6 +58,7 @@ class VisionKernels:
     def __call__(
         self,
         rows: Tensor,
+        after_layer: AfterLayer | None = None,
         *,
         position_ids: Tensor,
         window_index: Tensor,
@@ -69,6 +71,7 @@ class VisionKernels:
 
         The others as transformers has them: ``position_ids`` int64 [T, 2]; ``window_index`` int64, the tokens window by window;
         borders of windows and of frames int32, and the longest of each, known on the host. Nothing is read back from the device.
+        ``after_layer`` as in ``Tower``.
         """
         hidden = F.linear(self._by_window(rows, window_index), self._patch_embed)
         rotation = self._rotation(self._by_window(position_ids, window_index))
@@ -79,6 +82,8 @@ class VisionKernels:
             normed = add_rms_norm(attended, hidden, block.mlp_norm, _EPSILON, out=attended)
             active = block.swiglu(normed)
             normed = add_rms_norm(active, hidden, block.next_norm, _EPSILON, out=active)
+            if after_layer is not None:
+                after_layer()
         first, second = self._merger
         tokens = second(F.gelu(first(normed.view(window_index.shape[0], -1))))
         return torch.empty_like(tokens).index_copy_(0, window_index, tokens)

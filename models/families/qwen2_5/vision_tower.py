@@ -4,7 +4,8 @@ Modules are built on the meta device and take views of the weights: none is copi
 when they build their towers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ...architecture import ModelConfig, VisionConfig
 from ...errors import CheckpointError
+from ...lm.decoder import AfterLayer
 from ...towers.interface import TowerInput
 
 FindModule = Callable[[dict[str, Any]], tuple[Any, Any]]
@@ -39,15 +41,16 @@ class VisionTower:
         else:
             self._module = build_module(*find_module(_fields(config)), "vision.", weights, device)
 
-    def encode(self, parts: Sequence[TowerInput]) -> list[Tensor]:
+    def encode(self, parts: Sequence[TowerInput], after_layer: AfterLayer | None = None) -> list[Tensor]:
         rows = self._normalised([part.rows for part in parts])
         grids = torch.tensor([part.grid for part in parts])
         geometry = self._geometry(grids)
         output: Tensor
         if self._kernels is not None:
-            output = self._kernels(rows, **geometry)
+            output = self._kernels(rows, after_layer, **geometry)
         else:
-            output = self._module(rows, grid_thw=grids, **geometry).pooler_output
+            with calling(after_layer, self._module.blocks):
+                output = self._module(rows, grid_thw=grids, **geometry).pooler_output
         return list(torch.split(output, (grids.prod(1) // self._config.merge_size**2).tolist()))
 
     def _geometry(self, grids: Tensor) -> dict[str, Any]:
@@ -91,6 +94,24 @@ def _fields(config: VisionConfig) -> dict[str, Any]:
         "fullatt_block_indexes": list(config.full_attention_blocks),
         "hidden_act": config.hidden_act,
     }
+
+
+@contextmanager
+def calling(after_layer: AfterLayer | None, layers: Iterable[Any]) -> Iterator[None]:
+    """Call ``after_layer``, if there is one, after each of a module's layers."""
+    if after_layer is None:
+        yield
+        return
+
+    def call(*_: object) -> None:  # what a hook returns would take the place of the layer's output
+        after_layer()
+
+    hooks = [layer.register_forward_hook(call) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def build_module(module_class: Any, config: Any, prefix: str, weights: dict[str, Tensor], device: torch.device) -> Any:

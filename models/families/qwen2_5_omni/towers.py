@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ....schema.media import MediaKind
 from ...architecture import ModelConfig
+from ...lm.decoder import AfterLayer
 from ...towers.interface import Tower, TowerInput
-from ..qwen2_5.vision_tower import VisionTower, build_module
+from ..qwen2_5.vision_tower import VisionTower, build_module, calling
 
 
 def build_towers(config: ModelConfig, weights: dict[str, Tensor], device: torch.device) -> dict[MediaKind, Tower]:
@@ -52,7 +53,7 @@ class AudioTower:
         self._omni = omni
         self._module = build_module(omni.Qwen2_5OmniAudioEncoder, fields, "audio.", weights, device)
 
-    def encode(self, parts: Sequence[TowerInput]) -> list[Tensor]:
+    def encode(self, parts: Sequence[TowerInput], after_layer: AfterLayer | None = None) -> list[Tensor]:
         mels = [torch.from_numpy(part.rows.view(np.float32).copy()) for part in parts]
         lengths = torch.tensor([mel.shape[0] for mel in mels])
         chunks, chunk_lengths = self._omni.chunk_and_pad_features(torch.cat(mels).T.to(self._dtype), lengths, self._module.n_window)
@@ -65,5 +66,6 @@ class AudioTower:
         sent = {name: tensor.to(self._device) for name, tensor in tensors.items()}
         # each layer reads these, in order to split the batch: they stay on the host
         borders = self._omni.get_audio_cu_seqlens(chunk_lengths)
-        output: Tensor = self._module(feature_lens=lengths, cu_seqlens=borders, **sent).last_hidden_state
+        with calling(after_layer, self._module.layers):
+            output: Tensor = self._module(feature_lens=lengths, cu_seqlens=borders, **sent).last_hidden_state
         return list(torch.split(output, (((lengths - 1) // 2 + 1 - 2) // 2 + 1).tolist()))

@@ -8,16 +8,17 @@ from a small start.
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
-from ...config import MAX_STEP_TOKENS
+from ...config import MAX_STEP_TOKENS, RuntimeConfig
 from .costs import CostModel
 from .facts import UNKNOWN, Cost
-from .types import Limits
 
 MIN_TOKENS = 256  # fewer would cost the same: a plan reads all weights once, regardless of its tokens
 START_UNITS = 1  # start of a budget, in multiples of the least
 
 TBT_FACTOR = 2.0  # the TBT objective, in steps alone, where none is configured or no step meets it
+DEFAULT_TBT_TARGET_S = 0.05  # until a step alone has been measured; on CUDA, steps take 5 to 100 ms by model and device
 
 _SHARE_LIMITS = (0.25, 4.0)
 _IDLE_SHARE = 4.0
@@ -55,7 +56,35 @@ def encode_budget(configured: int, rows_per_token: int, known: Cost = UNKNOWN) -
     return Budget(low, MAX_STEP_TOKENS * rows_per_token, START_UNITS * low, configured, known.largest, CostModel.of(known))
 
 
-def objective_s(limits: Limits, undisturbed_s: float) -> float:
+class TbtRule(Protocol):
+    """The rule that gives the TBT objective, as in ``Limits``."""
+
+    @property
+    def tbt_target_s(self) -> float: ...
+
+    @property
+    def tbt_factor(self) -> float: ...
+
+    @property
+    def tbt_least_s(self) -> float: ...
+
+
+class ConfiguredTbt(NamedTuple):
+    """The rule of a configuration."""
+
+    tbt_target_s: float
+    tbt_factor: float
+    tbt_least_s: float
+
+
+def tbt_rule(config: RuntimeConfig) -> ConfiguredTbt:
+    """Return the configuration's rule."""
+    configured_s = config.scheduling.tbt_target_ms / 1000
+    least_s = 0.0 if config.model.on_cuda else DEFAULT_TBT_TARGET_S
+    return ConfiguredTbt(configured_s or DEFAULT_TBT_TARGET_S, 0.0 if configured_s else TBT_FACTOR, least_s)
+
+
+def objective_s(limits: TbtRule, undisturbed_s: float) -> float:
     """Return the TBT objective where a step alone takes ``undisturbed_s``. One that is configured gives way where no step meets it:
     budgets would shrink to the least, and media wait without end."""
     if limits.tbt_factor:

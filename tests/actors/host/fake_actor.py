@@ -1,8 +1,8 @@
 """What the loops of ``actors/`` need of their process: scripted messages in, answers kept."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
+from mmrt.actors.host.turns import FreeTurn
 from mmrt.runtime.bus.messages import ToActor, ToController
 from mmrt.runtime.config import RuntimeConfig
 from mmrt.runtime.process.crash_cause import Death
@@ -16,7 +16,6 @@ class FakeActor:
 
     generation = 1
     config = RuntimeConfig()
-    turn: AbstractContextManager[object] = nullcontext()
 
     def __init__(self, run: RunDirectory, name: str, script: Sequence[Sequence[ToActor] | Callable[[], object]]) -> None:
         self.name = name
@@ -25,6 +24,7 @@ class FakeActor:
         self.sent: list[ToController] = []
         self.status: ActorStatus | None = None
         self.death: Death | None = None
+        self.turn = FreeTurn()
         self.num_waits = 0
         self.is_serving = False
         self._actors = ActorTable.create(run, [name])

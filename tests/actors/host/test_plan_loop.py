@@ -36,6 +36,7 @@ class Work:
             self.rows.set_phase(row, Phase.PREPARE)
         self.num_executed = 0
         self.error: Exception | None = None
+        self.during: Callable[[], object] = lambda: None
         self.plan = Prefill([chunk(0)])
         self.seen: list[Plan] = []
 
@@ -46,6 +47,7 @@ class Work:
     def execute(self, plan: Plan) -> Result:
         self.seen.append(plan)
         self.num_executed += 1
+        self.during()
         if self.error is not None:
             raise self.error
         return Done()
@@ -298,3 +300,16 @@ def test_a_large_plan_that_nobody_wants_is_skipped(work: Work) -> None:
     late = gate.write(0, 7, 2)
     assert gate.serve([Run(1, late.slot, 7, 1.0)], [], []) == [(7, Skipped())]
     assert not gate.done
+
+
+def test_waiting_for_its_turn_is_no_work(work: Work) -> None:
+    """Neither for the controller, which learns costs, nor for the next limit."""
+    worst_s = []
+
+    def wait_in_the_middle() -> None:
+        work.actor.turn.waited_ns += 10**12
+
+    work.during = wait_in_the_middle
+    sent = work.serve([work.write(0, 7)], [], lambda: worst_s.append(work.actor.status.step_cost_ns))  # type: ignore[union-attr]
+    assert isinstance(sent[0], PlanDone) and sent[0].elapsed_s < 0
+    assert worst_s == [1]

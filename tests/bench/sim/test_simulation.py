@@ -196,15 +196,15 @@ def test_stages_that_take_turns_hold_up_decode(tmp_path: Path) -> None:
     """With turns a step waits for a whole encode plan, without for none; and everything ends all the same."""
     costs = make_costs(encode={"image": Line(fixed_s=0.2)})
     longest = {}
-    for turns in ("true", "false"):
+    for turns in ("plans", "off"):
         file = tmp_path / f"{turns}.toml"
-        file.write_text(f'[actors]\nlayout = "EPD"\nturns = {turns}\n')
+        file.write_text(f'[actors]\nlayout = "EPD"\nturns = "{turns}"\n')
         simulation, _ = simulate_costs(costs, *MIXED, "--config", str(file))
         assert all(record.num_tokens == 40 for record in simulation.gateway.records)
         tbt = time_between_tokens(simulation.gateway.records, Steps(simulation, costs))
         assert tbt is not None
         longest[turns] = tbt.max
-    assert longest["false"] < 0.02 and 0.2 < longest["true"] < 0.35
+    assert longest["off"] < 0.02 and 0.2 < longest["plans"] < 0.35
 
 
 def test_a_queue_that_is_full_refuses() -> None:
@@ -230,3 +230,11 @@ def test_a_simulation_that_stands_still_is_told(monkeypatch: pytest.MonkeyPatch)
         SimulationError, match="no request has been sent or has ended for 1800 s of the simulation: 1 requests are open"
     ):
         simulate(options, config, make_costs())
+
+
+def test_interrupted_plans_are_not_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "layers.toml"
+    file.write_text('[actors]\nturns = "layers"\n')
+    with pytest.raises(SystemExit):
+        options_of("--config", str(file))
+    assert 'actors.turns = "layers": the simulator does not interrupt plans' in capsys.readouterr().err
