@@ -46,17 +46,21 @@ def processor_name(proc: Path = Path("/proc")) -> str:
 
 
 def plan_threads(config: RuntimeConfig, processors: Processors) -> RuntimeConfig:
-    """Return the configuration with a number of threads for each stage that computes.
+    """Return the configuration with a number of threads for each stage that computes, and its niceness where that changes.
 
     Where none is configured, a stage gets its share of one node's cores, divided among its actors. The shares of decode and of what
-    works beside it add up to all of them: encoder and prefill take turns while decode runs. With ``actors.turns`` each gets all.
+    works beside it add up to all of them: encoder and prefill take turns while decode runs. With ``actors.turns`` each actor of these
+    gets all, and decode's niceness unless another one is configured: decode waits for them, so what they wait for, it does as well.
     """
     changes = {}
     for name, stage in STAGES.items():
         section = config.actor(name)
+        share, num_actors = stage.core_share, sum(stage_of(actor) == name for actor in config.instances)
+        if stage.letter and config.actors.turns != "off":
+            share, num_actors = 1.0, 1
+            if section.nice == stage.nice:
+                changes[name] = section = msgspec.structs.replace(section, nice=config.actor("decode").nice)
         if stage.imports_torch and not section.threads:
-            num_actors = sum(stage_of(actor) == name for actor in config.instances)
-            share = 1.0 if config.actors.turns and stage.letter else stage.core_share
             threads = max(1, int(processors.num_local * share) // num_actors)
             changes[name] = msgspec.structs.replace(section, threads=threads)
     return msgspec.structs.replace(config, actors=msgspec.structs.replace(config.actors, **changes))

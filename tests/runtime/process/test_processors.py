@@ -91,9 +91,10 @@ def test_the_plan(num_local: int, threads: tuple[int, ...]) -> None:
     assert tuple(config.actor(name).threads for name in COMPUTING) == threads
 
 
+@pytest.mark.parametrize("settings", ['[scheduling]\npreset = "monolithic"\n', '[actors]\nturns = "layers"\nlayout = "2E+P+2D"\n'])
 @pytest.mark.parametrize(("num_local", "threads"), [(1, (1, 1, 1, 1, 1)), (2, (2, 2, 2, 1, 1)), (8, (8, 8, 8, 2, 1))])
-def test_stages_that_compute_one_at_a_time_have_all_cores(num_local: int, threads: tuple[int, ...]) -> None:
-    config = plan_threads(parse_config('[scheduling]\npreset = "monolithic"\n'), Processors(num_local, num_local))
+def test_stages_that_compute_one_at_a_time_have_all_cores(num_local: int, threads: tuple[int, ...], settings: str) -> None:
+    config = plan_threads(parse_config(settings), Processors(num_local, num_local))
     assert tuple(config.actor(name).threads for name in COMPUTING) == threads
 
 
@@ -109,6 +110,14 @@ def test_any_plan_gives_all_a_thread_and_none_more_than_there_are(num_cores: int
     for stage in ("prefill", "encoder"):
         assert sums[stage] <= max(counts[stage], num_cores // 2) and sums["decode"] <= max(1, num_cores // 2)
     assert plan_threads(config, Processors(1, 1)) == config, "what is configured stays"
+
+
+def test_nobody_that_decode_waits_for_is_nicer_than_decode() -> None:
+    settings = '[actors]\nturns = "layers"\n[actors.decode]\nnice = 2\n[actors.encoder]\nnice = 7\n'
+    config = plan_threads(parse_config(settings), Processors(2, 2))
+    assert [config.actor(name).nice for name in ("decode", "prefill", "encoder", "video")] == [2, 2, 7, 8]
+    assert plan_threads(config, Processors(2, 2)) == config
+    assert [plan_threads(parse_config(""), Processors(2, 2)).actor(name).nice for name in ("prefill", "encoder")] == [5, 5]
 
 
 def test_what_is_configured_stays() -> None:
