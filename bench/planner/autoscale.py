@@ -200,7 +200,7 @@ def _serve(layout: str, is_scaled: bool) -> Served:
         scaler = Scaler(options.rules) if is_scaled else None
         runs.append(ScaledRun(simulation, together, scaler, options.look_s, options.start_s))
         if not is_scaled:
-            Watch(simulation, plan.objective.slo, int((1 - plan.target) * len(planned)))
+            Watch(simulation, plan.objective.slo, len(planned), plan.target)
 
     try:
         simulation, _ = run_load(
@@ -214,7 +214,7 @@ def _serve(layout: str, is_scaled: bool) -> Served:
             watch=watch,
         )
     except Hopeless as hopeless:
-        share = (len(planned) - hopeless.num_missed) / len(planned)
+        share = hopeless.attainment
         outcome = Outcome(rate=options.rate, num_requests=len(planned), attainment=share, is_cut=True, missed="TTFT")
         return Served(layout=layout, outcome=outcome, process_hours=0.0, changes=[])
     end_ns = max(record.end_ns for record in simulation.gateway.records)

@@ -26,6 +26,7 @@ from .pool import workers
 from .report import LayoutReport, PlanReport, choose, report_layouts, tables, verdict
 from .search import Measure, Search
 
+_START_SHARE = 0.8
 _SAMPLE = 2000  # requests of a load that Algorithm 2 looks at
 _options: PlanOptions  # of a process that simulates
 
@@ -73,7 +74,8 @@ def plan(options: PlanOptions, measure: Measure, tell: Tell) -> PlanReport:
     capacities = {layout: capacity(layout, demand, division.seconds) for layout in (*names, colocated(options.num_devices))}
     if options.rate is None:
         grid = Grid(options.precision)
-        search = Search(grid, capacities, division.layouts, options.target)
+        starts = {layout: _start(options, rate) for layout, rate in capacities.items()}
+        search = Search(grid, starts, division.layouts, options.target)
         search.run(measure, options.num_workers, tell)
         layouts = report_layouts(grid, search.brackets, search.outcomes, capacities, names)
         chosen = choose(layouts, division.layouts)
@@ -93,6 +95,11 @@ def plan(options: PlanOptions, measure: Measure, tell: Tell) -> PlanReport:
         for layout, outcome in outcomes.items()
     ]
     return _report(options, demand, division, layouts, None)
+
+
+def _start(options: PlanOptions, capacity: float) -> float:
+    """The rate to begin a search at: a little below that at which the queue at the end takes as long as the objective of TTFT."""
+    return _START_SHARE * capacity * (1 + options.objective.slo.ttft_s / (options.target * options.seconds))
 
 
 def demand_at(options: PlanOptions) -> Demand:

@@ -36,11 +36,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hopeless(Exception):
-    """So many requests have missed their objective that the load fails, whatever comes of the others."""
+    """So many requests have missed their objective that the load fails, whatever comes of the others. ``attainment``: the most that
+    is still possible."""
 
-    def __init__(self, num_missed: int) -> None:
-        super().__init__(num_missed)
-        self.num_missed = num_missed
+    def __init__(self, attainment: float) -> None:
+        super().__init__(attainment)
+        self.attainment = attainment
 
 
 def measure(options: PlanOptions, layout: str, rate: float, *, to_the_end: bool = False) -> Outcome:
@@ -52,7 +53,7 @@ def measure(options: PlanOptions, layout: str, rate: float, *, to_the_end: bool 
     plans = plan_requests(load)
     num_requests = len(plans)
     num_devices = sum(count for letters, count in processes(layout) if {*letters} & {*"PD"})
-    most_missed = num_requests if to_the_end else int((1 - options.target) * num_requests)
+    least = 0.0 if to_the_end else options.target
     try:
         simulation, _ = run_load(
             load,
@@ -62,11 +63,10 @@ def measure(options: PlanOptions, layout: str, rate: float, *, to_the_end: bool 
             link=options.link,
             num_devices=num_devices,
             plans=plans,
-            watch=lambda simulation: Watch(simulation, slo, most_missed),
+            watch=lambda simulation: Watch(simulation, slo, num_requests, least),
         )
     except Hopeless as hopeless:
-        share = (num_requests - hopeless.num_missed) / num_requests
-        return Outcome(rate=rate, num_requests=num_requests, attainment=share, is_cut=True, missed="TTFT")
+        return Outcome(rate=rate, num_requests=num_requests, attainment=hopeless.attainment, is_cut=True, missed="TTFT")
     return outcome_of(options, rate, simulation)
 
 
@@ -94,8 +94,8 @@ def outcome_of(options: PlanOptions, rate: float, simulation: Simulation) -> Out
 class Watch:
     """Looks now and then for requests that are past their objective of TTFT without a token. Raises: Hopeless."""
 
-    def __init__(self, simulation: Simulation, slo: Slo, most_missed: int) -> None:
-        self._simulation, self._most_missed = simulation, most_missed
+    def __init__(self, simulation: Simulation, slo: Slo, num_requests: int, target: float) -> None:
+        self._simulation, self._num_requests, self._target = simulation, num_requests, target
         self._past_ns = to_ns(slo.ttft_s + _NEWS_S)
         self._missed: set[int] = set()
         self._look()
@@ -106,6 +106,7 @@ class Watch:
             request = requests.get(client.key)
             if not client.record.stretches and (request is None or not request.committed):
                 self._missed.add(client.key)
-        if len(self._missed) > self._most_missed:
-            raise Hopeless(len(self._missed))
+        attainment = (self._num_requests - len(self._missed)) / self._num_requests
+        if attainment < self._target:
+            raise Hopeless(attainment)
         queue.after(to_ns(_LOOK_S), self._look)

@@ -7,8 +7,6 @@ from ..output import Tell
 from .grid import Bracket, Grid, undecided
 from .measure import Outcome
 
-_START_SHARE = 0.8  # of a layout's capacity, to begin with
-
 Measure = Callable[[str, float], "Future[Outcome]"]
 """Simulates a layout at a rate, sooner or later."""
 
@@ -16,12 +14,12 @@ Measure = Callable[[str, float], "Future[Outcome]"]
 class Search:
     """Goodputs of layouts. ``outcomes``: all loads that were simulated, by layout and grid step."""
 
-    def __init__(self, grid: Grid, capacities: dict[str, float], chosen_from: Sequence[str], target: float) -> None:
-        """``capacities``: where to begin, in requests per second. ``chosen_from``: layouts whose ranks are wanted."""
-        self.brackets = {layout: Bracket(grid, grid.step(_START_SHARE * rate)) for layout, rate in capacities.items()}
-        self.outcomes: dict[str, dict[int, Outcome]] = {layout: {} for layout in capacities}
+    def __init__(self, grid: Grid, starts: dict[str, float], chosen_from: Sequence[str], target: float) -> None:
+        """``starts``: where to begin, in requests per second. ``chosen_from``: layouts whose ranks are wanted."""
+        self.brackets = {layout: Bracket(grid, grid.step(rate)) for layout, rate in starts.items()}
+        self.outcomes: dict[str, dict[int, Outcome]] = {layout: {} for layout in starts}
         self._grid, self._chosen_from, self._target = grid, chosen_from, target
-        self._order = sorted(capacities, key=capacities.__getitem__, reverse=True)  # long simulations first
+        self._order = sorted(starts, key=starts.__getitem__, reverse=True)  # long simulations first
 
     def run(self, measure: Measure, num_at_once: int, tell: Tell) -> None:
         """Simulate until ranks are known. Raises: as ``measure``."""

@@ -2,15 +2,19 @@
 
 import json
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import mmrt
 from mmrt.bench.planner.command import main
-from mmrt.bench.planner.measure import measure
+from mmrt.bench.planner.measure import Hopeless, Watch, measure
 from mmrt.bench.planner.options import parse_plan
+from mmrt.bench.serve.slo import Slo
+from mmrt.bench.sim.events import EventQueue
 
 LOAD = ("--devices", "3", "--workload", "textcaps", "--costs", "qwen2.5-vl-32b-h200", "--slo-ttft", "0.3", "--slo-tbt", "0.05")
 SHORT = ("--seconds", "0.3", "--num-requests", "10")
@@ -52,6 +56,17 @@ def test_a_load_that_must_fail_is_ended_early() -> None:
     cut, whole = (measure(options, "E+P+D", 500.0, to_the_end=to_the_end) for to_the_end in (False, True))
     assert cut.is_cut and cut.missed == "TTFT" and not whole.is_cut
     assert whole.attainment <= cut.attainment < 0.9
+
+
+@pytest.mark.parametrize(("num_missed", "is_hopeless"), [(37, False), (38, True)])
+def test_a_load_of_which_just_enough_can_meet_the_objective_goes_on(num_missed: int, is_hopeless: bool) -> None:
+    """Of 370 requests 37 may miss it, though 0.1 times 370 is a little less as a float."""
+    late = [SimpleNamespace(key=key, record=SimpleNamespace(stretches=[])) for key in range(num_missed)]
+    gateway = SimpleNamespace(sent_before=lambda time_ns: late)
+    controller = SimpleNamespace(state=SimpleNamespace(requests={}))
+    simulation: Any = SimpleNamespace(queue=EventQueue(), gateway=gateway, controller=controller)
+    with pytest.raises(Hopeless) if is_hopeless else nullcontext():
+        Watch(simulation, Slo(1.0), 370, 0.9)
 
 
 @pytest.mark.parametrize(
