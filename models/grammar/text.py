@@ -1,7 +1,7 @@
 """llguidance's text for a client's wish. The gateway's grammar process makes it, and compiles it once; decode compiles it again."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
 
@@ -11,8 +11,21 @@ from .call_form import CallForm, Function, form_of
 from .json_schema import check_schema
 from .source import GrammarSource
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 MAX_TEXT_BYTES = 49_152  # of the 65,536 of a row's description
 _BETWEEN, _HEAD, _TAIL = "\n", '\n{"name": "', f"}}\n{CLOSING}"
+# Between the parts of JSON may stand nothing, a space, or a line's end with an indentation: a model that likes blanks must not write
+# them for ever.
+_SPACED: "JsonCompileOptions" = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": r" |\n[ \t]{0,40}",
+    "item_separator": ",",
+    "key_separator": ":",
+}
+# Arguments of calls stand as chat templates show them to the model (``tojson``), with no blanks for it to choose.
+_AS_SHOWN: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def grammar_text(source: GrammarSource) -> str:
@@ -79,7 +92,7 @@ def _arguments_text(function: Function) -> str:
     """Return the text for a function's arguments. Raises: GrammarError, which says where in the request."""
     try:
         check_schema(function.schema)
-        return schema_text(json.dumps(function.schema))
+        return schema_text(json.dumps(function.schema), _AS_SHOWN)
     except GrammarError as error:
         raise GrammarError(error.message, function.pointer + error.pointer) from None
 
@@ -95,26 +108,14 @@ def _literal(text: str) -> str:
     return json.dumps(text)
 
 
-def schema_text(schema: str) -> str:
-    """Return llguidance's text for a JSON schema.
-
-    Between the parts of a JSON text may stand a space, or a line's end with an indentation: a model that likes spaces must not write
-    them for ever. Escapes of printable characters are off, so that no key can be written in two ways.
+def schema_text(schema: str, spaces: "JsonCompileOptions" = _SPACED) -> str:
+    """Return llguidance's text for a JSON schema. ``spaces``: its options for what may stand between the parts of the JSON text.
+    Escapes of printable characters are off, so that no key can be written in two ways.
 
     Raises: GrammarError for a text that llguidance cannot read, say with a number beyond float64.
     """
+    options: JsonCompileOptions = {"lenient": False, "coerce_one_of": False, "json_allow_general_unicode_escapes": False}
     try:
-        return LLMatcher.grammar_from_json_schema(
-            schema,
-            overrides={
-                "whitespace_flexible": True,
-                "whitespace_pattern": r" |\n[ \t]{0,40}",
-                "item_separator": ",",
-                "key_separator": ":",
-                "lenient": False,
-                "coerce_one_of": False,
-                "json_allow_general_unicode_escapes": False,
-            },
-        )
+        return LLMatcher.grammar_from_json_schema(schema, overrides={**options, **spaces})
     except ValueError as error:
         raise GrammarError(str(error)) from None

@@ -43,6 +43,7 @@ def call(name: str = "weather", arguments: str = '{"city": "Ulm"}') -> str:
 
 
 ONE, OTHER, WRONG, UNKNOWN = call(), call("now", '{"x": [1]}'), call(arguments='{"town": 1}'), call("then", "{}")
+COMPACT, INDENTED = call(arguments='{"city":"Ulm"}'), call(arguments='{\n  "city": "Ulm"\n}')
 TEXT, BOTH, AMONG, MENTION = "Hi <tool_ca <b", f"{ONE}\n{OTHER}", f"Hi.\n{ONE} and {OTHER}.", "<tool_call> is a tag"
 JSON = '{"sum": 1}'
 SUM = source_of_schema({"type": "object", "properties": {"sum": {"const": 1}}, "additionalProperties": False})
@@ -51,10 +52,10 @@ SUM = source_of_schema({"type": "object", "properties": {"sum": {"const": 1}}, "
 @pytest.mark.parametrize(
     ("form", "allowed", "refused"),
     [
-        (form(is_required=True), [ONE, OTHER, BOTH], ["", TEXT, AMONG, WRONG, UNKNOWN, f"{ONE}\n", "x"]),
+        (form(is_required=True), [ONE, OTHER, BOTH], ["", TEXT, AMONG, WRONG, UNKNOWN, COMPACT, INDENTED, f"{ONE}\n", "x"]),
         (form(is_required=True, is_single=True), [ONE, OTHER], ["", TEXT, BOTH]),
         (form(functions=[NOW], is_required=True), [OTHER], [ONE]),
-        (form(), ["", TEXT, ONE, BOTH, AMONG, JSON], [MENTION, WRONG, UNKNOWN, f"Hi {WRONG}", f"{ONE} {WRONG}"]),
+        (form(), ["", TEXT, ONE, BOTH, AMONG, JSON], [MENTION, WRONG, UNKNOWN, COMPACT, f"Hi {WRONG}", f"{ONE} {WRONG}"]),
         (form(is_single=True), ["", TEXT, ONE, f"Hi\n{OTHER}"], [BOTH, AMONG, MENTION]),
         (form(answer=SUM), [JSON, ONE, BOTH], ["", TEXT, AMONG, "{}x"]),
         (form(answer=SUM, is_single=True), [JSON, ONE], [BOTH]),
