@@ -45,6 +45,7 @@ VIDEO_FORMATS = {
     "webp": "image/webp",
     "avif": "image/avif",
 }
+_ROLES = ("user", "tool")  # whose messages can hold media
 _DETAILS = ("auto", "high", "original", "low")  # the last of images alone
 LOW_DETAIL_PIXELS = 512 * 512  # as large as OpenAI's models see a picture of low detail
 BASE64: Schema = {"type": "string", "contentEncoding": "base64", "minLength": 1}
@@ -142,8 +143,8 @@ class MediaIntake:
         if kind not in self._kinds:
             taken = f"it takes text, {', '.join(self._kinds)}" if self._kinds else "it takes text only"
             raise refuse(path, f"the model does not take {kind}: {taken}")
-        if role != "user":
-            raise refuse(path, f"only user messages can hold media; this message's role is {show(role)}")
+        if role not in _ROLES:
+            raise refuse(path, f"only messages of the user and results of calls can hold media; this message's role is {show(role)}")
         if len(self.media) == self._limits.max_items:
             raise refuse(path, f"more than {self._limits.max_items} media in one request (media.max_items)")
 

@@ -36,11 +36,11 @@ def written_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]])
     for message in messages:
         is_result = message["role"] == "tool"
         if is_result:
-            text = f"<tool_response>\n{message['content']}\n</tool_response>"
+            result = _joined("<tool_response>\n", message["content"], "\n</tool_response>")
             if after_result:
-                written[-1]["content"] += f"\n{text}"
+                written[-1]["content"] = _joined(written[-1]["content"], "\n", result)
             else:
-                written.append({"role": "user", "content": text})
+                written.append({"role": "user", "content": result})
         else:
             written.append(_with_calls(message))
         after_result = is_result
@@ -50,7 +50,8 @@ def written_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]])
 def _with_calls(message: Message) -> dict[str, Any]:
     plain = {name: value for name, value in message.items() if name != "tool_calls"}
     calls = [_call_text(call["function"]) for call in message.get("tool_calls", ())]
-    return {**plain, "content": _appended(message["content"], "\n", "\n".join(calls))} if calls else plain
+    between = "\n" if message["content"] else ""
+    return {**plain, "content": _joined(message["content"], between + "\n".join(calls))} if calls else plain
 
 
 def _call_text(function: Mapping[str, Any]) -> str:
@@ -61,14 +62,16 @@ def _with_tools(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any
     if messages[0]["role"] != "system":
         messages = [{"role": "system", "content": DEFAULT_SYSTEM}, *messages]
     text = _BEFORE + "\n".join(map(_json, tools)) + _AFTER
-    return [{**messages[0], "content": _appended(messages[0]["content"], "\n\n", text)}, *messages[1:]]
+    between = "\n\n" if messages[0]["content"] else ""
+    return [{**messages[0], "content": _joined(messages[0]["content"], between + text)}, *messages[1:]]
 
 
-def _appended(content: Any, between: str, text: str) -> Any:
-    """``content``, a string or a list of parts, with ``text`` at its end."""
-    if isinstance(content, str):
-        return f"{content}{between}{text}" if content else text
-    return [*content, {"type": "text", "text": f"{between}{text}"}]
+def _joined(*contents: Any) -> Any:
+    """Return contents one behind another, each a string or a list of parts: a string if all are."""
+    if all(isinstance(content, str) for content in contents):
+        return "".join(contents)
+    parts = [[{"type": "text", "text": content}] if isinstance(content, str) else content for content in contents if content]
+    return [part for several in parts for part in several]
 
 
 def _json(value: Any) -> str:

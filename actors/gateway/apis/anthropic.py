@@ -165,7 +165,7 @@ class _TurnReader:
         return call
 
     def _read_result(self, block: Fields) -> Message:
-        """Read the result of a call, which is text."""
+        """Read the result of a call: text and media."""
         id, content, path = read_id(block, "tool_use_id"), block.take("content"), block.path("content")
         check_known(id, self._call_ids, block.path("tool_use_id"))
         refuse_others(block, _IGNORED_OF_RESULTS)

@@ -6,15 +6,16 @@ from typing import Any
 import msgspec
 
 from ....models.grammar.source import JSON_OBJECT
-from ..content import TEXT_PARTS, Conversation, MediaPart, Message, check_messages
+from ..content import Conversation, Message, check_messages
 from ..fields import Fields, Schema, kind_of, refuse, show
 from ..grammar_fields import AskedGrammar, read_named_schema
-from ..harmless import NOTHING, OBJECT, TEXT, Harmless, number, of_type, one_of, refuse_others
+from ..harmless import OBJECT, TEXT, Harmless, number, of_type, one_of, refuse_others
 from ..json_body import Body, decode_body
-from ..media import INLINE_PARTS, MediaIntake
+from ..media import MediaIntake
 from ..media_options import FOR_ALL, OptionReader
 from ..output_fields import Output
 from ..validation import ChatRequest, Limits, check_grammar, read_generation
+from .openai_parts import read_content
 from .openai_response import ID_PREFIX, Response
 from .openai_tools import CallItems, read_tools
 from .stored import StoredConversations
@@ -48,7 +49,6 @@ _IGNORED_FIELDS: Mapping[str, Harmless] = {
     "truncation": one_of("disabled"),
 }
 _IGNORED_OF_ITEMS: Mapping[str, Harmless] = {"id": TEXT, "status": TEXT, "phase": TEXT}
-_IGNORED_OF_TEXTS: Mapping[str, Harmless] = {"annotations": NOTHING, "logprobs": NOTHING}
 
 
 class Exchange:
@@ -152,7 +152,7 @@ def _read_input(value: Any, earlier: tuple[Message, ...], intake: MediaIntake, m
         if not value:
             raise refuse("input", "is empty")
         return (*earlier, Message("user", value))
-    calls = CallItems(earlier)
+    calls = CallItems(earlier, intake)
     for at, item in enumerate(check_messages(value, max_context, "input")):
         path = f"input[{at}]"
         fields = Fields(item, path)
@@ -166,23 +166,6 @@ def _read_message(kind: Any, fields: Fields, path: str, intake: MediaIntake) -> 
         raise refuse(f"{path}.type", f"is {show(kind)}, allowed are {', '.join(_ITEMS['enum'])}")
     role, content = ROLES[fields.take_choice("role", ROLES)], fields.take_required("content")
     refuse_others(fields, _IGNORED_OF_ITEMS)
-    if isinstance(content, str):
-        return Message(role, content)
-    if not isinstance(content, list) or not content:
-        raise refuse(f"{path}.content", f"is {show(content)}, expected a string or an array of parts")
-    return Message(role, tuple(_read_part(part, f"{path}.content[{at}]", role, intake) for at, part in enumerate(content)))
-
-
-def _read_part(value: Any, path: str, role: str, intake: MediaIntake) -> str | MediaPart:
-    part = Fields(value, path)
-    kind = part.take_required("type")
-    if kind in TEXT_PARTS:
-        text = part.take_required_str("text")
-        refuse_others(part, _IGNORED_OF_TEXTS)
-        return text
-    if kind == "input_image":
-        intake.read_image_url(part, path, role)
-        return MediaPart("image")
-    if not isinstance(kind, str) or kind not in INLINE_PARTS:
-        raise refuse(f"{path}.type", f"is {show(kind)}, allowed are input_text, output_text, input_image, {', '.join(INLINE_PARTS)}")
-    return MediaPart(intake.read(kind, part, path, role))
+    if content == []:
+        raise refuse(f"{path}.content", "is empty, at least one part is needed")
+    return Message(role, read_content(content, f"{path}.content", role, intake))

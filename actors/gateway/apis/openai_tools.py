@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..content import TEXT_PARTS, Message
-from ..fields import Fields, kind_of, refuse, show
+from ..content import Message
+from ..fields import Fields, refuse
 from ..grammar_fields import AskedGrammar
-from ..harmless import NOTHING, OBJECT, TEXT, Harmless, one_of, refuse_others
+from ..harmless import OBJECT, TEXT, Harmless, one_of, refuse_others
+from ..media import MediaIntake
 from ..tool_fields import (
     MODES,
     Tool,
@@ -21,6 +22,7 @@ from ..tool_fields import (
     take_list,
 )
 from ..tool_messages import MAX_CALLS, Call, check_known, read_id, take_arguments
+from .openai_parts import read_content
 
 _IGNORED_OF_TOOLS: Mapping[str, Harmless] = {
     "allowed_callers": one_of(["direct"]),
@@ -30,7 +32,6 @@ _IGNORED_OF_TOOLS: Mapping[str, Harmless] = {
 }
 _IGNORED_OF_CALLS: Mapping[str, Harmless] = {"id": TEXT, "status": TEXT, "caller": one_of({"type": "direct"})}
 _IGNORED_OF_RESULTS: Mapping[str, Harmless] = {**_IGNORED_OF_CALLS, "name": TEXT}
-_IGNORED_OF_TEXTS: Mapping[str, Harmless] = {"annotations": NOTHING, "logprobs": NOTHING}
 
 
 def read_tools(fields: Fields, answer: AskedGrammar | None) -> tuple[ToolUse | None, AskedGrammar | None]:
@@ -57,10 +58,11 @@ def _read_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
 
 
 class CallItems:
-    """Reads the items of calls and of their results into ``messages``, a conversation that goes on."""
+    """Reads the items of calls and of their results into ``messages``, a conversation that goes on. ``intake`` reads media."""
 
-    def __init__(self, earlier: Sequence[Message]) -> None:
+    def __init__(self, earlier: Sequence[Message], intake: MediaIntake) -> None:
         self.messages = list(earlier)
+        self._intake = intake
         self._call_ids = {call.id for message in earlier for call in message.calls}
 
     def read(self, kind: Any, item: Fields) -> bool:
@@ -70,9 +72,9 @@ class CallItems:
         elif kind == "function_call_output":
             id = read_id(item, "call_id")
             check_known(id, self._call_ids, item.path("call_id"))
-            output = _read_output(item.take_required("output"), item.path("output"))
+            output = read_content(item.take_required("output"), item.path("output"), "tool", self._intake)
             refuse_others(item, _IGNORED_OF_RESULTS)
-            self.messages.append(Message("tool", output, call_id=id))
+            self.messages.append(Message("tool", output or "", call_id=id))
         else:
             return False
         return True
@@ -93,20 +95,3 @@ def _read_call(item: Fields) -> Call:
     arguments = take_arguments(item)
     refuse_others(item, _IGNORED_OF_CALLS)
     return Call(id, name, arguments)
-
-
-def _read_output(value: Any, path: str) -> str | tuple[str, ...]:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise refuse(path, f"expected a string or an array of texts, got {kind_of(value)}")
-    return tuple(_read_text(part, f"{path}[{at}]") for at, part in enumerate(value)) or ""
-
-
-def _read_text(value: Any, path: str) -> str:
-    part = Fields(value, path)
-    if (kind := part.take_required("type")) not in TEXT_PARTS:
-        raise refuse(f"{path}.type", f"is {show(kind)}, allowed are {', '.join(TEXT_PARTS)}")
-    text = part.take_required_str("text")
-    refuse_others(part, _IGNORED_OF_TEXTS)
-    return text

@@ -41,7 +41,7 @@ def chat(kinds: Kinds) -> list[Body]:
                 {"role": "user", "content": parts},
                 {"role": "assistant", "content": "", "tool_calls": calls},
                 {"role": "tool", "tool_call_id": "call_1", "content": "Sunny"},
-                {"role": "tool", "tool_call_id": "call_1", "content": parts[:3]},
+                {"role": "tool", "tool_call_id": "call_1", "content": parts},
             ],
             "stream": True,
             "stream_options": {},
@@ -94,13 +94,12 @@ def responses(kinds: Kinds) -> list[Body]:
         for kind, name in (("audio", "wav"), ("video", "mp4"))
         if kind in kinds
     ]
-    texts = [{"type": kind, "text": "Sunny"} for kind in ("input_text", "output_text", "text")]
     items = [
         {"role": "user", "content": "Hello!"},
         {"type": "message", "role": "user", "content": parts},
         {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": _ARGUMENTS},
         {"type": "function_call_output", "call_id": "call_1", "output": "Sunny"},
-        {"type": "function_call_output", "call_id": "call_1", "output": texts},
+        {"type": "function_call_output", "call_id": "call_1", "output": parts},
     ]
     formats = [{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "name": "place", "schema": _SCHEMA}]
     return [
@@ -134,7 +133,7 @@ def messages(kinds: Kinds) -> list[Body]:
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "Sunny"}]},
         {
             "role": "user",
-            "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "Sunny"}]}],
+            "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": blocks}],
         },
     ]
     base: Body = {"max_tokens": 16, "messages": [_HELLO]}

@@ -312,7 +312,7 @@ def image(**source: Any) -> dict[str, Any]:
         ({"context_management": {"edits": 5}}, "context_management", "is an object with 1 entry, only"),
         ({"context_management": {"more": 1}}, "context_management", "is an object with 1 entry, only"),
         ({"system": 5}, "system", "expected a string or an array of content blocks, got an integer"),
-        ({"system": [IMAGE]}, "system[0]", "only user messages can hold media"),
+        ({"system": [IMAGE]}, "system[0]", "only messages of the user and results of calls can hold media"),
         ({"messages": None}, "messages", "is required"),
         ({"messages": [USER] * 2049}, "messages", "has 2049 texts and media, the limit is the context, 2048"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role", 'is "tool", allowed are user, assistant, system'),

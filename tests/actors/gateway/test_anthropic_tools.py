@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mmrt.actors.gateway.apis.anthropic import read_count
-from mmrt.actors.gateway.content import Message
+from mmrt.actors.gateway.content import MediaPart, Message
 from mmrt.actors.gateway.prompt import PromptBuilder
 from mmrt.actors.gateway.tool_fields import MAX_TOOLS
 from mmrt.actors.gateway.tool_messages import MAX_CALLS, Call
@@ -91,6 +91,23 @@ def test_calls_and_results_in_a_conversation(limits: Limits, prompts: PromptBuil
     assert prompts.build(read_count(body, limits)).ids == prompts.build(asked).ids
 
 
+def test_pictures_in_results(limits: Limits, prompts: PromptBuilder) -> None:
+    shot = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "A shot:"}, IMAGE]}
+    uses = [USE, {**USE, "id": "t2"}]
+    results = [shot, {**shot, "tool_use_id": "t2", "content": [IMAGE]}, {"type": "text", "text": "And?"}, IMAGE]
+    asked = read(limits, messages=[USER, {"role": "assistant", "content": uses}, {"role": "user", "content": results}], tools=[tool()])
+    picture = MediaPart("image")
+    assert asked.conversation.messages[2:] == (
+        Message("tool", ("A shot:", picture), call_id="t1"),
+        Message("tool", (picture,), call_id="t2"),
+        Message("user", ("And?", picture)),
+    )
+    paths = [medium.path for medium in asked.conversation.media]
+    assert paths[:2] == ["messages[2].content[0].content[1].source.data", "messages[2].content[1].content[0].source.data"]
+    shown = prompts.text_of(prompts.build(asked).ids)
+    assert shown.count("<|image_pad|>") == 3 and "A shot:<|image_pad|>\n</tool_response>\n<tool_response>\n<|image_pad|>" in shown
+
+
 def after(*blocks: Any, role: str = "user") -> dict[str, Any]:
     return {"messages": [USER, {"role": "assistant", "content": [USE]}, {"role": role, "content": list(blocks)}]}
 
@@ -141,7 +158,7 @@ RESULT_PATH = "messages[2].content[0]"
         (after({**RESULT, "tool_use_id": "t9"}), f"{RESULT_PATH}.tool_use_id", 'is "t9", no call before it has this id'),
         (after({**RESULT, "content": False}), f"{RESULT_PATH}.content", "expected a string or an array of content blocks"),
         (after({**RESULT, "content": 5}), f"{RESULT_PATH}.content", "expected a string or an array of content blocks"),
-        (after({**RESULT, "content": [IMAGE]}), f"{RESULT_PATH}.content[0]", "only user messages can hold media"),
+        (after({**RESULT, "content": [{"type": "image"}]}), f"{RESULT_PATH}.content[0].source", "is required"),
         (after({**RESULT, "content": [RESULT]}), f"{RESULT_PATH}.content[0].type", 'is "tool_result", allowed are text'),
         (after({**RESULT, "is_error": "yes"}), f"{RESULT_PATH}.is_error", 'is "yes", only a boolean'),
         (after({**RESULT, "content": [{"type": "text", "text": ""}] * 2049}), "messages", "has 2051 texts and media, the limit is"),

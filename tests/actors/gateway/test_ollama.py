@@ -228,7 +228,11 @@ def test_the_form_of_the_answer(limits: Limits) -> None:
         ({"messages": [{**USER, "images": IMAGE}]}, "messages[0].images", "expected an array of base64 texts, got a string"),
         ({"messages": [{**USER, "images": ["?"]}]}, "messages[0].images[0]", "is not valid base64"),
         ({"messages": [{**USER, "images": [5]}]}, "messages[0].images[0]", "expected base64 text, got 5"),
-        ({"messages": [{**USER, "role": "system", "images": [IMAGE]}]}, "messages[0].images[0]", "only user messages can hold media"),
+        (
+            {"messages": [{**USER, "role": "system", "images": [IMAGE]}]},
+            "messages[0].images[0]",
+            "only messages of the user and results of calls can hold media",
+        ),
     ],
 )
 def test_what_chat_refuses(limits: Limits, fields: dict[str, Any], param: str, says: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from mmrt.actors.gateway.apis.openai_responses import Exchange
 from mmrt.actors.gateway.apis.stored import StoredConversations
-from mmrt.actors.gateway.content import Conversation, Message
+from mmrt.actors.gateway.content import Conversation, MediaPart, Message
 from mmrt.actors.gateway.tool_messages import MAX_CALLS, Call
 from mmrt.actors.gateway.validation import Limits
 from mmrt.models.grammar.call_form import CallForm, Function, form_of
@@ -78,6 +78,13 @@ def test_calls_and_results_in_a_conversation(limits: Limits) -> None:
     )
 
 
+def test_pictures_in_results(limits: Limits) -> None:
+    items = [USER, CALLED, {**OUTPUT, "output": [{**TEXT, "prompt_cache_breakpoint": {"mode": "explicit"}}, IMAGE]}]
+    conversation = read(limits, input=items, tools=[tool()]).conversation
+    assert conversation.messages[2] == Message("tool", ("Rain.", MediaPart("image")), call_id="c1")
+    assert [medium.path for medium in conversation.media] == ["input[2].output[1].image_url"]
+
+
 def called(**changed: Any) -> dict[str, Any]:
     return {"input": [USER, {**CALLED, **changed}]}
 
@@ -114,8 +121,9 @@ def result(**changed: Any) -> dict[str, Any]:
         ({"input": [USER, *[CALLED] * (MAX_CALLS + 1)]}, f"input[{MAX_CALLS + 1}].type", f"the limit is {MAX_CALLS}"),
         (result(call_id="c9"), "input[2].call_id", 'is "c9", no call before it has this id'),
         (result(output=None), "input[2].output", "is required"),
-        (result(output=5), "input[2].output", "expected a string or an array of texts, got an integer"),
-        (result(output=[IMAGE]), "input[2].output[0].type", 'is "input_image", allowed are text, input_text, output_text'),
+        (result(output=5), "input[2].output", "expected a string or an array of parts, got an integer"),
+        (result(output=[{"type": "input_file"}]), "input[2].output[0].type", 'is "input_file", allowed are input_text, output_text'),
+        (result(output=[{"type": "input_image"}]), "input[2].output[0].image_url", "is required"),
         (result(output=[{**TEXT, "text": 5}]), "input[2].output[0].text", "expected a string, got an integer"),
         (result(output=[TEXT] * 2049), "input", "has 2051 texts and media, the limit is the context, 2048"),
         (result(more=1), "input[2].more", "is not supported"),

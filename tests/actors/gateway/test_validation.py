@@ -534,7 +534,9 @@ def test_media_that_the_model_does_not_take() -> None:
 
 
 def test_media_stand_in_user_messages_only() -> None:
-    assert "only user messages can hold media" in refusal(with_part(image(data_url()), role="system")).message
+    assert (
+        "only messages of the user and results of calls can hold media" in refusal(with_part(image(data_url()), role="system")).message
+    )
 
 
 def test_messages_do_not_repeat_what_was_sent() -> None:

@@ -119,6 +119,17 @@ def test_parts_stay_parts() -> None:
     assert written_out(messages[1:], TOOLS)[0]["content"].startswith(f"{DEFAULT_SYSTEM}\n\n# Tools")
 
 
+def test_pictures_in_results() -> None:
+    """They stand where they stand in the result; results one behind another share a message of the user, as texts do."""
+    image, rain = {"type": "image"}, {"type": "text", "text": "Rain:"}
+    results = [{"role": "tool", "content": content} for content in ([rain, image], "Sun.", [image], [])]
+    shown = ChatTemplate(TEMPLATE).render(written_out([{"role": "user", "content": "Hi"}, *results], []))
+    pad = "<|vision_start|><|image_pad|><|vision_end|>"
+    inner = [f"Rain:{pad}", "Sun.", pad, ""]
+    responses = "\n".join(f"<tool_response>\n{one}\n</tool_response>" for one in inner)
+    assert shown.endswith(f"<|im_start|>user\n{responses}<|im_end|>\n<|im_start|>assistant\n")
+
+
 def test_a_template_with_calls_of_another_form() -> None:
     template = ChatTemplate("{% if tools %}[TOOLS]{{ tools | tojson }}{% endif %}{{ messages[0].content }}")
     assert template.takes_tools and not template.calls_are_known and "tools" not in template.options
