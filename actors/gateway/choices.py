@@ -30,13 +30,15 @@ class Usage(NamedTuple):
 
 class Ending(NamedTuple):
     """The end of a choice. ``stop``: the stop string that ended it, "" if none did. ``queue_s``: until pages were granted;
-    ``prefill_s``: from there to its first text; ``decode_s``: from there to its end."""
+    ``prefill_s``: from there to its first text; ``decode_s``: from there to its end. ``is_full``: context or KV cache were full before
+    ``max_new_tokens``."""
 
     reason: FinishReason | Literal["tool_calls"]
     stop: str = ""
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    is_full: bool = False
 
 
 class Piece(NamedTuple):
@@ -117,7 +119,9 @@ class Choice:
         known = [request.submitted_s]
         for at in (request.granted_s, request.first_text_s, request.finished_s):
             known.append(known[-1] if at is None else max(known[-1], at))  # a step unseen takes no time
-        return Ending(reason, request.stop, *[after - before for before, after in pairwise(known)])
+        queue_s, prefill_s, decode_s = (after - before for before, after in pairwise(known))
+        is_full = reason == "length" and request.num_tokens < (request.spec.max_new_tokens or 0)
+        return Ending(reason, request.stop, queue_s, prefill_s, decode_s, is_full)
 
     @property
     def has_news(self) -> bool:

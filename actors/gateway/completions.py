@@ -210,6 +210,7 @@ class Completions:
             stop_token_ids=generation.stop_token_ids,
             include_stop=generation.include_stop,
             priority=generation.priority,
+            clamp_max_new_tokens=generation.clamp_max_tokens,
             salt=salt_of(http, generation.cache_salt),
         )
 

@@ -32,12 +32,13 @@ MAX_STOP_CHARS = 256
 MAX_USER_CHARS = 512
 MAX_SALT_BYTES = 256
 MAX_PRIORITY = 1_000_000
+TEXT_TOKENS = 16  # at most that many /v1/completions generates where a request does not say, as OpenAI's
+MAX_CLAMPED = (1 << 31) - 1  # tokens of an answer that a client asks for where as many as fit will do
 _STOP: Schema = {**STRING, "minLength": 1, "maxLength": MAX_STOP_CHARS}
 _STOPS: Schema = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}
 _IDS: Schema = {"type": "array", "items": {"type": "integer"}}
 _PROMPT: Schema = {"anyOf": [{**STRING, "minLength": 1}, {**_IDS, "minItems": 1}]}
 _PROMPTS: Schema = {"anyOf": [_PROMPT, {"type": "array", "minItems": 1, "items": _PROMPT}]}
-TEXT_TOKENS = 16  # at most that many /v1/completions generates where a request does not say, as OpenAI's
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,11 +59,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """The generation asked for. ``negative_prompt`` counts when ``sampling.guidance_scale`` is not 1."""
+    """The generation asked for. ``negative_prompt`` counts when ``sampling.guidance_scale`` is not 1. ``clamp_max_tokens``: where
+    ``max_new_tokens`` do not fit, as many as do; otherwise the request is refused."""
 
     sampling: Sampling
     max_new_tokens: int | None
     max_tokens_field: str
+    clamp_max_tokens: bool = False
     stop: list[str]
     ignore_eos: bool
     return_token_ids: bool
@@ -238,6 +241,7 @@ def read_generation(
     *,
     stop_field: str = "stop",
     max_tokens_fields: Sequence[str] = ("max_tokens", "max_completion_tokens"),
+    clamp_max_tokens: bool = False,
 ) -> Generation:
     """Take the fields common to all requests for work, and by ``read_output`` those that the routes shape differently. ``grammar``:
     that of a field of the route's own. Fields can have other names. Raises: RequestError."""
@@ -245,7 +249,8 @@ def read_generation(
     stream = fields.take_bool("stream")
     include_usage, continuous_usage = _read_stream_options(fields, stream)
     output = read_output(fields, limits.max_choices, stream)
-    max_new_tokens, max_tokens_field = _read_max_tokens(fields, max_tokens_fields, limits.max_context, 0 if output.echo else 1)
+    least, most = 0 if output.echo else 1, MAX_CLAMPED if clamp_max_tokens else limits.max_context
+    max_new_tokens, max_tokens_field = _read_max_tokens(fields, max_tokens_fields, least, most)
     fields.take_str("user", MAX_USER_CHARS)
     sampling = read_sampling(fields, limits.sampling, limits.max_context)
     check_min_tokens(sampling.min_tokens, max_new_tokens, max_tokens_field)
@@ -254,6 +259,7 @@ def read_generation(
         sampling=sampling,
         max_new_tokens=max_new_tokens,
         max_tokens_field=max_tokens_field,
+        clamp_max_tokens=clamp_max_tokens,
         stop=read_stop(fields, stop_field),
         ignore_eos=fields.take_bool("ignore_eos"),
         return_token_ids=fields.take_bool("return_token_ids"),
@@ -310,9 +316,9 @@ def _read_stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
     return include, include and continuous
 
 
-def _read_max_tokens(fields: Fields, names: Sequence[str], max_context: int, least: int) -> tuple[int | None, str]:
+def _read_max_tokens(fields: Fields, names: Sequence[str], least: int, most: int) -> tuple[int | None, str]:
     """The number, and its field. 0 is for an echo alone."""
-    given = [(value, name) for name in names if (value := fields.take_int(name, least, max_context)) is not None]
+    given = [(value, name) for name in names if (value := fields.take_int(name, least, most)) is not None]
     if len({value for value, _ in given}) > 1:
         (old, first), (new, second) = given
         raise refuse(first, f"is {old}, but {second} is {new}; give one of them")

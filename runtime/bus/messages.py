@@ -65,6 +65,7 @@ class RequestSpec(Record, frozen=True):
     stop_token_ids: list[int] = []  # end the answer, besides the model's own
     include_stop: bool = False  # the stop string that ends the answer is part of it
     priority: int = 0
+    clamp_max_new_tokens: bool = False  # where they do not fit, as many as do
 
 
 PoolName = Literal["media", "patch", "embedding", "kv"]

@@ -46,7 +46,8 @@ def test_anthropics_client(server: Server, expected: Any) -> None:
         count = client.messages.count_tokens(**counted)
         words = whole.content[0].text
         stop = words[len(words) // 2 :][:3]
-        stopped: Any = client.messages.create(**asked, stop_sequences=["never in an answer", stop])
+        more_than_fits = {**asked, "max_tokens": 1_000_000}
+        stopped: Any = client.messages.create(**more_than_fits, stop_sequences=["never in an answer", stop])
     reasons = {"length": "max_tokens", "stop": "end_turn"}
     for answer in (whole, streamed):
         assert answer.content[0].text == expected.choices[0].message.content

@@ -83,7 +83,13 @@ def _read(fields: Fields, limits: Limits) -> ChatRequest:
         fields.forbid(name)
     grammar = _read_output_config(fields)
     generation = read_generation(
-        fields, limits, lambda *_: Output(), grammar, stop_field="stop_sequences", max_tokens_fields=("max_tokens",)
+        fields,
+        limits,
+        lambda *_: Output(),
+        grammar,
+        stop_field="stop_sequences",
+        max_tokens_fields=("max_tokens",),
+        clamp_max_tokens=True,
     )
     tools, grammar = read_tools(fields, generation.grammar)
     generation = msgspec.structs.replace(generation, grammar=grammar)
@@ -301,7 +307,7 @@ def _event(event: dict[str, Any]) -> bytes:
 
 def _stop_of(ending: Ending) -> dict[str, str | None]:
     if ending.reason == "length":
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
+        return {"stop_reason": "model_context_window_exceeded" if ending.is_full else "max_tokens", "stop_sequence": None}
     if ending.reason == "tool_calls":
         return {"stop_reason": "tool_use", "stop_sequence": None}
     return {"stop_reason": "stop_sequence" if ending.stop else "end_turn", "stop_sequence": ending.stop or None}

@@ -19,7 +19,7 @@ from ..media import BASE64, MediaIntake
 from ..media_options import OptionReader
 from ..sampling_fields import check_min_tokens, read_bad_words, read_sampling
 from ..template_fields import TemplateUse
-from ..validation import ChatRequest, Generation, Limits, check_model, read_stop
+from ..validation import MAX_CLAMPED, ChatRequest, Generation, Limits, check_model, read_stop
 
 ROLES = ("system", "user", "assistant")
 _TAG = ":latest"  # which Ollama's clients add to names without a tag
@@ -119,15 +119,16 @@ def _read_generation(fields: Fields, limits: Limits) -> Generation:
     sampling = read_sampling(options, limits.sampling, limits.max_context)
     if penalty is not None:
         sampling = msgspec.structs.replace(sampling, repetition_penalty=penalty)
-    most = options.take_int("num_predict", -2, limits.max_context)
+    most = options.take_int("num_predict", -2, MAX_CLAMPED)
     if most == 0:
-        raise refuse("options.num_predict", f"is 0, allowed are -2 and -1 (as many as fit), and 1 to {limits.max_context}")
+        raise refuse("options.num_predict", "is 0, allowed are -2 and -1 (as many as fit), and 1 and up")
     most = None if most is None or most < 0 else most
     check_min_tokens(sampling.min_tokens, most, "options.num_predict")
     generation = Generation(
         sampling=sampling,
         max_new_tokens=most,
         max_tokens_field="options.num_predict",
+        clamp_max_tokens=True,
         stop=read_stop(options),
         ignore_eos=False,
         return_token_ids=False,

@@ -74,7 +74,9 @@ class Exchange:
         self._shown = {name: fields.leftover.get(name) for name in _SHOWN}
         _take_stream_options(fields)
         grammar = _read_text_format(fields)
-        generation = read_generation(fields, limits, lambda *_: Output(), grammar, max_tokens_fields=("max_output_tokens",))
+        generation = read_generation(
+            fields, limits, lambda *_: Output(), grammar, max_tokens_fields=("max_output_tokens",), clamp_max_tokens=True
+        )
         tools, grammar = read_tools(fields, generation.grammar)
         generation = msgspec.structs.replace(generation, grammar=grammar)
         check_grammar(generation)

@@ -111,7 +111,7 @@ MESSAGE = object_of(
     role=constant("assistant"),
     model=STRING,
     content=array({"anyOf": [object_of(type=constant("text"), text=STRING), _USE]}),
-    stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+    stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]},
     stop_sequence=STRING_OR_NULL,
     usage=object_of(input_tokens=COUNT, cache_creation_input_tokens=COUNT, cache_read_input_tokens=COUNT, output_tokens=COUNT),
 )

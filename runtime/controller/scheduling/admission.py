@@ -71,7 +71,8 @@ def _shortest(spec: RequestSpec) -> Lengths:
 
 
 def check_lengths(spec: RequestSpec, lengths: Lengths, limits: Limits) -> int:
-    """Return how many new tokens a row of these lengths may have. Raises RequestError naming tokens and limit."""
+    """Return how many new tokens a row of these lengths may have. Raises RequestError naming tokens and limit, unless the request
+    takes fewer."""
     for name, length in zip(("the prompt", "the negative prompt"), lengths, strict=False):
         if length + 1 > limits.max_context:
             raise RequestError(
@@ -88,7 +89,7 @@ def check_lengths(spec: RequestSpec, lengths: Lengths, limits: Limits) -> int:
         raise RequestError(
             f"the request needs {sum(lengths)} tokens of KV cache, the whole cache has {num_pool_tokens}", param="messages"
         )
-    if wanted is None:
+    if wanted is None or spec.clamp_max_new_tokens:
         return min(room, fitting)
     if wanted > room:
         raise RequestError(

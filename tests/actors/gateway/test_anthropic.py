@@ -45,14 +45,16 @@ def test_an_answer(stage: Any) -> None:
         scene.controller.script = script
         async with client_of(scene) as client:
             extra = {"temperature": 0.5, "top_k": 3}  # of which the client's newest version has no arguments
-            answer = await client.messages.create(model="tiny", max_tokens=9, messages=[USER], system="Be brief.", extra_body=extra)
+            asked: Any = {"model": "tiny", "max_tokens": 32_000, "messages": [USER], "system": "Be brief."}
+            answer = await client.messages.create(**asked, extra_body=extra)
         assert [block.model_dump(exclude_none=True) for block in answer.content] == [{"type": "text", "text": "Hello"}]
         assert (answer.role, answer.model, answer.stop_reason, answer.stop_sequence) == ("assistant", "tiny", "end_turn", None)
         usage = answer.usage
         assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (4, 16, 1)
         spec = scene.controller.play.spec
         assert answer.id == spec.request_id and answer.id.startswith("msg_")
-        assert (spec.max_new_tokens, spec.sampling.temperature, spec.sampling.top_k) == (9, 0.5, 3)
+        assert (spec.max_new_tokens, spec.clamp_max_new_tokens) == (32_000, True), "more than the context"
+        assert (spec.sampling.temperature, spec.sampling.top_k) == (0.5, 3)
 
     stage.run(test)
 
@@ -79,13 +81,20 @@ def test_a_stream(stage: Any) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("finish", "stop", "expected"), [("length", "", ("max_tokens", None)), ("stop", "END", ("stop_sequence", "END"))]
+    ("finish", "num_tokens", "stop", "expected"),
+    [
+        ("length", 9, "", ("max_tokens", None)),
+        ("length", 8, "", ("model_context_window_exceeded", None)),
+        ("stop", 1, "END", ("stop_sequence", "END")),
+    ],
 )
-def test_the_reason_of_the_end(stage: Any, stream: bool, finish: Any, stop: str, expected: tuple[str, str | None]) -> None:
+def test_the_reason_of_the_end(
+    stage: Any, stream: bool, finish: Any, num_tokens: int, stop: str, expected: tuple[str, str | None]
+) -> None:
     async def test(scene: Any) -> None:
         async def script(play: Any) -> None:
             play.prepare()
-            play.text("Hello", finish, stop=stop)
+            play.text("Hello", finish, num_tokens, stop=stop)
 
         scene.controller.script = script
         async with client_of(scene) as client:
@@ -298,8 +307,8 @@ def image(**source: Any) -> dict[str, Any]:
     ("fields", "param", "says"),
     [
         ({"max_tokens": None}, "max_tokens", "is required"),
-        ({"max_tokens": 0}, "max_tokens", "is 0, allowed are 1 to 2048"),
-        ({"max_tokens": 4096}, "max_tokens", "is 4096, allowed are 1 to 2048"),
+        ({"max_tokens": 0}, "max_tokens", "is 0, allowed are 1 to 2147483647"),
+        ({"max_tokens": 1 << 31}, "max_tokens", "is 2147483648, allowed are 1 to 2147483647"),
         ({"temperature": 3}, "temperature", "is 3, allowed are 0 to 2"),
         ({"stop_sequences": ["a"] * 17}, "stop_sequences", "has 17 entries, the limit is 16"),
         ({"stop_sequences": ["a", ""]}, "stop_sequences[1]", "has 0 characters, allowed are 1 to 256"),

@@ -236,8 +236,9 @@ def test_answers_that_are_cut_broken_or_do_not_call(stage: Any, text: str, finis
     async def test(scene: Any) -> None:
         scene.controller.script = scripted([text], finish)
         async with client_of(scene) as client:
-            answer = await client.messages.create(**ASKED)
-            events = [event async for event in await client.messages.create(**ASKED, stream=True)]
+            asked = {**ASKED, "max_tokens": 2}
+            answer = await client.messages.create(**asked)
+            events = [event async for event in await client.messages.create(**asked, stream=True)]
         assert (blocks_of(answer), answer.stop_reason) == (blocks, reason)
         assert events[-2].delta.stop_reason == reason
         assert [event.type for event in events].count("content_block_start") == 1

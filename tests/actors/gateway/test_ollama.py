@@ -54,7 +54,7 @@ def test_an_answer(stage: Any, is_chat: bool, stream: bool) -> None:
             play.text(" 😀 world", "length")
 
         scene.controller.script = script
-        options = {"temperature": 0.5, "num_predict": 9, "stop": ["END"], "seed": 3, "num_ctx": 4096}
+        options = {"temperature": 0.5, "num_predict": 32_000, "stop": ["END"], "seed": 3, "num_ctx": 4096}
         async with client_of(scene) as client:
             if is_chat:
                 answer = await client.chat("tiny:latest", [USER], stream=stream, options=options, keep_alive="5m")
@@ -69,7 +69,8 @@ def test_an_answer(stage: Any, is_chat: bool, stream: bool) -> None:
         assert end.created_at.endswith("Z") and end.load_duration == 0 < end.prompt_eval_duration
         assert end.eval_duration > 0 and end.total_duration >= end.prompt_eval_duration + end.eval_duration
         spec = scene.controller.play.spec
-        assert (spec.max_new_tokens, spec.sampling.temperature, spec.sampling.seed, spec.stop) == (9, 0.5, 3, ["END"])
+        assert (spec.max_new_tokens, spec.clamp_max_new_tokens) == (32_000, True)
+        assert (spec.sampling.temperature, spec.sampling.seed, spec.stop) == (0.5, 3, ["END"])
 
     stage.run(test)
 
@@ -207,8 +208,8 @@ def test_the_form_of_the_answer(limits: Limits) -> None:
         ({"stream": 1}, "stream", "expected true or false, got 1"),
         ({"options": 5}, "options", "expected an object, got an integer"),
         ({"options": {"temperature": 3}}, "options.temperature", "is 3, allowed are 0 to 2"),
-        ({"options": {"num_predict": 0}}, "options.num_predict", "is 0, allowed are -2 and -1 (as many as fit), and 1 to 2048"),
-        ({"options": {"num_predict": 4096}}, "options.num_predict", "is 4096, allowed are -2 to 2048"),
+        ({"options": {"num_predict": 0}}, "options.num_predict", "is 0, allowed are -2 and -1 (as many as fit), and 1 and up"),
+        ({"options": {"num_predict": -3}}, "options.num_predict", "is -3, allowed are -2 to 2147483647"),
         ({"options": {"repeat_penalty": 11}}, "options.repeat_penalty", "is 11, allowed are 0.01 to 10"),
         ({"options": {"stop": ["a", ""]}}, "options.stop[1]", "has 0 characters, allowed are 1 to 256"),
         ({"options": {"num_ctx": True}}, "options.num_ctx", "is true, only a number is supported"),

@@ -41,12 +41,12 @@ def test_a_response(stage: Any) -> None:
 
         scene.controller.script = script
         answer = await scene.client.responses.create(
-            model="tiny", input="hi", instructions="Be brief.", max_output_tokens=9, temperature=0.5, metadata={"a": "b"}
+            model="tiny", input="hi", instructions="Be brief.", max_output_tokens=32_000, temperature=0.5, metadata={"a": "b"}
         )
         assert (answer.output_text, answer.status, answer.incomplete_details, answer.error) == ("Hello", "completed", None, None)
         (message,) = answer.output
         assert (message.type, message.role, message.status) == ("message", "assistant", "completed")
-        assert (answer.instructions, answer.max_output_tokens, answer.temperature) == ("Be brief.", 9, 0.5)
+        assert (answer.instructions, answer.max_output_tokens, answer.temperature) == ("Be brief.", 32_000, 0.5)
         assert (answer.metadata, answer.model, answer.store, answer.tools) == ({"a": "b"}, "tiny", True, [])
         usage = answer.usage
         assert (usage.input_tokens, usage.input_tokens_details.cached_tokens, usage.output_tokens, usage.total_tokens) == (
@@ -57,7 +57,7 @@ def test_a_response(stage: Any) -> None:
         )
         spec = scene.controller.play.spec
         assert spec.request_id == answer.id and answer.id.startswith("resp_")
-        assert (spec.max_new_tokens, spec.sampling.temperature) == (9, 0.5)
+        assert (spec.max_new_tokens, spec.clamp_max_new_tokens, spec.sampling.temperature) == (32_000, True, 0.5)
 
     stage.run(test)
 
@@ -220,7 +220,7 @@ def test_the_form_of_the_answer(limits: Limits) -> None:
         (turn({"type": "input_image", "image_url": "https://a/b"}), "input[0].content[0].image_url", "remote media is off"),
         (turn({**IMAGE, "detail": "huge"}), "input[0].content[0].detail", 'is "huge", allowed are auto, high, original, low'),
         (turn(IMAGE, role="system"), "input[0].content[0]", "only messages of the user and results of calls can hold media"),
-        ({"max_output_tokens": 4096}, "max_output_tokens", "is 4096, allowed are 1 to 2048"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "is 0, allowed are 1 to 2147483647"),
         ({"max_tokens": 5}, "max_tokens", "is not supported"),
         ({"n": 2}, "n", "is not supported"),
         ({"return_token_ids": True}, "return_token_ids", "is not supported"),

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given, settings
 
@@ -262,6 +263,15 @@ def test_max_tokens_defaults_to_what_fits() -> None:
         check_lengths(spec(), (30, 30), tight)
     with pytest.raises(RequestError, match="KV cache of 48 tokens has room for 21"):
         check_lengths(spec(max_new=22), (28,), tight)
+
+
+def test_what_does_not_fit_may_be_clamped() -> None:
+    wanted = msgspec.structs.replace(spec(max_new=32_000), clamp_max_new_tokens=True)
+    tight = Limits(**{field: getattr(LIMITS, field) for field in LIMITS.__slots__} | {"num_kv_pages": 3})
+    assert check_lengths(wanted, (28,), LIMITS) == 100 and check_lengths(wanted, (28,), tight) == 21
+    assert check_lengths(msgspec.structs.replace(wanted, max_new_tokens=20), (28,), tight) == 20
+    with pytest.raises(RequestError, match="128 tokens, with one to generate"):
+        check_lengths(wanted, (128,), LIMITS)
 
 
 @pytest.mark.parametrize(
