@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
-from ...models.text.tool_calls import CallPiece
+from ...models.text.tool_calls import CallPiece, whole_calls
 from ...runtime.errors import RequestError
 from .choices import NOTHING, Ending, Piece, Usage
 from .validation import Generation
@@ -90,17 +90,12 @@ class Completion:
 
     def choice(self, index: int, piece: Piece, ending: Ending, with_ids: bool) -> dict[str, Any]:
         """A whole choice."""
-        calls: list[dict[str, Any]] = []
-        for call in piece.calls:
-            if call.name is not None:
-                calls.append(self.call(index, call))
-            else:
-                calls[-1]["function"]["arguments"] += call.arguments
+        calls = [self.call(index, call) for call in whole_calls(piece.calls)]
         choice = {"index": index, **self.answer.choice(piece.text, calls), "logprobs": piece.logprobs, "finish_reason": ending.reason}
         return {**choice, "token_ids": piece.ids} if with_ids else choice
 
     def call(self, choice: int, call: CallPiece) -> dict[str, Any]:
-        """The beginning of a call, with an id that no other has."""
+        """A call or its beginning, with an id that no other has."""
         id = f"call_{self.id.removeprefix(self.answer.id_prefix)}_{choice}_{call.number}"
         return {"id": id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 

@@ -9,7 +9,8 @@ Pure. The gateway has one reader per choice. Calls and content depend on the tex
 
 import enum
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from itertools import groupby
 from typing import NamedTuple
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -24,6 +25,12 @@ class CallPiece(NamedTuple):
     number: int
     name: str | None
     arguments: str
+
+
+def whole_calls(pieces: Iterable[CallPiece]) -> list[CallPiece]:
+    """Return the calls that pieces from the beginning of a call on make, each as one piece."""
+    calls = [list(call) for _, call in groupby(pieces, key=lambda piece: piece.number)]
+    return [call[0]._replace(arguments="".join([piece.arguments for piece in call])) for call in calls]
 
 
 class Reading(NamedTuple):

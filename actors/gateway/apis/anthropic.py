@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ....models.text.tool_calls import CallPiece
+from ....models.text.tool_calls import CallPiece, whole_calls
 from ....runtime.errors import RequestError
 from ....schema.media import MediaKind
 from ..choices import Ending, Piece, Usage
@@ -215,13 +215,9 @@ class MessageAnswer:
         self._model = model
 
     def choice(self, index: int, piece: Piece, ending: Ending, with_ids: bool) -> dict[str, Any]:
-        calls: list[tuple[CallPiece, list[str]]] = []
-        for call in piece.calls:
-            if call.name is not None:
-                calls.append((call, []))
-            calls[-1][1].append(call.arguments)
+        calls = whole_calls(piece.calls)
         texts = [{"type": "text", "text": piece.text}] if piece.text or not calls else []
-        uses = [self.tool_use(begun, input_of("".join(arguments))) for begun, arguments in calls]
+        uses = [self.tool_use(call, input_of(call.arguments)) for call in calls]
         return {"content": [*texts, *uses], **_stop_of(ending)}
 
     def tool_use(self, call: CallPiece, input: object) -> dict[str, Any]:

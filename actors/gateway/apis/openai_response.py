@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ....models.text.tool_calls import CallPiece
+from ....models.text.tool_calls import CallPiece, whole_calls
 from ....runtime.errors import RequestError
 from ..choices import Ending, Piece, Usage
 from ..content import Message
@@ -33,11 +33,7 @@ class Item(NamedTuple):
 
 def items_of(piece: Piece) -> list[Item]:
     """Return the items of a whole answer: its text, unless it is calls alone, and its calls."""
-    calls: list[Item] = []
-    for call in piece.calls:
-        if call.name is not None:
-            calls.append(Item(call.number, call, []))
-        calls[-1].texts.append(call.arguments)
+    calls = [Item(call.number, call, [call.arguments]) for call in whole_calls(piece.calls)]
     return [*([Item(0, None, [piece.text])] if piece.text or not calls else []), *calls]
 
 
