@@ -21,6 +21,7 @@ _THREAD_BYTES = 4 * 1024
 # Even larger ones are refused where memory is short, and use a few threads of their own, since each takes memory.
 _LARGE_BYTES = 32 * 1024
 _NUM_THREADS = 2
+_OF_ANY_TYPE = "/api/"  # Ollama's routes, which its documents call with curl's own type
 
 T = TypeVar("T")
 
@@ -69,7 +70,8 @@ class BodyReader:
 
     def _check_headers(self, http: web.Request) -> None:
         content_type = http.headers.get("Content-Type")
-        if content_type is not None and http.content_type != "application/json":
+        is_stated = content_type is not None and not http.path.startswith(_OF_ANY_TYPE)
+        if is_stated and http.content_type != "application/json":
             raise RequestError(f"Content-Type is {http.content_type!r}, expected application/json", status=415)
         packing = http.headers.get("Content-Encoding", "identity")
         if packing.lower() != "identity":

@@ -49,6 +49,12 @@ class Piece(NamedTuple):
     logprobs: dict[str, Any] | None
     calls: Sequence[CallPiece] = ()
 
+    @property
+    def calls_around(self) -> tuple[Sequence[CallPiece], Sequence[CallPiece]]:
+        """The pieces of a call that began earlier, which come before the text, and those of calls behind it."""
+        num_rest = next((at for at, call in enumerate(self.calls) if call.name is not None), len(self.calls))
+        return self.calls[:num_rest], self.calls[num_rest:]
+
 
 NOTHING = Piece("", [], None)
 

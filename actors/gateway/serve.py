@@ -97,6 +97,8 @@ def load_text_stack(actor: Actor) -> TextStack:
         model_name=actor.config.model.name or actor.model_path.name,
         family=model.family,
         kinds=model.media_kinds,
+        takes_tools=template.calls_are_known,
+        weight_bytes=sum(file.stat().st_size for file in actor.model_path.glob("*.safetensors")),
         max_context=layout.max_context,
         max_choices=min(MAX_CHOICES, layout.num_rows),
         sampling=model.sampling,

@@ -14,6 +14,7 @@ from .tool_fields import read_name
 MAX_CALLS = 128  # of one message
 MAX_ID_CHARS = 256
 INVALID_JSON = "INVALID_JSON"
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Call(NamedTuple):
@@ -80,6 +81,16 @@ def arguments_of(text: str) -> dict[str, Any]:
         return _read_arguments(text, "")
     except RequestError:
         return {INVALID_JSON: text}
+
+
+def arguments_as_sent(text: str) -> msgspec.Raw | dict[str, str]:
+    """Return the arguments of a whole call for an API that has them as an object: as they came if they are one, and otherwise as
+    ``arguments_of``."""
+    try:
+        _decode_object(text)
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return {INVALID_JSON: text}
+    return msgspec.Raw(text.encode())
 
 
 def read_id(fields: Fields, name: str) -> str:

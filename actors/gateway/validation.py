@@ -42,11 +42,14 @@ _PROMPTS: Schema = {"anyOf": [_PROMPT, {"type": "array", "minItems": 1, "items":
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits on requests: the model served and the configuration. ``vision_rules`` are the run's (``media_rules``)."""
+    """The limits on requests: the model served and the configuration. ``vision_rules`` are the run's (``media_rules``).
+    ``takes_tools``: its chat template can show functions. ``weight_bytes``: of the checkpoint's files."""
 
     model_name: str
     family: str = ""
     kinds: tuple[MediaKind, ...]
+    takes_tools: bool = True
+    weight_bytes: int = 0
     max_context: int
     max_choices: int = MAX_CHOICES
     sampling: SamplingDefaults = SamplingDefaults()

@@ -77,7 +77,8 @@ def test_ollamas_client(server: Server, expected: Any) -> None:
         counts = (end.prompt_eval_count, end.eval_count, end.done_reason)
         assert counts == (expected.usage.prompt_tokens, expected.usage.completion_tokens, expected.choices[0].finish_reason)
         assert end.total_duration >= end.prompt_eval_duration + end.eval_duration > 0
-    assert found.model == model and shown.capabilities == ["completion", "vision", "audio"]
+    assert found.model == model and shown.capabilities == ["completion", "tools", "vision", "audio"]
+    assert found.size == sum(file.stat().st_size for file in server.checkpoint.glob("*.safetensors")) > 0
     server.wait_until_empty()
 
 

@@ -19,9 +19,9 @@ from ..media import MediaIntake
 from ..media_options import FOR_ALL, OptionReader
 from ..output_fields import Output
 from ..template_fields import TemplateUse
-from ..tool_messages import MAX_CALLS, Call, check_known, read_id
+from ..tool_messages import MAX_CALLS, Call, arguments_as_sent, check_known, read_id
 from ..validation import ChatRequest, Generation, Limits, check_grammar, read_generation
-from .anthropic_tools import input_of, read_call, read_tools
+from .anthropic_tools import read_call, read_tools
 
 ROLES = ("user", "assistant", "system")
 _MEDIA: Mapping[str, MediaKind] = {"image": "image", "video": "video", "audio": "audio"}  # Anthropic's API has the first alone
@@ -217,7 +217,7 @@ class MessageAnswer:
     def choice(self, index: int, piece: Piece, ending: Ending, with_ids: bool) -> dict[str, Any]:
         calls = whole_calls(piece.calls)
         texts = [{"type": "text", "text": piece.text}] if piece.text or not calls else []
-        uses = [self.tool_use(call, input_of(call.arguments)) for call in calls]
+        uses = [self.tool_use(call, arguments_as_sent(call.arguments)) for call in calls]
         return {"content": [*texts, *uses], **_stop_of(ending)}
 
     def tool_use(self, call: CallPiece, input: object) -> dict[str, Any]:
@@ -253,11 +253,11 @@ class MessageEvents:
         return _event({"type": "message_start", "message": self._answer.message(nothing)})
 
     def text(self, index: int, piece: Piece, usage: Usage) -> bytes:
-        num_rest = next((at for at, call in enumerate(piece.calls) if call.name is not None), len(piece.calls))
-        events = [self._arguments(call) for call in piece.calls[:num_rest]]  # of the call that is open
+        rest, begun = piece.calls_around
+        events = [self._arguments(call) for call in rest]  # of the call that is open
         if piece.text:
             events += [self._text_block(), self._delta({"type": "text_delta", "text": piece.text})]
-        for call in piece.calls[num_rest:]:
+        for call in begun:
             events.append(self._arguments(call) if call.name is None else self._begin(self._answer.tool_use(call, {})))
         return b"".join(events)
 

@@ -3,13 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from ..fields import Fields, refuse, show
 from ..grammar_fields import AskedGrammar
 from ..harmless import FLAG, OBJECT, Harmless, of_type, one_of, refuse_others
 from ..tool_fields import Tool, ToolChoice, ToolUse, allow_calls, read_function, read_name, read_named, take_list
-from ..tool_messages import INVALID_JSON, Call, check_arguments, read_id
+from ..tool_messages import Call, check_arguments, read_id
 
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
 _DIRECT = one_of({"type": "direct"})
@@ -21,7 +19,6 @@ _IGNORED_OF_TOOLS: Mapping[str, Harmless] = {
     "input_examples": of_type(list, "an array", {"type": "array"}),
 }
 _IGNORED_OF_CALLS: Mapping[str, Harmless] = {"cache_control": OBJECT, "caller": _DIRECT}
-_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def read_tools(fields: Fields, answer: AskedGrammar | None) -> tuple[ToolUse | None, AskedGrammar | None]:
@@ -59,13 +56,3 @@ def read_call(block: Fields) -> Call:
     arguments = check_arguments(block.take_required("input", OBJECT.schema), block.path("input"))
     refuse_others(block, _IGNORED_OF_CALLS)
     return Call(id, name, arguments)
-
-
-def input_of(arguments: str) -> msgspec.Raw | dict[str, str]:
-    """Return the ``input`` of a whole call: its arguments as they came if they are an object, and otherwise, as Anthropic advises, an
-    object that holds their text."""
-    try:
-        _decode_object(arguments)
-    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
-        return {INVALID_JSON: arguments}
-    return msgspec.Raw(arguments.encode())

@@ -1,15 +1,12 @@
-"""Ollama's API: a body of ``/api/chat`` or ``/api/generate`` becomes a ``ChatRequest``, an answer lines of JSON. Pure."""
+"""Ollama's API: a body of ``/api/chat`` or ``/api/generate`` becomes a ``ChatRequest``. ``ollama_answer`` has the answers. Pure."""
 
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from ....models.architecture import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
 from ....models.grammar.source import JSON_OBJECT
-from ....runtime.errors import RequestError
-from ..choices import Ending, Piece, Usage
 from ..content import Conversation, MediaPart, Message, check_messages, is_continued
 from ..fields import OBJECT, Fields, Schema, kind_of, refuse, show
 from ..grammar_fields import AskedGrammar, read_schema
@@ -19,9 +16,12 @@ from ..media import BASE64, MediaIntake
 from ..media_options import OptionReader
 from ..sampling_fields import check_min_tokens, read_bad_words, read_sampling
 from ..template_fields import TemplateUse
+from ..tool_fields import read_tools
+from ..tool_messages import MAX_ID_CHARS
 from ..validation import MAX_CLAMPED, ChatRequest, Generation, Limits, check_model, read_stop
+from .ollama_tools import read_calls
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 _TAG = ":latest"  # which Ollama's clients add to names without a tag
 _FORMAT: Schema = {"anyOf": [{"enum": ["", "json"]}, OBJECT]}
 _IMAGES: Schema = {"type": "array", "items": BASE64}
@@ -29,7 +29,6 @@ _NUMBER = of_type(int | float, "a number", {"type": "number"})
 _IGNORED_FIELDS: Mapping[str, Harmless] = {
     "keep_alive": of_type(str | int | float, "a duration", {"type": ["string", "number"]}),  # the model always stays
     "think": one_of(False),
-    "tools": NOTHING,
     "logprobs": one_of(False),
     "top_logprobs": number(0),
     "truncate": FLAG,  # what does not fit is refused
@@ -42,7 +41,12 @@ _IGNORED_OF_GENERATE: Mapping[str, Harmless] = {
     "context": NOTHING,
     "raw": one_of(False),
 }
-_IGNORED_OF_MESSAGES: Mapping[str, Harmless] = {"thinking": TEXT, "tool_calls": NOTHING, "tool_name": one_of("")}
+_IGNORED_OF_MESSAGES: Mapping[str, Harmless] = {
+    "thinking": TEXT,
+    "tool_calls": NOTHING,
+    "tool_name": one_of(""),
+    "tool_call_id": one_of(""),
+}
 # Of memory and threads, which the run's configuration settles; then those of samplers that are off.
 _IGNORED_OPTIONS: Mapping[str, Harmless] = {
     **dict.fromkeys(("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep"), _NUMBER),
@@ -60,24 +64,23 @@ _IGNORED_OPTIONS: Mapping[str, Harmless] = {
 _encode = msgspec.json.Encoder().encode
 
 
-# ------------------------------------------------------------------------------------------------------------------ request
-
-
 def read_chat(body: Body, limits: Limits) -> ChatRequest:
-    """Validate the body of ``POST /api/chat``.
+    """Validate the body of ``POST /api/chat``. It also takes ``tool_choice`` and ``parallel_tool_calls`` of chat completions.
 
     Raises:
         RequestError: 400, or 404 for an unknown model, or 413 for a picture that is too large.
     """
     fields = Fields(decode_body(body, limits.body))
     generation = _read_generation(fields, limits)
+    tools, grammar = read_tools(fields, generation.grammar)
+    generation = msgspec.structs.replace(generation, grammar=grammar)
     given = fields.take_required("messages")
     refuse_others(fields, _IGNORED_FIELDS)
     intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules))
     messages = [_read_message(one, f"messages[{at}]", intake) for at, one in enumerate(check_messages(given, limits.max_context))]
     continues = is_continued(messages[-1], f"messages[{len(messages) - 1}]")
     conversation = Conversation(tuple(messages), tuple(intake.media))
-    return ChatRequest(generation, conversation, TemplateUse(opens_answer=not continues, continues=continues))
+    return ChatRequest(generation, conversation, TemplateUse(opens_answer=not continues, continues=continues), tools=tools)
 
 
 def read_generate(body: Body, limits: Limits) -> ChatRequest:
@@ -156,10 +159,17 @@ def _read_format(value: Any) -> AskedGrammar | None:
 def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:
     fields = Fields(value, path)
     role = fields.take_choice("role", ROLES)
-    fields.require("content")
     content, images = fields.take_str("content"), fields.take("images", _IMAGES)
+    calls = read_calls(fields.take("tool_calls"), f"{path}.tool_calls") if role == "assistant" else ()
+    is_result = role == "tool"
+    name, call_id = (
+        (fields.take_str("tool_name", MAX_ID_CHARS), fields.take_str("tool_call_id", MAX_ID_CHARS)) if is_result else ("", "")
+    )
     refuse_others(fields, _IGNORED_OF_MESSAGES)
-    return _with_images(content or "", images, f"{path}.images", role, intake)
+    if content is None and not calls:
+        raise refuse(f"{path}.content", "is required")
+    message = _with_images(content or "", images, f"{path}.images", role, intake)
+    return message._replace(name=name or "", calls=calls, call_id=call_id or "")
 
 
 def _with_images(text: str, images: Any, path: str, role: str, intake: MediaIntake) -> Message:
@@ -171,112 +181,3 @@ def _with_images(text: str, images: Any, path: str, role: str, intake: MediaInta
     for at, image in enumerate(images):
         intake.read_picture(image, f"{path}[{at}]", role)
     return Message(role, (*[MediaPart("image")] * len(images), text) if images else text)
-
-
-# ------------------------------------------------------------------------------------------------------------------- answer
-
-
-class LineFormat(NamedTuple):
-    """The form of a route's answers: see ``AnswerFormat``. ``is_chat``: they hold a message rather than text alone."""
-
-    id_prefix: str
-    is_chat: bool
-
-    def begin(self, id: str, created: int, model: str, fingerprint: str) -> "LineAnswer":
-        return LineAnswer(id, time_of(created), model, self.is_chat)
-
-
-CHAT = LineFormat("chat-", True)
-GENERATE = LineFormat("generate-", False)
-
-
-class LineAnswer:
-    """One answer. It has one choice."""
-
-    def __init__(self, id: str, created_at: str, model: str, is_chat: bool) -> None:
-        self.id = id
-        self._head = {"model": model, "created_at": created_at}
-        self._is_chat = is_chat
-
-    def choice(self, index: int, piece: Piece, ending: Ending, with_ids: bool) -> dict[str, Any]:
-        return {"text": piece.text, "ending": ending}
-
-    def whole(self, choices: Sequence[dict[str, Any]], usage: Usage, more: dict[str, Any]) -> bytes:
-        return self.line(choices[0]["text"], **_end(choices[0]["ending"], usage), **more)
-
-    def chunks(self, generation: Generation) -> "Lines":
-        return Lines(self)
-
-    def line(self, text: str, **more: Any) -> bytes:
-        """Return a line with this text."""
-        content = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"response": text}
-        return _encode({**self._head, **content, **more}) + b"\n"
-
-
-class Lines:
-    """The lines of its stream: see ``Chunks``."""
-
-    content_type = "application/x-ndjson"
-
-    def __init__(self, answer: LineAnswer) -> None:
-        self._answer = answer
-        self.keep_alive = answer.line("", done=False)
-
-    def role(self, index: int, usage: Usage) -> bytes:
-        return b""
-
-    def text(self, index: int, piece: Piece, usage: Usage) -> bytes:
-        return self._answer.line(piece.text, done=False)
-
-    def finish(self, index: int, ending: Ending, piece: Piece, usage: Usage) -> bytes:
-        return self._answer.line("", **_end(ending, usage))
-
-    def end(self, usage: Usage) -> bytes:
-        return b""
-
-    def error(self, error: RequestError) -> bytes:
-        return error_body(error) + b"\n"
-
-
-def error_body(error: RequestError) -> bytes:
-    """``{"error": message}``. The message names the field at fault."""
-    return _encode({"error": error.message})
-
-
-def time_of(created: int) -> str:
-    """Return a Unix time in seconds as RFC 3339 has it."""
-    return datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
-
-
-def _end(ending: Ending, usage: Usage) -> dict[str, Any]:
-    """Return the fields of the last line. Durations are in nanoseconds, and at least 1: clients divide by them. The model has been
-    loaded before."""
-    durations = (ending.queue_s, ending.prefill_s, ending.decode_s)
-    queue_ns, prefill_ns, decode_ns = (max(1, round(1e9 * seconds)) for seconds in durations)
-    return {
-        "done": True,
-        "done_reason": ending.reason,
-        "total_duration": queue_ns + prefill_ns + decode_ns,
-        "load_duration": 0,
-        "prompt_eval_count": usage.prompt_tokens,
-        "prompt_eval_duration": prefill_ns,
-        "eval_count": usage.completion_tokens,
-        "eval_duration": decode_ns,
-    }
-
-
-# -------------------------------------------------------------------------------------------------------------------- model
-
-
-def model_entry(limits: Limits, created: int) -> dict[str, Any]:
-    """Return the model as ``GET /api/tags`` lists it."""
-    details = {"format": "safetensors", "family": limits.family, "families": [limits.family]}
-    return {"name": limits.model_name, "model": limits.model_name, "modified_at": time_of(created), "details": details}
-
-
-def model_details(limits: Limits, created: int) -> dict[str, Any]:
-    """Return the model as ``POST /api/show`` describes it."""
-    capabilities = ["completion", *(name for kind, name in (("image", "vision"), ("audio", "audio")) if kind in limits.kinds)]
-    entry = model_entry(limits, created)
-    facts = {"general.architecture": limits.family, f"{limits.family}.context_length": limits.max_context}
-    return {"modified_at": entry["modified_at"], "details": entry["details"], "model_info": facts, "capabilities": capabilities}

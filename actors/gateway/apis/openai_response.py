@@ -109,11 +109,11 @@ class ResponseEvents:
         return self._event("response.created", response=response) + self._event("response.in_progress", response=response)
 
     def text(self, index: int, piece: Piece, usage: Usage) -> bytes:
-        num_rest = next((at for at, call in enumerate(piece.calls) if call.name is not None), len(piece.calls))
-        events = [self._arguments(call.arguments) for call in piece.calls[:num_rest]]  # of the call that is open
+        rest, begun = piece.calls_around
+        events = [self._arguments(call.arguments) for call in rest]  # of the call that is open
         if piece.text:
             events += [self._message(), self._delta(piece.text)]
-        for call in piece.calls[num_rest:]:
+        for call in begun:
             events.append(self._arguments(call.arguments) if call.name is None else self._begin(Item(call.number, call, [])))
         return b"".join(events)
 

@@ -12,7 +12,7 @@ from ..api_keys import salt_of
 from ..completions import Completions
 from ..responses import error_body, json_response
 from ..validation import Limits
-from . import anthropic, ollama
+from . import anthropic, ollama, ollama_answer
 from .openai_responses import Exchange
 from .stored import StoredConversations
 
@@ -34,11 +34,14 @@ def routes(completions: Completions, limits: Limits, created: int) -> list[tuple
         return await completions.answer(http, exchange.read, exchange)
 
     async def tags(_: web.Request) -> web.Response:
-        return json_response({"models": [ollama.model_entry(limits, created)]})
+        return json_response({"models": [ollama_answer.model_entry(limits, created)]})
+
+    async def ps(_: web.Request) -> web.Response:
+        return json_response({"models": [ollama_answer.running_model(limits, created)]})
 
     async def show(http: web.Request) -> web.Response:
         await completions.bodies.read(http, lambda body: ollama.read_show(body, limits))
-        return json_response(ollama.model_details(limits, created))
+        return json_response(ollama_answer.model_details(limits, created))
 
     async def version(_: web.Request) -> web.Response:
         return json_response({"version": __version__})
@@ -47,9 +50,10 @@ def routes(completions: Completions, limits: Limits, created: int) -> list[tuple
         ("POST", "/v1/responses", respond),
         ("POST", _MESSAGES, partial(completions.answer, read=anthropic.read_message, format=_ANTHROPIC)),
         ("POST", f"{_MESSAGES}/count_tokens", count_tokens),
-        ("POST", "/api/chat", partial(completions.answer, read=ollama.read_chat, format=ollama.CHAT)),
-        ("POST", "/api/generate", partial(completions.answer, read=ollama.read_generate, format=ollama.GENERATE)),
+        ("POST", "/api/chat", partial(completions.answer, read=ollama.read_chat, format=ollama_answer.CHAT)),
+        ("POST", "/api/generate", partial(completions.answer, read=ollama.read_generate, format=ollama_answer.GENERATE)),
         ("GET", "/api/tags", tags),
+        ("GET", "/api/ps", ps),
         ("POST", "/api/show", show),
         ("GET", "/api/version", version),
     ]
@@ -60,5 +64,5 @@ def error_body_of(path: str) -> Callable[[RequestError], bytes]:
     if path == _MESSAGES or path.startswith(f"{_MESSAGES}/"):
         return anthropic.error_body
     if path.startswith(_OLLAMA):
-        return ollama.error_body
+        return ollama_answer.error_body
     return error_body

@@ -134,10 +134,15 @@ def _ollama(**content: Schema) -> Schema:
     )
 
 
-OLLAMA_CHAT = _ollama(message=object_of(role=constant("assistant"), content=STRING))
+_OLLAMA_CALL = object_of(id=STRING, function=object_of(index=COUNT, name=STRING, arguments=OBJECT))
+OLLAMA_CHAT = _ollama(
+    message=object_of({"tool_calls": array(_OLLAMA_CALL)}, role=constant("assistant"), content=STRING),
+)
 OLLAMA_GENERATE = _ollama(response=STRING)
 _DETAILS = object_of(format=STRING, family=STRING, families=array(STRING))
-OLLAMA_TAGS = object_of(models=array(object_of(name=STRING, model=STRING, modified_at=STRING, details=_DETAILS)))
+_ENTRY = {"name": STRING, "model": STRING, "modified_at": STRING, "size": COUNT, "digest": STRING, "details": _DETAILS}
+OLLAMA_TAGS = object_of(models=array(object_of(**_ENTRY)))
+OLLAMA_RUNNING = object_of(models=array(object_of(**_ENTRY, expires_at=STRING, context_length=COUNT)))
 OLLAMA_MODEL = object_of(modified_at=STRING, details=_DETAILS, model_info=OBJECT, capabilities=array(STRING))
 
 ERROR = object_of(error=object_of(message=STRING, type=STRING, param=STRING_OR_NULL, code=INTEGER))

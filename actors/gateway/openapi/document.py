@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from .... import __version__
-from ..apis import anthropic, ollama
+from ..apis import anthropic, ollama_answer
 from ..apis.routes import error_body_of
 from ..fields import STRING, Schema
 from ..responses import error_body
@@ -43,7 +43,7 @@ _WITH_RETRY = (429, 503)
 _SHAPES: Mapping[Callable[..., bytes], tuple[str, Schema]] = {
     error_body: ("OpenAIError", answers.ERROR),
     anthropic.error_body: ("AnthropicError", answers.ANTHROPIC_ERROR),
-    ollama.error_body: ("OllamaError", answers.OLLAMA_ERROR),
+    ollama_answer.error_body: ("OllamaError", answers.OLLAMA_ERROR),
 }
 
 

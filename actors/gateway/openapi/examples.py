@@ -156,7 +156,17 @@ def count_tokens(kinds: Kinds) -> list[Body]:
 
 def ollama_chat(_: Kinds) -> list[Body]:
     """Bodies of ``POST /api/chat``."""
-    return [{"messages": [_HELLO], "stream": False, "options": {"num_predict": 16}}]
+    call = {"function": {"name": "weather", "arguments": {"city": "Paris"}}}
+    turns = [
+        _HELLO,
+        {"role": "assistant", "content": "", "tool_calls": [call, {"type": "function", **call}]},
+        {"role": "tool", "content": "Sunny", "tool_name": "weather"},
+    ]
+    named = {"type": "function", "function": {"name": "weather"}}
+    return [
+        {"messages": [_HELLO], "stream": False, "options": {"num_predict": 16}},
+        {"messages": turns, "tools": [{"type": "function", "function": _WEATHER}], "tool_choice": named},
+    ]
 
 
 def ollama_generate(_: Kinds) -> list[Body]:

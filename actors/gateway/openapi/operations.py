@@ -85,6 +85,7 @@ OPERATIONS = (
         answers.OLLAMA_MODEL, JsonBody(ollama.read_show, examples.ollama_show), "", _READ,
     ),
     Operation("GET", "/api/tags", "Ollama", "List the served model", answers.OLLAMA_TAGS),
+    Operation("GET", "/api/ps", "Ollama", "List the loaded model", answers.OLLAMA_RUNNING),
     Operation("GET", "/api/version", "Ollama", "The version of mmrt", answers.VERSION),
     Operation(
         "POST", "/tokenize", "Tokens", "The tokens of a prompt",

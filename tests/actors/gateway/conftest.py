@@ -127,7 +127,12 @@ def prompts(tokenizer: Tokenizer, model: ModelConfig) -> PromptBuilder:
 @pytest.fixture
 def limits() -> Limits:
     return Limits(
-        model_name=MODEL, family="qwen2_5_omni", kinds=("image", "video", "audio"), max_context=MAX_CONTEXT, media=MediaSection()
+        model_name=MODEL,
+        family="qwen2_5_omni",
+        kinds=("image", "video", "audio"),
+        weight_bytes=1000,
+        max_context=MAX_CONTEXT,
+        media=MediaSection(),
     )
 
 

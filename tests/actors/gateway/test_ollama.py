@@ -140,13 +140,28 @@ def test_the_model(stage: Any) -> None:
     async def test(scene: Any) -> None:
         async with client_of(scene) as client:
             (model,) = (await client.list()).models
+            (running,) = (await client.ps()).models
             assert model.model == "tiny" and model.details.format == "safetensors" and model.modified_at is not None
             shown = await client.show("tiny:latest")
-        assert shown.capabilities == ["completion", "vision", "audio"]
+        assert (running.name, running.digest, running.context_length) == ("tiny", model.digest, 2048)
+        assert (len(model.digest), model.size) == (64, 1000)
+        assert shown.capabilities == ["completion", "tools", "vision", "audio"]
         architecture = shown.modelinfo["general.architecture"]
         assert architecture == model.details.family == "qwen2_5_omni"
         assert shown.modelinfo[f"{architecture}.context_length"] == 2048
         assert (await scene.http.get("/api/version")).json() == (await scene.http.get("/version")).json()
+
+    stage.run(test)
+
+
+def test_curl_needs_no_content_type(stage: Any) -> None:
+    """As Ollama's documents call it; other routes refuse curl's default."""
+
+    async def test(scene: Any) -> None:
+        headers, body = {"Content-Type": "application/x-www-form-urlencoded"}, json.dumps({"prompt": "hi", "stream": False})
+        answer = await scene.http.post("/api/generate", content=body, headers=headers)
+        assert answer.status_code == 200 and answer.json()["response"] == TEXT
+        assert (await scene.http.post("/v1/completions", content=body, headers=headers)).status_code == 415
 
     stage.run(test)
 
@@ -220,10 +235,9 @@ def test_the_form_of_the_answer(limits: Limits) -> None:
         ({"temperature": 1}, "temperature", "is not supported"),
         ({"format": "yaml"}, "format", 'is "yaml", allowed are "json" and a JSON schema'),
         ({"think": True}, "think", "is true, only false is supported"),
-        ({"tools": [{}]}, "tools", "is an array with 1 entry, only an empty one is supported"),
         ({"messages": None}, "messages", "is required"),
         ({"messages": []}, "messages", "is empty, at least one message is needed"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role", 'is "tool", allowed are system, user, assistant'),
+        ({"messages": [{"role": "bot", "content": "a"}]}, "messages[0].role", 'is "bot", allowed are system, user, assistant, tool'),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
         ({"messages": [{"role": "assistant", "content": ""}]}, "messages[0].content", "is empty; a last message of the assistant"),
         ({"messages": [{**USER, "images": IMAGE}]}, "messages[0].images", "expected an array of base64 texts, got a string"),
