@@ -87,7 +87,7 @@ def build_app(
 
 
 def _adder(app: web.Application, method: str) -> Callable[[str, Handler], object]:
-    return app.router.add_get if method == "GET" else app.router.add_post
+    return {"GET": app.router.add_get, "POST": app.router.add_post, "DELETE": app.router.add_delete}[method]
 
 
 @dataclass(frozen=True)

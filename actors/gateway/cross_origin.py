@@ -40,7 +40,7 @@ class AllowedOrigins:
             if not is_preflight or not self.allow(asked.get("Origin", "")):
                 return await handler(request)
             response = web.Response(status=204)
-            response.headers["Access-Control-Allow-Methods"] = "GET, POST"
+            response.headers["Access-Control-Allow-Methods"] = "GET, POST, DELETE"
             response.headers["Access-Control-Allow-Headers"] = asked.get("Access-Control-Request-Headers", "")[:_MAX_HEADERS_CHARS]
             response.headers["Access-Control-Max-Age"] = str(_MAX_AGE_S)
             if asked.get("Access-Control-Request-Private-Network") == "true":  # a page of the Internet, a server of this machine

@@ -1,4 +1,4 @@
-"""Answers of OpenAI's Responses API: a response or its events. Only ``keep`` has effects."""
+"""Answers of OpenAI's Responses API: a response or its events. Only ``keep`` has effects, once all is known."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
@@ -37,34 +37,47 @@ def items_of(piece: Piece) -> list[Item]:
     return [*([Item(0, None, [piece.text])] if piece.text or not calls else []), *calls]
 
 
+class Ended(NamedTuple):
+    """A response that has ended, without its usage, and the message that it adds to the conversation."""
+
+    object: dict[str, Any]
+    message: Message
+
+
 class Response:
     """One response. The ids of its items end as its own."""
 
-    def __init__(self, id: str, shown: Mapping[str, Any], keep: Callable[[str, Message], None]) -> None:
-        """``shown``: its fields that are known from the beginning. ``keep`` is called with its id and its message when it has ended."""
+    def __init__(self, id: str, shown: Mapping[str, Any], keep: Callable[[str, Message, bytes], None]) -> None:
+        """``shown``: its fields that are known from the beginning. ``keep`` is called with its id, message and JSON at its end."""
         self.id = id
         self._suffix = id.removeprefix(ID_PREFIX)
         self._shown = {**shown, "text": shown["text"] or {"format": {"type": "text"}}}
         self._keep = keep
 
     def choice(self, index: int, piece: Piece, ending: Ending, with_ids: bool) -> dict[str, Any]:
-        return self.ended(items_of(piece), ending)
+        return {"ended": self.ended(items_of(piece), ending)}
 
     def whole(self, choices: Sequence[dict[str, Any]], usage: Usage, more: dict[str, Any]) -> bytes:
-        return _encode({**choices[0], "usage": _usage(usage), **more})
+        return self.finished(choices[0]["ended"], usage)
 
     def chunks(self, generation: Generation) -> "ResponseEvents":
         return ResponseEvents(self)
 
-    def ended(self, items: Sequence[Item], ending: Ending) -> dict[str, Any]:
-        """Return the response that ends with these items, and keep its message."""
+    def finished(self, ended: Ended, usage: Usage) -> bytes:
+        """Return the JSON of a response that has ended, and keep it."""
+        body = _encode({**ended.object, "usage": _usage(usage)})
+        self._keep(self.id, ended.message, body)
+        return body
+
+    def ended(self, items: Sequence[Item], ending: Ending) -> Ended:
+        """Return the response that ends with these items."""
         text = "".join(item.text for item in items if item.call is None)
         calls = [Call(self.call_id(item), item.call.name or "", arguments_of(item.text)) for item in items if item.call is not None]
-        self._keep(self.id, Message("assistant", text, calls=tuple(calls)))
         status = status_of(ending)
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         output = [self.item(item, "completed") for item in items[:-1]] + [self.item(items[-1], status)]
-        return {**self.object(status, output), "incomplete_details": details}
+        message = Message("assistant", text, calls=tuple(calls))
+        return Ended({**self.object(status, output), "incomplete_details": details}, message)
 
     def object(self, status: str, output: Sequence[dict[str, Any]], error: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return a response with this output."""
@@ -102,7 +115,7 @@ class ResponseEvents:
         self._response = response
         self._numbers = count()
         self._items: list[Item] = []
-        self._ended: dict[str, Any] = {}
+        self._ended: Ended | None = None
 
     def role(self, index: int, usage: Usage) -> bytes:
         response = self._response.object("in_progress", [])
@@ -123,7 +136,9 @@ class ResponseEvents:
         return b"".join([*events, self._end_item(status_of(ending))])
 
     def end(self, usage: Usage) -> bytes:
-        return self._event(f"response.{self._ended['status']}", response={**self._ended, "usage": _usage(usage)})
+        assert self._ended is not None
+        status, body = self._ended.object["status"], self._response.finished(self._ended, usage)
+        return self._event(f"response.{status}", response=msgspec.Raw(body))
 
     def error(self, error: RequestError) -> bytes:
         """``response.failed``, and an ``error`` at which OpenAI's clients raise."""

@@ -18,7 +18,7 @@ from ..validation import ChatRequest, Limits, check_grammar, read_generation
 from .openai_parts import read_content
 from .openai_response import ID_PREFIX, Response
 from .openai_tools import CallItems, read_tools
-from .stored import StoredConversations
+from .stored import StoredResponses
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _MAX_ID_CHARS = 64
@@ -56,7 +56,7 @@ class Exchange:
 
     id_prefix = ID_PREFIX
 
-    def __init__(self, stored: StoredConversations, tenant: bytes = b"") -> None:
+    def __init__(self, stored: StoredResponses, tenant: bytes = b"") -> None:
         """``tenant``: goes on with its own conversations alone."""
         self._stored = stored
         self._tenant = tenant
@@ -112,19 +112,18 @@ class Exchange:
         if id is None:
             return Conversation((), ())
         if (found := self._stored.get(self._tenant, id)) is None:
-            kept = f"the latest {self._stored.max_bytes >> 20} MiB of conversations are kept, until the gateway ends"
-            raise refuse("previous_response_id", f"{show(id)} is unknown: {kept}")
-        return found
+            raise refuse("previous_response_id", self._stored.why_unknown(id))
+        return found.conversation
 
     def begin(self, id: str, created: int, model: str, fingerprint: str) -> "Response":
         """See ``AnswerFormat``."""
         return Response(id, {"created_at": created, "model": model, **self._shown}, self._keep)
 
-    def _keep(self, id: str, answer: Message) -> None:
-        """Store the conversation with its answer, unless the request says no."""
+    def _keep(self, id: str, answer: Message, body: bytes) -> None:
+        """Store the response with its conversation, unless the request says no."""
         if self._shown["store"]:
             messages = (*self._conversation.messages, answer)
-            self._stored.put(self._tenant, id, self._conversation._replace(messages=messages))
+            self._stored.put(self._tenant, id, self._conversation._replace(messages=messages), body)
 
 
 def _take_stream_options(fields: Fields) -> None:

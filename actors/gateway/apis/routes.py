@@ -10,11 +10,12 @@ from .... import __version__
 from ....runtime.errors import RequestError
 from ..api_keys import salt_of
 from ..completions import Completions
+from ..fields import refuse
 from ..responses import error_body, json_response
 from ..validation import Limits
 from . import anthropic, ollama, ollama_answer
 from .openai_responses import Exchange
-from .stored import StoredConversations
+from .stored import StoredResponses
 
 _MESSAGES = "/v1/messages"
 _OLLAMA = "/api/"
@@ -27,11 +28,27 @@ def routes(completions: Completions, limits: Limits, created: int) -> list[tuple
     async def count_tokens(http: web.Request) -> web.Response:
         return json_response({"input_tokens": await completions.count(http, anthropic.read_count)})
 
-    stored = StoredConversations()
+    stored = StoredResponses()
 
     async def respond(http: web.Request) -> web.StreamResponse:
         exchange = Exchange(stored, salt_of(http, None))
         return await completions.answer(http, exchange.read, exchange)
+
+    def unknown(id: str) -> RequestError:
+        message = f"response_id: {stored.why_unknown(id)}"
+        return RequestError(message, status=404, type="not_found_error", param="response_id")
+
+    async def retrieve(http: web.Request) -> web.Response:
+        if (found := stored.get(salt_of(http, None), id := http.match_info["id"])) is None:
+            raise unknown(id)
+        if http.query.get("stream", "false") != "false":
+            raise refuse("stream", "is not supported: the response has ended")
+        return web.Response(body=found.body, content_type="application/json")
+
+    async def delete(http: web.Request) -> web.Response:
+        if not stored.remove(salt_of(http, None), id := http.match_info["id"]):
+            raise unknown(id)
+        return json_response({"id": id, "object": "response", "deleted": True})
 
     async def tags(_: web.Request) -> web.Response:
         return json_response({"models": [ollama_answer.model_entry(limits, created)]})
@@ -48,6 +65,8 @@ def routes(completions: Completions, limits: Limits, created: int) -> list[tuple
 
     return [
         ("POST", "/v1/responses", respond),
+        ("GET", "/v1/responses/{id}", retrieve),
+        ("DELETE", "/v1/responses/{id}", delete),
         ("POST", _MESSAGES, partial(completions.answer, read=anthropic.read_message, format=_ANTHROPIC)),
         ("POST", f"{_MESSAGES}/count_tokens", count_tokens),
         ("POST", "/api/chat", partial(completions.answer, read=ollama.read_chat, format=ollama_answer.CHAT)),

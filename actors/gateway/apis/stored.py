@@ -1,42 +1,62 @@
-"""Conversations that later requests of OpenAI's Responses API go on with: the latest, in the gateway's memory."""
+"""Responses of OpenAI's Responses API that clients may ask for or go on with: the latest, in the gateway's memory."""
 
 import json
 import threading
 from collections import OrderedDict
+from typing import NamedTuple
 
 from ..content import Conversation
+from ..fields import show
 
 MAX_STORED_BYTES = 64 << 20
 _VALUE_FACTOR = 64  # bytes of a value in memory, at most, for each of its JSON: a list of empty lists takes 20 to 40
 _MESSAGE_BYTES = 1024  # of a message or a call, beside text and media
 
 
-class StoredConversations:
-    """Conversations by tenant and the id of their last response, up to a number of bytes together: the oldest are forgotten first.
-    Media count in each conversation that has them. Threads may share it."""
+class StoredResponse(NamedTuple):
+    """A response: the conversation that ends with it, and its JSON."""
+
+    conversation: Conversation
+    body: bytes
+
+
+class StoredResponses:
+    """Responses by tenant and id, up to a number of bytes together: the oldest are forgotten first. Media count in each response whose
+    conversation has them. Threads may share it."""
 
     def __init__(self, max_bytes: int = MAX_STORED_BYTES) -> None:
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._conversations: OrderedDict[tuple[bytes, str], tuple[Conversation, int]] = OrderedDict()
+        self._responses: OrderedDict[tuple[bytes, str], tuple[StoredResponse, int]] = OrderedDict()
         self._num_bytes = 0
 
-    def put(self, tenant: bytes, id: str, conversation: Conversation) -> None:
-        """Keep a conversation, unless it alone is too large."""
-        num_bytes = _num_bytes(conversation)
+    def put(self, tenant: bytes, id: str, conversation: Conversation, body: bytes = b"") -> None:
+        """Keep a new response, unless it alone is too large."""
+        num_bytes = _num_bytes(conversation) + len(body)
         if num_bytes > self.max_bytes:
             return
         with self._lock:
-            self._conversations[tenant, id] = conversation, num_bytes
+            self._responses[tenant, id] = StoredResponse(conversation, body), num_bytes
             self._num_bytes += num_bytes
             while self._num_bytes > self.max_bytes:
-                self._num_bytes -= self._conversations.popitem(last=False)[1][1]
+                self._num_bytes -= self._responses.popitem(last=False)[1][1]
 
-    def get(self, tenant: bytes, id: str) -> Conversation | None:
-        """Return a conversation, None if it is not there."""
+    def get(self, tenant: bytes, id: str) -> StoredResponse | None:
+        """Return a response, None if it is not there."""
         with self._lock:
-            found = self._conversations.get((tenant, id))
+            found = self._responses.get((tenant, id))
         return None if found is None else found[0]
+
+    def remove(self, tenant: bytes, id: str) -> bool:
+        """Forget a response. Returns whether it was there."""
+        with self._lock:
+            found = self._responses.pop((tenant, id), None)
+            self._num_bytes -= 0 if found is None else found[1]
+        return found is not None
+
+    def why_unknown(self, id: str) -> str:
+        """Return words for a client that names a response that is not there."""
+        return f"{show(id)} is unknown: the latest {self.max_bytes >> 20} MiB of conversations are kept, until the gateway ends"
 
 
 def _num_bytes(conversation: Conversation) -> int:

@@ -104,6 +104,8 @@ RESPONSE = object_of(
     parallel_tool_calls=BOOLEAN,
 )
 
+DELETED = object_of(id=STRING, object=constant("response"), deleted=constant(True))
+
 _USE = object_of(type=constant("tool_use"), id=STRING, name=STRING, input=OBJECT)
 MESSAGE = object_of(
     id=STRING,

@@ -1,6 +1,7 @@
 """The description of the endpoint in OpenAPI 3.1, for the served model and the run's limits, and its route."""
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,6 +41,7 @@ _ERRORS: Mapping[int, str] = {
     504: "The request took too long",
 }
 _WITH_RETRY = (429, 503)
+_IN_PATH = re.compile(r"\{(\w+)\}")
 _SHAPES: Mapping[Callable[..., bytes], tuple[str, Schema]] = {
     error_body: ("OpenAIError", answers.ERROR),
     anthropic.error_body: ("AnthropicError", answers.ANTHROPIC_ERROR),
@@ -80,8 +82,11 @@ def _describe(operation: Operation, limits: Limits) -> dict[str, Any]:
     }
     if operation.is_open:
         found["security"] = []
-    if "{model}" in operation.path:
-        found["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": STRING, "example": limits.model_name}]
+    if names := _IN_PATH.findall(operation.path):
+        shown = {"model": limits.model_name, "id": "resp_1"}
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": STRING, "example": shown[name]} for name in names
+        ]
     if operation.body is not None:
         bodies = operation.body.examples(limits.kinds)
         schema = schema_of(operation.body.read, bodies, limits)

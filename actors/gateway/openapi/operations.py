@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..apis import anthropic, ollama
 from ..apis.openai_responses import Exchange
-from ..apis.stored import StoredConversations
+from ..apis.stored import StoredResponses
 from ..fields import OBJECT, Schema
 from ..json_body import Body
 from ..validation import Limits, read_chat, read_detokenize, read_text, read_tokenize
@@ -46,7 +46,7 @@ _WORK = (*_READ, 422, 500, 503, 504)
 
 
 def _read_response(body: Body, limits: Limits) -> object:
-    return Exchange(StoredConversations()).read(body, limits)
+    return Exchange(StoredResponses()).read(body, limits)
 
 
 OPERATIONS = (
@@ -62,6 +62,8 @@ OPERATIONS = (
         "POST", "/v1/responses", "OpenAI", "Answer in the form of OpenAI's Responses",
         answers.RESPONSE, JsonBody(_read_response, examples.responses), EVENTS, _WORK,
     ),
+    Operation("GET", "/v1/responses/{id}", "OpenAI", "A kept response", answers.RESPONSE, statuses=(404,)),
+    Operation("DELETE", "/v1/responses/{id}", "OpenAI", "Forget a kept response", answers.DELETED, statuses=(404,)),
     Operation("GET", "/v1/models", "OpenAI", "List the served model", answers.MODELS),
     Operation("GET", "/v1/models/{model}", "OpenAI", "Describe the served model", answers.MODEL, statuses=(404,)),
     Operation(

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from mmrt.actors.gateway.apis.openai_responses import Exchange
-from mmrt.actors.gateway.apis.stored import StoredConversations
+from mmrt.actors.gateway.apis.stored import StoredResponses
 from mmrt.actors.gateway.content import Conversation, MediaPart, Message
 from mmrt.actors.gateway.tool_messages import MAX_CALLS, Call
 from mmrt.actors.gateway.validation import Limits
@@ -226,7 +226,7 @@ def test_a_conversation_goes_on_with_results(stage: Any) -> None:
 
 
 def test_stored_calls_count() -> None:
-    stored = StoredConversations(max_bytes=100_000)
+    stored = StoredResponses(max_bytes=100_000)
     calls = tuple(Call(f"c{at}", "f", {"a": [[] for _ in range(100)]}) for at in range(10))
     stored.put(b"", "many", Conversation((Message("assistant", "", calls=calls),), ()))
     assert stored.get(b"", "many") is None
@@ -235,7 +235,7 @@ def test_stored_calls_count() -> None:
 
 
 def test_results_of_stored_calls_are_known(limits: Limits) -> None:
-    stored = StoredConversations()
+    stored = StoredResponses()
     stored.put(b"", "resp_1", Conversation((Message("assistant", "", calls=(Call("c1", "weather", {}),)),), ()))
     body = json.dumps({"previous_response_id": "resp_1", "input": [OUTPUT]}).encode()
     messages = Exchange(stored).read(body, limits).conversation.messages

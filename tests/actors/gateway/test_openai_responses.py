@@ -3,13 +3,14 @@
 import asyncio
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from mmrt.actors.gateway.apis.openai_responses import Exchange
-from mmrt.actors.gateway.apis.stored import StoredConversations
+from mmrt.actors.gateway.apis.stored import StoredResponses
 from mmrt.actors.gateway.content import Conversation, MediaPart, Message
 from mmrt.actors.gateway.validation import ChatRequest, Limits
 from mmrt.models.grammar.source import JSON_OBJECT, source_of_schema
@@ -24,7 +25,7 @@ IMAGE = {"type": "input_image", "image_url": URL, "detail": "auto"}
 
 def read(limits: Limits, **fields: Any) -> ChatRequest:
     body = json.dumps({"model": "tiny", "input": "hi", **fields}).encode()
-    asked = Exchange(StoredConversations()).read(body, limits)
+    asked = Exchange(StoredResponses()).read(body, limits)
     check_described("/v1/responses", body, limits)
     return asked
 
@@ -157,14 +158,45 @@ def test_a_conversation_goes_on(stage: Any) -> None:
     stage.run(test)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_is_retrieved_and_deleted(stage: Any, stream: bool) -> None:
+    """It is the same again, until it is deleted; then no conversation goes on with it either."""
+
+    async def test(scene: Any) -> None:
+        responses = scene.client.responses
+        made = await responses.create(model="tiny", input="hi", metadata={"a": "b"}, stream=stream)
+        response = [event async for event in made][-1].response if stream else made
+        assert (await responses.retrieve(response.id)).model_dump() == response.model_dump()
+        assert response.usage.output_tokens > 0 and response.output_text == TEXT
+        with pytest.raises(openai.BadRequestError, match="stream: is not supported"):
+            await responses.retrieve(response.id, stream=True)
+        await responses.create(model="tiny", input="And?", previous_response_id=response.id)
+        await responses.delete(response.id)
+        unstored = await responses.create(model="tiny", input="hi", store=False)
+        for ask in (responses.retrieve, responses.delete):
+            for unknown in (response.id, unstored.id):
+                with pytest.raises(openai.NotFoundError, match="is unknown: the latest 64 MiB") as caught:
+                    await ask(unknown)
+                assert caught.value.body["type"] == "not_found_error" and caught.value.param == "response_id"
+        with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+            await responses.create(model="tiny", input="And?", previous_response_id=response.id)
+
+    stage.run(test)
+
+
 def test_conversations_are_kept_within_a_bound() -> None:
-    stored = StoredConversations(max_bytes=10_000)
+    stored = StoredResponses(max_bytes=10_000)
     for number in range(20):
         stored.put(b"", f"{number}", Conversation((Message("user", "x" * 500),), ()))
     kept = [number for number in range(20) if stored.get(b"", f"{number}") is not None]
     assert kept == [17, 18, 19], "3,024 bytes each, the latest"
     stored.put(b"", "large", Conversation((Message("user", "x" * 3000),), ()))
     assert stored.get(b"", "large") is None and stored.get(b"", "19") is not None
+    assert stored.remove(b"", "18") and not stored.remove(b"", "18") and not stored.remove(b"a", "19")
+    stored.put(b"", "body", Conversation((), ()), bytes(3_000))
+    assert stored.get(b"", "17") is not None, "what was removed leaves room"
+    stored.put(b"", "another", Conversation((), ()), bytes(3_000))
+    assert stored.get(b"", "17") is None and stored.get(b"", "body") is not None, "the responses themselves count"
 
 
 def test_what_a_body_becomes(limits: Limits) -> None:
@@ -244,7 +276,7 @@ def test_what_is_refused(limits: Limits, fields: dict[str, Any], param: str, say
 
 
 def test_media_of_earlier_turns_count(limits: Limits) -> None:
-    stored, most = StoredConversations(), limits.media.max_items
+    stored, most = StoredResponses(), limits.media.max_items
     exchange = Exchange(stored, b"a")
     body = json.dumps({"input": [{"role": "user", "content": [IMAGE] * most}]}).encode()
     stored.put(b"a", "resp_1", exchange.read(body, limits).conversation)
@@ -254,9 +286,29 @@ def test_media_of_earlier_turns_count(limits: Limits) -> None:
 
 
 def test_a_tenant_goes_on_with_its_own_conversations(limits: Limits) -> None:
-    stored = StoredConversations()
+    stored = StoredResponses()
     stored.put(b"a", "resp_1", Conversation((Message("user", "x"),), ()))
     body = json.dumps({"previous_response_id": "resp_1", "input": "y"}).encode()
     assert len(Exchange(stored, b"a").read(body, limits).conversation.messages) == 2
     with pytest.raises(RequestError, match='"resp_1" is unknown'):
         Exchange(stored, b"b").read(body, limits)
+
+
+def test_a_key_retrieves_and_deletes_its_own_responses(stage: Any, tmp_path: Path) -> None:
+    (file := tmp_path / "keys").write_text(
+        '[[key]]\nname = "a"\nkey = "sk-0123456789-key-a"\n[[key]]\nname = "b"\nkey = "sk-0123456789-key-b"\n'
+    )
+    file.chmod(0o600)
+    stage.configure("server", api_keys_file=str(file))
+
+    async def test(scene: Any) -> None:
+        first, second = [{"Authorization": f"Bearer sk-0123456789-key-{name}"} for name in "ab"]
+        made = (await scene.http.post("/v1/responses", json={"input": "hi"}, headers=first)).json()
+        path = f"/v1/responses/{made['id']}"
+        assert (await scene.http.get(path, headers=second)).status_code == 404
+        assert (await scene.http.delete(path, headers=second)).status_code == 404
+        assert (await scene.http.get(f"{path}/", headers=first)).json() == made
+        assert (await scene.http.delete(path, headers=first)).json() == {"id": made["id"], "object": "response", "deleted": True}
+        assert (await scene.http.get(path, headers=first)).status_code == 404
+
+    stage.run(test)
