@@ -6,7 +6,7 @@ from ...shm.logprob_file import MAX_ALTERNATIVES
 from .fields import Fields, refuse, show
 
 MAX_CHOICES = 128
-MAX_PROMPT_LOGPROBS = 1 << 20  # in an answer, unless a prompt that fills the context has more
+MAX_LOGPROBS = 1 << 20  # of prompts, or of choices, in an answer that is not streamed, unless one that fills the context has more
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -24,9 +24,19 @@ class Output(msgspec.Struct, frozen=True):
         RequestError."""
         shown = (self.logprobs if self.echo else None, self.prompt_logprobs)
         num_logprobs = self.n * num_tokens * sum(1 + asked for asked in shown if asked is not None)
-        limit = max(MAX_PROMPT_LOGPROBS, (1 + MAX_ALTERNATIVES) * max_context)
-        if num_logprobs > limit:
+        if num_logprobs > (limit := _limit(max_context)):
             raise refuse("prompt", f"the answer would have {num_logprobs} log-probabilities of prompts, the limit is {limit}")
+
+    def most_tokens(self, num_prompts: int, max_context: int) -> int | None:
+        """Return how many tokens each choice may have, so that the gateway's memory has room for the log-probabilities of all until the
+        answer goes out whole; None: as many as they like."""
+        if self.logprobs is None and self.best_of == self.n:
+            return None
+        return _limit(max_context) // (num_prompts * self.best_of * (1 + (self.logprobs or 0)))
+
+
+def _limit(max_context: int) -> int:
+    return max(MAX_LOGPROBS, (1 + MAX_ALTERNATIVES) * max_context)
 
 
 def read_chat_output(fields: Fields, max_choices: int, stream: bool) -> Output:

@@ -163,6 +163,9 @@ def read_chat(body: Body, limits: Limits) -> ChatRequest:
 
 def _read_chat(fields: Fields, limits: Limits) -> ChatRequest:
     generation = read_generation(fields, limits, read_chat_output)
+    most = _most_with_logprobs(generation, 1, limits.max_context)
+    if generation.max_new_tokens is None and most < limits.max_context:
+        generation = msgspec.structs.replace(generation, max_new_tokens=most, clamp_max_tokens=True)
     tools, grammar = read_tools(fields, generation.grammar)
     generation = msgspec.structs.replace(generation, grammar=grammar)
     check_grammar(generation)
@@ -185,6 +188,7 @@ def read_text(body: Body, limits: Limits) -> TextRequest:
 def _read_text(fields: Fields, limits: Limits) -> TextRequest:
     generation = read_generation(fields, limits, read_text_output)
     prompt, *more = _read_prompts(fields.take_required("prompt", _PROMPTS), limits.max_choices // generation.output.best_of)
+    _most_with_logprobs(generation, 1 + len(more), limits.max_context)
     if generation.sampling.guidance_scale != 1 and not generation.negative_prompt:
         raise refuse("negative_prompt", "is required with guidance_scale: without a chat template it is the whole unconditional prompt")
     _refuse_others(fields)
@@ -279,6 +283,21 @@ def read_generation(
     )
     check_grammar(generation)
     return generation
+
+
+def _most_with_logprobs(generation: Generation, num_prompts: int, max_context: int) -> int:
+    """Return how many tokens each choice may have: an answer that is not streamed must have room for all log-probabilities. Raises:
+    RequestError if more are asked for."""
+    output, sampling = generation.output, generation.sampling
+    most = None if generation.stream else output.most_tokens(num_prompts, max_context)
+    if most is None or most >= max_context:
+        return max_context
+    is_given = generation.max_new_tokens is not None
+    asked, field = (generation.max_new_tokens, generation.max_tokens_field) if is_given else (sampling.min_tokens, "min_tokens")
+    if asked is not None and asked > most:
+        choices = f"{num_prompts * output.best_of} choices with {1 + (output.logprobs or 0)} log-probabilities a token"
+        raise refuse(field, f"is {asked}, the limit is {most} for {choices} unless stream is true")
+    return most
 
 
 def check_grammar(generation: Generation) -> None:

@@ -24,6 +24,17 @@ def read(limits: Limits, **fields: Any) -> TextRequest:
     return asked
 
 
+def test_all_prompts_of_an_answer_have_room_for_their_log_probabilities(limits: Limits) -> None:
+    many = {"prompt": ["a"] * 32, "n": 4, "logprobs": 20}
+    assert read(limits, **many).generation.max_new_tokens is None, "16 by default, which fit"
+    with pytest.raises(RequestError, match="max_tokens: is 391, the limit is 390 for 128 choices with 21 log-probabilities a token"):
+        read(limits, **many, max_tokens=391)
+    best = {"prompt": ["a"], "n": 1, "best_of": 128}
+    assert read(limits, **best, max_tokens=2048).generation.max_new_tokens == 2048, "one a token of each"
+    with pytest.raises(RequestError, match="max_tokens: is 2047, the limit is 1638 for 128 choices with 5 log-"):
+        read_text(json.dumps({**best, "logprobs": 4, "max_tokens": 2047}).encode(), limits)
+
+
 def test_an_answer(stage: Any, tokenizer: Tokenizer) -> None:
     async def test(scene: Any) -> None:
         answer = await scene.client.completions.create(

@@ -114,6 +114,23 @@ def test_choices_and_log_probabilities() -> None:
     assert refusal(body(n=5), few).message == "n: is 5, allowed are 1 to 4"
 
 
+def test_a_whole_answer_has_room_for_so_many_log_probabilities() -> None:
+    """2^20 of them: 128 choices with 21 a token have 390 tokens each."""
+    many = {"n": 128, "logprobs": True, "top_logprobs": 20}
+    generation = read(body(**many)).generation
+    assert (generation.max_new_tokens, generation.clamp_max_tokens) == (390, True)
+    assert read(body(**many, max_tokens=390)).generation.max_new_tokens == 390
+    for fields in ({"n": 1}, {"top_logprobs": 0}, {"n": 24}, {"stream": True}):
+        assert read(body(**{**many, **fields})).generation.max_new_tokens is None
+    assert read(body(**many, stream=True, max_tokens=2048)).generation.max_new_tokens == 2048
+    words = "the limit is 390 for 128 choices with 21 log-probabilities a token unless stream is true"
+    for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
+        assert refusal(body(**many, **{name: 391})).message == f"{name}: is 391, {words}"
+    large = msgspec.structs.replace(LIMITS, max_context=1 << 17)
+    assert read(body(**{**many, "n": 1}), large).generation.max_new_tokens is None, "one choice may fill the context"
+    assert read(body(**{**many, "n": 2}), large).generation.max_new_tokens == 1 << 16
+
+
 def test_how_the_template_is_used() -> None:
     said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     assert read(body()).template == TemplateUse() == read(body(add_generation_prompt=True, continue_final_message=False)).template
