@@ -114,10 +114,15 @@ class ResponseEvents:
     def __init__(self, response: Response) -> None:
         self._response = response
         self._numbers = count()
+        self._has_begun = False
         self._items: list[Item] = []
         self._ended: Ended | None = None
 
     def role(self, index: int, usage: Usage) -> bytes:
+        return self._begun()
+
+    def _begun(self) -> bytes:
+        self._has_begun = True
         response = self._response.object("in_progress", [])
         return self._event("response.created", response=response) + self._event("response.in_progress", response=response)
 
@@ -141,10 +146,11 @@ class ResponseEvents:
         return self._event(f"response.{status}", response=msgspec.Raw(body))
 
     def error(self, error: RequestError) -> bytes:
-        """``response.failed``, and an ``error`` at which OpenAI's clients raise."""
+        """``response.failed``, and an ``error`` at which OpenAI's clients raise. They take neither from a response not yet created."""
+        begun = b"" if self._has_begun else self._begun()
         problem = {"code": "server_error", "message": error.message}
         failed = self._event("response.failed", response=self._response.object("failed", [], problem))
-        return failed + self._event("error", **problem, param=error.param, **msgspec.json.decode(error_body(error)))
+        return begun + failed + self._event("error", **problem, param=error.param, **msgspec.json.decode(error_body(error)))
 
     def _message(self) -> bytes:
         """Begin a message unless one is open."""

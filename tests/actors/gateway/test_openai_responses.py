@@ -117,6 +117,26 @@ def test_a_failure_in_mid_stream(stage: Any) -> None:
     stage.run(test)
 
 
+def test_a_failure_before_any_text(stage: Any) -> None:
+    """After headers, which go out while the request waits: the client's helper for streams raises the error itself."""
+    stage.configure("server", keep_alive_s=0.1)
+
+    async def test(scene: Any) -> None:
+        async def script(play: Any) -> None:
+            await asyncio.sleep(0.3)
+            play.fail(500, "a stage died", error_type="internal_error")
+
+        scene.controller.script = script
+        kinds = []
+        with pytest.raises(openai.APIError, match="a stage died"):
+            async with scene.client.responses.stream(model="tiny", input="hi") as stream:
+                async for event in stream:
+                    kinds.append(event.type)
+        assert kinds == ["response.created", "response.in_progress", "response.failed"]
+
+    stage.run(test)
+
+
 def test_a_conversation_goes_on(stage: Any) -> None:
     async def test(scene: Any) -> None:
         media = []
