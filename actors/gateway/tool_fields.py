@@ -148,7 +148,7 @@ def read_name(function: Fields) -> str:
     """Take the ``name`` of a function. Raises: RequestError."""
     name = function.take_required("name", {"type": "string", "pattern": f"^{NAME}$"})
     if not isinstance(name, str) or re.fullmatch(NAME, name) is None:
-        raise refuse(function.path("name"), f"is {show(name)}, expected 1 to 64 letters, digits, _ and -")
+        raise refuse(function.path("name"), f"is {show(name)}, expected 1 to 128 letters, digits, _, - and .")
     return name
 
 

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
-NAME = r"[a-zA-Z0-9_-]{1,64}"
+NAME = r"[a-zA-Z0-9_.-]{1,128}"  # as MCP has them; Anthropic takes so many characters, OpenAI 64
 _BLANKS = " \t\r\n"
 _BLANK = r"[ \t\r\n]{0,64}"
 

@@ -131,7 +131,7 @@ RESULT_PATH = "messages[2].content[0]"
         ({"tools": [tool(input_schema=5)]}, "tools[0].input_schema", "expected an object, got an integer"),
         ({"tools": [tool(input_schema={"type": "array"})]}, "tools[0].input_schema.type", 'is "array", arguments are an object'),
         ({"tools": [tool(None)]}, "tools[0].name", "is required"),
-        ({"tools": [tool("a b")]}, "tools[0].name", 'is "a b", expected 1 to 64 letters'),
+        ({"tools": [tool("a b")]}, "tools[0].name", 'is "a b", expected 1 to 128 letters'),
         ({"tools": [tool(), tool()]}, "tools[1].name", 'is "weather", as that of tools[0]'),
         ({"tools": [tool(parameters={})]}, "tools[0].parameters", "is not supported"),
         ({"tools": [tool(defer_loading=True)]}, "tools[0].defer_loading", "is true, only false is supported"),

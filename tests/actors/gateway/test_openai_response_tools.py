@@ -99,7 +99,7 @@ def result(**changed: Any) -> dict[str, Any]:
         ({"tools": {}}, "tools", "expected an array, got an object"),
         ({"tools": [{}]}, "tools[0].type", "is required"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", 'is "web_search", allowed are function'),
-        ({"tools": [tool("a b")]}, "tools[0].name", 'is "a b", expected 1 to 64 letters'),
+        ({"tools": [tool("a b")]}, "tools[0].name", 'is "a b", expected 1 to 128 letters'),
         ({"tools": [tool(), tool()]}, "tools[1].name", 'is "weather", as that of tools[0]'),
         ({"tools": [tool(parameters=5)]}, "tools[0].parameters", "expected an object, got an integer"),
         ({"tools": [tool(strict=1)]}, "tools[0].strict", "expected true or false, got 1"),

@@ -48,11 +48,12 @@ def form(**fields: Any) -> CallForm | None:
 
 
 def test_functions_are_shown_to_the_template_as_they_came() -> None:
-    use = read(tools=[tool(description="of a city", strict=True), tool("now") | {"function": {"name": "now"}}]).tools
-    assert use is not None and use.names == {"weather", "now"}
+    name = "mcp.time_now-" + "w" * 115
+    use = read(tools=[tool(description="of a city", strict=True), tool() | {"function": {"name": name}}]).tools
+    assert use is not None and use.names == {"weather", name}
     assert use.shown[0]["function"] == {"name": "weather", "description": "of a city", "parameters": SCHEMA}
     assert list(use.shown[0]["function"]) == ["name", "description", "parameters"]
-    assert use.shown[1] == {"type": "function", "function": {"name": "now"}}
+    assert use.shown[1] == {"type": "function", "function": {"name": name}}
 
 
 @pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": [tool()], "tool_choice": "none"}, {"tool_choice": "auto"}])
@@ -90,8 +91,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [tool() | {"x": 1}]}, "tools[0].x", "is not supported"),
     ({"tools": [tool(x=1)]}, "tools[0].function.x", "is not supported"),
     ({"tools": [tool(None)]}, "tools[0].function.name", "is required"),
-    ({"tools": [tool("a b")]}, "tools[0].function.name", 'is "a b", expected 1 to 64 letters, digits, _ and -'),
-    ({"tools": [tool("f" * 65)]}, "tools[0].function.name", "expected 1 to 64"),
+    ({"tools": [tool("a b")]}, "tools[0].function.name", 'is "a b", expected 1 to 128 letters, digits, _, - and .'),
+    ({"tools": [tool("f" * 129)]}, "tools[0].function.name", "expected 1 to 128"),
     ({"tools": [tool(5)]}, "tools[0].function.name", "is 5, expected"),
     ({"tools": [tool(), tool()]}, "tools[1].function.name", 'is "weather", as that of tools[0]'),
     ({"tools": [tool(description=1)]}, "tools[0].function.description", "expected a string"),

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from mmrt.models.text.tool_calls import CallReader
 
-NAMES = ("weather", "get-time_2")
+LONG = "mcp." + "w" * 124
+NAMES = ("weather", "get-time_2", LONG)
 Read = tuple[str, list[tuple[str, str]], bool]
 
 
@@ -40,6 +41,7 @@ TRICKY = r'{"a}\"": "</tool_call> {\\", "b": [{}, {"c": "\u00e9 <tool_call>"}]}'
     ("text", "content", "calls"),
     [
         (call(), "", [("weather", "{}")]),
+        (call(name=LONG), "", [(LONG, "{}")]),
         (f" \n{call(TRICKY)}\n", "", [("weather", TRICKY)]),
         (f"Let me see.\n\n{call()}\n{call(name='get-time_2')}", "Let me see.", [("weather", "{}"), ("get-time_2", "{}")]),
         (f"{call()} and so \n", " and so \n", [("weather", "{}")]),
