@@ -7,7 +7,6 @@ import msgspec
 
 from ...models.errors import GrammarError
 from ...models.grammar.source import check_depth
-from ...runtime.errors import RequestError
 from .fields import Fields, kind_of, refuse, show
 from .tool_fields import read_name
 
@@ -51,36 +50,20 @@ def _read_call(value: Any, path: str) -> Call:
     function = Fields(fields.take_required("function"), fields.path("function"))
     fields.refuse_leftover()
     name = read_name(function)
-    arguments = take_arguments(function)
+    arguments = arguments_of(function.take_required_str("arguments"))
     function.refuse_leftover()
     return Call(id, name, arguments)
 
 
-def take_arguments(call: Fields) -> dict[str, Any]:
-    """Take the ``arguments`` of a call, the JSON of an object. Raises: RequestError."""
-    return _read_arguments(call.take_required_str("arguments"), call.path("arguments"))
-
-
-def _read_arguments(text: str, path: str) -> dict[str, Any]:
-    try:
-        value = msgspec.json.decode(text)  # which knows neither NaN nor halves of characters
-        check_depth(value)
-    except GrammarError as error:
-        raise refuse(path, error.message) from None
-    except (ValueError, RecursionError) as error:
-        raise refuse(path, f"is {show(text)}, which is not valid JSON: {str(error)[:100]}") from None
-    if not isinstance(value, dict):
-        raise refuse(path, f"is {show(text)}, expected the JSON of an object")
-    return value
-
-
 def arguments_of(text: str) -> dict[str, Any]:
-    """Return the arguments of a call that the model has made. Those that are not the JSON of an object become one that holds their
-    text, as Anthropic advises."""
+    """Return the arguments of a call that the model has made, for its chat template. Those that are not the JSON of an object, or too
+    deep, become one that holds their text, as Anthropic advises: the model may write so, and its client sends them back."""
     try:
-        return _read_arguments(text, "")
-    except RequestError:
+        value = msgspec.json.decode(text or "{}")  # which knows neither NaN nor halves of characters
+        check_depth(value)
+    except (ValueError, RecursionError):  # GrammarErrors are ValueErrors
         return {INVALID_JSON: text}
+    return value if isinstance(value, dict) else {INVALID_JSON: text}
 
 
 def arguments_as_sent(text: str) -> msgspec.Raw | dict[str, str]:

@@ -21,7 +21,7 @@ from ..tool_fields import (
     read_named,
     take_list,
 )
-from ..tool_messages import MAX_CALLS, Call, check_known, read_id, take_arguments
+from ..tool_messages import MAX_CALLS, Call, arguments_of, check_known, read_id
 from .openai_parts import read_content
 
 _IGNORED_OF_TOOLS: Mapping[str, Harmless] = {
@@ -91,7 +91,6 @@ class CallItems:
 
 
 def _read_call(item: Fields) -> Call:
-    id, name = read_id(item, "call_id"), read_name(item)
-    arguments = take_arguments(item)
+    id, name, arguments = read_id(item, "call_id"), read_name(item), arguments_of(item.take_required_str("arguments"))
     refuse_others(item, _IGNORED_OF_CALLS)
     return Call(id, name, arguments)
