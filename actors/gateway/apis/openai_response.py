@@ -44,6 +44,23 @@ class Ended(NamedTuple):
     message: Message
 
 
+class _Output(msgspec.Struct):
+    output: list[dict[str, Any]]
+
+
+_decode_output = msgspec.json.Decoder(_Output).decode
+
+
+def output_of(body: bytes) -> dict[str, dict[str, Any]]:
+    """Return the items of a response's JSON by their ids."""
+    return {item["id"]: item for item in _decode_output(body).output}
+
+
+def response_of(item_id: str) -> str:
+    """Return the id of the response whose item would have this id."""
+    return ID_PREFIX + item_id.partition("_")[2].partition("_")[0]
+
+
 class Response:
     """One response. The ids of its items end as its own."""
 

@@ -1,6 +1,6 @@
 """OpenAI's Responses API: a body of ``POST /v1/responses`` becomes a ``ChatRequest``. ``openai_response`` has the answers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,9 +14,10 @@ from ..json_body import Body, decode_body
 from ..media import MediaIntake
 from ..media_options import FOR_ALL, OptionReader
 from ..output_fields import Output
+from ..tool_messages import read_id
 from ..validation import ChatRequest, Limits, check_grammar, read_generation
 from .openai_parts import read_content
-from .openai_response import ID_PREFIX, Response
+from .openai_response import ID_PREFIX, Response, output_of, response_of
 from .openai_tools import CallItems, read_tools
 from .stored import StoredResponses
 
@@ -31,7 +32,7 @@ _SHOWN = (
     "tool_choice",
     "tools",
 )  # in the response
-_ITEMS: Schema = {"enum": ["message", "function_call", "function_call_output"]}
+_ITEMS: Schema = {"enum": ["message", "function_call", "function_call_output", "item_reference"]}
 _FORMATS = ("text", "json_object", "json_schema")
 _THOUGHTS = "reasoning.encrypted_content"
 _IGNORED_FIELDS: Mapping[str, Harmless] = {
@@ -61,6 +62,7 @@ class Exchange:
         self._stored = stored
         self._tenant = tenant
         self._shown: dict[str, Any] = {}  # fields of the request that its response repeats
+        self._outputs: dict[str, dict[str, Any]] = {}  # of responses whose items the request names
         self._conversation = Conversation((), ())  # without the instructions, which are of one response alone
 
     def read(self, body: Body, limits: Limits) -> ChatRequest:
@@ -92,7 +94,7 @@ class Exchange:
         refuse_others(fields, _IGNORED_FIELDS)
         intake = MediaIntake(limits.kinds, limits.media, OptionReader(for_all, limits.kinds, limits.vision_rules))
         intake.media.extend(earlier.media)  # which count against the limits of one request
-        messages = _read_input(given, earlier.messages, intake, limits.max_context)
+        messages = self._read_input(given, earlier.messages, intake, limits.max_context)
         self._conversation = Conversation(messages, tuple(intake.media))
         sampling = generation.sampling
         self._shown |= {
@@ -125,6 +127,36 @@ class Exchange:
             messages = (*self._conversation.messages, answer)
             self._stored.put(self._tenant, id, self._conversation._replace(messages=messages), body)
 
+    def _read_input(self, value: Any, earlier: Sequence[Message], intake: MediaIntake, max_context: int) -> tuple[Message, ...]:
+        """Return the conversation that goes on with the input."""
+        if isinstance(value, str):
+            if not value:
+                raise refuse("input", "is empty")
+            return (*earlier, Message("user", value))
+        calls = CallItems(earlier, intake)
+        for at, item in enumerate(check_messages(value, max_context, "input")):
+            path = f"input[{at}]"
+            fields = Fields(item, path)
+            if (kind := fields.take("type", _ITEMS)) == "item_reference" or (kind is None and fields.leftover.keys() == {"id"}):
+                fields = Fields(self._referred(fields), path)
+                kind = fields.take("type")
+            if not calls.read(kind, fields):
+                calls.messages.append(_read_message(kind, fields, path, intake))
+        return tuple(calls.messages)
+
+    def _referred(self, reference: Fields) -> dict[str, Any]:
+        """Return the item that a reference names: one of a response that is kept."""
+        id = read_id(reference, "id")
+        reference.refuse_leftover()
+        response_id = response_of(id)
+        if response_id not in self._outputs:
+            found = self._stored.get(self._tenant, response_id)
+            self._outputs[response_id] = {} if found is None else output_of(found.body)
+        item: dict[str, Any] | None = self._outputs[response_id].get(id)
+        if item is None:
+            raise refuse(reference.path("id"), self._stored.why_unknown(id))
+        return item
+
 
 def _take_stream_options(fields: Fields) -> None:
     value = fields.take("stream_options")
@@ -145,21 +177,6 @@ def _read_text_format(fields: Fields) -> AskedGrammar | None:
         return read_named_schema(form)
     form.refuse_leftover()
     return AskedGrammar(JSON_OBJECT, "text.format") if kind == "json_object" else None
-
-
-def _read_input(value: Any, earlier: tuple[Message, ...], intake: MediaIntake, max_context: int) -> tuple[Message, ...]:
-    """Return the conversation that goes on with the input."""
-    if isinstance(value, str):
-        if not value:
-            raise refuse("input", "is empty")
-        return (*earlier, Message("user", value))
-    calls = CallItems(earlier, intake)
-    for at, item in enumerate(check_messages(value, max_context, "input")):
-        path = f"input[{at}]"
-        fields = Fields(item, path)
-        if not calls.read(kind := fields.take("type", _ITEMS), fields):
-            calls.messages.append(_read_message(kind, fields, path, intake))
-    return tuple(calls.messages)
 
 
 def _read_message(kind: Any, fields: Fields, path: str, intake: MediaIntake) -> Message:

@@ -34,6 +34,10 @@ def routes(completions: Completions, limits: Limits, created: int) -> list[tuple
         exchange = Exchange(stored, salt_of(http, None))
         return await completions.answer(http, exchange.read, exchange)
 
+    async def count_input(http: web.Request) -> web.Response:
+        exchange = Exchange(stored, salt_of(http, None))
+        return json_response({"object": "response.input_tokens", "input_tokens": await completions.count(http, exchange.read)})
+
     def unknown(id: str) -> RequestError:
         message = f"response_id: {stored.why_unknown(id)}"
         return RequestError(message, status=404, type="not_found_error", param="response_id")
@@ -65,6 +69,7 @@ def routes(completions: Completions, limits: Limits, created: int) -> list[tuple
 
     return [
         ("POST", "/v1/responses", respond),
+        ("POST", "/v1/responses/input_tokens", count_input),
         ("GET", "/v1/responses/{id}", retrieve),
         ("DELETE", "/v1/responses/{id}", delete),
         ("POST", _MESSAGES, partial(completions.answer, read=anthropic.read_message, format=_ANTHROPIC)),

@@ -104,6 +104,7 @@ RESPONSE = object_of(
     parallel_tool_calls=BOOLEAN,
 )
 
+COUNTED = object_of(object=constant("response.input_tokens"), input_tokens=COUNT)
 DELETED = object_of(id=STRING, object=constant("response"), deleted=constant(True))
 
 _USE = object_of(type=constant("tool_use"), id=STRING, name=STRING, input=OBJECT)

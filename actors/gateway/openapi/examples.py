@@ -19,6 +19,7 @@ _SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "requir
 _WEATHER = {"name": "weather", "description": "Look up the weather", "parameters": _SCHEMA}
 _ARGUMENTS = '{"city": "Paris"}'
 _HELLO = {"role": "user", "content": "Hello!"}
+RESPONSE = b'{"output":[{"type":"message","id":"msg_1","role":"assistant","content":"Hello!"}]}'  # that items refer to
 
 
 def chat(kinds: Kinds) -> list[Body]:
@@ -100,6 +101,8 @@ def responses(kinds: Kinds) -> list[Body]:
         {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": _ARGUMENTS},
         {"type": "function_call_output", "call_id": "call_1", "output": "Sunny"},
         {"type": "function_call_output", "call_id": "call_1", "output": parts},
+        {"type": "item_reference", "id": "msg_1"},
+        {"id": "msg_1"},
     ]
     formats = [{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "name": "place", "schema": _SCHEMA}]
     return [

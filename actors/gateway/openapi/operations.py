@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ..apis import anthropic, ollama
 from ..apis.openai_responses import Exchange
 from ..apis.stored import StoredResponses
+from ..content import Conversation
 from ..fields import OBJECT, Schema
 from ..json_body import Body
 from ..validation import Limits, read_chat, read_detokenize, read_text, read_tokenize
@@ -46,7 +47,9 @@ _WORK = (*_READ, 422, 500, 503, 504)
 
 
 def _read_response(body: Body, limits: Limits) -> object:
-    return Exchange(StoredResponses()).read(body, limits)
+    stored = StoredResponses()
+    stored.put(b"", "resp_1", Conversation((), ()), examples.RESPONSE)
+    return Exchange(stored).read(body, limits)
 
 
 OPERATIONS = (
@@ -61,6 +64,10 @@ OPERATIONS = (
     Operation(
         "POST", "/v1/responses", "OpenAI", "Answer in the form of OpenAI's Responses",
         answers.RESPONSE, JsonBody(_read_response, examples.responses), EVENTS, _WORK,
+    ),
+    Operation(
+        "POST", "/v1/responses/input_tokens", "OpenAI", "Count the tokens of an input",
+        answers.COUNTED, JsonBody(_read_response, examples.responses), "", _WORK,
     ),
     Operation("GET", "/v1/responses/{id}", "OpenAI", "A kept response", answers.RESPONSE, statuses=(404,)),
     Operation("DELETE", "/v1/responses/{id}", "OpenAI", "Forget a kept response", answers.DELETED, statuses=(404,)),

@@ -223,6 +223,29 @@ def test_a_conversation_goes_on_with_results(stage: Any) -> None:
     stage.run(test)
 
 
+def test_items_of_kept_responses_can_be_named(stage: Any) -> None:
+    """As the AI SDK sends what it got. The prompt is that with the items themselves."""
+
+    async def test(scene: Any) -> None:
+        create = scene.client.responses.create
+        scene.controller.script = scripted(PIECES)
+        first = await create(**ASKED)
+        calls = [item for item in first.output if item.type == "function_call"]
+        results = [{"type": "function_call_output", "call_id": item.call_id, "output": "Rain."} for item in calls]
+        references = [{"type": "item_reference", "id": first.output[0].id}, *[{"id": item.id} for item in calls]]
+        await create(**{**ASKED, "input": [USER, *references, *results]})
+        prompt = list(scene.controller.plays.values())[-1].spec.prompt_ids
+        await create(**{**ASKED, "input": [USER, *[item.model_dump(exclude_unset=True) for item in first.output], *results]})
+        assert list(scene.controller.plays.values())[-1].spec.prompt_ids == prompt
+        unstored = await create(**ASKED, store=False)
+        for id in (unstored.output[0].id, f"{first.output[0].id}_9", "msg", first.id):
+            with pytest.raises(openai.BadRequestError, match="is unknown: the latest 64 MiB") as caught:
+                await create(**{**ASKED, "input": [USER, {"type": "item_reference", "id": id}]})
+            assert caught.value.param == "input[1].id"
+
+    stage.run(test)
+
+
 def test_stored_calls_count() -> None:
     stored = StoredResponses(max_bytes=100_000)
     calls = tuple(Call(f"c{at}", "f", {"a": [[] for _ in range(100)]}) for at in range(10))

@@ -178,6 +178,23 @@ def test_a_conversation_goes_on(stage: Any) -> None:
     stage.run(test)
 
 
+def test_tokens_of_an_input_are_counted(stage: Any) -> None:
+    """As many as the prompt of a response has, whatever of it is kept or follows; nothing is computed."""
+
+    async def test(scene: Any) -> None:
+        responses = scene.client.responses
+        tool: Any = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+        asked: Any = {"model": "tiny", "input": "hi", "instructions": "Be brief.", "tools": [tool]}
+        count = await responses.input_tokens.count(**asked)
+        assert (count.object, scene.controller.plays) == ("response.input_tokens", {})
+        first = await responses.create(**asked)
+        assert count.input_tokens == len(scene.controller.play.spec.prompt_ids)
+        longer = await responses.input_tokens.count(**asked, previous_response_id=first.id)
+        assert longer.input_tokens > count.input_tokens
+
+    stage.run(test)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_response_is_retrieved_and_deleted(stage: Any, stream: bool) -> None:
     """It is the same again, until it is deleted; then no conversation goes on with it either."""
@@ -260,7 +277,7 @@ def test_the_form_of_the_answer(limits: Limits) -> None:
         (
             {"input": [{"type": "reasoning"}]},
             "input[0].type",
-            'is "reasoning", allowed are message, function_call, function_call_output',
+            'is "reasoning", allowed are message, function_call, function_call_output, item_reference',
         ),
         ({"input": [{"role": "tool", "content": "a"}]}, "input[0].role", 'is "tool", allowed are system, developer, user, assistant'),
         ({"input": [{"role": "user"}]}, "input[0].content", "is required"),

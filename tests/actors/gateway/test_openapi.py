@@ -141,7 +141,8 @@ def test_routes_and_answers_are_as_described(stage: Any) -> None:
                 schema = described["schema"]
                 schema = closed(shapes[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema)
                 Draft202012Validator(schema).validate(answer.json())
-                ids["{id}"] = str(answer.json().get("id"))
+                if "id" in answer.json():
+                    ids["{id}"] = answer.json()["id"]
             return answer.status_code
 
         for path, methods in document["paths"].items():
