@@ -16,6 +16,7 @@ from ...runtime.controller.outages import MEDIA_STAGES
 from ...runtime.errors import RequestError
 from ...runtime.stage_table import stage_of
 from .api_keys import CLIENT, ApiKeys
+from .apis import anthropic_answer
 from .apis import routes as apis
 from .authentication import authenticate, check_host, limit, mark_limits
 from .client_request import CLIENT_GONE
@@ -77,6 +78,7 @@ def build_app(
     async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = SERVER_NAME
         origins.mark(request, response)
+        apis.mark(request, response)
         mark_limits(request, response)
         if is_ending() or connections.is_extra(request):
             response.headers["Connection"] = "close"
@@ -113,13 +115,17 @@ class Endpoints:
             "max_model_len": self.limits.max_context,
         }
 
-    async def models(self, _: web.Request) -> web.Response:
+    async def models(self, http: web.Request) -> web.Response:
+        if apis.is_anthropics(http):
+            return json_response(anthropic_answer.model_page(self.limits, self.created_s))
         return json_response({"object": "list", "data": [self._model]})
 
     async def model(self, http: web.Request) -> web.Response:
         name = http.match_info["model"].rstrip("/")
         if name != self.limits.model_name:
             raise RequestError(f"model {name[:100]!r} does not exist", status=404, type="not_found_error", param="model")
+        if apis.is_anthropics(http):
+            return json_response(anthropic_answer.model_info(self.limits, self.created_s))
         return json_response(self._model)
 
     async def health(self, _: web.Request) -> web.Response:

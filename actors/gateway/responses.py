@@ -4,6 +4,7 @@ Pure. The constant parts of a stream's chunks are encoded once, so that a chunk 
 """
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -35,6 +36,11 @@ def final_usage(numbers: Usage) -> dict[str, Any]:
 def json_response(value: object) -> web.Response:
     """Return a response with this value as its body."""
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def rfc3339(created: int) -> str:
+    """Return a Unix time in seconds as other APIs than OpenAI's have it."""
+    return datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
 
 
 def error_body(error: RequestError) -> bytes:

@@ -1,7 +1,6 @@
 """Answers of Ollama's API: lines of JSON, errors, and the model. ``ollama`` has the requests. Pure."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import msgspec
 from ....models.text.tool_calls import CallPiece, whole_calls
 from ....runtime.errors import RequestError
 from ..choices import Ending, Piece, Usage
+from ..responses import rfc3339
 from ..validation import Generation, Limits
 from .ollama_tools import shown_call
 
@@ -24,7 +24,7 @@ class LineFormat(NamedTuple):
     is_chat: bool
 
     def begin(self, id: str, created: int, model: str, fingerprint: str) -> "LineAnswer":
-        return LineAnswer(id, time_of(created), model, self.is_chat)
+        return LineAnswer(id, rfc3339(created), model, self.is_chat)
 
 
 CHAT = LineFormat("chat-", True)
@@ -100,11 +100,6 @@ def error_body(error: RequestError) -> bytes:
     return _encode({"error": error.message})
 
 
-def time_of(created: int) -> str:
-    """Return a Unix time in seconds as RFC 3339 has it."""
-    return datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
-
-
 def _end(ending: Ending, usage: Usage) -> dict[str, Any]:
     """Return the fields of the last line. Durations are in nanoseconds, and at least 1: clients divide by them. The model has been
     loaded before."""
@@ -128,7 +123,7 @@ def model_entry(limits: Limits, created: int) -> dict[str, Any]:
     return {
         "name": name,
         "model": name,
-        "modified_at": time_of(created),
+        "modified_at": rfc3339(created),
         "size": num_bytes,
         "digest": sha256(f"{name} {num_bytes}".encode()).hexdigest(),
         "details": {"format": "safetensors", "family": limits.family, "families": [limits.family]},

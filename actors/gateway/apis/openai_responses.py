@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: a body of ``POST /v1/responses`` becomes a ``ChatRequest``. ``openai_response`` has the answers."""
+"""OpenAI's Responses API: a body of ``POST /v1/responses`` becomes a ``ChatRequest``. ``openai_answer`` has the answers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,8 +16,8 @@ from ..media_options import FOR_ALL, OptionReader
 from ..output_fields import Output
 from ..tool_messages import read_id
 from ..validation import ChatRequest, Limits, check_grammar, read_generation
+from .openai_answer import ID_PREFIX, Response, output_of, response_of
 from .openai_parts import read_content
-from .openai_response import ID_PREFIX, Response, output_of, response_of
 from .openai_tools import CallItems, read_tools
 from .stored import StoredResponses
 

@@ -13,13 +13,14 @@ from ..completions import Completions
 from ..fields import refuse
 from ..responses import error_body, json_response
 from ..validation import Limits
-from . import anthropic, ollama, ollama_answer
+from . import anthropic, anthropic_answer, ollama, ollama_answer
 from .openai_responses import Exchange
 from .stored import StoredResponses
 
 _MESSAGES = "/v1/messages"
 _OLLAMA = "/api/"
-_ANTHROPIC = anthropic.MessageFormat()
+_VERSION, _REQUEST_ID = "Anthropic-Version", "X-Request-Id"
+_ANTHROPIC = anthropic_answer.MessageFormat()
 
 
 def routes(completions: Completions, limits: Limits, created: int) -> list[tuple[str, str, Handler]]:
@@ -83,10 +84,21 @@ def routes(completions: Completions, limits: Limits, created: int) -> list[tuple
     ]
 
 
+def is_anthropics(http: web.Request) -> bool:
+    """Return whether Anthropic's client asks: some of its routes are OpenAI's as well."""
+    return _VERSION in http.headers
+
+
+def mark(http: web.Request, response: web.StreamResponse) -> None:
+    """Give the request's id by the name that Anthropic's client looks for."""
+    if is_anthropics(http) and _REQUEST_ID in response.headers:
+        response.headers[_REQUEST_ID.removeprefix("X-")] = response.headers[_REQUEST_ID]
+
+
 def error_body_of(path: str) -> Callable[[RequestError], bytes]:
     """Return the function that shapes an error of this path as its API does."""
     if path == _MESSAGES or path.startswith(f"{_MESSAGES}/"):
-        return anthropic.error_body
+        return anthropic_answer.error_body
     if path.startswith(_OLLAMA):
         return ollama_answer.error_body
     return error_body

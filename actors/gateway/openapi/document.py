@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from .... import __version__
-from ..apis import anthropic, ollama_answer
+from ..apis import anthropic_answer, ollama_answer
 from ..apis.routes import error_body_of
 from ..fields import STRING, Schema
 from ..responses import error_body
@@ -44,7 +44,7 @@ _WITH_RETRY = (429, 503)
 _IN_PATH = re.compile(r"\{(\w+)\}")
 _SHAPES: Mapping[Callable[..., bytes], tuple[str, Schema]] = {
     error_body: ("OpenAIError", answers.ERROR),
-    anthropic.error_body: ("AnthropicError", answers.ANTHROPIC_ERROR),
+    anthropic_answer.error_body: ("AnthropicError", answers.ANTHROPIC_ERROR),
     ollama_answer.error_body: ("OllamaError", answers.OLLAMA_ERROR),
 }
 

@@ -129,6 +129,25 @@ def test_a_failure_in_mid_stream_is_an_error_event(stage: Any) -> None:
     stage.run(test)
 
 
+def test_models_and_ids_of_requests(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        async with client_of(scene) as client:
+            (model,) = [model async for model in client.models.list()]
+            assert model == await client.models.retrieve("tiny")
+            assert (model.id, model.display_name, model.type, model.lifecycle) == ("tiny", "tiny", "model", "active")
+            assert model.max_input_tokens == 2048 and model.created_at.tzinfo is not None
+            with pytest.raises(anthropic.NotFoundError):
+                await client.models.retrieve("other")
+            answer = await client.messages.create(model="tiny", max_tokens=9, messages=[USER])
+            assert answer._request_id == answer.id
+            with pytest.raises(anthropic.BadRequestError) as caught:
+                await client.messages.create(model="tiny", max_tokens=0, messages=[USER])
+            assert caught.value.request_id is not None and caught.value.request_id.startswith("req-")
+        assert (await scene.http.get("/v1/models")).json()["object"] == "list", "OpenAI's, for other clients"
+
+    stage.run(test)
+
+
 def test_a_stream_that_waits_is_kept_alive(stage: Any) -> None:
     stage.configure("server", keep_alive_s=0.1)
 
