@@ -64,18 +64,25 @@ _IGNORED_OPTIONS: Mapping[str, Harmless] = {
 _encode = msgspec.json.Encoder().encode
 
 
+class NothingAsked(Exception):
+    """The request asks for no answer: with it Ollama loads the model, which is always loaded here."""
+
+
 def read_chat(body: Body, limits: Limits) -> ChatRequest:
     """Validate the body of ``POST /api/chat``. It also takes ``tool_choice`` and ``parallel_tool_calls`` of chat completions.
 
     Raises:
         RequestError: 400, or 404 for an unknown model, or 413 for a picture that is too large.
+        NothingAsked: there are no messages.
     """
     fields = Fields(decode_body(body, limits.body))
     generation = _read_generation(fields, limits)
     tools, grammar = read_tools(fields, generation.grammar)
     generation = msgspec.structs.replace(generation, grammar=grammar)
-    given = fields.take_required("messages")
+    given = fields.take("messages")
     refuse_others(fields, _IGNORED_FIELDS)
+    if given is None or given == []:
+        raise NothingAsked
     intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules))
     messages = [_read_message(one, f"messages[{at}]", intake) for at, one in enumerate(check_messages(given, limits.max_context))]
     continues = is_continued(messages[-1], f"messages[{len(messages) - 1}]")
@@ -88,11 +95,12 @@ def read_generate(body: Body, limits: Limits) -> ChatRequest:
     ``read_chat``."""
     fields = Fields(decode_body(body, limits.body))
     generation = _read_generation(fields, limits)
-    fields.require("prompt")
     prompt, system, images = fields.take_str("prompt"), fields.take_str("system"), fields.take("images", _IMAGES)
     refuse_others(fields, _IGNORED_OF_GENERATE)
+    if not prompt and not images:
+        raise NothingAsked
     if not prompt:
-        raise refuse("prompt", "is empty")
+        raise refuse("prompt", "is required beside images, and not empty")
     intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules))
     messages = [Message("system", system)] if system else []
     messages.append(_with_images(prompt, images, "images", "user", intake))

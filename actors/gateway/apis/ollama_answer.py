@@ -26,6 +26,10 @@ class LineFormat(NamedTuple):
     def begin(self, id: str, created: int, model: str, fingerprint: str) -> "LineAnswer":
         return LineAnswer(id, rfc3339(created), model, self.is_chat)
 
+    def loaded(self, created: int, model: str) -> bytes:
+        """Return the answer to a request that asks for nothing but that the model be loaded."""
+        return self.begin("", created, model, "").line("", done=True, done_reason="load")
+
 
 CHAT = LineFormat("chat-", True)
 GENERATE = LineFormat("generate-", False)

@@ -1,5 +1,6 @@
 """Routes of the APIs beside OpenAI's, and the shape of their errors. Runs in the gateway's event loop; ``app`` adds them."""
 
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -9,7 +10,7 @@ from aiohttp.typedefs import Handler
 from .... import __version__
 from ....runtime.errors import RequestError
 from ..api_keys import salt_of
-from ..completions import Completions
+from ..completions import Completions, Read
 from ..fields import refuse
 from ..responses import error_body, json_response
 from ..validation import Limits
@@ -55,6 +56,15 @@ def routes(completions: Completions, limits: Limits, created: int) -> list[tuple
             raise unknown(id)
         return json_response({"id": id, "object": "response", "deleted": True})
 
+    def answer_ollama(read: Read, format: ollama_answer.LineFormat) -> Handler:
+        async def answer(http: web.Request) -> web.StreamResponse:
+            try:
+                return await completions.answer(http, read, format)
+            except ollama.NothingAsked:
+                return web.Response(body=format.loaded(int(time.time()), limits.model_name), content_type="application/json")
+
+        return answer
+
     async def tags(_: web.Request) -> web.Response:
         return json_response({"models": [ollama_answer.model_entry(limits, created)]})
 
@@ -75,8 +85,8 @@ def routes(completions: Completions, limits: Limits, created: int) -> list[tuple
         ("DELETE", "/v1/responses/{id}", delete),
         ("POST", _MESSAGES, partial(completions.answer, read=anthropic.read_message, format=_ANTHROPIC)),
         ("POST", f"{_MESSAGES}/count_tokens", count_tokens),
-        ("POST", "/api/chat", partial(completions.answer, read=ollama.read_chat, format=ollama_answer.CHAT)),
-        ("POST", "/api/generate", partial(completions.answer, read=ollama.read_generate, format=ollama_answer.GENERATE)),
+        ("POST", "/api/chat", answer_ollama(ollama.read_chat, ollama_answer.CHAT)),
+        ("POST", "/api/generate", answer_ollama(ollama.read_generate, ollama_answer.GENERATE)),
         ("GET", "/api/tags", tags),
         ("GET", "/api/ps", ps),
         ("POST", "/api/show", show),

@@ -122,11 +122,10 @@ INPUT_TOKENS = object_of(input_tokens=COUNT)
 
 
 def _ollama(**content: Schema) -> Schema:
-    return object_of(
-        model=STRING,
-        created_at=STRING,
-        **content,
-        done=constant(True),
+    head = {"model": STRING, "created_at": STRING, **content, "done": constant(True)}
+    loaded = object_of(**head, done_reason=constant("load"))
+    answered = object_of(
+        **head,
         done_reason={"enum": ["stop", "length"]},
         total_duration=COUNT,
         load_duration=COUNT,
@@ -135,6 +134,7 @@ def _ollama(**content: Schema) -> Schema:
         eval_count=COUNT,
         eval_duration=COUNT,
     )
+    return {"anyOf": [answered, loaded]}
 
 
 _OLLAMA_CALL = object_of(id=STRING, function=object_of(index=COUNT, name=STRING, arguments=OBJECT))

@@ -154,6 +154,21 @@ def test_the_model(stage: Any) -> None:
     stage.run(test)
 
 
+def test_a_request_without_a_question_loads_the_model(stage: Any) -> None:
+    """With it Ollama's clients have the model loaded, as it always is."""
+
+    async def test(scene: Any) -> None:
+        async with client_of(scene) as client:
+            for answer in (await client.generate("tiny"), await client.generate("tiny", "", keep_alive=0)):
+                assert (answer.model, answer.response, answer.done, answer.done_reason) == ("tiny", "", True, "load")
+            answer = await client.chat("tiny", [])
+            assert (answer.message.content, answer.done, answer.done_reason) == ("", True, "load")
+            assert [line.done_reason async for line in await client.chat("tiny", [], stream=True)] == ["load"]
+        assert (await scene.http.post("/api/chat", json={})).json()["done"] and not scene.controller.plays
+
+    stage.run(test)
+
+
 def test_curl_needs_no_content_type(stage: Any) -> None:
     """As Ollama's documents call it; other routes refuse curl's default."""
 
@@ -178,7 +193,7 @@ def test_errors_have_the_shape_of_the_api(stage: Any) -> None:
         for asked, status, says in (
             (client.chat("llava", [USER]), 404, 'model: "llava" does not exist, this server has "tiny"'),
             (client.show("llava"), 404, 'model: "llava" does not exist'),
-            (client.generate("tiny", ""), 400, "prompt: is empty"),
+            (client.generate("llava", ""), 404, 'model: "llava" does not exist'),
             (client.generate("tiny", "a " * 3000), 400, "prompt: the prompt has"),
             (client.embed("tiny", "a"), 404, "POST /api/embed: Not Found"),
         ):
@@ -235,8 +250,7 @@ def test_the_form_of_the_answer(limits: Limits) -> None:
         ({"temperature": 1}, "temperature", "is not supported"),
         ({"format": "yaml"}, "format", 'is "yaml", allowed are "json" and a JSON schema'),
         ({"think": True}, "think", "is true, only false is supported"),
-        ({"messages": None}, "messages", "is required"),
-        ({"messages": []}, "messages", "is empty, at least one message is needed"),
+        ({"messages": {}}, "messages", "expected an array, got an object"),
         ({"messages": [{"role": "bot", "content": "a"}]}, "messages[0].role", 'is "bot", allowed are system, user, assistant, tool'),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
         ({"messages": [{"role": "assistant", "content": ""}]}, "messages[0].content", "is empty; a last message of the assistant"),
@@ -259,7 +273,7 @@ def test_what_chat_refuses(limits: Limits, fields: dict[str, Any], param: str, s
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
-        ({"prompt": None}, "prompt", "is required"),
+        ({"prompt": None, "images": [IMAGE]}, "prompt", "is required beside images"),
         ({"prompt": 5}, "prompt", "expected a string, got an integer"),
         ({"raw": True}, "raw", "is true, only false is supported"),
         ({"suffix": "a"}, "suffix", 'is "a", only "" is supported'),
