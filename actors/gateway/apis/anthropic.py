@@ -53,7 +53,6 @@ _IGNORED_OF_BLOCKS: Mapping[str, Harmless] = {"cache_control": OBJECT, "citation
 _IGNORED_OF_RESULTS: Mapping[str, Harmless] = {"cache_control": OBJECT, "is_error": FLAG}  # the template has no place for the latter
 _CALLING = {"user": "tool_result", "assistant": "tool_use"}  # blocks that messages of one role alone have
 _EFFORTS = one_of("low", "medium", "high", "xhigh", "max")
-_encode = msgspec.json.Encoder().encode
 
 
 def read_message(body: Body, limits: Limits) -> ChatRequest:

@@ -61,7 +61,6 @@ _IGNORED_OPTIONS: Mapping[str, Harmless] = {
     "mirostat_eta": _NUMBER,
     "penalize_newline": one_of(True),
 }
-_encode = msgspec.json.Encoder().encode
 
 
 class NothingAsked(Exception):
@@ -103,7 +102,7 @@ def read_generate(body: Body, limits: Limits) -> ChatRequest:
         raise refuse("prompt", "is required beside images, and not empty")
     intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules))
     messages = [Message("system", system)] if system else []
-    messages.append(_with_images(prompt, images, "images", "user", intake))
+    messages.append(Message("user", _with_images(prompt, images, "images", "user", intake)))
     return ChatRequest(generation, Conversation(tuple(messages), tuple(intake.media)), messages_field="prompt")
 
 
@@ -168,24 +167,24 @@ def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:
     fields = Fields(value, path)
     role = fields.take_choice("role", ROLES)
     content, images = fields.take_str("content"), fields.take("images", _IMAGES)
-    calls = read_calls(fields.take("tool_calls"), f"{path}.tool_calls") if role == "assistant" else ()
-    is_result = role == "tool"
-    name, call_id = (
-        (fields.take_str("tool_name", MAX_ID_CHARS), fields.take_str("tool_call_id", MAX_ID_CHARS)) if is_result else ("", "")
-    )
+    message = Message(role, "")
+    if role == "assistant":
+        message = message._replace(calls=read_calls(fields.take("tool_calls"), f"{path}.tool_calls"))
+    if role == "tool":
+        name, call_id = (fields.take_str(field, MAX_ID_CHARS) or "" for field in ("tool_name", "tool_call_id"))
+        message = message._replace(name=name, call_id=call_id)
     refuse_others(fields, _IGNORED_OF_MESSAGES)
-    if content is None and not calls:
+    if content is None and not message.calls:
         raise refuse(f"{path}.content", "is required")
-    message = _with_images(content or "", images, f"{path}.images", role, intake)
-    return message._replace(name=name or "", calls=calls, call_id=call_id or "")
+    return message._replace(content=_with_images(content or "", images, f"{path}.images", role, intake))
 
 
-def _with_images(text: str, images: Any, path: str, role: str, intake: MediaIntake) -> Message:
-    """Return a message whose pictures come before its text, as with Ollama."""
+def _with_images(text: str, images: Any, path: str, role: str, intake: MediaIntake) -> str | tuple[str | MediaPart, ...]:
+    """Return content whose pictures come before its text, as with Ollama."""
     if images is None:
         images = []
     if not isinstance(images, list):
         raise refuse(path, f"expected an array of base64 texts, got {kind_of(images)}")
     for at, image in enumerate(images):
         intake.read_picture(image, f"{path}[{at}]", role)
-    return Message(role, (*[MediaPart("image")] * len(images), text) if images else text)
+    return (*[MediaPart("image")] * len(images), text) if images else text

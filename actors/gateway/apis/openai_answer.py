@@ -131,15 +131,15 @@ class ResponseEvents:
     def __init__(self, response: Response) -> None:
         self._response = response
         self._numbers = count()
-        self._has_begun = False
+        self._is_created = False
         self._items: list[Item] = []
         self._ended: Ended | None = None
 
     def role(self, index: int, usage: Usage) -> bytes:
-        return self._begun()
+        return self._created()
 
-    def _begun(self) -> bytes:
-        self._has_begun = True
+    def _created(self) -> bytes:
+        self._is_created = True
         response = self._response.object("in_progress", [])
         return self._event("response.created", response=response) + self._event("response.in_progress", response=response)
 
@@ -164,10 +164,10 @@ class ResponseEvents:
 
     def error(self, error: RequestError) -> bytes:
         """``response.failed``, and an ``error`` at which OpenAI's clients raise. They take neither from a response not yet created."""
-        begun = b"" if self._has_begun else self._begun()
+        created = b"" if self._is_created else self._created()
         problem = {"code": "server_error", "message": error.message}
         failed = self._event("response.failed", response=self._response.object("failed", [], problem))
-        return begun + failed + self._event("error", **problem, param=error.param, **msgspec.json.decode(error_body(error)))
+        return created + failed + self._event("error", **problem, param=error.param, **msgspec.json.decode(error_body(error)))
 
     def _message(self) -> bytes:
         """Begin a message unless one is open."""

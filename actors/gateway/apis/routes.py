@@ -21,24 +21,29 @@ from .stored import StoredResponses
 _MESSAGES = "/v1/messages"
 _OLLAMA = "/api/"
 _VERSION, _REQUEST_ID = "Anthropic-Version", "X-Request-Id"
-_ANTHROPIC = anthropic_answer.MessageFormat()
 
 
-def routes(completions: Completions, limits: Limits, created: int) -> list[tuple[str, str, Handler]]:
+Route = tuple[str, str, Handler]
+
+
+def routes(completions: Completions, limits: Limits, created: int) -> list[Route]:
     """Return method, path and handler of each. ``created``: Unix time in seconds since which the model is served."""
+    return [*_of_responses(completions), *_of_messages(completions), *_of_ollama(completions, limits, created)]
 
-    async def count_tokens(http: web.Request) -> web.Response:
-        return json_response({"input_tokens": await completions.count(http, anthropic.read_count)})
 
+def _of_responses(completions: Completions) -> list[Route]:
     stored = StoredResponses()
 
-    async def respond(http: web.Request) -> web.StreamResponse:
-        exchange = Exchange(stored, salt_of(http, None))
-        return await completions.answer(http, exchange.read, exchange)
+    def exchange(http: web.Request) -> Exchange:
+        return Exchange(stored, salt_of(http, None))
 
-    async def count_input(http: web.Request) -> web.Response:
-        exchange = Exchange(stored, salt_of(http, None))
-        return json_response({"object": "response.input_tokens", "input_tokens": await completions.count(http, exchange.read)})
+    async def create(http: web.Request) -> web.StreamResponse:
+        one = exchange(http)
+        return await completions.answer(http, one.read, one)
+
+    async def count(http: web.Request) -> web.Response:
+        num_tokens = await completions.count(http, exchange(http).read)
+        return json_response({"object": "response.input_tokens", "input_tokens": num_tokens})
 
     def unknown(id: str) -> RequestError:
         message = f"response_id: {stored.why_unknown(id)}"
@@ -56,7 +61,24 @@ def routes(completions: Completions, limits: Limits, created: int) -> list[tuple
             raise unknown(id)
         return json_response({"id": id, "object": "response", "deleted": True})
 
-    def answer_ollama(read: Read, format: ollama_answer.LineFormat) -> Handler:
+    return [
+        ("POST", "/v1/responses", create),
+        ("POST", "/v1/responses/input_tokens", count),
+        ("GET", "/v1/responses/{id}", retrieve),
+        ("DELETE", "/v1/responses/{id}", delete),
+    ]
+
+
+def _of_messages(completions: Completions) -> list[Route]:
+    async def count(http: web.Request) -> web.Response:
+        return json_response({"input_tokens": await completions.count(http, anthropic.read_count)})
+
+    create = partial(completions.answer, read=anthropic.read_message, format=anthropic_answer.MessageFormat())
+    return [("POST", _MESSAGES, create), ("POST", f"{_MESSAGES}/count_tokens", count)]
+
+
+def _of_ollama(completions: Completions, limits: Limits, created: int) -> list[Route]:
+    def answer_by(read: Read, format: ollama_answer.LineFormat) -> Handler:
         async def answer(http: web.Request) -> web.StreamResponse:
             try:
                 return await completions.answer(http, read, format)
@@ -79,14 +101,8 @@ def routes(completions: Completions, limits: Limits, created: int) -> list[tuple
         return json_response({"version": __version__})
 
     return [
-        ("POST", "/v1/responses", respond),
-        ("POST", "/v1/responses/input_tokens", count_input),
-        ("GET", "/v1/responses/{id}", retrieve),
-        ("DELETE", "/v1/responses/{id}", delete),
-        ("POST", _MESSAGES, partial(completions.answer, read=anthropic.read_message, format=_ANTHROPIC)),
-        ("POST", f"{_MESSAGES}/count_tokens", count_tokens),
-        ("POST", "/api/chat", answer_ollama(ollama.read_chat, ollama_answer.CHAT)),
-        ("POST", "/api/generate", answer_ollama(ollama.read_generate, ollama_answer.GENERATE)),
+        ("POST", "/api/chat", answer_by(ollama.read_chat, ollama_answer.CHAT)),
+        ("POST", "/api/generate", answer_by(ollama.read_generate, ollama_answer.GENERATE)),
         ("GET", "/api/tags", tags),
         ("GET", "/api/ps", ps),
         ("POST", "/api/show", show),
