@@ -12,6 +12,7 @@ from ..responses import rfc3339
 from ..tool_messages import arguments_as_sent
 from ..validation import Generation, Limits
 
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -109,9 +110,11 @@ class MessageEvents:
 
 
 def error_body(error: RequestError) -> bytes:
-    """``{"type": "error", "error": {"type", "message"}}``. The message names the field at fault."""
+    """``{"type": "error", "error": {"type", "message"}}``. The message names the field at fault. Without its details Anthropic's tool
+    runner would not go on without ``thread``."""
     kind = "request_too_large" if error.status == 413 else "api_error" if error.type == "internal_error" else error.type
-    return _encode({"type": "error", "error": {"type": kind, "message": error.message}})
+    details = {"details": _NO_THREADS} if error.param == "thread" else {}
+    return _encode({"type": "error", "error": {"type": kind, "message": error.message, **details}})
 
 
 def _event(event: dict[str, Any]) -> bytes:

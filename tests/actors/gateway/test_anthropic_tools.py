@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import anthropic
 import pytest
 
 from mmrt.actors.gateway.apis.anthropic import read_count
@@ -206,6 +207,40 @@ def test_calls_whole_and_in_a_stream(stage: Any) -> None:
         for index in (1, 2):
             pieces = [event.delta.partial_json for event in deltas if event.index == index]
             assert "".join(pieces) == '{"city": "Ulm"}'
+
+    stage.run(test)
+
+
+@anthropic.beta_async_tool
+async def weather(city: str) -> str:
+    """Tell the weather.
+
+    Args:
+        city: Its name.
+    """
+    return f"Rain in {city}."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_clients_own_tool_runner(stage: Any, stream: bool) -> None:
+    """It asks for a thread first, which is not supported, and goes on without one."""
+
+    async def test(scene: Any) -> None:
+        answers = iter([PIECES, ["Take an umbrella."]])
+
+        async def script(play: Any) -> None:
+            await scripted(next(answers))(play)
+
+        scene.controller.script = script
+        asked: Any = {"model": "tiny", "max_tokens": 9, "messages": [USER], "tools": [weather]}
+        async with client_of(scene) as client:
+            runner = client.beta.messages.tool_runner(**asked, stream=stream)
+            messages = [await one.get_final_message() if stream else one async for one in runner]
+        assert [message.stop_reason for message in messages] == ["tool_use", "end_turn"]
+        assert messages[-1].content[0].text == "Take an umbrella."
+        prompt = list(scene.controller.plays.values())[-1].spec.prompt_ids
+        shown = (await scene.http.post("/detokenize", json={"tokens": prompt})).json()["prompt"]
+        assert shown.count("<tool_response>\nRain in Ulm.\n</tool_response>") == 2
 
     stage.run(test)
 
