@@ -96,7 +96,7 @@ def read_generate(body: Body, limits: Limits) -> ChatRequest:
     generation = _read_generation(fields, limits)
     prompt, system, images = fields.take_str("prompt"), fields.take_str("system"), fields.take("images", _IMAGES)
     refuse_others(fields, _IGNORED_OF_GENERATE)
-    if not prompt and not images:
+    if not prompt and images in (None, []):
         raise NothingAsked
     if not prompt:
         raise refuse("prompt", "is required beside images, and not empty")

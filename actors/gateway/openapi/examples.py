@@ -89,7 +89,8 @@ def responses(kinds: Kinds) -> list[Body]:
     """Bodies of ``POST /v1/responses``."""
     parts: list[Body] = [{"type": "input_text", "text": "Hello!"}, {"type": "output_text", "text": "a"}, {"type": "text", "text": "b"}]
     if "image" in kinds:
-        parts.append({"type": "input_image", "image_url": f"data:image/png;base64,{_PIXEL}"})
+        url = f"data:image/png;base64,{_PIXEL}"
+        parts.append({"type": "input_image", "image_url": url, "prompt_cache_breakpoint": {"mode": "explicit"}})
     parts += [
         {"type": f"input_{kind}", f"input_{kind}": {"data": _PIXEL, "format": name}}
         for kind, name in (("audio", "wav"), ("video", "mp4"))

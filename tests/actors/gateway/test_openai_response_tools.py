@@ -79,7 +79,11 @@ def test_calls_and_results_in_a_conversation(limits: Limits) -> None:
 
 
 def test_pictures_in_results(limits: Limits) -> None:
-    items = [USER, CALLED, {**OUTPUT, "output": [{**TEXT, "prompt_cache_breakpoint": {"mode": "explicit"}}, IMAGE]}]
+    items = [
+        USER,
+        CALLED,
+        {**OUTPUT, "output": [{**TEXT, "prompt_cache_breakpoint": {"mode": "explicit"}}, {**IMAGE, "prompt_cache_breakpoint": {}}]},
+    ]
     conversation = read(limits, input=items, tools=[tool()]).conversation
     assert conversation.messages[2] == Message("tool", ("Rain.", MediaPart("image")), call_id="c1")
     assert [medium.path for medium in conversation.media] == ["input[2].output[1].image_url"]
