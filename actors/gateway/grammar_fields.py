@@ -15,10 +15,10 @@ from ...models.grammar.source import (
     source_of_regex,
     source_of_schema,
 )
-from ...models.text.tool_calls import NAME
 from .fields import OBJECT, STRING, Fields, Schema, kind_of, refuse, show
 
 MAX_CHOICES = 1024
+_NAME = "[a-zA-Z0-9_-]{1,64}"
 _FORMATS = ("text", "json_object", "json_schema")
 _SCHEMA: Schema = {"anyOf": [OBJECT, {"type": "string", "maxLength": MAX_SOURCE_BYTES}]}
 _FORMS: Mapping[str, Schema] = {
@@ -68,8 +68,8 @@ def _read_response_format(fields: Fields) -> AskedGrammar | None:
 def read_named_schema(asked: Fields) -> AskedGrammar:
     """Take a schema with its name, all that is in ``asked``. Raises: RequestError."""
     asked.require("name")
-    name = asked.take("name", {"type": "string", "pattern": f"^{NAME}$"})
-    if not isinstance(name, str) or re.fullmatch(NAME, name) is None:
+    name = asked.take("name", {"type": "string", "pattern": f"^{_NAME}$"})
+    if not isinstance(name, str) or re.fullmatch(_NAME, name) is None:
         raise refuse(asked.path("name"), f"is {show(name)}, expected 1 to 64 letters, digits, _ and -")
     asked.take_str("description")
     asked.take_bool("strict")  # an answer always follows the whole schema
