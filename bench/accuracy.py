@@ -59,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--seed", type=int, default=0)
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
     options = parser.parse_args(argv)
+    if load_model_config(options.checkpoint).quantization is not None:
+        parser.error(f"{options.checkpoint} is quantized: transformers, for comparison, reads it only with other packages")
     run_bench("accuracy", options.json, (), lambda _: measure(options), show)
     return 0
 

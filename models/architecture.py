@@ -8,12 +8,13 @@ from typing import Literal
 import msgspec
 
 from ..schema.media import MediaKind
+from ..schema.quantization import Quantization
 
 DType = Literal["float32", "bfloat16"]
-WeightFormat = Literal["auto", "float32", "bfloat16", "float16", "int8"]  # of the decoder's matrices; auto is the model's dtype
+WeightFormat = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]  # of the decoder's matrices; auto is the model's dtype
 KvDType = Literal["auto", "int8", "fp8"]  # of the KV cache; auto is the model's, fp8 is float8_e4m3fn
 
-DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
 KV_ALIGNMENT = 32  # bytes, of a layer's part of a quantized page: see kv_pages
 
 
@@ -138,6 +139,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     language: LanguageConfig
     dtype: DType
     weights: WeightFormat = "auto"
+    quantization: Quantization | None = None  # of the checkpoint
     kv_dtype: KvDType = "auto"
     max_context: int
     eos_token_ids: tuple[int, ...]

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from ..schema.quantization import find_quantization
 from .architecture import (
     DTYPE_BYTES,
     MAX_REPETITION_PENALTY,
@@ -46,10 +47,10 @@ def load_model_config(
     if name is None:
         told = ", ".join(entry.model_types[0] for entry in FAMILIES.values() if entry.model_types[0] != NULL_TYPE)
         raise root.error("model_type", f"is {model_type!r}, expected one of {told}")
-    for place in (root, root.object("thinker_config")):
-        if place.has("quantization_config"):
-            method = place.object("quantization_config").text("quant_method", default="unknown")
-            raise place.error("quantization_config", f"is of method {method!r}: quantized checkpoints are not supported")
+    try:
+        quantization = find_quantization(root.data)
+    except ValueError as error:
+        raise CheckpointError(f"{files.path / 'config.json'}: {error}") from None
     config = family_named(name).parse_config(files)
     _check_ids(Path(path), config)
     if max_context > config.max_context:
@@ -59,6 +60,7 @@ def load_model_config(
         config,
         dtype=dtype,
         weights="auto" if weights == dtype else weights,
+        quantization=quantization,
         kv_dtype=kv_dtype,
         max_context=max_context or min(config.max_context, DEFAULT_MAX_CONTEXT),
         sampling=_sampling_defaults(files),

@@ -59,7 +59,9 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     path: str = ""  # a Hugging Face checkpoint directory; "" is the demo model, which comes with mmrt
     name: str = ""  # what /v1/models calls it; "" is the directory's name
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    weights: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"  # format of the language model's matrices, on a CPU
+    weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = (
+        "auto"  # format of the language model's matrices, on a CPU
+    )
     max_context: NotNegative = 0  # tokens; 0 is the checkpoint's own limit, at most 32768
     device: Device = "cpu"  # where it is computed: cpu, cuda, or cuda:N
 

@@ -17,6 +17,11 @@ class JsonObject:
         self._file = file
         self._where = where
 
+    @property
+    def data(self) -> Mapping[str, object]:
+        """The object as it was read, for what has a reader of its own."""
+        return self._data
+
     def _name(self, field: str) -> str:
         return f"{self._where}.{field}" if self._where else field
 

@@ -1,4 +1,4 @@
-"""A checkpoint's numbers in the format in which they are kept: float32, bfloat16, float16, or int8 with a scale for each row.
+"""A checkpoint's numbers in the format in which they are kept: float32, bfloat16, float16, int8 with a scale for each row, or int4.
 
 Scales are bfloat16, so that no kernel has to round them. ``weights`` calls ``narrow`` once for each tensor, while ``memory`` loads the
 model.
@@ -9,29 +9,38 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from . import int4
+from .weight_specs import INT4_ROWS
+
 MOST = 127  # of int8: -128 has no counterpart
 _BLOCK_VALUES = 1 << 20  # converted at once: an embedding matrix in float32 would take gigabytes
 
 
 def narrow(values: Tensor, target: Tensor, scales: Tensor | None = None) -> None:
-    """Write ``values`` [rows, ...] of any floating type to ``target`` of the same shape, rounded to the nearest; with ``scales``
-    bfloat16 [rows], ``target`` is int8 and a row's numbers are ``scales`` x ``target``.
+    """Write ``values`` [rows, ...] of any floating type to ``target`` of the same shape, rounded to the nearest.
 
-    Raises: ValueError for values that float16 or int8 does not have.
+    With ``scales`` bfloat16 [rows], ``target`` is int8 and a row's numbers are ``scales`` x ``target``. With ``scales`` bfloat16
+    [groups, rows, 2], ``target`` is uint8 [rows, columns / 2], see ``int4``.
+
+    Raises: ValueError for values that float16, int8 or int4 does not have.
     """
-    if target.dtype not in (torch.float16, torch.int8) or values.dtype == target.dtype:
+    if scales is None and (target.dtype != torch.float16 or values.dtype == target.dtype):
         target.copy_(values)
         return
     for rows, block in _blocks(values):
         if scales is None:
             _halve(block, target[rows])
-        else:
+        elif target.dtype == torch.int8:
             _quantize(block, target[rows], scales[rows])
+        else:
+            codes, steps, zeros = int4.quantize(block, scales.shape[0])
+            _check_finite(zeros, "int4")
+            int4.pack(codes, steps, zeros, target[rows], scales[:, rows])
 
 
 def _blocks(values: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows in float32, all in the same memory, which may be written to."""
-    num_rows = max(1, _BLOCK_VALUES * values.shape[0] // max(1, values.numel()))
+    """Blocks of rows in float32, a multiple of int4's in each, all in the same memory, which may be written to."""
+    num_rows = max(1, _BLOCK_VALUES * values.shape[0] // max(1, values.numel()) // INT4_ROWS) * INT4_ROWS
     memory = torch.empty(min(num_rows, values.shape[0]), *values.shape[1:])
     for first in range(0, values.shape[0], num_rows):
         rows = slice(first, min(first + num_rows, values.shape[0]))
@@ -49,11 +58,15 @@ def _halve(block: Tensor, target: Tensor) -> None:
 
 
 def _quantize(block: Tensor, target: Tensor, scales: Tensor) -> None:
-    largest = block.abs().amax(1)
-    if not bool(largest.isfinite().all()):
-        raise ValueError("has a value that is not finite, which int8 cannot hold: set model.weights to another format")
+    largest = torch.maximum(block.amax(1), -block.amin(1))  # without a copy of the block
+    _check_finite(largest, "int8")
     scales.copy_(largest / MOST)  # rounded by 1/512 of itself at most: the largest is still 127 of them
     used = scales.float()
     # Rows of zeros, and of numbers too small to be divided by their scale, are zeros.
     inverse = torch.where(used < torch.finfo(torch.float32).tiny, 0.0, used.reciprocal())
     target.copy_(block.mul_(inverse.unsqueeze(1)).round_())
+
+
+def _check_finite(derived: Tensor, form: str) -> None:
+    if not bool(derived.isfinite().all()):
+        raise ValueError(f"has a value that is not finite, which {form} cannot hold: set model.weights to another format")

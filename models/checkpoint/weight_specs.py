@@ -11,6 +11,9 @@ from ..architecture import LanguageConfig, ModelConfig
 
 Shape = tuple[int, ...]
 
+INT4_GROUPS = (256, 128, 64, 32)  # columns that share a scale in torch's kernel for int4
+INT4_ROWS = 64  # its layout has blocks of so many rows, or of half as many
+
 
 class Source(NamedTuple):
     """A checkpoint tensor; ``name`` starts with ``language.``, ``vision.``, ``audio.`` or is ``lm_head.weight``."""
@@ -21,12 +24,14 @@ class Source(NamedTuple):
 
 class TensorSpec(NamedTuple):
     """A tensor of the model: its sources, stacked along the first axis. A *matrix* is kept in the format of ``ModelConfig.weights``,
-    anything else in the model's dtype."""
+    anything else in the model's dtype. A *vocabulary*, a matrix with a row for each token, is kept in 8 bits at least: answers depend
+    on it most, and in a large model it is a small part."""
 
     name: str
     shape: Shape
     sources: tuple[Source, ...]
     is_matrix: bool = False
+    is_vocabulary: bool = False
 
 
 class StoredPart(NamedTuple):
@@ -38,16 +43,34 @@ class StoredPart(NamedTuple):
 
 
 def scales_of(name: str) -> str:
-    """The name of the scales of a matrix in int8."""
+    """The name of the scales of a matrix in int8 or int4."""
     return f"{name}.scales"
 
 
-def stored_parts(spec: TensorSpec, config: ModelConfig) -> tuple[StoredPart, ...]:
-    """The tensors that one of the model is kept as: a matrix in int8 has a scale for each row besides."""
+def stored_parts(spec: TensorSpec, config: ModelConfig, in_8_bits: bool = False) -> tuple[StoredPart, ...]:
+    """The tensors that one of the model is kept as: a matrix in int8 has a scale for each row besides, one in int4 a scale and a zero
+    for each row and group of columns. ``in_8_bits``: a matrix has 8 bits at least."""
     if not spec.is_matrix or config.weights == "auto":
         return (StoredPart(spec.name, config.dtype, spec.shape),)
-    matrix = StoredPart(spec.name, config.weights, spec.shape)
-    return (matrix, StoredPart(scales_of(spec.name), "bfloat16", spec.shape[:1])) if config.weights == "int8" else (matrix,)
+    group = 0 if spec.is_vocabulary or in_8_bits else _int4_group(spec, config)
+    if config.weights == "int4" and group:
+        rows, columns = spec.shape
+        scales = StoredPart(scales_of(spec.name), "bfloat16", (columns // group, rows, 2))
+        return (StoredPart(spec.name, "uint8", (rows, columns // 2)), scales)
+    if config.weights in ("int8", "int4"):
+        return (StoredPart(spec.name, "int8", spec.shape), StoredPart(scales_of(spec.name), "bfloat16", spec.shape[:1]))
+    return (StoredPart(spec.name, config.weights, spec.shape),)
+
+
+def _int4_group(spec: TensorSpec, config: ModelConfig) -> int:
+    """Columns of a group of a matrix in int4: those of the checkpoint's groups, if torch's kernel has groups that they consist of. 0 if
+    the matrix does not divide into groups, or its sources into the kernel's blocks of rows."""
+    columns = spec.shape[-1]
+    known = config.quantization
+    wanted = (known.group_size or columns) if known is not None and known.form == "int4" else min(INT4_GROUPS)
+    if columns % wanted or any(source.shape[0] % INT4_ROWS for source in spec.sources):
+        return 0
+    return next((group for group in INT4_GROUPS if wanted % group == 0), 0)
 
 
 def _fused(name: str, prefix: str, parts: dict[str, int], rest: Shape) -> TensorSpec:
@@ -59,6 +82,10 @@ def _matrix(spec: TensorSpec) -> TensorSpec:
     return spec._replace(is_matrix=True)
 
 
+def _vocabulary(spec: TensorSpec) -> TensorSpec:
+    return spec._replace(is_matrix=True, is_vocabulary=True)
+
+
 def _single(name: str, source: str, *shape: int) -> TensorSpec:
     return TensorSpec(name, shape, (Source(source, shape),))
 
@@ -67,7 +94,7 @@ def language_specs(lm: LanguageConfig) -> Iterator[TensorSpec]:
     """The decoder's tensors."""
     hidden, head_dim = lm.hidden_size, lm.head_dim
     q, kv = lm.num_heads * head_dim, lm.num_kv_heads * head_dim
-    yield _matrix(_single("embed", "language.embed_tokens.weight", lm.vocab_size, hidden))
+    yield _vocabulary(_single("embed", "language.embed_tokens.weight", lm.vocab_size, hidden))
     for i in range(lm.num_layers):
         name, source = f"layers.{i}.", f"language.layers.{i}."
         rows = {"q": q, "k": kv, "v": kv}
@@ -86,7 +113,7 @@ def language_specs(lm: LanguageConfig) -> Iterator[TensorSpec]:
         yield _matrix(_single(f"{name}down", f"{source}mlp.down_proj.weight", hidden, lm.intermediate_size))
     yield _single("norm", "language.norm.weight", hidden)
     if not lm.tie_embeddings:
-        yield _matrix(_single("lm_head", "lm_head.weight", lm.vocab_size, hidden))
+        yield _vocabulary(_single("lm_head", "lm_head.weight", lm.vocab_size, hidden))
 
 
 def same(name: str, *shape: int) -> TensorSpec:

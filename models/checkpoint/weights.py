@@ -5,20 +5,25 @@ The memory actor calls ``write_weights`` once; prefill, decode and encoder call 
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import torch
 
+from ...schema.quantization import Quantization
 from ..architecture import ModelConfig
 from ..errors import CheckpointError
 from ..families.registry import family_of
 from .narrowing import narrow
+from .quantized import Integers, StoredIntegers, find_integers
 from .safetensors_files import DTYPES, SafetensorsFiles, StoredTensor
-from .weight_specs import Source, TensorSpec, scales_of, stored_parts
+from .weight_specs import Shape, Source, scales_of, stored_parts
 
 ALIGNMENT = 64
+
+_ALL_DTYPES = {**DTYPES, "I32": torch.int32, "I8": torch.int8}  # the last two of quantized matrices
 
 Buffer = memoryview | torch.Tensor
 """Bytes in host memory; or uint8 [num_bytes], wherever it lies."""
@@ -64,18 +69,20 @@ def write_weights(
 
     Raises: CheckpointError naming the tensor, the expected and the actual.
     """
-    index = plan_weights(config)
-    if not index.entries:
+    family = family_of(config)
+    specs = family.tensor_specs(config)
+    if not specs:
+        index = plan_weights(config)
         allocate(index.num_bytes)
         return index
     with SafetensorsFiles(Path(path)) as files:
-        family = family_of(config)
         stored = {family.canonical_name(name): tensor for name, tensor in files.tensors.items()}
-        chosen = {spec.name: _choose(Path(path), spec, stored) for spec in family.tensor_specs(config)}
+        chosen = {spec.name: [_choose(Path(path), source, stored, config) for source in spec.sources] for spec in specs}
+        index = plan_weights(config, {name for name, parts in chosen.items() if _is_spared(parts, config)})
         targets = attach_weights(allocate(index.num_bytes), index)
         for entry in index.entries:
             if entry.name in chosen:  # else the scales of the one before, which came with it
-                _fill(targets[entry.name], targets.get(scales_of(entry.name)), chosen[entry.name], files)
+                _fill(targets[entry.name], targets.get(scales_of(entry.name)), chosen[entry.name], files, config)
             if progress is not None:
                 progress(entry.offset + entry.num_bytes, index.num_bytes)
     return index
@@ -93,32 +100,84 @@ def read_weights(path: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
     return attach_weights(buffers[0], index)
 
 
-def _choose(path: Path, spec: TensorSpec, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The checkpoint tensors that make up this one, by name, in order, shapes checked."""
-    for source in spec.sources:
-        if source.name not in stored:
-            raise CheckpointError(f"{path}: tensor {source.name!r} of shape {list(source.shape)} is missing")
-    return {source.name: _checked(source, stored[source.name]) for source in spec.sources}
+class _StoredNumbers(NamedTuple):
+    """A source that is not quantized."""
+
+    name: str
+    tensor: StoredTensor
+
+    @property
+    def file(self) -> Path:
+        return self.tensor.file
+
+    @property
+    def shape(self) -> Shape:
+        return self.tensor.shape
 
 
-def _checked(source: Source, tensor: StoredTensor) -> StoredTensor:
+_Stored = _StoredNumbers | StoredIntegers
+
+
+def _choose(path: Path, source: Source, stored: dict[str, StoredTensor], config: ModelConfig) -> _Stored:
+    """What the checkpoint has of a source, its shape checked."""
+    if config.quantization is not None and (integers := find_integers(source, stored, config.quantization)) is not None:
+        return integers
+    if source.name not in stored:
+        raise CheckpointError(f"{path}: tensor {source.name!r} of shape {list(source.shape)} is missing")
+    tensor = stored[source.name]
     if tensor.shape != source.shape:
         raise CheckpointError(f"{tensor.file}: tensor {source.name!r} has shape {list(tensor.shape)}, expected {list(source.shape)}")
     if tensor.dtype not in DTYPES:
         raise CheckpointError(f"{tensor.file}: tensor {source.name!r} has dtype {tensor.dtype}, expected one of {', '.join(DTYPES)}")
-    return tensor
+    return _StoredNumbers(source.name, tensor)
 
 
-def _fill(target: torch.Tensor, scales: torch.Tensor | None, parts: dict[str, StoredTensor], files: SafetensorsFiles) -> None:
+def _is_spared(parts: list[_Stored], config: ModelConfig) -> bool:
+    """Whether a quantized checkpoint has this tensor, or a part of it, in full precision."""
+    return config.quantization is not None and not all(isinstance(part, StoredIntegers) for part in parts)
+
+
+def _fill(
+    target: torch.Tensor, scales: torch.Tensor | None, parts: list[_Stored], files: SafetensorsFiles, config: ModelConfig
+) -> None:
     row = 0
-    for name, part in parts.items():
-        values = _tensor(files.view(part), DTYPES[part.dtype]).view(part.shape)
+    for part in parts:
         rows = slice(row, row + part.shape[0])
         try:
-            narrow(values, target[rows], None if scales is None else scales[rows])
+            if isinstance(part, StoredIntegers):
+                assert config.quantization is not None
+                tensors = {role: _view(files, tensor) for role, tensor in part.parts.items()}
+                _fill_from_integers(
+                    target[rows], _rows_of(scales, rows), Integers(part.shape, tensors, config.quantization), config.quantization
+                )
+            else:
+                narrow(_view(files, part.tensor), target[rows], _rows_of(scales, rows))
         except ValueError as error:
-            raise CheckpointError(f"{part.file}: tensor {name!r} {error}") from None
+            raise CheckpointError(f"{part.file}: tensor {part.name!r} {error}") from None
         row = rows.stop
+
+
+def _fill_from_integers(target: torch.Tensor, scales: torch.Tensor | None, integers: Integers, how: Quantization) -> None:
+    """As they are if the target's format holds them."""
+    for rows in integers.blocks():
+        its = _rows_of(scales, rows)
+        if its is not None and target.dtype == torch.uint8 and how.form == "int4":
+            integers.write_int4(rows, target[rows], its)
+        elif its is not None and target.dtype == torch.int8 and how.form == "int8":
+            integers.write_int8(rows, target[rows], its)
+        else:
+            narrow(integers.values(rows), target[rows], its)
+
+
+def _rows_of(scales: torch.Tensor | None, rows: slice) -> torch.Tensor | None:
+    """Scales of rows: of int8 [rows], of int4 [groups, rows, 2]."""
+    if scales is None:
+        return None
+    return scales[rows] if scales.dim() == 1 else scales[:, rows]
+
+
+def _view(files: SafetensorsFiles, tensor: StoredTensor) -> torch.Tensor:
+    return _tensor(files.view(tensor), _ALL_DTYPES[tensor.dtype]).view(tensor.shape)
 
 
 def _tensor(buffer: memoryview, dtype: torch.dtype) -> torch.Tensor:
@@ -127,12 +186,12 @@ def _tensor(buffer: memoryview, dtype: torch.dtype) -> torch.Tensor:
         return torch.frombuffer(buffer, dtype=dtype)
 
 
-def plan_weights(config: ModelConfig) -> WeightIndex:
-    """Plan the place of each tensor of the model."""
+def plan_weights(config: ModelConfig, in_8_bits: Collection[str] = ()) -> WeightIndex:
+    """Plan the place of each tensor of the model. Matrices named by ``in_8_bits`` have 8 bits at least."""
     entries: list[TensorEntry] = []
     offset = 0
     for spec in family_of(config).tensor_specs(config):
-        for part in stored_parts(spec, config):
+        for part in stored_parts(spec, config, spec.name in in_8_bits):
             entries.append(TensorEntry(part.name, part.dtype, offset, part.shape))
             offset += -(-entries[-1].num_bytes // ALIGNMENT) * ALIGNMENT
     return WeightIndex(max(offset, ALIGNMENT), tuple(entries))

@@ -15,7 +15,7 @@ from .decoder import AfterLayer, Chunk, Decoder
 from .interface import MakeOperations
 from .kv_pages import KvPages
 from .layer_ops import operations_for
-from .matrices import matrix_of
+from .matrices import Matrix, matrix_of, table_of
 from .null_model import NullModel
 
 __all__ = ["Chunk", "Decoder", "LanguageModel", "build_language_model"]
@@ -63,8 +63,8 @@ class LanguageModel:
         self._config = language
         self._device = kv.device
         self._dtype = torch_dtype(config.dtype)
-        self._embeddings = matrix_of(weights, "embed", self._dtype)
-        self._head = self._embeddings if language.tie_embeddings else matrix_of(weights, "lm_head", self._dtype)
+        self._embeddings = table_of(weights, "embed", self._dtype)
+        self._head: Matrix = self._embeddings if language.tie_embeddings else table_of(weights, "lm_head", self._dtype)
         self._layers = [_Layer(weights, i, language) for i in range(language.num_layers)]
         self._operations = make_operations(language, KvPages(language, kv, page_tokens, self._dtype, config.kv_dtype))
         self._attention = self._operations.attention

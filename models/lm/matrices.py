@@ -1,7 +1,7 @@
 """A decoder's matrices, by the format in which they are kept (``ModelConfig.weights``): where they are multiplied and looked up.
 
-Nothing is packed: all formats lie in the memory that the run's processes share, so a restarted process has them at once, and
-prefill and decode have one copy. Shapes: M rows of activations, N rows of the matrix, K columns.
+No process packs a copy of its own: all formats lie in the memory that the run's processes share, so a restarted process has them at
+once, and prefill and decode have one copy. Shapes: M rows of activations, N rows of the matrix, K columns.
 """
 
 from typing import Protocol
@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..checkpoint.int4 import unpack
 from ..checkpoint.weight_specs import scales_of
 
 _BLOCK_BYTES = 1 << 21  # of a matrix's block in the dtype of the activations; with 256 KiB a step of one row took twice as long
 _BLOCK_ROWS = 64  # a block has a multiple of so many rows, and is larger where these alone are
 _FEW_ROWS = 16  # of activations: up to so many, torch's kernel for int8 is faster than blocks
 _KERNEL_COLUMNS = 32  # that kernel takes so many at once, and does not check that there are as many
+_FEW_ROWS_INT4 = 64  # as _FEW_ROWS, of its kernel for int4
 
 
 class Matrix(Protocol):
@@ -26,17 +28,27 @@ class Matrix(Protocol):
         sums, which depends on M."""
         ...
 
-    def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows of the matrix, [..., K]."""
+    def rows_from(self, first: int) -> "Matrix":
+        """The matrix of rows [first, N); ``first`` is the first row of a source of the tensor (``weight_specs``)."""
         ...
 
-    def rows_from(self, first: int) -> "Matrix":
-        """The matrix of rows [first, N)."""
+
+class Table(Matrix, Protocol):
+    """A matrix with a row for each token."""
+
+    def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows of the matrix, [..., K]."""
         ...
 
 
 def matrix_of(weights: dict[str, Tensor], name: str, dtype: torch.dtype) -> Matrix:
     """The matrix of this name, to be multiplied with activations in ``dtype``."""
+    values = weights[name]
+    return Int4Matrix(values, weights[scales_of(name)]) if values.dtype == torch.uint8 else table_of(weights, name, dtype)
+
+
+def table_of(weights: dict[str, Tensor], name: str, dtype: torch.dtype) -> Table:
+    """As ``matrix_of``, for a matrix that is no int4."""
     values = weights[name]
     if values.dtype == torch.int8:
         return Int8Matrix(values, weights[scales_of(name)])
@@ -55,7 +67,7 @@ class PlainMatrix:
     def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         return F.embedding(ids, self._values)
 
-    def rows_from(self, first: int) -> Matrix:
+    def rows_from(self, first: int) -> Table:
         return PlainMatrix(self._values[first:])
 
 
@@ -72,7 +84,7 @@ class HalfMatrix:
     def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         return F.embedding(ids, self._values).to(dtype)
 
-    def rows_from(self, first: int) -> Matrix:
+    def rows_from(self, first: int) -> Table:
         return HalfMatrix(self._values[first:])
 
 
@@ -93,14 +105,51 @@ class Int8Matrix:
     def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         return F.embedding(ids, self._values).to(dtype).mul_(F.embedding(ids, self._scales.unsqueeze(1)))
 
-    def rows_from(self, first: int) -> Matrix:
+    def rows_from(self, first: int) -> Table:
         return Int8Matrix(self._values[first:], self._scales[first:])
+
+
+class Int4Matrix:
+    """Kept in int4 in groups of columns, in the layout of torch's kernel (``checkpoint.int4``)."""
+
+    def __init__(self, packed: Tensor, scales: Tensor) -> None:
+        self._packed, self._scales = packed, scales.contiguous()
+        self._group = 2 * packed.shape[1] // scales.shape[0]
+
+    def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
+        if x_MK.shape[0] <= _FEW_ROWS_INT4:
+            # In bfloat16, as with int8. It adds up in float32.
+            product = torch.ops.aten._weight_int4pack_mm_for_cpu
+            out: Tensor = product(x_MK.bfloat16(), self._packed, self._group, self._scales).to(x_MK.dtype)
+        else:
+            out = self._product_by_blocks(x_MK)
+        return out if bias is None else out.add_(bias)
+
+    def rows_from(self, first: int) -> Matrix:
+        return Int4Matrix(self._packed[first:], self._scales[:, first:])
+
+    def _product_by_blocks(self, x_MK: Tensor) -> Tensor:
+        num_values, num_inputs = self._packed.shape[0], x_MK.shape[1]
+        num_rows = _block_rows(x_MK)
+        out = x_MK.new_empty(x_MK.shape[0], num_values)
+        block = x_MK.new_empty(num_inputs * min(num_rows, num_values))
+        for first in range(0, num_values, num_rows):
+            rows = slice(first, min(first + num_rows, num_values))
+            values_KR = block[: num_inputs * (rows.stop - first)].view(num_inputs, -1)
+            unpack(self._packed[rows], self._scales[:, rows], values_KR)
+            torch.mm(x_MK, values_KR, out=out[:, rows])
+        return out
+
+
+def _block_rows(x_MK: Tensor) -> int:
+    """Rows of a matrix's block in the dtype of ``x``."""
+    return max(1, _BLOCK_BYTES // (x_MK.shape[1] * x_MK.element_size() * _BLOCK_ROWS)) * _BLOCK_ROWS
 
 
 def _product_by_blocks(x_MK: Tensor, values: Tensor) -> Tensor:
     """x W^T, where W is converted to the dtype of ``x`` a block of rows at a time, into memory that stays in cache."""
     num_values, num_inputs = values.shape
-    num_rows = max(1, _BLOCK_BYTES // (num_inputs * x_MK.element_size() * _BLOCK_ROWS)) * _BLOCK_ROWS
+    num_rows = _block_rows(x_MK)
     out = x_MK.new_empty(x_MK.shape[0], num_values)
     block = x_MK.new_empty(min(num_rows, num_values), num_inputs)
     for first in range(0, num_values, num_rows):

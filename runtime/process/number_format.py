@@ -2,18 +2,21 @@
 
 Processors without units for bfloat16 compute it by way of float32 one number at a time: prefill takes five times as long. There the
 model is computed in float32. Its matrices stay in the checkpoint's own half precision: they are the same numbers in half the memory,
-and a decode step, which waits for memory, takes less time.
+and a decode step, which waits for memory, takes less time. Matrices that a checkpoint has quantized stay quantized where a format holds
+them as they are.
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from ...schema.quantization import find_quantization
 from ..config import FLOAT32_WEIGHTS, RuntimeConfig
 
-WeightFormat = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+WeightFormat = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 
 WEIGHTS_SHARE = 0.5  # of the memory that is available, for weights in float32
 
@@ -29,6 +32,7 @@ class _Entry(msgspec.Struct):
     dtype: str = ""
 
 
+_decode_config = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_header = msgspec.json.Decoder(dict[str, _Entry]).decode
 
 
@@ -47,8 +51,13 @@ def plan_formats(config: RuntimeConfig, model: Path, has_units: bool, free_bytes
 
     ``free_bytes``: memory that is available. Weights in float32 get a share of it at most; else they are kept in bfloat16.
     """
+    if config.model.on_cuda:
+        return config, ""
+    found = _read_config(model)
+    if config.model.weights == "auto" and (form := _form_of(found)) is not None:
+        config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, weights=form))
     section = config.model
-    if section.dtype != "auto" or section.on_cuda or _dtype_of(model) == "float32":
+    if section.dtype != "auto" or _dtype_of(found) == "float32":
         return config, ""
     if section.weights in FLOAT32_WEIGHTS:
         return _in_float32(config, section.weights), f"weights in {section.weights} are multiplied in float32"
@@ -70,13 +79,26 @@ def _in_float32(config: RuntimeConfig, weights: WeightFormat) -> RuntimeConfig:
     return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, dtype="float32", weights=weights))
 
 
-def _dtype_of(model: Path) -> str:
-    """Return the dtype that a checkpoint names; "" if that is for its family to say."""
+def _read_config(model: Path) -> dict[str, Any]:
+    """Return a checkpoint's config.json; an empty one if it cannot be read: that is reported when the model's configuration is read."""
     try:
-        found = msgspec.json.decode((model / "config.json").read_bytes())
-        return str(found.get("dtype") or found.get("torch_dtype") or "")
-    except (OSError, msgspec.DecodeError, AttributeError):
-        return ""  # reported when the model's configuration is read
+        return _decode_config((model / "config.json").read_bytes())
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return {}
+
+
+def _dtype_of(config: Mapping[str, Any]) -> str:
+    """Return the dtype that a checkpoint names; "" if that is for its family to say."""
+    return str(config.get("dtype") or config.get("torch_dtype") or "")
+
+
+def _form_of(config: Mapping[str, Any]) -> WeightFormat | None:
+    """Return the format that holds a checkpoint's quantized matrices, or None."""
+    try:
+        found = find_quantization(config)
+    except ValueError:
+        return None  # reported when the model's configuration is read
+    return None if found is None else found.form
 
 
 def _stored_dtypes(model: Path) -> frozenset[str]:

@@ -1,5 +1,6 @@
 """The accuracy bench on a tiny checkpoint: in float32 our logits are transformers'; in bfloat16 both are about equally far."""
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -33,3 +34,14 @@ def test_bfloat16_is_as_close_as_transformers(checkpoint: Path, tmp_path: Path) 
     assert ours.mean_error < 1.5 * peer.mean_error
     assert ours.mean_error < int8.mean_error < fp8.mean_error
     assert int8.kv_bytes == fp8.kv_bytes < 0.63 * ours.kv_bytes
+
+
+def test_a_quantized_checkpoint_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """transformers has nothing to read it with."""
+    directory = tmp_path / "awq"
+    make_checkpoint("tiny", directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq", "bits": 4}}))
+    with pytest.raises(SystemExit):
+        main([str(directory)])
+    assert f"{directory} is quantized" in capsys.readouterr().err

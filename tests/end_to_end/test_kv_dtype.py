@@ -14,19 +14,27 @@ from mmrt.runtime.process.run import DEFAULT_MODEL
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.test_demo_model import answer, part
 from mmrt.tests.end_to_end.test_faults import PROMPT
+from mmrt.tests.models.quantized_checkpoint import CONFIGS, quantize_checkpoint
 
 LONG = {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
 
 
-@pytest.fixture(scope="module", params=[("int8", "int8"), ("fp8", "float16")], ids=["int8", "fp8 and float16"])
-def quantized(request: pytest.FixtureRequest, launch: Callable[..., Server]) -> Iterator[Server]:
+@pytest.fixture(scope="module", params=[("int8", "int4"), ("fp8", "float16")], ids=["int8 and int4", "fp8 and float16"])
+def quantized(
+    request: pytest.FixtureRequest, launch: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The demo model: quantized by AWQ's rules, and kept so; or in other formats than the checkpoint's."""
     kv_dtype, weights = request.param
-    server = launch(None, f'[model]\nweights = "{weights}"\n[memory]\nkv_dtype = "{kv_dtype}"\n')
+    path, asked = DEFAULT_MODEL, weights
+    if weights == "int4":
+        path, asked = quantize_checkpoint(DEFAULT_MODEL, tmp_path_factory.mktemp("awq"), CONFIGS["awq"])[0], "auto"
+    model = f'path = "{path}"\nname = "{DEFAULT_MODEL.name}"\nweights = "{asked}"\n'
+    server = launch(None, f'[model]\n{model}[memory]\nkv_dtype = "{kv_dtype}"\n')
     compute = server.status()["compute"]
     assert (compute["dtype"], compute["weights"], compute["kv_dtype"]) == ("float32", weights, kv_dtype)
     layout = read_layout(server.run_path)
     assert layout is not None
-    config = load_model_config(DEFAULT_MODEL, kv_dtype=kv_dtype, weights=weights)
+    config = load_model_config(path, kv_dtype=kv_dtype, weights=weights)
     segment = max(path.stat().st_size for path in server.run_path.glob("weights.*"))
     assert weight_bytes(config) <= segment < 1.05 * weight_bytes(config) < 0.8 * weight_bytes(load_model_config(DEFAULT_MODEL))
     assert layout.pools["kv"].page_bytes == config.kv_page_bytes(16) < 0.6 * load_model_config(DEFAULT_MODEL).kv_page_bytes(16)

@@ -96,7 +96,7 @@ class QualityBench(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_quantized(self) -> bool:
         """Then some answers differ from transformers' by right."""
-        return self.setting.kv_dtype in ("int8", "fp8") or self.setting.weights == "int8"
+        return self.setting.kv_dtype in ("int8", "fp8") or self.setting.weights in ("int8", "int4")
 
 
 def share(truths: Iterable[bool]) -> Share:

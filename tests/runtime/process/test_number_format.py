@@ -87,6 +87,24 @@ def test_weights_stay_in_the_checkpoints_own_half_precision(model: Path, stored:
     assert plan_formats(parse_config(""), model, True, 100 * MIB)[0].model.weights == "auto"
 
 
+@pytest.mark.parametrize(
+    ("text", "has_units", "dtype", "weights"),
+    [
+        ("", True, "auto", "int4"),
+        ("", False, "float32", "int4"),
+        ('dtype = "bfloat16"', False, "bfloat16", "int4"),
+        ('weights = "bfloat16"', False, "float32", "bfloat16"),
+        ('device = "cuda"', True, "auto", "auto"),
+    ],
+)
+def test_a_quantized_checkpoint_stays_quantized(model: Path, text: str, has_units: bool, dtype: str, weights: str) -> None:
+    """Whatever the room. On CUDA its values are computed with."""
+    quantization = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    (model / "config.json").write_text(json.dumps({"dtype": "float16", "quantization_config": quantization}))
+    config, _ = plan_formats(parse_config(f"[model]\n{text}\n"), model, has_units, 7 * MIB)
+    assert (config.model.dtype, config.model.weights) == (dtype, weights)
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x02" + bytes(7) + b"[]", b"\x03" + bytes(7) + b"{}"], ids=repr)
 def test_weights_that_cannot_be_read_are_reported_later(model: Path, content: bytes) -> None:
     (model / "model-2.safetensors").write_bytes(content)

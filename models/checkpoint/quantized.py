@@ -1,0 +1,216 @@
+"""Quantized matrices as AWQ, GPTQ and compressed-tensors store them: their tensors in the files, checked, and their integers.
+
+``weights`` calls it, in the memory actor, and writes the integers as they are where the model's format of weights holds them, and
+their values otherwise. Shapes: N rows, K columns, G groups; a file's 32-bit words hold several integers, the first in the lowest bits.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...schema.quantization import Quantization
+from ..errors import CheckpointError
+from . import int4
+from .safetensors_files import StoredTensor
+from .weight_specs import INT4_ROWS, Shape, Source
+
+_AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # places in a word of rows 0 to 7
+_FLOATS = ("F16", "BF16", "F32")
+_WORD_BITS = 32
+_BLOCK_VALUES = 1 << 20
+
+
+class _Part(NamedTuple):
+    """A tensor of a quantized matrix, by the end of its name. ``required``: without it the matrix is not quantized."""
+
+    ending: str
+    dtypes: tuple[str, ...]
+    shape: Shape
+    required: bool = True
+
+
+class StoredIntegers(NamedTuple):
+    """A quantized matrix [N, K] in the files; ``parts`` by the roles "codes", "scales", "zeros" and "groups"."""
+
+    name: str
+    shape: Shape
+    parts: Mapping[str, StoredTensor]
+
+    @property
+    def file(self) -> Path:
+        return self.parts["codes"].file
+
+
+def find_integers(source: Source, stored: Mapping[str, StoredTensor], how: Quantization) -> StoredIntegers | None:
+    """The tensors of a matrix if the checkpoint has it quantized. Raises: CheckpointError for missing tensors and wrong shapes."""
+    module = source.name.removesuffix(".weight")
+    expected = _parts(source, how)
+    codes = stored.get(module + expected["codes"].ending)
+    if module == source.name or codes is None or codes.dtype not in expected["codes"].dtypes:
+        return None
+    found: dict[str, StoredTensor] = {}
+    for role, part in expected.items():
+        tensor = stored.get(module + part.ending)
+        if tensor is None and not part.required:
+            continue
+        if tensor is None:
+            raise CheckpointError(f"{codes.file}: tensor {module + part.ending!r} of shape {list(part.shape)} is missing")
+        if tensor.shape != part.shape or tensor.dtype not in part.dtypes:
+            told = f"has dtype {tensor.dtype} and shape {list(tensor.shape)}"
+            wanted = f"expected {' or '.join(part.dtypes)} and {list(part.shape)}"
+            raise CheckpointError(f"{tensor.file}: tensor {module + part.ending!r} {told}, {wanted} by quantization_config")
+        found[role] = tensor
+    return StoredIntegers(source.name, source.shape, found)
+
+
+def _parts(source: Source, how: Quantization) -> dict[str, _Part]:
+    rows, columns = source.shape[0], source.shape[-1]
+    per_word = _WORD_BITS // how.bits
+    groups = -(-columns // (how.group_size or columns))
+    if how.packing == "awq":
+        return {
+            "codes": _Part(".qweight", ("I32",), (columns, rows // per_word)),
+            "zeros": _Part(".qzeros", ("I32",), (groups, rows // per_word)),
+            "scales": _Part(".scales", _FLOATS, (groups, rows)),
+        }
+    if how.packing in ("gptq", "gptq_v2"):
+        return {
+            "codes": _Part(".qweight", ("I32",), (columns // per_word, rows)),
+            "zeros": _Part(".qzeros", ("I32",), (groups, rows // per_word)),
+            "scales": _Part(".scales", _FLOATS, (groups, rows)),
+            "groups": _Part(".g_idx", ("I32",), (columns,), required=False),
+        }
+    packed = how.packing == "pack-quantized"
+    parts = {
+        "codes": _Part(".weight_packed", ("I32",), (rows, columns // per_word))
+        if packed
+        else _Part(".weight", ("I8",), (rows, columns)),
+        "scales": _Part(".weight_scale", _FLOATS, (rows, groups)),
+        "groups": _Part(".weight_g_idx", ("I32",), (columns,), required=False),
+    }
+    if not how.symmetric:
+        zeros = (("I32",), (rows // per_word, groups)) if packed else (("I8",), (rows, groups))
+        parts["zeros"] = _Part(".weight_zero_point", *zeros)
+    return parts
+
+
+class Codes(NamedTuple):
+    """Rows of a quantized matrix: values are (codes - zeros) x scales. Codes uint8 [n, K]; zeros and scales float32 [n, G]."""
+
+    codes: Tensor
+    zeros: Tensor
+    scales: Tensor
+
+
+class Integers:
+    """A quantized matrix of this shape; ``tensors`` by role, as ``StoredIntegers.parts``."""
+
+    def __init__(self, shape: Shape, tensors: Mapping[str, Tensor], how: Quantization) -> None:
+        """Raises: ValueError for groups that do not exist."""
+        self._shape, self._tensors, self._how = shape, tensors, how
+        self._num_groups = tensors["scales"].shape[0 if how.packing in ("awq", "gptq", "gptq_v2") else 1]
+        self._groups = self._groups_of_columns()
+
+    def _groups_of_columns(self) -> Tensor | None:
+        """The group of each column, int64 [K]; None if groups are of neighbours, in order."""
+        columns = self._shape[1]
+        in_order = torch.arange(columns) // (self._how.group_size or columns)
+        groups = self._tensors["groups"].long() if "groups" in self._tensors else in_order
+        if not 0 <= int(groups.min()) <= int(groups.max()) < self._num_groups:
+            raise ValueError(f"has columns in groups {int(groups.min())} to {int(groups.max())}, expected 0 to {self._num_groups - 1}")
+        return None if torch.equal(groups, in_order) and columns % self._num_groups == 0 else groups
+
+    def blocks(self) -> Iterator[slice]:
+        """Slices of rows that are read at once."""
+        num_rows, num_columns = self._shape
+        step = max(1, _BLOCK_VALUES // (num_columns * INT4_ROWS)) * INT4_ROWS
+        return (slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step))
+
+    def values(self, rows: slice) -> Tensor:
+        """Float32 [n, K]. Raises: ValueError for scales that are not finite; the other methods do so as well."""
+        codes, zeros, scales = self.codes(rows)
+        if self._groups is not None:
+            return (codes.float() - zeros[:, self._groups]).mul_(scales[:, self._groups])
+        values = codes.float().view(len(codes), self._num_groups, -1)
+        return values.sub_(zeros.unsqueeze(2)).mul_(scales.unsqueeze(2)).flatten(1)
+
+    def write_int4(self, rows: slice, target: Tensor, target_scales: Tensor) -> None:
+        """Write the codes as they are, each scale as often as the target's groups need it. Scales are rounded to bfloat16.
+
+        Raises: ValueError if a group's columns are no neighbours.
+        """
+        if self._groups is not None:
+            raise ValueError(
+                "has groups of columns that are no neighbours, which int4 cannot hold: set model.weights to another format"
+            )
+        codes, zeros, scales = self.codes(rows)
+        repeats = target_scales.shape[0] // self._num_groups
+        shifts = (int4.MIDDLE - zeros) * scales
+        int4.pack(codes, scales.repeat_interleave(repeats, 1), shifts.repeat_interleave(repeats, 1), target, target_scales)
+
+    def write_int8(self, rows: slice, target: Tensor, target_scales: Tensor) -> None:
+        """Write the codes of a symmetric matrix with one group as they are."""
+        codes, _, scales = self.codes(rows)
+        target.copy_((codes ^ 128).view(torch.int8))
+        target_scales.copy_(scales[:, 0])
+
+    def codes(self, rows: slice) -> Codes:
+        """Unpack rows, a slice whose ends are multiples of 64 or the matrix's own."""
+        read: Callable[[slice], Codes] = {
+            "awq": self._read_awq,
+            "gptq": self._read_gptq,
+            "gptq_v2": self._read_gptq,
+            "pack-quantized": self._read_packed,
+            "int-quantized": self._read_bytes,
+        }[self._how.packing]
+        found = read(rows)
+        if not bool(found.scales.isfinite().all()):
+            raise ValueError("has a scale that is not finite")
+        return found
+
+    def _read_awq(self, rows: slice) -> Codes:
+        """AutoAWQ's "gemm": words along the rows."""
+        codes, zeros = (self._unpack_awq(self._tensors[role][:, self._words(rows)]) for role in ("codes", "zeros"))
+        return Codes(codes, zeros.float(), self._tensors["scales"][:, rows].t().float())
+
+    def _read_gptq(self, rows: slice) -> Codes:
+        """AutoGPTQ's: words along the columns, zero points along the rows and, but for version 2, less one."""
+        codes = self._unpack(self._tensors["codes"][:, rows].t())
+        zeros = self._unpack(self._tensors["zeros"][:, self._words(rows)]).t().float()
+        return Codes(codes, zeros + (self._how.packing == "gptq"), self._tensors["scales"][:, rows].t().float())
+
+    def _read_packed(self, rows: slice) -> Codes:
+        """compressed-tensors' "pack-quantized": words along the columns, zero points along the rows."""
+        scales = self._tensors["scales"][rows].float()
+        if self._how.symmetric:
+            zeros = torch.full_like(scales, 1 << (self._how.bits - 1))
+        else:
+            zeros = self._unpack(self._tensors["zeros"][self._words(rows)].t()).t().float()
+        return Codes(self._unpack(self._tensors["codes"][rows]), zeros, scales)
+
+    def _read_bytes(self, rows: slice) -> Codes:
+        """compressed-tensors' "int-quantized": a byte each, signed."""
+        scales = self._tensors["scales"][rows].float()
+        zeros = torch.zeros_like(scales) if self._how.symmetric else self._tensors["zeros"][rows].float()
+        return Codes(self._tensors["codes"][rows].view(torch.uint8) ^ 128, zeros + 128, scales)
+
+    def _words(self, rows: slice) -> slice:
+        per_word = _WORD_BITS // self._how.bits
+        return slice(rows.start // per_word, rows.stop // per_word)
+
+    @staticmethod
+    def _unpack_awq(words: Tensor) -> Tensor:
+        """The integers of int32 [A, B]: uint8 [8 B, A]."""
+        across = words.t().contiguous()
+        found = torch.empty(len(across), len(_AWQ_ORDER), across.shape[1], dtype=torch.uint8)
+        for row, place in enumerate(_AWQ_ORDER):
+            found[:, row] = across >> 4 * place & 15
+        return found.flatten(0, 1)
+
+    def _unpack(self, words: Tensor) -> Tensor:
+        """The integers of int32 [A, B], along the last axis: uint8 [A, B x 32 / bits]."""
+        found = words.contiguous().view(torch.uint8)
+        return found if self._how.bits == 8 else torch.stack((found & 15, found >> 4), -1).flatten(1)

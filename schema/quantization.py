@@ -1,0 +1,157 @@
+"""The quantization that a checkpoint was published in, as its config.json describes it: AWQ, GPTQ or compressed-tensors. Pure.
+
+The models read such matrices, and the run chooses the format in which they are kept.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+Packing = Literal["awq", "gptq", "gptq_v2", "pack-quantized", "int-quantized"]
+Form = Literal["int4", "int8", "bfloat16"]
+
+GROUP_STEP = 32  # int4 has a scale for so many neighbouring columns, or twice, four or eight times as many
+_METHODS = "'awq', 'gptq' and 'compressed-tensors' are supported"
+_PLACES = ((), ("thinker_config",), ("text_config",))
+_FIELDS = ("quantization_config", "compression_config")
+
+
+class Quantization(msgspec.Struct, frozen=True, kw_only=True):
+    """Matrices of integers: a value is (integer - zero point) x scale, with a scale for each row and group of columns.
+
+    ``group_size`` 0: a group is a whole row. ``symmetric``: zero points are the middle of the integers' range, and are not stored.
+    ``in_order``: a group's columns are neighbours.
+    """
+
+    packing: Packing
+    bits: Literal[4, 8]
+    group_size: int
+    symmetric: bool
+    in_order: bool = True
+
+    @property
+    def form(self) -> Form:
+        """The narrowest format of weights that holds the integers as they are; bfloat16 if none does."""
+        if self.bits == 4 and self.in_order and self.group_size % GROUP_STEP == 0:
+            return "int4"
+        return "int8" if self.bits == 8 and not self.group_size and self.symmetric else "bfloat16"
+
+
+class _Awq(msgspec.Struct):
+    bits: int = 4
+    group_size: int = 128
+    zero_point: bool = True
+    version: str = "gemm"
+
+
+class _Gptq(msgspec.Struct):
+    bits: int = 4
+    group_size: int = 128
+    desc_act: bool = False
+    checkpoint_format: str = "gptq"
+    is_marlin_format: bool = False
+
+
+class _Weights(msgspec.Struct, frozen=True):
+    num_bits: int = 8
+    type: str = "int"
+    symmetric: bool = True
+    strategy: str | None = None
+    group_size: int | None = None
+    actorder: str | bool | None = None
+
+
+class _Group(msgspec.Struct, frozen=True):
+    weights: _Weights | None = None
+    format: str | None = None
+
+
+class _CompressedTensors(msgspec.Struct):
+    config_groups: dict[str, _Group]
+    format: str = ""
+    sparsity_config: dict[str, Any] | None = None
+    transform_config: dict[str, Any] | None = None
+
+
+def find_quantization(config: Mapping[str, Any]) -> Quantization | None:
+    """Read the quantization that config.json names, or None. Raises: ValueError saying what is not supported, and what is."""
+    for path in _PLACES:
+        place: Any = config
+        for name in path:
+            place = place.get(name)
+        for field in _FIELDS:
+            if isinstance(place, Mapping) and place.get(field) is not None:
+                return _read(place[field], ".".join((*path, field)))
+    return None
+
+
+def _read(found: Any, where: str) -> Quantization:
+    method = found.get("quant_method") if isinstance(found, Mapping) else None
+    readers = {"awq": _read_awq, "gptq": _read_gptq, "compressed-tensors": _read_compressed_tensors}
+    if method not in readers:
+        raise ValueError(f"{where} is of method {method!r}: {_METHODS}")
+    given = {field: value for field, value in found.items() if value is not None}
+    try:
+        return readers[method]({"version": given.get("format", "gemm"), "checkpoint_format": given.get("format", "gptq"), **given})
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ValueError(f"{where} of method {method!r}: {error}") from None
+
+
+def _read_awq(found: Mapping[str, Any]) -> Quantization:
+    awq = msgspec.convert(found, _Awq)
+    _expect("bits", awq.bits, [4])
+    _expect("version", awq.version.lower(), ["gemm"])
+    _expect("zero_point", awq.zero_point, [True])
+    return Quantization(packing="awq", bits=4, group_size=_group_size(awq.group_size), symmetric=False)
+
+
+def _read_gptq(found: Mapping[str, Any]) -> Quantization:
+    gptq = msgspec.convert(found, _Gptq)
+    _expect("bits", gptq.bits, [4, 8])
+    _expect("checkpoint_format", gptq.checkpoint_format, ["gptq", "gptq_v2"])
+    _expect("is_marlin_format", gptq.is_marlin_format, [False])
+    return Quantization(
+        packing="gptq_v2" if gptq.checkpoint_format == "gptq_v2" else "gptq",
+        bits=8 if gptq.bits == 8 else 4,
+        group_size=_group_size(gptq.group_size),
+        symmetric=False,
+        in_order=not gptq.desc_act,
+    )
+
+
+def _read_compressed_tensors(found: Mapping[str, Any]) -> Quantization:
+    config = msgspec.convert(found, _CompressedTensors)
+    if config.sparsity_config and config.sparsity_config.get("format", "dense") != "dense":
+        raise ValueError(f"sparsity_config has format {config.sparsity_config['format']!r}: sparse weights are not supported")
+    if config.transform_config and config.transform_config.get("config_groups"):
+        raise ValueError("transform_config is set: transformed weights are not supported")
+    schemes = {(group.format or config.format, group.weights) for group in config.config_groups.values()}
+    if len(schemes) != 1:
+        raise ValueError(f"config_groups have {len(schemes)} formats of weights, expected one")
+    ((packing, weights),) = schemes
+    if weights is None:
+        raise ValueError("config_groups have no weights")
+    _expect("format", packing, ["pack-quantized", "int-quantized"])
+    _expect("type", weights.type, ["int"])
+    _expect("num_bits", weights.num_bits, [4, 8] if packing == "pack-quantized" else [8])
+    strategy = weights.strategy or ("group" if (weights.group_size or -1) > 0 else "channel")
+    _expect("strategy", strategy, ["group", "channel"])
+    return Quantization(
+        packing="pack-quantized" if packing == "pack-quantized" else "int-quantized",
+        bits=8 if weights.num_bits == 8 else 4,
+        group_size=_group_size(weights.group_size or -1) if strategy == "group" else 0,
+        symmetric=weights.symmetric,
+        in_order=weights.actorder not in (True, "group", "dynamic"),
+    )
+
+
+def _group_size(found: int) -> int:
+    if found == 0 or found < -1:
+        raise ValueError(f"group_size is {found}, expected -1 or a number of columns")
+    return max(found, 0)
+
+
+def _expect(field: str, found: object, expected: Sequence[object]) -> None:
+    if found not in expected:
+        raise ValueError(f"{field} is {found!r}, expected {' or '.join(map(repr, expected))}")

@@ -1,0 +1,307 @@
+"""Quantized checkpoints: matrices that other programs packed, whole checkpoints in each packing, and what is refused.
+
+``quantized_layers.safetensors`` holds one matrix for each packing, and its values as the same program unpacks them: AutoAWQ 0.2.9,
+AutoGPTQ at 9f7d370 (with GPTQModel 7.7's conversion to version 2), compressed-tensors 0.20.
+"""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmrt.bench.accuracy import our_logits
+from mmrt.models.architecture import LanguageConfig, ModelConfig
+from mmrt.models.checkpoint.int4 import unpack
+from mmrt.models.checkpoint.quantized import Integers, find_integers
+from mmrt.models.checkpoint.safetensors_files import SafetensorsFiles
+from mmrt.models.checkpoint.weight_specs import Source, TensorSpec, stored_parts
+from mmrt.models.checkpoint.weights import read_weights
+from mmrt.models.config import load_model_config, weight_bytes
+from mmrt.models.errors import CheckpointError
+from mmrt.schema.quantization import Quantization, find_quantization
+from mmrt.tests.models.quantized_checkpoint import CONFIGS, GROUP, PACKED, compressed, quantize_checkpoint
+
+LAYERS_FILE = Path(__file__).with_name("quantized_layers.safetensors")
+
+
+def how(packing: str, bits: int = 4, group_size: int = GROUP, symmetric: bool = False, in_order: bool = True) -> Quantization:
+    given = {"packing": packing, "bits": bits, "group_size": group_size, "symmetric": symmetric, "in_order": in_order}
+    return msgspec.convert(given, Quantization)
+
+
+LAYERS = {
+    "awq": how("awq"),
+    "gptq4": how("gptq"),
+    "gptq4_v2": how("gptq_v2"),
+    "gptq4_act_order": how("gptq", in_order=False),
+    "gptq8": how("gptq", 8),
+    "packed4": how("pack-quantized", symmetric=True),
+    "packed4_asymmetric": how("pack-quantized"),
+    "packed4_channel": how("pack-quantized", group_size=0, symmetric=True),
+    "packed8": how("pack-quantized", 8, 0, True),
+    "packed8_asymmetric": how("pack-quantized", 8),
+    "int8": how("int-quantized", 8, 0, True),
+    "int8_asymmetric": how("int-quantized", 8, 0),
+}
+SHAPE = (64, 64)  # of each layer
+
+
+def open_layer(name: str, path: Path) -> tuple[Integers, torch.Tensor]:
+    """A matrix that another program has packed, and its values."""
+    mine = {key.removeprefix(f"{name}."): value for key, value in load_file(LAYERS_FILE).items() if key.startswith(f"{name}.")}
+    expected = mine.pop("expected")
+    save_file({f"m.{key}": value for key, value in mine.items()}, path / "model.safetensors")
+    with SafetensorsFiles(path) as files:
+        found = find_integers(Source("m.weight", SHAPE), files.tensors, LAYERS[name])
+    assert found is not None
+    tensors = load_file(path / "model.safetensors")
+    names = {tensor: key for key, tensor in files.tensors.items()}
+    return Integers(SHAPE, {role: tensors[names[tensor]] for role, tensor in found.parts.items()}, LAYERS[name]), expected
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_values_are_those_of_the_program_that_packed_them(name: str, tmp_path: Path) -> None:
+    integers, expected = open_layer(name, tmp_path)
+    assert torch.equal(integers.values(slice(0, SHAPE[0])), expected)
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq4", "gptq4_v2", "packed4", "packed4_asymmetric", "packed4_channel"])
+def test_int4_holds_the_integers_as_they_are(name: str, tmp_path: Path) -> None:
+    """But for scales and zeros, which are rounded to bfloat16."""
+    integers, expected = open_layer(name, tmp_path)
+    num_rows, num_columns = SHAPE
+    packed = torch.empty(num_rows, num_columns // 2, dtype=torch.uint8)
+    scales = torch.empty(num_columns // GROUP, num_rows, 2, dtype=torch.bfloat16)
+    integers.write_int4(slice(0, num_rows), packed, scales)
+    found = torch.empty(num_columns, num_rows)
+    unpack(packed, scales, found)
+    steps = integers.codes(slice(0, num_rows)).scales.amax()
+    assert (found.T - expected).abs().max() < 0.05 * steps
+
+
+@pytest.mark.parametrize("name", ["packed8", "int8"])
+def test_int8_holds_the_integers_as_they_are(name: str, tmp_path: Path) -> None:
+    integers, expected = open_layer(name, tmp_path)
+    target, scales = torch.empty(SHAPE, dtype=torch.int8), torch.empty(SHAPE[0], dtype=torch.bfloat16)
+    integers.write_int8(slice(0, SHAPE[0]), target, scales)
+    assert torch.equal(target.float() * scales.float().unsqueeze(1), expected)
+
+
+# --------------------------------------------------------------------------------------------- whole checkpoints
+
+
+Pair = tuple[Path, Path]
+SPARED = "3.self_attn.o_proj"  # the output projection of the last layer
+
+
+@pytest.fixture(scope="module")
+def pair(checkpoints: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """The tiny checkpoint quantized, and with the values of that in float32."""
+    made: dict[str, Pair] = {}
+
+    def get(name: str) -> Pair:
+        if name not in made:
+            made[name] = quantize_checkpoint(checkpoints("qwen2_5_vl"), tmp_path_factory.mktemp(name), CONFIGS[name], SPARED)
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_quantized_checkpoint_has_the_values_that_it_says(pair: Callable[[str], Pair], name: str) -> None:
+    quantized, plain = pair(name)
+    found = read_weights(quantized, load_model_config(quantized))
+    expected = read_weights(plain, load_model_config(plain))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in found)
+
+
+@pytest.mark.parametrize(("name", "most"), [("awq", 0.05), ("gptq", 0.05), ("packed", 0.05), ("int8", 0.05)])
+def test_a_model_computes_with_the_integers(pair: Callable[[str], Pair], name: str, most: float) -> None:
+    """Its logits are those of the values, but for roundings of activations, of scales, and of matrices that were not quantized or
+    do not divide into blocks."""
+    quantized, plain = pair(name)
+    known = load_model_config(quantized).quantization
+    assert known is not None
+    config = load_model_config(quantized, weights=known.form)
+    ids = torch.randint(0, 1000, (2, 48), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = our_logits(plain, load_model_config(plain), ids, 40)
+        found = our_logits(quantized, config, ids, 40)
+    error = (found - expected).abs().mean() / expected.std()
+    assert 0 < error < most, float(error)
+
+
+def test_what_is_kept_in_int4(pair: Callable[[str], Pair]) -> None:
+    """Embeddings, the output and a matrix that the checkpoint has in full precision take 8 bits."""
+    quantized, _ = pair("awq")
+    config = load_model_config(quantized, weights="int4")
+    weights = read_weights(quantized, config)
+    forms = {name: tensor.dtype for name, tensor in weights.items() if f"{name}.scales" in weights}
+    layers = range(config.language.num_layers)
+    assert {name for name, form in forms.items() if form == torch.uint8} == {
+        *(f"layers.{i}.{part}" for i in layers for part in ("qkv", "o", "gate_up", "down") if (i, part) != (3, "o"))
+    }
+    assert {name for name, form in forms.items() if form == torch.int8} == {
+        "embed", "lm_head", "layers.3.o"
+    }  # fmt: skip
+    assert weight_bytes(config) <= sum(tensor.nbytes for tensor in weights.values()) < 1.1 * weight_bytes(config)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "group", "expected"),
+    [
+        ((128,), 256, None, 32),
+        ((128, 64, 64), 96, None, 32),
+        ((128, 32, 32), 256, None, 0),
+        ((128,), 80, None, 0),
+        ((64,), 256, 128, 128),
+        ((64,), 352, 128, 0),
+        ((64,), 384, 96, 32),
+        ((64,), 1024, 512, 256),
+        ((64,), 384, 0, 128),
+        ((64,), 256, 16, 32),
+    ],
+    ids=str,
+)
+def test_groups_of_int4(rows: tuple[int, ...], columns: int, group: int | None, expected: int) -> None:
+    """Columns that share a scale, by the sources' rows and the checkpoint's groups; a matrix that does not divide takes 8 bits."""
+    language = LanguageConfig(
+        vocab_size=8,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        rms_norm_eps=1,
+        rope_theta=1,
+    )
+    known = None if group is None else how("awq", group_size=group)
+    config = ModelConfig(
+        family="", language=language, dtype="float32", weights="int4", quantization=known, max_context=1, eos_token_ids=()
+    )
+    spec = TensorSpec("w", (sum(rows), columns), tuple(Source("s", (n, columns)) for n in rows), is_matrix=True)
+    matrix, scales = stored_parts(spec, config)
+    if expected:
+        assert (matrix.dtype, matrix.shape) == ("uint8", (sum(rows), columns // 2))
+        assert scales.shape == (columns // expected, sum(rows), 2)
+    else:
+        assert (matrix.dtype, scales.shape) == ("int8", (sum(rows),))
+
+
+# --------------------------------------------------------------------------------------------- refusals
+
+AWQ, GPTQ = {"quant_method": "awq", "bits": 4}, {"quant_method": "gptq", "bits": 4}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"quant_method": "bitsandbytes"},
+            "quantization_config is of method 'bitsandbytes': 'awq', 'gptq' and 'compressed-tensors' are",
+        ),
+        ({}, "quantization_config is of method None"),
+        ([], "quantization_config is of method None"),
+        ({**AWQ, "bits": 3}, "quantization_config of method 'awq': bits is 3, expected 4"),
+        ({**AWQ, "bits": True}, "method 'awq': Expected `int`, got `bool` - at `$.bits`"),
+        ({**AWQ, "version": "gemv"}, "version is 'gemv', expected 'gemm'"),
+        ({**AWQ, "zero_point": False}, "zero_point is False, expected True"),
+        ({**AWQ, "group_size": 0}, "group_size is 0, expected -1 or a number of columns"),
+        ({**GPTQ, "bits": 2}, "bits is 2, expected 4 or 8"),
+        ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin', expected 'gptq' or 'gptq_v2'"),
+        ({**GPTQ, "is_marlin_format": True}, "is_marlin_format is True, expected False"),
+        ({"quant_method": "compressed-tensors"}, "missing required field `config_groups`"),
+        (compressed("float-quantized", {"num_bits": 8, "type": "float"}), "format is 'float-quantized', expected 'pack-quantized' or"),
+        (compressed("pack-quantized", {**PACKED, "num_bits": 3}), "num_bits is 3, expected 4 or 8"),
+        (compressed("pack-quantized", {**PACKED, "type": "float"}), "type is 'float', expected 'int'"),
+        (compressed("int-quantized", {"num_bits": 8, "strategy": "tensor"}), "strategy is 'tensor', expected 'group' or 'channel'"),
+        ({**compressed("dense", PACKED), "config_groups": {}}, "config_groups have 0 formats of weights, expected one"),
+        ({**compressed("dense", PACKED), "config_groups": {"a": {}}}, "config_groups have no weights"),
+        (
+            {**compressed("pack-quantized", PACKED), "sparsity_config": {"format": "sparse-24-bitmask"}},
+            "sparse weights are not supported",
+        ),
+        ({**compressed("pack-quantized", PACKED), "transform_config": {"config_groups": {"a": 1}}}, "transformed weights are not"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_read_is_refused_by_name(config: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        find_quantization({"quantization_config": config})
+    with pytest.raises(ValueError, match=re.escape(message.removeprefix("quantization_config"))):
+        find_quantization({"thinker_config": {"compression_config": config}})
+
+
+@pytest.mark.parametrize(
+    ("config", "form"),
+    [
+        (AWQ, "int4"),
+        ({**AWQ, "group_size": -1}, "int4"),
+        ({**AWQ, "group_size": 16}, "bfloat16"),
+        (GPTQ, "int4"),
+        ({**GPTQ, "format": "gptq_v2"}, "int4"),
+        ({**GPTQ, "desc_act": True}, "bfloat16"),
+        ({**GPTQ, "bits": 8}, "bfloat16"),
+        (CONFIGS["packed"], "int4"),
+        (compressed("pack-quantized", {**PACKED, "actorder": "group"}), "bfloat16"),
+        (compressed("pack-quantized", {"num_bits": 8, "strategy": "channel"}), "int8"),
+        (CONFIGS["int8"], "int8"),
+        (compressed("int-quantized", {"num_bits": 8, "strategy": "channel", "symmetric": False}), "bfloat16"),
+    ],
+    ids=str,
+)
+def test_the_format_that_holds_the_integers(config: dict[str, Any], form: str) -> None:
+    found = find_quantization({"quantization_config": config})
+    assert found is not None and found.form == form
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("qzeros", None, r"tensor 'language.layers.1.mlp.up_proj.qzeros' of shape \[4, 32\] is missing"),
+        (
+            "scales",
+            lambda found: found[:2],
+            r"scales' has dtype F16 and shape \[2, 256\], expected F16 or BF16 or F32 and \[4, 256\] by",
+        ),
+        ("qweight", lambda found: found[:, :3].contiguous(), r"has dtype I32 and shape \[128, 3\], expected I32 and \[128, 32\]"),
+        ("scales", lambda found: found * torch.inf, "up_proj.weight' has a scale that is not finite"),
+    ],
+    ids=["missing", "groups", "codes", "infinite"],
+)
+def test_broken_matrices(pair: Callable[[str], Pair], tmp_path: Path, part: str, change: Any, message: str) -> None:
+    broken = Path(shutil.copytree(pair("awq")[0], tmp_path / "broken"))
+    tensors = load_file(broken / "model.safetensors")
+    name = f"model.layers.1.mlp.up_proj.{part}"
+    if change is None:
+        del tensors[name]
+    else:
+        tensors[name] = change(tensors[name])
+    save_file(tensors, broken / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        read_weights(broken, load_model_config(broken))
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (torch.arange(128) % 4, "has groups of columns that are no neighbours, which int4 cannot hold"),
+        (torch.arange(128) // 16, "has columns in groups 0 to 7, expected 0 to 3"),
+    ],
+    ids=["order", "range"],
+)
+def test_groups_that_are_not_as_the_configuration_says(pair: Callable[[str], Pair], tmp_path: Path, groups: Any, message: str) -> None:
+    broken = Path(shutil.copytree(pair("gptq")[0], tmp_path / "broken"))
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.layers.1.self_attn.q_proj.g_idx"] = groups.int()
+    save_file(tensors, broken / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"tensor 'language.layers.1.self_attn.q_proj.weight' {message}"):
+        read_weights(broken, load_model_config(broken, weights="int4"))
