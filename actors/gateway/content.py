@@ -6,7 +6,7 @@ Pure. Called by validation.
 from typing import Any, NamedTuple
 
 from ...schema.media import MediaKind
-from .fields import Fields, Schema, kind_of, refuse, show
+from .fields import AT_LEAST_ONE, Fields, Schema, kind_of, refuse, show
 from .harmless import NOTHING, refuse_others
 from .media import INLINE_PARTS, URL_PARTS, MediaIntake, Medium
 from .tool_messages import Call, check_results, read_calls, read_id
@@ -101,7 +101,7 @@ def _num_parts(message: Any, levels: int = 2) -> int:
 def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:
     fields = Fields(value, path)
     role = ROLES[fields.take_choice("role", ROLES)]
-    content = fields.take("content")
+    content = fields.take("content", AT_LEAST_ONE)
     name = fields.take_str("name", MAX_NAME_CHARS)
     call_id = read_id(fields, "tool_call_id") if role == "tool" else ""
     calls = read_calls(fields.take("tool_calls"), f"{path}.tool_calls") if role == "assistant" else ()

@@ -15,6 +15,7 @@ Schema = Mapping[str, Any]  # a JSON schema
 STRING: Schema = {"type": "string"}
 BOOLEAN: Schema = {"type": "boolean"}
 OBJECT: Schema = {"type": "object"}
+AT_LEAST_ONE: Schema = {"type": "array", "minItems": 1}
 NULL: Schema = {"type": "null"}
 
 _SHOWN_CHARS = 60

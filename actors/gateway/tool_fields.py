@@ -88,7 +88,7 @@ def allow_calls(
 
 def take_list(fields: Fields, read_tool: Callable[[Any, int], Tool]) -> list[Tool]:
     """Take ``tools``, each entry with its index by ``read_tool``. Raises: RequestError."""
-    value = fields.take("tools")
+    value = fields.take("tools", {"type": "array", "maxItems": MAX_TOOLS})
     if value is None:
         return []
     if not isinstance(value, list):

@@ -15,7 +15,7 @@ from ...runtime.config import MediaSection
 from ...runtime.errors import RequestError
 from ...schema.media import MediaKind
 from .content import Conversation, check_continues, read_messages
-from .fields import BOOLEAN, STRING, Fields, Schema, kind_of, refuse, show
+from .fields import AT_LEAST_ONE, BOOLEAN, STRING, Fields, Schema, kind_of, refuse, show
 from .grammar_fields import AskedGrammar, read_grammar
 from .harmless import FLAG, NOTHING, OBJECT, TEXT, Harmless, number, one_of, refuse_others
 from .json_body import Body, BodyLimits, decode_body
@@ -169,7 +169,7 @@ def _read_chat(fields: Fields, limits: Limits) -> ChatRequest:
     tools, grammar = read_tools(fields, generation.grammar)
     generation = msgspec.structs.replace(generation, grammar=grammar)
     check_grammar(generation)
-    messages = fields.take_required("messages")
+    messages = fields.take_required("messages", AT_LEAST_ONE)
     options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules)
     template = read_template_use(fields)
     _refuse_others(fields)
@@ -314,9 +314,13 @@ def _refuse_others(fields: Fields) -> None:
     refuse_others(fields, IGNORED_FIELDS)
 
 
-def check_model(fields: Fields, limits: Limits) -> None:
-    model = fields.take_str("model")
-    if model is not None and model != limits.model_name:  # there is only one
+def check_model(fields: Fields, limits: Limits, *aliases: str) -> None:
+    """Take the name of the model, of which there is only one. Raises: RequestError."""
+    names = [limits.model_name, *aliases]
+    model = fields.take("model", {"enum": names})
+    if model is not None and not isinstance(model, str):
+        raise refuse("model", f"expected a string, got {kind_of(model)}")
+    if model is not None and model not in names:
         raise RequestError(
             f"model: {show(model)} does not exist, this server has {show(limits.model_name)}",
             status=404,

@@ -8,7 +8,7 @@ import msgspec
 
 from ....schema.media import MediaKind
 from ..content import Conversation, MediaPart, Message, check_messages, is_continued
-from ..fields import Fields, Schema, kind_of, refuse, show
+from ..fields import AT_LEAST_ONE, Fields, Schema, kind_of, refuse, show
 from ..grammar_fields import AskedGrammar, take_schema
 from ..harmless import FLAG, NOTHING, OBJECT, TEXT, Harmless, one_of, refuse_others
 from ..json_body import Body, decode_body
@@ -87,7 +87,7 @@ def _read(fields: Fields, limits: Limits) -> ChatRequest:
     tools, grammar = read_tools(fields, generation.grammar)
     generation = msgspec.structs.replace(generation, grammar=grammar)
     check_grammar(generation)
-    system, turns = fields.take("system"), fields.take_required("messages")
+    system, turns = fields.take("system"), fields.take_required("messages", AT_LEAST_ONE)
     options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules)
     refuse_others(fields, _IGNORED_FIELDS)
     intake = MediaIntake(limits.kinds, limits.media, options)
@@ -127,7 +127,7 @@ class _TurnReader:
         """Return the messages of a turn. Raises: RequestError."""
         fields = Fields(value, path)
         role = fields.take_choice("role", ROLES)
-        content = fields.take_required("content")
+        content = fields.take_required("content", AT_LEAST_ONE)
         fields.refuse_leftover()
         return self.read_content(content, f"{path}.content", role)
 

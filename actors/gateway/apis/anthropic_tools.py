@@ -16,7 +16,7 @@ _IGNORED_OF_TOOLS: Mapping[str, Harmless] = {
     "cache_control": OBJECT,
     "defer_loading": one_of(False),
     "eager_input_streaming": FLAG,  # arguments are always passed on as they come
-    "input_examples": of_type(list, "an array", {"type": "array"}),
+    "input_examples": of_type(list, "an array", {"type": "array", "items": {}}),
 }
 _IGNORED_OF_CALLS: Mapping[str, Harmless] = {"cache_control": OBJECT, "caller": _DIRECT}
 

@@ -110,19 +110,13 @@ def read_show(body: Body, limits: Limits) -> None:
     """Validate the body of ``POST /api/show``. Raises: RequestError 400, or 404 for an unknown model."""
     fields = Fields(decode_body(body, limits.body))
     fields.take_str("name")  # the field's name in older versions
-    _check_model(fields, limits)
+    check_model(fields, limits, limits.model_name + _TAG)
     refuse_others(fields, {"verbose": FLAG})
-
-
-def _check_model(fields: Fields, limits: Limits) -> None:
-    if fields.leftover.get("model") == limits.model_name + _TAG:
-        fields.take("model")
-    check_model(fields, limits)
 
 
 def _read_generation(fields: Fields, limits: Limits) -> Generation:
     """Take the fields and options of both routes. The options include mmrt's own sampling controls."""
-    _check_model(fields, limits)
+    check_model(fields, limits, limits.model_name + _TAG)
     value, stream = fields.take("options"), fields.take_flag("stream")
     options = Fields({} if value is None else value, "options")
     penalty = options.take_float("repeat_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)

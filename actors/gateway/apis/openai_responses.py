@@ -7,7 +7,7 @@ import msgspec
 
 from ....models.grammar.source import JSON_OBJECT
 from ..content import Conversation, Message, check_messages
-from ..fields import Fields, Schema, kind_of, refuse, show
+from ..fields import AT_LEAST_ONE, Fields, Schema, kind_of, refuse, show
 from ..grammar_fields import AskedGrammar, read_named_schema
 from ..harmless import OBJECT, TEXT, Harmless, number, of_type, one_of, refuse_others
 from ..json_body import Body, decode_body
@@ -90,7 +90,7 @@ class Exchange:
         if metadata is not None and not isinstance(metadata, dict):
             raise refuse("metadata", f"expected an object, got {kind_of(metadata)}")
         earlier = self._earlier(fields.take_str("previous_response_id", _MAX_ID_CHARS))
-        given, for_all = fields.take_required("input"), fields.take(FOR_ALL)
+        given, for_all = fields.take_required("input", AT_LEAST_ONE), fields.take(FOR_ALL)
         refuse_others(fields, _IGNORED_FIELDS)
         intake = MediaIntake(limits.kinds, limits.media, OptionReader(for_all, limits.kinds, limits.vision_rules))
         intake.media.extend(earlier.media)  # which count against the limits of one request
@@ -182,7 +182,7 @@ def _read_text_format(fields: Fields) -> AskedGrammar | None:
 def _read_message(kind: Any, fields: Fields, path: str, intake: MediaIntake) -> Message:
     if kind not in (None, "message"):
         raise refuse(f"{path}.type", f"is {show(kind)}, allowed are {', '.join(_ITEMS['enum'])}")
-    role, content = ROLES[fields.take_choice("role", ROLES)], fields.take_required("content")
+    role, content = ROLES[fields.take_choice("role", ROLES)], fields.take_required("content", AT_LEAST_ONE)
     refuse_others(fields, _IGNORED_OF_ITEMS)
     if content == []:
         raise refuse(f"{path}.content", "is empty, at least one part is needed")

@@ -5,7 +5,8 @@ are not, such as that ``top_logprobs`` needs ``logprobs``. Pure.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -38,12 +39,12 @@ def _example(value: Any) -> Any:
     return [_example(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _of_values(values: Sequence[Any], path: str) -> Schema:
-    """Return the schema of a place where these values stand."""
+def _of_values(values: Sequence[Any], path: str, sizes: Schema = MappingProxyType({})) -> Schema:
+    """Return the schema of a place where these values stand. ``sizes``: of arrays."""
     schemas: list[Schema] = []
     if arrays := [value for value in values if isinstance(value, list)]:
         entries = [entry for array in arrays for entry in array]
-        schemas.append({"type": "array", **({"items": _of_values(entries, f"{path}[]")} if entries else {})})
+        schemas.append({"type": "array", **({"items": _of_values(entries, f"{path}[]")} if entries else {}), **sizes})
     groups: dict[object, list[Example]] = {}
     for value in values:
         if isinstance(value, Example):
@@ -79,13 +80,20 @@ def _of_objects(objects: Sequence[Example], path: str, is_alone: bool) -> Schema
 
 def _of_field(objects: Sequence[Example], name: str, path: str) -> Schema:
     """Return the schema of a field: what readers say, and what they read of it in turn."""
-    said = [schema for one in objects if (schema := one.taken.get(name)) is not None]
-    shown = [one[name] for one in objects if one.get(name) is not None and (one.taken.get(name) is None or _is_read(one[name]))]
+    takers = [(one.taken[name], one.get(name)) for one in objects if name in one.taken]
+    said = [schema for schema, _ in takers if schema is not None and not _is_size(schema)]
+    sizes = {key: limit for schema, _ in takers if _is_size(schema) for key, limit in schema.items()}
+    shown = [value for schema, value in takers if value is not None and (schema is None or _is_size(schema) or _is_read(value))]
     if not (said or shown):
         raise ValueError(f"{path}: no example shows it")
     if name == "type" and not said:
         return {"enum": list(dict.fromkeys(shown))}
-    return _any_of([*said, *([_of_values(shown, path)] if shown else [])])
+    return _any_of([*said, *([_of_values(shown, path, sizes)] if shown else [])])
+
+
+def _is_size(schema: Schema | None) -> TypeGuard[Schema]:
+    """Return whether a schema is about the size of an array alone, whose entries the examples show."""
+    return schema is not None and schema.get("type") == "array" and "items" not in schema
 
 
 def _is_read(value: Any) -> bool:

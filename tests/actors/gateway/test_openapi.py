@@ -45,6 +45,7 @@ def test_limits_are_those_that_are_checked() -> None:
     assert few["n"] == {"type": ["integer", "null"], "minimum": 1, "maximum": 3}
     assert few["max_tokens"] == {"type": ["integer", "null"], "minimum": 1, "maximum": 100}
     assert few["top_p"] == {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1}
+    assert few["model"] == {"enum": [MODEL, None]} and few["messages"]["minItems"] == 1 and few["tools"]["maxItems"] == 128
     assert few["use_beam_search"] == {"enum": [False, None]}
     messages = schema_of_requests("/v1/messages")
     assert sorted(messages["required"]) == ["max_tokens", "messages"] and messages["properties"]["max_tokens"]["type"] == "integer"
