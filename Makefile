@@ -13,6 +13,7 @@ up: install
 test: install
 	$(BIN)/python -m pytest
 slow: install
+	$(BIN)/pip install --quiet --editable '.[fuzz]'
 	$(BIN)/python -m pytest -m slow
 steady: install
 	.ci/steady

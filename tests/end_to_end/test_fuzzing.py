@@ -1,0 +1,52 @@
+"""Schemathesis asks a real server with the demo model what its own description allows, and what it forbids."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mmrt.tests.end_to_end.conftest import Server
+
+SECONDS = 100
+# An answer is short, so many fit into the time.
+SETTINGS = "[model]\nmax_context = 256\n[memory]\nmax_sequences = 16\n"
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "missing_required_header",
+    "unsupported_method",
+)
+
+
+@pytest.mark.slow
+def test_requests_made_of_the_description(launch: Callable[..., Server], tmp_path: Path) -> None:
+    pytest.importorskip("schemathesis", reason="pip install -e '.[fuzz]'")
+    server = launch(None, SETTINGS)
+    options = {
+        "--checks": ",".join(CHECKS),
+        "--phases": "examples,fuzzing",
+        "--max-time": str(SECONDS),
+        "--max-examples": "15",  # of a route at a time
+        "--seed": "1",
+        "--request-timeout": "30",
+        "--generation-database": "none",
+        "--suppress-health-check": "all",  # large schemas take long to make requests of
+    }
+    arguments = [
+        f"{server.url}/openapi.json",
+        "--continue-on-failure",
+        "--no-color",
+        *(part for option in options.items() for part in option),
+    ]
+    command = [str(Path(sys.executable).with_name("st")), "run", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS + 100)
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2_000:]
+    found = re.search(r"(\d+) generated, (\d+) passed", done.stdout)
+    assert found is not None and int(found[2]) > 50, done.stdout
+    server.wait_until_empty()
