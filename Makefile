@@ -13,7 +13,7 @@ up: install
 test: install
 	$(BIN)/python -m pytest
 slow: install
-	$(BIN)/pip install --quiet --editable '.[fuzz]'
+	$(BIN)/pip install --quiet --editable '.[docs,fuzz]'
 	$(BIN)/python -m pytest -m slow
 steady: install
 	.ci/steady

@@ -8,9 +8,12 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ..runtime.errors import UserError
+
+if TYPE_CHECKING:
+    import typer
 
 COMMANDS = (
     "up",
@@ -108,6 +111,18 @@ def _forget_output() -> None:
 
 
 def _run_app(arguments: Sequence[str]) -> int:
+    app = build_app([arguments[0]] if arguments and arguments[0] in COMMANDS else COMMANDS)
+    try:
+        app(args=list(arguments), prog_name="mmrt")
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer has taken it for a failure
+            raise end.__context__ from None
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    return 0
+
+
+def build_app(commands: Sequence[str]) -> "typer.Typer":
+    """Return the program with these commands."""
     import typer
 
     app = typer.Typer(
@@ -131,16 +146,9 @@ def _run_app(arguments: Sequence[str]) -> int:
     ) -> None:
         pass
 
-    chosen = arguments[0] if arguments and arguments[0] in COMMANDS else None
-    for command in COMMANDS if chosen is None else (chosen,):
+    for command in commands:
         importlib.import_module(f".{command}", __package__).register(app)
-    try:
-        app(args=list(arguments), prog_name="mmrt")
-    except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # typer has taken it for a failure
-            raise end.__context__ from None
-        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    return 0
+    return app
 
 
 if __name__ == "__main__":
