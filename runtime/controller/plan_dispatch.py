@@ -11,6 +11,7 @@ from ..stage_table import InstanceId, stage_of
 from .effects import ClearPlan, WritePlan
 from .pages import User
 from .request import Request
+from .scheduling.routing import choose
 from .state import ControllerState, InflightPlan
 
 
@@ -50,7 +51,7 @@ def _least_busy(state: ControllerState, stage: str) -> InstanceId:
     for inflight in state.plans.values():
         if inflight.actor in pending:
             pending[inflight.actor] += inflight.plan.cost or 0.0
-    return min(able, key=lambda actor: (pending[actor], loads[actor], actor))
+    return choose({actor: (pending[actor], loads[actor]) for actor in able})
 
 
 def adopt_plan(state: ControllerState, inflight: InflightPlan) -> None:

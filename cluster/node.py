@@ -1,0 +1,91 @@
+"""A node: one whole run of mmrt, started as ``mmrt up`` in a run directory of its own, which ends with the process that owns it."""
+
+import ctypes
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from ..runtime.errors import RunError
+from ..runtime.supervisor.control import DownRequest, StatusReply, StatusRequest, call
+from ..shm.run_directory import RunDirectory
+
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.1
+_END_S = 30.0
+_LOG_LINES = 20
+
+
+class Node:
+    """A run that is ready. ``url`` is where its gateway serves."""
+
+    def __init__(self, config: str, ready_s: float = 600.0) -> None:
+        """Start it and wait. ``config``: its configuration in TOML; the port should be 0. Raises: RunError if it does not come up."""
+        self._home = tempfile.TemporaryDirectory(prefix="mmrt-node-")
+        self._name = f"node-{secrets.token_hex(4)}"
+        self._run = RunDirectory.default_path(self._name)
+        file = Path(self._home.name) / "config.toml"
+        file.write_text(config)
+        self._log = Path(self._home.name) / "up.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        started = threading.Event()
+        # The kernel ends the run with the thread that started it, so that thread lives as long as this process.
+        threading.Thread(target=self._own, args=(file, started), name="mmrt up", daemon=True).start()
+        started.wait()
+        self.url = self._wait_until_ready(time.monotonic() + ready_s)
+
+    def _own(self, file: Path, started: threading.Event) -> None:
+        mine = [sys.executable, "-P", "-m"]
+        command = [*mine, "mmrt.cluster.node", *mine, "mmrt", "up", "--run", self._name, "--config", str(file)]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        started.set()
+        self._process.wait()
+
+    def _wait_until_ready(self, deadline_s: float) -> str:
+        while time.monotonic() < deadline_s:
+            self.check()
+            try:
+                reply = call(self._run, StatusRequest())
+            except RunError:  # not yet
+                time.sleep(_POLL_S)
+                continue
+            assert isinstance(reply, StatusReply)
+            if reply.report.ready:
+                return reply.report.endpoint
+            time.sleep(_POLL_S)
+        raise RunError(f"the run was not ready in time:\n{self._last_lines()}")
+
+    def check(self) -> None:
+        """Raise RunError if the run has ended. A run repairs its own actors, so nothing less is a fault of the node."""
+        if self._process is None or self._process.poll() is not None:
+            raise RunError(f"the run has ended:\n{self._last_lines()}")
+
+    def close(self) -> None:
+        """End the run; its requests may finish, for as long as its configuration says."""
+        try:
+            call(self._run, DownRequest(None), None)
+        except RunError:
+            pass  # it has ended
+        if self._process is not None:
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self._home.cleanup()
+
+    def _last_lines(self) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:]) if self._log.exists() else ""
+
+
+if __name__ == "__main__":
+    # Become the program, which the kernel asks to end when its parent's thread does.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == 1:
+        sys.exit("the parent has ended")
+    os.execv(sys.argv[1], sys.argv[1:])

@@ -1,0 +1,103 @@
+"""The features of a request that decide which node gets it (pure): its size, and keys of its beginnings (MS2, TI7).
+
+Keys are a hash chain over the messages in blocks of 1 KiB, so that a later turn of a conversation has the keys of the turns before
+it, and requests with an equal beginning share keys. The chain starts from the caller's credentials and ``cache_salt``, as the nodes'
+own caches do. Media count with a fixed number of tokens, since nothing is decoded here.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+BLOCK_BYTES = 1024
+BYTES_PER_TOKEN = 4
+MEDIA_TOKENS = {"image": 1000, "video": 8000, "audio": 500}
+DEFAULT_ANSWER_TOKENS = 256
+MAX_KEYS = 512  # of one request; the beginnings beyond them are not told apart
+MAX_DEPTH = 16
+
+_decode = msgspec.json.Decoder().decode
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+
+class Features(NamedTuple):
+    """``keys``: of each beginning, with the tokens up to its end; ``media``: a digest and the tokens of each medium."""
+
+    text_tokens: int = 0
+    media_tokens: int = 0
+    answer_tokens: int = 0
+    keys: tuple[tuple[bytes, int], ...] = ()
+    media: tuple[tuple[bytes, int], ...] = ()
+
+
+class _Medium(NamedTuple):
+    digest: bytes
+    tokens: int
+
+
+def read_features(body: bytes, credentials: str) -> Features:
+    """Return the features of a request's body. One that is no JSON object, or of another shape, has none: the node will answer."""
+    try:
+        fields = _decode(body)
+    except (msgspec.MsgspecError, RecursionError):
+        return Features()
+    if not isinstance(fields, dict):
+        return Features()
+    digest = hashlib.sha256(repr((credentials, fields.get("cache_salt"))).encode()).digest()
+    keys: list[tuple[bytes, int]] = []
+    media: list[tuple[bytes, int]] = []
+    num_bytes = 0
+    for message in _messages(fields):
+        text = bytearray()
+        for part in _parts(message, 0):
+            if isinstance(part, _Medium):
+                media.append((part.digest, part.tokens))
+                text += part.digest
+            else:
+                text += part.encode()
+                num_bytes += len(part)
+        for start in range(0, len(text), BLOCK_BYTES):
+            digest = hashlib.sha256(digest + text[start : start + BLOCK_BYTES]).digest()
+            if len(keys) < MAX_KEYS:
+                before = num_bytes - max(0, len(text) - start - BLOCK_BYTES)
+                keys.append((digest, before // BYTES_PER_TOKEN + sum(tokens for _, tokens in media)))
+    return Features(
+        text_tokens=num_bytes // BYTES_PER_TOKEN,
+        media_tokens=sum(tokens for _, tokens in media),
+        answer_tokens=next((fields[name] for name in _LIMITS if type(fields.get(name)) is int), DEFAULT_ANSWER_TOKENS),
+        keys=tuple(keys),
+        media=tuple(media),
+    )
+
+
+def _messages(fields: dict[str, Any]) -> Iterator[object]:
+    """The parts of a prompt in order, in any of the endpoint's APIs."""
+    for name in ("system", "instructions", "tools", "prompt"):
+        if name in fields:
+            yield fields[name]
+    for name in ("messages", "input"):
+        value = fields.get(name)
+        yield from value if isinstance(value, list) else () if value is None else (value,)
+
+
+def _parts(value: object, depth: int, kind: str = "image") -> Iterator[str | _Medium]:
+    """The texts and media within a message, in order. ``kind`` is that of media below."""
+    if isinstance(value, str):
+        yield _medium(value, kind) if value.startswith("data:") else value
+    elif isinstance(value, list) and depth < MAX_DEPTH:
+        for item in value:
+            yield from _parts(item, depth + 1, kind)
+    elif isinstance(value, dict) and depth < MAX_DEPTH:
+        name = str(value.get("type", ""))
+        kind = next((known for known in MEDIA_TOKENS if known in name), kind)
+        for key, item in value.items():
+            if key in ("url", "image_url", "data", "images") and not isinstance(item, dict):
+                yield from (_medium(text, kind) for text in (item if isinstance(item, list) else [item]) if isinstance(text, str))
+            elif key not in ("type", "id"):
+                yield from _parts(item, depth + 1, kind)
+
+
+def _medium(text: str, kind: str) -> _Medium:
+    return _Medium(hashlib.sha256(text.encode()).digest(), MEDIA_TOKENS[kind])

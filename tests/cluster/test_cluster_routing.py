@@ -1,0 +1,137 @@
+"""Features of requests, and the nodes that get them."""
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmrt.cluster.request_features import BLOCK_BYTES, DEFAULT_ANSWER_TOKENS, MAX_KEYS, MEDIA_TOKENS, Features, read_features
+from mmrt.cluster.routing import MAX_KNOWN, SLACK_TOKENS, Routed, Router
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+CLAUDE_IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+
+
+def features(credentials: str = "", **fields: Any) -> Features:
+    return read_features(json.dumps(fields).encode(), credentials)
+
+
+def user(*content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(content)}
+
+
+def test_sizes() -> None:
+    found = features(messages=[user({"type": "text", "text": "x" * 4000}, IMAGE, SOUND)], max_tokens=7)
+    assert 1000 <= found.text_tokens < 1010 and found.answer_tokens == 7
+    assert found.media_tokens == MEDIA_TOKENS["image"] + MEDIA_TOKENS["audio"] and len(found.media) == 2
+    assert features(messages=[user(CLAUDE_IMAGE)]).media_tokens == MEDIA_TOKENS["image"]
+    assert features(model="m", prompt="Hello", images=["AAAA"]).text_tokens == 1
+    ollama = features(messages=[{"role": "user", "content": "look", "images": ["AAAA", "BBBB"]}])
+    assert ollama.media_tokens == 2 * MEDIA_TOKENS["image"]
+
+
+def test_a_later_turn_begins_like_the_turns_before_it() -> None:
+    system, question, answer = {"role": "system", "content": "s" * 3000}, user({"type": "text", "text": "why?"}, IMAGE), "because"
+    first = features(messages=[system, question])
+    second = features(messages=[system, question, {"role": "assistant", "content": answer}, user({"type": "text", "text": "so?"})])
+    assert second.keys[: len(first.keys)] == first.keys and len(second.keys) == len(first.keys) + 2
+    assert [tokens for _, tokens in second.keys] == sorted(tokens for _, tokens in second.keys)
+    assert first.keys[0][1] == BLOCK_BYTES // 4
+    other = features(messages=[system, user({"type": "text", "text": "who?"}, IMAGE)])
+    assert other.keys[:2] == first.keys[:2] and other.keys[-1] != first.keys[-1]
+
+
+def test_nothing_is_shared_between_callers() -> None:
+    messages = [user({"type": "text", "text": "secret"})]
+    keys = {features(caller, messages=messages, **salt).keys for caller in ("", "Bearer a") for salt in ({}, {"cache_salt": "b"})}
+    assert len(keys) == 4
+
+
+def test_what_is_no_request_has_no_features() -> None:
+    for body in (b"", b"{", b"[1]", b"\xff", b"[" * 100_000, b'"text"'):
+        assert read_features(body, "") == Features()
+    deep: Any = "end"
+    for _ in range(60):
+        deep = [deep]
+    assert features(messages=deep).text_tokens == 0, "nobody looks deeper than that"
+    assert len(features(prompt="x" * (2 * MAX_KEYS * BLOCK_BYTES)).keys) == MAX_KEYS
+    assert features(max_tokens="7").answer_tokens == DEFAULT_ANSWER_TOKENS
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=20)
+JSON = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=9), inner))
+
+
+@given(st.dictionaries(st.sampled_from(["messages", "input", "prompt", "system", "tools", "max_tokens", "cache_salt"]), JSON))
+def test_any_json_is_taken(fields: dict[str, Any]) -> None:
+    features(**fields)
+
+
+def router(*nodes: str) -> Router:
+    made = Router()
+    made.set_nodes({node: f"http://{node}" for node in nodes})
+    return made
+
+
+def routed(found: Routed | None) -> str:
+    assert found is not None
+    return found.node
+
+
+def test_texts_go_where_the_fewest_tokens_wait_and_media_where_the_fewest_media_do() -> None:
+    nodes = router("a", "b")
+    picture = Features(text_tokens=10, media_tokens=1000, answer_tokens=10)
+    long = nodes.route(Features(text_tokens=9000, answer_tokens=10))
+    assert long is not None and long.node == "a"
+    first = nodes.route(picture._replace(media=((b"p", 1000),)))
+    assert first is not None and first.node == "b", "no media wait anywhere, and b has less to do"
+    assert routed(nodes.route(picture._replace(media=((b"q", 1000),)))) == "a", "media wait at b, whatever else waits at a"
+    assert routed(nodes.route(Features(text_tokens=10))) == "b"
+    first.begun()
+    long.begun()
+    assert routed(nodes.route(Features(text_tokens=1))) == "b", "a has the second picture to do, b answers only"
+
+
+def test_loads_come_back_to_zero() -> None:
+    nodes = router("a")
+    found = nodes.route(Features(text_tokens=5, media_tokens=6, answer_tokens=7))
+    assert found is not None
+    load = nodes._loads["a"]
+    assert (load.tokens, load.media_tokens) == (18, 6)
+    found.begun()
+    found.begun()
+    assert (load.tokens, load.media_tokens) == (7, 0)
+    found.ended()
+    found.ended()
+    assert (load.tokens, load.media_tokens) == (0, 0)
+
+
+def test_a_conversation_stays_unless_its_node_is_much_busier() -> None:
+    nodes = router("a", "b")
+    turn = Features(text_tokens=100, keys=((b"1", 100),))
+    first = nodes.route(turn)
+    assert first is not None and first.node == "a"
+    assert routed(nodes.route(Features(text_tokens=3000, keys=((b"2", 3000),)))) == "b"
+    assert routed(nodes.route(Features(text_tokens=200, keys=((b"1", 100), (b"3", 200))))) == "a"
+    nodes.route(Features(text_tokens=int(SLACK_TOKENS) + 4000, keys=((b"1", 100),)))
+    assert routed(nodes.route(turn)) == "b", "a has too much to do"
+
+
+def test_nodes_come_and_go() -> None:
+    nodes = router("a", "b")
+    assert routed(nodes.route(Features(), tried=["a"])) == "b"
+    assert nodes.route(Features(), tried=["a", "b"]) is None and router().route(Features()) is None
+    busy = nodes.route(Features(text_tokens=9, keys=((b"1", 9),)))
+    assert busy is not None and busy.node == "a"
+    nodes.set_nodes({"b": "http://b", "c": "http://c"})
+    busy.ended()
+    assert routed(nodes.route(Features(text_tokens=9, keys=((b"1", 9),)))) in "bc", "what it knew is gone"
+
+
+def test_what_is_known_is_bounded() -> None:
+    nodes = router("a")
+    for number in range(0, MAX_KNOWN + 1000, 500):
+        nodes.route(Features(keys=tuple((b"%d" % key, key) for key in range(number, number + 500))))
+    assert len(nodes._known) == MAX_KNOWN

@@ -1,0 +1,208 @@
+"""The front between a client and nodes that answer, stream, and are lost at any moment. Nodes are servers on real sockets."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from mmrt.cluster.front import Front
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+BODY = json.dumps({"messages": [{"role": "user", "content": "Hello"}]}).encode()
+
+
+@asynccontextmanager
+async def node(handler: Handler) -> AsyncIterator[str]:
+    runner = web.ServerRunner(web.Server(handler), shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+class Client:
+    """One request through the front, as an ASGI server would hand it over."""
+
+    def __init__(self, front: Front) -> None:
+        self.front = front
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.body = b""
+        self.gone = asyncio.Event()
+        self.got_some = asyncio.Event()
+        self._is_sent = False
+
+    async def ask(self, path: str = "/v1/chat/completions", body: bytes = BODY, method: str = "POST", query: bytes = b"") -> "Client":
+        self._to_send = body
+        headers = [(b"authorization", b"Bearer key"), (b"content-type", b"application/json"), (b"host", b"front")]
+        scope = {"type": "http", "method": method, "path": path, "query_string": query, "headers": headers}
+        await self.front(scope, self._receive, self._send)
+        return self
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._is_sent:
+            self._is_sent = True
+            return {"type": "http.request", "body": self._to_send, "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            self.body += message["body"]
+            self.got_some.set()
+
+
+def with_nodes(test: Callable[[Callable[[], Client]], Awaitable[None]], *handlers: Handler, **known: str) -> None:
+    """Run a test with a front before these nodes, named a, b, …, and others at given URLs."""
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            urls = {chr(ord("a") + index): await stack.enter_async_context(node(handler)) for index, handler in enumerate(handlers)}
+
+            async def nodes() -> dict[str, str]:
+                return known | urls
+
+            front = Front(nodes)
+            told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+            life = asyncio.create_task(front({"type": "lifespan"}, told.get, _ignore))
+            told.put_nowait({"type": "lifespan.startup"})
+            try:
+                await test(lambda: Client(front))
+            finally:
+                told.put_nowait({"type": "lifespan.shutdown"})
+                await life
+
+    asyncio.run(run())
+
+
+async def _ignore(message: Any) -> None:
+    pass
+
+
+async def echo(request: web.Request) -> web.Response:
+    seen = {"path": request.path_qs, "key": request.headers["Authorization"], "body": (await request.read()).decode()}
+    return web.json_response(seen, status=201, headers={"x-request-id": "7"})
+
+
+async def lose_at_once(request: web.Request) -> web.Response:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+def losing_after(first: bytes, content_type: str) -> Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": content_type})
+        await response.prepare(request)
+        await response.write(first)
+        await asyncio.sleep(0.05)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    return handle
+
+
+def test_requests_and_answers_are_passed_on() -> None:
+    async def test(client: Callable[[], Client]) -> None:
+        answer = await client().ask(query=b"a=b%20c")
+        assert answer.status == 201 and answer.headers["x-request-id"] == "7"
+        assert json.loads(answer.body) == {"path": "/v1/chat/completions?a=b%20c", "key": "Bearer key", "body": BODY.decode()}
+        assert (await client().ask("/v1/models", b"", "GET")).status == 201
+
+    with_nodes(test, echo)
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/page/kill", "/v2/x"])
+def test_what_trusts_its_own_machine_is_not_served(path: str) -> None:
+    async def test(client: Callable[[], Client]) -> None:
+        answer = await client().ask(path)
+        assert answer.status == 404 and path in answer.body.decode()
+
+    with_nodes(test, echo)
+
+
+def test_a_node_that_is_lost_before_it_answers_is_passed_over() -> None:
+    async def test(client: Callable[[], Client]) -> None:
+        assert (await client().ask()).status == 201
+
+    with_nodes(test, lose_at_once, echo)
+    with_nodes(test, echo, **{"0": "http://127.0.0.1:1"})
+
+
+def test_without_a_node_the_answer_is_503() -> None:
+    async def test(client: Callable[[], Client]) -> None:
+        answer = await client().ask()
+        assert answer.status == 503 and answer.headers["retry-after"] == "1" and b"lost before" in answer.body
+
+    async def none(client: Callable[[], Client]) -> None:
+        assert b"no node is there" in (await client().ask()).body
+
+    with_nodes(test, lose_at_once, lose_at_once)
+    with_nodes(none)
+
+
+@pytest.mark.parametrize(
+    ("path", "end"),
+    [
+        ("/v1/chat/completions", b"data: [DONE]\n\n"),
+        ("/v1/messages", b'"message":"the node that served this request was lost"}}\n\n'),
+        ("/v1/responses", b'"param":null}\n\n'),
+    ],
+)
+def test_a_stream_whose_node_is_lost_ends_with_an_error(path: str, end: bytes) -> None:
+    async def test(client: Callable[[], Client]) -> None:
+        answer = await client().ask(path)
+        assert answer.status == 200 and answer.body.startswith(b"data: {}\n\n") and answer.body.endswith(end)
+        assert b"was lost" in answer.body
+
+    with_nodes(test, losing_after(b"data: {}\n\n", "text/event-stream"), losing_after(b"data: {}\n\n", "text/event-stream"))
+
+
+def test_an_answer_that_is_no_stream_is_cut_off() -> None:
+    async def test(client: Callable[[], Client]) -> None:
+        with pytest.raises(ConnectionError, match="lost in the middle"):
+            await client().ask()
+
+    with_nodes(test, losing_after(b"{", "application/json"))
+
+
+def test_a_client_that_goes_ends_the_request_at_the_node() -> None:
+    ended: list[str] = []
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b"data: {}\n\n")
+                await asyncio.sleep(0.01)
+        except (ConnectionError, asyncio.CancelledError):
+            ended.append(request.path)
+            raise
+
+    async def test(client: Callable[[], Client]) -> None:
+        mine = client()
+        task = asyncio.create_task(mine.ask())
+        await mine.got_some.wait()
+        mine.gone.set()
+        await task
+        for _ in range(1000):
+            if ended:
+                break
+            await asyncio.sleep(0.01)
+        assert ended == ["/v1/chat/completions"]
+        load = mine.front._router._loads["a"]
+        assert (load.tokens, load.media_tokens) == (0, 0)
+
+    with_nodes(test, endless)

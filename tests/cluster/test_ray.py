@@ -1,0 +1,145 @@
+"""Two nodes behind Ray Serve, with real clients: a conversation stays at its node, and a lost node harms no stream of the other.
+
+`pytest -m ray`, in an environment with the extra ``ray``.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from mmrt.runtime.errors import ConfigError
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
+QUESTION = "Tell a long story, number {}."
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    ray = pytest.importorskip("ray")
+    from ray import serve
+
+    from mmrt.cluster.app import build
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, namespace="serve")
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        serve.run(build({"replicas": 2}), name="mmrt", route_prefix="/")
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+    assert not _supervisors(), "a run has outlived its node"
+
+
+def client(url: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
+
+
+async def stream(asked: openai.AsyncOpenAI, number: int, begun: asyncio.Event, **more: Any) -> str:
+    """Return the text of an answer, or the error that has ended it."""
+    text = ""
+    messages: Any = [{"role": "user", "content": QUESTION.format(number)}]
+    body = {"ignore_eos": True, **more}
+    try:
+        events = await asked.chat.completions.create(
+            model="demo", messages=messages, max_tokens=1500, stream=True, extra_body=body, temperature=0
+        )
+        async for event in events:
+            text += (event.choices and event.choices[0].delta.content) or ""
+            begun.set()
+    except openai.APIError as error:
+        return f"error: {error}"
+    return text
+
+
+def test_a_conversation_stays_at_its_node(url: str) -> None:
+    async def turns() -> list[int]:
+        asked, hits = client(url), []
+        for chat in range(4):
+            messages: list[Any] = []
+            for turn in range(5):
+                messages.append({"role": "user", "content": f"Conversation {chat}, question {turn}: " + "why? " * 30})
+                answer = await asked.chat.completions.create(model="demo", messages=messages, max_tokens=16)
+                messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+                assert answer.usage is not None
+                details = answer.usage.prompt_tokens_details
+                if turn:
+                    hits.append(int(bool(details and details.cached_tokens)))
+        return hits
+
+    hits = asyncio.run(turns())
+    assert sum(hits) >= 0.9 * len(hits), "later turns find their beginnings in the caches of their nodes"
+
+
+def test_a_lost_node_harms_no_stream_of_the_other_and_comes_back(url: str) -> None:
+    async def lose() -> tuple[list[str], list[str]]:
+        asked = client(url)
+        begun = [asyncio.Event() for _ in range(6)]
+        undisturbed = await asyncio.gather(*(stream(asked, number, asyncio.Event()) for number in range(6)))
+        tasks = [asyncio.create_task(stream(asked, number, begun[number], cache_salt="again")) for number in range(6)]
+        await asyncio.gather(*(event.wait() for event in begun))
+        for victim in _tree(min(_supervisors())):
+            os.kill(victim, signal.SIGKILL)
+        return undisturbed, await asyncio.gather(*tasks)
+
+    undisturbed, texts = asyncio.run(lose())
+    lost = [text for text in texts if text.startswith("error")]
+    assert 1 <= len(lost) <= 5 and all("lost" in text for text in lost)
+    for text, whole in zip(texts, undisturbed, strict=True):
+        assert text == whole or text.startswith("error")
+    deadline_s = time.monotonic() + 300
+    while len(_supervisors()) < 2:
+        assert time.monotonic() < deadline_s, "the lost node has not come back"
+        time.sleep(0.5)
+    assert len(asyncio.run(stream(client(url), 1, asyncio.Event()))) > 100
+
+
+def test_arguments_that_are_refused() -> None:
+    pytest.importorskip("ray")
+    from mmrt.cluster.app import build
+
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"replica": 2}, "replica is no argument; there are config, replicas"),
+        ({"replicas": 0}, "replicas = 0 must be a whole number from 1 to 1000"),
+        ({"replicas": "1.5"}, "replicas = 1.5 must be"),
+        ({"gpus": "many"}, "gpus = 'many' is no number"),
+        ({"config": "/nowhere.toml"}, "/nowhere.toml"),
+    ]
+    for arguments, complaint in refused:
+        with pytest.raises(ConfigError, match=complaint):
+            build(arguments)
+
+
+def _tree(root: int) -> list[int]:
+    """A process and all below it, parents first."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+    found = [root]
+    for parent in found:
+        found += [child for child, its in parents.items() if its == parent]
+    return found
+
+
+def _supervisors() -> list[int]:
+    """The processes ``mmrt up`` of nodes."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = entry.read_bytes().split(b"\0")
+            if b"up" in words and any(word.startswith(b"node-") for word in words) and b"mmrt.cluster.node" not in words:
+                found.append(int(entry.parent.name))
+    return found
