@@ -4,9 +4,11 @@ import argparse
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
+from ...runtime.config import TurnsMode
 from ...runtime.stage_table import DEFAULT_LAYOUT
 from ..own_run import layout_argument
 from ..processes import ZYGOTE
@@ -43,6 +45,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     model: str
     layout: str
+    turns: TurnsMode
     has_default_restarts: bool
     json: Path | None
     out: Path | None
@@ -58,6 +61,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
         chosen = (("kinds", self.kinds, KINDS), ("actors", self.targets, targets_of(self.layout)), ("phases", self.phases, PHASES))
         words = [f"--{name} {','.join(some)} " for name, some, every in chosen if list(some) != list(every)]
         words += [f"--layout {self.layout} "] if self.layout != DEFAULT_LAYOUT else []
+        words += [f"--turns {self.turns} "] if self.turns != "off" else []
         words += ["--default-restarts "] if self.has_default_restarts else []
         return "".join(words) + (f"--pairs {self.pairs:g} " if self.pairs else "")
 
@@ -133,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-tokens", type=_whole(8), default=120, help="of the longest stream (%(default)s)")
     add("--model", default="", metavar="DIR", help="an omni checkpoint in float32 (default: a tiny one is made)")
     add("--layout", type=layout_argument, default=DEFAULT_LAYOUT, help="processes of the model's stages, such as 2E+PD (%(default)s)")
+    add("--turns", choices=get_args(TurnsMode), default="off", help="actors.turns (%(default)s)")
     add("--default-restarts", action="store_true", help="use the default restart limit and backoff; otherwise no actor is given up")
     add("--json", type=Path, metavar="FILE", help="write the report; - is standard output")
     add("--out", type=Path, metavar="DIR", help="where the logs of a storm with failures go (default: they stay where they are)")

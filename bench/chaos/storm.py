@@ -54,7 +54,7 @@ class Storm:
         self._findings = Findings(self.report, say)
         self._options = options
         self._run = run
-        self._config = storm_config(model, options.layout, options.has_default_restarts)
+        self._config = storm_config(model, options.layout, options.turns, options.has_default_restarts)
         self._fault_file = fault_file
         self._tmpfs = tmpfs
         self._limits = Limits()

@@ -34,7 +34,10 @@ def test_kills_a_minute_apart_under_the_restart_limit_that_users_have(tmp_path: 
     options = parse_options(["--kinds", "kill", "--interval", "60", "--minutes", "30", "--default-restarts"])
     assert (options.interval_s, options.minutes, options.has_default_restarts) == (60.0, 30.0, True)
     assert options.filters == "--kinds kill --default-restarts "
-    supervisor, usual = storm_config(tmp_path, options.layout, options.has_default_restarts).supervisor, SupervisorSection()
+    supervisor, usual = (
+        storm_config(tmp_path, options.layout, has_default_restarts=options.has_default_restarts).supervisor,
+        SupervisorSection(),
+    )
     assert (supervisor.restart_limit, supervisor.backoff_max_s) == (usual.restart_limit, usual.backoff_max_s)
     assert storm_config(tmp_path, options.layout).supervisor.restart_limit > 1000
 
@@ -47,7 +50,7 @@ def test_a_replay_takes_its_seed_and_one_fault() -> None:
 
 def test_filters_are_part_of_a_fault_s_name() -> None:
     assert parse_options([]).filters == ""
-    arguments = ["--kinds", "kill,stop", "--phases", "idle", "--layout", "EPD", "--pairs", "0.5"]
+    arguments = ["--kinds", "kill,stop", "--phases", "idle", "--layout", "EPD", "--turns", "layers", "--pairs", "0.5"]
     assert parse_options(arguments).filters == " ".join(arguments) + " "
     assert parse_options([*parse_options(arguments).filters.split(), "--seed", "3"]).storm_cells == parse_options(arguments).storm_cells
 

@@ -59,6 +59,13 @@ def test_stages_that_share_a_process(storm: Storm, layout: str) -> None:
     assert len(report["hits"]) == 61 and report["problems"] == []
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+def test_stages_that_take_turns(storm: Storm) -> None:
+    report = storm("--turns", "layers", "--faults", "60", "--actors", "encoder,prefill,decode,controller", timeout_s=880)
+    assert len(report["hits"]) == 61 and report["problems"] == []
+
+
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """Sockets have short names, pytest's directories long ones."""
