@@ -183,7 +183,8 @@ def make_tables(actor: Actor, layout: MemoryLayout) -> None:
     ActorTable.create(run, actors)
     ControllerStats.create(run)
     StepGaps.create(run, MAX_INSTANCES)
-    Turns.create(run)
+    if actor.config.actors.turns != "off":
+        Turns.create(run)
     for name in (*actors, SUPERVISOR):
         FlightRecorder.create(run, name)
     for name, pool in layout.pools.items():
