@@ -1,4 +1,4 @@
-"""The encoder actor: vision and audio towers. Patch pages in, embedding pages out (US2)."""
+"""The encoder actor: vision and audio towers. Patch pages in, embedding pages out (US2). Saved pages (``cache.dir``) it loads."""
 
 import numpy as np
 
@@ -7,12 +7,13 @@ from ..models.lm.warm_up import warm_up_towers
 from ..models.towers.dispatch import Towers
 from ..models.towers.interface import TowerInput
 from ..runtime.bus.messages import Done, Result
-from ..runtime.bus.plans import Encode, EncodePart, Plan
+from ..runtime.bus.plans import Encode, EncodePart, LoadSegments, Plan
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
 from .host.actor import Actor
 from .host.device import Completion
 from .host.embedding_pages import EmbeddingPages, open_embedding_pages
+from .host.page_loader import PageLoader
 from .host.plan_loop import serve_plans
 from .host.shared_tensors import SharedTensors
 
@@ -23,7 +24,8 @@ def main(actor: Actor) -> None:
     config = actor.model
     shared = SharedTensors(actor)
     towers = Towers(config, shared.weights(), shared.device)
-    embeddings = open_embedding_pages(config, PagePool.attach(actor.run, "embedding"), shared)
+    pool = PagePool.attach(actor.run, "embedding")
+    embeddings = open_embedding_pages(config, pool, shared)
     shared.close()
     completion = Completion(shared.device)
     embeddings.warm_up()
@@ -32,7 +34,12 @@ def main(actor: Actor) -> None:
     completion.wait()  # a failure here must not count against the first plan
     actor.open_turn(completion.wait)
     worker = EncoderWorker(towers, PagePool.attach(actor.run, "patch"), embeddings, completion, actor.turn.after_layer)
-    serve_plans(actor, worker.execute, SequenceTable.attach(actor.run, writable=False), shared.device_pages)
+    loader = PageLoader(actor.run, pool)
+
+    def execute(plan: Plan) -> Result:
+        return loader.load_segments(plan) if isinstance(plan, LoadSegments) else worker.execute(plan)
+
+    serve_plans(actor, execute, SequenceTable.attach(actor.run, writable=False), shared.device_pages)
 
 
 class EncoderWorker:

@@ -118,8 +118,6 @@ def build(actor: Actor) -> tuple[DescriptorServer | None, PageStore | None]:
     sharing = sharing_of(device, read_environment().mps_pipe, actor.config.actors.layout)
     layout = msgspec.structs.replace(layout, sharing=sharing)
     pages = open_pages(actor, layout)
-    if pages is not None:
-        pages.load()
     write_layout(actor.run.path, layout)
     return server, pages
 

@@ -1,6 +1,7 @@
 """Cached pages that outlive the run (``cache.dir``): written behind while it goes on, and found again by the next one.
 
-Embedding pages are loaded before there is a controller. KV pages are loaded by prefill, when a prompt needs them.
+Nothing is read at the start but the heads of the files. The controller knows from them which pages there are
+(``controller/saved_files``), and encoder and prefill load those that a request needs (``host/page_loader``).
 
 The directory has a secret and, for each model and setting that determines what pages hold, one file per pool (``shm/page_file``).
 The keys of pages depend on the secret and on those settings: a page of another model is never found. Whatever is wrong with the
@@ -36,7 +37,6 @@ from .host.loaded_code import loaded_code
 log = logging.getLogger(__name__)
 
 SHARES = {"kv": 7 / 8, "embedding": 1 / 8}  # of the bytes allowed
-LOAD_S = 1.5  # of a start, at most
 SAVE_S = 1.0  # between looks at the pools
 KEEP_S = 30.0  # between marks of the pages that the pools still have, which are overwritten last
 LAST_SAVE_S = 2.0  # at the end of the run, at most
@@ -49,7 +49,7 @@ _FILE = re.compile(f"([0-9a-f]{{16}})-({'|'.join(SHARES)})[.]pages")
 class PageStore:
     """The files of one run's pools, which this process writes.
 
-    ``load`` comes before the layout is published; ``start`` afterwards, ``close`` at the end.
+    ``open`` comes before the layout is published; ``start`` afterwards, ``close`` at the end.
     """
 
     def __init__(self, secret: bytes, files: dict[str, PageFile], pools: dict[str, PagePool]) -> None:
@@ -66,6 +66,7 @@ class PageStore:
         """Open the files of the run's pools, and make its secret; None, and a line in the log, where they cannot be used."""
         directory = Path(config.cache.dir).expanduser().absolute()
         files: dict[str, PageFile] = {}
+        saved: dict[str, SavedPages] = {}
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             kind = _fingerprint(config, layout, model)
@@ -75,49 +76,20 @@ class PageStore:
                 max_bytes = int(share * config.cache.max_mib * (1 << 20))
                 files[name] = PageFile.open(path, _derive(secret, b"file"), layout.pools[name].page_bytes, max_bytes)
                 if files[name].was_foreign:
-                    log.warning("cache.dir: emptied %s: it had other pages, another secret or another size (cache.max_mib)", path)
+                    log.warning("cache.dir: emptied %s: it had other pages or another secret", path)
+                saved[name] = SavedPages(str(path), _derive(secret, b"file"), files[name].page_bytes)
             _remove_old(directory, kind.hex()[:16])
-            if page_secret(run.path, secret) != secret:  # pages of this run, and the file that prefill reads, are of another kind
+            if page_secret(run.path, secret) != secret:  # pages of this run, and the files that they come from, are of another kind
                 raise FileExistsError(errno.EEXIST, "the model, the settings or the code have changed since the run began")
-            kv = directory / f"{kind.hex()[:16]}-kv.pages"
-            write_saved_pages(run.path, SavedPages(str(kv), _derive(secret, b"file"), layout.pools["kv"].page_bytes))
+            write_saved_pages(run.path, saved)
         except OSError as error:
             for file in files.values():
                 file.close()
             why = "another run has it" if isinstance(error, BlockingIOError) else error.strerror or error
             log.warning("cache.dir %s is not used: %s", directory, why)
             return None
+        log.info("cache.dir: there are %s", " and ".join(f"{len(file)} {name} pages" for name, file in files.items()))
         return cls(secret, files, {name: PagePool.attach(run, name) for name in SHARES})
-
-    def load(self) -> None:
-        """Fill the embedding pool, which is empty, with the pages written last, and name them."""
-        file = self._files["embedding"]
-        num_loaded, num_damaged = self._load_embeddings(file, time.monotonic() + LOAD_S)
-        log.info("cache.dir: there are %d KV pages", len(self._files["kv"]))
-        log.info("cache.dir: loaded %d embedding pages of %d", num_loaded, len(file) + num_damaged)
-        if num_damaged:
-            log.warning("cache.dir: ignored %d embedding pages that are not as they were written", num_damaged)
-
-    def _load_embeddings(self, file: PageFile, until_s: float) -> tuple[int, int]:
-        """Return how many pages were loaded and how many are damaged. Those of most worth come first, in case time is short."""
-        pool, num_loaded, num_damaged = self._pools["embedding"], 0, 0
-        for key in reversed(file.keys()):
-            if num_loaded == pool.num_pages or time.monotonic() > until_s:
-                break
-            depth = file.depth_of(key)
-            try:
-                contents = file.read(key)
-            except OSError as error:
-                log.warning("cache.dir: embedding pages cannot be read: %s", error.strerror)
-                break
-            if contents is None:
-                num_damaged += 1
-                continue
-            pool.write_bytes([num_loaded], contents)
-            pool.generations[num_loaded] = 1
-            pool.write_keys([num_loaded], [1], [key], [depth])
-            num_loaded += 1
-        return num_loaded, num_damaged
 
     def start(self) -> None:
         """Write pages behind from now on."""
@@ -156,7 +128,7 @@ class PageStore:
             for page, generation, key, depth in pool.named_since(seen):
                 if self._ended.is_set() if until_s is None else time.monotonic() > until_s:
                     return
-                if key not in file:
+                if key not in file or file.read(key) is None:  # damaged: it could not be loaded, and has been made anew
                     contents = pool.copy(page, generation)
                     if contents is None:
                         continue

@@ -50,10 +50,10 @@ def main(actor: Actor) -> None:
     table = SequenceTable.attach(actor.run)
     actor.open_turn(completion.wait)
     worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, completion, actor.turn.after_layer)
-    loader = PageLoader(actor.run, kv, table)
+    loader = PageLoader(actor.run, kv)
 
     def execute(plan: Plan) -> Result:
-        return loader.execute(plan) if isinstance(plan, Load) else worker.execute(plan)
+        return loader.load_chunks(plan, table) if isinstance(plan, Load) else worker.execute(plan)
 
     serve_plans(actor, execute, table, shared.device_pages)
 

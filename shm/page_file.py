@@ -1,11 +1,12 @@
 """A file of pages that outlives a run: named like the pages of a pool's cache, bounded, and checked before they are believed.
 
-Behind a header lie the heads of all slots, then their contents. A head holds the page's key, its worth, and a code over key and
-contents. The code is keyed with a secret: it finds a torn write, another's page and a changed byte alike. When all slots are taken,
-the page of least worth is overwritten: one that was kept longer ago, and of those kept together the one deepest in its prompt, which
-is of no use without the others.
+Behind a header lie groups of slots: a block with their heads, then their contents. So a file can grow and be cut. A head holds the
+page's key, its worth, and a code over key and contents. The code is keyed with a secret: it finds a torn write, another's page and a
+changed byte alike. When all slots are taken, the page of least worth is overwritten: one that was kept longer ago, and of those kept
+together the one deepest in its prompt, which is of no use without the others.
 
-One process writes (``PageFile``). Others read at any time (``PageFileReader``): what is being written under them has no right code.
+One process writes (``PageFile``). Others read at any time (``PageFileReader``): a head is emptied before its contents are overwritten,
+and written after them.
 """
 
 import errno
@@ -23,14 +24,14 @@ import numpy as np
 from ..schema.page_key import KEY_BYTES
 
 _BLOCK_BYTES = 4096
-_MAGIC = b"mmrtpag2"
+_MAGIC = b"mmrtpag3"
 _CODE_BYTES = 32
-_HEADER = struct.Struct(f"<8sQQ{_CODE_BYTES}s")  # magic, page bytes, slots, code
+_HEADER = struct.Struct(f"<8sQ{_CODE_BYTES}s")  # magic, page bytes, code
 _HEAD = struct.Struct(f"<{KEY_BYTES}sQ{_CODE_BYTES}s")  # key, worth (0: an empty slot), code
 _HEADS = np.dtype([("key", f"V{KEY_BYTES}"), ("worth", "<u8"), ("code", f"V{_CODE_BYTES}")])
 _DEPTHS = 1 << 32  # worth is round * _DEPTHS - depth
 _MAX_WORTH = 1 << 62  # higher ones are nobody's
-LOOK_S = 1.0  # between looks of a reader for new pages
+_GROUP = _BLOCK_BYTES // _HEAD.size  # slots
 
 
 class PageFile:
@@ -52,7 +53,8 @@ class PageFile:
 
     @classmethod
     def open(cls, path: Path, secret: bytes, page_bytes: int, max_bytes: int) -> Self:
-        """Open or make the file. One that does not fit, or was made with another secret, is emptied.
+        """Open or make the file. One of other pages, or made with another secret, is emptied; one that is too large keeps the pages of
+        most worth.
 
         Raises: OSError; PermissionError if others own it or may read it; BlockingIOError if another process has it.
         """
@@ -65,8 +67,8 @@ class PageFile:
             if not os.path.exists(path) or os.stat(path).st_ino != found.st_ino:
                 raise BlockingIOError(errno.EAGAIN, f"{path} has just been removed")
             os.utime(fd)  # files used longest ago are removed
-            file = cls(fd, secret, page_bytes, max(0, max_bytes - 2 * _BLOCK_BYTES) // (_HEAD.size + page_bytes))
-            header = _header(secret, page_bytes, file.num_slots)
+            file = cls(fd, secret, page_bytes, _num_slots(max_bytes, page_bytes))
+            header = _header(secret, page_bytes)
             if os.pread(fd, len(header), 0) != header:
                 file.was_foreign = found.st_size > 0
                 os.ftruncate(fd, 0)
@@ -96,11 +98,10 @@ class PageFile:
 
     def read(self, key: bytes) -> bytes | None:
         """Return a page's contents, or None, and forget it, where the file does not hold what was written. Raises: OSError."""
-        slot = self._slot_of[key]
-        contents = _read(self._fd, self._secret, key, _head(slot), self._place(slot), self.page_bytes)
-        if contents is None:
+        contents, head = _read(self._fd, self._slot_of[key], self.page_bytes)
+        if head != (key, _code(self._secret, key, contents)):
             self._forget(key)
-            os.pwrite(self._fd, bytes(_HEAD.size), _head(slot))
+            return None
         return contents
 
     def write(self, key: bytes, contents: bytes, depth: int = 0) -> None:
@@ -113,11 +114,7 @@ class PageFile:
         if not self._free:
             self._free.append(self._num_used)
             self._num_used += 1
-        slot = self._free[-1]
-        self._write(contents, self._place(slot))
-        worth = self._round * _DEPTHS - min(depth, _DEPTHS - 1)
-        self._write(_HEAD.pack(key, worth, _code(self._secret, key, contents)), _head(slot))
-        self._slot_of[key], self._worth_of[key] = self._free.pop(), worth
+        self._put(key, contents, self._round * _DEPTHS - min(depth, _DEPTHS - 1))
 
     def keep(self, keys: Iterable[bytes]) -> None:
         """Make these pages worth more than all others. Raises: OSError."""
@@ -128,7 +125,7 @@ class PageFile:
             latest = set()
         for key in wanted - latest:
             worth = self._round * _DEPTHS - self.depth_of(key)
-            self._write(worth.to_bytes(8, "little"), _head(self._slot_of[key]) + KEY_BYTES)
+            self._write(worth.to_bytes(8, "little"), _head(self._slot_of[key], self.page_bytes) + KEY_BYTES)
             self._worth_of[key] = worth
         if wanted - latest:
             self._victims = []
@@ -141,9 +138,19 @@ class PageFile:
             self._victims = self.keys()[::-1]
         return self._victims.pop()
 
+    def _put(self, key: bytes, contents: bytes, worth: int) -> None:
+        """Write a page into a free slot."""
+        slot = self._free[-1]
+        self._write(contents, _place(slot, self.page_bytes))
+        self._write(_HEAD.pack(key, worth, _code(self._secret, key, contents)), _head(slot, self.page_bytes))
+        self._slot_of[key], self._worth_of[key] = self._free.pop(), worth
+
     def _forget(self, key: bytes) -> None:
-        self._free.append(self._slot_of.pop(key))
-        del self._worth_of[key]
+        slot = self._slot_of[key]
+        self._write(bytes(_HEAD.size), _head(slot, self.page_bytes))
+        del self._slot_of[key], self._worth_of[key]
+        if slot < self.num_slots:
+            self._free.append(slot)
 
     def _write(self, data: bytes, offset: int) -> None:
         if os.pwrite(self._fd, data, offset) != len(data):
@@ -151,93 +158,117 @@ class PageFile:
 
     def _read_heads(self) -> None:
         """Find the keys. Contents are checked when they are read. Of equal keys the one of most worth counts."""
-        for worth, slot, key in _heads(self._fd, self.num_slots):
+        for worth, slot, key in _heads(self._fd, self.page_bytes):
             self._slot_of[key], self._worth_of[key] = slot, worth
             self._round = -(-worth // _DEPTHS) + 1  # pages of this run are worth more than those of the last
-        self._num_used = max(self._slot_of.values(), default=-1) + 1
-        self._free = sorted({*range(self._num_used)} - {*self._slot_of.values()}, reverse=True)
+        slots = {*self._slot_of.values()}
+        self._num_used = min(self.num_slots, max(slots, default=-1) + 1)
+        self._free = sorted({*range(self._num_used)} - slots, reverse=True)
+        if os.fstat(self._fd).st_size > (end := _end(self.num_slots, self.page_bytes)):
+            self._shrink()
+            os.ftruncate(self._fd, end)
 
-    def _place(self, slot: int) -> int:
-        return _place(slot, self.num_slots, self.page_bytes)
+    def _shrink(self) -> None:
+        """Move the pages behind the last slot into slots of pages of less worth."""
+        keys = self.keys()
+        kept = keys[max(0, len(keys) - self.num_slots) :]
+        for key in keys[: len(keys) - len(kept)]:
+            self._forget(key)
+        for key in [key for key in kept if self._slot_of[key] >= self.num_slots]:
+            worth = self._worth_of[key]
+            if (contents := self.read(key)) is not None:
+                self._forget(key)
+                self._put(key, contents, worth)
 
 
 class PageFileReader:
     """The pages of a file that another process writes."""
 
-    def __init__(self, fd: int, secret: bytes, page_bytes: int, num_slots: int) -> None:
+    def __init__(self, fd: int, secret: bytes, page_bytes: int) -> None:
         """Use ``open``."""
         self._fd = fd
         self._secret = secret
         self._page_bytes = page_bytes
-        self._num_slots = num_slots
-        self._slot_of: dict[bytes, int] = {}
-        self._found_at_s = -LOOK_S
 
     @classmethod
     def open(cls, path: Path, secret: bytes, page_bytes: int) -> Self:
         """Open a file that ``PageFile.open`` has made. Raises: OSError; ValueError if it is another's, or has other pages."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            found = os.pread(fd, _HEADER.size, 0)
-            num_slots = int(_HEADER.unpack(found)[2]) if len(found) == _HEADER.size else 0
-            if found != _header(secret, page_bytes, num_slots):
+            if os.pread(fd, _HEADER.size, 0) != _header(secret, page_bytes):
                 raise ValueError(f"{path} has not the pages of this run")
         except BaseException:
             os.close(fd)
             raise
-        return cls(fd, secret, page_bytes, num_slots)
+        return cls(fd, secret, page_bytes)
 
     def close(self) -> None:
         os.close(self._fd)
 
-    def read(self, key: bytes, now_s: float) -> bytes | None:
-        """Return a page's contents; None if the file does not have it, or not as it was written. Raises: OSError.
+    def written_ns(self) -> int:
+        """Return when the file was last written, by its own clock."""
+        return os.fstat(self._fd).st_mtime_ns
 
-        A page written less than ``LOOK_S`` ago may be missed. ``now_s``: of a monotonic clock.
-        """
-        if key not in self._slot_of and now_s >= self._found_at_s + LOOK_S:
-            self._slot_of = {key: slot for _, slot, key in _heads(self._fd, self._num_slots)}
-            self._found_at_s = now_s
-        slot = self._slot_of.get(key)
-        if slot is None:
+    def slots(self) -> dict[bytes, int]:
+        """Return the pages' slots by their keys, as their heads say: no contents are read. Raises: OSError."""
+        return {key: slot for _, slot, key in _heads(self._fd, self._page_bytes)}
+
+    def read(self, key: bytes, slot: int) -> bytes | None:
+        """Return a page's contents; None if the slot has another page by now. Raises: OSError; ValueError if it is damaged."""
+        contents, (found, code) = _read(self._fd, slot, self._page_bytes)
+        if found != key:
             return None
-        contents = _read(self._fd, self._secret, key, _head(slot), _place(slot, self._num_slots, self._page_bytes), self._page_bytes)
-        if contents is None:
-            del self._slot_of[key]
+        if code != _code(self._secret, key, contents):
+            raise ValueError(f"the page in slot {slot} is not as it was written")
         return contents
 
 
-def _header(secret: bytes, page_bytes: int, num_slots: int) -> bytes:
-    shape = _MAGIC + page_bytes.to_bytes(8, "little") + num_slots.to_bytes(8, "little")
+def _header(secret: bytes, page_bytes: int) -> bytes:
+    shape = _MAGIC + page_bytes.to_bytes(8, "little")
     return shape + _code(secret, shape)
 
 
-def _head(slot: int) -> int:
+def _group(slot: int, page_bytes: int) -> int:
+    """Return the offset of a slot's group: the block with its heads."""
+    return _BLOCK_BYTES + slot // _GROUP * (_BLOCK_BYTES + _GROUP * page_bytes)
+
+
+def _head(slot: int, page_bytes: int) -> int:
     """Return the offset of a slot's head."""
-    return _BLOCK_BYTES + slot * _HEAD.size
+    return _group(slot, page_bytes) + slot % _GROUP * _HEAD.size
 
 
-def _place(slot: int, num_slots: int, page_bytes: int) -> int:
+def _place(slot: int, page_bytes: int) -> int:
     """Return the offset of a slot's contents."""
-    heads_end = -(-_head(num_slots) // _BLOCK_BYTES) * _BLOCK_BYTES
-    return heads_end + slot * page_bytes
+    return _group(slot, page_bytes) + _BLOCK_BYTES + slot % _GROUP * page_bytes
 
 
-def _heads(fd: int, num_slots: int) -> list[tuple[int, int, bytes]]:
+def _end(num_slots: int, page_bytes: int) -> int:
+    """Return the size of a file whose slots are all taken."""
+    return _place(num_slots - 1, page_bytes) + page_bytes if num_slots else _BLOCK_BYTES
+
+
+def _num_slots(max_bytes: int, page_bytes: int) -> int:
+    """Return how many slots a file of this size has."""
+    num_groups, rest = divmod(max(0, max_bytes - _BLOCK_BYTES), _BLOCK_BYTES + _GROUP * page_bytes)
+    return num_groups * _GROUP + max(0, rest - _BLOCK_BYTES) // page_bytes
+
+
+def _heads(fd: int, page_bytes: int) -> list[tuple[int, int, bytes]]:
     """Return (worth, slot, key) of all slots in use, those of least worth first."""
-    data = os.pread(fd, num_slots * _HEAD.size, _head(0))
-    heads = np.frombuffer(data, _HEADS, len(data) // _HEAD.size)
+    num_groups = -(-(os.fstat(fd).st_size - _BLOCK_BYTES) // (_BLOCK_BYTES + _GROUP * page_bytes))
+    blocks = [os.pread(fd, _BLOCK_BYTES, _group(group * _GROUP, page_bytes)).ljust(_BLOCK_BYTES, b"\0") for group in range(num_groups)]
+    heads = np.frombuffer(b"".join([block[: _GROUP * _HEAD.size] for block in blocks]), _HEADS)
     slots = np.flatnonzero((heads["worth"] > 0) & (heads["worth"] < _MAX_WORTH))
     slots = slots[np.argsort(heads["worth"][slots], kind="stable")]
     return list(zip(heads["worth"][slots].tolist(), slots.tolist(), heads["key"][slots].tolist(), strict=True))
 
 
-def _read(fd: int, secret: bytes, key: bytes, head_at: int, place: int, page_bytes: int) -> bytes | None:
-    """Return the contents of a slot if they and its head are of this key."""
-    contents = os.pread(fd, page_bytes, place)
-    head = os.pread(fd, _HEAD.size, head_at)
-    is_right = len(head) == _HEAD.size and head[:KEY_BYTES] == key and head[-_CODE_BYTES:] == _code(secret, key, contents)
-    return contents if is_right else None
+def _read(fd: int, slot: int, page_bytes: int) -> tuple[bytes, tuple[bytes, bytes]]:
+    """Return the contents of a slot, and then, from its head, the key and the code of these contents."""
+    contents = os.pread(fd, page_bytes, _place(slot, page_bytes))
+    head = os.pread(fd, _HEAD.size, _head(slot, page_bytes))
+    return contents, (head[:KEY_BYTES], head[-_CODE_BYTES:])
 
 
 def _code(secret: bytes, *parts: bytes) -> bytes:

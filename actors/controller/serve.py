@@ -52,6 +52,7 @@ from .journal import Journal
 from .outage_watch import OutageWatch
 from .policy_guard import PolicyGuard
 from .policy_switch import PolicySwitch, inherited
+from .saved_files import SavedFiles
 
 log = logging.getLogger(__name__)
 
@@ -70,12 +71,15 @@ async def serve(actor: Actor) -> None:
     layout = actor.wait_for_layout()
     actors = ActorTable.attach(actor.run, writable=False)
     io = ControllerIO(actor.run, tuple(map(InstanceId, actors.actors)))
+    files = SavedFiles(actor.run.path)
+    saved = files.look()
     status = actor.become_active()
     journal, journaled = Journal.open(actor.run.path)
     limits = limits_of(actor.config, layout, actor.model)
     costs = CostsFile.of_run(read_environment().state_home, actor.config, layout, actor.model_path)
     snapshot = left_in(io, actors, journaled)._replace(known_costs=costs.load())
     controller = recover(limits, actor.generation, snapshot)
+    controller.set_saved(saved)
     stats = ControllerStats.attach(actor.run)
     policies = _policies(actor, controller.state, stats)
     log.info("epoch %d: %d requests, %d plans", actor.generation, len(controller.state.requests), len(controller.state.plans))
@@ -87,9 +91,10 @@ async def serve(actor: Actor) -> None:
     policies.look(time.monotonic())
     serving = Serving(controller, io, journal, socket, stats, outages, flight, policies, actors, ended.set)
     actor.watch_ending(asyncio.get_running_loop(), ended.set)
+    following = asyncio.create_task(files.follow(controller.set_saved))
     actor.serving()
     watchdog_s = actor.config.supervisor.watchdog_s / 4
-    saved, save_at_s = controller.state.costs.by_stage, time.monotonic() + SAVE_COSTS_S
+    saved_costs, save_at_s = controller.state.costs.by_stage, time.monotonic() + SAVE_COSTS_S
     while not actor.ending and serving.failure is None:
         actor.notifier.watchdog()
         status.set_queue_depth(len(controller.state.waiting))
@@ -97,9 +102,10 @@ async def serve(actor: Actor) -> None:
             await asyncio.wait_for(ended.wait(), watchdog_s)
         except TimeoutError:
             pass
-        if time.monotonic() >= save_at_s and controller.state.costs.by_stage is not saved:
-            saved, save_at_s = controller.state.costs.by_stage, time.monotonic() + SAVE_COSTS_S
-            await asyncio.to_thread(costs.save, saved)
+        if time.monotonic() >= save_at_s and controller.state.costs.by_stage is not saved_costs:
+            saved_costs, save_at_s = controller.state.costs.by_stage, time.monotonic() + SAVE_COSTS_S
+            await asyncio.to_thread(costs.save, saved_costs)
+    following.cancel()
     serving.close()
     costs.save(controller.state.costs.by_stage)
     outages.close()
@@ -154,7 +160,6 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -
         rows_per_token=model.rows_per_token(),
         embedding_cache=config.memory.embedding_cache,
         prefix_cache=config.memory.prefix_cache,
-        saved_pages=bool(config.cache.dir),
         positions=partial(_positions, model),
     )
 

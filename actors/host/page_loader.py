@@ -1,11 +1,13 @@
-"""prefill's side of saved KV pages (``cache.dir``): reads them from the file that ``memory`` writes into the pages of a row."""
+"""Saved pages (``cache.dir``) come back: prefill and encoder read them from the files that ``memory`` writes, instead of computing
+them. The controller knows their slots; each page is checked when it is read."""
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...runtime.bus.messages import Loaded
-from ...runtime.bus.plans import Load, LoadChunk
+from ...runtime.bus.plans import Load, LoadSegments
 from ...runtime.process.saved_pages import read_saved_pages
 from ...shm.page_file import PageFileReader
 from ...shm.pool import PagePool
@@ -14,50 +16,61 @@ from ...shm.sequence_table import SequenceTable
 
 log = logging.getLogger(__name__)
 
-LOAD_S = 0.5  # for one chunk, at most: other prompts wait
-LEAST_PAGES = 4  # in that time: a slower disk is asked for no more
+LOAD_S = 0.5  # for a chunk, or a plan of segments, at most: others wait
+LEAST_PAGES = 4  # of a chunk in that time: a slower disk is asked for no more
 
 
 class PageLoader:
-    """Opens the file when it is first asked. A file that cannot be read has no pages."""
+    """Loads pages of one pool. It opens the file when it is first asked. A file that cannot be read has no pages."""
 
-    def __init__(self, run: RunDirectory, kv: PagePool, table: SequenceTable) -> None:
+    def __init__(self, run: RunDirectory, pool: PagePool) -> None:
         self._run = run
-        self._kv = kv
-        self._table = table
+        self._pool = pool
         self._reader: PageFileReader | None = None
 
-    def execute(self, plan: Load) -> Loaded:
-        """Load the pages of each chunk."""
-        loaded = [self._load(chunk) for chunk in plan.chunks]
-        return Loaded([end for end, _ in loaded], any(more for _, more in loaded))
+    def load_chunks(self, plan: Load, table: SequenceTable) -> Loaded:
+        """Load leading pages of each chunk into the pages of its row, as far as the file has them and time allows."""
+        ends, more = list[int](), list[bool]()
+        for chunk in plan.chunks:
+            page_tokens = (chunk.end - chunk.start) // len(chunk.keys)
+            pages = table.pages(chunk.row, chunk.member)[chunk.start // page_tokens : chunk.end // page_tokens].tolist()
+            num_loaded, is_late = self._load(pages, chunk.keys, chunk.slots, time.monotonic() + LOAD_S)
+            ends.append(chunk.start + num_loaded * page_tokens)
+            more.append(num_loaded >= LEAST_PAGES if is_late else num_loaded == len(pages))
+        return Loaded(ends, more)
 
-    def _load(self, chunk: LoadChunk) -> tuple[int, bool]:
-        """Write the chunk's leading pages that the file has, as far as time allows. Returns the token up to which that is done, and
-        whether the file may have more."""
-        page_tokens = (chunk.end - chunk.start) // len(chunk.keys)
-        pages = self._table.pages(chunk.row, chunk.member)[chunk.start // page_tokens : chunk.end // page_tokens].tolist()
+    def load_segments(self, plan: LoadSegments) -> Loaded:
+        """Load the pages of segments, of each all or none; of all but the first only while there is time."""
+        ends, more = list[int](), list[bool]()
         until_s = time.monotonic() + LOAD_S
-        num_loaded, more = 0, False
+        for part in plan.parts:
+            is_late = bool(ends) and time.monotonic() >= until_s
+            self._pool.check(part.target.pages, part.target.generations)
+            num_loaded = 0 if is_late else self._load(part.target.pages, part.keys, part.slots)[0]
+            ends.append(part.num_tokens if num_loaded == len(part.keys) else 0)
+            more.append(is_late)
+        return Loaded(ends, more)
+
+    def _load(
+        self, pages: Sequence[int], keys: Sequence[bytes], slots: Sequence[int], until_s: float = float("inf")
+    ) -> tuple[int, bool]:
+        """Write these pages, up to the first that the file lacks. Returns how many, and whether time was short."""
+        num_loaded = 0
         try:
             if (reader := self._open()) is None:
-                return chunk.start, False
-            for page, key in zip(pages, chunk.keys, strict=True):
-                now_s = time.monotonic()
-                if now_s >= until_s:
-                    more = num_loaded >= LEAST_PAGES
+                return 0, False
+            for page, key, slot in zip(pages, keys, slots, strict=True):
+                if time.monotonic() >= until_s:
+                    return num_loaded, True
+                if (contents := reader.read(key, slot)) is None:
                     break
-                if (contents := reader.read(key, now_s)) is None:
-                    break
-                self._kv.write_bytes([page], contents)
+                self._pool.write_bytes([page], contents)
                 num_loaded += 1
-            else:
-                more = True
         except (OSError, ValueError) as error:
-            log.warning("cache.dir: saved pages cannot be read: %s", error)
-        return chunk.start + num_loaded * page_tokens, more
+            log.warning("cache.dir: saved %s pages cannot be read: %s", self._pool.name, error)
+        return num_loaded, False
 
     def _open(self) -> PageFileReader | None:
-        if self._reader is None and (saved := read_saved_pages(self._run.path)) is not None:
+        if self._reader is None and (saved := read_saved_pages(self._run.path).get(self._pool.name)) is not None:
             self._reader = PageFileReader.open(Path(saved.path), saved.secret, saved.page_bytes)
         return self._reader

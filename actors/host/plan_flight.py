@@ -3,7 +3,7 @@
 import time
 
 from ...runtime.bus.messages import ItemError, Loaded, Result, Skipped
-from ...runtime.bus.plans import Load, Plan
+from ...runtime.bus.plans import Load, LoadSegments, Plan
 from ...runtime.observe.flight import Kind, pack_plan
 from ...shm.flight_recorder import FlightWriter
 
@@ -38,4 +38,6 @@ def _units_done(plan: Plan, result: Result) -> int:
     """The plan's units; of one to load pages, the tokens that were loaded."""
     if isinstance(plan, Load) and isinstance(result, Loaded):
         return sum(end - chunk.start for chunk, end in zip(plan.chunks, result.ends, strict=True))
+    if isinstance(plan, LoadSegments) and isinstance(result, Loaded):
+        return sum(result.ends)
     return plan.units

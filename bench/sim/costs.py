@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from ...models.architecture import ModelConfig
-from ...runtime.bus.plans import Analyse, Encode, Load, Plan, Prefill, PreprocessSegment
+from ...runtime.bus.plans import Analyse, Encode, Load, LoadSegments, Plan, Prefill, PreprocessSegment
 from ...schema.media import MediaKind, SegmentShape
 from ..environment import Environment
 
@@ -166,7 +166,7 @@ def plan_seconds(costs: Costs, plan: Plan) -> float:
             return _line(costs, "analyse", media.kind).seconds(media.work if media.kind == "image" else media.num_bytes)
         case PreprocessSegment():
             return _line(costs, "preprocess", plan.media.kind).seconds(plan.units)
-        case Load():
+        case Load() | LoadSegments():
             raise CostsError("pages of files (cache.dir) are not simulated")
 
 

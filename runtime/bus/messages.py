@@ -242,11 +242,11 @@ class Done(Wire, frozen=True):
 
 
 class Loaded(Wire, frozen=True):
-    """A plan to load pages is done. ``ends``: for each of its chunks, the token up to which pages were loaded. ``more``: the files may
-    have pages behind those: all that was asked for was there, or time was short."""
+    """A plan to load pages is done. ``ends``: for each of its parts, the token up to which pages were loaded, of a segment all or none.
+    ``more``: for each, that the files may have the pages behind those: all that was asked for was there, or time was short."""
 
     ends: list[int]
-    more: bool = False
+    more: list[bool]
 
 
 class ItemError(Wire, frozen=True):

@@ -32,6 +32,7 @@ class PlanKind(enum.IntEnum):
     ENCODE = 3
     PREFILL = 4
     LOAD = 5
+    LOAD_SEGMENTS = 6
 
 
 class PlanBase(Wire, frozen=True):
@@ -281,7 +282,8 @@ class Prefill(PlanBase, frozen=True):
 
 
 class LoadChunk(Record, frozen=True):
-    """Tokens [start, end) of one member of a row: whole pages, which have these keys. They go where the row's block table says."""
+    """Tokens [start, end) of one member of a row: whole pages, which have these keys, in these slots of the file. They go where the
+    row's block table says."""
 
     row: int
     row_generation: int
@@ -289,10 +291,11 @@ class LoadChunk(Record, frozen=True):
     start: int
     end: int
     keys: list[bytes]
+    slots: list[int]
 
 
 class Load(PlanBase, frozen=True):
-    """prefill: read pages of one row from the files of ``cache.dir`` instead of computing them, up to the first that they lack. The
+    """prefill: read KV pages of one row from the file of ``cache.dir`` instead of computing them, up to the first that it lacks. The
     result is ``Loaded``."""
 
     STAGE = "prefill"
@@ -325,7 +328,45 @@ class Load(PlanBase, frozen=True):
         return Load([msgspec.structs.replace(chunk, row=row(chunk.row), row_generation=1) for chunk in self.chunks])
 
 
-Plan = Analyse | PreprocessSegment | Encode | Prefill | Load
+class LoadPart(Record, frozen=True):
+    """A segment of ``num_tokens``, whose embedding pages have these keys, in these slots of the file."""
+
+    row: int
+    row_generation: int
+    target: PageRun
+    num_tokens: int
+    keys: list[bytes]
+    slots: list[int]
+
+
+class LoadSegments(PlanBase, frozen=True):
+    """encoder: read the embedding pages of segments of one row from the file of ``cache.dir`` instead of encoding them. The result is
+    ``Loaded``."""
+
+    STAGE = "encoder"
+    KIND = PlanKind.LOAD_SEGMENTS
+    WRITES = "embedding"
+
+    parts: list[LoadPart]
+
+    @property
+    def units(self) -> int:
+        return sum(part.num_tokens for part in self.parts)
+
+    def reads(self) -> dict[PoolName, list[int]]:
+        return {}
+
+    def share(self, row: int) -> tuple[int, int]:
+        """Return the number of the row's parts."""
+        return 0, sum(part.row == row for part in self.parts)
+
+    def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "LoadSegments":
+        """Return the plan with other pages; it does not read its rows."""
+        del row
+        return LoadSegments([msgspec.structs.replace(part, target=run("embedding", part.target)) for part in self.parts])
+
+
+Plan = Analyse | PreprocessSegment | Encode | Prefill | Load | LoadSegments
 
 decode_plan = checked(msgspec.msgpack.Decoder(Plan).decode)
 

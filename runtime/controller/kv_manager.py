@@ -15,7 +15,7 @@ from .effects import AppendPages
 from .guidance import Lengths, num_pages, wanted_pages
 from .lifecycle import preempt, settle
 from .ownership import hand_over, is_orphan
-from .prefix_cache import append_hits, find_hits, learn_ids, name_pages, note_hits, num_saved, share_hits
+from .prefix_cache import append_hits, chunks_to_load, find_hits, learn_ids, name_pages, note_hits, num_saved, share_hits
 from .request import Request
 from .scheduling.admission import Holder, choose_victims, pages_ahead
 from .scheduling.budgets import steer_share
@@ -172,7 +172,7 @@ def grant_kv(state: ControllerState, request: Request) -> bool:
         _append(state, request, member, count - len(shared))
     request.blocked_s = -1.0
     if request.keys:
-        request.may_load, request.num_loads = state.limits.saved_pages, 0
+        request.may_load, request.num_loads = bool(chunks_to_load(state, request)), 0
         note_hits(state, request)
     return True
 

@@ -182,6 +182,12 @@ class Controller:
         """Set the broken actors. Requests that need them are refused from now on, and ended by the next ``tick``."""
         self.state.outages = {InstanceId(outage.actor): outage for outage in outages}
 
+    def set_saved(self, saved: Mapping[PoolName, Mapping[bytes, int]]) -> None:
+        """Set what the files of some pools have from now on: the slots of their pages, by key."""
+        for pool, slot_of in saved.items():
+            self.state.saved[pool].learn(slot_of)
+        self.state.touch_preparing()
+
     def set_instances(self, instances: Sequence[InstanceId], leaving: Collection[InstanceId] = ()) -> None:
         """Set the actors that belong to the run from now on, and those of them that leave it: they get no more work."""
         set_instances(self.state, instances, leaving)

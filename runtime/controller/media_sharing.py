@@ -118,7 +118,7 @@ def take_shared(state: ControllerState, rows: Sequence[Request], views: Sequence
         if request.shares_media and view.segments:
             take_cached(state, request, reserved or 0)
             _take_decoded(state, request, decoded)
-        elif request.record.prepared and not request.record.evicting:
+        elif request.record.prepared and not request.record.evicting and not request.may_load:
             request.shares_media = False  # nothing is left to take
         if reserved is None and view.has_kv:
             reserved = _next_need(state, request)
@@ -154,6 +154,8 @@ def _take_decoded(state: ControllerState, request: Request, decoded: _Decoded) -
         return
     ledger = state.pools["patch"]
     for place, segment in request.open_segments():
+        if segment.is_loading:
+            return  # it may need patch pages if that fails
         if segment.stage != SegmentStage.PENDING:
             continue
         piece = _piece(request, *place)

@@ -5,9 +5,9 @@ plan: its slot is free, and it no longer holds pages.
 """
 
 from ..bus.messages import Analysed, Died, ItemError, Loaded, Overran, Result, Skipped
-from ..bus.plans import Analyse, Encode, Load, Place, Plan, Prefill, PreprocessSegment
+from ..bus.plans import Analyse, Encode, Load, LoadSegments, Place, Plan, Prefill, PreprocessSegment
 from .effects import SetPrefilled
-from .embedding_cache import keep_encoded
+from .embedding_cache import give_up_loading, keep_encoded
 from .intake import set_shape, timed_out
 from .lifecycle import fail, settle
 from .media_sharing import forget_medium, learn_large, learn_shape
@@ -26,6 +26,9 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
     live = [request for request in inflight.requests if not request.ending]
     for request in live if isinstance(plan, Load) else ():
         request.may_load = False
+    if isinstance(plan, LoadSegments) and not isinstance(result, Skipped):
+        for request in live:
+            give_up_loading(state, request, plan, result if isinstance(result, Loaded) else None)
     if isinstance(result, ItemError | Died):
         if isinstance(plan, PreprocessSegment) and isinstance(result, ItemError):
             for request in [request for request in live if request.awaits(plan)]:
@@ -43,7 +46,7 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
                     _apply_shape(state, plan, live, result)
             case PreprocessSegment():
                 _apply_preprocessed(state, plan, live)
-            case Encode():
+            case Encode() | LoadSegments():
                 encoded = _apply_encoded(state, plan, live)
             case Prefill():
                 _apply_prefilled(state, plan, live)
@@ -52,7 +55,7 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
                 for request in live:
                     apply_loaded(state, request, plan, result)
     clear_plan(state, inflight)
-    keep_encoded(state, encoded)
+    keep_encoded(state, encoded, are_hits=isinstance(plan, LoadSegments))
     for request in live if isinstance(plan, Prefill | Load) else ():  # only now: a plan in the table may be done again
         name_pages(state, request)
         if isinstance(plan, Load) and request.has_kv and not request.ending:
@@ -64,7 +67,7 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
 def _learn_cost(state: ControllerState, inflight: InflightPlan, live: list[Request], elapsed_s: float) -> None:
     """Learn the cost of the parts of live rows: for policies, and for the budgets of encode and prefill."""
     plan = inflight.plan
-    if isinstance(plan, Load):
+    if isinstance(plan, Load | LoadSegments):
         return  # nothing was computed
     keys = {request.key_in_table for request in live}
     steering = state.steering
@@ -114,7 +117,7 @@ def _apply_preprocessed(state: ControllerState, plan: PreprocessSegment, live: l
             state.save(request)
 
 
-def _apply_encoded(state: ControllerState, plan: Encode, live: list[Request]) -> list[tuple[Request, Place]]:
+def _apply_encoded(state: ControllerState, plan: Encode | LoadSegments, live: list[Request]) -> list[tuple[Request, Place]]:
     """Record that embedding rows are written; the patch pages are no longer needed. Returns the segments."""
     encoded: list[tuple[Request, Place]] = []
     for request in live:
@@ -122,7 +125,8 @@ def _apply_encoded(state: ControllerState, plan: Encode, live: list[Request]) ->
         absolved = absolve(request, plan)
         for place, segment in done:
             assert request.tracker is not None
-            state.pools["patch"].retire(owner(request), segment.encoded().pages)
+            if (patch := segment.encoded()) is not None:
+                state.pools["patch"].retire(owner(request), patch.pages)
             request.tracker.mark_ready(*place)
             encoded.append((request, place))
         if done:

@@ -6,13 +6,14 @@ A row has at most one prefill plan in flight: messages can be reordered, and a c
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TypedDict
 
 from ..bus.media_work import estimated_work
 from ..bus.messages import PoolName
-from ..bus.plans import Analyse, Encode, EncodePart, Load, Prefill, PrefillChunk, PreprocessSegment
+from ..bus.plans import Analyse, Encode, EncodePart, Load, LoadPart, LoadSegments, Prefill, PrefillChunk, PreprocessSegment
 from ..stage_table import WORKERS, InstanceId, stage_of
+from .embedding_cache import begin_load, num_saved_pages
 from .guidance import num_pages
 from .intake import embedding_pages, patch_pages
 from .lifecycle import reset_media
@@ -20,7 +21,7 @@ from .media_sharing import hide_shared, take_shared
 from .plan_dispatch import credit, place_plan
 from .poison import is_suspect
 from .policy_calls import choose
-from .prefix_cache import chunks_to_load, note_hits
+from .prefix_cache import PAGES_AT_ONCE, chunks_to_load, note_hits
 from .request import Request
 from .scheduling.budgets import allowance_s, retarget
 from .scheduling.facts import Objective, RequestKind
@@ -60,8 +61,7 @@ def issue(state: ControllerState, now: float) -> None:
     for inflight in state.plans.values():
         if inflight.begun_s == LONG_AGO_S:  # from another controller or for another actor generation: the current one has just begun
             inflight.begun_s = now
-    if state.limits.saved_pages:
-        _issue_loads(state, now)
+    _issue_loads(state, now)
     prefill, encode = steering.prefill, steering.encode
     exclusive, with_decode = state.limits.exclusive, state.limits.with_decode
     limits = StepLimits(prefill.units, encode.units, exclusive, prefill.max_units, encode.max_units, with_decode)
@@ -148,7 +148,8 @@ def view_request(state: ControllerState, request: Request) -> RequestView:
     if not request.record.prepared:
         unanalysed = tuple(i for i, item in enumerate(items) if item.shape is None and i not in request.analysing)
         return RequestView(request.key, request.arrival, unanalysed=unanalysed, **_common(request))
-    segments = () if request.record.evicting else tuple(islice(_open_segments(state, request), WINDOW))
+    is_loading = request.may_load and request.has_kv  # what is loaded of its KV pages may make its media unnecessary
+    segments = () if request.record.evicting or is_loading else tuple(islice(_open_segments(state, request), WINDOW))
     return RequestView(
         request.key,
         request.arrival,
@@ -176,9 +177,19 @@ def _common(request: Request) -> _Common:
 
 
 def _open_segments(state: ControllerState, request: Request) -> Iterator[SegmentView]:
-    """Yield the segments not yet encoded, in prompt order."""
+    """Yield the segments not yet encoded, in prompt order. One that can be loaded looks as if it were decoded, and had no rows. Until
+    it is loaded no later one is decoded: that would hold patch pages that it needs if the file lacks it after all."""
+    waits = False
     for (item, number), segment in request.open_segments():
         shape = request.record.shape_of(item, number)
+        waits = waits or segment.is_loading
+        if segment.stage == SegmentStage.PENDING:
+            if num_saved_pages(state, request, (item, number)):
+                waits = True
+                yield SegmentView(item, number, SegmentStage.PREPROCESSED, 0, 0, embedding_pages(shape, state.limits))
+                continue
+            if waits:
+                return
         pages = patch_pages(shape, state.limits), embedding_pages(shape, state.limits)
         yield SegmentView(item, number, segment.stage, shape.num_rows, *pages, shape.kind == "video")
 
@@ -257,6 +268,35 @@ def _place_video_plan(state: ControllerState, request: Request, plan: Analyse | 
 
 
 def _issue_encode(state: ControllerState, choices: tuple[SegmentChoice, ...], now: float) -> None:
+    """Have segments encoded, or loaded: the first choice and those behind it for which the same plan can be made."""
+    state.steering.last = "encode"
+    if _can_load(state, choices[0]):
+        key = choices[0].key
+        _issue_segment_loads(state, list(takewhile(lambda choice: choice.key == key and _can_load(state, choice), choices)), now)
+    else:
+        _issue_encodes(state, list(takewhile(lambda choice: not _can_load(state, choice), choices)), now)
+
+
+def _can_load(state: ControllerState, choice: SegmentChoice) -> bool:
+    """Return whether a policy has chosen a segment that looks as if it were decoded."""
+    return state.requests[choice.key].record.segment(choice[1:]).stage == SegmentStage.PENDING
+
+
+def _issue_segment_loads(state: ControllerState, choices: Sequence[SegmentChoice], now: float) -> None:
+    request = state.requests[choices[0].key]
+    parts: list[LoadPart] = []
+    num_left = PAGES_AT_ONCE
+    for _, item, number in choices:
+        num_left -= num_saved_pages(state, request, (item, number))
+        if parts and num_left < 0:
+            break
+        parts.append(begin_load(state, request, (item, number)))
+    request.blocked_s = -1.0
+    state.save(request)
+    place_plan(state, LoadSegments(parts), [request], now)
+
+
+def _issue_encodes(state: ControllerState, choices: Sequence[SegmentChoice], now: float) -> None:
     parts: list[EncodePart] = []
     requests: dict[int, Request] = {}
     for choice in choices:
@@ -269,7 +309,6 @@ def _issue_encode(state: ControllerState, choices: tuple[SegmentChoice, ...], no
         parts.append(EncodePart(*request.key_in_table, shape, source, target))
     for request in requests.values():
         state.save(request)
-    state.steering.last = "encode"
     place_plan(state, Encode(parts), requests.values(), now)
 
 
@@ -279,6 +318,8 @@ def _issue_loads(state: ControllerState, now: float) -> None:
     Of rows with more pages than one plan loads one at a time goes on, so that a slow disk leaves prefill its turns.
     """
     rows = [request for request in state.preparing() if request.may_load and request.can_prefill and request.prefill_plan is None]
+    if not rows:
+        return
     loading = [request for inflight in state.plans.values() if isinstance(inflight.plan, Load) for request in inflight.requests]
     goes_on = any(request.num_loads > 1 and not request.ending for request in loading)
     for request in sorted(rows, key=BY_RANK):

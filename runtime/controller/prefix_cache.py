@@ -152,7 +152,8 @@ def note_hits(state: ControllerState, request: Request) -> None:
 
 
 def chunks_to_load(state: ControllerState, request: Request) -> list[LoadChunk]:
-    """Return the whole pages behind those that have keys, as far as nothing of them is prefilled and decode writes none of them."""
+    """Return the whole pages behind those that have keys, as far as the file has them, nothing of them is prefilled and decode writes
+    none of them."""
     page_tokens = state.limits.kv_page_tokens
     chunks = []
     for member, keys in enumerate(request.keys):
@@ -160,15 +161,19 @@ def chunks_to_load(state: ControllerState, request: Request) -> list[LoadChunk]:
         start = first * page_tokens
         if request.prefilled[member] == start and not _must_compute(request, member):
             names = keys.up_to(keys.num_tokens - 1, first)[:PAGES_AT_ONCE]
-            if names:
-                chunks.append(LoadChunk(*request.key_in_table, member, start, start + len(names) * page_tokens, names))
+            slots = state.saved["kv"].find_leading(names)
+            if slots:
+                end = start + len(slots) * page_tokens
+                chunks.append(LoadChunk(*request.key_in_table, member, start, end, names[: len(slots)], slots))
     return chunks
 
 
 def apply_loaded(state: ControllerState, request: Request, plan: Load, result: Loaded) -> None:
     """Record the pages that have been loaded."""
-    request.may_load = result.more
-    for chunk, end in zip(plan.chunks, result.ends, strict=True):
+    request.may_load = any(result.more)
+    for chunk, end, may_ask_again in zip(plan.chunks, result.ends, result.more, strict=True):
+        if not may_ask_again:
+            state.saved["kv"].note_lacking(chunk.keys[(end - chunk.start) // state.limits.kv_page_tokens])
         if request.record.evicting or request.prefilled[chunk.member] >= end:
             continue
         assert request.prefilled[chunk.member] == chunk.start, "pages were loaded behind some that are not there"

@@ -41,6 +41,10 @@ class SegmentRecord(msgspec.Struct, array_like=True):
             return "embedding", self.embedding
         return None
 
+    @property
+    def is_loading(self) -> bool:
+        return self.stage == SegmentStage.ENCODING and self.patch is None
+
     def begin_preprocess(self, patch: PageRun) -> None:
         """Record that a plan writes these patch pages."""
         assert self.stage == SegmentStage.PENDING
@@ -57,9 +61,14 @@ class SegmentRecord(msgspec.Struct, array_like=True):
         self.stage, self.embedding = SegmentStage.ENCODING, embedding
         return self.patch
 
-    def encoded(self) -> PageRun:
-        """Record that the embedding pages are written. Returns the patch pages, which are no longer needed."""
-        assert self.stage == SegmentStage.ENCODING and self.patch is not None
+    def begin_load(self, embedding: PageRun) -> None:
+        """Record that a plan loads these embedding pages: it is being encoded without patch pages."""
+        assert self.stage == SegmentStage.PENDING
+        self.stage, self.embedding = SegmentStage.ENCODING, embedding
+
+    def encoded(self) -> PageRun | None:
+        """Record that the embedding pages are written. Returns its patch pages, which are no longer needed."""
+        assert self.stage == SegmentStage.ENCODING
         patch, self.stage, self.patch = self.patch, SegmentStage.ENCODED, None
         return patch
 
@@ -85,7 +94,7 @@ class SegmentRecord(msgspec.Struct, array_like=True):
         if target[0] == "patch":
             self.stage, self.patch = SegmentStage.PENDING, None
         else:
-            self.stage, self.embedding = SegmentStage.PREPROCESSED, None
+            self.stage, self.embedding = SegmentStage.PENDING if self.patch is None else SegmentStage.PREPROCESSED, None
         return target
 
     def reset(self) -> None:

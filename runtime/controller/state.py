@@ -21,6 +21,7 @@ from .known_media import KnownMedia, MediaKey
 from .pages import Owner, PageLedger, User
 from .records import KEPT_ENDS, JournalRecord, Submitted
 from .request import Request, encode_record
+from .saved_index import SavedIndex
 from .scheduling.budgets import TBT_FACTOR, Budget, allowance_s, encode_budget, objective_s, prefill_budget, retarget
 from .scheduling.costs import Costs
 from .scheduling.facts import Cost, Facts, kind_of
@@ -120,6 +121,7 @@ class ControllerState:
     free_rows: list[int] = field(init=False)
     sharers: dict[MediaKey, list[Request]] = field(default_factory=dict)  # rows by their media: see ``media_sharing``
     known_media: KnownMedia = field(default_factory=KnownMedia)
+    saved: dict[PoolName, SavedIndex] = field(default_factory=lambda: {"kv": SavedIndex(), "embedding": SavedIndex()})
     codes: dict[InstanceId, int] = field(default_factory=dict)  # of actors that fill pages: see ``cache_eras``
     plans: dict[int, InflightPlan] = field(default_factory=dict)
     free_slots: list[int] = field(init=False)
@@ -279,6 +281,11 @@ class ControllerState:
             if not 0 < request.arrived_s <= now:  # of an older journal, or the machine has been started since
                 request.arrived_s = now
 
+    def touch_preparing(self) -> None:
+        """Discard what is derived from rows in preparation: it is known anew which of their pages can be loaded."""
+        for request in self.preparing():
+            self.touch(request)
+
     def touched(self) -> list[Request]:
         """Return live rows changed since the previous tick began: a rule that checks them in every tick misses no change."""
         rows = sorted(self._touched | self._touched_before)
@@ -353,6 +360,8 @@ class ControllerState:
             pages = [page for page, _, _ in new]
             run = PageRun(pages, [ledger.generations[page] for page in pages])
             self.emit(SetPageKeys(pool, run, [key for _, key, _ in new], [at for _, _, at in new]))
+            if pool in self.saved and self.saved[pool].note_made(key for _, key, _ in new):
+                self.touch_preparing()
 
     # ------------------------------------------------------------------------------------------------------- ending
 

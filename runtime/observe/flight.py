@@ -73,6 +73,7 @@ PLAN_NAMES = {
     PlanKind.ENCODE: "encode",
     PlanKind.PREFILL: "prefill",
     PlanKind.LOAD: "load",
+    PlanKind.LOAD_SEGMENTS: "load_segments",
 }
 
 
@@ -82,6 +83,7 @@ UNIT_NAMES = {
     PlanKind.ENCODE: "rows",
     PlanKind.PREFILL: "tokens",
     PlanKind.LOAD: "tokens",
+    PlanKind.LOAD_SEGMENTS: "tokens",
 }
 
 

@@ -22,7 +22,7 @@ from ...shm.pool import PagePool
 from ...shm.run_directory import RunDirectory
 from ...shm.sequence_table import SequenceTable
 from ..bus.messages import Result, decode_sequence_spec
-from ..bus.plans import Load, Plan, Prefill, decode_plan
+from ..bus.plans import Load, LoadSegments, Plan, Prefill, decode_plan
 from ..process.run import read_run_info
 from .capture import Capture, CapturedRow, captures_in, make_header
 from .dumps import actors_of_run
@@ -73,7 +73,7 @@ class PlanCapture:
 
     def before(self, plan_id: int, plan: Plan) -> Capture | None:
         """Capture the plan's inputs if there is an order; they are in a file before the plan begins."""
-        if isinstance(plan, Load) or not os.path.exists(self._order_path):
+        if isinstance(plan, Load | LoadSegments) or not os.path.exists(self._order_path):
             return None  # nothing is computed from pages that are loaded
         try:
             order = _decode_order(Path(self._order_path).read_bytes())
@@ -119,7 +119,7 @@ def capture_live(run: RunDirectory, actor: str, page_tokens: int, directory: Pat
     actors = actors_of_run(run)
     for record in table.live():
         plan = decode_plan(record.payload)
-        if actors[record.actor] == actor and not isinstance(plan, Load):
+        if actors[record.actor] == actor and not isinstance(plan, Load | LoadSegments):
             capture = memory.capture(actor, record.plan_id, plan)
             saved.append(directory / capture.file_name)
             capture.save(saved[-1])

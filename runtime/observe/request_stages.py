@@ -33,6 +33,7 @@ _STEP_OF_PLAN = {
     PlanKind.ENCODE: "encode",
     PlanKind.PREFILL: "prefill",
     PlanKind.LOAD: "prefill",
+    PlanKind.LOAD_SEGMENTS: "encode",
 }
 _STEP_OF_STAGE = {
     "submitted": "admission",

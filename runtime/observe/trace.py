@@ -28,7 +28,8 @@ _ASIDE_TID = 2
 _BEFORE = {
     PlanKind.PREPROCESS: (PlanKind.ANALYSE,),
     PlanKind.ENCODE: (PlanKind.PREPROCESS,),
-    PlanKind.PREFILL: (PlanKind.PREFILL, PlanKind.LOAD, PlanKind.ENCODE),
+    PlanKind.LOAD_SEGMENTS: (PlanKind.ANALYSE,),
+    PlanKind.PREFILL: (PlanKind.PREFILL, PlanKind.LOAD, PlanKind.ENCODE, PlanKind.LOAD_SEGMENTS),
 }
 
 

@@ -1,6 +1,8 @@
-"""The file of saved KV pages (``cache.dir``) that prefill reads: ``<run>/saved-pages``, written by ``memory``, names it."""
+"""The files of saved pages (``cache.dir``) that a run uses: ``<run>/saved-pages``, written by ``memory``, names them. The controller
+looks into them for keys; encoder and prefill read pages."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -9,27 +11,27 @@ _NAME = "saved-pages"
 
 
 class SavedPages(msgspec.Struct, frozen=True):
-    """``secret``: of the codes in the file (``shm/page_file``)."""
+    """The file of one pool. ``secret``: of the codes in it (``shm/page_file``)."""
 
     path: str
     secret: bytes
     page_bytes: int
 
 
-_decode = msgspec.json.Decoder(SavedPages).decode
+_decode = msgspec.json.Decoder(dict[str, SavedPages]).decode
 
 
-def write_saved_pages(run: Path, saved: SavedPages) -> None:
-    """Tell the run in ``run`` of the file. Raises: OSError."""
+def write_saved_pages(run: Path, saved: Mapping[str, SavedPages]) -> None:
+    """Tell the run in ``run`` of the files, by pool. Raises: OSError."""
     part = run / f"{_NAME}.part"
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(msgspec.json.encode(saved))
     os.replace(part, run / _NAME)
 
 
-def read_saved_pages(run: Path) -> SavedPages | None:
-    """Return the run's file; None if it has none."""
+def read_saved_pages(run: Path) -> dict[str, SavedPages]:
+    """Return the run's files by pool; none if it has none."""
     try:
         return _decode((run / _NAME).read_bytes())
     except FileNotFoundError:
-        return None
+        return {}

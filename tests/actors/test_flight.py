@@ -17,12 +17,13 @@ from mmrt.runtime.bus.messages import (
     ItemError,
     Loaded,
     MediaItem,
+    PageRun,
     RequestSpec,
     Skipped,
     Submit,
     ToController,
 )
-from mmrt.runtime.bus.plans import Load, LoadChunk, PlanKind, Prefill, PrefillChunk
+from mmrt.runtime.bus.plans import Load, LoadChunk, LoadPart, LoadSegments, PlanKind, Prefill, PrefillChunk
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.bus.transport import ActorSocket
 from mmrt.runtime.config import RuntimeConfig
@@ -69,10 +70,17 @@ def test_plans_with_waits_and_results(recorder: FlightRecorder) -> None:
 
 
 def test_of_a_plan_to_load_pages_what_was_loaded_counts(recorder: FlightRecorder) -> None:
-    plan = Load([LoadChunk(0, 1, 0, 16, 64, [bytes(16)] * 3), LoadChunk(0, 1, 1, 0, 16, [bytes(16)])])
-    PlanFlight(recorder.writer(1)).done(7, plan, 500, Loaded([48, 0]), 0)
+    plan = Load([LoadChunk(0, 1, 0, 16, 64, [bytes(16)] * 3, [1, 2, 3]), LoadChunk(0, 1, 1, 0, 16, [bytes(16)], [4])])
+    PlanFlight(recorder.writer(1)).done(7, plan, 500, Loaded([48, 0], [False, False]), 0)
     (found,) = records(recorder)
     assert (unpack_plan(found.a)[0], found.b) == (PlanKind.LOAD, 32)
+
+
+def test_of_a_plan_to_load_segments_what_was_loaded_counts(recorder: FlightRecorder) -> None:
+    parts = [LoadPart(0, 1, PageRun([n], [1]), 30, [bytes(16)], [n]) for n in (3, 4)]
+    PlanFlight(recorder.writer(1)).done(7, LoadSegments(parts), 500, Loaded([30, 0], [False, False]), 0)
+    (found,) = records(recorder)
+    assert (unpack_plan(found.a)[0], found.b) == (PlanKind.LOAD_SEGMENTS, 30)
 
 
 class Machine:

@@ -1,6 +1,5 @@
-"""prefill loads saved pages: real files, a real pool and a real table."""
+"""prefill and encoder load saved pages: real files, real pools and a real table."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,9 +7,10 @@ import pytest
 
 from mmrt.actors.host import page_loader
 from mmrt.actors.host.page_loader import PageLoader
-from mmrt.runtime.bus.messages import Loaded
-from mmrt.runtime.bus.plans import Load, LoadChunk
+from mmrt.runtime.bus.messages import Loaded, PageRun
+from mmrt.runtime.bus.plans import Load, LoadChunk, LoadPart, LoadSegments
 from mmrt.runtime.process.saved_pages import SavedPages, write_saved_pages
+from mmrt.shm.errors import StalePage
 from mmrt.shm.page_file import PageFile
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
@@ -21,6 +21,8 @@ KEYS = [bytes([number]) * 16 for number in range(5)]
 
 
 class Run:
+    """The files have page n in slot n."""
+
     def __init__(self, path: Path) -> None:
         self.directory = RunDirectory.create(path / "run", {})
         self.kv = PagePool.create(self.directory, "kv", 8, 32)
@@ -28,14 +30,40 @@ class Run:
         self.table.append_pages(0, 0, [7, 2, 5, 3, 6])
         self.path = path / "pages"
         self.file = PageFile.open(self.path, SECRET, 32, 1 << 16)
-        self.loader = PageLoader(self.directory, self.kv, self.table)
+        self.loader = PageLoader(self.directory, self.kv)
 
-    def load(self, first: int, keys: list[bytes]) -> int:
-        return self.result(first, keys).ends[0]
+    def tell(self, **changes: object) -> None:
+        """Tell the run of the file."""
+        fields = {"path": str(self.path), "secret": SECRET, "page_bytes": 32} | changes
+        write_saved_pages(self.directory.path, {"kv": SavedPages(**fields)})  # type: ignore[arg-type]
 
-    def result(self, first: int, keys: list[bytes]) -> Loaded:
-        chunk = LoadChunk(0, int(self.table.generation[0]), 0, 16 * first, 16 * (first + len(keys)), keys)
-        return self.loader.execute(Load([chunk]))
+    def fill(self) -> None:
+        self.tell()
+        for number, key in enumerate(KEYS):
+            self.file.write(key, bytes([number + 65]) * 32)
+
+    def load(self, first: int, numbers: list[int]) -> Loaded:
+        keys = [KEYS[number] for number in numbers]
+        chunk = LoadChunk(0, int(self.table.generation[0]), 0, 16 * first, 16 * (first + len(keys)), keys, numbers)
+        return self.loader.load_chunks(Load([chunk]), self.table)
+
+    def load_segments(self, *segments: list[int]) -> Loaded:
+        """Into the pages with the numbers of their contents."""
+        generations = self.kv.generations.tolist()
+        parts = [
+            LoadPart(0, 1, PageRun(numbers, [generations[n] for n in numbers]), 10 + at, [KEYS[n] for n in numbers], numbers)
+            for at, numbers in enumerate(segments)
+        ]
+        return self.loader.load_segments(LoadSegments(parts))
+
+    def damage(self, number: int) -> None:
+        data = bytearray(self.path.read_bytes())
+        data[data.index(bytes([number + 65]) * 32)] ^= 1
+        self.path.write_bytes(data)
+
+    def contents(self) -> bytes:
+        """The first byte of each page."""
+        return bytes(self.kv.data[:, 0])
 
 
 @pytest.fixture
@@ -48,45 +76,66 @@ def run(tmp_path: Path) -> Iterator[Run]:
     run.directory.destroy()
 
 
-def test_pages_up_to_the_first_that_the_file_lacks(run: Run) -> None:
-    write_saved_pages(run.directory.path, SavedPages(str(run.path), SECRET, 32))
-    for number in (0, 1, 2, 4):
-        run.file.write(KEYS[number], bytes([number + 65]) * 32)
-    assert run.result(1, KEYS[1:]) == Loaded([16 * 3]), "pages 1 and 2 of the row"
-    assert [bytes(run.kv.page(page))[:1] for page in (7, 2, 5, 3, 6)] == [b"\0", b"B", b"C", b"\0", b"\0"]
+def test_pages_of_a_row(run: Run) -> None:
+    run.fill()
+    assert run.load(1, [1, 2, 3]) == Loaded([16 * 4], [True])
+    assert run.contents() == b"\0\0BD\0C\0\0", "its pages 1 to 3 are 2, 5 and 3"
+
+
+def test_up_to_the_first_page_that_the_file_has_no_more(run: Run) -> None:
+    run.fill()
+    run.file._forget(KEYS[2])
+    run.file.write(b"x" * 16, bytes(32))
+    assert run.load(0, [0, 1, 2, 3]) == Loaded([32], [False])
 
 
 def test_without_files_nothing_is_loaded(run: Run) -> None:
-    assert run.load(0, KEYS) == 0
+    assert run.load(0, [0, 1]) == Loaded([0], [False]) and run.load_segments([0]) == Loaded([0], [False])
 
 
-def test_a_file_that_cannot_be_read_has_nothing(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    write_saved_pages(run.directory.path, SavedPages(str(run.path), b"t" * 32, 32))
-    run.file.write(KEYS[0], bytes(32))
-    assert run.load(0, KEYS) == 0 and "has not the pages of this run" in caplog.text
-    write_saved_pages(run.directory.path, SavedPages(str(run.path.parent / "gone"), SECRET, 32))
-    assert run.load(0, KEYS) == 0 and "No such file" in caplog.text
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"secret": b"t" * 32}, "has not the pages of this run"), ({"path": "/gone"}, "No such file")]
+)
+def test_a_file_that_cannot_be_read_has_nothing(
+    run: Run, caplog: pytest.LogCaptureFixture, changes: dict[str, object], message: str
+) -> None:
+    run.fill()
+    run.tell(**changes)
+    assert run.load(0, [0]) == Loaded([0], [False]) and message in caplog.text
 
 
-def test_a_page_that_was_damaged_ends_it(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    write_saved_pages(run.directory.path, SavedPages(str(run.path), SECRET, 32))
-    for number in range(5):
-        run.file.write(KEYS[number], bytes([number + 65]) * 32)
-    data = bytearray(run.path.read_bytes())
-    data[data.index(b"C" * 32)] ^= 1
-    run.path.write_bytes(data)
-    with caplog.at_level(logging.INFO):
-        assert run.load(0, KEYS) == 32
-    assert run.file.read(KEYS[2]) is None
+def test_a_damaged_page_ends_it_with_a_line(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    run.fill()
+    run.damage(2)
+    assert run.load(0, [0, 1, 2, 3]) == Loaded([32], [False]) and "slot 2 is not as it was written" in caplog.text
 
 
 def test_a_slow_disk_does_not_hold_up_other_prompts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_saved_pages(run.directory.path, SavedPages(str(run.path), SECRET, 32))
-    for key in KEYS:
-        run.file.write(key, bytes(32))
+    run.fill()
     times = iter(0.1 * number for number in range(100))
     monkeypatch.setattr(page_loader.time, "monotonic", lambda: next(times))
-    assert run.result(0, KEYS) == Loaded([16 * 4], more=True), "after 0.5 s, of a page each 0.1 s"
-    assert run.result(4, KEYS[4:]) == Loaded([16 * 5], more=True), "all that was asked for was there"
+    assert run.load(0, [0, 1, 2, 3, 4]) == Loaded([16 * 4], [True]), "after 0.5 s, of a page each 0.1 s"
+    assert run.load(4, [4]) == Loaded([16 * 5], [True]), "all that was asked for was there"
     monkeypatch.setattr(page_loader, "LOAD_S", 0.35)
-    assert run.result(0, KEYS) == Loaded([16 * 3]), "a slow disk is asked for no more"
+    assert run.load(0, [0, 1, 2, 3, 4]) == Loaded([16 * 3], [False]), "a slow disk is asked for no more"
+
+
+def test_segments_are_loaded_whole_or_not_at_all(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    run.fill()
+    run.damage(2)
+    assert run.load_segments([0], [1, 2], [4, 3]) == Loaded([10, 0, 12], [False, False, False])
+    assert run.contents()[3:5] == b"DE" and "slot 2 is not as it was written" in caplog.text
+
+
+def test_a_slow_disk_holds_up_other_media_for_a_segment_at_least(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.fill()
+    monkeypatch.setattr(page_loader, "LOAD_S", 0.0)
+    assert run.load_segments([0, 1], [2], [3]) == Loaded([10, 0, 0], [False, True, True])
+
+
+def test_pages_that_were_given_away_are_not_written(run: Run) -> None:
+    run.fill()
+    run.kv.generations[:] = 1
+    with pytest.raises(StalePage):
+        run.loader.load_segments(LoadSegments([LoadPart(0, 1, PageRun([3], [2]), 10, KEYS[:1], [0])]))
+    assert run.contents() == bytes(8)

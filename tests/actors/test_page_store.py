@@ -2,7 +2,6 @@
 
 import logging
 import os
-import random
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +15,6 @@ from mmrt.actors import page_store
 from mmrt.actors.page_store import PageStore
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.runtime.config import CacheSection, MediaSection, RuntimeConfig
-from mmrt.runtime.controller.pages import Owner, PageLedger
 from mmrt.runtime.process.memory_layout import MemoryLayout, PoolLayout
 from mmrt.runtime.process.saved_pages import read_saved_pages
 from mmrt.shm.page_file import PageFile, PageFileReader
@@ -45,11 +43,13 @@ class Run:
         found.write_bytes([page], text.encode().ljust(found.page_bytes, b"."))
         found.write_keys([page], [int(found.generations[page])], [text.encode().ljust(16, b"-")], [depth])
 
-    def named(self, pool: str) -> dict[str, str]:
-        """Key -> contents."""
-        found = self.pools[pool]
-        keys = {key.rstrip(b"-").decode(): page for page, key in found.read_keys().items()}
-        return {key: bytes(found.page(page)).rstrip(b".").decode() for key, page in keys.items()}
+    def saved(self, pool: str) -> dict[str, str]:
+        """Key -> contents of the pages that the run could load."""
+        file = read_saved_pages(self.directory.path)[pool]
+        reader = PageFileReader.open(Path(file.path), file.secret, file.page_bytes)
+        found = {key: reader.read(key, slot) for key, slot in reader.slots().items()}
+        reader.close()
+        return {key.rstrip(b"-").decode(): contents.rstrip(b".").decode() for key, contents in found.items() if contents is not None}
 
     def end(self) -> None:
         if self.store is not None:
@@ -69,51 +69,33 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]
         config = msgspec.structs.replace(RuntimeConfig(cache=CacheSection(dir=str(tmp_path / "cache"), max_mib=1)), **changes)
         run = Run(tmp_path / f"run{next(numbers)}", config, tmp_path / "model", layout)
         if run.store is not None:
-            run.store.load()
             run.store.start()
         return run
 
     return one
 
 
-def test_the_next_run_has_the_pages_of_this_one(start: Callable[..., Run]) -> None:
+def test_the_next_run_has_the_pages_of_this_one(start: Callable[..., Run], caplog: pytest.LogCaptureFixture) -> None:
     run = start()
     for page, text in enumerate(("a", "b", "c")):
         run.name("embedding", page, text)
     run.name("kv", 3, "picture")
     run.end()
-    run = start()
-    assert run.named("embedding") == {"a": "a", "b": "b", "c": "c"} and run.named("kv") == {}, "KV pages wait until they are asked for"
-    saved = read_saved_pages(run.directory.path)
-    assert saved is not None
-    reader = PageFileReader.open(Path(saved.path), saved.secret, saved.page_bytes)
-    assert reader.read(b"picture".ljust(16, b"-"), 0.0) == b"picture".ljust(32, b".")
-    reader.close()
-    assert [page for page, _ in sorted(run.pools["embedding"].read_keys().items())] == [0, 1, 2]
-    run.name("embedding", 0, "d")  # over the page that was written last
+    with caplog.at_level(logging.INFO):
+        run = start()
+    assert "there are 1 kv pages and 3 embedding pages" in caplog.text
+    assert run.saved("embedding") == {"a": "a", "b": "b", "c": "c"} and run.saved("kv") == {"picture": "picture"}
+    assert all(pool.read_keys() == {} for pool in run.pools.values()), "pages wait until they are asked for"
+    run.name("embedding", 0, "d")
     run.end()
     run = start()
-    assert set(run.named("embedding")) == {"a", "b", "c", "d"}
-    run.end()
-
-
-def test_pages_that_the_pool_still_has_are_loaded_before_others(start: Callable[..., Run]) -> None:
-    """The beginning of a long chat was written long ago, and is of use all the same."""
-    run = start()
-    run.name("embedding", 0, "begins")
-    for number in range(30):
-        wait_until_saved(run, number + 1)
-        run.name("embedding", 1 + number % 11, f"page {number}")
-    wait_until_saved(run, 31)
-    run.end()
-    run = start()
-    assert set(run.named("embedding")) == {"begins", *(f"page {number}" for number in range(19, 30))}
+    assert set(run.saved("embedding")) == {"a", "b", "c", "d"}
     run.end()
 
 
 def test_a_full_file_keeps_the_pages_that_the_pool_still_has(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_store, "KEEP_S", 0.0)
-    monkeypatch.setattr(page_store, "SHARES", {"embedding": (2 * 4096 + 14 * (56 + 64)) / (1 << 20), "kv": 0.5})
+    monkeypatch.setattr(page_store, "SHARES", {"embedding": (2 * 4096 + 14 * 64) / (1 << 20), "kv": 0.5})
     run = start()
     assert run.store is not None
     run.name("embedding", 0, "begins")
@@ -123,45 +105,11 @@ def test_a_full_file_keeps_the_pages_that_the_pool_still_has(start: Callable[...
             os.sched_yield()
     run.end()
     run = start()
-    assert "begins" in run.named("embedding") and run.store is not None and run.store._files["embedding"].num_slots == 14
+    assert "begins" in run.saved("embedding") and run.store is not None and run.store._files["embedding"].num_slots == 14
     run.end()
-
-
-def usable(run: Run, num_allocated: int) -> int:
-    """How many leading pages of a prompt a new controller finds once it has allocated so many."""
-    pool = run.pools["embedding"]
-    ledger = PageLedger.restore(pool.num_pages, pool.generations.tolist(), {}, {}, pool.read_keys())
-    ledger.allocate(Owner("row", 0), num_allocated)
-    keys = (f"page {number}".encode().ljust(16, b"-") for number in range(pool.num_pages))
-    return len(ledger.cache.find_leading(keys))
 
 
 LONG = msgspec.structs.replace(LAYOUT, pools={"embedding": PoolLayout(200, 64), "kv": PoolLayout(5, 32)})
-
-
-def test_a_prompt_is_of_use_from_its_first_page_on(start: Callable[..., Run]) -> None:
-    """Wherever its pages lay in the pool, and however many of them are evicted after a load."""
-    order = random.Random(1).sample(range(200), 180)
-    run = start(LONG)
-    for depth, page in enumerate(order):
-        run.name("embedding", page, f"page {depth}", depth)
-    run.end()
-    run = start(LONG)
-    assert [usable(run, count) for count in (0, 20, 50, 190)] == [180, 180, 150, 10]
-    run.end()
-
-
-def test_what_is_loaded_in_time_is_of_use(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    run = start(LONG)
-    for depth in range(180):
-        run.name("embedding", depth, f"page {depth}", depth)
-    run.end()
-    read = PageFile.read
-    monkeypatch.setattr(PageFile, "read", lambda *arguments: time.sleep(0.002) or read(*arguments))
-    monkeypatch.setattr(page_store, "LOAD_S", 0.1)
-    run = start(LONG)
-    assert 0 < usable(run, 0) == len(run.named("embedding")) < 180
-    run.end()
 
 
 def test_the_end_does_not_wait_for_all_that_is_left(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,12 +150,6 @@ def test_files_of_models_served_longest_ago_go(start: Callable[..., Run], tmp_pa
     assert {path.name.partition("-")[0] for path in (tmp_path / "cache").glob("*.pages")} == kinds, "the last ones are there"
 
 
-def wait_until_saved(run: Run, num_pages: int) -> None:
-    assert run.store is not None
-    while len(run.store._files["embedding"]) < num_pages:
-        os.sched_yield()
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -224,10 +166,10 @@ def test_other_settings_see_other_pages(start: Callable[..., Run], changes: dict
     run.name("embedding", 0, "a")
     run.end()
     other = start(**changes)
-    assert other.named("embedding") == {} and other.store is not None and other.store.secret != secret
+    assert other.saved("embedding") == {} and other.store is not None and other.store.secret != secret
     other.end()
     again = start()
-    assert again.named("embedding") == {"a": "a"}
+    assert again.saved("embedding") == {"a": "a"}
     again.end()
 
 
@@ -238,7 +180,7 @@ def test_another_model_sees_other_pages(start: Callable[..., Run], tmp_path: Pat
     weights = next((tmp_path / "model").glob("*.safetensors"))
     os.utime(weights, (1, 1))
     other = start()
-    assert other.named("embedding") == {}
+    assert other.saved("embedding") == {}
     other.end()
 
 
@@ -248,7 +190,7 @@ def test_edited_code_sees_other_pages(start: Callable[..., Run], monkeypatch: py
     run.end()
     monkeypatch.setattr(page_store, "loaded_code", lambda: 7)
     other = start()
-    assert other.named("embedding") == {}
+    assert other.saved("embedding") == {}
     other.end()
 
 
@@ -258,7 +200,7 @@ def test_a_process_with_edited_code_leaves_the_run_its_file(
     """memory is killed and comes back: the pages of the run, and the file that prefill reads, are of the older code."""
     run = start()
     saved = read_saved_pages(run.directory.path)
-    assert run.store is not None and saved is not None
+    assert run.store is not None and saved.keys() == {"kv", "embedding"}
     run.store.close()
     with monkeypatch.context() as edited:
         edited.setattr(page_store, "loaded_code", lambda: 7)
@@ -269,7 +211,7 @@ def test_a_process_with_edited_code_leaves_the_run_its_file(
     run.end()
 
 
-def test_damaged_pages_are_ignored_with_a_line(start: Callable[..., Run], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_page_is_saved_again_once_it_was_made_anew(start: Callable[..., Run], tmp_path: Path) -> None:
     run = start()
     for page, text in enumerate(("a", "b", "c")):
         run.name("embedding", page, text)
@@ -278,9 +220,29 @@ def test_damaged_pages_are_ignored_with_a_line(start: Callable[..., Run], tmp_pa
     data = bytearray(path.read_bytes())
     data[data.index(b"b...")] ^= 1
     path.write_bytes(data)
-    with caplog.at_level(logging.INFO):
-        run = start()
-    assert set(run.named("embedding")) == {"a", "c"} and "ignored 1 embedding pages that are not as they were written" in caplog.text
+    run = start()
+    with pytest.raises(ValueError, match="not as it was written"):
+        run.saved("embedding")
+    for page, text in ((0, "a"), (5, "b")):
+        run.name("embedding", page, text)
+    run.end()
+    run = start()
+    assert run.saved("embedding") == {"a": "a", "b": "b", "c": "c"}
+    run.end()
+
+
+@pytest.mark.parametrize("max_mib", [0.1, 3.0])
+def test_another_size_keeps_the_pages(start: Callable[..., Run], tmp_path: Path, max_mib: float) -> None:
+    run = start(LONG)
+    for depth in range(180):
+        run.name("embedding", depth, f"page {depth}", depth)
+    run.end()
+    run = start(LONG, cache=CacheSection(dir=str(tmp_path / "cache"), max_mib=max_mib))  # type: ignore[arg-type]
+    found = run.saved("embedding")
+    assert set(found) == {f"page {depth}" for depth in range(len(found))}, "those of a prompt's beginning"
+    assert len(found) == (180 if max_mib > 1 else 73)
+    (path,) = (tmp_path / "cache").glob("*-embedding.pages")
+    assert path.stat().st_size <= max_mib * (1 << 20)
     run.end()
 
 
@@ -292,7 +254,7 @@ def test_a_file_of_another_secret_is_emptied_with_a_line(
     run.end()
     (tmp_path / "cache" / "secret").unlink()
     run = start()
-    assert run.named("embedding") == {} and "emptied" in caplog.text
+    assert run.saved("embedding") == {} and "emptied" in caplog.text
     run.end()
 
 

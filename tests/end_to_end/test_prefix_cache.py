@@ -200,10 +200,16 @@ def test_pages_outlive_the_run(launch: Callable[..., Server], oracle: Oracle, tm
     assert again.ids == first.ids and again.num_cached == whole_pages(length - 1)
     turn = [*messages, {"role": "assistant", "content": first.text}, {"role": "user", "content": "Go on."}]
     assert Answer(server, turn).num_cached >= whole_pages(length)
+    server.kill("encoder")
+    _, ids = server.chat([text("In new words:"), image_part(pixels), text("What is it?")], extra_body={"cache_salt": "shared"})
+    new_words = [text("In new words:"), {"type": "image"}, text("What is it?")]
+    oracle.check_greedy(oracle.inputs([{"role": "user", "content": new_words}], Media(images=[pixels])), ids)
     for number in range(5):
         Answer(server, f"{number}. {20 * LONG}"[: 4 * 160], max_tokens=1)
     server.kill("prefill")
     evicted = Answer(server, messages)
     assert evicted.ids == first.ids and evicted.num_cached == whole_pages(length - 1)
-    assert '"name":"load"' in server.mmrt("trace", "-o", "-").stdout
+    trace = server.mmrt("trace", "-o", "-").stdout
+    assert '"name":"load"' in trace and '"name":"load_segments"' in trace
+    assert '"name":"preprocess"' not in trace and '"name":"encode"' not in trace, "its pages were loaded for the new words"
     server.down()

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmrt.shm.page_file import LOOK_S, PageFile, PageFileReader, remove_unused
+from mmrt.shm import page_file
+from mmrt.shm.page_file import PageFile, PageFileReader, remove_unused
 
 SECRET, PAGE = b"s" * 32, 40
-STRIDE = 56 + PAGE
-BLOCKS = 2 * 4096  # the header, and the heads of a few slots
+BLOCKS = 2 * 4096  # the header, and the heads of a group of slots
 FIRST_HEAD = 4096
 
 
@@ -27,7 +27,7 @@ def contents_of(number: int, version: int = 0) -> bytes:
 
 
 def opened(path: Path, num_slots: int = 4, secret: bytes = SECRET, page_bytes: int = PAGE) -> PageFile:
-    return PageFile.open(path, secret, page_bytes, BLOCKS + num_slots * (56 + page_bytes) + 3)
+    return PageFile.open(path, secret, page_bytes, BLOCKS + num_slots * page_bytes + 3)
 
 
 class Pages(RuleBasedStateMachine):
@@ -40,7 +40,6 @@ class Pages(RuleBasedStateMachine):
         self.num_slots = 4
         self.file = opened(self.path, self.num_slots)
         self.reader = PageFileReader.open(self.path, SECRET, PAGE)
-        self.now_s = 0.0
         self.model: dict[bytes, bytes] = {}
         self.worth: dict[bytes, tuple[int, int]] = {}  # (round, -depth)
         self.round = 0
@@ -64,6 +63,19 @@ class Pages(RuleBasedStateMachine):
         self.file = opened(self.path, self.num_slots)
         self.round += 1
 
+    @rule(num_slots=st.integers(1, 6))
+    def resize(self, num_slots: int) -> None:
+        """It keeps the pages of most worth that have room."""
+        self.file.close()
+        self.num_slots = num_slots
+        self.file = opened(self.path, num_slots)
+        self.round += 1
+        kept = sorted(self.worth.values())[max(0, len(self.worth) - num_slots) :]
+        gone = [key for key in self.model if key not in self.file]
+        assert sorted(self.worth[key] for key in self.model if key in self.file) == kept
+        for key in gone:
+            del self.model[key], self.worth[key]
+
     @rule(numbers=st.sets(st.integers(0, 9)))
     def keep(self, numbers: set[int]) -> None:
         kept = {key_of(number) for number in numbers} & self.model.keys()
@@ -73,13 +85,13 @@ class Pages(RuleBasedStateMachine):
         self.worth |= {key: (self.round, self.worth[key][1]) for key in kept}
 
     @precondition(lambda self: self.model)
-    @rule(data=st.data(), byte=st.integers(0, STRIDE - 1))
+    @rule(data=st.data(), byte=st.integers(0, 56 + PAGE - 1))
     def damage(self, data: st.DataObject, byte: int) -> None:
         """A byte of a slot changes on disk: at most that page is lost."""
         key = data.draw(st.sampled_from([*self.model]))
         slot = self.file._slot_of[key]
         is_number = 16 <= byte < 24  # of the worth alone: it is not believed to be more
-        at = self.file._place(slot) + byte - 56 if byte >= 56 else FIRST_HEAD + 56 * slot + (0 if is_number else byte)
+        at = page_file._place(slot, PAGE) + byte - 56 if byte >= 56 else FIRST_HEAD + 56 * slot + (0 if is_number else byte)
         fd = os.open(self.path, os.O_RDWR)
         os.pwrite(fd, bytes([os.pread(fd, 1, at)[0] ^ 0x40]), at)
         os.close(fd)
@@ -91,10 +103,8 @@ class Pages(RuleBasedStateMachine):
         assert [self.worth[key] for key in self.file.keys()] == sorted(self.worth.values())
         assert all(self.file.depth_of(key) == -depth for key, (_, depth) in self.worth.items())
         assert {key: self.file.read(key) for key in self.model} == dict(self.model)
-        self.now_s += LOOK_S
-        found = {key_of(number): self.reader.read(key_of(number), self.now_s) for number in range(10)}
-        assert {key: contents for key, contents in found.items() if contents is not None} == self.model
-        assert self.path.stat().st_size <= BLOCKS + self.num_slots * STRIDE
+        assert {key: self.reader.read(key, slot) for key, slot in self.reader.slots().items()} == self.model
+        assert self.path.stat().st_size <= BLOCKS + self.num_slots * PAGE
 
     def teardown(self) -> None:
         self.reader.close()
@@ -107,15 +117,15 @@ TestPages.settings = settings(max_examples=40, stateful_step_count=30, deadline=
 
 
 @pytest.mark.parametrize(
-    ("secret", "page_bytes", "num_slots"),
-    [(b"t" * 32, PAGE, 4), (SECRET, PAGE + 1, 4), (SECRET, PAGE, 5)],
-    ids=["secret", "page", "slots"],
+    ("secret", "page_bytes"),
+    [(b"t" * 32, PAGE), (SECRET, PAGE + 1)],
+    ids=["secret", "page"],
 )
-def test_the_file_of_others_is_emptied(tmp_path: Path, secret: bytes, page_bytes: int, num_slots: int) -> None:
+def test_the_file_of_others_is_emptied(tmp_path: Path, secret: bytes, page_bytes: int) -> None:
     file = opened(tmp_path / "pages")
     file.write(key_of(1), contents_of(1))
     file.close()
-    other = opened(tmp_path / "pages", num_slots, secret, page_bytes)
+    other = opened(tmp_path / "pages", 4, secret, page_bytes)
     assert len(other) == 0 and other.was_foreign and not file.was_foreign
     other.close()
 
@@ -162,15 +172,57 @@ def test_a_reader_refuses_the_file_of_others(tmp_path: Path, secret: bytes, page
         PageFileReader.open(tmp_path / "empty", SECRET, PAGE)
 
 
-def test_a_reader_looks_for_new_pages_now_and_then(tmp_path: Path) -> None:
-    file = opened(tmp_path / "pages")
+def test_a_reader_tells_a_page_that_was_overwritten_from_a_damaged_one(tmp_path: Path) -> None:
+    file = opened(tmp_path / "pages", num_slots=1)
     reader = PageFileReader.open(tmp_path / "pages", SECRET, PAGE)
-    assert reader.read(key_of(1), 5.0) is None
+    assert reader.slots() == {} and reader.read(key_of(1), 0) is None
     file.write(key_of(1), contents_of(1))
-    assert reader.read(key_of(1), 5.0 + LOOK_S / 2) is None
-    assert reader.read(key_of(1), 5.0 + LOOK_S) == contents_of(1)
+    assert reader.slots() == {key_of(1): 0} and reader.read(key_of(1), 0) == contents_of(1)
+    assert reader.read(key_of(1), 1000) is None and reader.read(key_of(2), 0) is None
+    file.write(key_of(2), contents_of(2))
+    assert reader.slots() == {key_of(2): 0} and reader.read(key_of(1), 0) is None
+    os.pwrite(file._fd, b"another", BLOCKS)
+    with pytest.raises(ValueError, match="slot 0 is not as it was written"):
+        reader.read(key_of(2), 0)
     reader.close()
     file.close()
+
+
+def test_a_page_is_not_believed_while_it_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = opened(tmp_path / "pages", num_slots=1)
+    reader = PageFileReader.open(tmp_path / "pages", SECRET, PAGE)
+    file.write(key_of(1), contents_of(1))
+    write, seen = file._write, []
+
+    def watched(data: bytes, offset: int) -> None:
+        write(data, offset)
+        seen.append((reader.read(key_of(1), 0), reader.read(key_of(2), 0)))
+
+    monkeypatch.setattr(file, "_write", watched)
+    file.write(key_of(2), contents_of(2))
+    assert seen == [(None, None), (None, None), (None, contents_of(2))], "and it does not look damaged"
+    reader.close()
+    file.close()
+
+
+def test_a_file_of_many_groups_can_grow_and_be_cut(tmp_path: Path) -> None:
+    file = PageFile.open(tmp_path / "pages", SECRET, PAGE, 3 * 4096 + 100 * PAGE)
+    assert file.num_slots == 100
+    for number in range(300):
+        file.write(key_of(number), contents_of(number), depth=number)
+    file.close()
+    larger = PageFile.open(tmp_path / "pages", SECRET, PAGE, 1 << 20)
+    assert len(larger) == 100 and larger.num_slots > 10_000
+    for number in range(300, 700):
+        larger.write(key_of(number), contents_of(number))
+    larger.close()
+    smaller = PageFile.open(tmp_path / "pages", SECRET, PAGE, 3 * 4096 + 120 * PAGE)
+    assert {key: smaller.read(key) for key in smaller.keys()} == {key_of(n): contents_of(n) for n in [*range(580, 700)]}
+    assert (tmp_path / "pages").stat().st_size <= 3 * 4096 + 120 * PAGE
+    smaller.close()
+    reader = PageFileReader.open(tmp_path / "pages", SECRET, PAGE)
+    assert reader.slots().keys() == {key_of(n) for n in range(580, 700)}
+    reader.close()
 
 
 def test_without_room_for_a_page_nothing_is_kept(tmp_path: Path) -> None:

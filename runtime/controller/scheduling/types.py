@@ -97,7 +97,6 @@ class Limits:
     ahead_pages: int = 2
     embedding_cache: bool = True  # media of equal content are analysed and encoded once
     prefix_cache: bool = False
-    saved_pages: bool = False  # prefill can read KV pages from files
     positions: Positions = indices
 
 
@@ -113,7 +112,8 @@ class SegmentStage(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SegmentView:
-    """A segment not yet encoded. ``is_streamed``: it is decoded when its turn comes, not with its item's analysis."""
+    """A segment not yet encoded. ``is_streamed``: it is decoded when its turn comes, not with its item's analysis. One that a file has
+    (``cache.dir``) is PREPROCESSED and has no rows: to encode it is to load it."""
 
     item: int
     segment: int

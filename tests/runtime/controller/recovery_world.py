@@ -23,6 +23,7 @@ from mmrt.actors.host.solo_trials import SoloTrials, solo_step
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.controller.effects import SetPageGenerations
+from mmrt.runtime.controller.embedding_cache import page_keys
 from mmrt.runtime.controller.instances import drained
 from mmrt.runtime.controller.intake import check_segments, expand
 from mmrt.runtime.controller.lifecycle import preempt, reset_media
@@ -140,9 +141,9 @@ class World:
             patience_s=rng.choice((0.05, 0.5)),
             embedding_cache=rng.random() < 0.8,
             prefix_cache=rng.random() < 0.9,
-            saved_pages=rng.random() < 0.6,
             positions=positions,
         )
+        self.saves_pages = rng.random() < 0.6
         limits = self.limits
         self.run = RunDirectory.create(place / "run", {})
         self.table = SequenceTable.create(
@@ -157,7 +158,9 @@ class World:
         }
         self.content: dict[str, list[dict]] = {name: [{} for _ in range(pool.num_pages)] for name, pool in self.pools.items()}
         self.kv = KVContents()
-        self.saved: dict[bytes, dict[int, int]] = {}  # pages in files: key -> contents
+        self.saved: dict[str, dict[bytes, tuple[int, dict]]] = {"kv": {}, "embedding": {}}  # pages in files: key -> slot, contents
+        self.damaged: set[bytes] = set()  # of them: they cannot be read
+        self.looked_up: set[tuple[int, int]] = set()  # rows that were compared with the files of an earlier run
         self.network: list[tuple[float, str, int, bytes]] = []  # (not before, to, generation of the actor, message)
         self.storm = True
         self.loss = rng.choice((0.0, 0.1, 0.3)) if faults else 0.0
@@ -182,7 +185,7 @@ class World:
         self.wanted: dict[int, Wanted] = {}
         self.gateway: dict[int, AtGateway] = {}
         self.outcomes: dict[int, str] = {}
-        self.num_crashes = self.num_preempted = self.num_evicted = self.num_cached = self.num_loaded = 0
+        self.num_crashes = self.num_preempted = self.num_evicted = self.num_cached = self.num_loaded = self.num_loaded_segments = 0
 
     # ------------------------------------------------------------------------------------------------ plumbing
 
@@ -299,12 +302,15 @@ class World:
             self.perform(self.controller.on_message(InstanceId("cache"), 1, m.ClearCaches(), self.now))
             if self.io is None:
                 return
-        if self.limits.saved_pages and self.random.random() < 0.3:
+        if self.saves_pages and self.random.random() < 0.3:
             self.save_pages()
             if self.random.random() < 0.3:
-                self.forget_pages()
+                self.forget_pages(self.random.choice(("kv", "embedding")))
             if self.io is None:
                 return
+            self.find_pages_of_an_earlier_run()
+            if self.random.random() < 0.5:
+                self.look_for_pages()
         if self.now >= self.tick_s or self.random.random() < 0.5:
             self.controller.set_outages(self.said_broken())
             self.scale()
@@ -498,6 +504,8 @@ class World:
         if isinstance(plan, p.Analyse | p.PreprocessSegment):
             poison = self.read_media(plan.source, plan.item).poison
             return poison == "video" or poison == "segment" and isinstance(plan, p.PreprocessSegment) and plan.segment > 0
+        if isinstance(plan, p.LoadSegments):
+            return False
         if isinstance(plan, p.Encode):
             keys = {self.content["patch"][part.source.pages[0]][0][-1] for part in plan.parts}
             return any(self.wanted[key].poison == "encoder" for key in keys)
@@ -535,8 +543,11 @@ class World:
                 for index, (page, generation) in enumerate(zip(part.target.pages, part.target.generations, strict=True)):
                     writes.append(("embedding", page, generation, 0, (medium, segment, index)))
         elif isinstance(plan, p.Load):
-            ends = [self.begin_load(chunk, writes) for chunk in plan.chunks]
-            return writes, m.Loaded(ends, any(end > chunk.start for chunk, end in zip(plan.chunks, ends, strict=True)))
+            found = [self.begin_load(chunk, writes) for chunk in plan.chunks]
+            return writes, m.Loaded([end for end, _ in found], [more for _, more in found])
+        elif isinstance(plan, p.LoadSegments):
+            found = [self.begin_segment(part, writes, at) for at, part in enumerate(plan.parts)]
+            return writes, m.Loaded([end for end, _ in found], [more for _, more in found])
         else:
             assert isinstance(plan, p.Prefill)
             if self.limits.prefill_budget:
@@ -594,33 +605,84 @@ class World:
             page = pages[position // 4]
             writes.append(("kv", page, int(self.pools["kv"].generations[page]), position % 4, values[position]))
 
-    def begin_load(self, chunk: p.LoadChunk, writes: list) -> int:
+    def begin_load(self, chunk: p.LoadChunk, writes: list) -> tuple[int, bool]:
         generation, _ = self.table.phase(chunk.row)
         assert generation == chunk.row_generation, "pages are loaded for a row that is gone"
         assert chunk.end - chunk.start == 4 * len(chunk.keys) and chunk.start % 4 == 0
         pages = self.table.pages(chunk.row, chunk.member).tolist()[chunk.start // 4 :]
-        found = 0
-        for page, key in zip(pages, chunk.keys, strict=False):
-            if (contents := self.saved.get(key)) is None or found and self.random.random() < 0.1:  # time may be short
+        found, more = 0, True
+        for page, key, slot in zip(pages, chunk.keys, chunk.slots, strict=False):
+            if found and self.random.random() < 0.1:  # time is short
+                break
+            if (contents := self.read_saved("kv", key, slot)) is None:
+                more = False
                 break
             writes += [("kv", page, int(self.pools["kv"].generations[page]), slot, value) for slot, value in contents.items()]
             found += 1
         self.num_loaded += found
-        return chunk.start + 4 * found
+        return chunk.start + 4 * found, more
 
-    def save_pages(self) -> None:
-        """Some of the pages with keys are written to files, and some of those are overwritten."""
-        for page, key in self.pools["kv"].read_keys().items():
+    def begin_segment(self, part: p.LoadPart, writes: list, at: int) -> tuple[int, bool]:
+        self.check_run("embedding", part.target)
+        assert len(part.keys) == len(part.target.pages) == -(-part.num_tokens // 4)
+        if at and self.random.random() < 0.2:  # time is short
+            return 0, True
+        for page, generation, key, slot in zip(part.target.pages, part.target.generations, part.keys, part.slots, strict=True):
+            if (contents := self.read_saved("embedding", key, slot)) is None:
+                return 0, False
+            writes.append(("embedding", page, generation, 0, contents[0]))
+        self.num_loaded_segments += 1
+        return part.num_tokens, False
+
+    def read_saved(self, pool: str, key: bytes, slot: int) -> dict | None:
+        found, contents = self.saved[pool].get(key, (-1, None))
+        return contents if found == slot and key not in self.damaged else None
+
+    def save_pages(self, share: float = 0.5) -> None:
+        """Some of the pages with keys are written to files, again where they were damaged. Some there are overwritten, or damaged."""
+        for pool, saved in self.saved.items():
+            for page, key in self.pools[pool].read_keys().items():
+                if self.random.random() < share:
+                    if key in self.damaged:
+                        self.damaged.discard(key)
+                        saved.pop(key, None)
+                    self.keep(pool, key, dict(self.content[pool][page]))
+            if self.storm:
+                for key in [key for key in saved if self.random.random() < 0.01]:
+                    del saved[key]
+                self.damaged.update([key for key in saved if self.random.random() < 0.03])
+
+    def find_pages_of_an_earlier_run(self) -> None:
+        """Files have what some rows are about to make."""
+        state = self.controller.state
+        for request in state.preparing():
+            if not request.record.prepared or request.key_in_table in self.looked_up:
+                continue
+            self.looked_up.add(request.key_in_table)
+            wanted, era = self.wanted[request.key], request.record.era
+            spec = m.decode_sequence_spec(self.table.read_spec(request.row, request.row_generation))
             if self.random.random() < 0.5:
-                self.saved[key] = dict(self.content["kv"][page])
-        for key in [key for key in self.saved if self.random.random() < 0.01]:
-            del self.saved[key]
+                for (item, segment), _ in request.record.segments():
+                    for index, key in enumerate(page_keys(state, request, (item, segment))):
+                        self.keep("embedding", key, {0: (wanted.medium(item, era), segment, index)})
+            for member, keys in enumerate(request.keys):
+                tokens = self.tokens_of(request.row, spec, member)
+                values = self.kv.values(wanted.spec, spec, member, tokens, era)
+                for page, key in enumerate(keys.up_to(len(tokens)) if self.random.random() < 0.5 else ()):
+                    self.keep("kv", key, dict(enumerate(values[4 * page : 4 * page + 4])))
 
-    def forget_pages(self) -> None:
+    def keep(self, pool: str, key: bytes, contents: dict) -> None:
+        self.saved[pool].setdefault(key, (len(self.saved[pool]), contents))
+
+    def look_for_pages(self) -> None:
+        """The controller learns what the files have, which may be otherwise soon."""
+        self.controller.set_saved({pool: {key: slot for key, (slot, _) in saved.items()} for pool, saved in self.saved.items()})
+
+    def forget_pages(self, pool: str) -> None:
         """Idle pages are evicted: only files have them."""
-        run = self.controller.state.pools["kv"].forget_idle()
+        run = self.controller.state.pools[pool].forget_idle()
         if run.pages:
-            self.controller.state.emit(SetPageGenerations("kv", run))
+            self.controller.state.emit(SetPageGenerations(pool, run))
         self.perform(self.controller._take_effects(), 20 * self.controller_crash_rate)
 
     @staticmethod

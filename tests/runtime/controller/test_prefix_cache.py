@@ -28,6 +28,22 @@ def cached(**changes: Any) -> Driver:
     return Driver(prefix_cache=True, positions=positions, embedding_cache=False, **changes)
 
 
+class Anything(dict[bytes, int]):
+    """What a file has that seems to have every page."""
+
+    def __init__(self) -> None:
+        super().__init__({b"": 0})
+
+    def get(self, key: bytes, default: object = None) -> int:  # type: ignore[override]
+        return 7
+
+
+def saving(**changes: Any) -> Driver:
+    driver = cached(**changes)
+    driver.machine.set_saved({"kv": Anything()})
+    return driver
+
+
 def known_image(content: bytes = b"one", **more: Any) -> m.RequestSpec:
     (item,) = image().items
     return msgspec.structs.replace(image(**more), items=[msgspec.structs.replace(item, content=content)])
@@ -40,7 +56,7 @@ def finish(driver: Driver, key: int, num_tokens: int = 4) -> list[Effect]:
         actor = next(iter(driver.state.plans.values())).actor
         is_analysis = isinstance(driver.plan(actor)[1], p.Analyse)
         plan = driver.plan(actor)[1]
-        nothing = m.Loaded([chunk.start for chunk in plan.chunks]) if isinstance(plan, p.Load) else None
+        nothing = m.Loaded([chunk.start for chunk in plan.chunks], [False] * len(plan.chunks)) if isinstance(plan, p.Load) else None
         effects += driver.done(actor, m.Analysed(SHAPE) if is_analysis else nothing)
     row = driver.state.requests[key].row
     driver.counts[row] = (num_tokens, EndCode.LENGTH)
@@ -114,9 +130,9 @@ def test_cached_tokens_are_those_of_the_first_grant_after_a_recovery(is_recorded
 
 def test_a_prompt_that_is_cached_whole_does_not_wait_for_prefill() -> None:
     """The gateway waits for the number of its cached tokens."""
-    driver = cached(saved_pages=True, num_rows=4)
+    driver = saving(num_rows=4)
     ask(driver, text(9, 4), 1)
-    driver.done("prefill", m.Loaded([0]))
+    driver.done("prefill", m.Loaded([0], [False]))
     finish(driver, 1)
     for key in range(2, 2 + driver.state.limits.depth):
         ask(driver, m.RequestSpec("r", [100 * key, *range(9)], [], m.Sampling(), 4), key)
@@ -124,10 +140,44 @@ def test_a_prompt_that_is_cached_whole_does_not_wait_for_prefill() -> None:
     assert hits(effects) == [8] and sent(effects, m.Prepared) == [m.Prepared(3, 9, 9, 8)]
 
 
+def test_a_prompt_of_which_files_have_nothing_is_computed_at_once() -> None:
+    driver = cached()
+    driver.machine.set_saved({"kv": {bytes(16): 0}})
+    effects = ask(driver, text(22), 1)
+    assert isinstance(driver.plan("prefill")[1], p.Prefill) and sent(effects, m.Prepared) == [m.Prepared(3, 1, 22, 0)]
+
+
+def test_of_a_prompt_that_files_have_in_part_that_is_loaded() -> None:
+    driver = cached()
+    ask(driver, text(22), 1)
+    keys = driver.state.requests[1].keys[0].up_to(22)
+    finish(driver, 1)
+    driver.machine.set_saved({"kv": dict(zip(keys[:3], (4, 9, 2), strict=True))})
+    driver.state.pools["kv"].forget_idle()
+    ask(driver, text(22), 2)
+    assert driver.plan("prefill")[1] == p.Load([p.LoadChunk(*driver.state.requests[2].key_in_table, 0, 0, 12, keys[:3], [4, 9, 2])])
+
+
+def test_a_page_that_cannot_be_loaded_is_asked_for_again_once_it_was_made_anew() -> None:
+    driver = saving()
+    ask(driver, text(22), 1)
+    driver.done("prefill", m.Loaded([8], [False]))
+    assert isinstance(driver.plan("prefill")[1], p.Prefill)
+    driver.receive("gateway", m.Cancel(1, 1)).tick()
+    driver.done("prefill", m.Skipped())
+    for key, end in ((2, 8), (3, 20)):
+        driver.state.pools["kv"].forget_idle()
+        ask(driver, text(22), key)
+        plan = driver.plan("prefill")[1]
+        assert isinstance(plan, p.Load) and [(chunk.start, chunk.end) for chunk in plan.chunks] == [(0, end)]
+        finish(driver, key)
+    assert driver.is_empty
+
+
 def test_saved_pages_are_loaded_for_the_first_in_rank() -> None:
-    driver = cached(saved_pages=True, depth=1, num_rows=3)
+    driver = saving(depth=1, num_rows=3)
     ask(driver, text(9, 4), 1)
-    driver.done("prefill", m.Loaded([0]))  # prefill is busy
+    driver.done("prefill", m.Loaded([0], [False]))  # prefill is busy
     for key, priority in ((2, 0), (3, -5)):
         ask(driver, m.RequestSpec("r", [100 * key, *range(9)], [], m.Sampling(), 4, priority=priority), key)
     driver.done("prefill")
@@ -137,12 +187,12 @@ def test_saved_pages_are_loaded_for_the_first_in_rank() -> None:
 
 def test_loading_goes_on_where_time_was_short_or_more_may_come() -> None:
     """Of a pair, the file has more of one prompt than of the other."""
-    driver = cached(saved_pages=True)
-    ask(driver, text(22, companion_ids=[*range(1, 10)]), 1)
+    driver = saving()
+    ask(driver, text(22, companion_ids=[*range(101, 110)]), 1)
     assert [(chunk.member, chunk.start, chunk.end) for chunk in driver.plan("prefill")[1].parts] == [(0, 0, 20), (1, 0, 8)]
-    driver.done("prefill", m.Loaded([12, 0], more=True))
-    assert [(chunk.member, chunk.start, chunk.end) for chunk in driver.plan("prefill")[1].parts] == [(0, 12, 20), (1, 0, 8)]
-    effects = driver.done("prefill", m.Loaded([16, 0]))
+    driver.done("prefill", m.Loaded([12, 0], [True, False]))
+    assert [(chunk.member, chunk.start, chunk.end) for chunk in driver.plan("prefill")[1].parts] == [(0, 12, 20)]
+    effects = driver.done("prefill", m.Loaded([16], [False]))
     assert sent(effects, m.Prepared) == [m.Prepared(3, 1, 22, 16)]
     plan = driver.plan("prefill")[1]
     assert isinstance(plan, p.Prefill) and [(chunk.member, chunk.start) for chunk in plan.chunks] == [(0, 16), (1, 0)]
@@ -152,11 +202,11 @@ def test_loading_goes_on_where_time_was_short_or_more_may_come() -> None:
 
 def two_with_much_to_load() -> Driver:
     """Of both the first pages are loaded, and the first one's next are being loaded."""
-    driver = cached(saved_pages=True, num_rows=3, num_kv_pages=64)
+    driver = saving(num_rows=3, num_kv_pages=64)
     for key in (1, 2):
         ask(driver, m.RequestSpec("r", [100 * key, *range(30)], [], m.Sampling(), 4), key)
-    driver.done("prefill", m.Loaded([8], more=True))
-    driver.done("prefill", m.Loaded([8], more=True))
+    driver.done("prefill", m.Loaded([8], [True]))
+    driver.done("prefill", m.Loaded([8], [True]))
     return driver
 
 
@@ -168,10 +218,10 @@ def test_rows_with_much_to_load_leave_prefill_its_turns() -> None:
     driver = two_with_much_to_load()
     ask(driver, m.RequestSpec("r", [300, *range(9)], [], m.Sampling(), 4), 3)
     assert at_prefill(driver) == [(p.Load, 1), (p.Load, 3)], "2 waits for its turn, and is not computed meanwhile"
-    driver.done("prefill", m.Loaded([16], more=True))
-    driver.done("prefill", m.Loaded([0]))
+    driver.done("prefill", m.Loaded([16], [True]))
+    driver.done("prefill", m.Loaded([0], [False]))
     assert at_prefill(driver) == [(p.Load, 1), (p.Prefill, 3)]
-    driver.done("prefill", m.Loaded([20]))
+    driver.done("prefill", m.Loaded([20], [False]))
     assert at_prefill(driver) == [(p.Prefill, 3), (p.Load, 2)]
     for key in (3, 2, 1):
         finish(driver, key)
@@ -187,16 +237,18 @@ def test_the_turn_of_a_row_that_ends_passes_on() -> None:
 
 def test_pages_that_are_loaded_do_not_clear_the_suspicion_of_a_prompt() -> None:
     """It is preempted after its prompt has ended prefill, and its pages are loaded again."""
-    driver = cached(saved_pages=True)
+    driver = saving()
     ask(driver, text(22), 1)
-    driver.done("prefill", m.Loaded([8]))
+    driver.done("prefill", m.Loaded([8], [False]))
     driver.done("prefill", m.Died())
     request = driver.state.requests[1]
     assert len(request.record.strikes) == 1
     preempt(driver.state, request)
+    driver.machine.set_saved({"kv": {}})
+    driver.machine.set_saved({"kv": Anything()})  # pages that could not be loaded are asked for again
     driver.done("prefill", m.Skipped())
     assert isinstance(driver.plan("prefill")[1], p.Load)
-    driver.done("prefill", m.Loaded([16]))
+    driver.done("prefill", m.Loaded([16], [False]))
     driver.done("prefill", m.Died())
     assert request.failure is not None and "2 times" in request.failure.message
 

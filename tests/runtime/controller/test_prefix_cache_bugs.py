@@ -131,7 +131,7 @@ def believe_what_was_asked_for(patch: pytest.MonkeyPatch) -> None:
     apply_loaded = prefix_cache.apply_loaded
 
     def apply(state: ControllerState, request: Request, plan: Load, result: Loaded) -> None:
-        apply_loaded(state, request, plan, Loaded([chunk.end for chunk in plan.chunks]))
+        apply_loaded(state, request, plan, Loaded([chunk.end for chunk in plan.chunks], [True] * len(plan.chunks)))
 
     patch.setattr(plan_results, "apply_loaded", apply)
 
@@ -142,7 +142,8 @@ def load_another_page(patch: pytest.MonkeyPatch) -> None:
 
     def shifted(state: ControllerState, request: Request) -> list[LoadChunk]:
         chunks = chunks_to_load(state, request)
-        return [msgspec.structs.replace(chunk, keys=[*chunk.keys[1:], chunk.keys[0]]) for chunk in chunks]
+        replace = msgspec.structs.replace
+        return [replace(c, keys=[*c.keys[1:], c.keys[0]], slots=[*c.slots[1:], c.slots[0]]) for c in chunks]
 
     patch.setattr(planner, "chunks_to_load", shifted)
 

@@ -104,6 +104,23 @@ class ProtocolMachine(RuleBasedStateMachine):
     def take_row(self) -> None:
         self.run.take_row()
 
+    @rule(pool=st.sampled_from(("kv", "embedding")))
+    @precondition(lambda self: self.world is not None and self.world.io is not None)
+    def only_files_have(self, pool: str) -> None:
+        """What the cache holds is saved, and then evicted; the controller knows the file."""
+        self.run.save_pages(1.0)
+        self.run.look_for_pages()
+        self.run.forget_pages(pool)
+
+    @rule(pool=st.sampled_from(("kv", "embedding")))
+    def damage_files(self, pool: str) -> None:
+        self.run.damaged.update(self.run.saved[pool])
+
+    @rule(pool=st.sampled_from(("kv", "embedding")))
+    def lose_files(self, pool: str) -> None:
+        """Their pages are overwritten, and nobody has looked yet."""
+        self.run.saved[pool].clear()
+
     @rule(seconds=st.sampled_from((0.2, 1.0, 5.0)))
     def pause(self, seconds: float) -> None:
         """Everybody stands still, as on a machine that was suspended."""

@@ -7,11 +7,11 @@ import { $, color, duration, make, number, onScheme, say, toggle } from "./dom.j
 const LANES = [
   { name: "fetch", label: "Fetch", kinds: ["queue", "fetch"], unit: "B" },
   { name: "media", label: "Decode media", kinds: ["analyse", "preprocess"], unit: "rows" },
-  { name: "encode", label: "Encode", kinds: ["encode"], unit: "rows" },
+  { name: "encode", label: "Encode", kinds: ["load_segments", "encode"], unit: "rows" },
   { name: "prefill", label: "Prefill", kinds: ["load", "prefill"], unit: "tokens" },
   { name: "decode", label: "Decode", kinds: ["decode"], unit: "tokens" },
 ];
-const UNCOUNTED = new Set(["queue", "analyse", "load"]); // kinds that do none of their lane's units
+const UNCOUNTED = new Set(["queue", "analyse", "load", "load_segments"]); // kinds that do none of their lane's units
 const MAX_ROWS = 24;
 const ROW_HEIGHT = 24;
 const LABEL_WIDTH = 96;
