@@ -27,7 +27,7 @@ from .. import __version__
 from ..runtime.config import RuntimeConfig
 from ..runtime.fetch_config import FetchSection
 from ..runtime.process.memory_layout import MemoryLayout
-from ..runtime.process.saved_pages import SavedPages, write_saved_pages
+from ..runtime.process.saved_pages import SavedFiles, SavedPages, write_saved_files
 from ..shm.page_file import PageFile, remove_unused
 from ..shm.page_secret import SECRET_BYTES, kept_secret, page_secret
 from ..shm.pool import PagePool
@@ -43,7 +43,7 @@ LAST_SAVE_S = 2.0  # at the end of the run, at most
 NUM_KINDS = 4  # models or settings whose files are kept
 _NICE = 19
 _SLOW_WRITE_S = 1.0  # of one page
-_FILE = re.compile(f"([0-9a-f]{{16}})-({'|'.join(SHARES)})[.]pages")
+_FILE = re.compile(f"([0-9a-f]{{16}})-(({'|'.join(SHARES)})[.]pages|pages[.]era)")
 
 
 class PageStore:
@@ -81,7 +81,7 @@ class PageStore:
             _remove_old(directory, kind.hex()[:16])
             if page_secret(run.path, secret) != secret:  # pages of this run, and the files that they come from, are of another kind
                 raise FileExistsError(errno.EEXIST, "the model, the settings or the code have changed since the run began")
-            write_saved_pages(run.path, saved)
+            write_saved_files(run.path, SavedFiles(saved, str(directory / f"{kind.hex()[:16]}-pages.era")))
         except OSError as error:
             for file in files.values():
                 file.close()
@@ -174,9 +174,8 @@ def _remove_old(directory: Path, kind: str) -> None:
                 if stat.S_ISREG((found := path.lstat()).st_mode):
                     kinds.setdefault(ours[1], []).append((found.st_mtime, path))
     for files in sorted(kinds.values(), key=max, reverse=True)[NUM_KINDS - 1 :]:
-        for _, path in files:
-            with suppress(OSError):  # another run removes it, for example
-                remove_unused(path)
+        with suppress(OSError):  # another run removes it, for example
+            all(map(remove_unused, sorted([path for _, path in files])))  # up to the first that a run uses; the era is the last
 
 
 def _secret_of(directory: Path) -> bytes:

@@ -1,5 +1,6 @@
 """Shared memory that the controller writes, and its effects, performed in order."""
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from ...runtime.bus.messages import POOLS, ToActor
@@ -9,6 +10,7 @@ from ...runtime.controller.effects import (
     ClearPages,
     ClearPlan,
     Effect,
+    KeepEra,
     Send,
     SetOwner,
     SetPageGenerations,
@@ -23,6 +25,7 @@ from ...runtime.controller.effects import (
 from ...runtime.controller.kv_manager import IdSpan, Progress
 from ...runtime.controller.records import JournalState
 from ...runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot
+from ...runtime.process.saved_pages import keep_era, read_era
 from ...runtime.stage_table import InstanceId, instance_id, number_of
 from ...schema.rows import Phase
 from ...shm.page_secret import page_secret
@@ -32,6 +35,8 @@ from ...shm.run_directory import RunDirectory
 from ...shm.sequence_table import SequenceTable
 from ...shm.step_gaps import StepGaps
 from .journal import Journal
+
+log = logging.getLogger(__name__)
 
 
 class ControllerIO:
@@ -45,6 +50,7 @@ class ControllerIO:
         self.gaps = StepGaps.attach(run)
         self.pools = {name: PagePool.attach(run, name) for name in POOLS}
         self.secret = page_secret(run.path)
+        self._run = run.path
 
     def close(self) -> None:
         self.table.close()
@@ -74,6 +80,8 @@ class ControllerIO:
                 self.pools[pool].generations[run.pages] = run.generations
             case SetPageKeys(pool, run, keys, depths):
                 self.pools[pool].write_keys(run.pages, run.generations, keys, depths)
+            case KeepEra(era):
+                self._keep_era(era)
             case BeginRow(row, generation):
                 begun = table.begin(row)
                 assert begun == generation, f"row {row} is at generation {begun}, not {generation}"
@@ -120,7 +128,20 @@ class ControllerIO:
         plans = [PlanSnapshot(plan.slot, plan.plan_id, self.actors[plan.actor], plan.payload) for plan in self.plans.live()]
         generations = {name: pool.generations.tolist() for name, pool in self.pools.items()}
         keys = {name: pool.read_keys() for name, pool in self.pools.items()}
-        return RunSnapshot(journal, rows, table.generation.tolist(), plans, generations, actors, keys, self.secret)
+        return RunSnapshot(journal, rows, table.generation.tolist(), plans, generations, actors, keys, self.secret, self._kept_era())
+
+    def _kept_era(self) -> bytes:
+        try:
+            return read_era(self._run)
+        except OSError as error:
+            log.warning("cache.dir: the era of the caches cannot be read: %s", error)
+            return b""
+
+    def _keep_era(self, era: bytes) -> None:
+        try:
+            keep_era(self._run, era)
+        except OSError as error:
+            log.warning("cache.dir: later runs will find what was cleared: %s", error)
 
 
 def perform_all(

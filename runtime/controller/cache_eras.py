@@ -2,6 +2,9 @@
 
 An era is a part of every key of a page, so no request finds pages of an earlier one. ``mmrt cache clear`` begins a new one, as does an
 actor that fills pages with other code than before. The era is journaled.
+
+A run begins in the era that ``mmrt cache clear`` has begun last in a run with the same files (``cache.dir``). After an edit of the code
+it has one of its own: what the edited code fills is not for runs with the code that the files are named after.
 """
 
 from hashlib import blake2b
@@ -9,9 +12,9 @@ from hashlib import blake2b
 from ...schema.page_key import KEY_BYTES
 from ..bus.messages import ClearedPool
 from ..stage_table import InstanceId
-from .effects import SetPageGenerations
+from .effects import KeepEra, SetPageGenerations
 from .known_media import KnownMedia
-from .records import CacheEra
+from .records import NO_ERA, CacheEra
 from .state import ControllerState
 
 
@@ -22,14 +25,43 @@ def note_code(state: ControllerState, actor: InstanceId, code: int) -> None:
         return
     state.codes[actor] = code
     if known is None:
-        state.journal(CacheEra(state.era, dict(state.codes)))
+        _record(state)
     else:
-        clear_caches(state)
+        state.era = _new_era(state)
+        _forget(state)
 
 
 def clear_caches(state: ControllerState) -> list[ClearedPool]:
-    """Forget analyses of media, and the contents of pages that the cache alone holds. The pages get new generations, so later
-    controllers find no keys of theirs either. A new era begins."""
+    """Forget analyses of media, and the contents of pages that the cache alone holds. A new era begins, also for later runs."""
+    is_edited = state.era != state.kept_era
+    state.kept_era = state.era = _new_era(state)
+    if is_edited:
+        state.era = _new_era(state)
+    cleared = _forget(state)
+    state.emit(KeepEra(state.kept_era))
+    return cleared
+
+
+def restore_era(state: ControllerState, journaled: CacheEra, kept: bytes) -> None:
+    """Go on in the journaled era, or begin in the one that is kept."""
+    if journaled == NO_ERA:
+        journaled = CacheEra(kept, {}, kept)
+    state.era, state.codes, state.kept_era = journaled.era, dict(journaled.codes), journaled.kept
+    if state.kept_era != kept:
+        state.emit(KeepEra(state.kept_era))
+
+
+def _new_era(state: ControllerState) -> bytes:
+    return blake2b(f"{state.now!r} {state.number()}".encode(), digest_size=KEY_BYTES, key=state.era).digest()
+
+
+def _record(state: ControllerState) -> None:
+    state.journal(CacheEra(state.era, dict(state.codes), state.kept_era))
+
+
+def _forget(state: ControllerState) -> list[ClearedPool]:
+    """Forget what the caches have, in a new era. Their pages get new generations, so later controllers find no keys of theirs either.
+    Requests in rows stay in their era: they go on to name their pages, which no later request finds."""
     cleared = []
     for pool, ledger in state.pools.items():
         run = ledger.forget_idle()
@@ -37,14 +69,7 @@ def clear_caches(state: ControllerState) -> list[ClearedPool]:
             state.emit(SetPageGenerations(pool, run))
         cleared.append(ClearedPool(pool, len(run.pages), len(ledger.cache)))
     state.known_media = KnownMedia()
-    _begin_era(state)
-    return cleared
-
-
-def _begin_era(state: ControllerState) -> None:
-    """Give pages other keys from now on. Requests in rows stay in their era: they go on to name their pages, which no later request
-    finds."""
-    state.era = blake2b(f"{state.now!r} {state.number()}".encode(), digest_size=KEY_BYTES, key=state.era).digest()
-    state.journal(CacheEra(state.era, dict(state.codes)))
+    _record(state)
     for request in state.waiting.values():
         request.admission_need, request.keys = None, ()
+    return cleared

@@ -23,6 +23,12 @@ class SetPageGenerations(NamedTuple):
     run: PageRun
 
 
+class KeepEra(NamedTuple):
+    """Later runs with the same files begin in this era of the caches."""
+
+    era: bytes
+
+
 class SetPageKeys(NamedTuple):
     """The contents of these pages have these names: nobody writes them any more."""
 
@@ -103,6 +109,7 @@ Effect = (
     WriteJournal
     | SetPageGenerations
     | SetPageKeys
+    | KeepEra
     | BeginRow
     | WriteState
     | WriteSpec

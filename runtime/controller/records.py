@@ -34,11 +34,15 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class CacheEra(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What the caches held before is outdated (``cache_eras``). ``codes``: of the actors that fill pages."""
+    """What the caches held before is outdated (``cache_eras``). ``codes``: of the actors that fill pages. ``kept``: the era that later
+    runs begin in."""
 
     era: bytes
     codes: dict[InstanceId, int]
+    kept: bytes = b""
 
+
+NO_ERA = CacheEra(b"", {})
 
 JournalRecord = Submitted | Refused | Ended | CacheEra
 
@@ -51,7 +55,7 @@ class JournalState:
     failures: dict[int, Failed] = field(default_factory=dict)
     ended: list[int] = field(default_factory=list)
     next_arrival: int = 0
-    era: CacheEra = CacheEra(b"", {})
+    era: CacheEra = NO_ERA
 
     def apply(self, record: JournalRecord) -> None:
         if isinstance(record, Submitted):

@@ -14,6 +14,7 @@ from ..bus.messages import POOLS, PoolName, RequestSpec
 from ..bus.plans import Target, decode_plan
 from ..bus.sampling import Sampling
 from ..stage_table import InstanceId
+from .cache_eras import restore_era
 from .effects import ClearPages
 from .guidance import wanted_pages
 from .intake import cancel_older_gateways, expand, prompts_of, set_layout
@@ -63,6 +64,7 @@ class RunSnapshot(NamedTuple):
     actors: Mapping[InstanceId, int]
     page_keys: Mapping[PoolName, Mapping[int, bytes]] = {}
     secret: bytes = b""
+    kept_era: bytes = b""
     known_costs: Mapping[str, Cost] = {}  # of stages: not of the previous controller but of earlier runs
 
 
@@ -71,7 +73,7 @@ def recover(limits: Limits, epoch: int, snapshot: RunSnapshot) -> Controller:
     state = ControllerState(limits, epoch, snapshot.page_generations, snapshot.secret, snapshot.known_costs)
     state.actors.update(snapshot.actors)
     state.next_arrival = snapshot.journal.next_arrival
-    state.era, state.codes = snapshot.journal.era.era, dict(snapshot.journal.era.codes)
+    restore_era(state, snapshot.journal.era, snapshot.kept_era)
     state.row_generations = list(snapshot.row_generations)
     _restore_requests(state, snapshot.journal)
     for row in snapshot.rows:

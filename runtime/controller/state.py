@@ -112,6 +112,7 @@ class ControllerState:
     secret: bytes = b""  # of the run, for keys of pages
     known_costs: Mapping[str, Cost] = field(default_factory=dict)  # of stages, from earlier runs
     era: bytes = b""  # of the caches: a part of all keys
+    kept_era: bytes = b""  # in which later runs with the same files begin
     effects: list[Effect] = field(default_factory=list)
     pools: dict[PoolName, PageLedger] = field(init=False)
     requests: dict[int, Request] = field(default_factory=dict)

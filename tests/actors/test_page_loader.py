@@ -9,7 +9,7 @@ from mmrt.actors.host import page_loader
 from mmrt.actors.host.page_loader import PageLoader
 from mmrt.runtime.bus.messages import Loaded, PageRun
 from mmrt.runtime.bus.plans import Load, LoadChunk, LoadPart, LoadSegments
-from mmrt.runtime.process.saved_pages import SavedPages, write_saved_pages
+from mmrt.runtime.process.saved_pages import SavedFiles, SavedPages, write_saved_files
 from mmrt.shm.errors import StalePage
 from mmrt.shm.page_file import PageFile
 from mmrt.shm.pool import PagePool
@@ -35,7 +35,7 @@ class Run:
     def tell(self, **changes: object) -> None:
         """Tell the run of the file."""
         fields = {"path": str(self.path), "secret": SECRET, "page_bytes": 32} | changes
-        write_saved_pages(self.directory.path, {"kv": SavedPages(**fields)})  # type: ignore[arg-type]
+        write_saved_files(self.directory.path, SavedFiles({"kv": SavedPages(**fields)}, ""))  # type: ignore[arg-type]
 
     def fill(self) -> None:
         self.tell()

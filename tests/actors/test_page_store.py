@@ -16,7 +16,7 @@ from mmrt.actors.page_store import PageStore
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.runtime.config import CacheSection, MediaSection, RuntimeConfig
 from mmrt.runtime.process.memory_layout import MemoryLayout, PoolLayout
-from mmrt.runtime.process.saved_pages import read_saved_pages
+from mmrt.runtime.process.saved_pages import keep_era, read_era, read_saved_pages
 from mmrt.shm.page_file import PageFile, PageFileReader
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
@@ -141,11 +141,14 @@ def test_files_of_others_in_the_directory_stay(start: Callable[..., Run], tmp_pa
 
 def test_files_of_models_served_longest_ago_go(start: Callable[..., Run], tmp_path: Path) -> None:
     for number in range(7):
-        start(media=MediaSection(fps=1.0 + number)).end()
-        for path in (tmp_path / "cache").glob("*.pages"):
+        run = start(media=MediaSection(fps=1.0 + number))
+        keep_era(run.directory.path, bytes([number] * 16))
+        run.end()
+        for path in (tmp_path / "cache").glob("*-*"):
             os.utime(path, (path.stat().st_atime - 10, path.stat().st_mtime - 10))
     kinds = {path.name.partition("-")[0] for path in (tmp_path / "cache").glob("*.pages")}
     assert len(kinds) == page_store.NUM_KINDS
+    assert {path.name.partition("-")[0] for path in (tmp_path / "cache").glob("*.era")} == kinds
     start(media=MediaSection(fps=7.0)).end()
     assert {path.name.partition("-")[0] for path in (tmp_path / "cache").glob("*.pages")} == kinds, "the last ones are there"
 
@@ -256,6 +259,33 @@ def test_a_file_of_another_secret_is_emptied_with_a_line(
     run = start()
     assert run.saved("embedding") == {} and "emptied" in caplog.text
     run.end()
+
+
+def test_the_era_of_the_caches_is_kept_beside_the_pages(start: Callable[..., Run], tmp_path: Path) -> None:
+    run = start()
+    assert read_era(run.directory.path) == b""
+    keep_era(run.directory.path, b"e" * 16)
+    run.end()
+    run, other = start(), start(media=MediaSection(fps=3.0))
+    assert read_era(run.directory.path) == b"e" * 16 and read_era(other.directory.path) == b""
+    (path,) = (tmp_path / "cache").glob("*.era")
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_bytes(b"torn")
+    with pytest.raises(OSError, match="has 4 bytes, not 16"):
+        read_era(run.directory.path)
+    run.end()
+    other.end()
+
+
+def test_the_era_of_a_run_stays_while_the_run_lasts(start: Callable[..., Run], tmp_path: Path) -> None:
+    running = start()
+    keep_era(running.directory.path, b"e" * 16)
+    for path in (tmp_path / "cache").glob("*-*"):
+        os.utime(path, (1, 1))
+    for number in range(6):
+        start(media=MediaSection(fps=1.0 + number)).end()
+    assert read_era(running.directory.path) == b"e" * 16
+    running.end()
 
 
 def test_two_runs_do_not_share_a_directory(start: Callable[..., Run], caplog: pytest.LogCaptureFixture) -> None:

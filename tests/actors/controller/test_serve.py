@@ -23,12 +23,13 @@ from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_loop
 from mmrt.runtime.config import parse_config
-from mmrt.runtime.controller.effects import ClearPages, Effect, Send, SetPageGenerations, WriteState
+from mmrt.runtime.controller.effects import ClearPages, Effect, KeepEra, Send, SetPageGenerations, WriteState
 from mmrt.runtime.controller.pages import Owner
 from mmrt.runtime.controller.records import JournalState
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.scheduling.facts import Objective
 from mmrt.runtime.controller.scheduling.types import Limits
+from mmrt.runtime.process.saved_pages import SavedFiles, write_saved_files
 from mmrt.runtime.stage_table import ACTORS
 from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.controller_stats import ControllerStats, StatsSnapshot
@@ -314,6 +315,20 @@ def test_effects_that_are_none_are_refused(run: RunDirectory) -> None:
     with pytest.raises(ValueError, match="exceeds 4096"):
         io.perform(WriteState(0, bytes(5000)))
     io.close()
+
+
+def test_an_era_that_cannot_be_kept_costs_a_line(run: RunDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with closing(ControllerIO(run, ACTORS)) as io:
+        io.perform(KeepEra(b"e" * 16))
+        assert not caplog.text and io.snapshot(JournalState(), {}).kept_era == b"", "there are no files"
+        write_saved_files(run.path, SavedFiles({}, str(tmp_path / "era")))
+        io.perform(KeepEra(b"e" * 16))
+        assert io.snapshot(JournalState(), {}).kept_era == b"e" * 16
+        (tmp_path / "era").write_bytes(b"")
+        assert io.snapshot(JournalState(), {}).kept_era == b"" and "has 0 bytes, not 16" in caplog.text
+        write_saved_files(run.path, SavedFiles({}, str(tmp_path / "gone" / "era")))
+        io.perform(KeepEra(b"f" * 16))
+        assert "later runs will find what was cleared: [Errno 2]" in caplog.text
 
 
 def test_active_generations_are_those_that_say_so(run: RunDirectory) -> None:

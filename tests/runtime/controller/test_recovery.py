@@ -31,8 +31,8 @@ def remains(driver: Driver) -> RunSnapshot:
     plans = [PlanSnapshot(plan.slot, plan.plan_id, plan.actor, m.encode(plan.plan)) for plan in state.plans.values()]
     generations = {name: list(pool.generations) for name, pool in state.pools.items()}
     keys = {name: {page: pool.cache.key_of(page) or b"" for page in pool.owned_by(CACHE)} for name, pool in state.pools.items()}
-    journal = JournalState(live, {}, [], state.next_arrival, CacheEra(state.era, dict(state.codes)))
-    return RunSnapshot(journal, rows, state.row_generations, plans, generations, state.actors, keys, state.secret)
+    journal = JournalState(live, {}, [], state.next_arrival, CacheEra(state.era, dict(state.codes), state.kept_era))
+    return RunSnapshot(journal, rows, state.row_generations, plans, generations, state.actors, keys, state.secret, state.kept_era)
 
 
 def actors_asked(machine: Controller, now: float, counts: Sequence[Progress]) -> set[str]:
