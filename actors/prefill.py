@@ -1,5 +1,6 @@
 """The prefill actor: the language model over chunks of prompts. Token ids and embedding rows in, KV pages out; it never samples.
-Where they are asked for it writes the log-probabilities of a prompt's tokens. Saved pages (``cache.dir``) it loads.
+Where they are asked for it writes the log-probabilities of a prompt's tokens, or a vector pooled from its last hidden states. Saved
+pages (``cache.dir``) it loads.
 
 A chunk may reach into ids that were generated before a preemption: then the prompt and those ids are prefilled.
 """
@@ -16,7 +17,7 @@ from ..models.families.registry import family_of
 from ..models.lm.decoder import AfterLayer, Chunk, Decoder
 from ..models.lm.warm_up import warm_up_prefill
 from ..models.sampling.logprobs import logprobs_of
-from ..runtime.bus.messages import Done, Result, decode_sequence_spec
+from ..runtime.bus.messages import Done, Result, SequenceSpec, decode_sequence_spec
 from ..runtime.bus.plans import Load, Plan, Prefill, PrefillChunk
 from ..shm.logprob_file import PROMPT
 from ..shm.pool import PagePool
@@ -86,30 +87,33 @@ class PrefillWorker:
         live = [chunk for chunk in plan.chunks if self._table.generation[chunk.row] == chunk.row_generation]
         if live:
             try:
-                wanted = [index for index, chunk in enumerate(live) if self._asks_for_logprobs(chunk)]
+                specs = [decode_sequence_spec(self._table.read_spec(chunk.row)) for chunk in live]
+                wanted = [at for at, (spec, chunk) in enumerate(zip(specs, live, strict=True)) if _is_read(spec, chunk)]
                 hidden = self._model.prefill([self._chunk(chunk) for chunk in live], wanted, self._after_layer)
-                for index, states in zip(wanted, hidden, strict=True):
-                    self._write_logprobs(live[index], states)
+                for at, states in zip(wanted, hidden, strict=True):
+                    self._write_logprobs(specs[at], live[at], states)
+                    if _is_pooled(specs[at], live[at]):
+                        self._write_vector(specs[at], live[at], states)
             finally:
                 self._completion.wait()  # also after an error: kernels before it may still be writing pages
         return Done()
 
-    def _asks_for_logprobs(self, chunk: PrefillChunk) -> bool:
-        spec = decode_sequence_spec(self._table.read_spec(chunk.row))
-        return spec.sampling.prompt_logprobs is not None and chunk.member == 0 and chunk.start + 1 < spec.num_prompt_tokens
-
-    def _write_logprobs(self, chunk: PrefillChunk, hidden: Tensor) -> None:
+    def _write_logprobs(self, spec: SequenceSpec, chunk: PrefillChunk, hidden: Tensor) -> None:
         """Write those of the prompt's tokens that follow the chunk's, a few at a time: logits take much memory."""
-        spec = decode_sequence_spec(self._table.read_spec(chunk.row))
-        asked = spec.sampling.prompt_logprobs
-        assert asked is not None
-        end = min(chunk.end + 1, spec.num_prompt_tokens)
-        for first in range(chunk.start + 1, end, LOGITS_AT_ONCE):
-            last = min(first + LOGITS_AT_ONCE, end)
+        scored = _scored(spec, chunk)
+        for first in scored[::LOGITS_AT_ONCE]:
+            last = min(first + LOGITS_AT_ONCE, scored.stop)
             logits = self._model.logits(hidden[first - 1 - chunk.start : last - 1 - chunk.start])
             tokens = torch.from_numpy(self._table.prompt[chunk.row, 0, first:last].astype(np.int64)).to(logits.device)
-            found = logprobs_of(tokens, logits.log_softmax(1), asked)
+            found = logprobs_of(tokens, logits.log_softmax(1), spec.sampling.prompt_logprobs or 0)
             self._table.logprobs.write(chunk.row, PROMPT, first, to_host(found))
+
+    def _write_vector(self, spec: SequenceSpec, chunk: PrefillChunk, hidden: Tensor) -> None:
+        """Write the last hidden state, or the sum of all up to the chunk's end."""
+        vector = (hidden[-1].double() if spec.pooling == "last" else hidden.sum(0, dtype=torch.float64)).cpu().numpy()
+        if spec.pooling == "mean" and chunk.start:
+            vector = vector + self._table.vectors.read(chunk.row, chunk.start)
+        self._table.vectors.write(chunk.row, chunk.start, chunk.end, vector)
 
     def _chunk(self, chunk: PrefillChunk) -> Chunk:
         ids = torch.from_numpy(self._ids(chunk))
@@ -142,3 +146,21 @@ class PrefillWorker:
         beyond = np.arange(max(chunk.start, num_prompt), max(chunk.end, num_prompt)) + delta
         inside = prompt[:, chunk.start : min(chunk.end, num_prompt)]
         return np.concatenate((inside, np.broadcast_to(beyond, (3, len(beyond)))), axis=1)
+
+
+def _scored(spec: SequenceSpec, chunk: PrefillChunk) -> range:
+    """Return the prompt's tokens behind the chunk's, each by one, whose log-probabilities are asked for."""
+    sampling, num_tokens = spec.sampling, spec.num_prompt_tokens
+    if sampling.prompt_logprobs is None or chunk.member:
+        return range(0)
+    first = num_tokens - sampling.prompt_logprobs_last if sampling.prompt_logprobs_last else 1
+    return range(max(first, chunk.start + 1), min(chunk.end + 1, num_tokens))
+
+
+def _is_pooled(spec: SequenceSpec, chunk: PrefillChunk) -> bool:
+    return spec.pooling == "mean" or spec.pooling == "last" and chunk.end == spec.num_prompt_tokens
+
+
+def _is_read(spec: SequenceSpec, chunk: PrefillChunk) -> bool:
+    """Return whether its hidden states are needed."""
+    return bool(_scored(spec, chunk)) or _is_pooled(spec, chunk)

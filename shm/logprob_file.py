@@ -1,20 +1,15 @@
-"""Log-probabilities of tokens, for requests that ask for them: a sparse file beside the sequence table, one part per row.
+"""Log-probabilities of tokens, for requests that ask for them: a ``RowFile``.
 
 decode writes the record of an id of an answer before the count that commits the id; prefill writes those of a prompt before its plan
-is done; the gateway reads both. Unlike a segment its space is not reserved: a row takes memory while somebody asks, and gives it
-back when it is free. It is not mapped either, so where the file system is full a write raises, and its request fails alone.
-
-A record belongs to the generation that its row has; who reads checks that after reading.
+is done; the gateway reads both. A record belongs to the generation that its row has; who reads checks that after reading.
 """
 
-import ctypes
-import os
 from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import MissingError
+from .row_file import RowFile, whole_pages
 from .run_directory import RunDirectory
 
 MAX_ALTERNATIVES = 20
@@ -22,10 +17,7 @@ PROMPT, ANSWER = 0, 1  # parts of a row
 
 _NAME = "logprobs"
 _NUM_PARTS = 2
-_PAGE_BYTES = 4096
 _WORD_BYTES = 4
-_LIBC = ctypes.CDLL(None)
-_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 
 
 class Logprobs(NamedTuple):
@@ -58,55 +50,24 @@ class Logprobs(NamedTuple):
         return cls(words[:, 0].view(np.float32), words[:, 1], ids, np.ascontiguousarray(values).view(np.float32))
 
 
-class LogprobFile:
-    """The file, opened when it is first needed. Records of one request have the same number of alternatives, K."""
+class LogprobFile(RowFile):
+    """Records of one request have the same number of alternatives, K."""
 
     def __init__(self, run: RunDirectory, max_context: int, *, writable: bool) -> None:
-        self._path = run.segment_path(_NAME)
-        self._writable = writable
-        self._fd = -1
-        size = max_context * Logprobs.record_bytes(MAX_ALTERNATIVES)
-        self._part_bytes = -(-size // _PAGE_BYTES) * _PAGE_BYTES
-
-    def create(self) -> None:
-        """Make the file, empty. Raises: FileExistsError."""
-        os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._part_bytes = whole_pages(max_context * Logprobs.record_bytes(MAX_ALTERNATIVES))
+        super().__init__(run, _NAME, _NUM_PARTS * self._part_bytes, writable=writable)
 
     def write(self, row: int, part: int, first: int, logprobs: Logprobs) -> None:
         """Write the records of tokens [first, first + N) of a row's prompt or answer. Raises: OSError, ENOSPC."""
         data = logprobs.pack()
         num_bytes = len(data) // max(1, len(logprobs.own))
-        start = self._start(row, part) + first * num_bytes
-        while data:
-            written = os.pwrite(self._open(), data, start)
-            start, data = start + written, data[written:]
+        self.write_at(row, part * self._part_bytes + first * num_bytes, data)
 
     def read(self, row: int, part: int, first: int, last: int, num_alternatives: int) -> Logprobs:
         """Read the records of tokens [first, last). Raises: ValueError where they have not been written."""
         num_bytes = Logprobs.record_bytes(num_alternatives)
         wanted = (last - first) * num_bytes
-        data = os.pread(self._open(), wanted, self._start(row, part) + first * num_bytes)
+        data = self.read_at(row, part * self._part_bytes + first * num_bytes, wanted)
         if len(data) < wanted:
             raise ValueError(f"row {row} has no records of tokens {first} to {last}")
         return Logprobs.unpack(data, num_alternatives)
-
-    def release(self, row: int) -> None:
-        """Give the row's memory back. Nobody may be writing it. Best effort."""
-        start, size = self._start(row, 0), _NUM_PARTS * self._part_bytes
-        _LIBC.fallocate(self._open(), _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE, ctypes.c_longlong(start), ctypes.c_longlong(size))
-
-    def _start(self, row: int, part: int) -> int:
-        return (row * _NUM_PARTS + part) * self._part_bytes
-
-    def _open(self) -> int:
-        if self._fd < 0:
-            try:
-                self._fd = os.open(self._path, (os.O_RDWR if self._writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except FileNotFoundError:
-                raise MissingError(f"no file {self._path.name!r} in {self._path.parent}") from None
-        return self._fd

@@ -17,6 +17,7 @@ from .fence import fence
 from .logprob_file import LogprobFile
 from .run_directory import RunDirectory
 from .segment import Field, Layout, Segment
+from .vector_file import VectorFile
 from .versioned import VersionedBlob
 
 NUM_MEMBERS = 2  # conditional, companion
@@ -63,7 +64,8 @@ class SequenceTable:
     number of the decode actor + 1, or 0: none), ``num_pages`` [R, M], ``prefilled`` [R, M] (tokens) uint64;
     ``block_table`` [R, M, max_pages] uint32; ``prompt`` [R, M, max_context] int32;
     written by decode: ``counts`` [R] (generation << 32 | committed ids), ``ends`` [R] (generation << 32 | EndCode) uint64;
-    ``ids`` [R, max_context] int32. ``logprobs`` are those of ids and prompts, where somebody asks.
+    ``ids`` [R, max_context] int32. ``logprobs`` are those of ids and prompts, ``vectors`` are pooled from prompts, where
+    somebody asks.
     """
 
     def __init__(self, segment: Segment, run: RunDirectory) -> None:
@@ -84,6 +86,7 @@ class SequenceTable:
         self.ends: NDArray[np.uint64] = segment.field(fields.ends)
         self.ids: NDArray[np.int32] = segment.field(fields.ids)
         self.logprobs = LogprobFile(run, self.max_context, writable=segment.writable)
+        self.vectors = VectorFile(run, writable=segment.writable)
         self._generation = _word(fields.generation)
         self._phase = _word(fields.phases)
         self._owner = _word(fields.owners)
@@ -114,6 +117,7 @@ class SequenceTable:
         num_bytes = _Fields(geometry).layout.num_bytes
         table = cls(Segment.create(run.segment_path(_NAME), num_bytes, kind=_KIND, geometry=geometry), run)
         table.logprobs.create()
+        table.vectors.create()
         return table
 
     @classmethod
@@ -126,6 +130,7 @@ class SequenceTable:
         del self.generation, self.phases, self.owners, self.num_pages, self.prefilled, self.block_table, self.prompt
         del self.counts, self.ends, self.ids
         self.logprobs.close()
+        self.vectors.close()
         self._segment.close()
 
     def begin(self, row: int) -> int:
@@ -148,6 +153,7 @@ class SequenceTable:
         self._check_row(row)
         if phase == Phase.FREE:
             self.logprobs.release(row)
+            self.vectors.release(row)
         fence()
         self._segment.words[self._phase + row] = self._segment.words[self._generation + row] << 8 | phase
 

@@ -132,13 +132,13 @@ class Choice:
     @property
     def has_news(self) -> bool:
         """Return whether ``take`` gives text or the end. A prompt to be echoed has to be there first."""
-        if self._owes_echo and (self.request.first_text_s is None or (self._format is not None and self.first.prompt is None)):
+        if self._owes_echo and (self.request.first_text_s is None or (self._format is not None and self.first.findings.prompt is None)):
             return False
         return self.request.has_text or self.request.is_over
 
     def take(self) -> News:
         """Take what has come since the last call, when there is news."""
-        tokens, text, ids = self.request.take_tokens(), self.request.take(), self.request.take_ids()
+        tokens, text, ids = self.request.findings.take(), self.request.take(), self.request.take_ids()
         if tokens is not None:
             self.cumulative_logprob += float(tokens.logprobs.own.sum())
         if self._is_echo_alone:
@@ -168,8 +168,8 @@ class Choice:
         text, logprobs = news.text, None
         if news.has_echo and self._text_of is not None:
             text = self._text_of(self.request.spec.prompt_ids) + text
-            if self._format is not None and self.first.prompt is not None:
-                logprobs = self._format.prompt(self.first.prompt.likeliest(self._alternatives))
+            if self._format is not None and self.first.findings.prompt is not None:
+                logprobs = self._format.prompt(self.first.findings.prompt.likeliest(self._alternatives))
         if self._format is not None:
             answer = self._format.answer(news.tokens)
             logprobs = answer if logprobs is None else joined(logprobs, answer)

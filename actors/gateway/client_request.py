@@ -4,7 +4,7 @@ Messages may be lost, repeated and reordered; each command is sent again until i
 knows neither HTTP nor sockets nor clocks: messages leave through ``Link.send``, time comes in as an argument (monotonic seconds).
 
     SUBMITTED --Queued--> QUEUED --Granted--> FILLING --bytes written--> WAITING --Prepared or text--> STREAMING
-    any of them --last delta, Failed, cancel--> DELIVERED --Released or Unknown--> forgotten
+    any of them --last delta, Computed, Failed, cancel--> DELIVERED --Released or Unknown--> forgotten
 """
 
 import enum
@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from ...runtime.bus.messages import (
     Cancel,
+    Computed,
     Delivered,
     Delta,
     Failed,
@@ -32,8 +33,8 @@ from ...runtime.bus.messages import (
 )
 from ...runtime.errors import RequestError
 from ...shm.errors import StalePage, StaleRow
+from .findings import Findings, TokenReader
 from .flight import GatewayFlight
-from .token_table import Tokens
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ SETTLE_S = 1.0  # how long an answer that has all its text waits for the numbers
 MAX_PENDING_BYTES = 1 << 20
 CLIENT_GONE = 499  # never sent: no client is left to read it
 
-ControllerAnswer = Queued | Granted | Prepared | Failed | Released | Unknown
+ControllerAnswer = Queued | Granted | Prepared | Computed | Failed | Released | Unknown
 
 
 class MediaPool(Protocol):
@@ -54,13 +55,6 @@ class MediaPool(Protocol):
 
     def check(self, pages: Sequence[int], generations: Sequence[int]) -> None: ...
     def write_bytes(self, pages: Sequence[int], data: bytes) -> None: ...
-
-
-class TokenReader(Protocol):
-    """The part of ``TokenTable`` that requests need."""
-
-    def answer(self, row: int, generation: int, first: int, last: int, num_alternatives: int) -> Tokens: ...
-    def prompt(self, row: int, generation: int, num_alternatives: int) -> Tokens: ...
 
 
 class Link(NamedTuple):
@@ -110,9 +104,7 @@ class ClientRequest:
         self._pending = bytearray()
         self._ids: list[int] = []
         self._num_ids = 0
-        self.prompt: Tokens | None = None  # with log-probabilities, if asked for: there with the first text
-        self._tokens: list[Tokens] = []
-        self._num_read = 0  # tokens of the answer, with their log-probabilities
+        self.findings = Findings(spec, link.tokens)
         self._unanswered: ToController | None = None
         self._resend_s = RESEND_S
         self._resend_at_s = 0.0
@@ -156,11 +148,6 @@ class ClientRequest:
         ids, self._ids = self._ids, []
         return ids
 
-    def take_tokens(self) -> Tokens | None:
-        """Take the tokens that have come since the last call, with log-probabilities; None if there are none or none were asked for."""
-        parts, self._tokens = self._tokens, []
-        return Tokens.joined(parts) if parts else None
-
     def sent(self, num_tokens: int, now_s: float) -> None:
         """Note that the client has been sent the text of so many tokens."""
         if num_tokens and now_s >= self._sent_at_s:
@@ -201,6 +188,8 @@ class ClientRequest:
                 self._on_granted(message.runs, now_s)
             case Prepared():
                 self._on_prepared(message, now_s)
+            case Computed():
+                self._on_computed(message, now_s)
             case Failed():
                 self._on_failed(message, now_s)
             case Unknown() if self.stage is RequestStage.SUBMITTED:
@@ -260,6 +249,22 @@ class ClientRequest:
         if self._unsettled is not None and self._is_counted:
             self._settle(now_s)
 
+    def _on_computed(self, computed: Computed, now_s: float) -> None:
+        """Finish a request without an answer."""
+        try:
+            self.findings.read_computed(computed)
+        except StaleRow as error:
+            log.warning("%s: an outdated result is ignored: %s", self.spec.request_id, error)
+            return
+        except (OSError, ValueError) as error:
+            self._fail_internally(f"what its prefill has found out cannot be read: {error}", now_s)
+            return
+        self.num_prompt_tokens, self.num_cached_tokens = computed.num_prompt_tokens, computed.num_cached_tokens
+        if self.granted_s is None:
+            self.granted_s = now_s
+        self.finish, self.finished_s = "stop", now_s
+        self._deliver(now_s)
+
     def _on_failed(self, failed: Failed, now_s: float) -> None:
         self.error = RequestError(
             failed.message,
@@ -295,7 +300,7 @@ class ClientRequest:
             log.warning("%s: a gap of %d bytes in its text; all of it will come again", self.spec.request_id, -known)
             return
         try:
-            self._read_logprobs(delta)
+            self.findings.read(delta)
         except StaleRow as error:
             log.warning("%s: text of a row that it has lost: %s", self.spec.request_id, error)
             return
@@ -327,19 +332,6 @@ class ClientRequest:
         if (is_first or self._unsettled is not None) and not self._is_counted and not self.is_over:
             self._query(now_s)  # Prepared was lost, or is on its way
         self._wake()
-
-    def _read_logprobs(self, delta: Delta) -> None:
-        """Read the log-probabilities of the delta's tokens, if asked for, and with the first ones those of the prompt.
-
-        Raises: StaleRow; OSError and ValueError if they cannot be read.
-        """
-        asked = self.spec.sampling
-        if asked.prompt_logprobs is not None and self.prompt is None and delta.finish not in ("abort", "error"):
-            self.prompt = self._link.tokens.prompt(delta.row, delta.row_generation, asked.prompt_logprobs)
-        if asked.logprobs is not None and delta.token_index > self._num_read:
-            place = delta.row, delta.row_generation
-            self._tokens.append(self._link.tokens.answer(*place, self._num_read, delta.token_index, asked.logprobs))
-            self._num_read = delta.token_index
 
     def _begin_text(self, now_s: float) -> None:
         self.first_text_s = now_s

@@ -303,7 +303,7 @@ class Completions:
 
     def _of_prompt(self, choice: Choice, num_alternatives: int | None) -> dict[str, Any]:
         """Return the field ``prompt_logprobs`` if it was asked for."""
-        if num_alternatives is None or (prompt := choice.first.prompt) is None:
+        if num_alternatives is None or (prompt := choice.first.findings.prompt) is None:
             return {}
         return {"prompt_logprobs": prompt_logprobs(prompt.likeliest(num_alternatives), self._prompts.tokenizer)}
 

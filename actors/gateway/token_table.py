@@ -16,7 +16,7 @@ from ...shm.sequence_table import SequenceTable
 
 
 class Tokens(NamedTuple):
-    """Ids, int32 [N], and their log-probabilities, of N tokens; of a prompt N - 1: its first token has none."""
+    """Ids, int32 [N], and their log-probabilities, of N tokens; of a prompt those of its last ones: its first token has none."""
 
     ids: NDArray[np.int32]
     logprobs: Logprobs
@@ -48,14 +48,24 @@ class TokenTable:
         return Tokens(ids, logprobs)
 
     def prompt(self, row: int, generation: int, num_alternatives: int) -> Tokens:
-        """Return the tokens of the expanded prompt, whose log-probabilities are all there once decode has begun. Raises: as
-        ``answer``."""
+        """Return the tokens of the expanded prompt, whose log-probabilities are all there once it is prefilled: of all, or of so many
+        of the last as were asked for. Raises: as ``answer``."""
         table = self._table
-        length = decode_sequence_spec(table.read_spec(row, generation)).num_prompt_tokens
+        spec = decode_sequence_spec(table.read_spec(row, generation))
+        length, last = spec.num_prompt_tokens, spec.sampling.prompt_logprobs_last
         ids = table.prompt_ids(row, 0, length).copy()
-        logprobs = table.logprobs.read(row, PROMPT, 1, length, num_alternatives)
+        logprobs = table.logprobs.read(row, PROMPT, length - last if last else 1, length, num_alternatives)
         self._check(row, generation)
         return Tokens(ids, logprobs)
+
+    def vector(self, row: int, generation: int) -> NDArray[np.float64]:
+        """Return the vector pooled from the prompt, float64 [hidden size], once all of it is prefilled. Raises: StaleRow; ValueError
+        where there is none."""
+        table = self._table
+        spec = decode_sequence_spec(table.read_spec(row, generation))
+        vector = table.vectors.read(row, spec.num_prompt_tokens)
+        self._check(row, generation)
+        return vector / spec.num_prompt_tokens if spec.pooling == "mean" else vector
 
     def _check(self, row: int, generation: int) -> None:
         if self._table.generation[row] != generation:

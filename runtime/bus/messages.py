@@ -18,6 +18,7 @@ from ...schema.media import ItemShape, MediaKind, MediaOptions, MediaSpan
 from .sampling import Sampling
 
 FinishReason = Literal["stop", "length", "abort", "error", "grammar"]
+Pooling = Literal["last", "mean"]  # over the last hidden states of a prompt
 
 
 class Wire(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -49,13 +50,14 @@ class MediaItem(Record, frozen=True):
 
 class RequestSpec(Record, frozen=True):
     """A submitted request. ``prompt_ids`` holds one placeholder id per medium, in order; companion ids hold none. Caches serve a
-    request only what requests of the same ``salt`` have left in them. A request of lower ``priority`` goes first."""
+    request only what requests of the same ``salt`` have left in them. A request of lower ``priority`` goes first. ``pooling``: the
+    vector of the prompt that is asked for, None if none is."""
 
     request_id: str
     prompt_ids: list[int]
     items: list[MediaItem]
     sampling: Sampling
-    max_new_tokens: int | None  # None: up to the end of the context
+    max_new_tokens: int | None  # None: up to the end of the context; 0: no answer, only what prefill finds out about the prompt
     stop: list[str] = []
     ignore_eos: bool = False
     deadline_s: float = 0.0  # monotonic; 0 is none
@@ -66,6 +68,12 @@ class RequestSpec(Record, frozen=True):
     include_stop: bool = False  # the stop string that ends the answer is part of it
     priority: int = 0
     clamp_max_new_tokens: bool = False  # where they do not fit, as many as do
+    pooling: Pooling | None = None
+
+    @property
+    def is_prefill_only(self) -> bool:
+        """Return whether it has no answer, and never goes to decode."""
+        return self.max_new_tokens == 0
 
 
 PoolName = Literal["media", "patch", "embedding", "kv"]
@@ -99,6 +107,7 @@ class SequenceSpec(Record, frozen=True):
     deadline_s: float = 0.0  # monotonic; 0 is none
     stop_token_ids: list[int] = []
     include_stop: bool = False
+    pooling: Pooling | None = None
 
 
 # to any actor
@@ -175,6 +184,17 @@ class Prepared(Wire, frozen=True):
     num_cached_tokens: int = 0
 
 
+class Computed(Wire, frozen=True):
+    """The prompt of a request without an answer is prefilled, and what it asks for lies in its row. Answer Delivered."""
+
+    epoch: int
+    key: int
+    row: int
+    row_generation: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
 class Failed(Wire, frozen=True):
     """The request was refused, or failed after it was accepted. Answer Delivered."""
 
@@ -216,7 +236,7 @@ class Cleared(Wire, frozen=True):
     pools: list[ClearedPool]
 
 
-ToActor = Welcome | Run | Admit | Drop | Granted | Queued | Prepared | Failed | Released | Unknown | Cleared
+ToActor = Welcome | Run | Admit | Drop | Granted | Queued | Prepared | Computed | Failed | Released | Unknown | Cleared
 
 
 # to controller
@@ -328,7 +348,8 @@ class Delivered(Wire, frozen=True):
 
 
 class Query(Wire, frozen=True):
-    """gateway: ask for a request's state. Answered with Queued, Granted, Prepared, Failed, Released or Unknown."""
+    """gateway: ask for a request's state. Answered with Queued, Granted, Prepared, Computed, Failed, Released or
+    Unknown."""
 
     generation: int
     key: int

@@ -23,6 +23,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
     logprobs: int | None = None  # so many alternatives of each token of the answer, beside its own; None: none at all
     prompt_logprobs: int | None = None  # likewise of the prompt
+    prompt_logprobs_last: int = 0  # of so many of its last tokens alone; 0: of all
 
     @property
     def has_penalties(self) -> bool:

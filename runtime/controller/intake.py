@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ...schema.media import ItemShape, MediaSpan, SegmentShape
 from ...schema.rows import Phase
-from ..bus.messages import Failed, Granted, Prepared, Queued, Released, RequestSpec, SequenceSpec, ToActor, Unknown, encode
+from ..bus.messages import Computed, Failed, Granted, Prepared, Queued, Released, RequestSpec, SequenceSpec, ToActor, Unknown, encode
 from ..errors import RequestError
 from .effects import BeginRow, WriteSpec
 from .embedding_tracker import EmbeddingTracker, lay_out
@@ -204,6 +204,7 @@ def prepare(state: ControllerState, request: Request) -> None:
                 deadline_s=spec.deadline_s,
                 stop_token_ids=spec.stop_token_ids,
                 include_stop=spec.include_stop,
+                pooling=spec.pooling,
             )
         )
         _fits("the request's description", len(encoded), limits.max_spec_bytes)
@@ -327,6 +328,8 @@ def _answer(state: ControllerState, key: int, position: dict[int, int]) -> ToAct
         return Queued(state.epoch, key, position[key])
     if request.record.prepared:
         known = request.record.num_cached_tokens if request.keys else 0
+        if request.is_computed:
+            return Computed(state.epoch, key, *request.key_in_table, request.lengths[0], known or 0)
         return Prepared(state.epoch, key, request.lengths[0], -1 if known is None else known)
     return Granted(state.epoch, key, [item.source for item in request.record.items])
 

@@ -267,6 +267,4 @@ def admit_to_decode(state: ControllerState) -> None:
 
 
 def _is_prepared(request: Request) -> bool:
-    if request.phase != Phase.PREPARE or not request.has_kv or request.prefill_plan is not None:
-        return False
-    return request.counts_known and request.is_prefilled
+    return request.phase == Phase.PREPARE and not request.spec.is_prefill_only and request.is_ready

@@ -83,7 +83,7 @@ def needed_stages(request: Request) -> frozenset[str]:
         return frozenset({"decode", "detokenizer"})
     if not request.record.prepared:
         return _needed_by_new(request.spec)
-    needed = {"decode", "detokenizer"}
+    needed = _needed_by_answer(request.spec)
     if any(request.targets) and not (request.has_kv and request.is_prefilled):
         needed.add("prefill")
     for _, segment in request.record.segments():
@@ -95,12 +95,16 @@ def needed_stages(request: Request) -> frozenset[str]:
 
 
 def _needed_by_new(spec: RequestSpec) -> frozenset[str]:
-    needed = {"decode", "detokenizer"}
+    needed = _needed_by_answer(spec)
     if spec.items:
         needed |= MEDIA_STAGES
-    if spec.items or len(spec.prompt_ids) > 1 or len(spec.companion_ids or ()) > 1:
+    if spec.items or spec.is_prefill_only or len(spec.prompt_ids) > 1 or len(spec.companion_ids or ()) > 1:
         needed.add("prefill")
     return frozenset(needed)
+
+
+def _needed_by_answer(spec: RequestSpec) -> set[str]:
+    return set() if spec.is_prefill_only else {"decode", "detokenizer"}
 
 
 def _outage_of(state: ControllerState, needed: Container[str]) -> Outage | None:

@@ -80,6 +80,10 @@ class PageKeys:
         """Number of tokens known: the prompt and generated ones."""
         return len(self._ids)
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._num_prompt
+
     def extend(self, ids: Sequence[int]) -> None:
         """Append generated ids."""
         self._ids.extend(ids)

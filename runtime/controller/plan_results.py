@@ -60,6 +60,8 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
         name_pages(state, request)
         if isinstance(plan, Load) and request.has_kv and not request.ending:
             note_hits(state, request)
+        if request.is_computed:
+            state.ask(request.key, request.gateway_generation)
     for request in inflight.requests:
         settle(state, request)
 

@@ -49,14 +49,20 @@ def learn_ids(request: Request, ids: Sequence[int]) -> None:
 
 
 def find_hits(state: ControllerState, request: Request) -> Hits:
-    """Return the pages that a row without KV pages would be given from the cache: none to a member whose prompt's log-probabilities
-    are asked for, since they come from computing it."""
+    """Return the pages that a row without KV pages would be given from the cache."""
     cache = state.pools["kv"].cache
-    return [[] if _must_compute(request, at) else cache.find_leading(k.leading(k.num_tokens - 1)) for at, k in enumerate(request.keys)]
+    return [cache.find_leading(keys.leading(_num_reusable(request, member))) for member, keys in enumerate(request.keys)]
 
 
-def _must_compute(request: Request, member: int) -> bool:
-    return member == 0 and request.spec.sampling.prompt_logprobs is not None
+def _num_reusable(request: Request, member: int) -> int:
+    """Return how many of a member's leading tokens need not be computed: all but the last, except those from which log-probabilities
+    of the prompt or the mean of its hidden states are to come."""
+    keys, sampling = request.keys[member], request.spec.sampling
+    if member == 0 and request.spec.pooling == "mean":
+        return 0
+    if member == 0 and sampling.prompt_logprobs is not None:
+        return max(0, keys.num_prompt_tokens - 1 - sampling.prompt_logprobs_last) if sampling.prompt_logprobs_last else 0
+    return keys.num_tokens - 1
 
 
 class PagesToCome:
@@ -82,7 +88,7 @@ class PagesToCome:
         """Return whether a row ahead is about to fill the page behind these hits, of some member."""
         for member, (keys, pages) in enumerate(zip(request.keys, hits, strict=True)):
             place = len(pages)
-            if _must_compute(request, member) or (place + 1) * self._page_tokens >= keys.num_tokens:
+            if (place + 1) * self._page_tokens > _num_reusable(request, member):
                 continue
             key = keys.at(place)
             rank = None if key is None else self._filled_at(place, awaits_media(request)).get(key)
@@ -159,8 +165,8 @@ def chunks_to_load(state: ControllerState, request: Request) -> list[LoadChunk]:
     for member, keys in enumerate(request.keys):
         first = request.num_named[member]
         start = first * page_tokens
-        if request.prefilled[member] == start and not _must_compute(request, member):
-            names = keys.up_to(keys.num_tokens - 1, first)[:PAGES_AT_ONCE]
+        if request.prefilled[member] == start:
+            names = keys.up_to(_num_reusable(request, member), first)[:PAGES_AT_ONCE]
             slots = state.saved["kv"].find_leading(names)
             if slots:
                 end = start + len(slots) * page_tokens

@@ -325,11 +325,21 @@ class Request:
 
     @property
     def targets(self) -> Lengths:
-        return prefill_targets(self.lengths, self.committed)
+        return self.lengths if self.spec.pooling is not None else prefill_targets(self.lengths, self.committed)
 
     @property
     def is_prefilled(self) -> bool:
         return is_prefilled(self.prefilled, self.targets)
+
+    @property
+    def is_computed(self) -> bool:
+        """True if it has no answer, and what it asks for lies in its row."""
+        return self.spec.is_prefill_only and self.record.prepared and self.is_ready
+
+    @property
+    def is_ready(self) -> bool:
+        """True if its prompts are prefilled, and no plan writes its KV pages."""
+        return self.can_prefill and self.is_prefilled and self.prefill_plan is None
 
     @property
     def is_finished(self) -> bool:

@@ -13,7 +13,7 @@ from mmrt.models.architecture import ModelConfig
 from mmrt.models.lm.decoder import AfterLayer, Chunk, Decoder
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.sampling.sampler import CpuSampler
-from mmrt.runtime.bus.messages import Done, PageRun, SequenceSpec, encode
+from mmrt.runtime.bus.messages import Done, PageRun, Pooling, SequenceSpec, encode
 from mmrt.runtime.bus.plans import EmbeddingSpan, Prefill, PrefillChunk
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
@@ -125,6 +125,7 @@ class Bench:
         ignore_eos: bool = True,
         deadline_s: float = 0.0,
         stop_token_ids: Sequence[int] = (),
+        pooling: Pooling | None = None,
     ) -> Row:
         """A prepared row without pages."""
         generation = self.table.begin(row)
@@ -144,6 +145,7 @@ class Bench:
             gateway_generation=1,
             deadline_s=deadline_s,
             stop_token_ids=list(stop_token_ids),
+            pooling=pooling,
         )
         self.table.write_spec(row, encode(spec))
         self.table.set_phase(row, Phase.PREPARE)
@@ -163,11 +165,11 @@ class Bench:
                 self.grant(row, *((0,) * member), pages)
 
     def prefill(self, row: Row, chunk: int = MAX_CONTEXT, spans: Sequence[EmbeddingSpan] = ()) -> None:
-        """Prefill both members but for their last token, in chunks, over what was committed too."""
+        """Prefill both members but for their last token, unless it counts in a vector, in chunks, over what was committed too."""
         committed = self.table.committed(*row.place)
         spec = row.spec
         for member, length in enumerate((spec.num_prompt_tokens, spec.num_companion_tokens)):
-            target = length + committed - 1 if length else 0
+            target = length + committed - (spec.pooling is None) if length else 0
             for start in range(0, target, chunk):
                 end = min(start + chunk, target)
                 parts = [part for span in spans if not member and (part := clip(span, start, end))]

@@ -12,9 +12,10 @@ from mmrt.actors.prefill import PrefillWorker
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.lm.decoder import AfterLayer, Chunk
 from mmrt.models.lm.language_model import LanguageModel
-from mmrt.runtime.bus.messages import Done
+from mmrt.runtime.bus.messages import Done, Pooling
 from mmrt.runtime.bus.plans import Prefill, PrefillChunk
 from mmrt.runtime.bus.sampling import Sampling
+from mmrt.schema.rows import Phase
 from mmrt.shm.errors import StalePage
 from mmrt.shm.logprob_file import PROMPT
 from mmrt.shm.run_directory import RunDirectory
@@ -88,6 +89,47 @@ def test_log_probabilities_of_a_prompt(bench: Bench, chunk: int) -> None:
         assert found.rank[index] == 1 + int((expected > expected[ids[index + 1]]).sum())
     with pytest.raises(ValueError, match="no records"):
         bench.table.logprobs.read(4, PROMPT, 1, 20, 2)
+
+
+def test_log_probabilities_of_the_last_tokens_alone(bench: Bench) -> None:
+    """Those of all, as far as they are asked for, wherever chunks begin."""
+    ids = bench.ids(60)
+    whole = bench.place(ids, row=0, max_new_tokens=1, sampling=Sampling(prompt_logprobs=1))
+    bench.grant_all(whole)
+    bench.prefill(whole)
+    expected = bench.table.logprobs.read(0, PROMPT, 1, 60, 1)
+    for chunk in (200, 59, 57, 16, 1):
+        row = bench.place(ids, row=1, max_new_tokens=1, sampling=Sampling(prompt_logprobs=1, prompt_logprobs_last=4))
+        bench.grant_all(row)
+        bench.prefill(row, chunk)
+        np.testing.assert_allclose(bench.table.logprobs.read(1, PROMPT, 56, 60, 1).own, expected.own[55:], atol=1e-4)
+        bench.table.set_phase(1, Phase.FREE)
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_vectors(bench: Bench, pooling: Pooling) -> None:
+    """In any chunks, beside a row without, and when a chunk is computed again after its vector was written: that prefill was killed
+    before it could say so."""
+    prompt = bench.ids(70)
+    media, rows = bench.image(9, 14, 14)
+    found = []
+    for index, step in enumerate((200, 7, 33)):
+        row, silent = bench.place(prompt, row=index, spans=[media], pooling=pooling), bench.place(bench.ids(3), row=5)
+        for one in (row, silent):
+            bench.grant_all(one)
+            bench.prefill(one, step, [rows] if one is row else [])
+        again = PrefillChunk(index, row.generation, 0, (69 // step) * step, 70, [])
+        if again.start >= 58:  # behind the picture
+            assert bench.worker.execute(Prefill([again])) == Done()
+        found.append(bench.table.vectors.read(index, 70))
+        with pytest.raises(ValueError, match="row 5 has no vector of 3 tokens"):
+            bench.table.vectors.read(5, 3)
+        bench.table.set_phase(5, Phase.FREE)
+    chunk = bench.worker._chunk(PrefillChunk(0, 1, 0, 0, 70, [rows]))
+    (states,) = bench.model.prefill([chunk], [0])
+    expected = states[-1] if pooling == "last" else states.sum(0)
+    for vector in found:
+        np.testing.assert_allclose(vector, expected.numpy(), atol=1e-3, rtol=1e-4)
 
 
 def test_positions_behind_an_image_go_on_after_the_prompt(run: RunDirectory, tiny: tuple[ModelConfig, Weights]) -> None:

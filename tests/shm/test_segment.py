@@ -112,7 +112,7 @@ def test_no_descriptor_and_no_mapping_is_left(run):
         table = SequenceTable.create(run, 2, 8, 2)
         pool.close()
         table.close()
-        for name in ("sequences", "logprobs"):
+        for name in ("sequences", "logprobs", "vectors"):
             run.segment_path(name).unlink()
         del view
     assert held() == before

@@ -39,7 +39,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @initialize()
     def create(self):
-        for name in ("sequences", "logprobs"):
+        for name in ("sequences", "logprobs", "vectors"):
             self.run.segment_path(name).unlink(missing_ok=True)
         self.controller = SequenceTable.create(self.run, ROWS, CONTEXT, PAGES, max_spec_bytes=40, max_state_bytes=40)
         self.decode = SequenceTable.attach(self.run)

@@ -71,8 +71,8 @@ def _shortest(spec: RequestSpec) -> Lengths:
 
 
 def check_lengths(spec: RequestSpec, lengths: Lengths, limits: Limits) -> int:
-    """Return how many new tokens a row of these lengths may have. Raises RequestError naming tokens and limit, unless the request
-    takes fewer."""
+    """Return how many new tokens a row of these lengths may have: one, if it is to have none. Raises RequestError naming tokens and
+    limit, unless the request takes fewer."""
     for name, length in zip(("the prompt", "the negative prompt"), lengths, strict=False):
         if length + 1 > limits.max_context:
             raise RequestError(
@@ -80,7 +80,7 @@ def check_lengths(spec: RequestSpec, lengths: Lengths, limits: Limits) -> int:
                 param="messages",
             )
     room = limits.max_context - max(lengths)
-    wanted = spec.max_new_tokens
+    wanted = 1 if spec.is_prefill_only else spec.max_new_tokens
     if wanted is not None and wanted <= room and sum(limit_pages(lengths, wanted, limits.kv_page_tokens)) <= limits.num_kv_pages:
         return wanted
     fitting = fitting_new_tokens(lengths, limits.num_kv_pages, limits.kv_page_tokens)

@@ -698,7 +698,8 @@ def test_refusals_are_no_finished_requests(stage: Any, status: int, refused: int
 def test_metrics_count_prompts_of_aborted_requests_and_a_gap_for_each_token() -> None:
     metrics = Metrics("tiny", StatsSnapshot, lambda: dict.fromkeys(ACTORS, 1))
     gone = RequestError("gone", status=CLIENT_GONE)
-    request = ClientRequest(1, RequestSpec("r", [1, 2, 3], [], Sampling(), 4), [], lambda: None, cast(Link, None), 0.0)
+    link = cast(Link, SimpleNamespace(tokens=None))
+    request = ClientRequest(1, RequestSpec("r", [1, 2, 3], [], Sampling(), 4), [], lambda: None, link, 0.0)
     request.error = gone
     metrics.on_over([request], 3, 1.0)
     assert b"\nmmrt_prompt_tokens_total 0.0" in metrics.render(), "nothing was done for it"

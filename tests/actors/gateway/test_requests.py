@@ -424,19 +424,19 @@ def test_fail_all_ends_what_is_running(desk: Desk) -> None:
 def test_log_probabilities_are_read_up_to_each_delta_once(desk: Desk) -> None:
     request = desk.submit([], sampling=Sampling(logprobs=2, prompt_logprobs=1))
     desk.answer(Prepared(1, request.key, 3))
-    assert request.prompt is None and request.take_tokens() is None
+    assert request.findings.prompt is None and request.findings.take() is None
     desk.text(request, 0, "ab", 2)
-    assert request.prompt is not None and request.prompt.logprobs.ids.shape == (3, 1)
-    first = request.take_tokens()
+    assert request.findings.prompt is not None and request.findings.prompt.logprobs.ids.shape == (3, 1)
+    first = request.findings.take()
     assert first is not None and first.ids.tolist() == [0, 1] and first.logprobs.ids.shape == (2, 2)
     desk.text(request, 0, "ab", 2)  # a new detokenizer begins anew
-    assert request.take_tokens() is None
+    assert request.findings.take() is None
     for offset, text, num_tokens in ((0, "abc", 4), (3, "d", 5)):
         desk.text(request, offset, text, num_tokens)
-    rest = request.take_tokens()
+    rest = request.findings.take()
     assert rest is not None and rest.ids.tolist() == [2, 3, 4]
     desk.text(request, 4, "", 6, "stop")
-    assert request.finish == "stop" and [t.ids.tolist() for t in [request.take_tokens()] if t is not None] == [[5]]
+    assert request.finish == "stop" and [t.ids.tolist() for t in [request.findings.take()] if t is not None] == [[5]]
 
 
 def test_text_of_a_row_that_is_another_s_by_now_is_dropped(desk: Desk) -> None:

@@ -39,7 +39,8 @@ def check_touched(state: ControllerState) -> None:
         is_analysed = record.filled and all(item.shape is not None for item in record.items)
         has_ended = request.is_finished and not record.evicting
         is_ready = request.has_kv and not request.plans and request.counts_known and request.is_prefilled
-        to_do = has_ended or is_ready or is_analysed and not record.prepared and request.failure is None
+        goes_to_decode = is_ready and not request.spec.is_prefill_only
+        to_do = has_ended or goes_to_decode or is_analysed and not record.prepared and request.failure is None
         assert not to_do or id(request) in touched, f"nobody looks at {request}"
 
 

@@ -185,6 +185,7 @@ class World:
         self.wanted: dict[int, Wanted] = {}
         self.gateway: dict[int, AtGateway] = {}
         self.outcomes: dict[int, str] = {}
+        self.computed: dict[tuple[int, int], set[int]] = {}  # tokens of which prefill has had hidden states, by row and generation
         self.num_crashes = self.num_preempted = self.num_evicted = self.num_cached = self.num_loaded = self.num_loaded_segments = 0
 
     # ------------------------------------------------------------------------------------------------ plumbing
@@ -360,7 +361,9 @@ class World:
         for request in state.rows:
             if request is None or request.ending:
                 continue
-            assert request.spec.sampling.prompt_logprobs is None or not request.num_cached[0], "cached pages have no logits"
+            sampling = request.spec.sampling
+            is_asked_for_all = sampling.prompt_logprobs is not None and not sampling.prompt_logprobs_last
+            assert not is_asked_for_all or not request.num_cached[0], "cached pages have no logits"
             patch: set[int] = set()
             embedding: set[int] = set()
             for index, item in enumerate(request.record.items):
@@ -584,7 +587,8 @@ class World:
         era = self.era(chunk.row)
         values = self.kv.values(self.wanted[spec.key].spec, spec, chunk.member, tokens, era)
         pages = self.table.pages(chunk.row, chunk.member).tolist()
-        assert chunk.end <= len(tokens) - 1, "the last token is decode's"
+        assert chunk.end <= len(tokens) - (spec.pooling is None), "the last token is decode's"
+        self.computed.setdefault((chunk.row, generation), set()).update(range(chunk.start, chunk.end))
         media = {}
         for span in chunk.spans:
             self.check_run("embedding", span.source)
@@ -720,6 +724,8 @@ class World:
 
     def join(self, process: Process, row: int, generation: int) -> None:
         if self.table.end(row, generation) == EndCode.NONE:
+            key = m.decode_sequence_spec(self.table.read_spec(row, generation)).key
+            assert not self.wanted[key].spec.is_prefill_only, "decode runs a row that has no answer"
             process.members[row] = generation
 
     def decode_turn(self, name: str, process: Process) -> None:
@@ -849,6 +855,20 @@ class World:
                 request.state = "granted"
         elif isinstance(message, m.Prepared):
             request.state = "prepared"
+        elif isinstance(message, m.Computed):
+            self.check_computed(request.wanted.spec, message)
+            request.outcome, request.sent_s = "finished", -9.0
+
+    def check_computed(self, spec: m.RequestSpec, message: m.Computed) -> None:
+        """The row has had all hidden states that the request asks for."""
+        assert spec.is_prefill_only
+        length, last = message.num_prompt_tokens, spec.sampling.prompt_logprobs_last
+        needed = set()
+        if spec.sampling.prompt_logprobs is not None:
+            needed |= {*range(length - 1 - last if last else 0, length - 1)}
+        if spec.pooling is not None:
+            needed |= {*range(0 if spec.pooling == "mean" else length - 1, length)}
+        assert needed <= self.computed.get((message.row, message.row_generation), set())
 
     def fill(self, key: int, request: AtGateway) -> None:
         """Nobody takes pages from the gateway before it has answered Delivered or Cancel."""
@@ -941,7 +961,15 @@ def make_request(rng: random.Random, key: int, now: float, crowded: bool, earlie
     max_new = rng.choice((20, 25)) if crowded else rng.choice((1, 3, 10, 30, None))
     deadline_s = now + rng.uniform(0.1, 8) if not crowded and rng.random() < 0.1 else 0.0
     sampling = m.Sampling(prompt_logprobs=0 if rng.random() < 0.1 else None)
-    spec = m.RequestSpec(str(key), ids, items, sampling, max_new, companion_ids=companion, deadline_s=deadline_s, salt=salt)
+    pooling: m.Pooling | None = None
+    dice = random.Random(f"{key} {ids}")
+    if companion is None and dice.random() < 0.15:  # no answer
+        max_new, pooling = 0, dice.choice((None, "last", "mean"))
+        last = dice.randint(0, len(ids) - 1)
+        sampling = m.Sampling(prompt_logprobs=0, prompt_logprobs_last=last) if pooling is None else m.Sampling()
+    spec = m.RequestSpec(
+        str(key), ids, items, sampling, max_new, companion_ids=companion, deadline_s=deadline_s, salt=salt, pooling=pooling
+    )
     return Wanted(
         key,
         spec,
@@ -997,8 +1025,8 @@ def kills(wanted: Wanted) -> bool:
         case "segment":
             return any(len(shape.segments) > 1 for shape in wanted.shapes)
         case "prefill":
-            return bool(wanted.shapes) or max(lengths) > 1
-    return wanted.poison == "decode"
+            return bool(wanted.shapes) or max(lengths) > 1 or wanted.spec.pooling is not None
+    return wanted.poison == "decode" and not wanted.spec.is_prefill_only
 
 
 def check_outcome(world: World, wanted: Wanted) -> None:
