@@ -9,7 +9,7 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from ...runtime.config import ServerSection
 from ...runtime.errors import ConfigError
 from .cache_keys import key_salt, tenant_salt
-from .choices import Choice, error_of, usage_of
+from .choices import Usage
 from .key_file import ApiKey, digest_of, read_keys
 from .quotas import Quota
 from .secret_files import LOOK_S, FileWatch
@@ -47,10 +47,9 @@ def salt_of(http: web.Request, cache_salt: str | None) -> bytes:
     return tenant_salt(cache_salt, http[CLIENT].key.salt if CLIENT in http else b"")
 
 
-def spend_tokens(http: web.Request, choices: Sequence[Choice]) -> None:
-    """Count the tokens of a request that has ended. One that failed before its first token costs none."""
-    usage = usage_of(choices)
-    if CLIENT in http and (usage.completion_tokens or error_of(choices) is None):
+def spend_tokens(http: web.Request, usage: Usage) -> None:
+    """Count the tokens of a request that has ended."""
+    if CLIENT in http:
         http[CLIENT].quota.spend(usage.prompt_tokens, usage.completion_tokens, time.monotonic())
 
 

@@ -9,28 +9,30 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from ...models.text.tool_calls import CallReader
-from ...runtime.bus.messages import MediaItem, RequestSpec
+from ...runtime.bus.messages import RequestSpec
 from ...runtime.config import ServerSection
 from ...runtime.errors import RequestError
 from .answer_format import AnswerFormat, WrittenAnswer
 from .api_keys import salt_of, spend_tokens
 from .bodies import BodyReader
-from .choices import Choice, best_of, error_of, specs_of, usage_of
+from .choices import Choice, Usage, best_of, error_of, specs_of, usage_of
 from .fetch.client import FetchClient
 from .fetch.remote_media import RemoteMedia
 from .grammar_checks import GrammarChecks
 from .logprobs import ChatLogprobs, TextLogprobs, prompt_logprobs
 from .media import Medium
 from .metrics import Metrics
+from .prefills import Found, PrefillRequest, Prefills
 from .prompt import Prompt, PromptBuilder
 from .request_log import PROBLEM, REQUEST_ID
 from .requests import RequestRegistry
@@ -46,7 +48,9 @@ log = logging.getLogger(__name__)
 DRAIN_RETRY_S = 5
 
 _Asked = ChatRequest | TextRequest
+_Body = TypeVar("_Body")
 Read = Callable[[bytearray, Limits], _Asked]
+ReadPrefill = Callable[[bytearray, Limits, PromptBuilder], PrefillRequest]
 
 
 def shutting_down() -> RequestError:
@@ -80,6 +84,7 @@ class Completions:
         self._tracing = tracing
         self.bodies = BodyReader(server.max_body_mib << 20, lambda: registry.num_media_bytes)
         self._remote = RemoteMedia(fetches, limits.media, self.bodies.hold)
+        self._prefills = Prefills(registry, metrics, server, tracing)
         self._threads_of_answers = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._streams: set[Stream] = set()
         self.num_open = 0
@@ -118,38 +123,70 @@ class Completions:
     async def count(self, http: web.Request, read: Read) -> int:
         """Return the number of tokens of a prompt. Its media are analysed, which needs the run's stages; nothing else is computed.
         Raises: as ``chat``."""
-        self._check_open()
-        self.num_open += 1
-        try:
+        with self._counted():
             asked, prompt = await self.bodies.read(http, partial(self._parse, read))
-            asked = await self._remote.fill(asked)
+            asked = await self._fetched(asked)
             return await self._count(http, asked, prompt) if _media_of(asked) else len(prompt.ids)
-        finally:
-            self.num_open -= 1
 
     async def answer(self, http: web.Request, read: Read, format: AnswerFormat) -> web.StreamResponse:
         """Answer a request for work that ``read`` validates, in this format. Raises: as ``chat``."""
-        self._check_open()
-        self.num_open += 1
-        try:
-            try:
-                asked, prompt = await self.bodies.read(http, partial(self._parse, read))
+        return await self._receive(http, lambda: self.bodies.read(http, partial(self._parse, read)), format)
+
+    async def _receive(
+        self, http: web.Request, receive: Callable[[], Awaitable[tuple[_Asked, Prompt]]], format: AnswerFormat
+    ) -> web.StreamResponse:
+        with self._counted():
+            with self._refusals_counted():
+                asked, prompt = await receive()
                 if (form := asked.generation.grammar) is not None:
                     if form.part is not None:
                         await self._grammars.compile(form.part.source, form.part.field)
                     prompt = prompt.with_grammar(await self._grammars.compile(form.source, form.field))
                 asked = await self._fetched(asked)
-            except RequestError as error:
-                self._metrics.on_rejected(error)
-                raise
             return await self._answer(http, asked, prompt, format)
+
+    async def find(self, http: web.Request, id_prefix: str, read: ReadPrefill) -> tuple[list[Found], Usage]:
+        """Find something out about prompts without answering them. ``id_prefix``: of the request's id. Raises: as ``chat``."""
+        with self._counted():
+            with self._refusals_counted():
+                asked = await self.bodies.read(http, lambda body: read(body, self._limits, self._prompts))
+                asked = asked._replace(media=await self._fetched_media(asked.media))
+            if self.is_closed:
+                raise shutting_down()
+            try:
+                return await self._prefills.run(http, asked, f"{id_prefix}{secrets.token_hex(12)}")
+            except RequestError as error:
+                name_as_asked(error, asked.field_names)
+                raise
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count a request for work while it is open."""
+        self._check_open()
+        self.num_open += 1
+        try:
+            yield
         finally:
             self.num_open -= 1
 
+    @contextmanager
+    def _refusals_counted(self) -> Iterator[None]:
+        try:
+            yield
+        except RequestError as error:
+            self._metrics.on_rejected(error)
+            raise
+
     async def _fetched(self, asked: _Asked) -> _Asked:
         """Return the request with the media that are to be fetched. Raises: RequestError."""
-        began_s, filled = time.monotonic(), await self._remote.fill(asked)
-        if filled is not asked:
+        if not isinstance(asked, ChatRequest):
+            return asked
+        media = await self._fetched_media(asked.conversation.media)
+        return msgspec.structs.replace(asked, conversation=asked.conversation._replace(media=media))
+
+    async def _fetched_media(self, media: tuple[Medium, ...]) -> tuple[Medium, ...]:
+        began_s, filled = time.monotonic(), await self._remote.fill(media)
+        if filled is not media:
             self._metrics.on_fetched(time.monotonic() - began_s)
         return filled
 
@@ -163,12 +200,12 @@ class Completions:
         for stream in list(self._streams):
             reset(stream.transport)
 
-    def _parse(self, read: Read, body: bytearray) -> tuple[_Asked, Prompt]:
+    def _parse(self, read: Callable[[_Body, Limits], _Asked], body: _Body) -> tuple[_Asked, Prompt]:
         asked = read(body, self._limits)
         try:
             return asked, self._prompts.build(asked)
         except RequestError as error:
-            name_as_asked(error, asked)
+            name_as_asked(error, asked.field_names)
             raise
 
     # --------------------------------------------------------------------------------------------------------- answer
@@ -186,7 +223,7 @@ class Completions:
                 event.clear()
                 await event.wait()
             if request.error is not None:
-                name_as_asked(request.error, asked)
+                name_as_asked(request.error, asked.field_names)
                 raise request.error
             return request.prompt_tokens()
         finally:
@@ -197,9 +234,7 @@ class Completions:
         return RequestSpec(
             request_id=http[REQUEST_ID],
             prompt_ids=prompt.ids,
-            items=[
-                MediaItem(m.kind, len(m.data), m.mime, m.options, m.path, m.num_pixels, m.work, m.content) for m in _media_of(asked)
-            ],
+            items=[medium.item for medium in _media_of(asked)],
             sampling=prompt.sampling,
             max_new_tokens=None,
             stop=generation.stop,
@@ -236,14 +271,16 @@ class Completions:
                 return await self._stream(http, asked, choices, answer, event)
             return await self._whole(asked, choices, answer, event)
         except RequestError as error:
-            name_as_asked(error, asked)
+            name_as_asked(error, asked.field_names)
             raise
         finally:
             now_s = time.monotonic()
             for choice in choices:
                 choice.request.cancel(now_s)
-            self._metrics.on_over([choice.request for choice in choices], usage_of(choices).prompt_tokens, now_s)
-            spend_tokens(http, choices)
+            usage = usage_of(choices)
+            self._metrics.on_over([choice.request for choice in choices], usage.prompt_tokens, now_s)
+            if usage.completion_tokens or error_of(choices) is None:  # one that failed before its first token costs none
+                spend_tokens(http, usage)
 
     def _submit(
         self, asked: _Asked, spec: RequestSpec, number: int, media: Sequence[bytes], event: asyncio.Event, now_s: float

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pybase64
 
 from ...media import header
+from ...runtime.bus.messages import MediaItem
 from ...runtime.config import MediaSection
 from ...runtime.errors import RequestError
 from ...schema.media import MediaKind, MediaOptions
@@ -74,6 +75,11 @@ class Medium(NamedTuple):
     num_pixels: int = -1
     work: int = 0
     url: str = ""
+
+    @property
+    def item(self) -> MediaItem:
+        """The medium as the controller knows it."""
+        return MediaItem(self.kind, len(self.data), self.mime, self.options, self.path, self.num_pixels, self.work, self.content)
 
 
 class MediaIntake:
@@ -260,8 +266,12 @@ def _decode(text: str, start: int, path: str, limits: MediaSection) -> bytes:
         data = pybase64.b64decode(text[start:], validate=True)
     except ValueError:
         raise refuse(path, "is not valid base64 (line breaks and other signs, a wrong length or padding)") from None
-    if not data:
-        raise refuse(path, "is empty")
-    if len(data) > max_bytes:
-        raise refuse(path, f"has {len(data)} bytes, the limit is {max_bytes} (media.max_item_mib)", status=413)
+    _check_size(len(data), path, limits)
     return data
+
+
+def _check_size(num_bytes: int, path: str, limits: MediaSection) -> None:
+    if not num_bytes:
+        raise refuse(path, "is empty")
+    if num_bytes > (max_bytes := limits.max_item_mib << 20):
+        raise refuse(path, f"has {num_bytes} bytes, the limit is {max_bytes} (media.max_item_mib)", status=413)

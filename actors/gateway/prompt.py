@@ -4,6 +4,7 @@ Runs in the gateway, for long prompts in a thread of it. The only state is the l
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
@@ -46,6 +47,7 @@ class PromptBuilder:
         self._placeholders = {kind: model.placeholder_id(kind) for kind in model.media_kinds}
         self._sound_fences = model.audio_start_token_id, model.audio_end_token_id
         self._vocab_size = model.language.vocab_size
+        self._eos_ids = model.eos_token_ids
         self._max_context = max_context
 
     def build(self, request: ChatRequest | TextRequest) -> Prompt:
@@ -80,6 +82,31 @@ class PromptBuilder:
             answer = request.conversation.messages[-1:] if use.continues else ()
             companion_ids = self._encode(Conversation((Message("user", content), *answer), ()), use, options, "negative_prompt")
         return Prompt(ids, companion_ids, sampling)
+
+    def ids_of(self, conversation: Conversation, use: TemplateUse) -> list[int]:
+        """Build the token ids of a conversation alone. Raises: as ``build``."""
+        return self._encode(conversation, use, for_template(use.options, self._template.options), "messages")
+
+    def text_ids(self, text: str | list[int], field: str) -> list[int]:
+        """Build the token ids of a text without a template. Raises: as ``build``; ``field`` names it."""
+        return self._raw(text, field)
+
+    def answer_ids(self, text: str) -> list[int]:
+        """Return the ids of an answer to a prompt, with the token that ends it. Control tokens in it are text."""
+        guard = PromptGuard(self._tokenizer)
+        return [*guard.encode(guard.hide([text])[0]), self._end_of_answer]
+
+    @cached_property
+    def _end_of_answer(self) -> int:
+        """The token that the template puts behind an answer; where that is none that ends answers, the first that does."""
+        guard = PromptGuard(self._tokenizer)
+        messages = [{"role": "user", "content": "-"}, {"role": "assistant", "content": guard.mark}]
+        try:
+            rendered = self._template.render(messages, add_generation_prompt=False)
+        except TemplateRefusal:
+            return self._eos_ids[0]
+        first = self._tokenizer.encode(rendered.rpartition(guard.mark)[2])[:1]
+        return first[0] if first and first[0] in self._eos_ids else self._eos_ids[0]
 
     def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """Return the ids of each word at the start of a text and, where these differ in the first id alone, behind a space, as vLLM."""
@@ -141,7 +168,7 @@ class PromptBuilder:
             ids = text
         self._check_length(len(ids), field)
         if {*self._placeholders.values()} & {*ids}:
-            raise RequestError(f"{field}: media placeholders are not allowed in a prompt; use /v1/chat/completions", param=field)
+            raise RequestError(f"{field}: media placeholders are not allowed in a prompt; media belong in messages", param=field)
         return ids
 
     def _check_ids(self, ids: Sequence[int], field: str) -> None:

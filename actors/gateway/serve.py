@@ -101,6 +101,7 @@ def load_text_stack(actor: Actor) -> TextStack:
         weight_bytes=sum(file.stat().st_size for file in actor.model_path.glob("*.safetensors")),
         max_context=layout.max_context,
         max_choices=min(MAX_CHOICES, layout.num_rows),
+        hidden_size=model.language.hidden_size,
         sampling=model.sampling,
         media=actor.config.media,
         vision_rules=for_run(model, actor.config.media).vision_rules,

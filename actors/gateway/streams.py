@@ -9,7 +9,7 @@ import logging
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -30,10 +30,10 @@ WRITE_BYTES = 256 * 1024  # at once: a client must read so many in ``SLOW_READER
 LOOP_TOKENS = 256  # whose chunks are made in the loop, at most
 
 
-def name_as_asked(error: RequestError, asked: ChatRequest | TextRequest) -> None:
+def name_as_asked(error: RequestError, field_names: Mapping[str, str]) -> None:
     """Rename the field at fault from the controller's name to the request's."""
-    if error.param in asked.field_names:
-        name = asked.field_names[error.param]
+    if error.param is not None and error.param in field_names:
+        name = field_names[error.param]
         error.message, error.param = error.message.replace(f"{error.param}: ", f"{name}: ", 1), name
 
 
@@ -125,7 +125,7 @@ class Stream:
             frames = await self._frames([self._take(part, now_s) for part in list(self._open)])
             is_over = error is not None or not self._open
             if error is not None:
-                name_as_asked(error, self._asked)
+                name_as_asked(error, self._asked.field_names)
                 frames += self._chunks.error(error)
             elif is_over:
                 frames += self._chunks.end(usage_of(self._choices))

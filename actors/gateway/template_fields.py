@@ -41,10 +41,12 @@ def read_template_use(fields: Fields) -> TemplateUse:
     continues = fields.take_bool("continue_final_message")
     if opens and continues:
         raise refuse("continue_final_message", "is true, and so is add_generation_prompt; give one of them")
-    return TemplateUse(not continues and opens is not False, continues, _read_options(fields.take(OPTIONS, _OPTIONS)))
+    return TemplateUse(not continues and opens is not False, continues, read_options(fields))
 
 
-def _read_options(value: Any) -> dict[str, OptionValue]:
+def read_options(fields: Fields) -> dict[str, OptionValue]:
+    """Take the options of the template. Raises: RequestError."""
+    value = fields.take(OPTIONS, _OPTIONS)
     options = Fields({} if value is None else value, OPTIONS)
     if len(options.leftover) > MAX_OPTIONS:
         raise refuse(OPTIONS, f"has {len(options.leftover)} entries, the limit is {MAX_OPTIONS}")

@@ -52,6 +52,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int = 0
     max_context: int
     max_choices: int = MAX_CHOICES
+    hidden_size: int = 0  # of the language model
     sampling: SamplingDefaults = SamplingDefaults()
     media: MediaSection = MediaSection()
     vision_rules: VisionRules | None = None
@@ -226,13 +227,14 @@ def _read_ids(value: Any, path: str) -> list[int]:
 def _read_prompts(value: Any, max_prompts: int) -> list[str | list[int]]:
     """Read text or token ids, or a list of several of these."""
     if not (isinstance(value, list) and value and isinstance(value[0], str | list)):
-        return [_read_prompt(value, "prompt")]
+        return [read_prompt(value, "prompt")]
     if len(value) > max_prompts:
         raise refuse("prompt", f"has {len(value)} prompts, the limit with so many choices of each is {max_prompts}")
-    return [_read_prompt(one, f"prompt[{at}]" if len(value) > 1 else "prompt") for at, one in enumerate(value)]
+    return [read_prompt(one, f"prompt[{at}]" if len(value) > 1 else "prompt") for at, one in enumerate(value)]
 
 
-def _read_prompt(value: Any, path: str) -> str | list[int]:
+def read_prompt(value: Any, path: str) -> str | list[int]:
+    """Read a text or token ids, not empty. Raises: RequestError."""
     if not isinstance(value, str | list):
         raise refuse(path, f"expected a string or an array of token ids, got {kind_of(value)}")
     if not value:
@@ -298,6 +300,13 @@ def _most_with_logprobs(generation: Generation, num_prompts: int, max_context: i
         choices = f"{num_prompts * output.best_of} choices with {1 + (output.logprobs or 0)} log-probabilities a token"
         raise refuse(field, f"is {asked}, the limit is {most} for {choices} unless stream is true")
     return most
+
+
+def read_prefill_fields(fields: Fields, limits: Limits) -> tuple[int, str | None]:
+    """Take the fields common to requests that prefill answers, and return ``priority`` and ``cache_salt``. Raises: RequestError."""
+    check_model(fields, limits)
+    fields.take_str("user", MAX_USER_CHARS)
+    return fields.take_int("priority", -MAX_PRIORITY, MAX_PRIORITY) or 0, _read_cache_salt(fields)
 
 
 def check_grammar(generation: Generation) -> None:

@@ -1,5 +1,6 @@
 """Routes of the APIs beside OpenAI's, and the shape of their errors. Runs in the gateway's event loop; ``app`` adds them."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,9 +13,12 @@ from ....runtime.errors import RequestError
 from ..api_keys import salt_of
 from ..completions import Completions, Read
 from ..fields import refuse
+from ..request_log import REQUEST_ID
 from ..responses import error_body, json_response
 from ..validation import Limits
-from . import anthropic, anthropic_answer, ollama, ollama_answer
+from . import anthropic, anthropic_answer, decisions, embeddings, ollama, ollama_answer
+from .decisions import Decision
+from .embeddings import Embedding
 from .openai_responses import Exchange
 from .stored import StoredResponses
 
@@ -28,7 +32,12 @@ Route = tuple[str, str, Handler]
 
 def routes(completions: Completions, limits: Limits, created: int) -> list[Route]:
     """Return method, path and handler of each. ``created``: Unix time in seconds since which the model is served."""
-    return [*_of_responses(completions), *_of_messages(completions), *_of_ollama(completions, limits, created)]
+    return [
+        *_of_responses(completions),
+        *_of_prefill(completions, limits),
+        *_of_messages(completions),
+        *_of_ollama(completions, limits, created),
+    ]
 
 
 def _of_responses(completions: Completions) -> list[Route]:
@@ -67,6 +76,21 @@ def _of_responses(completions: Completions) -> list[Route]:
         ("GET", "/v1/responses/{id}", retrieve),
         ("DELETE", "/v1/responses/{id}", delete),
     ]
+
+
+def _of_prefill(completions: Completions, limits: Limits) -> list[Route]:
+    async def decide(http: web.Request) -> web.Response:
+        decision = Decision()
+        found, usage = await completions.find(http, decisions.ID_PREFIX, decision.read)
+        return json_response(decision.answer(http[REQUEST_ID], int(time.time()), limits.model_name, found, usage))
+
+    async def embed(http: web.Request) -> web.Response:
+        embedding = Embedding()
+        found, usage = await completions.find(http, embeddings.ID_PREFIX, embedding.read)
+        body = await asyncio.to_thread(embedding.answer, limits.model_name, found, usage)
+        return web.Response(body=body, content_type="application/json")
+
+    return [("POST", "/v1/embeddings", embed), ("POST", "/v1/decisions", decide)]
 
 
 def _of_messages(completions: Completions) -> list[Route]:

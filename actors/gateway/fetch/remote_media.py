@@ -3,20 +3,14 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
-
-import msgspec
 
 from ....runtime.config import MediaSection
 from ....runtime.errors import RequestError
 from ..bodies import OVERLOAD_RETRY_S, too_many_large
 from ..fields import refuse
 from ..media import Medium, fill
-from ..validation import ChatRequest, TextRequest
 from .client import FetchClient
 from .rules import FetchError
-
-T = TypeVar("T", bound=ChatRequest | TextRequest)
 
 
 class RemoteMedia:
@@ -28,23 +22,21 @@ class RemoteMedia:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="fetched")
         self._hold = hold
 
-    async def fill(self, asked: T) -> T:
-        """Return the request with all bytes of its media.
+    async def fill(self, media: tuple[Medium, ...]) -> tuple[Medium, ...]:
+        """Return the media of a request with all their bytes.
 
         Raises:
             RequestError: names the part's path: 4xx for a URL's fault, 503 or 500 for the server's.
         """
-        media = asked.conversation.media if isinstance(asked, ChatRequest) else ()
         remote = [medium for medium in media if medium.url]
-        if not remote or not isinstance(asked, ChatRequest):
-            return asked
+        if not remote:
+            return media
         sizes: list[int] = []
         loop = asyncio.get_running_loop()
         tasks = [loop.create_task(self._fetch(medium, sizes)) for medium in remote]
         try:
             fetched = await asyncio.gather(*tasks)
-            filled = await loop.run_in_executor(self._threads, fill, media, fetched, self._limits)
-            return msgspec.structs.replace(asked, conversation=asked.conversation._replace(media=filled))
+            return await loop.run_in_executor(self._threads, fill, media, fetched, self._limits)
         finally:
             for task in tasks:
                 task.cancel()

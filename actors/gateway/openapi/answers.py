@@ -70,6 +70,24 @@ TEXT = _completion(
     {},
 )
 
+_NUMBERS: Schema = {"anyOf": [array(NUMBER), STRING]}
+EMBEDDINGS = object_of(
+    object=constant("list"),
+    data=array(object_of(object=constant("embedding"), index=COUNT, embedding=_NUMBERS)),
+    model=STRING,
+    usage=_USAGE,
+)
+_VALUE: Schema = {"type": ["string", "boolean", "integer"]}
+_OPTION = object_of(value=_VALUE, text=STRING, probability=NUMBER, logprob=NUMBER, num_tokens=COUNT)
+_DECIDED = object_of(
+    {"mean": NUMBER},
+    name=STRING_OR_NULL,
+    type={"enum": ["choice", "boolean", "integer"]},
+    value=_VALUE,
+    probability=NUMBER,
+    options=array(_OPTION),
+)
+DECISIONS = object_of(id=STRING, object=constant("decisions"), created=INTEGER, model=STRING, answers=array(_DECIDED), usage=_USAGE)
 _PART = object_of(type=constant("output_text"), text=STRING, annotations=array(OBJECT), logprobs=array(OBJECT))
 _ITEM_STATUS: Schema = {"enum": ["completed", "incomplete"]}
 _SAID = object_of(type=constant("message"), id=STRING, status=_ITEM_STATUS, role=constant("assistant"), content=array(_PART))

@@ -1,5 +1,5 @@
-"""Valid bodies of all routes that take JSON. The first of a route is shown in the description; together they show every field and
-every type of object that the route's reader takes (``request_schema``).
+"""Valid bodies of all routes that take one. The first of a route is shown in the description if it is JSON; together they show every
+field and every type of object that the route's reader takes (``request_schema``).
 
 Functions of the media that the model takes, since a reader refuses the others.
 """
@@ -120,6 +120,26 @@ def responses(kinds: Kinds) -> list[Body]:
         {"input": "Hello!", "structured_outputs": {"choice": ["yes", "no"]}},
         *({"input": "Hello!", **form} for form in _forms()[:-1]),
     ]
+
+
+def embeddings(kinds: Kinds) -> list[Body]:
+    """Bodies of ``POST /v1/embeddings``."""
+    return [{"input": ["a red circle", "a blue square"]}, *({**body, "mm_processor_kwargs": {}} for body in _conversations(kinds))]
+
+
+def decisions(kinds: Kinds) -> list[Body]:
+    """Bodies of ``POST /v1/decisions``."""
+    questions = [
+        {"name": "colour", "question": "What colour is it?", "type": "choice", "options": ["Red.", "Green."]},
+        {"question": "Does it move?", "type": "boolean"},
+        {"question": "How many are there?", "type": "integer", "minimum": 0, "maximum": 9},
+    ]
+    others = [{**body, "questions": questions, "mm_processor_kwargs": {}} for body in _conversations(kinds)]
+    return [{"messages": [_HELLO], "questions": questions}, *others]
+
+
+def _conversations(kinds: Kinds) -> list[Body]:
+    return [{"messages": body["messages"]} for body in chat(kinds)[:2]]
 
 
 def messages(kinds: Kinds) -> list[Body]:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..apis import anthropic, ollama
+from ..apis.decisions import read_decisions
+from ..apis.embeddings import read_embeddings
 from ..apis.openai_responses import Exchange
 from ..apis.stored import StoredResponses
 from ..content import Conversation
@@ -16,7 +18,7 @@ from . import answers, examples
 
 EVENTS = "text/event-stream"
 LINES = "application/x-ndjson"
-METRICS = "text/plain"
+TEXT = "text/plain"
 
 
 class JsonBody(NamedTuple):
@@ -71,6 +73,14 @@ OPERATIONS = (
     ),
     Operation("GET", "/v1/responses/{id}", "OpenAI", "A kept response", answers.RESPONSE, statuses=(404,)),
     Operation("DELETE", "/v1/responses/{id}", "OpenAI", "Forget a kept response", answers.DELETED, statuses=(404,)),
+    Operation(
+        "POST", "/v1/embeddings", "OpenAI", "Vectors of texts, or of a conversation",
+        answers.EMBEDDINGS, JsonBody(read_embeddings, examples.embeddings), "", _WORK,
+    ),
+    Operation(
+        "POST", "/v1/decisions", "mmrt", "The probabilities of possible answers to questions about a conversation",
+        answers.DECISIONS, JsonBody(read_decisions, examples.decisions), "", _WORK,
+    ),
     Operation("GET", "/v1/models", "OpenAI", "List the served model", answers.MODELS),
     Operation("GET", "/v1/models/{model}", "OpenAI", "Describe the served model", answers.MODEL, statuses=(404,)),
     Operation(
@@ -107,6 +117,6 @@ OPERATIONS = (
     Operation("GET", "/health", "Server", "Whether the gateway answers", answers.STATUS, is_open=True),
     Operation("GET", "/ready", "Server", "Whether a request would be served", answers.READY, statuses=(503,), is_open=True),
     Operation("GET", "/version", "Server", "The version of mmrt", answers.VERSION),
-    Operation("GET", "/metrics", "Server", "Metrics for Prometheus", None, text=METRICS),
+    Operation("GET", "/metrics", "Server", "Metrics for Prometheus", None, text=TEXT),
     Operation("GET", "/openapi.json", "Server", "This description", OBJECT),
 )  # fmt: skip

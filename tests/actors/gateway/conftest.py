@@ -6,7 +6,7 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,6 +29,7 @@ from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.bus.messages import (
     Cancel,
+    Computed,
     Delivered,
     Delta,
     Failed,
@@ -66,7 +67,7 @@ from mmrt.shm.status import ActorState, ActorTable
 MODEL = "tiny"
 MAX_CONTEXT = 2048
 PAGE_BYTES = 4096
-NUM_ROWS = 8
+NUM_ROWS = 32
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>", "<|audio_pad|>", "<|audio_bos|>", "<|audio_eos|>"]
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -183,6 +184,20 @@ class Play:
         self._controller.push(Delta(self.key, generation, self.offset, self.num_tokens, data, finish, ids, self.row, stop))
         self.offset += len(data)
 
+    def compute(self, logprob: float = -2.0, vector: Sequence[float] = (), num_cached_tokens: int = 0) -> None:
+        """The end of a request without an answer. ``logprob``: of each token that is asked for."""
+        spec, table = self.spec, self._controller.table
+        length, last = len(spec.prompt_ids), spec.sampling.prompt_logprobs_last
+        table.write_prompt(self.row, 0, spec.prompt_ids)
+        row = SequenceSpec(self.key, spec.request_id, spec.sampling, length, 0, 1, [], [], False, 1, pooling=spec.pooling)
+        table.write_spec(self.row, encode(row))
+        if last:
+            own, rank, none = np.full(last, logprob, np.float32), np.ones(last, np.int32), np.empty((last, 0), np.int32)
+            table.logprobs.write(self.row, PROMPT, length - last, Logprobs(own, rank, none, none.view(np.float32)))
+        if spec.pooling is not None:
+            table.vectors.write(self.row, 0, length, np.array(vector, np.float64))
+        self._say(Computed(1, self.key, self.row, int(table.generation[self.row]), length, num_cached_tokens))
+
     def fail(self, status: int, message: str, **more: Any) -> None:
         self._say(Failed(1, self.key, status, message, more.pop("error_type", "invalid_request_error"), **more))
 
@@ -198,6 +213,9 @@ async def answer_hello(play: Play) -> None:
     play.queue()
     await play.grant()
     play.prepare()
+    if play.spec.is_prefill_only:
+        play.compute(vector=[1.0])
+        return
     play.text("Hello")
     play.text(", größer 😀")
     play.text(" world", "stop")

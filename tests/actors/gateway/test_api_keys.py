@@ -259,3 +259,26 @@ def test_only_some_keys_command_processes(stage: Any, file: Path) -> None:
             assert allowed.status_code == 503, "no supervisor is here to ask"
 
     stage.run(test)
+
+
+def test_prompts_without_answers_count(stage: Any, file: Path) -> None:
+    """With what has been computed where a request fails, and under the key's own salt."""
+    write(file, entry("alice", tokens_per_minute=100))
+
+    async def test(scene: Any) -> None:
+        async def script(play: Any) -> None:
+            if play.number < 2:
+                play.compute(vector=[1.0])
+            else:
+                await scene.until(lambda: all(one.delivered.is_set() for one in list(scene.controller.plays.values())[:2]))
+                play.fail(500, "it crashed", error_type="internal_error")
+
+        scene.controller.script = script
+        body = {"input": [[50] * 7, [50] * 5, [50] * 3]}
+        reply = await scene.http.post("/v1/embeddings", json=body, headers=bearer("alice"))
+        assert reply.status_code == 500
+        metrics = (await scene.http.get("/metrics", headers=bearer("alice"))).text
+        assert 'mmrt_api_key_tokens_total{key="alice",kind="prompt"} 12.0' in metrics
+        assert {play.spec.salt for play in scene.controller.plays.values()} != {b""}
+
+    stage.run(test)

@@ -99,7 +99,7 @@ def test_the_companion_is_the_negative_prompt(prompts: PromptBuilder, limits: Li
         ({"prompt": [1, True]}, "prompt", "expected token ids, got true"),
         ({"prompt": [7, -1]}, "prompt", "has the token id -1, allowed are 0 to 399"),
         ({"prompt": [7, 400]}, "prompt", "has the token id 400, allowed are 0 to 399"),
-        ({"prompt": "a <|image_pad|>"}, "prompt", "media placeholders are not allowed in a prompt; use /v1/chat/completions"),
+        ({"prompt": "a <|image_pad|>"}, "prompt", "media placeholders are not allowed in a prompt; media belong in messages"),
         ({"prompt": "a " * 3000}, "prompt", "tokens; the context of 2048"),
         ({"prompt": [7] * 2048}, "prompt", "the prompt has 2048 tokens; the context of 2048"),
         ({"prompt": "a", "guidance_scale": 2}, "negative_prompt", "is required with guidance_scale"),
