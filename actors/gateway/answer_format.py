@@ -28,6 +28,11 @@ class WrittenAnswer(Protocol):
     @property
     def id(self) -> str: ...
 
+    @property
+    def content_type(self) -> str:
+        """Of an answer that is not streamed."""
+        ...
+
     def choice(self, index: int, piece: Piece, ending: Ending, with_ids: bool) -> dict[str, Any]:
         """Return a whole choice."""
         ...

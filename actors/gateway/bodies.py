@@ -1,13 +1,15 @@
 """Bodies of requests, received within bounds of time and memory and parsed, long ones in a thread. Runs in the gateway's loop."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from aiohttp import web
 
 from ...runtime.errors import RequestError
+from .forms import FORM, Form, read_form
 
 # A body has so long, and longer by what has arrived at this rate, but never longer without a byte: a slow link is served, a trickle
 # is not.
@@ -23,6 +25,9 @@ _LARGE_BYTES = 32 * 1024
 _NUM_THREADS = 2
 _OF_ANY_TYPE = "/api/"  # Ollama's routes, which its documents call with curl's own type
 
+JSON = "application/json"
+
+_Body = TypeVar("_Body")
 T = TypeVar("T")
 
 
@@ -45,15 +50,25 @@ class BodyReader:
         self.num_reading = 0  # requests whose body has not come whole
 
     async def read(self, http: web.Request, parse: Callable[[bytearray], T]) -> T:
-        """Receive a body and return what ``parse`` makes of it, in a thread where it is long. Raises: RequestError."""
+        """Receive a body of JSON and return what ``parse`` makes of it, in a thread where it is long. Raises: RequestError."""
+        _check_type(http, JSON)
+        return await self._read(http, _whole, parse)
+
+    async def read_form(self, http: web.Request, parse: Callable[[Form], T]) -> T:
+        """Receive a form and return what ``parse`` makes of it, likewise. Raises: RequestError."""
+        _check_type(http, FORM)
+        return await self._read(http, partial(read_form, http.headers), parse)
+
+    async def _read(self, http: web.Request, unpack: Callable[[bytearray], Awaitable[_Body]], parse: Callable[[_Body], T]) -> T:
         self._check_headers(http)
         body = bytearray()
         self.num_reading += 1
         try:
             await self._receive(http, body)
+            content = await unpack(body)
             if len(body) <= _THREAD_BYTES:
-                return parse(body)
-            parsing = (self._threads if len(body) <= _LARGE_BYTES else self._threads_of_large).submit(parse, body)
+                return parse(content)
+            parsing = (self._threads if len(body) <= _LARGE_BYTES else self._threads_of_large).submit(parse, content)
         finally:
             self.num_reading -= 1
             self._num_bytes -= len(body)
@@ -69,10 +84,6 @@ class BodyReader:
         return self._num_bytes + self._num_media_bytes() <= _INTAKE_BODIES * self._max_bytes
 
     def _check_headers(self, http: web.Request) -> None:
-        content_type = http.headers.get("Content-Type")
-        is_stated = content_type is not None and not http.path.startswith(_OF_ANY_TYPE)
-        if is_stated and http.content_type != "application/json":
-            raise RequestError(f"Content-Type is {http.content_type!r}, expected application/json", status=415)
         packing = http.headers.get("Content-Encoding", "identity")
         if packing.lower() != "identity":
             raise RequestError(f"Content-Encoding is {packing[:100]!r}, compressed request bodies are not supported", status=415)
@@ -106,3 +117,16 @@ class BodyReader:
             raise RequestError(message, status=408) from None
         except (web.RequestPayloadError, ValueError) as error:
             raise RequestError(f"the body cannot be read: {str(error)[:200]}") from None
+
+
+def _check_type(http: web.Request, expected: str) -> None:
+    """Check the type of a body. One of JSON may go without, and with any on some routes."""
+    is_stated = "Content-Type" in http.headers
+    is_free = expected == JSON and (not is_stated or http.path.startswith(_OF_ANY_TYPE))
+    if http.content_type != expected and not is_free:
+        stated = repr(http.content_type) if is_stated else "missing"
+        raise RequestError(f"Content-Type is {stated}, expected {expected}", status=415)
+
+
+async def _whole(body: bytearray) -> bytearray:
+    return body

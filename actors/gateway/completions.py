@@ -28,6 +28,7 @@ from .bodies import BodyReader
 from .choices import Choice, Usage, best_of, error_of, specs_of, usage_of
 from .fetch.client import FetchClient
 from .fetch.remote_media import RemoteMedia
+from .forms import Form
 from .grammar_checks import GrammarChecks
 from .logprobs import ChatLogprobs, TextLogprobs, prompt_logprobs
 from .media import Medium
@@ -50,6 +51,7 @@ DRAIN_RETRY_S = 5
 _Asked = ChatRequest | TextRequest
 _Body = TypeVar("_Body")
 Read = Callable[[bytearray, Limits], _Asked]
+ReadForm = Callable[[Form, Limits], _Asked]
 ReadPrefill = Callable[[bytearray, Limits, PromptBuilder], PrefillRequest]
 
 
@@ -131,6 +133,10 @@ class Completions:
     async def answer(self, http: web.Request, read: Read, format: AnswerFormat) -> web.StreamResponse:
         """Answer a request for work that ``read`` validates, in this format. Raises: as ``chat``."""
         return await self._receive(http, lambda: self.bodies.read(http, partial(self._parse, read)), format)
+
+    async def answer_form(self, http: web.Request, read: ReadForm, format: AnswerFormat) -> web.StreamResponse:
+        """As ``answer``, for a request whose body is a form."""
+        return await self._receive(http, lambda: self.bodies.read_form(http, partial(self._parse, read)), format)
 
     async def _receive(
         self, http: web.Request, receive: Callable[[], Awaitable[tuple[_Asked, Prompt]]], format: AnswerFormat
@@ -321,7 +327,8 @@ class Completions:
         output = asked.generation.output
         is_large = output.logprobs is not None or output.prompt_logprobs is not None or output.echo
         body = await asyncio.get_running_loop().run_in_executor(self._threads_of_answers, encode) if is_large else encode()
-        return web.Response(body=body, content_type="application/json", headers={"X-Request-Id": answer.id})
+        charset = "utf-8" if answer.content_type.startswith("text/") else None
+        return web.Response(body=body, content_type=answer.content_type, charset=charset, headers={"X-Request-Id": answer.id})
 
     def _encode_whole(self, asked: _Asked, choices: list[Choice], answer: WrittenAnswer) -> bytes:
         """Return the body of an answer, in a thread where there may be much to encode."""

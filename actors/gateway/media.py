@@ -144,6 +144,13 @@ class MediaIntake:
             data, options = _from_text(value, path, self._limits), self._options.read("image", Fields({}, path))
             self._add(Medium("image", "", data, options, path, b""))
 
+    def read_file(self, kind: MediaKind, mime: str, data: bytes, path: str) -> None:
+        """Take a medium that came as a file. Raises: RequestError, as ``read``."""
+        with _blaming(kind):
+            self._check(kind, path, "user")
+            _check_size(len(data), path, self._limits)
+            self._add(Medium(kind, mime, data, self._options.read(kind, Fields({}, path)), path, b""))
+
     def _check(self, kind: MediaKind, path: str, role: str) -> None:
         """Check that the request may have one more medium, of this kind and in this place."""
         if kind not in self._kinds:

@@ -86,6 +86,7 @@ class Completion:
     def __init__(self, answer: Answer, id: str, created: int, model: str, fingerprint: str) -> None:
         self.answer = answer
         self.id = id
+        self.content_type = "application/json"
         self._created = created
         self._model = model
         self._fingerprint = fingerprint

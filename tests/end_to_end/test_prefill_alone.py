@@ -1,5 +1,6 @@
-"""Decisions and embeddings on a real run, against transformers."""
+"""Decisions and embeddings on a real run, against transformers; transcriptions, against the chat that they are."""
 
+import base64
 import secrets
 import signal
 import threading
@@ -12,7 +13,7 @@ import torch
 
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.oracle import Media, Oracle
-from mmrt.tests.end_to_end.test_media import image_part, picture, text
+from mmrt.tests.end_to_end.test_media import image_part, picture, sound, text
 
 PIXELS = picture(7, 98, 126)
 CONTEXT = [{"role": "user", "content": [image_part(PIXELS), text("Look at it. " * 20)]}]
@@ -123,3 +124,19 @@ def test_the_embedding_of_a_picture(server: Server, oracle: Oracle, pooling: str
     np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
     other = httpx2.post(f"{server.url}/v1/embeddings", json={**body, "add_generation_prompt": False}, timeout=60).json()
     assert other["data"][0]["embedding"] != found and len(found) == len(wanted)
+
+
+def test_a_transcription_is_a_chat(server: Server) -> None:
+    part, _ = sound(1.5, 440)
+    data = base64.b64decode(part["input_audio"]["data"])
+    instruction = 'Transcribe the audio into text. Its language has the ISO 639-1 code "de".'
+    system = {"role": "system", "content": "You are a speech recognition model."}
+    chat, _ = server.chat([system, {"role": "user", "content": [part, text(instruction)]}], max_tokens=20)
+    asked: dict[str, Any] = {"model": server.checkpoint.name, "file": ("sound.wav", data), "language": "de"}
+    extra = {"max_completion_tokens": 20}
+    whole = server.client.audio.transcriptions.create(**asked, extra_body=extra)
+    events: Any = list(server.client.audio.transcriptions.create(**asked, stream=True, extra_body=extra))
+    assert whole.text == chat and len(chat) > 0
+    assert "".join(event.delta for event in events[:-1]) == events[-1].text == chat
+    assert events[-1].usage.output_tokens == whole.usage.output_tokens == 20
+    server.wait_until_empty()

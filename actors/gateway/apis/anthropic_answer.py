@@ -30,6 +30,7 @@ class MessageAnswer:
 
     def __init__(self, id: str, model: str) -> None:
         self.id = id
+        self.content_type = "application/json"
         self._model = model
 
     def choice(self, index: int, piece: Piece, ending: Ending, with_ids: bool) -> dict[str, Any]:

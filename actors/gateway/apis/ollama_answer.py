@@ -40,6 +40,7 @@ class LineAnswer:
 
     def __init__(self, id: str, created_at: str, model: str, is_chat: bool) -> None:
         self.id = id
+        self.content_type = "application/json"
         self._suffix = id.partition("-")[2]
         self._head = {"model": model, "created_at": created_at}
         self._is_chat = is_chat

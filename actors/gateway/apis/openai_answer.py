@@ -67,6 +67,7 @@ class Response:
     def __init__(self, id: str, shown: Mapping[str, Any], keep: Callable[[str, Message, bytes], None]) -> None:
         """``shown``: its fields that are known from the beginning. ``keep`` is called with its id, message and JSON at its end."""
         self.id = id
+        self.content_type = "application/json"
         self._suffix = id.removeprefix(ID_PREFIX)
         self._shown = {**shown, "text": shown["text"] or {"format": {"type": "text"}}}
         self._keep = keep

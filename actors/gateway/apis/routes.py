@@ -21,6 +21,7 @@ from .decisions import Decision
 from .embeddings import Embedding
 from .openai_responses import Exchange
 from .stored import StoredResponses
+from .transcriptions import Transcription
 
 _MESSAGES = "/v1/messages"
 _OLLAMA = "/api/"
@@ -35,6 +36,7 @@ def routes(completions: Completions, limits: Limits, created: int) -> list[Route
     return [
         *_of_responses(completions),
         *_of_prefill(completions, limits),
+        *_of_transcriptions(completions),
         *_of_messages(completions),
         *_of_ollama(completions, limits, created),
     ]
@@ -91,6 +93,14 @@ def _of_prefill(completions: Completions, limits: Limits) -> list[Route]:
         return web.Response(body=body, content_type="application/json")
 
     return [("POST", "/v1/embeddings", embed), ("POST", "/v1/decisions", decide)]
+
+
+def _of_transcriptions(completions: Completions) -> list[Route]:
+    async def transcribe(http: web.Request) -> web.StreamResponse:
+        transcription = Transcription()
+        return await completions.answer_form(http, transcription.read, transcription)
+
+    return [("POST", "/v1/audio/transcriptions", transcribe)]
 
 
 def _of_messages(completions: Completions) -> list[Route]:

@@ -88,6 +88,11 @@ _DECIDED = object_of(
     options=array(_OPTION),
 )
 DECISIONS = object_of(id=STRING, object=constant("decisions"), created=INTEGER, model=STRING, answers=array(_DECIDED), usage=_USAGE)
+TRANSCRIPTION = object_of(
+    text=STRING,
+    usage=object_of(type=constant("tokens"), input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT),
+)
+
 _PART = object_of(type=constant("output_text"), text=STRING, annotations=array(OBJECT), logprobs=array(OBJECT))
 _ITEM_STATUS: Schema = {"enum": ["completed", "incomplete"]}
 _SAID = object_of(type=constant("message"), id=STRING, status=_ITEM_STATUS, role=constant("assistant"), content=array(_PART))

@@ -12,10 +12,11 @@ from .... import __version__
 from ..apis import anthropic_answer, ollama_answer
 from ..apis.routes import error_body_of
 from ..fields import STRING, Schema
+from ..forms import FORM
 from ..responses import error_body
 from ..validation import Limits
 from . import answers
-from .operations import OPERATIONS, Operation
+from .operations import OPERATIONS, FormBody, JsonBody, Operation
 from .request_schema import schema_of
 
 _JSON = "application/json"
@@ -32,7 +33,7 @@ _ERRORS: Mapping[int, str] = {
     404: "Another model",
     408: "The body did not arrive in time",
     413: "The body, a medium, or all media together are too large",
-    415: "A content type other than JSON, or a compressed body",
+    415: "Another content type, or a compressed body",
     421: "Host is none of the server's names",
     422: "A medium is broken, empty or of another kind, or cannot be fetched",
     429: "A limit of the API key is exceeded",
@@ -88,10 +89,15 @@ def _describe(operation: Operation, limits: Limits) -> dict[str, Any]:
             {"name": name, "in": "path", "required": True, "schema": STRING, "example": shown[name]} for name in names
         ]
     if operation.body is not None:
-        bodies = operation.body.examples(limits.kinds)
-        schema = schema_of(operation.body.read, bodies, limits)
-        found["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema, "example": bodies[0]}}}
+        found["requestBody"] = {"required": True, "content": _content(operation.body, limits)}
     return found
+
+
+def _content(body: JsonBody | FormBody, limits: Limits) -> dict[str, Any]:
+    bodies = body.examples(limits.kinds)
+    if isinstance(body, JsonBody):
+        return {_JSON: {"schema": schema_of(body.read, bodies, limits), "example": bodies[0]}}
+    return {FORM: {"schema": schema_of(body.read, bodies, limits)} if bodies else {}}
 
 
 def _answer(operation: Operation) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....schema.media import MediaKind
+from ..forms import FormFile
 
 Body = dict[str, Any]
 Kinds = Sequence[MediaKind]
@@ -140,6 +141,11 @@ def decisions(kinds: Kinds) -> list[Body]:
 
 def _conversations(kinds: Kinds) -> list[Body]:
     return [{"messages": body["messages"]} for body in chat(kinds)[:2]]
+
+
+def transcriptions(kinds: Kinds) -> list[Body]:
+    """Forms of ``POST /v1/audio/transcriptions``: none of models that do not hear."""
+    return [{"file": FormFile("a.wav", "audio/wav", b"RIFF")}] if "audio" in kinds else []
 
 
 def messages(kinds: Kinds) -> list[Body]:

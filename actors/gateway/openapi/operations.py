@@ -10,6 +10,7 @@ from ..apis.decisions import read_decisions
 from ..apis.embeddings import read_embeddings
 from ..apis.openai_responses import Exchange
 from ..apis.stored import StoredResponses
+from ..apis.transcriptions import read_transcription
 from ..content import Conversation
 from ..fields import OBJECT, Schema
 from ..json_body import Body
@@ -28,6 +29,13 @@ class JsonBody(NamedTuple):
     examples: Callable[[examples.Kinds], list[dict[str, Any]]]
 
 
+class FormBody(NamedTuple):
+    """The body of a request that is a form. ``examples``: valid ones of models that take such a request, with the types of JSON."""
+
+    read: Callable[[Any, Limits], object]
+    examples: Callable[[examples.Kinds], list[dict[str, Any]]]
+
+
 class Operation(NamedTuple):
     """A route. ``answer``: the schema of its JSON; ``text``: of what type it is where it is none. ``stream``: of what type it is when
     it is streamed. ``statuses``: of its errors besides those that all routes share."""
@@ -37,7 +45,7 @@ class Operation(NamedTuple):
     tag: str
     summary: str
     answer: Schema | None
-    body: JsonBody | None = None
+    body: JsonBody | FormBody | None = None
     stream: str = ""
     statuses: tuple[int, ...] = ()
     text: str = ""
@@ -76,6 +84,10 @@ OPERATIONS = (
     Operation(
         "POST", "/v1/embeddings", "OpenAI", "Vectors of texts, or of a conversation",
         answers.EMBEDDINGS, JsonBody(read_embeddings, examples.embeddings), "", _WORK,
+    ),
+    Operation(
+        "POST", "/v1/audio/transcriptions", "OpenAI", "The text of a sound, of a model that hears",
+        answers.TRANSCRIPTION, FormBody(read_transcription, examples.transcriptions), EVENTS, _WORK, TEXT,
     ),
     Operation(
         "POST", "/v1/decisions", "mmrt", "The probabilities of possible answers to questions about a conversation",

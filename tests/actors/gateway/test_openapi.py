@@ -12,7 +12,7 @@ from mmrt import __version__
 from mmrt.actors.gateway.fields import Example, Fields
 from mmrt.actors.gateway.json_body import Body, decode_body
 from mmrt.actors.gateway.openapi.document import make_document
-from mmrt.actors.gateway.openapi.operations import OPERATIONS
+from mmrt.actors.gateway.openapi.operations import OPERATIONS, JsonBody
 from mmrt.actors.gateway.openapi.request_schema import schema_of
 from mmrt.actors.gateway.validation import Limits
 from mmrt.models.architecture import VisionRules
@@ -133,8 +133,9 @@ def test_routes_and_answers_are_as_described(stage: Any) -> None:
 
         ids: dict[str, str] = {"{model}": MODEL}  # of what is asked for by its id, which an answer before has
 
-        async def ask(method: str, path: str, operation: Any, body: Any) -> int:
-            answer = await scene.http.request(method.upper(), re.sub(r"\{\w+\}", lambda name: ids[name[0]], path), json=body)
+        async def ask(method: str, path: str, operation: Any, body: Any, file: Any = None) -> int:
+            how = {"json": body} if file is None else {"data": body, "files": {"file": file}}
+            answer = await scene.http.request(method.upper(), re.sub(r"\{\w+\}", lambda name: ids[name[0]], path), **how)
             response = operation["responses"][str(answer.status_code)]
             kind = answer.headers["Content-Type"].partition(";")[0]
             described = response["content"][kind]
@@ -148,19 +149,22 @@ def test_routes_and_answers_are_as_described(stage: Any) -> None:
 
         for path, methods in document["paths"].items():
             for method, operation in methods.items():
-                body = None
+                body = file = None
                 if method == "post":
-                    body = operation["requestBody"]["content"]["application/json"]["example"]
-                    assert await ask(method, path, operation, {**body, "model": "none"}) == 404
-                    assert await ask(method, path, operation, {**body, "nothing": 1}) == 400
+                    content = operation["requestBody"]["content"]
+                    body = content.get("application/json", {}).get("example", {})
+                    file = ("a.wav", b"RIFF") if "multipart/form-data" in content else None
+                    assert await ask(method, path, operation, {**body, "model": "none"}, file) == 404
+                    assert await ask(method, path, operation, {**body, "nothing": 1}, file) == 400
                     if any(kind != "application/json" for kind in operation["responses"]["200"]["content"]):
-                        assert await ask(method, path, operation, {**body, "stream": True}) == 200
-                assert await ask(method, path, operation, body) == 200
+                        stream = True if file is None else "true"
+                        assert await ask(method, path, operation, {**body, "stream": stream}, file) == 200
+                assert await ask(method, path, operation, body, file) == 200
 
     stage.run(test)
 
 
-@pytest.mark.parametrize("operation", [one for one in OPERATIONS if one.body is not None], ids=lambda one: one.path)
+@pytest.mark.parametrize("operation", [one for one in OPERATIONS if isinstance(one.body, JsonBody)], ids=lambda one: one.path)
 def test_examples_are_valid_by_the_schema(operation: Any) -> None:
     for limits in (LIMITS, TEXT_ONLY):
         bodies = operation.body.examples(limits.kinds)
