@@ -178,7 +178,7 @@ def clear(actor: Actor) -> None:
 def make_tables(actor: Actor, layout: MemoryLayout) -> None:
     run = actor.run
     actors = actor.config.instances
-    ActorTable.create(run, actors)
+    ActorTable.create(run, actors, {name: device for name, device in actor.config.actor_devices.items()})
     ControllerStats.create(run)
     StepGaps.create(run, MAX_INSTANCES)
     if actor.config.actors.turns != "off":

@@ -39,7 +39,7 @@ def main(actor: Actor) -> None:
     """Entry of the prefill process."""
     layout = actor.wait_for_layout()
     shared = SharedTensors(actor)
-    kv = PagePool.attach(actor.run, "kv")
+    kv = PagePool.attach(actor.run, actor.kv_pool)
     model = open_language_model(actor, shared, kv, layout.kv_page_tokens)
     embeddings = open_embedding_pages(actor.model, PagePool.attach(actor.run, "embedding"), shared)
     shared.close()
@@ -120,7 +120,7 @@ class PrefillWorker:
         embeds = self._model.embed(ids)
         self._embeddings.read(chunk.spans, chunk.start, embeds)
         num_pages = -(-chunk.end // self._page_tokens)
-        block_table = self._table.block_table[chunk.row, chunk.member, :num_pages].astype(np.int64)
+        block_table = self._table.prefill_pages(chunk.row, chunk.member)[:num_pages].astype(np.int64)
         return Chunk(embeds, torch.from_numpy(self._chunk_positions(chunk)), chunk.start, torch.from_numpy(block_table))
 
     def _ids(self, chunk: PrefillChunk) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from ..runtime.bus.messages import ClearCaches, Cleared
 from ..runtime.bus.transport import ActorSocket
 from ..runtime.errors import RunError
 from ..runtime.process.memory_layout import EMBEDDING_PAGE_TOKENS, read_layout
-from ..shm.controller_stats import ControllerStats, PoolUse, StatsSnapshot
+from ..shm.controller_stats import ControllerStats, StatsSnapshot
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
 from .options import RunName, run_path
@@ -106,14 +106,14 @@ def _expect_run(path: Path) -> None:
 
 
 def _report(name: str, pool: str, page_tokens: int, stats: StatsSnapshot, queries: int, hits: int) -> CacheReport:
-    use = stats.pools.get(pool, PoolUse())
+    uses = [use for name, use in stats.pools.items() if name.partition(".")[0] == pool]  # of all devices
     return CacheReport(
         name=name,
         pool=pool,
-        pages=use.pages,
-        used_pages=use.used,
-        cached_pages=use.cached,
-        evictable_pages=use.evictable,
+        pages=sum(use.pages for use in uses),
+        used_pages=sum(use.used for use in uses),
+        cached_pages=sum(use.cached for use in uses),
+        evictable_pages=sum(use.evictable for use in uses),
         page_tokens=page_tokens,
         queries=queries,
         hits=hits,

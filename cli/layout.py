@@ -7,7 +7,7 @@ import typer
 from ..runtime.config import RuntimeConfig
 from ..runtime.errors import RunError
 from ..runtime.process.run import read_run_info
-from ..runtime.stage_table import STAGES, processes_of, stage_of
+from ..runtime.stage_table import STAGES, devices_of, processes_of, stage_of
 from ..runtime.supervisor.control import LayoutRequest, call
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
@@ -24,9 +24,10 @@ def register(app: typer.Typer) -> None:
         """Print the layout, and the actors of each process."""
         layout = _config(run).actors.layout
         print(layout)
+        devices = devices_of(layout)
         for name, together in processes_of(layout).items():
             if STAGES[stage_of(name)].letter:
-                print(f"  {' and '.join(together)}")
+                print(f"  {' and '.join(together)}{f' on device {devices[name]}' if name in devices else ''}")
 
     @group.command("set")
     def set_(

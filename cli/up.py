@@ -21,6 +21,7 @@ from ..runtime.process.host_room import read_host_room
 from ..runtime.process.listening import open_listeners
 from ..runtime.process.memory_layout import MemoryLayout, plan_layout
 from ..runtime.process.run import fit_to_machine, free_port, model_path, run_info
+from ..runtime.stage_table import devices_of
 from ..runtime.supervisor.launcher import zygote_stages
 from ..runtime.supervisor.specs import actor_specs, child_environment
 from ..runtime.supervisor.supervisor import Reporter, RunSetup, Supervisor
@@ -190,9 +191,13 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
     weights = "" if plan.config.model.on_cuda else ", and the weights"
     print(f"tables, rings  {tables / 2**20:.0f} MiB")
     print(f"shared memory  {layout.num_bytes / 2**20:.0f} MiB{weights}")
+    devices = devices_of(plan.config.actors.layout)
+    for device in plan.config.devices:
+        print(f"device         {device.name:<12} processors {device.cpus or 'any'}")
     for name in plan.config.instances:
         section, process = plan.config.actor(name), plan.config.process_of(name)
         shared = f", in the process of {process}" if process != name else ""
+        shared += f", on device {devices[name]}" if name in devices else ""
         print(f"actor          {name:<12} threads {section.threads}, nice {section.nice}{shared}")
 
 

@@ -20,13 +20,16 @@ from .otlp_endpoint import otlp_url
 from .presets import PRESETS
 from .stage_table import (
     DEFAULT_LAYOUT,
+    MAX_INSTANCES,
     STAGES,
     InstanceId,
     Stage,
     actors_of,
     check_layout,
+    devices_of,
     process_in,
     processes_of,
+    spread_layout,
     stage_of,
     torch_actors,
 )
@@ -196,6 +199,13 @@ else:
     ActorsSection = actors_section()
 
 
+class DeviceSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A named part of the machine with a KV pool of its own, for layouts."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9:]{1,16}$")]
+    cpus: Annotated[str, Meta(pattern=r"^([0-9]{1,4}(-[0-9]{1,4})?(,(?=.)|$))*$")] = ""  # such as "0-3,8"; "" is any
+
+
 class SupervisorSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     restart_limit: Positive = 5  # failures within restart_window_s of running time before the run goes on without the actor
     restart_window_s: Seconds = 30.0
@@ -230,6 +240,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     scheduling: SchedulingSection = SchedulingSection()
     slo: SloSection = SloSection()
     actors: ActorsSection = ActorsSection()
+    devices: Annotated[tuple[DeviceSection, ...], Meta(max_length=MAX_INSTANCES)] = ()  # none: all share one KV pool
     supervisor: SupervisorSection = SupervisorSection()
     logging: LoggingSection = LoggingSection()
     tracing: TracingSection = TracingSection()
@@ -248,6 +259,20 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def instances(self) -> tuple[InstanceId, ...]:
         """The actors of a run. Their places are their numbers in shared memory."""
         return actors_of(self.actors.layout)
+
+    @property
+    def num_kv_pools(self) -> int:
+        """One for each device; one without devices."""
+        return len(self.devices) or 1
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        return tuple(device.name for device in self.devices)
+
+    @property
+    def actor_devices(self) -> dict[InstanceId, int]:
+        """The number of the device of each actor that has one."""
+        return {actor: self.device_names.index(name) for actor, name in devices_of(self.actors.layout).items()}
 
     def process_of(self, actor: str) -> str:
         """Return the name of the process that the actor runs in."""
@@ -310,8 +335,9 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
     except msgspec.ValidationError as error:
         raise ConfigError(explain(str(error), data, RuntimeConfig)) from None
     config = _with_preset(config)
+    _check_devices(config)
     try:
-        check_layout(config.actors.layout)
+        config = with_layout(config, config.actors.layout)
     except ConfigError as error:
         raise ConfigError(f"actors.layout = {show(config.actors.layout)}: {error}") from None
     policy = config.scheduling.policy
@@ -335,6 +361,41 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
             f" supervisor.backoff_s = {config.supervisor.backoff_s}"
         )
     return config
+
+
+def with_layout(config: RuntimeConfig, layout: str) -> RuntimeConfig:
+    """Return the configuration with another layout, each process on its device. Raises ConfigError if a run cannot have it."""
+    layout = spread_layout(layout, config.device_names)
+    check_layout(layout, config.device_names)
+    return msgspec.structs.replace(config, actors=msgspec.structs.replace(config.actors, layout=layout))
+
+
+def _check_devices(config: RuntimeConfig) -> None:
+    """Raise ConfigError for devices that a run cannot have."""
+    for number, device in enumerate(config.devices):
+        if device.name in config.device_names[:number]:
+            raise ConfigError(f"devices[{number}].name = {show(device.name)}: another device has this name")
+        if device.cpus and not numbers_in(device.cpus):
+            raise ConfigError(f"devices[{number}].cpus = {show(device.cpus)}: names no processor")
+    if config.devices and config.scheduling.preset:
+        raise ConfigError(f"devices: scheduling.preset = {show(config.scheduling.preset)} has a layout without devices")
+    if config.devices and config.model.on_cuda:
+        raise ConfigError(f"devices: are parts of a CPU; model.device = {show(config.model.device)} is one device")
+    if config.num_kv_pools > 1 and config.actors.turns != "off":
+        raise ConfigError(f'actors.turns = {show(config.actors.turns)}: stages of several [[devices]] take no turns, expected "off"')
+    if config.num_kv_pools > 1 and config.cache.dir:
+        raise ConfigError(
+            f"cache.dir = {show(config.cache.dir)}: stores the pages of one KV pool; [[devices]] makes {config.num_kv_pools}"
+        )
+
+
+def numbers_in(text: str) -> frozenset[int]:
+    """Return the numbers of a list such as "0-3,8"."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
 
 
 def _check_weights(model: ModelSection) -> None:

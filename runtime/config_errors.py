@@ -37,7 +37,7 @@ def _refuse_unknown(data: dict[str, Any], section: type[msgspec.Struct], path: s
 def _elsewhere(key: str, root: type[msgspec.Struct]) -> str:
     """Return a hint for a key in the wrong table: the table that it belongs to."""
     for section in msgspec.structs.fields(root):
-        if any(field.name == key for field in msgspec.structs.fields(section.type)):
+        if isinstance(section.type, type) and any(field.name == key for field in msgspec.structs.fields(section.type)):
             return f"it belongs to [{section.name}]; "
     return ""
 

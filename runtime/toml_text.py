@@ -5,14 +5,22 @@ from typing import Any
 
 
 def toml_table(table: dict[str, Any], path: str) -> list[str]:
-    """Return the lines of a table and those in it; ``path``: its dotted name, "" for the top level."""
-    lines = [f"{key} = {toml_value(value)}" for key, value in table.items() if not isinstance(value, dict)]
+    """Return the lines of a table and those in it; ``path``: its dotted name, "" for the top level. Arrays of tables hold no others."""
+    lines = [f"{key} = {toml_value(value)}" for key, value in table.items() if not _holds_tables(value)]
     if lines and path:
         lines = ["", f"[{path}]", *lines]
     for key, value in table.items():
+        name = f"{path}.{key}" if path else key
         if isinstance(value, dict):
-            lines += toml_table(value, f"{path}.{key}" if path else key)
+            lines += toml_table(value, name)
+        elif _holds_tables(value):
+            lines += [line for row in value for line in toml_table(row, f"[{name}]")]
     return lines
+
+
+def _holds_tables(value: object) -> bool:
+    """Return whether the value is a table or an array of tables."""
+    return isinstance(value, dict) or isinstance(value, list | tuple) and any(isinstance(row, dict) for row in value)
 
 
 def toml_value(value: object) -> str:

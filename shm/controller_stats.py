@@ -41,6 +41,7 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     instances_version: int = 0  # ``ActorTable.version`` that the controller acts on
     drained: list[str] = []  # leaving actors that hold nothing any more
     handed_over_total: int = 0  # rows from one decode actor to another
+    transferred_bytes_total: int = 0  # of KV pages, from the pool of one device to that of another
     evicted_total: int = 0
     quarantined_total: int = 0
     prompt_tokens_total: int = 0
@@ -59,7 +60,7 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     late_share: float | None = None  # likewise: times between tokens over the objective
     gaps: list[int] = []  # times between tokens, by bucket (``schema.gap_buckets``), since the run began
     gaps_s: float = 0.0  # their sum
-    pools: dict[str, PoolUse] = {}  # by name: media, patch, embedding, kv
+    pools: dict[str, PoolUse] = {}  # by name: media, patch, embedding, and the KV pools of all devices
     broken: dict[str, str] = {}  # actors that the run does without for now, and why
     policy: PolicyReport = NO_POLICY_YET
 

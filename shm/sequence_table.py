@@ -45,12 +45,14 @@ class _Fields:
         self.phases = layout.add(rows, np.uint64)
         self.owners = layout.add(rows, np.uint64)
         self.num_pages = layout.add((rows, NUM_MEMBERS), np.uint64)
+        self.num_source_pages = layout.add((rows, NUM_MEMBERS), np.uint64)
         self.prefilled = layout.add((rows, NUM_MEMBERS), np.uint64)
         self.spec_words = layout.add(rows, np.uint64)
         self.state_words = layout.add(rows, np.uint64)
         self.counts = layout.add(rows, np.uint64)
         self.ends = layout.add(rows, np.uint64)
         self.block_table = layout.add((rows, NUM_MEMBERS, max_pages), np.uint32)
+        self.source_table = layout.add((rows, NUM_MEMBERS, max_pages), np.uint32)
         self.prompt = layout.add((rows, NUM_MEMBERS, max_context), np.int32)
         self.ids = layout.add((rows, max_context), np.int32)
         self.specs = layout.add((rows, max_spec_bytes), np.uint8)
@@ -61,8 +63,9 @@ class SequenceTable:
     """Words and arrays (R rows, M = 2 members):
 
     written by the controller: ``generation`` [R], ``phases`` [R] (generation << 8 | Phase), ``owners`` [R] (generation << 8 |
-    number of the decode actor + 1, or 0: none), ``num_pages`` [R, M], ``prefilled`` [R, M] (tokens) uint64;
-    ``block_table`` [R, M, max_pages] uint32; ``prompt`` [R, M, max_context] int32;
+    number of the decode actor + 1, or 0: none), ``num_pages`` and ``num_source_pages`` [R, M], ``prefilled`` [R, M] (tokens) uint64;
+    ``block_table`` and ``source_table`` [R, M, max_pages] uint32: pages of the pool in which the row is decoded, and of the one in
+    which its prompt is prefilled, where that is another; ``prompt`` [R, M, max_context] int32;
     written by decode: ``counts`` [R] (generation << 32 | committed ids), ``ends`` [R] (generation << 32 | EndCode) uint64;
     ``ids`` [R, max_context] int32. ``logprobs`` are those of ids and prompts, ``vectors`` are pooled from prompts, where
     somebody asks.
@@ -79,8 +82,10 @@ class SequenceTable:
         self.phases: NDArray[np.uint64] = segment.field(fields.phases)
         self.owners: NDArray[np.uint64] = segment.field(fields.owners)
         self.num_pages: NDArray[np.uint64] = segment.field(fields.num_pages)
+        self.num_source_pages: NDArray[np.uint64] = segment.field(fields.num_source_pages)
         self.prefilled: NDArray[np.uint64] = segment.field(fields.prefilled)
         self.block_table: NDArray[np.uint32] = segment.field(fields.block_table)
+        self.source_table: NDArray[np.uint32] = segment.field(fields.source_table)
         self.prompt: NDArray[np.int32] = segment.field(fields.prompt)
         self.counts: NDArray[np.uint64] = segment.field(fields.counts)
         self.ends: NDArray[np.uint64] = segment.field(fields.ends)
@@ -91,6 +96,7 @@ class SequenceTable:
         self._phase = _word(fields.phases)
         self._owner = _word(fields.owners)
         self._num_pages = _word(fields.num_pages)
+        self._num_source_pages = _word(fields.num_source_pages)
         self._count = _word(fields.counts)
         self._end = _word(fields.ends)
         self._spec_word = _word(fields.spec_words)
@@ -127,8 +133,8 @@ class SequenceTable:
 
     def close(self) -> None:
         """Drop the table's own views; the memory stays mapped while others are around."""
-        del self.generation, self.phases, self.owners, self.num_pages, self.prefilled, self.block_table, self.prompt
-        del self.counts, self.ends, self.ids
+        del self.generation, self.phases, self.owners, self.num_pages, self.num_source_pages, self.prefilled
+        del self.block_table, self.source_table, self.prompt, self.counts, self.ends, self.ids
         self.logprobs.close()
         self.vectors.close()
         self._segment.close()
@@ -144,9 +150,13 @@ class SequenceTable:
         generation = words[self._generation + row] + 1
         words[self._generation + row] = generation
         fence()
-        self.num_pages[row] = 0
-        self.prefilled[row] = 0
+        self.clear_pages(row)
         return generation
+
+    def clear_pages(self, row: int) -> None:
+        """Empty the row's tables of pages: nothing is prefilled."""
+        self._check_row(row)
+        self.num_pages[row] = self.num_source_pages[row] = self.prefilled[row] = 0
 
     def set_phase(self, row: int, phase: Phase) -> None:
         """Move the row's current generation to ``phase``; a reader that sees it also sees all earlier writes."""
@@ -173,13 +183,20 @@ class SequenceTable:
 
     def append_pages(self, row: int, member: int, pages: Sequence[int]) -> None:
         """Grow a member's block table: entries first, then ``num_pages``. Raises: ValueError above ``max_pages``."""
+        self._append(self.block_table, self._num_pages, row, member, pages)
+
+    def append_source_pages(self, row: int, member: int, pages: Sequence[int]) -> None:
+        """Grow a member's source table in the same way. Raises: ValueError above ``max_pages``."""
+        self._append(self.source_table, self._num_source_pages, row, member, pages)
+
+    def _append(self, table: NDArray[np.uint32], counts: int, row: int, member: int, pages: Sequence[int]) -> None:
         self._check_row(row)
-        word = self._num_pages + row * NUM_MEMBERS + member
+        word = counts + row * NUM_MEMBERS + member
         start = self._segment.words[word]
         end = start + len(pages)
         if end > self.max_pages:
             raise ValueError(f"{end} pages for row {row} exceed its block table of {self.max_pages}")
-        self.block_table[row, member, start:end] = pages
+        table[row, member, start:end] = pages
         fence()
         self._segment.words[word] = end
 
@@ -291,6 +308,17 @@ class SequenceTable:
         count = self._segment.words[self._num_pages + row * NUM_MEMBERS + member]
         fence()
         return self.block_table[row, member, :count]
+
+    def source_pages(self, row: int, member: int) -> NDArray[np.uint32]:
+        """A member's source table as far as it is filled: a view."""
+        count = self._segment.words[self._num_source_pages + row * NUM_MEMBERS + member]
+        fence()
+        return self.source_table[row, member, :count]
+
+    def prefill_pages(self, row: int, member: int) -> NDArray[np.uint32]:
+        """The pages in which a member is prefilled: those of the source table, if there are any, else of the block table. A view."""
+        source = self.source_pages(row, member)
+        return source if len(source) else self.pages(row, member)
 
     def read_spec(self, row: int, generation: int | None = None) -> bytes:
         """The spec of this generation (default: the row's own). Raises: StaleRow if the row has none of it."""

@@ -7,7 +7,7 @@ lives get rows behind the others, and keep them.
 import enum
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -70,7 +70,8 @@ class ActorReading:
 
 
 class ActorTable:
-    """Row = 16 words; the first is generation << 8 | state, cleared before a new generation writes the others.
+    """Row = 16 words; the first is generation << 8 | state, cleared before a new generation writes the others. Besides, a word of each
+    actor: number of its device << 8 | membership.
 
     The place of an actor is its number in plans and records, for as long as the run lives.
     """
@@ -86,14 +87,14 @@ class ActorTable:
         self._found: tuple[str, ...] = ()
 
     @classmethod
-    def create(cls, run: RunDirectory, actors: Sequence[str]) -> Self:
-        """Make the table. Raises: SpaceError, FileExistsError, ValueError."""
+    def create(cls, run: RunDirectory, actors: Sequence[str], devices: Mapping[str, int] | None = None) -> Self:
+        """Make the table. ``devices``: of the actors; 0 where not given. Raises: SpaceError, FileExistsError, ValueError."""
         path = run.segment_path("actors")
         segment = Segment.create(path, _actor_layout().num_bytes, kind=_ACTORS_KIND, publish=False)
         try:
             table = cls(segment)
             for name in actors:
-                table.set_membership(name, Membership.PRESENT)
+                table.set_membership(name, Membership.PRESENT, (devices or {}).get(name, 0))
             segment.publish()
             return table
         except BaseException:
@@ -133,9 +134,14 @@ class ActorTable:
         """Those of them that get no more work."""
         return tuple(actor for number, actor in enumerate(self.actors) if self._membership(number) == Membership.LEAVING)
 
-    def set_membership(self, actor: str, membership: Membership) -> None:
-        """Let an actor join or leave; one that is new gets the next number. One writer only. Raises: ValueError for a bad name, or if
-        the table is full."""
+    @property
+    def devices(self) -> dict[str, int]:
+        """The device of each of ``actors``."""
+        return {actor: int(self._segment.words[self._memberships + number]) >> 8 for number, actor in enumerate(self.actors)}
+
+    def set_membership(self, actor: str, membership: Membership, device: int | None = None) -> None:
+        """Let an actor join or leave; one that is new gets the next number. ``device``: as before where not given, at first 0. One
+        writer only. Raises: ValueError for a bad name, or if the table is full."""
         if not actor or len(actor.encode()) > _NAME_BYTES:
             raise ValueError(f"an actor's name has 1 to {_NAME_BYTES} bytes, not {actor!r}")
         known = self.actors
@@ -146,7 +152,9 @@ class ActorTable:
             start = self._names + number * _NAME_BYTES
             self._segment.buf[start : start + _NAME_BYTES] = actor.encode().ljust(_NAME_BYTES, b"\0")
             fence()
-        self._segment.words[self._memberships + number] = membership
+        word = self._memberships + number
+        device = int(self._segment.words[word]) >> 8 if device is None else device
+        self._segment.words[word] = device << 8 | membership
         fence()
         self._segment.words[self._version] += 1
 
@@ -155,7 +163,7 @@ class ActorTable:
         return bytes(self._segment.buf[start : start + _NAME_BYTES]).rstrip(b"\0").decode()
 
     def _membership(self, number: int) -> int:
-        return int(self._segment.words[self._memberships + number])
+        return int(self._segment.words[self._memberships + number]) & 0xFF
 
     def writer(self, actor: str, generation: int) -> "ActorStatus":
         """Take over an actor's row, cleared, in state STARTING. The caller holds the role lock.

@@ -6,7 +6,7 @@ The records are made where effects are performed, so the pure machine knows noth
 import time
 from collections.abc import Sequence
 
-from ...runtime.bus.messages import POOLS, Filled, PlanDone, Prepared, ToController
+from ...runtime.bus.messages import Filled, PlanDone, Prepared, ToController
 from ...runtime.controller.effects import BeginRow, Effect, Send, SetPhase, WriteJournal, WritePlan, WriteSpec
 from ...runtime.controller.records import Ended, Refused, Submitted
 from ...runtime.controller.request import Request
@@ -67,8 +67,7 @@ class ControllerFlight:
 
     def counters(self, stats: StatsSnapshot) -> None:
         """Record the use of pools, queues and budgets where it has changed."""
-        for index, name in enumerate(POOLS):
-            pool = stats.pools[name]
+        for index, pool in enumerate(stats.pools.values()):
             self._count(Kind.POOL, pool.evictable, index, pool.used, pool.pages)
         self._count(Kind.QUEUES, stats.plans, stats.waiting, stats.preparing, stats.running)
         self._count(Kind.BUDGETS, 0, stats.prefill_budget, stats.encode_budget, int(1e9 * stats.tbt_s))

@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from ...runtime.bus.messages import POOLS, ToActor
+from ...runtime.bus.messages import ToActor
 from ...runtime.controller.effects import (
     AppendPages,
+    AppendSourcePages,
     BeginRow,
     ClearPages,
     ClearPlan,
+    ClearSource,
     Effect,
     KeepEra,
     Send,
@@ -25,6 +27,7 @@ from ...runtime.controller.effects import (
 from ...runtime.controller.kv_manager import IdSpan, Progress
 from ...runtime.controller.records import JournalState
 from ...runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot
+from ...runtime.pools import pools_of
 from ...runtime.process.saved_pages import keep_era, read_era
 from ...runtime.stage_table import InstanceId, instance_id, number_of
 from ...schema.rows import Phase
@@ -42,13 +45,13 @@ log = logging.getLogger(__name__)
 class ControllerIO:
     """The shared memory that the controller writes. ``perform`` does memory effects, ``snapshot`` reads all of it back."""
 
-    def __init__(self, run: RunDirectory, actors: Sequence[InstanceId]) -> None:
+    def __init__(self, run: RunDirectory, actors: Sequence[InstanceId], num_devices: int = 1) -> None:
         """``actors``: those of the run, in the order of their numbers. More may come behind them."""
         self.actors = actors
         self.table = SequenceTable.attach(run)
         self.plans = PlanTable.attach(run)
         self.gaps = StepGaps.attach(run)
-        self.pools = {name: PagePool.attach(run, name) for name in POOLS}
+        self.pools = {name: PagePool.attach(run, name) for name in pools_of(num_devices)}
         self.secret = page_secret(run.path)
         self._run = run.path
 
@@ -93,9 +96,12 @@ class ControllerIO:
                 table.write_spec(row, spec)
             case AppendPages(row, member, pages):
                 table.append_pages(row, member, pages)
+            case AppendSourcePages(row, member, pages):
+                table.append_source_pages(row, member, pages)
+            case ClearSource(row):
+                table.num_source_pages[row] = 0
             case ClearPages(row):
-                table.num_pages[row] = 0
-                table.prefilled[row] = 0
+                table.clear_pages(row)
             case SetPrefilled(row, member, num_tokens):
                 table.prefilled[row, member] = num_tokens
             case SetPhase(row, phase):
@@ -118,13 +124,14 @@ class ControllerIO:
             if phase == Phase.FREE:
                 continue
             tables = (table.pages(row, 0).tolist(), table.pages(row, 1).tolist())
+            source = (table.source_pages(row, 0).tolist(), table.source_pages(row, 1).tolist())
             first, second = table.prefilled[row].tolist()
             end_code, state = int(table.end(row, generation)), table.read_state(row)
             committed = table.committed(row, generation)
             ids = table.ids[row, :committed].tolist()
             number = table.owner(row, generation)
             owner = None if number is None else instance_id("decode", number)
-            rows.append(RowSnapshot(row, generation, phase, tables, (first, second), committed, end_code, state, ids, owner))
+            rows.append(RowSnapshot(row, generation, phase, tables, (first, second), committed, end_code, state, ids, owner, source))
         plans = [PlanSnapshot(plan.slot, plan.plan_id, self.actors[plan.actor], plan.payload) for plan in self.plans.live()]
         generations = {name: pool.generations.tolist() for name, pool in self.pools.items()}
         keys = {name: pool.read_keys() for name, pool in self.pools.items()}

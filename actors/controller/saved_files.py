@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...runtime.bus.messages import POOLS, PoolName
+from ...runtime.pools import PoolName, pools_of
 from ...runtime.process.saved_pages import read_saved_pages
 from ...shm.page_file import PageFileReader
 
@@ -38,7 +38,7 @@ class SavedFiles:
                 saved = read_saved_pages(self._run)
                 self._readers = {
                     pool: PageFileReader.open(Path(saved[pool].path), saved[pool].secret, saved[pool].page_bytes)
-                    for pool in POOLS
+                    for pool in pools_of(1)
                     if pool in saved
                 }
             for pool, reader in self._readers.items():

@@ -70,7 +70,7 @@ async def serve(actor: Actor) -> None:
     """Wait as a standby for the role lock, rebuild the state, and decide until told to end."""
     layout = actor.wait_for_layout()
     actors = ActorTable.attach(actor.run, writable=False)
-    io = ControllerIO(actor.run, tuple(map(InstanceId, actors.actors)))
+    io = ControllerIO(actor.run, tuple(map(InstanceId, actors.actors)), actor.config.num_kv_pools)
     files = SavedFiles(actor.run.path)
     saved = files.look()
     status = actor.become_active()
@@ -136,6 +136,8 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -
     return Limits(
         policy="unified" if is_policy_file(policy) else policy,  # until the file is loaded
         actors=config.instances,
+        num_devices=config.num_kv_pools,
+        devices=config.actor_devices,
         with_decode=frozenset().union(*(process for process in stages if "decode" in process)),
         num_rows=layout.num_rows,
         max_context=layout.max_context,
@@ -284,7 +286,7 @@ class Serving:
         self._instances_version = version
         self._io.actors = self._flight.actors = tuple(map(InstanceId, table.actors))
         present, leaving = tuple(map(InstanceId, table.present)), tuple(map(InstanceId, table.leaving))
-        self._controller.set_instances(present, leaving)
+        self._controller.set_instances(present, leaving, {InstanceId(actor): device for actor, device in table.devices.items()})
         self._outages.set_actors(present)
         self._stats_at_s = 0.0
         log.info("actors: %s%s", ", ".join(present), f"; leaving: {', '.join(leaving)}" if leaving else "")
@@ -372,6 +374,7 @@ def stats_of(state: ControllerState, before: StatsSnapshot, policy: PolicyReport
         failed_total=before.failed_total + totals.failed,
         preempted_total=before.preempted_total + totals.preempted,
         handed_over_total=before.handed_over_total + totals.handed_over,
+        transferred_bytes_total=before.transferred_bytes_total + totals.transferred_bytes,
         evicted_total=before.evicted_total + totals.evicted,
         quarantined_total=before.quarantined_total + totals.quarantined,
         overruled_total=before.overruled_total + totals.overruled,

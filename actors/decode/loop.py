@@ -16,7 +16,7 @@ from ...models.grammar.matcher import Matchers
 from ...models.grammar.vocabulary import load_vocabulary
 from ...models.lm.warm_up import warm_up_decode
 from ...models.sampling.sampler import sampler_for
-from ...runtime.bus.messages import Admit, Drop, Dropped, SequenceEnded
+from ...runtime.bus.messages import Admit, Drop, Dropped, Run, SequenceEnded
 from ...runtime.observe.flight import Kind
 from ...runtime.process.memory_layout import read_layout
 from ...runtime.stage_table import number_of
@@ -35,6 +35,7 @@ from ..host.solo_trials import SoloTrials, solo_step
 from ..host.step_limit import StepLimit
 from .gap_counter import GapCounter
 from .grammar_compiler import GrammarCompiler
+from .page_copier import PageCopier
 from .running_set import Outcome, RunningSet
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,8 @@ def main(actor: Actor) -> None:
     layout = actor.wait_for_layout()
     table = SequenceTable.attach(actor.run)
     shared = SharedTensors(actor)
-    model = open_decoding_model(actor, shared, PagePool.attach(actor.run, "kv"), layout)
+    kv = PagePool.attach(actor.run, actor.kv_pool)
+    model = open_decoding_model(actor, shared, kv, layout)
     shared.close()
     sampler = sampler_for(actor.model.language.vocab_size, shared.device)
     if shared.device.type == "cuda":
@@ -68,7 +70,8 @@ def main(actor: Actor) -> None:
     actor.serving()
     try:
         gaps = StepGaps.attach(actor.run, number_of(actor.name))
-        Decoding(actor, table, running, compiler, gaps, Ringer(actor.run, "detokenizer")).run()
+        copier = PageCopier(actor, kv, table, layout.kv_page_tokens)
+        Decoding(actor, table, running, compiler, gaps, Ringer(actor.run, "detokenizer"), copier).run()
     finally:
         compiler.close()
         completion.wait()  # a successor relies on this process to write nothing more
@@ -85,10 +88,18 @@ class Decoding:
     """The loop around the running set: messages and table scans in, tokens and acknowledgements out."""
 
     def __init__(
-        self, actor: Actor, table: SequenceTable, running: RunningSet, compiler: GrammarCompiler, gaps: StepGaps, bell: Ringer
+        self,
+        actor: Actor,
+        table: SequenceTable,
+        running: RunningSet,
+        compiler: GrammarCompiler,
+        gaps: StepGaps,
+        bell: Ringer,
+        copier: PageCopier,
     ) -> None:
         """``compiler`` makes the grammars of ``running``."""
         self._actor = actor
+        self._copier = copier
         self._compiler = compiler
         self._flight = actor.flight
         self._table = table
@@ -112,9 +123,11 @@ class Decoding:
         while not self._actor.ending:
             self._take_messages()
             self._scan_when_due()
+            self._copier.go_on()
             if not self._running.rows:
-                self._compiler.prepare()
-                self._actor.wait(IDLE_S)
+                if not self._copier.is_busy:
+                    self._compiler.prepare()
+                    self._actor.wait(IDLE_S)
                 continue
             if self._trials.suspects:
                 self._try_one()
@@ -209,6 +222,8 @@ class Decoding:
             if isinstance(message, Admit):
                 if self._is_mine(message.row, message.row_generation):
                     self._add(message.row, message.row_generation, time.monotonic())
+            elif isinstance(message, Run):
+                self._copier.take(message)
             elif isinstance(message, Drop):
                 self._running.remove(message.row, message.row_generation)
                 self._gaps.left(message.row)

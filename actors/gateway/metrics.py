@@ -14,6 +14,7 @@ from prometheus_client.samples import Sample
 
 from ...runtime.bus.messages import MediaItem
 from ...runtime.errors import RequestError
+from ...runtime.pools import is_kv_pool
 from ...schema.gap_buckets import BEGINS_S, NUM_BUCKETS, OCTAVE
 from ...schema.media import MediaKind
 from ...shm.controller_stats import PoolUse, StatsSnapshot
@@ -179,6 +180,8 @@ class _StatsCollector(Collector):
         yield CounterMetricFamily("mmrt_preemptions", "Sequences that gave their KV pages to others.", stats.preempted_total)
         handed_over = "Sequences that went from one decode to another, without a copy."
         yield CounterMetricFamily("mmrt_sequences_handed_over", handed_over, stats.handed_over_total)
+        transferred = "Bytes of KV pages copied from the pool of one device to that of another."
+        yield CounterMetricFamily("mmrt_kv_transferred_bytes", transferred, stats.transferred_bytes_total)
         overruled = "Times that the scheduling policy failed and unified acted in its place."
         yield CounterMetricFamily("mmrt_policy_overruled", overruled, stats.overruled_total)
         yield CounterMetricFamily(
@@ -203,8 +206,9 @@ class _StatsCollector(Collector):
             broken.add_metric([name], name in stats.broken)
             generation.add_metric([name], number)
         yield from (broken, generation)
-        kv = stats.pools.get("kv", PoolUse())
-        share = kv.used / kv.pages if kv.pages else 0.0
+        kv = [use for name, use in stats.pools.items() if is_kv_pool(name)]
+        num_pages = sum(use.pages for use in kv)
+        share = sum(use.used for use in kv) / num_pages if num_pages else 0.0
         yield GaugeMetricFamily("mmrt_kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", share)
 
 

@@ -23,6 +23,7 @@ from ...runtime.config import RuntimeConfig
 from ...runtime.environment import read_environment
 from ...runtime.observe.dumps import save_crash
 from ...runtime.observe.flight import Kind
+from ...runtime.pools import kv_pool
 from ...runtime.process.crash_cause import Death, ExitNote, judge, oom_kills, outlive, read_exit_note, recent_crashes, write_exit_note
 from ...runtime.process.lifeline import Lifeline
 from ...runtime.process.memory_layout import MemoryLayout, read_layout
@@ -95,6 +96,11 @@ class Actor:
         signal.signal(signal.SIGTERM, lambda *_: self.end())
         # A signal alone does not end a poll (PEP 475): its byte in this pipe does.
         signal.set_wakeup_fd(self._signalling, warn_on_full_buffer=False)
+
+    @property
+    def kv_pool(self) -> str:
+        """Return the name of its device's KV pool."""
+        return kv_pool(self.config.actor_devices.get(self.name, 0))
 
     @property
     def shares_process(self) -> bool:

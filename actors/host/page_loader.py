@@ -33,7 +33,7 @@ class PageLoader:
         ends, more = list[int](), list[bool]()
         for chunk in plan.chunks:
             page_tokens = (chunk.end - chunk.start) // len(chunk.keys)
-            pages = table.pages(chunk.row, chunk.member)[chunk.start // page_tokens : chunk.end // page_tokens].tolist()
+            pages = table.prefill_pages(chunk.row, chunk.member)[chunk.start // page_tokens : chunk.end // page_tokens].tolist()
             num_loaded, is_late = self._load(pages, chunk.keys, chunk.slots, time.monotonic() + LOAD_S)
             ends.append(chunk.start + num_loaded * page_tokens)
             more.append(num_loaded >= LEAST_PAGES if is_late else num_loaded == len(pages))

@@ -2,8 +2,8 @@
 
 import time
 
-from ...runtime.bus.messages import ItemError, Loaded, Result, Skipped
-from ...runtime.bus.plans import Load, LoadSegments, Plan
+from ...runtime.bus.messages import ItemError, Loaded, Result, Skipped, Transferred
+from ...runtime.bus.plans import Load, LoadSegments, Plan, Transfer
 from ...runtime.observe.flight import Kind, pack_plan
 from ...shm.flight_recorder import FlightWriter
 
@@ -35,9 +35,11 @@ class PlanFlight:
 
 
 def _units_done(plan: Plan, result: Result) -> int:
-    """The plan's units; of one to load pages, the tokens that were loaded."""
+    """The plan's units; of one to load pages, the tokens that were loaded; of one to copy some, their bytes."""
     if isinstance(plan, Load) and isinstance(result, Loaded):
         return sum(end - chunk.start for chunk, end in zip(plan.chunks, result.ends, strict=True))
     if isinstance(plan, LoadSegments) and isinstance(result, Loaded):
         return sum(result.ends)
-    return plan.units
+    if isinstance(result, Transferred):
+        return result.num_bytes
+    return 0 if isinstance(plan, Transfer) else plan.units

@@ -20,6 +20,7 @@ from ...runtime.environment import read_environment
 from ...runtime.errors import ConfigError, RunError, UserError
 from ...runtime.process.json_log import log_as_json
 from ...runtime.process.lifeline import Lifeline
+from ...runtime.process.processors import keep_to
 from ...runtime.process.run import join_run
 from ...runtime.stage_table import STAGES, InstanceId, parse_instance, stage_of
 from ...shm.errors import ShmError
@@ -62,6 +63,7 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
             raise ConfigError(
                 f"{name} cannot be debugged in a process that is {', '.join(together)}: actors.layout can give it its own"
             )
+        keep_to(actor.config, identity)
         others = [Actor(other, join_run(other, environment), Lifeline(lifeline.fd), None) for other in together if other != name]
     except (UserError, CheckpointError, ShmError) as error:
         return _complain(error)

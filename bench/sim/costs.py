@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from ...models.architecture import ModelConfig
-from ...runtime.bus.plans import Analyse, Encode, Load, LoadSegments, Plan, Prefill, PreprocessSegment
+from ...runtime.bus.plans import Analyse, Encode, Load, LoadSegments, Plan, Prefill, PreprocessSegment, Transfer
 from ...schema.media import MediaKind, SegmentShape
 from ..environment import Environment
 
@@ -168,6 +168,8 @@ def plan_seconds(costs: Costs, plan: Plan) -> float:
             return _line(costs, "preprocess", plan.media.kind).seconds(plan.units)
         case Load() | LoadSegments():
             raise CostsError("pages of files (cache.dir) are not simulated")
+        case Transfer():
+            raise CostsError("copies of KV pages between devices ([[devices]]) are not simulated")
 
 
 def _encode_seconds(costs: Costs, kind: MediaKind, shapes: Sequence[SegmentShape]) -> float:

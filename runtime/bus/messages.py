@@ -15,6 +15,7 @@ from typing import Literal, ParamSpec, TypeVar
 import msgspec
 
 from ...schema.media import ItemShape, MediaKind, MediaOptions, MediaSpan
+from ..pools import PoolName
 from .sampling import Sampling
 
 FinishReason = Literal["stop", "length", "abort", "error", "grammar"]
@@ -74,10 +75,6 @@ class RequestSpec(Record, frozen=True):
     def is_prefill_only(self) -> bool:
         """Return whether it has no answer, and never goes to decode."""
         return self.max_new_tokens == 0
-
-
-PoolName = Literal["media", "patch", "embedding", "kv"]
-POOLS: tuple[PoolName, ...] = ("media", "patch", "embedding", "kv")
 
 
 class PageRun(Record, frozen=True):
@@ -269,6 +266,12 @@ class Loaded(Wire, frozen=True):
     more: list[bool]
 
 
+class Transferred(Wire, frozen=True):
+    """A plan to copy KV pages is done: so many bytes of them."""
+
+    num_bytes: int
+
+
 class ItemError(Wire, frozen=True):
     """The medium cannot be used; the request fails with this status and message."""
 
@@ -288,7 +291,7 @@ class Overran(Wire, frozen=True):
     """The plan is not done: its work is larger than estimated, and others wait for its thread."""
 
 
-Result = Analysed | Done | Loaded | ItemError | Skipped | Died | Overran
+Result = Analysed | Done | Loaded | Transferred | ItemError | Skipped | Died | Overran
 
 
 class PlanDone(Wire, frozen=True):

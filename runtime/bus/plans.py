@@ -1,4 +1,4 @@
-"""Plans: records in the plan table that tell video, encoder and prefill what to do, and the properties of plans.
+"""Plans: records in the plan table that tell video, encoder, prefill and decode what to do, and the properties of plans.
 
 A plan knows its stage, the rows that it names, the pages that it reads and writes, and its amount of work. ``row`` and
 ``row_generation`` name a row of the sequence table; a part for a row of another generation is stale.
@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Self
 import msgspec
 
 from ...schema.media import ItemShape, SegmentShape
+from ..pools import PoolName
 from .media_work import estimated_work, is_large
-from .messages import MediaItem, PageRun, PoolName, Record, Wire, checked
+from .messages import MediaItem, PageRun, Record, Wire, checked
 
 _LINEAR = 1024  # tokens or rows up to which attention's quadratic cost is negligible
 
@@ -33,6 +34,7 @@ class PlanKind(enum.IntEnum):
     PREFILL = 4
     LOAD = 5
     LOAD_SEGMENTS = 6
+    TRANSFER = 7
 
 
 class PlanBase(Wire, frozen=True):
@@ -91,8 +93,8 @@ class PlanBase(Wire, frozen=True):
         return {self.READS: _distinct(part.source for part in self.parts)}
 
     def writes(self) -> dict[PoolName, list[int]]:
-        """Return the pages that the plan names and writes, each once. Plans for prefill name none: it writes through its rows' block
-        tables."""
+        """Return the pages that the plan names and writes, each once. Plans that write KV pages name none: they follow their rows'
+        block tables."""
         return {} if self.WRITES is None else {self.WRITES: _distinct(run for _, run in self.targets())}
 
     def targets(self, key: RowKey | None = None) -> list[Target]:
@@ -366,7 +368,58 @@ class LoadSegments(PlanBase, frozen=True):
         return LoadSegments([msgspec.structs.replace(part, target=run("embedding", part.target)) for part in self.parts])
 
 
-Plan = Analyse | PreprocessSegment | Encode | Prefill | Load | LoadSegments
+class TransferChunk(Record, frozen=True):
+    """The pages of tokens [start, end) of one member of a row: from those of its source table to those in the same places of its block
+    table. ``start`` is the first token of a page."""
+
+    row: int
+    row_generation: int
+    member: int
+    start: int
+    end: int
+
+
+class Transfer(PlanBase, frozen=True):
+    """decode: copy KV pages of one row from the pool ``source``, of the device that prefilled them, to that of its own device (TI6,
+    KT1). The result is ``Transferred``."""
+
+    STAGE = "decode"
+    KIND = PlanKind.TRANSFER
+
+    source: PoolName
+    chunks: list[TransferChunk]
+
+    @property
+    def parts(self) -> Sequence[TransferChunk]:
+        return self.chunks
+
+    @property
+    def place(self) -> Place:
+        return -1, -1
+
+    @property
+    def units(self) -> int:
+        return sum(chunk.end - chunk.start for chunk in self.chunks)
+
+    def only(self, is_alive: Callable[[int, int], bool]) -> "Transfer | None":
+        """Return the plan if its row is alive."""
+        return self if all(is_alive(*row) for row in self.rows) else None
+
+    def reads(self) -> dict[PoolName, list[int]]:
+        return {}
+
+    def share(self, row: int) -> tuple[int, int]:
+        """Return tokens [first, last) of the row's first member."""
+        return next(((chunk.start, chunk.end) for chunk in self.chunks if chunk.row == row and chunk.member == 0), (0, 0))
+
+    def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "Transfer":
+        """Return the plan with other rows, of generation 1."""
+        del run
+        chunks = [msgspec.structs.replace(chunk, row=row(chunk.row), row_generation=1) for chunk in self.chunks]
+        return Transfer(self.source, chunks)
+
+
+Plan = Analyse | PreprocessSegment | Encode | Prefill | Load | LoadSegments | Transfer
 
 decode_plan = checked(msgspec.msgpack.Decoder(Plan).decode)
 

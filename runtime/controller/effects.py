@@ -7,7 +7,8 @@ The order makes a crash between any two effects harmless: everything that a mess
 from typing import NamedTuple
 
 from ...schema.rows import Phase
-from ..bus.messages import PageRun, PoolName, ToActor
+from ..bus.messages import PageRun, ToActor
+from ..pools import PoolName
 from ..stage_table import InstanceId
 from .records import JournalRecord
 
@@ -64,8 +65,22 @@ class AppendPages(NamedTuple):
     pages: list[int]
 
 
+class AppendSourcePages(NamedTuple):
+    """Pages of the pool in which the row is prefilled, where that is not its own."""
+
+    row: int
+    member: int
+    pages: list[int]
+
+
+class ClearSource(NamedTuple):
+    """The row no longer holds pages of another pool than its own."""
+
+    row: int
+
+
 class ClearPages(NamedTuple):
-    """The row no longer holds KV pages: block tables are empty, nothing is prefilled."""
+    """The row no longer holds KV pages, of any pool: block tables are empty, nothing is prefilled."""
 
     row: int
 
@@ -114,6 +129,8 @@ Effect = (
     | WriteState
     | WriteSpec
     | AppendPages
+    | AppendSourcePages
+    | ClearSource
     | ClearPages
     | SetPrefilled
     | SetPhase

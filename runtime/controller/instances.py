@@ -4,15 +4,22 @@ An actor that leaves gets no more plans and rows. Its plans come to their ends; 
 (``ownership``). It is drained when nothing names it: then its process can end.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..stage_table import InstanceId
 from .ownership import take_back
 from .state import ControllerState
 
 
-def set_instances(state: ControllerState, instances: Sequence[InstanceId], leaving: Collection[InstanceId]) -> None:
-    """Set the actors that belong to the run, and those of them that leave it. One that comes back gets work once it says Hello."""
+def set_instances(
+    state: ControllerState,
+    instances: Sequence[InstanceId],
+    leaving: Collection[InstanceId],
+    devices: Mapping[InstanceId, int] | None = None,
+) -> None:
+    """Set the actors that belong to the run, those of them that leave it, and their devices, if these are given. One that comes back
+    gets work once it says Hello."""
+    state.devices = state.devices if devices is None else devices
     for actor in [actor for actor in state.actors if actor not in instances]:
         del state.actors[actor]
     state.leaving = frozenset(leaving)

@@ -9,13 +9,14 @@ from ..bus.messages import Computed, Failed, Granted, Prepared, Queued, Released
 from ..errors import RequestError
 from .effects import BeginRow, WriteSpec
 from .embedding_tracker import EmbeddingTracker, lay_out
-from .guidance import member_lengths, num_pages
+from .guidance import Lengths, member_lengths, num_pages
 from .kv_manager import grant_kv, wanted_kv
 from .lifecycle import end, fail, failed_message
 from .media_sharing import join, known_shapes, look_up
 from .outages import check_served
+from .placement import Placement, choose_pools
 from .poison import MAX_STRIKES, STRIKE_BYTES
-from .prefix_cache import PagesToCome, find_hits, num_saved, set_keys
+from .prefix_cache import PagesToCome, set_keys
 from .records import Submitted
 from .request import MEMBER_BYTES, ItemRecord, Request, RowRecord, SegmentRecord, encode_record
 from .scheduling.admission import Load, ResourceGate, check_lengths, check_submission, media_pages
@@ -98,21 +99,25 @@ def admit(state: ControllerState, gate: ResourceGate, to_come: PagesToCome, requ
             request.record.era = state.era
             set_keys(state, request, prompts_of(request.spec, request.spec.prompt_ids))
     media, kv = request.admission_need
-    hits = find_hits(state, request)
-    if to_come.have_next_of(request, hits):
+    if request.spec.items:
+        if gate.take(row=1, media=media):
+            _place(state, request, None, now)
         return
-    if gate.take(row=1, media=media, kv=kv - num_saved(state, hits)):
-        _place(state, request, now)
+    placement = choose_pools(state, request, text_lengths(request.spec), kv, gate)
+    if to_come.have_next_of(request, placement.hits):
+        return
+    if gate.take(row=1, **placement.needs):
+        _place(state, request, placement, now)
         to_come.add(request)
 
 
-def _admission_need(state: ControllerState, spec: RequestSpec) -> tuple[int, int]:
-    """Return the (media, KV) pages needed. With media, the KV need is known only after analysis."""
+def _admission_need(state: ControllerState, spec: RequestSpec) -> tuple[int, Lengths]:
+    """Return the media pages needed, and the KV pages per member. With media, those are known only after analysis."""
     media = sum(media_pages(spec, state.limits))
     if spec.items:
-        return media, 0
+        return media, ()
     lengths = text_lengths(spec)
-    return media, sum(wanted_kv(state, lengths, 0, check_lengths(spec, lengths, state.limits), 0.0))
+    return media, wanted_kv(state, lengths, 0, check_lengths(spec, lengths, state.limits), 0.0)
 
 
 def text_lengths(spec: RequestSpec) -> tuple[int, ...]:
@@ -124,8 +129,9 @@ def prompts_of(spec: RequestSpec, prompt: list[int]) -> tuple[list[int], ...]:
     return (prompt, *([spec.companion_ids] if spec.companion_ids else []))
 
 
-def _place(state: ControllerState, request: Request, now: float) -> None:
-    """Give the request a row and its media pages; a text request is prepared at once. Writing the phase word makes it effective."""
+def _place(state: ControllerState, request: Request, placement: Placement | None, now: float) -> None:
+    """Give the request a row and its media pages; a text request, which has a ``placement``, is prepared at once. Writing the phase
+    word makes it effective."""
     del state.waiting[request.key]
     request.row = state.free_rows.pop()
     state.row_generations[request.row] += 1
@@ -148,7 +154,7 @@ def _place(state: ControllerState, request: Request, now: float) -> None:
         return
     prepare(state, request)
     if request.record.prepared:
-        granted = grant_kv(state, request)
+        granted = placement is not None and grant_kv(state, request, placement)
         assert granted, "the granter gave KV pages that are not free"
 
 

@@ -7,17 +7,18 @@ seconds of tokens ahead. When pages run short, the last rows in order give their
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import chain
 from typing import NamedTuple
 
 from ...schema.rows import Phase
+from ..pools import PoolName
 from .effects import AppendPages
 from .guidance import Lengths, num_pages, wanted_pages
 from .lifecycle import preempt, settle
 from .ownership import hand_over, is_orphan
-from .prefix_cache import append_hits, chunks_to_load, find_hits, learn_ids, name_pages, note_hits, num_saved, share_hits
+from .placement import Placement, able_pools, choose_pools
+from .prefix_cache import append_hits, append_to_prefill, chunks_to_load, find_hits, learn_ids, name_pages, note_hits, share_hits
 from .request import Request
-from .scheduling.admission import Holder, choose_victims, pages_ahead
+from .scheduling.admission import Holder, ResourceGate, choose_victims, pages_ahead
 from .scheduling.budgets import steer_share
 from .state import BY_RANK, ControllerState, membership
 
@@ -136,10 +137,13 @@ def wanted_kv(state: ControllerState, lengths: Lengths, committed: int, max_new_
     return wanted_pages(lengths, committed, max_new_tokens, limits.kv_page_tokens, pages_ahead(rate, limits))
 
 
-def kv_need(state: ControllerState, request: Request) -> int:
-    """Return the free pages that a grant to a row without any takes, all members together, all or none (CF3, CF4)."""
-    wanted = wanted_kv(state, request.lengths, request.committed, request.record.max_new_tokens, request.rate)
-    return sum(wanted) - num_saved(state, find_hits(state, request))
+def place_row(state: ControllerState, request: Request, gate: ResourceGate) -> Placement:
+    """Choose the pools of a row without KV pages. A grant takes the free pages for all members, all or none (CF3, CF4)."""
+    return choose_pools(state, request, request.lengths, _wanted(state, request), gate)
+
+
+def _wanted(state: ControllerState, request: Request) -> Lengths:
+    return wanted_kv(state, request.lengths, request.committed, request.record.max_new_tokens, request.rate)
 
 
 def needs_kv(request: Request) -> bool:
@@ -156,20 +160,28 @@ def needs_kv(request: Request) -> bool:
     )
 
 
-def grant_kv(state: ControllerState, request: Request) -> bool:
+def grant_kv(state: ControllerState, request: Request, placement: Placement) -> bool:
     """Grant a row the pages for its prompts and a start, for all members or for none. Leading pages that the cache has are shared.
 
-    Of every member at least the last page is its own: a grant cut short by a crash is one that lacks pages.
+    Of every member at least the last page is its own: a grant cut short by a crash is one that lacks pages. The pools are recorded
+    before the pages.
     """
-    wanted = wanted_kv(state, request.lengths, request.committed, request.record.max_new_tokens, request.rate)
-    hits = find_hits(state, request)
-    if sum(wanted) - num_saved(state, hits) > state.pools["kv"].num_free:
+    if any(count > state.pools[pool].num_free for pool, count in placement.needs.items()):
         return False
+    wanted, record = _wanted(state, request), request.record
+    if (record.kv_pool, record.source_pool) != placement[:2]:
+        record.kv_pool, record.source_pool = placement[:2]
+        state.save(request)
+    hits = find_hits(state, request, request.prefill_pool)
     share_hits(state, request, hits)
     for member, count in enumerate(wanted):
         shared = hits[member] if hits else []
         append_hits(state, request, member, shared)
-        _append(state, request, member, count - len(shared))
+        if record.source_pool is None:
+            count -= len(shared)
+        else:
+            _append_source(state, request, member, num_pages(request.targets[member], state.limits.kv_page_tokens) - len(shared))
+        _append(state, request, member, count)
     request.blocked_s = -1.0
     if request.keys:
         request.may_load, request.num_loads = bool(chunks_to_load(state, request)), 0
@@ -177,20 +189,31 @@ def grant_kv(state: ControllerState, request: Request) -> bool:
     return True
 
 
-def _append(state: ControllerState, request: Request, member: int, count: int) -> bool:
-    run = state.allocate("kv", request, count)
-    if run is None:
-        return False
+def _append(state: ControllerState, request: Request, member: int, count: int) -> None:
+    run = state.allocate(request.kv_pool, request, count)
+    assert run is not None, "the granter gave KV pages that are not free"
     if request.record.member_of is not None:
-        state.pools["kv"].use(membership(request), run.pages)
+        state.pools[request.kv_pool].use(membership(request), run.pages)
     state.emit(AppendPages(request.row, member, run.pages))
     request.block_tables[member].extend(run.pages)
-    return True
 
 
-def reserve(state: ControllerState) -> int:
-    """Return the pages kept for the growth of running members when a new row asks."""
-    return state.num_decode_tokens
+def _append_source(state: ControllerState, request: Request, member: int, count: int) -> None:
+    run = state.allocate(request.prefill_pool, request, count)
+    assert run is not None, "the granter gave KV pages that are not free"
+    if count:
+        append_to_prefill(state, request, member, run.pages)
+
+
+def num_grantable(state: ControllerState, pool: PoolName) -> int:
+    """Return the pages that a new row may take: some are kept for the growth of running members."""
+    return max(0, state.pools[pool].num_free - _reserve(state, pool))
+
+
+def _reserve(state: ControllerState, pool: PoolName) -> int:
+    if len(state.kv_pools) == 1:
+        return state.num_decode_tokens
+    return sum([len(request.lengths) for request in state.decoding() if request.kv_pool == pool])
 
 
 def grow(state: ControllerState) -> None:
@@ -208,12 +231,12 @@ def grow(state: ControllerState) -> None:
         wanted = wanted_kv(state, request.lengths, request.committed, max_new_tokens, request.rate)
         for goal in (least, wanted):  # first the need of the next token, for both members
             for member, count in enumerate(goal):
-                missing = min(count - len(request.block_tables[member]), state.pools["kv"].num_free)
+                missing = min(count - len(request.block_tables[member]), state.pools[request.kv_pool].num_free)
                 if missing > 0:
                     _append(state, request, member, missing)
         short = sum(max(0, count - len(request.block_tables[member])) for member, count in enumerate(least))
         if short:
-            _take_from_later(state, request, short)
+            _take_from_later(state, request, request.kv_pool, short)
         request.grow_at = _next_growth(state, request)
 
 
@@ -227,19 +250,19 @@ def _next_growth(state: ControllerState, request: Request) -> int:
     return found
 
 
-def _take_from_later(state: ControllerState, request: Request, num_pages: int) -> bool:
-    """Preempt until ``num_pages`` are coming, counting pages already being given back. False if that is impossible."""
-    ledger = state.pools["kv"]
+def _take_from_later(state: ControllerState, request: Request, pool: PoolName, num_pages: int) -> bool:
+    """Preempt until ``num_pages`` of a pool are coming, counting pages already being given back. False if that is impossible."""
+    ledger = state.pools[pool]
     leaving = [r for r in state.requests_in_rows() if r.record.evicting or r.ending or r.is_finished]
-    given_back = Counter(p for r in leaving if not r.record.evicting and not r.ending for p in set(chain(*r.block_tables)))
-    coming = {p for r in leaving for p in chain(*r.block_tables) if ledger.num_rows(p) <= given_back[p]}
+    given_back = Counter(p for r in leaving if not r.record.evicting and not r.ending for p in r.pages_in(pool))
+    coming = {p for r in leaving for p in r.pages_in(pool) if ledger.num_rows(p) <= given_back[p]}
     missing = num_pages - ledger.num_free - len(coming)
     if missing <= 0:
         return True
     holders = [
-        Holder(other.key, other.rank, 2 if other.record.items else 0, set(chain(*other.block_tables)))
+        Holder(other.key, other.rank, 2 if other.record.items else 0, pages)
         for other in state.live()
-        if other.has_kv and not other.is_finished
+        if other.has_kv and not other.is_finished and (pages := other.pages_in(pool))
     ]
     victims = choose_victims(holders, request.rank, missing, ledger.num_rows)
     for key in victims:
@@ -247,24 +270,29 @@ def _take_from_later(state: ControllerState, request: Request, num_pages: int) -
     return bool(victims)
 
 
-def make_room(state: ControllerState, request: Request, now: float) -> None:
+def make_room(state: ControllerState, request: Request, placement: Placement, now: float) -> None:
     """Preempt later rows once the first row has waited long enough for KV pages."""
     if request.blocked_s < 0:
         request.blocked_s = now
     elif now - request.blocked_s >= state.limits.patience_s:
         request.blocked_s = now
-        need = kv_need(state, request)
-        # later rows may hold the need but not the reserve, which falls as they go
-        if not _take_from_later(state, request, need + reserve(state)):
-            _take_from_later(state, request, need)
+        for pool, need in placement.needs.items():
+            # later rows may hold the need but not the reserve, which falls as they go
+            if not _take_from_later(state, request, pool, need + _reserve(state, pool)):
+                _take_from_later(state, request, pool, need)
 
 
 def admit_to_decode(state: ControllerState) -> None:
-    """Hand over fully prefilled rows once no plan writes their KV pages, and rows that have left a decode actor for another one."""
+    """Hand over fully prefilled rows once no plan writes their KV pages, and rows that have left a decode actor for another one. Those
+    whose pool has lost its decodes are prefilled again in another."""
     for request in state.touched():
         if is_orphan(request) or _is_prepared(request):
-            hand_over(state, request)
+            if request.kv_pool in able_pools(state, "decode"):
+                hand_over(state, request)
+            else:
+                preempt(state, request)
 
 
 def _is_prepared(request: Request) -> bool:
-    return request.phase == Phase.PREPARE and not request.spec.is_prefill_only and request.is_ready
+    is_home = request.record.source_pool is None and request.transfer_plan is None
+    return request.phase == Phase.PREPARE and not request.spec.is_prefill_only and request.is_ready and is_home

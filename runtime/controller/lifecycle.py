@@ -72,7 +72,7 @@ def preempt(state: ControllerState, request: Request) -> None:
     state.save(request)
     if request.phase == Phase.DECODE:
         state.set_phase(request, Phase.PREPARE)
-    state.pools["kv"].retire(owner(request))
+    state.retire_kv(request)
     settle(state, request)
 
 
@@ -119,8 +119,8 @@ def settle(state: ControllerState, request: Request) -> None:
     if record.member_of is not None and is_leaving:
         request.drop_ticket = request.drop_ticket or state.number()
         return
-    if (request.ending or record.evicting or request.is_finished) and request.prefill_plan is None:
-        if any(request.block_tables) or any(request.prefilled):
+    if (request.ending or record.evicting or request.is_finished) and not request.has_kv_plan:
+        if any(request.block_tables) or any(request.source_tables) or any(request.prefilled):
             clear_pages(state, request)
         if record.evicting and not request.ending:
             record.evicting = False
@@ -136,6 +136,6 @@ def settle(state: ControllerState, request: Request) -> None:
 def clear_pages(state: ControllerState, request: Request) -> None:
     """Empty the row's block tables: these words are authoritative for KV pages, so they are cleared before the pages are reused."""
     state.emit(ClearPages(request.row))
-    state.pools["kv"].retire(owner(request))
-    request.block_tables = ([], [])
-    request.prefilled, request.num_cached, request.num_named = [0, 0], [0, 0], [0, 0]
+    state.retire_kv(request)
+    request.block_tables, request.source_tables = ([], []), ([], [])
+    request.prefilled, request.num_cached, request.num_named, request.copied = [0, 0], [0, 0], [0, 0], [0, 0]

@@ -18,7 +18,6 @@ from ..bus.messages import (
     Filled,
     Hello,
     PlanDone,
-    PoolName,
     Query,
     Released,
     SequenceEnded,
@@ -27,6 +26,7 @@ from ..bus.messages import (
     Unknown,
     Welcome,
 )
+from ..pools import PoolName
 from ..stage_table import WORKERS, InstanceId, stage_of
 from .cache_eras import clear_caches, note_code
 from .effects import Effect, Send
@@ -40,22 +40,24 @@ from .kv_manager import (
     expose_finished_rows,
     grant_kv,
     grow,
-    kv_need,
     make_room,
     needs_kv,
     note_last_words,
+    num_grantable,
     observe,
-    reserve,
+    place_row,
     wanted_ids,
 )
 from .lifecycle import end, failed_message
+from .migration import issue_transfers
 from .outages import fail_stranded
 from .ownership import on_dropped, on_gone, resend_drops, send_drops, unanswering
+from .placement import leave_pools
 from .plan_dispatch import send_plan
 from .plan_results import finish_plan
 from .planner import issue
 from .policy_calls import rank_requests
-from .prefix_cache import PagesToCome, find_hits
+from .prefix_cache import PagesToCome
 from .scheduling.admission import ResourceGate, overloaded
 from .scheduling.types import Limits
 from .state import BY_RANK, GATEWAY, LONG_AGO_S, ControllerState
@@ -188,9 +190,12 @@ class Controller:
             self.state.saved[pool].learn(slot_of)
         self.state.touch_preparing()
 
-    def set_instances(self, instances: Sequence[InstanceId], leaving: Collection[InstanceId] = ()) -> None:
-        """Set the actors that belong to the run from now on, and those of them that leave it: they get no more work."""
-        set_instances(self.state, instances, leaving)
+    def set_instances(
+        self, instances: Sequence[InstanceId], leaving: Collection[InstanceId] = (), devices: Mapping[InstanceId, int] | None = None
+    ) -> None:
+        """Set the actors that belong to the run from now on, and those of them that leave it: they get no more work. ``devices``: of
+        the actors, by number; None: as before."""
+        set_instances(self.state, instances, leaving, devices)
 
     def watched(self) -> list[tuple[int, int]]:
         """Return the rows whose words ``tick`` needs, as (row, generation)."""
@@ -226,11 +231,13 @@ class Controller:
         check_deadlines(state, now)
         fail_stranded(state)
         empty_leaving(state)
+        leave_pools(state)
         probe_silent_requests(state, now)
         prepare_analysed(state)
         grow(state)
         self._grant(now)
         issue(state, now)
+        issue_transfers(state, now)
         admit_to_decode(state)
         for inflight in state.plans.values():
             if now - inflight.sent_s >= state.limits.resend_s:
@@ -267,7 +274,7 @@ class Controller:
         gate = ResourceGate(
             rows=len(state.free_rows),
             media=state.pools["media"].num_free,
-            kv=max(0, state.pools["kv"].num_free - reserve(state)),
+            **{pool: num_grantable(state, pool) for pool in state.kv_pools},
         )
         first = min((r for r in state.live() if r.record.prepared and not r.is_finished), key=BY_RANK) if short else None
         is_passed = first is not None and any(
@@ -279,23 +286,24 @@ class Controller:
             if not request.has_row:
                 if not num_short and gate.is_blocked("row"):
                     break  # all remaining requests need one
-                if request.spec.items or not gate.is_blocked("kv"):  # a text request would be refused: it needs KV pages
+                if request.spec.items or not gate.has_no_kv:  # a text request would be refused: it needs KV pages
                     admit(state, gate, to_come, request, now)
                 continue
             num_short -= 1
-            if to_come.have_next_of(request, find_hits(state, request)):
+            placement = place_row(state, request, gate)
+            if to_come.have_next_of(request, placement.hits):
                 continue
-            need = kv_need(state, request)
             if request is first:  # it need not leave room for later ones' growth, only for an earlier waiting text request
-                if (not is_passed or gate.take(kv=need)) and grant_kv(state, request):
+                if (not is_passed or gate.take(**placement.needs)) and grant_kv(state, request, placement):
                     to_come.add(request)
-                    if not is_passed:
-                        gate.charge("kv", need)
+                    for pool, need in placement.needs.items() if not is_passed else ():
+                        gate.charge(pool, need)
                 else:
-                    gate.block("kv")
-                    make_room(state, request, now)
-            elif gate.take(kv=need):
-                granted = grant_kv(state, request)
+                    for pool in placement.needs:
+                        gate.block(pool)
+                    make_room(state, request, placement, now)
+            elif gate.take(**placement.needs):
+                granted = grant_kv(state, request, placement)
                 assert granted, "the granter gave KV pages that are not free"
                 to_come.add(request)
 

@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from ...schema.rows import Phase
 from ..bus.messages import Admit, Drop
+from ..pools import PoolName
 from ..stage_table import InstanceId, number_of, stage_of
 from .effects import SetOwner
 from .lifecycle import settle
@@ -21,13 +22,14 @@ from .state import LONG_AGO_S, ControllerState, membership
 
 
 def hand_over(state: ControllerState, request: Request) -> None:
-    """Hand a row whose prompt is in the KV cache to a decode actor. The membership is recorded first, the phase is written last."""
-    actor = choose_decode(state)
+    """Hand a row whose prompt is in the KV cache to a decode actor of its pool. The membership is recorded first, the phase is written
+    last."""
+    actor = choose_decode(state, request.kv_pool)
     request.record.member_of = actor
     request.window = None  # time spent outside decode does not count as time between tokens
     state.save(request)
     for table in request.block_tables:
-        state.pools["kv"].use(membership(request), table)
+        state.pools[request.kv_pool].use(membership(request), table)
     if request.keys:
         check_unnamed(state, request)
     set_owner(state, request, actor)
@@ -38,9 +40,10 @@ def hand_over(state: ControllerState, request: Request) -> None:
     state.send(actor, Admit(state.epoch, request.row, request.row_generation))
 
 
-def choose_decode(state: ControllerState) -> InstanceId:
-    """Return the serving decode actor with the fewest sequences to step, then with the fewest tokens in the KV cache (TI7, MS2)."""
-    actors = [actor for actor in state.staying if stage_of(actor) == "decode"]
+def choose_decode(state: ControllerState, pool: PoolName) -> InstanceId:
+    """Return the serving decode actor of a pool with the fewest sequences to step, then with the fewest tokens in the KV cache (TI7,
+    MS2)."""
+    actors = [actor for actor in state.staying if stage_of(actor) == "decode" and state.pool_of(actor) == pool]
     unbroken = [actor for actor in actors if actor not in state.outages] or actors
     serving = [actor for actor in unbroken if actor in state.actors] or unbroken
     if len(serving) == 1:
@@ -120,5 +123,5 @@ def _end_membership(state: ControllerState, request: Request) -> None:
     request.drop_ticket, request.drop_sent_s = 0, LONG_AGO_S
     request.record.member_of = None
     state.save(request)
-    state.pools["kv"].drop(membership(request))
+    state.pools[request.kv_pool].drop(membership(request))
     settle(state, request)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from ..bus.messages import Run, encode
 from ..bus.plans import Plan
+from ..pools import PoolName
 from ..stage_table import InstanceId, stage_of
 from .effects import ClearPlan, WritePlan
 from .pages import User
@@ -15,24 +16,26 @@ from .scheduling.routing import choose
 from .state import ControllerState, InflightPlan
 
 
-def credit(state: ControllerState, stage: str) -> int:
-    """Return how many more plans the actors of a stage may be sent: depth for each less its unacknowledged ones."""
-    return sum(max(0, state.limits.depth - load) for load in _loads(state, stage).values())
+def credit(state: ControllerState, stage: str, pool: PoolName | None = None) -> int:
+    """Return how many more plans the actors of a stage may be sent: depth for each less its unacknowledged ones. ``pool``: only those
+    with this KV pool."""
+    return sum(max(0, state.limits.depth - load) for load in _loads(state, stage, pool).values())
 
 
-def _loads(state: ControllerState, stage: str) -> dict[InstanceId, int]:
+def _loads(state: ControllerState, stage: str, pool: PoolName | None) -> dict[InstanceId, int]:
     """Return the unacknowledged plans of each active actor of a stage that gets work."""
     active = (actor for actor in state.staying if stage_of(actor) == stage and actor in state.actors)
-    loads = {actor: 0 for actor in active if actor not in state.outages}
+    loads = {actor: 0 for actor in active if actor not in state.outages and pool in (None, state.pool_of(actor))}
     for inflight in state.plans.values():
         if inflight.actor in loads:
             loads[inflight.actor] += 1
     return loads
 
 
-def place_plan(state: ControllerState, plan: Plan, requests: Iterable[Request], now: float) -> None:
-    """Write a plan into a slot, hold the pages that it names, and send it to the actor of its stage with the least to do (MS2)."""
-    actor = _least_busy(state, plan.STAGE)
+def place_plan(state: ControllerState, plan: Plan, requests: Iterable[Request], now: float, pool: PoolName | None = None) -> None:
+    """Write a plan into a slot, hold the pages that it names, and send it to the actor of its stage with the least to do (MS2), of
+    those with this KV pool if one is given."""
+    actor = _least_busy(state, plan.STAGE, pool)
     inflight = InflightPlan(state.number(), state.free_slots.pop(), actor, plan, list(requests), begun_s=now)
     adopt_plan(state, inflight)
     for pool, pages in inflight.pages():
@@ -41,9 +44,9 @@ def place_plan(state: ControllerState, plan: Plan, requests: Iterable[Request], 
     send_plan(state, inflight, now)
 
 
-def _least_busy(state: ControllerState, stage: str) -> InstanceId:
+def _least_busy(state: ControllerState, stage: str, pool: PoolName | None) -> InstanceId:
     """Return the actor with room for a plan and the fewest pending units, by their cost (MS2)."""
-    loads = _loads(state, stage)
+    loads = _loads(state, stage, pool)
     able = [actor for actor, load in loads.items() if load < state.limits.depth]
     if len(able) == 1:
         return able[0]

@@ -4,13 +4,14 @@ Results are idempotent: one is applied where the record still names the pages th
 plan: its slot is free, and it no longer holds pages.
 """
 
-from ..bus.messages import Analysed, Died, ItemError, Loaded, Overran, Result, Skipped
-from ..bus.plans import Analyse, Encode, Load, LoadSegments, Place, Plan, Prefill, PreprocessSegment
+from ..bus.messages import Analysed, Died, ItemError, Loaded, Overran, Result, Skipped, Transferred
+from ..bus.plans import Analyse, Encode, Load, LoadSegments, Place, Plan, Prefill, PreprocessSegment, Transfer
 from .effects import SetPrefilled
 from .embedding_cache import give_up_loading, keep_encoded
 from .intake import set_shape, timed_out
 from .lifecycle import fail, settle
 from .media_sharing import forget_medium, learn_large, learn_shape
+from .migration import apply_transferred, leave_source
 from .plan_dispatch import clear_plan
 from .poison import absolve, blame, give_back
 from .prefix_cache import apply_loaded, name_pages, note_hits
@@ -54,6 +55,10 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
                 assert isinstance(result, Loaded)
                 for request in live:
                     apply_loaded(state, request, plan, result)
+            case Transfer():
+                assert isinstance(result, Transferred)
+                for request in live:
+                    apply_transferred(state, request, plan, result)
     clear_plan(state, inflight)
     keep_encoded(state, encoded, are_hits=isinstance(plan, LoadSegments))
     for request in live if isinstance(plan, Prefill | Load) else ():  # only now: a plan in the table may be done again
@@ -62,6 +67,8 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
             note_hits(state, request)
         if request.is_computed:
             state.ask(request.key, request.gateway_generation)
+    for request in live if isinstance(plan, Transfer) else ():
+        leave_source(state, request)
     for request in inflight.requests:
         settle(state, request)
 
@@ -69,7 +76,7 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
 def _learn_cost(state: ControllerState, inflight: InflightPlan, live: list[Request], elapsed_s: float) -> None:
     """Learn the cost of the parts of live rows: for policies, and for the budgets of encode and prefill."""
     plan = inflight.plan
-    if isinstance(plan, Load | LoadSegments):
+    if isinstance(plan, Load | LoadSegments | Transfer):
         return  # nothing was computed
     keys = {request.key_in_table for request in live}
     steering = state.steering

@@ -5,13 +5,14 @@ A row has at most one prefill plan in flight: messages can be reordered, and a c
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import islice, takewhile
 from typing import TypedDict
 
 from ..bus.media_work import estimated_work
-from ..bus.messages import PoolName
 from ..bus.plans import Analyse, Encode, EncodePart, Load, LoadPart, LoadSegments, Prefill, PrefillChunk, PreprocessSegment
+from ..pools import PoolName
 from ..stage_table import WORKERS, InstanceId, stage_of
 from .embedding_cache import begin_load, num_saved_pages
 from .guidance import num_pages
@@ -98,6 +99,8 @@ def make_view(state: ControllerState) -> View:
     rows.sort(key=BY_RANK)
     take_shared(state, rows, [request.view or _keep_view(state, request) for request in rows])
     views = hide_shared(state, rows, [request.view or _keep_view(state, request) for request in rows])
+    if len(state.kv_pools) > 1:
+        views = _hide_busy(state, rows, views)
     in_flight = [
         inflight.plan.STAGE
         for inflight in state.plans.values()
@@ -123,6 +126,13 @@ def make_view(state: ControllerState) -> View:
         large_in_flight=any(inflight.plan.is_large for inflight in state.plans.values()),
         last_streamed=state.steering.last_streamed,
     )
+
+
+def _hide_busy(state: ControllerState, rows: Sequence[Request], views: Sequence[RequestView]) -> list[RequestView]:
+    """Return the views, without prefill for rows whose device has no prefill with room for a plan."""
+    busy = {pool for pool in state.kv_pools if not credit(state, "prefill", pool)}
+    pairs = zip(rows, views, strict=True)
+    return [replace(view, prefill_in_flight=True) if row.prefill_pool in busy else view for row, view in pairs]
 
 
 @cache
@@ -327,21 +337,24 @@ def _issue_loads(state: ControllerState, now: float) -> None:
             request.may_load = False
             state.touch(request)
             note_hits(state, request)
-        elif credit(state, "prefill") and not (request.num_loads and goes_on):
+        elif credit(state, "prefill", request.prefill_pool) and not (request.num_loads and goes_on):
             goes_on = goes_on or request.num_loads > 0
             request.num_loads += 1
-            place_plan(state, Load(chunks), [request], now)
+            place_plan(state, Load(chunks), [request], now, request.prefill_pool)
 
 
 def _issue_prefill(state: ControllerState, choices: tuple[ChunkChoice, ...], now: float) -> None:
-    requests = {choice.key: state.requests[choice.key] for choice in choices}
+    """Place a plan for each device that the chunks' rows are prefilled on."""
     state.steering.last = "prefill"
-    place_plan(state, Prefill([_chunk(state, requests[choice.key], choice) for choice in choices]), requests.values(), now)
+    for pool in dict.fromkeys(state.requests[choice.key].prefill_pool for choice in choices):
+        chosen = [choice for choice in choices if state.requests[choice.key].prefill_pool == pool]
+        requests = {choice.key: state.requests[choice.key] for choice in chosen}
+        place_plan(state, Prefill([_chunk(state, requests[choice.key], choice) for choice in chosen]), requests.values(), now, pool)
 
 
 def _chunk(state: ControllerState, request: Request, choice: ChunkChoice) -> PrefillChunk:
-    page_tokens, cache = state.limits.kv_page_tokens, state.pools["kv"].cache
-    for page in request.block_tables[choice.member][choice.start // page_tokens : num_pages(choice.end, page_tokens)]:
+    page_tokens, cache = state.limits.kv_page_tokens, state.pools[request.prefill_pool].cache
+    for page in request.prefill_tables[choice.member][choice.start // page_tokens : num_pages(choice.end, page_tokens)]:
         assert cache.key_of(page) is None, f"a chunk would write page {page}, which has a key"
     spans = []
     if choice.member == 0 and request.tracker is not None:

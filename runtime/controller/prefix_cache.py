@@ -13,7 +13,8 @@ from ...schema.media import MediaSpan
 from ...schema.rows import Phase
 from ..bus.messages import Loaded
 from ..bus.plans import Load, LoadChunk
-from .effects import AppendPages, SetPrefilled
+from ..pools import PoolName
+from .effects import AppendPages, AppendSourcePages, SetPrefilled
 from .page_keys import Medium, PageKeys, content_digest, root_key
 from .request import Request
 from .scheduling.types import Rank
@@ -48,9 +49,9 @@ def learn_ids(request: Request, ids: Sequence[int]) -> None:
         keys.extend(ids)
 
 
-def find_hits(state: ControllerState, request: Request) -> Hits:
-    """Return the pages that a row without KV pages would be given from the cache."""
-    cache = state.pools["kv"].cache
+def find_hits(state: ControllerState, request: Request, pool: PoolName = "kv") -> Hits:
+    """Return the pages that a row without KV pages would be given from the cache of a pool."""
+    cache = state.pools[pool].cache
     return [cache.find_leading(keys.leading(_num_reusable(request, member))) for member, keys in enumerate(request.keys)]
 
 
@@ -118,28 +119,34 @@ def awaits_media(request: Request) -> bool:
     return request.tracker is not None and next(request.tracker.unready(), None) is not None
 
 
-def num_saved(state: ControllerState, hits: Hits) -> int:
+def num_saved(state: ControllerState, hits: Hits, pool: PoolName = "kv") -> int:
     """Return by how much these hits lower the number of free pages that a grant takes. Idle ones are free before the grant."""
-    cache = state.pools["kv"].cache
+    cache = state.pools[pool].cache
     return sum(map(len, hits)) - len({page for pages in hits for page in pages if cache.is_idle(page)})
 
 
 def share_hits(state: ControllerState, request: Request, hits: Hits) -> None:
     """Make the row an owner of these pages before any are allocated for it, which may evict idle ones."""
     for pages in hits:
-        state.pools["kv"].share(owner(request), pages)
+        state.pools[request.prefill_pool].share(owner(request), pages)
 
 
 def append_hits(state: ControllerState, request: Request, member: int, pages: list[int]) -> None:
-    """Begin a member's block table with pages from the cache: their tokens are prefilled."""
+    """Begin the table in which a member is prefilled with pages from the cache: their tokens are prefilled."""
     if not pages:
         return
     num_tokens = len(pages) * state.limits.kv_page_tokens
-    state.emit(AppendPages(request.row, member, pages))
+    append_to_prefill(state, request, member, pages)
     state.emit(SetPrefilled(request.row, member, num_tokens))
-    request.block_tables[member].extend(pages)
     request.prefilled[member] = request.num_cached[member] = num_tokens
     request.num_named[member] = len(pages)
+
+
+def append_to_prefill(state: ControllerState, request: Request, member: int, pages: list[int]) -> None:
+    """Append pages to the table in which a member is prefilled."""
+    kind = AppendPages if request.record.source_pool is None else AppendSourcePages
+    state.emit(kind(request.row, member, pages))
+    request.prefill_tables[member].extend(pages)
 
 
 def note_hits(state: ControllerState, request: Request) -> None:
@@ -217,7 +224,7 @@ def name_pages(state: ControllerState, request: Request) -> None:
         first = request.num_named[member]
         if names := keys.up_to(num_written, first):
             request.num_named[member] += len(names)
-            state.name_pages("kv", zip(request.block_tables[member][first:], names, strict=False), first)
+            state.name_pages(request.prefill_pool, zip(request.prefill_tables[member][first:], names, strict=False), first)
 
 
 def check_unnamed(state: ControllerState, request: Request) -> None:
@@ -225,4 +232,4 @@ def check_unnamed(state: ControllerState, request: Request) -> None:
     for table, length in zip(request.block_tables, request.lengths, strict=False):
         first = (length + request.committed - 1) // state.limits.kv_page_tokens
         for page in table[first : first + 1]:
-            assert state.pools["kv"].cache.key_of(page) is None, f"decode would write page {page}, which has a key"
+            assert state.pools[request.kv_pool].cache.key_of(page) is None, f"decode would write page {page}, which has a key"

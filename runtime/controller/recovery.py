@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...schema.rows import Phase
-from ..bus.messages import POOLS, PoolName, RequestSpec
+from ..bus.messages import RequestSpec
 from ..bus.plans import Target, decode_plan
 from ..bus.sampling import Sampling
+from ..pools import PoolName
 from ..stage_table import InstanceId
 from .cache_eras import restore_era
-from .effects import ClearPages
-from .guidance import wanted_pages
+from .effects import ClearPages, ClearSource
+from .guidance import num_pages, wanted_pages
 from .intake import cancel_older_gateways, expand, prompts_of, set_layout
 from .lifecycle import settle
 from .machine import Controller
@@ -43,6 +44,7 @@ class RowSnapshot(NamedTuple):
     state: bytes | None
     ids: Sequence[int] = ()
     decode: InstanceId | None = None  # the owner
+    source_tables: tuple[list[int], list[int]] = ([], [])
 
 
 class PlanSnapshot(NamedTuple):
@@ -111,7 +113,7 @@ def _restore_row(state: ControllerState, row: RowSnapshot) -> None:
         request.ending = True
     request.row, request.row_generation, request.phase, request.record = row.row, row.generation, row.phase, record
     request.decode = row.decode
-    request.block_tables, request.prefilled = row.block_tables, list(row.prefilled)
+    request.block_tables, request.source_tables, request.prefilled = row.block_tables, row.source_tables, list(row.prefilled)
     request.committed, request.ids, request.end_code = row.committed, list(row.ids), row.end_code
     state.rows[row.row] = request
 
@@ -144,13 +146,24 @@ def _normalise(state: ControllerState, request: Request, targets: list[Target]) 
     prompt, starts = expand(spec, shapes, state.limits)
     set_layout(state, request, prompts_of(spec, prompt), starts, shapes)
     if request.phase == Phase.PREPARE and not record.evicting:
-        least = wanted_pages(request.lengths, request.committed, record.max_new_tokens, state.limits.kv_page_tokens, ahead_pages=0)
-        if any(len(request.block_tables[member]) < pages for member, pages in enumerate(least)):
+        if record.source_pool is None and any(request.source_tables):
+            state.emit(ClearSource(request.row))  # all pages have been copied
+            request.source_tables = ([], [])
+        if not _has_pages(state, request):
             state.emit(ClearPages(request.row))  # all or none: the grant was interrupted
-            request.block_tables, request.prefilled = ([], []), [0, 0]
+            request.block_tables, request.source_tables, request.prefilled = ([], []), ([], []), [0, 0]
     if request.keys and request.block_tables[0] and record.num_cached_tokens is None:
         record.num_cached_tokens = 0  # its first grant was not recorded to the end: a later one must not count as the first
     _normalise_segments(request, targets)
+
+
+def _has_pages(state: ControllerState, request: Request) -> bool:
+    """Return whether the row has all pages of a grant, in both pools."""
+    page_tokens = state.limits.kv_page_tokens
+    least = wanted_pages(request.lengths, request.committed, request.record.max_new_tokens, page_tokens, ahead_pages=0)
+    source = () if request.record.source_pool is None else [num_pages(target, page_tokens) for target in request.targets]
+    needs = [*zip(request.block_tables, least, strict=False), *zip(request.source_tables, source, strict=False)]
+    return all(len(table) >= count for table, count in needs)
 
 
 def _normalise_segments(request: Request, targets: list[Target]) -> None:
@@ -182,12 +195,12 @@ def _restore_sharing(state: ControllerState, request: Request) -> None:
 def _restore_ledgers(state: ControllerState, keys: Mapping[PoolName, Mapping[int, bytes]]) -> None:
     """Rebuild ownership and use: rows own the pages in their records and block tables; plans and memberships use those they name;
     the cache owns pages with keys."""
-    owned: dict[PoolName, dict[Owner, list[int]]] = {name: {} for name in POOLS}
-    used: dict[PoolName, dict[User, list[int]]] = {name: {} for name in POOLS}
+    owned: dict[PoolName, dict[Owner, list[int]]] = {name: {} for name in state.pools}
+    used: dict[PoolName, dict[User, list[int]]] = {name: {} for name in state.pools}
     for request in state.requests_in_rows():
         kv = [page for table in request.block_tables for page in table]
         if request.record.member_of is not None:
-            used["kv"][membership(request)] = kv
+            used[request.kv_pool][membership(request)] = kv
         if request.ending:
             continue
         items = request.record.items
@@ -201,10 +214,12 @@ def _restore_ledgers(state: ControllerState, keys: Mapping[PoolName, Mapping[int
             for page in segment.embedding.pages[request.num_consumed.get(place, 0) :]
         ]
         if not request.record.evicting:
-            owned["kv"][owner(request)] = kv
+            owned[request.kv_pool][owner(request)] = kv
+            if request.record.source_pool is not None:
+                owned[request.record.source_pool][owner(request)] = [page for table in request.source_tables for page in table]
     for inflight in state.plans.values():
         for name, pages in inflight.pages():
             used[name].setdefault(User("plan", inflight.plan_id), []).extend(pages)
-    for name in POOLS:
+    for name in state.pools:
         generations = state.pools[name].generations
         state.pools[name] = PageLedger.restore(len(generations), generations, owned[name], used[name], keys.get(name))

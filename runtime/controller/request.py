@@ -7,6 +7,7 @@ spec and the plan table it is complete. It holds nothing that can be derived fro
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +16,8 @@ from ...schema.media import ItemShape, SegmentShape
 from ...schema.rows import Phase
 from ..bus.media_work import corrected
 from ..bus.messages import Failed, PageRun, RequestSpec
-from ..bus.plans import Analyse, Load, Place, Plan, Prefill, RowKey, Target
+from ..bus.plans import Analyse, Load, Place, Plan, Prefill, RowKey, Target, Transfer
+from ..pools import PoolName
 from ..stage_table import InstanceId
 from .embedding_tracker import EmbeddingTracker
 from .guidance import Lengths, is_prefilled, prefill_targets
@@ -132,7 +134,8 @@ class Strike(msgspec.Struct, frozen=True, array_like=True):
 class RowRecord(msgspec.Struct, array_like=True):
     """A row's record. ``member_of``: the decode actor that may have the row in its running set. ``evicting``: its KV pages are being
     taken back. ``num_cached_tokens``: of the prompt, found in the cache by its first grant of KV pages. ``era``: of the caches that it
-    uses."""
+    uses. ``kv_pool``: of its KV pages, once it has been granted any. ``source_pool``: where its prompt is prefilled, if that is
+    another, until all pages have been copied."""
 
     key: int
     filled: bool = False
@@ -144,6 +147,8 @@ class RowRecord(msgspec.Struct, array_like=True):
     strikes: list[Strike] = []
     num_cached_tokens: int | None = None  # no grant yet
     era: bytes = b""
+    kv_pool: PoolName = "kv"
+    source_pool: PoolName | None = None
 
     def segment(self, place: Place) -> SegmentRecord:
         item, number = place
@@ -170,7 +175,7 @@ class Left(NamedTuple):
     video_rows: int = 0
 
 
-MEMBER_BYTES = 8  # more of a record whose row has gone to decode
+MEMBER_BYTES = 16  # more of a record whose row has KV pages and has gone to decode
 
 encode_record = msgspec.msgpack.Encoder().encode
 decode_record = msgspec.msgpack.Decoder(RowRecord).decode
@@ -188,7 +193,7 @@ class Request:
     kind: RequestKind = "text"
     objective: Objective = Objective()
     rank: Rank = ()  # for this tick
-    admission_need: tuple[int, int] | None = None  # (media, KV) pages, once computed
+    admission_need: tuple[int, Lengths] | None = None  # media pages, and KV pages per member, once computed
     failure: Failed | None = None
     last_heard_s: float = 0.0  # when the gateway last sent a message about it
     ending: bool = False
@@ -204,11 +209,13 @@ class Request:
     lengths: Lengths = ()  # once prepared
     tracker: EmbeddingTracker | None = None  # once prepared, with media
     block_tables: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+    source_tables: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))  # pages of ``source_pool``
     prefilled: list[int] = field(default_factory=lambda: [0, 0])
+    copied: list[int] = field(default_factory=lambda: [0, 0])  # tokens per member whose pages are in both pools: see ``migration``
 
     keys: tuple[PageKeys, ...] = ()  # per member, if pages have names
     num_cached: list[int] = field(default_factory=lambda: [0, 0])  # tokens per member that its grant found in the cache
-    num_named: list[int] = field(default_factory=lambda: [0, 0])  # leading pages of the block tables that have got theirs
+    num_named: list[int] = field(default_factory=lambda: [0, 0])  # leading pages of ``prefill_tables`` that have got theirs
     may_load: bool = False  # files may have the pages behind those; until they have been asked, nothing is prefilled
     num_loads: int = 0  # plans to load pages, since the grant of its KV pages
 
@@ -288,9 +295,39 @@ class Request:
         return self.has_kv and self.counts_known
 
     @property
+    def kv_pool(self) -> PoolName:
+        """The pool of its block tables, which decode reads and writes."""
+        return self.record.kv_pool
+
+    @property
+    def prefill_pool(self) -> PoolName:
+        """The pool in which its prompt is prefilled."""
+        return self.record.source_pool or self.record.kv_pool
+
+    @property
+    def prefill_tables(self) -> tuple[list[int], list[int]]:
+        """The pages in which its prompt is prefilled, per member."""
+        return self.block_tables if self.record.source_pool is None else self.source_tables
+
+    def pages_in(self, pool: PoolName) -> set[int]:
+        """Return the KV pages that it has in a pool."""
+        pages = set(chain(*self.block_tables)) if pool == self.record.kv_pool else set()
+        return pages.union(*self.source_tables) if pool == self.record.source_pool else pages
+
+    @property
     def prefill_plan(self) -> Prefill | Load | None:
         """The plan in flight that writes its KV pages, if any."""
         return next((plan for plan in self.plans.values() if isinstance(plan, Prefill | Load)), None)
+
+    @property
+    def transfer_plan(self) -> Transfer | None:
+        """The plan in flight that copies its KV pages, if any."""
+        return next((plan for plan in self.plans.values() if isinstance(plan, Transfer)), None)
+
+    @property
+    def has_kv_plan(self) -> bool:
+        """True if a plan in flight reads or writes its KV pages."""
+        return any(isinstance(plan, Prefill | Load | Transfer) for plan in self.plans.values())
 
     @property
     def analysing(self) -> set[int]:
@@ -321,7 +358,7 @@ class Request:
         """Return whether this plan in flight does work that the request needs, and no other plan does."""
         if isinstance(plan, Analyse):
             return self.record.items[plan.item].shape is None
-        return isinstance(plan, Prefill | Load) or bool(self.segments_of(plan))
+        return isinstance(plan, Prefill | Load | Transfer) or bool(self.segments_of(plan))
 
     @property
     def targets(self) -> Lengths:

@@ -8,13 +8,15 @@ the plan table, or derived from them, except ``outages``, which the supervisor p
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ...schema.outage import Outage
 from ...schema.rows import Phase
-from ..bus.messages import POOLS, PageRun, PoolName, ToActor
-from ..bus.plans import Plan
+from ..bus.messages import PageRun, ToActor
+from ..bus.plans import Load, Plan, Prefill, Transfer
+from ..pools import PoolName, kv_pool
 from ..stage_table import STAGES, InstanceId
 from .effects import Effect, Send, SetPageGenerations, SetPageKeys, SetPhase, WriteJournal, WriteState
 from .known_media import KnownMedia, MediaKey
@@ -53,11 +55,14 @@ class InflightPlan:
         return bool(STAGES[self.plan.STAGE].letter)
 
     def pages(self) -> Iterator[tuple[PoolName, list[int]]]:
-        """Yield the pages that it names; for a prefill plan also *all* KV pages of its rows, whose block tables it follows."""
+        """Yield the pages that it names; for one that follows its rows' block tables also *all* their KV pages, of both
+        pools: tables are emptied before their pages are free."""
         yield from self.plan.reads().items()
         yield from self.plan.writes().items()
-        if self.plan.STAGE == "prefill":
-            yield "kv", [page for request in self.requests for table in request.block_tables for page in table]
+        for request in self.requests if isinstance(self.plan, Prefill | Load | Transfer) else ():
+            yield request.kv_pool, list(chain(*request.block_tables))
+            if request.record.source_pool is not None:
+                yield request.record.source_pool, list(chain(*request.source_tables))
 
 
 @dataclass(slots=True)
@@ -69,6 +74,7 @@ class Totals:
     failed: int = 0
     preempted: int = 0
     handed_over: int = 0  # rows from one decode actor to another
+    transferred_bytes: int = 0  # of KV pages, from one pool to another
     evicted: int = 0
     quarantined: int = 0
     overruled: int = 0  # times that the policy was overruled (``policy_calls``)
@@ -115,6 +121,7 @@ class ControllerState:
     kept_era: bytes = b""  # in which later runs with the same files begin
     effects: list[Effect] = field(default_factory=list)
     pools: dict[PoolName, PageLedger] = field(init=False)
+    kv_pools: tuple[PoolName, ...] = field(init=False)  # by device number
     requests: dict[int, Request] = field(default_factory=dict)
     waiting: dict[int, Request] = field(default_factory=dict)
     rows: list[Request | None] = field(init=False)
@@ -127,6 +134,7 @@ class ControllerState:
     plans: dict[int, InflightPlan] = field(default_factory=dict)
     free_slots: list[int] = field(init=False)
     actors: dict[InstanceId, int] = field(default_factory=dict)  # their active generations
+    devices: Mapping[InstanceId, int] = field(init=False)  # of the actors, by number
     staying: tuple[InstanceId, ...] = field(init=False)  # the actors that get work
     leaving: frozenset[InstanceId] = frozenset()  # those that belong to the run and get none: see ``instances``
     deadline_s: float = LONG_AGO_S  # the earliest deadline of a request that could miss it, or earlier
@@ -159,14 +167,15 @@ class ControllerState:
     def __post_init__(self) -> None:
         limits = self.limits
         self.policy = self.ranking = POLICIES[limits.policy]
-        self.staying = limits.actors
+        self.staying, self.devices = limits.actors, limits.devices
+        self.kv_pools = tuple(map(kv_pool, range(limits.num_devices)))
         sizes: dict[PoolName, int] = {
             "media": limits.num_media_pages,
             "patch": limits.num_patch_pages,
             "embedding": limits.num_embedding_pages,
-            "kv": limits.num_kv_pages,
+            **dict.fromkeys(self.kv_pools, limits.num_kv_pages),
         }
-        self.pools = {name: PageLedger(sizes[name], self.page_generations.get(name)) for name in POOLS}
+        self.pools = {name: PageLedger(size, self.page_generations.get(name)) for name, size in sizes.items()}
         self.rows = [None] * limits.num_rows
         self.row_generations = [0] * limits.num_rows
         self.free_rows = list(range(limits.num_rows - 1, -1, -1))
@@ -344,6 +353,15 @@ class ControllerState:
         return self.epoch << 32 | self._numbers
 
     # -------------------------------------------------------------------------------------------------------- pages
+
+    def pool_of(self, actor: InstanceId) -> PoolName:
+        """Return the KV pool of an actor's device: the only one that it maps as its own."""
+        return self.kv_pools[self.devices.get(actor, 0)]
+
+    def retire_kv(self, request: Request) -> None:
+        """End the row's ownership of KV pages, in all pools."""
+        for pool in self.kv_pools:
+            self.pools[pool].retire(owner(request))
 
     def allocate(self, pool: PoolName, request: Request, count: int) -> PageRun | None:
         """Allocate pages for a row, all or none. Earlier holders of these pages become stale."""

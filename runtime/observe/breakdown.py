@@ -21,8 +21,9 @@ _BEFORE_ENCODED = frozenset({"submitted", "queued", "fetching", "analysing"})
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of a request's latency by part. A wait belongs to the step that comes next.
 
-    ``encode``: video's work and the encoder's. Migrations: from a plan's end until the controller knows of it. All stages of a device
-    share its pages, so nothing is copied. ``decode_queue``: also from the last token to the end of the answer.
+    ``encode``: video's work and the encoder's. Migrations: from a plan's end until the controller knows of it, and copies of KV pages
+    between devices. All stages of a device share its pages, so nothing else is copied. ``decode_queue``: also from the last token to
+    the end of the answer.
     """
 
     encode_queue_s: float = 0.0
@@ -134,8 +135,9 @@ def request_works(span: RequestSpan, plans: Iterable[PlanSpan], begins_ns: Seque
     works = []
     for plan in plans:
         if plan.begin_ns and not plan.status:
-            step: Step = "prefill" if plan.kind in (PlanKind.PREFILL, PlanKind.LOAD) else "encode"
-            works.append(Work(step, plan.begin_ns, plan.end_ns, max(plan.end_ns, plan.acknowledged_ns)))
+            step: Step = "prefill" if plan.kind in (PlanKind.PREFILL, PlanKind.LOAD, PlanKind.TRANSFER) else "encode"
+            end_ns = plan.begin_ns if plan.kind == PlanKind.TRANSFER else plan.end_ns
+            works.append(Work(step, plan.begin_ns, end_ns, max(plan.end_ns, plan.acknowledged_ns)))
     for stage in span.stages:
         if stage.name == "decoding":
             end_ns = stage.end_ns or now_ns

@@ -12,10 +12,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bus.messages import PageRun, PoolName, Result, SequenceSpec
+from ..bus.messages import PageRun, Result, SequenceSpec
 from ..bus.plans import Plan
 from ..config import RuntimeConfig, convert_config, to_data
 from ..errors import ConfigError, UserError
+from ..pools import PoolName
 from ..process.run import RunInfo
 from .flight import PLAN_NAMES, UNIT_NAMES
 

@@ -28,7 +28,7 @@ class Kind(enum.IntEnum):
     ACTIVE = 1  # this generation serves: key pid, a started_ns, b standby_ns (warm, waiting for the role)
     STOPPING = 2  # this generation ends in an orderly way. key pid, a 1 if it was told to
 
-    # video, encoder, prefill
+    # video, encoder, prefill, decode
     PLAN = 10  # slice. key plan id, a see ``pack_plan``, b units (bytes, rows or tokens), c ns in the actor's queue
 
     # decode
@@ -74,6 +74,7 @@ PLAN_NAMES = {
     PlanKind.PREFILL: "prefill",
     PlanKind.LOAD: "load",
     PlanKind.LOAD_SEGMENTS: "load_segments",
+    PlanKind.TRANSFER: "transfer",
 }
 
 
@@ -84,6 +85,7 @@ UNIT_NAMES = {
     PlanKind.PREFILL: "tokens",
     PlanKind.LOAD: "tokens",
     PlanKind.LOAD_SEGMENTS: "tokens",
+    PlanKind.TRANSFER: "bytes",
 }
 
 

@@ -22,8 +22,10 @@ from ...shm.pool import PagePool
 from ...shm.run_directory import RunDirectory
 from ...shm.sequence_table import SequenceTable
 from ..bus.messages import Result, decode_sequence_spec
-from ..bus.plans import Load, LoadSegments, Plan, Prefill, decode_plan
+from ..bus.plans import Load, LoadSegments, Plan, Prefill, Transfer, decode_plan
+from ..pools import kv_pool
 from ..process.run import read_run_info
+from ..stage_table import InstanceId
 from .capture import Capture, CapturedRow, captures_in, make_header
 from .dumps import actors_of_run
 
@@ -78,7 +80,7 @@ class PlanCapture:
         try:
             order = _decode_order(Path(self._order_path).read_bytes())
             if self._memory is None:
-                self._memory = _Memory(self._run, self._page_tokens, self._device_pages)
+                self._memory = _Memory(self._run, self._actor, self._page_tokens, self._device_pages)
             capture = self._memory.capture(self._actor, plan_id, plan)
             directory = Path(order.directory)
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -112,14 +114,14 @@ class PlanCapture:
 
 def capture_live(run: RunDirectory, actor: str, page_tokens: int, directory: Path) -> list[Path]:
     """Copy the inputs of ``actor``'s unfinished plans from outside. Raises: OSError, ShmError."""
-    memory = _Memory(run, page_tokens, {})
+    memory = _Memory(run, actor, page_tokens, {})
     table = PlanTable.attach(run, writable=False)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     saved = []
     actors = actors_of_run(run)
     for record in table.live():
         plan = decode_plan(record.payload)
-        if actors[record.actor] == actor and not isinstance(plan, Load | LoadSegments):
+        if actors[record.actor] == actor and not isinstance(plan, Load | LoadSegments | Transfer):
             capture = memory.capture(actor, record.plan_id, plan)
             saved.append(directory / capture.file_name)
             capture.save(saved[-1])
@@ -128,10 +130,11 @@ def capture_live(run: RunDirectory, actor: str, page_tokens: int, directory: Pat
 
 
 class _Memory:
-    """Read access to the pools and rows of a run."""
+    """Read access to the pools and rows of a run, as an actor has it: "kv" is the pool of its device."""
 
-    def __init__(self, run: RunDirectory, page_tokens: int, device_pages: DevicePages) -> None:
+    def __init__(self, run: RunDirectory, actor: str, page_tokens: int, device_pages: DevicePages) -> None:
         self._run = run
+        self._kv = kv_pool(read_run_info(run).config.actor_devices.get(InstanceId(actor), 0))
         self._page_tokens = page_tokens
         self._device_pages = device_pages
         self._rows_table: SequenceTable | None = None
@@ -192,7 +195,7 @@ class _Memory:
     def _block_table(self, plan: Prefill, row: int, member: int) -> list[int]:
         """Return the part of the block table that the plan's chunks use."""
         ends = [chunk.end for chunk in plan.chunks if (chunk.row, chunk.member) == (row, member)]
-        pages: list[int] = self._table.pages(row, member)[: -(-max(ends, default=0) // self._page_tokens)].tolist()
+        pages: list[int] = self._table.prefill_pages(row, member)[: -(-max(ends, default=0) // self._page_tokens)].tolist()
         return pages
 
     def _written_kv(self, plan: Prefill, rows: Sequence[CapturedRow]) -> list[int]:
@@ -210,7 +213,7 @@ class _Memory:
 
     def _pool(self, name: str) -> PagePool:
         if name not in self._pools:
-            self._pools[name] = PagePool.attach(self._run, name, writable=False)
+            self._pools[name] = PagePool.attach(self._run, self._kv if name == "kv" else name, writable=False)
         return self._pools[name]
 
     def _copy(self, pool: str, pages: list[int]) -> NDArray[Any]:

@@ -34,6 +34,7 @@ _STEP_OF_PLAN = {
     PlanKind.PREFILL: "prefill",
     PlanKind.LOAD: "prefill",
     PlanKind.LOAD_SEGMENTS: "encode",
+    PlanKind.TRANSFER: "prefill",
 }
 _STEP_OF_STAGE = {
     "submitted": "admission",

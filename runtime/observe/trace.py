@@ -8,10 +8,10 @@ CLOCK_MONOTONIC.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..bus.messages import POOLS
 from ..bus.plans import PlanKind
+from ..pools import pools_of
 from ..process.exit_status import describe_exit
-from ..stage_table import SUPERVISOR
+from ..stage_table import MAX_INSTANCES, SUPERVISOR
 from .breakdown import PARTS, Breakdown, request_breakdown, step_begins
 from .dumps import Recording
 from .flight import PLAN_NAMES, UNIT_NAMES, FlightRecord, Kind, merge, signed, unpack_plan
@@ -24,12 +24,14 @@ Pids = Mapping[str, int]
 _REQUESTS_PID = 1
 _STEPS_TID = 1
 _ASIDE_TID = 2
+_POOLS = pools_of(MAX_INSTANCES)
 # The last prerequisite of each kind of plan: a request's arrows follow it.
 _BEFORE = {
     PlanKind.PREPROCESS: (PlanKind.ANALYSE,),
     PlanKind.ENCODE: (PlanKind.PREPROCESS,),
     PlanKind.LOAD_SEGMENTS: (PlanKind.ANALYSE,),
     PlanKind.PREFILL: (PlanKind.PREFILL, PlanKind.LOAD, PlanKind.ENCODE, PlanKind.LOAD_SEGMENTS),
+    PlanKind.TRANSFER: (PlanKind.PREFILL,),
 }
 
 
@@ -199,8 +201,8 @@ def _counters(records: Sequence[FlightRecord], pids: Pids) -> Iterator[Event]:
     rows, queued = -1, dict[str, int]()
     for record in records:
         pid = pids[record.actor]
-        if record.kind is Kind.POOL and record.a < len(POOLS):
-            yield _event("C", f"{POOLS[record.a]} pages", record.time_ns, pid, args={"used": record.b, "evictable": record.key})
+        if record.kind is Kind.POOL and record.a < len(_POOLS):
+            yield _event("C", f"{_POOLS[record.a]} pages", record.time_ns, pid, args={"used": record.b, "evictable": record.key})
         elif record.kind is Kind.QUEUES:
             args = {"waiting": record.a, "preparing": record.b, "running": record.c}
             yield _event("C", "requests", record.time_ns, pid, args=args)
@@ -262,7 +264,7 @@ def _flows(
         arrows = [
             (source, PLAN_NAMES[plan.kind], plan.begin_ns, plan.actor, track(plan)) for plan in mine if (source := _source(plan, mine))
         ]
-        prefills = [plan for plan in mine if plan.kind == PlanKind.PREFILL]
+        prefills = [plan for plan in mine if plan.kind in (PlanKind.PREFILL, PlanKind.TRANSFER)]
         decoding = [stage.begin_ns for stage in requests[key].stages if stage.name == "decoding"] if key in requests else []
         if prefills and decoding:
             first = next((step for step in steps if step.time_ns >= decoding[-1]), None)

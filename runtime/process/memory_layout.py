@@ -11,6 +11,7 @@ import msgspec
 from ...shm.flight_recorder import NUM_RECORDS, RECORD_BYTES
 from ..config import RuntimeConfig
 from ..errors import ConfigError
+from ..pools import kv_pool
 from ..stage_table import ACTORS, device_pools
 from .device_room import DeviceRoom
 from .host_room import HostRoom
@@ -46,7 +47,8 @@ class PoolLayout(msgspec.Struct, frozen=True):
 
 
 class MemoryLayout(msgspec.Struct, frozen=True):
-    """Sizes of everything in shared memory, and the model's device and dtype. Pools are by name: media, patch, embedding, kv.
+    """Sizes of everything in shared memory, and the model's device and dtype. Pools are by name: media, patch, embedding, and the KV
+    pools of all devices, which have one size.
     ``sharing``: see ``report.ComputeReport``."""
 
     num_rows: int
@@ -70,7 +72,7 @@ class MemoryLayout(msgspec.Struct, frozen=True):
     def num_bytes(self) -> int:
         """Shared memory of pools and tables, without the weights."""
         pools = sum(pool.num_bytes for pool in self.pools.values() if not pool.on_device)
-        rows = self.num_rows * (12 * self.max_context + 8 * self.max_pages + ROW_DEFINITION_BYTES + 2 * ROW_STATE_BYTES)
+        rows = self.num_rows * (12 * self.max_context + 16 * self.max_pages + ROW_DEFINITION_BYTES + 2 * ROW_STATE_BYTES)
         return pools + rows + PLAN_SLOTS * self.plan_slot_bytes + DELTA_RING_BYTES + self.num_recorders * NUM_RECORDS * RECORD_BYTES
 
 
@@ -98,8 +100,9 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
             EMBEDDING_PAGE_TOKENS * facts.embedding_row_bytes,
             reason=embedding.reason,
         ),
-        "kv": PoolLayout(-(-kv.tokens // page), facts.kv_page_bytes, reason=kv.reason),
     }
+    for device in range(config.num_kv_pools):
+        pools[kv_pool(device)] = PoolLayout(-(-kv.tokens // page), facts.kv_page_bytes, reason=kv.reason)
     if config.model.on_cuda:
         pools |= {name: msgspec.structs.replace(pools[name], on_device=True) for name in device_pools()}
     return MemoryLayout(

@@ -43,7 +43,7 @@ class PoolSize(NamedTuple):
 
 
 def size_for_host(config: RuntimeConfig, facts: ModelFacts, room: HostRoom | None, num_rows: int) -> tuple[PoolSize, PoolSize]:
-    """Return the sizes of the embedding and the KV pool in host memory; without ``room`` the least ones."""
+    """Return the sizes of the embedding pool and of each KV pool in host memory; without ``room`` the least ones."""
     memory, context = config.memory, facts.max_context
     free = room.num_bytes if room is not None else 0
     left = int(HOST_SHARE * max(0, free - facts.weight_bytes))
@@ -52,8 +52,9 @@ def size_for_host(config: RuntimeConfig, facts: ModelFacts, room: HostRoom | Non
     if memory.kv_tokens:
         return embedding, PoolSize(memory.kv_tokens, "memory.kv_tokens")
     least = max(min(KV_TOKENS, num_rows * context), context)
-    affordable = (left - embedding.tokens * facts.embedding_row_bytes) // facts.kv_page_bytes * memory.kv_page_tokens
-    num_quick = max(QUICK_BYTES, facts.weight_bytes // 2) // facts.kv_page_bytes * memory.kv_page_tokens
+    left_of_each = (left - embedding.tokens * facts.embedding_row_bytes) // config.num_kv_pools
+    affordable = left_of_each // facts.kv_page_bytes * memory.kv_page_tokens
+    num_quick = max(QUICK_BYTES, facts.weight_bytes // 2) // config.num_kv_pools // facts.kv_page_bytes * memory.kv_page_tokens
     return embedding, _within(least, affordable, max(least, min(HOST_CONTEXTS * context, least + num_quick)), share)
 
 

@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..config import RuntimeConfig
-from ..stage_table import STAGES, stage_of
+from ..config import RuntimeConfig, numbers_in
+from ..errors import ConfigError
+from ..stage_table import STAGES, InstanceId, stage_of
+from ..toml_text import show
 from .control_groups import groups_above
 
 
@@ -30,7 +32,7 @@ def read_processors(
     """Read them from Linux. ``usable``: numbers of the processors that this process may run on; by default, its affinity."""
     usable = os.sched_getaffinity(0) if usable is None else usable
     cores = {cpu: _text(system / f"cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in usable}
-    nodes = [_numbers(_text(path)) for path in system.glob("node/node[0-9]*/cpulist")]
+    nodes = [numbers_in(_text(path)) for path in system.glob("node/node[0-9]*/cpulist")]
     local = [len({cores[cpu] for cpu in node & cores.keys()}) for node in nodes]
     num_cores, quota = len({*cores.values()}), _quota(proc, cgroups)
     if quota is not None:
@@ -43,6 +45,22 @@ def processor_name(proc: Path = Path("/proc")) -> str:
     lines = _text(proc / "cpuinfo").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.lower().startswith(("model name", "cpu model"))]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def check_processors(config: RuntimeConfig, usable: Collection[int] | None = None) -> None:
+    """Raise ConfigError if a device has processors that this process may not use."""
+    usable = os.sched_getaffinity(0) if usable is None else usable
+    for device in config.devices:
+        if missing := sorted(numbers_in(device.cpus).difference(usable)):
+            raise ConfigError(f"device {device.name!r}: processor {missing[0]} of cpus = {show(device.cpus)} cannot be used here")
+
+
+def keep_to(config: RuntimeConfig, actor: InstanceId) -> None:
+    """Keep this process to the processors of the actor's device: all threads that start from now on. Raises ConfigError."""
+    number = config.actor_devices.get(actor)
+    if number is not None and (cpus := numbers_in(config.devices[number].cpus)):
+        check_processors(config)
+        os.sched_setaffinity(0, cpus)
 
 
 def plan_threads(config: RuntimeConfig, processors: Processors) -> RuntimeConfig:
@@ -71,15 +89,6 @@ def _text(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-def _numbers(text: str) -> set[int]:
-    """Return the numbers of a list such as "0-3,8"."""
-    found: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
 
 
 def _quota(proc: Path, cgroups: Path) -> float | None:

@@ -19,7 +19,7 @@ from ..errors import ConfigError, RunError
 from .host_room import read_host_room
 from .listening import open_listeners
 from .number_format import has_bfloat16_units, plan_formats
-from .processors import plan_threads, read_processors
+from .processors import check_processors, plan_threads, read_processors
 
 DEFAULT_MODEL = Path(__file__).parents[2] / "models" / "demo"
 _JOIN_POLL_S = 0.05
@@ -91,6 +91,7 @@ def run_info(config: RuntimeConfig, model: Path, port: int, dtype_reason: str = 
 
 def fit_to_machine(config: RuntimeConfig, model: Path, run: Path, environment: Environment) -> tuple[RuntimeConfig, str]:
     """Decide what the configuration leaves to the machine: threads and, on a CPU, number formats. Returns their reason as well."""
+    check_processors(config)
     config = plan_threads(config, read_processors())
     return plan_formats(config, model, has_bfloat16_units(environment.cpu_capability), read_host_room(run).num_bytes)
 

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from ..errors import ConfigError
 from ..process.json_log import time_of, timestamp, wrapped
-from ..stage_table import DEFAULT_LAYOUT, check_layout
+from ..stage_table import DEFAULT_LAYOUT, check_layout, devices_of
 
 MAX_FILE_BYTES = 8 << 20
 NUM_OLD_FILES = 3
@@ -118,7 +118,7 @@ def read_layout_of_logs(directory: Path) -> str:
     except OSError:
         layout = ""
     try:
-        check_layout(layout)
+        check_layout(layout, tuple(devices_of(layout).values()))
     except ConfigError:
         return DEFAULT_LAYOUT
     return layout

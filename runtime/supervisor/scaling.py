@@ -10,16 +10,14 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-import msgspec
-
 from ...shm.errors import MissingError, ShmError
 from ...shm.flight_recorder import FlightRecorder
 from ...shm.run_directory import RunDirectory
 from ...shm.status import ActorTable, Membership
-from ..config import RuntimeConfig
+from ..config import RuntimeConfig, with_layout
 from ..errors import ConfigError, RunError
 from ..process.host_room import read_host_room
-from ..stage_table import ALL_ACTORS, InstanceId, check_layout, join_layouts, processes_of, scale_layout, stage_of
+from ..stage_table import ALL_ACTORS, InstanceId, devices_of, join_layouts, scale_layout, stage_of
 from .actor_tasks import ActorTasks
 from .handover import expect_free
 from .managed_actor import ActorSpec, SupervisedActor, SupervisorApi
@@ -66,19 +64,25 @@ class Scaling:
     async def change(self, layout: str) -> tuple[str, list[str]]:
         """Have another layout, of the same processes, more of them or fewer. Returns and raises as ``scale``."""
         async with self._lock:
-            try:
-                check_layout(layout)
-            except ConfigError as error:
-                raise RunError(str(error)) from None
             return await self._change(layout)
 
     async def _change(self, layout: str) -> tuple[str, list[str]]:
-        host, before, after = self._host, processes_of(self._host.config.actors.layout), processes_of(layout)
+        host = self._host
+        try:
+            config = with_layout(host.config, layout)
+        except ConfigError as error:
+            raise RunError(str(error)) from None
+        layout, before, after = config.actors.layout, host.config.processes, config.processes
         self._expect_up()
         for name in before.keys() & after.keys():
             if before[name] != after[name]:
                 has, wants = " and ".join(before[name]), " and ".join(after[name])
                 raise RunError(f"in {layout!r} the process {name} is {wants}, now it is {has}: that needs another start (mmrt up)")
+        places = devices_of(host.config.actors.layout)
+        for role, device in devices_of(layout).items():
+            if places.get(role, device) != device:
+                moved = f"{role} is on device {device}, now it is on {places[role]}"
+                raise RunError(f"in {layout!r} {moved}: that needs another start (mmrt up)")
         new, going = [name for name in after if name not in before], [name for name in before if name not in after]
         if host.config.model.on_cuda:
             raise RunError(f"on {host.config.model.device} pools take the memory that processes leave at the start: set actors.layout")
@@ -112,7 +116,7 @@ class Scaling:
     async def _grow(self, layout: str, new: Sequence[InstanceId]) -> None:
         """Start processes, and wait until they serve. If one does not, all of them go again."""
         before = self._host.config
-        config = _with_layout(before, layout)
+        config = with_layout(before, layout)
         specs = [spec for spec in actor_specs(config) if spec.name in new]
         roles = [role for spec in specs for role in spec.roles]
         for role in roles:
@@ -157,7 +161,7 @@ class Scaling:
             raise RunError(f"{', '.join(holding)} still had work after {limit_s:g} s (supervisor.drain_s), and stays")
         await self._remove(going)
         self._set_memberships(roles, Membership.GONE)
-        host.set_config(_with_layout(host.config, layout))
+        host.set_config(with_layout(host.config, layout))
 
     async def _drain(self, roles: Sequence[str]) -> list[str]:
         """Wait until actors that leave hold no work. Returns those that still do when time is over."""
@@ -206,16 +210,12 @@ class Scaling:
             table.close()
 
     def _set_memberships(self, roles: Iterable[str], membership: Membership) -> None:
-        table = ActorTable.attach(self._run)
+        table, devices = ActorTable.attach(self._run), self._host.config.actor_devices
         try:
             for role in roles:
-                table.set_membership(role, membership)
+                table.set_membership(role, membership, devices.get(InstanceId(role)))
         finally:
             table.close()
-
-
-def _with_layout(config: RuntimeConfig, layout: str) -> RuntimeConfig:
-    return msgspec.structs.replace(config, actors=msgspec.structs.replace(config.actors, layout=layout))
 
 
 def _names(processes: Iterable[InstanceId], actors_of: dict[InstanceId, tuple[InstanceId, ...]]) -> str:

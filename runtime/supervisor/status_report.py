@@ -16,13 +16,13 @@ from ...shm.errors import ShmError
 from ...shm.role_lock import RoleLock
 from ...shm.run_directory import RunDirectory
 from ...shm.status import ActorTable
+from ..pools import pools_of
 from ..process.memory_layout import read_layout
 from ..process.run import read_run_info
 from .managed_actor import SupervisedActor
 from .processes import cpu_seconds, pss_bytes
 from .run_report import ActorReport, ComputeReport, PoolReport, RequestsReport, RunReport
 
-POOLS = ("media", "patch", "embedding", "kv")
 _CPU_SAMPLE_S = 0.1
 
 
@@ -112,7 +112,8 @@ def _pools_of_layout(run: RunDirectory) -> dict[str, PoolReport]:
     """Return the pools as made by ``memory``, all unused: for the time before the controller's first counts."""
     layout = read_layout(run.path)
     pools = {} if layout is None else layout.pools
-    return {name: PoolReport(pools[name].num_pages if name in pools else 0) for name in POOLS}
+    names = pools_of(read_run_info(run).config.num_kv_pools)
+    return {name: PoolReport(pools[name].num_pages if name in pools else 0) for name in names}
 
 
 def compute_of(run: RunDirectory) -> ComputeReport | None:

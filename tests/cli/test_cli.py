@@ -281,6 +281,21 @@ def test_dry_run_starts_nothing(tmp_path: Path, capsys: Captured) -> None:
     assert sorted(tmp_path.iterdir()) == []
 
 
+def test_dry_run_shows_devices_and_their_pools(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "mmrt.toml"
+    cpu = min(os.sched_getaffinity(0))
+    devices = f'[[devices]]\nname = "a"\n[[devices]]\nname = "b"\ncpus = "{cpu}"\n'
+    file.write_text(devices + '[actors]\nlayout = "EP@a+D@b"\n[memory]\nkv_tokens = 4096\n')
+    arguments = ["up", "--dry-run", "--port", "0", "--config", str(file)]
+    assert run(arguments) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert {"device a processors any", f"device b processors {cpu}", "actor decode threads 1, nice 0, on device b"} < {*lines}
+    assert [line.split()[0] for line in lines if "256 pages" in line] == ["kv", "kv.1"]
+    file.write_text(devices + "[memory]\nkv_tokens = 1_000_000_000\n")
+    status, error = refused(capsys, *arguments)
+    assert status == 1 and "pools and tables need" in error
+
+
 def test_units(tmp_path: Path, capsys: Captured) -> None:
     assert run(["units", "--out", str(tmp_path / "units")]) == 0
     names = sorted(path.name for path in (tmp_path / "units").iterdir())

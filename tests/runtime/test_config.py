@@ -23,6 +23,8 @@ from mmrt.runtime.errors import ConfigError
 from mmrt.runtime.presets import PRESETS
 from mmrt.runtime.stage_table import ACTORS
 
+TWO_DEVICES = '[[devices]]\nname = "0"\n[[devices]]\nname = "1"\n'
+
 
 def test_defaults_and_their_toml_agree() -> None:
     assert load_config() == parse_config("") == parse_config(to_toml(RuntimeConfig())) == convert_config(to_data(RuntimeConfig()))
@@ -124,6 +126,21 @@ def test_any_text_survives_toml(text: str) -> None:
         ('[scheduling]\npreset = "mono"', "scheduling.preset = \"mono\": expected one of '', 'monolithic', 'split'"),
         ("[actors]\nturns = true", "actors.turns = true: expected `str`, got `bool`"),
         ('[actors]\nturns = "steps"', "actors.turns = \"steps\": expected one of 'off', 'plans', 'layers'"),
+        ('[actors]\nlayout = "EP@0+D@1"', "actors.layout = \"EP@0+D@1\": encoder and prefill on '0': no such device, there are none"),
+        (TWO_DEVICES + '[actors]\nlayout = "EP@0+D@2"', "decode on '2': no such device, there are 0, 1"),
+        ('[[devices]]\nname = "0"\n[[devices]]\nname = "0"', 'devices[1].name = "0": another device has this name'),
+        ('[[devices]]\nname = "*"', 'devices[0].name = "*": expected `str` matching'),
+        ('[[devices]]\nname = "0"\ncpus = "1-"', 'devices[0].cpus = "1-": expected `str` matching'),
+        ('[[devices]]\nname = "0"\ncpus = "3-1"', 'devices[0].cpus = "3-1": names no processor'),
+        ('[[devices]]\nname = "0"\ncores = "1"', "devices[0]"),
+        ('[[devices]]\ncpus = "1"', "devices[0]"),
+        ("[devices]\nname = 1", "devices"),
+        ("devices = 3", "devices = 3: expected `array`, got `int`"),
+        ("[[devices]]\nname = '1'\n" * 9, "devices = "),
+        (TWO_DEVICES + '[model]\ndevice = "cuda"', 'devices: are parts of a CPU; model.device = "cuda" is one device'),
+        (TWO_DEVICES + '[actors]\nturns = "plans"', 'actors.turns = "plans": stages of several [[devices]] take no turns'),
+        (TWO_DEVICES + '[cache]\ndir = "/x"', 'cache.dir = "/x": stores the pages of one KV pool; [[devices]] makes 2'),
+        (TWO_DEVICES + '[scheduling]\npreset = "split"', 'devices: scheduling.preset = "split" has a layout without devices'),
         ('[memory]\nkv_dtype = "int4"', "memory.kv_dtype = \"int4\": expected one of 'auto', 'int8', 'fp8'"),
         ('[server]\nallow_origins = ["app.example"]', 'server.allow_origins[0] = "app.example": expected `str` matching'),
         ('[server]\nallow_origins = ["https://app.example/"]', 'server.allow_origins[0] = "https://app.example/": expected'),
@@ -200,6 +217,17 @@ def test_layouts(layout: str, processes: dict[str, tuple[str, ...]]) -> None:
     assert {name: config.process_of(name) for name in ACTORS} == {
         name: process for process, names in config.processes.items() for name in names
     }
+
+
+def test_each_process_is_on_a_device() -> None:
+    config = parse_config(TWO_DEVICES + 'cpus = "0,2-3"\n[actors]\nlayout = "2EPD@*"\n')
+    assert config.actors.layout == "EPD@0+EPD@1" and config.num_kv_pools == 2 and config.devices[1].cpus == "0,2-3"
+    assert config.actor_devices == {
+        "encoder": 0, "prefill": 0, "decode": 0, "encoder.1": 1, "prefill.1": 1, "decode.1": 1,
+    }  # fmt: skip
+    assert parse_config(to_toml(config)) == convert_config(to_data(config)) == config
+    assert parse_config(TWO_DEVICES).actors.layout == "E@0+P@0+D@0"
+    assert (parse_config("").num_kv_pools, parse_config("").actor_devices) == (1, {})
 
 
 def test_a_policy_can_be_a_file_beside_the_configuration(tmp_path: Path) -> None:

@@ -199,6 +199,9 @@ def test_actors_join_and_leave_and_keep_their_numbers(run):
     assert reader.read("decode.1").generation == 3, "its words stay"
     table.set_membership("decode.1", Membership.PRESENT)
     assert reader.actors.index("decode.1") == 2
+    table.set_membership("decode.1", Membership.PRESENT, 1)
+    table.set_membership("decode.1", Membership.LEAVING)
+    assert reader.devices == {"decode": 0, "prefill": 0, "decode.1": 1, "encoder": 0} and reader.leaving == ("decode.1",)
     for number in range(60):
         table.set_membership(f"video.{number}", Membership.PRESENT)
     with pytest.raises(ValueError, match="at most 64 actors"):

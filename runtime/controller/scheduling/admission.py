@@ -7,7 +7,7 @@ reserves the row that it could have had: rows and pages seldom become free toget
 requests all wait for KV pages would wait for ever.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -107,9 +107,20 @@ def check_lengths(spec: RequestSpec, lengths: Lengths, limits: Limits) -> int:
 class ResourceGate:
     """Admission over several resources in rank order: a request short of one blocks it for all later requests."""
 
-    def __init__(self, *, rows: int = 0, media: int = 0, kv: int = 0) -> None:
-        self._free = {"row": rows, "media": media, "kv": kv}
+    def __init__(self, *, rows: int = 0, media: int = 0, **kv: int) -> None:
+        """``kv``: free pages of KV pools, by name."""
+        self._free = {"row": rows, "media": media, **kv}
+        self._kv = frozenset(kv)
         self._blocked: set[str] = set()
+
+    def has(self, needs: Mapping[str, int]) -> bool:
+        """Return whether ``take`` would take these needs."""
+        return all(count <= self._free[resource] and resource not in self._blocked for resource, count in needs.items() if count)
+
+    @property
+    def has_no_kv(self) -> bool:
+        """True if earlier requests wait for pages of every KV pool."""
+        return self._blocked >= self._kv
 
     def charge(self, resource: str, count: int) -> None:
         """Record resources taken without ``take``."""
@@ -127,7 +138,7 @@ class ResourceGate:
         needs = {resource: count for resource, count in needs.items() if count}
         short = {resource for resource, count in needs.items() if count > self._free[resource]}
         if short or self._blocked & needs.keys():
-            if "kv" in short - self._blocked:
+            if (short - self._blocked) & self._kv:
                 self.charge("row", needs.get("row", 0))
             self._blocked |= short
             return False

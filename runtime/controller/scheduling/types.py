@@ -63,11 +63,13 @@ class Limits:
 
     policy: str = "unified"
     actors: tuple[InstanceId, ...] = ACTORS  # of the run
+    num_devices: int = 1  # each with a KV pool
+    devices: Mapping[InstanceId, int] = field(default_factory=dict)  # of the actors, by number; 0 where not given
     with_decode: frozenset[str] = frozenset()  # the stages that share a process with a decode
     num_rows: int
     max_context: int
     kv_page_tokens: int
-    num_kv_pages: int
+    num_kv_pages: int  # of each pool
     media_page_bytes: int
     num_media_pages: int
     patch_page_bytes: int

@@ -8,17 +8,21 @@ import pytest
 
 from mmrt.actors.decode.grammar_compiler import GrammarCompiler
 from mmrt.actors.decode.loop import Decoding
+from mmrt.actors.decode.page_copier import PageCopier
 from mmrt.actors.host.solo_trials import solo_place, solo_step
 from mmrt.models.grammar.matcher import Matchers
 from mmrt.models.grammar.vocabulary import load_vocabulary
 from mmrt.models.text.tokenizer import Tokenizer
-from mmrt.runtime.bus.messages import Admit, Drop, Dropped, SequenceEnded, ToActor
+from mmrt.runtime.bus.messages import Admit, Drop, Dropped, PlanDone, Run, SequenceEnded, ToActor, Transferred, encode
+from mmrt.runtime.bus.plans import Transfer, TransferChunk
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.process.crash_cause import Death
 from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.doorbell import Listener, Ringer
+from mmrt.shm.plan_table import PlanTable
+from mmrt.shm.pool import PagePool
 from mmrt.shm.status import ActorStatus
-from mmrt.tests.actors.bench import Bench, Counting, Row
+from mmrt.tests.actors.bench import PAGE_TOKENS, Bench, Counting, Row
 from mmrt.tests.actors.host.fake_actor import FakeActor
 
 both_ways = pytest.mark.parametrize("launches_ahead", [False, True], ids=["as told", "ahead"])
@@ -40,8 +44,11 @@ def serve(
     actor.become_active()
     actor.death = death
     compiler = compiler or GrammarCompiler(no_vocabulary, actor.wake)
+    if not bench.run.segment_path("plans").exists():
+        PlanTable.create(bench.run, 4, 1024)
+    copier = PageCopier(actor, bench.kv, bench.table, PAGE_TOKENS)  # type: ignore[arg-type]
     with Ringer(bench.run, "detokenizer") as bell:
-        Decoding(actor, bench.table, bench.running, compiler, bench.gaps, bell).run()  # type: ignore[arg-type]
+        Decoding(actor, bench.table, bench.running, compiler, bench.gaps, bell, copier).run()  # type: ignore[arg-type]
     compiler.close()
     return actor
 
@@ -67,6 +74,20 @@ def test_rows_are_found_without_being_told(counting: Bench) -> None:
     assert actor.sent == [SequenceEnded(1, *row.place), SequenceEnded(1, *other.place)]
     assert rings == [True] * 5, "one at least for each step that committed something"
     assert actor.num_waits == 1
+
+
+def test_pages_of_another_device_are_copied_between_steps(counting: Bench) -> None:
+    row, other = placed(counting, 0, 3), placed(counting, 1, phase=Phase.PREPARE)
+    source = PagePool.create(counting.run, "kv.1", 8, counting.kv.page_bytes)
+    source.data[5] = 7
+    counting.table.append_source_pages(1, 0, [5])
+    plans = PlanTable.create(counting.run, 4, 1024)
+    plans.write(2, 9, 0, encode(Transfer("kv.1", [TransferChunk(*other.place, 0, 0, PAGE_TOKENS)])))
+    actor = serve(counting, [], [Run(1, 2, 9)], *turns(3))
+    assert counting.committed(row) == [11, 12, 13]
+    (done,) = [message for message in actor.sent if isinstance(message, PlanDone)]
+    assert (done.plan_id, done.result) == (9, Transferred(counting.kv.page_bytes))
+    assert (counting.kv.data[counting.table.pages(1, 0)[0]] == 7).all()
 
 
 def test_admit_counts_only_for_a_row_in_decode(counting: Bench) -> None:

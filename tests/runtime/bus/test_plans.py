@@ -17,6 +17,8 @@ from mmrt.runtime.bus.plans import (
     Prefill,
     PrefillChunk,
     PreprocessSegment,
+    Transfer,
+    TransferChunk,
     decode_plan,
 )
 from mmrt.schema.media import ItemShape, SegmentShape
@@ -39,11 +41,12 @@ LOAD = Load([LoadChunk(1, 5, 0, 16, 48, [b"a" * 16, b"b" * 16], [5, 6]), LoadChu
 LOAD_SEGMENTS = LoadSegments(
     [LoadPart(1, 5, run(6, 7), 40, [b"d" * 16, b"e" * 16], [1, 0]), LoadPart(1, 5, run(9), 3, [b"f" * 16], [2])]
 )
-ALL = [ANALYSE, PREPROCESS, ENCODE, PREFILL, LOAD, LOAD_SEGMENTS]
+TRANSFER = Transfer("kv", [TransferChunk(1, 5, 0, 16, 40), TransferChunk(1, 5, 1, 0, 9)])
+ALL = [ANALYSE, PREPROCESS, ENCODE, PREFILL, LOAD, LOAD_SEGMENTS, TRANSFER]
 
 
 def test_stages_and_kinds() -> None:
-    assert [plan.STAGE for plan in ALL] == ["video", "video", "encoder", "prefill", "prefill", "encoder"]
+    assert [plan.STAGE for plan in ALL] == ["video", "video", "encoder", "prefill", "prefill", "encoder", "decode"]
     assert [plan.KIND for plan in ALL] == list(PlanKind)
 
 
@@ -53,25 +56,24 @@ def test_rows_and_shares() -> None:
         [(1, 5)],
         [(1, 5), (3, 6)],
         [(1, 5), (1, 5), (3, 6)],
-        [(1, 5), (1, 5)],
-        [(1, 5), (1, 5)],
+        *[[(1, 5), (1, 5)]] * 3,
     ]
-    assert [plan.share(1) for plan in ALL] == [(2, 0), (2, 1), (0, 1), (4, 10), (16, 48), (0, 2)]
+    assert [plan.share(1) for plan in ALL] == [(2, 0), (2, 1), (0, 1), (4, 10), (16, 48), (0, 2), (16, 40)]
     assert PREFILL.share(3) == (0, 2) and PREFILL.share(9) == (0, 0) and ENCODE.share(9) == (0, 0)
 
 
 def test_work() -> None:
-    assert [plan.units for plan in ALL] == [100, 16, 32, 11, 48, 43]
-    assert [plan.is_large for plan in ALL] == [True, True, False, False, False, False]
-    assert [plan.is_streamed for plan in ALL] == [False, True, False, False, False, False]
-    assert [plan.cost is None for plan in ALL] == [True, True, False, False, True, True]
+    assert [plan.units for plan in ALL] == [100, 16, 32, 11, 48, 43, 33]
+    assert [plan.is_large for plan in ALL] == [True, True, False, False, False, False, False]
+    assert [plan.is_streamed for plan in ALL] == [False, True, False, False, False, False, False]
+    assert [plan.cost is None for plan in ALL] == [True, True, False, False, True, True, True]
     assert Encode(ENCODE.parts[:1]).cost == 16 * (1 + 16 / 1024)
     assert Prefill(PREFILL.chunks[:1]).cost == 6 * (1 + 10 / 1024)
 
 
 def test_pages() -> None:
-    assert [plan.reads() for plan in ALL] == [{"media": [3, 4]}, {"media": [3, 4]}, {"patch": [8, 9]}, {"embedding": [2]}, {}, {}]
-    assert [plan.writes() for plan in ALL] == [{}, {"patch": [8]}, {"embedding": [2, 4]}, {}, {}, {"embedding": [6, 7, 9]}]
+    assert [plan.reads() for plan in ALL] == [{"media": [3, 4]}, {"media": [3, 4]}, {"patch": [8, 9]}, {"embedding": [2]}, {}, {}, {}]
+    assert [plan.writes() for plan in ALL] == [{}, {"patch": [8]}, {"embedding": [2, 4]}, {}, {}, {"embedding": [6, 7, 9]}, {}]
     assert PREPROCESS.targets() == PREPROCESS.targets((1, 5)) == [("patch", run(8))] and PREPROCESS.targets((1, 6)) == []
     assert ENCODE.targets((3, 6)) == [("embedding", run(4))] and len(ENCODE.targets()) == 2
     assert ANALYSE.targets() == PREFILL.targets() == []

@@ -39,17 +39,18 @@ def check_touched(state: ControllerState) -> None:
         is_analysed = record.filled and all(item.shape is not None for item in record.items)
         has_ended = request.is_finished and not record.evicting
         is_ready = request.has_kv and not request.plans and request.counts_known and request.is_prefilled
-        goes_to_decode = is_ready and not request.spec.is_prefill_only
+        goes_to_decode = is_ready and not request.spec.is_prefill_only and not record.source_pool
         to_do = has_ended or goes_to_decode or is_analysed and not record.prepared and request.failure is None
         assert not to_do or id(request) in touched, f"nobody looks at {request}"
 
 
 def check_keys(state: ControllerState) -> None:
     """A page with a key stands in a block table only in its place: after the same tokens, and before the last one."""
-    cache = state.pools["kv"].cache
     for request in state.live():
-        for table, keys in zip(request.block_tables, request.keys, strict=False):
-            names = keys.up_to(keys.num_tokens)
-            for index, page in enumerate(table):
-                key = cache.key_of(page)
-                assert key is None or names[index : index + 1] == [key], f"page {page} is the wrong one for {request}"
+        for pool, tables in ((request.kv_pool, request.block_tables), (request.prefill_pool, request.prefill_tables)):
+            cache = state.pools[pool].cache
+            for table, keys in zip(tables, request.keys, strict=False):
+                names = keys.up_to(keys.num_tokens)
+                for index, page in enumerate(table):
+                    key = cache.key_of(page)
+                    assert key is None or names[index : index + 1] == [key], f"page {page} is the wrong one for {request}"

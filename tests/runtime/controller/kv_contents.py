@@ -64,7 +64,7 @@ class KVContents:
 
     def check_index(self, state: ControllerState, pool: PagePool, content: list[dict[int, int]]) -> None:
         """Every key is the controller's, of a page that the cache owns, and stands for one content, which is complete."""
-        keys, ledger = pool.read_keys(), state.pools["kv"]
+        keys, ledger = pool.read_keys(), state.pools[pool.name]
         assert {page: ledger.cache.key_of(page) for page in ledger.owned_by(CACHE)} == keys, "the index is not the controller's"
         for page, key in keys.items():
             assert set(content[page]) == set(range(PAGE_TOKENS)), f"page {page} got its key before its contents"

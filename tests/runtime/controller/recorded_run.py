@@ -26,6 +26,7 @@ from mmrt.runtime.controller.records import JournalState
 from mmrt.runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
 from mmrt.runtime.controller.request import decode_record
 from mmrt.runtime.controller.scheduling.types import Limits
+from mmrt.runtime.pools import PoolName, pools_of
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.media import ItemShape, MediaKind, SegmentShape
 from mmrt.schema.outage import Outage
@@ -109,8 +110,8 @@ class Memory:
         self.plans: dict[int, PlanSnapshot] = {}
         self.journal = JournalState()
         sizes = (limits.num_media_pages, limits.num_patch_pages, limits.num_embedding_pages, limits.num_kv_pages)
-        self.generations = {name: [0] * size for name, size in zip(m.POOLS, sizes, strict=True)}
-        self.keys: dict[m.PoolName, dict[int, tuple[int, bytes]]] = {name: {} for name in m.POOLS}
+        self.generations = {name: [0] * size for name, size in zip(pools_of(1), sizes, strict=True)}
+        self.keys: dict[PoolName, dict[int, tuple[int, bytes]]] = {name: {} for name in pools_of(1)}
 
     def apply(self, effect: e.Effect) -> None:
         match effect:

@@ -34,8 +34,9 @@ from mmrt.runtime.controller.scheduling.admission import check_lengths
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.controller.state import owner
 from mmrt.runtime.errors import RequestError
+from mmrt.runtime.pools import kv_pool, pools_of
 from mmrt.runtime.process.crash_cause import Death
-from mmrt.runtime.stage_table import InstanceId, actors_of, number_of, stage_of
+from mmrt.runtime.stage_table import InstanceId, actors_of, devices_of, number_of, stage_of
 from mmrt.schema.media import ItemShape, SegmentShape
 from mmrt.schema.outage import Outage
 from mmrt.schema.rows import EndCode, Phase
@@ -48,6 +49,18 @@ from mmrt.tests.runtime.controller.kept_values import check_kept
 from mmrt.tests.runtime.controller.kv_contents import AUDIO, IMAGE, VIDEO, KVContents, make_text, positions
 
 CALM_S = 60.0
+LAYOUTS = (
+    "E+P+D",
+    "E+P+2D",
+    "2E+P+D",
+    "2E+3P+3D",
+    "EP@0+D@1",
+    "EPD@0+EPD@1",
+    "E@0+2P@0+P@1+2D@1",
+    "EPD@0+P@1+D@1",
+    "P@0+EPD@1",
+    "2E@0+P@0+P@1+D@0+D@1",
+)
 
 
 class Crashed(Exception):
@@ -102,6 +115,7 @@ class Process:
     queue: list = field(default_factory=list)
     done: OrderedDict = field(default_factory=OrderedDict)
     step: object = None  # work begun and not finished
+    transfer: object = None  # a decode's, likewise
     step_name: int = 0  # decode: what its status words would say
     death: Death | None = None  # of the generation before
     trials: SoloTrials | None = None  # a decode's, as the next two
@@ -112,14 +126,20 @@ class Process:
 
 
 class World:
-    def __init__(self, rng: random.Random, place: Path, crowded: bool, faults: bool = True, policy: str = "unified") -> None:
+    def __init__(
+        self, rng: random.Random, place: Path, crowded: bool, faults: bool = True, policy: str = "unified", layouts: Sequence[str] = ()
+    ) -> None:
         """``crowded``: much less memory than work: preemption and eviction all the time. Without ``faults`` others bring them."""
         self.random = rng
         self.now = 1000.0
         self.crowded = crowded
+        layout = rng.choice(layouts or LAYOUTS)
+        devices = devices_of(layout)
         self.limits = Limits(
             policy=policy,
-            actors=actors_of(rng.choice(("E+P+D", "E+P+2D", "2E+P+D", "2E+3P+3D"))),
+            actors=actors_of(layout),
+            num_devices=2 if devices else 1,
+            devices={actor: int(device) for actor, device in devices.items()},
             num_rows=rng.randint(4, 6) if self.crowded else rng.randint(1, 6),
             max_context=64,
             kv_page_tokens=4,
@@ -151,10 +171,9 @@ class World:
         )
         self.gaps = StepGaps.create(self.run, 1)
         self.plans = PlanTable.create(self.run, limits.num_plan_slots, 16384)
-        sizes = (limits.num_media_pages, limits.num_patch_pages, limits.num_embedding_pages, limits.num_kv_pages)
+        sizes = {"media": limits.num_media_pages, "patch": limits.num_patch_pages, "embedding": limits.num_embedding_pages}
         self.pools = {
-            name: PagePool.create(self.run, name, count, 8)
-            for name, count in zip(("media", "patch", "embedding", "kv"), sizes, strict=True)
+            name: PagePool.create(self.run, name, sizes.get(name, limits.num_kv_pages), 8) for name in pools_of(limits.num_devices)
         }
         self.content: dict[str, list[dict]] = {name: [{} for _ in range(pool.num_pages)] for name, pool in self.pools.items()}
         self.kv = KVContents()
@@ -187,6 +206,7 @@ class World:
         self.outcomes: dict[int, str] = {}
         self.computed: dict[tuple[int, int], set[int]] = {}  # tokens of which prefill has had hidden states, by row and generation
         self.num_crashes = self.num_preempted = self.num_evicted = self.num_cached = self.num_loaded = self.num_loaded_segments = 0
+        self.num_transferred = 0
 
     # ------------------------------------------------------------------------------------------------ plumbing
 
@@ -253,7 +273,7 @@ class World:
 
     def start_controller(self) -> None:
         self.epoch += 1
-        self.io = ControllerIO(self.run, self.limits.actors)
+        self.io = ControllerIO(self.run, self.limits.actors, self.limits.num_devices)
         self.journal, state = Journal.open(self.run.path, compact_bytes=self.random.choice((300, 100_000)))
         known = {InstanceId(name): p.generation for name, p in self.processes.items() if p.generation and self.random.random() < 0.8}
         self.controller = recover(self.limits, self.epoch, self.io.snapshot(state, known))
@@ -328,7 +348,28 @@ class World:
                 totals = self.controller.state.totals
                 assert self.limits.policy == "toy" or totals.overruled == totals.illegal == 0
                 check_kept(self.controller.state)
-                self.kv.check_index(self.controller.state, self.pools["kv"], self.content["kv"])
+                for name in self.controller.state.kv_pools:
+                    self.kv.check_index(self.controller.state, self.pools[name], self.content[name])
+                self.check_sources()
+
+    def check_sources(self) -> None:
+        """Rows own the pages of their source tables, of another pool than their own, and none of them in decode."""
+        state = self.controller.state
+        for request in state.rows:
+            if request is None or request.ending or request.record.evicting:
+                continue
+            for name in state.kv_pools:
+                assert state.pools[name].owned_by(owner(request)) == request.pages_in(name), f"{request.key} owns others of {name}"
+            if request.record.source_pool is None or not request.has_kv:
+                assert request.source_tables == ([], []), "pages of another pool are held for nothing"
+                continue
+            assert request.phase == Phase.PREPARE and request.record.source_pool != request.kv_pool
+            needs = [-(-target // 4) for target in request.targets]
+            assert [len(table) for table in request.source_tables][: len(needs)] == needs, "a row has pages of one pool alone"
+
+    def kv_of(self, name: str) -> str:
+        """Return the KV pool of an actor's device."""
+        return kv_pool(self.limits.devices.get(InstanceId(name), 0))
 
     def scale(self) -> None:
         """Actors leave, go once the controller says that they hold nothing, and come back."""
@@ -453,8 +494,10 @@ class World:
             process.death = Death(step, crashed, "")
         if stage_of(name) in ("video", "encoder") and process.step is not None:
             self.finish_writes(process.step, self.random.random())  # some of it was written
+        if process.transfer is not None:
+            self.finish_writes(process.transfer, self.random.random())
         process.generation = 0
-        process.queue, process.done, process.step = [], OrderedDict(), None
+        process.queue, process.done, process.step, process.transfer = [], OrderedDict(), None, None
         process.up_s = self.now + self.random.random()
         process.trials, process.members = None, {}
         if name == "gateway":
@@ -499,7 +542,7 @@ class World:
                 process.done[command.plan_id] = done
                 self.to_controller(name, done)
                 continue
-            process.step = (command, *self.begin(plan), self.is_poisonous(plan))
+            process.step = (command, *self.begin(plan, self.kv_of(name)), self.is_poisonous(plan))
             return
 
     def is_poisonous(self, plan: p.Plan) -> bool:
@@ -518,8 +561,9 @@ class World:
     def check_run(self, pool: str, run: m.PageRun) -> None:
         self.pools[pool].check(run.pages, run.generations)
 
-    def begin(self, plan: p.Plan) -> tuple[list, m.Result]:
-        """Check what a plan reads. Returns what it will write, as (pool, page, generation, slot, value), and its result."""
+    def begin(self, plan: p.Plan, kv: str) -> tuple[list, m.Result]:
+        """Check what a plan reads. ``kv``: the pool of the actor's device. Returns what it will write, as (pool, page, generation,
+        slot, value), and its result."""
         writes: list = []
         if isinstance(plan, p.Analyse):
             wanted = self.read_media(plan.source, plan.item)
@@ -546,7 +590,7 @@ class World:
                 for index, (page, generation) in enumerate(zip(part.target.pages, part.target.generations, strict=True)):
                     writes.append(("embedding", page, generation, 0, (medium, segment, index)))
         elif isinstance(plan, p.Load):
-            found = [self.begin_load(chunk, writes) for chunk in plan.chunks]
+            found = [self.begin_load(chunk, kv, writes) for chunk in plan.chunks]
             return writes, m.Loaded([end for end, _ in found], [more for _, more in found])
         elif isinstance(plan, p.LoadSegments):
             found = [self.begin_segment(part, writes, at) for at, part in enumerate(plan.parts)]
@@ -556,7 +600,7 @@ class World:
             if self.limits.prefill_budget:
                 assert sum(chunk.end - chunk.start for chunk in plan.chunks) <= self.limits.prefill_budget  # US9
             for chunk in plan.chunks:
-                self.begin_chunk(chunk, writes)
+                self.begin_chunk(chunk, kv, writes)
         return writes, m.Done()
 
     def read_media(self, run: m.PageRun, item: int) -> Wanted:
@@ -579,14 +623,14 @@ class World:
         assert state is not None
         return decode_record(state).era
 
-    def begin_chunk(self, chunk: p.PrefillChunk, writes: list) -> None:
+    def begin_chunk(self, chunk: p.PrefillChunk, kv: str, writes: list) -> None:
         generation, phase = self.table.phase(chunk.row)
         assert generation == chunk.row_generation, "a chunk of a row that is gone"
         spec = m.decode_sequence_spec(self.table.read_spec(chunk.row, generation))
         tokens = self.tokens_of(chunk.row, spec, chunk.member)
         era = self.era(chunk.row)
         values = self.kv.values(self.wanted[spec.key].spec, spec, chunk.member, tokens, era)
-        pages = self.table.pages(chunk.row, chunk.member).tolist()
+        pages = self.table.prefill_pages(chunk.row, chunk.member).tolist()
         assert chunk.end <= len(tokens) - (spec.pooling is None), "the last token is decode's"
         self.computed.setdefault((chunk.row, generation), set()).update(range(chunk.start, chunk.end))
         media = {}
@@ -595,9 +639,9 @@ class World:
             assert span.first_row + span.num_tokens <= 4 * len(span.source.pages), "the pages of a span are those of a foreign segment"
             for offset in range(span.num_tokens):
                 page, slot = divmod(span.first_row + offset, 4)
-                media[span.start + offset] = (self.content["embedding"][span.source.pages[page]][0], slot)
+                media[span.start + offset] = (self.content["embedding"][span.source.pages[page]].get(0), slot)
         for position in range(chunk.start):
-            self.check_kv(pages, position, values[position])
+            self.check_kv(kv, pages, position, values[position])
         for position in range(chunk.start, chunk.end):
             place = self.media_place(spec, position) if chunk.member == 0 else None
             assert (position in media) == (place is not None), "spans do not cover the chunk's media"
@@ -607,13 +651,13 @@ class World:
                 medium = self.wanted[spec.key].medium(item, era)
                 assert (found, slot) == ((medium, segment, row // 4), row % 4), "prefill reads foreign embeddings"
             page = pages[position // 4]
-            writes.append(("kv", page, int(self.pools["kv"].generations[page]), position % 4, values[position]))
+            writes.append((kv, page, int(self.pools[kv].generations[page]), position % 4, values[position]))
 
-    def begin_load(self, chunk: p.LoadChunk, writes: list) -> tuple[int, bool]:
+    def begin_load(self, chunk: p.LoadChunk, kv: str, writes: list) -> tuple[int, bool]:
         generation, _ = self.table.phase(chunk.row)
         assert generation == chunk.row_generation, "pages are loaded for a row that is gone"
         assert chunk.end - chunk.start == 4 * len(chunk.keys) and chunk.start % 4 == 0
-        pages = self.table.pages(chunk.row, chunk.member).tolist()[chunk.start // 4 :]
+        pages = self.table.prefill_pages(chunk.row, chunk.member).tolist()[chunk.start // 4 :]
         found, more = 0, True
         for page, key, slot in zip(pages, chunk.keys, chunk.slots, strict=False):
             if found and self.random.random() < 0.1:  # time is short
@@ -621,7 +665,7 @@ class World:
             if (contents := self.read_saved("kv", key, slot)) is None:
                 more = False
                 break
-            writes += [("kv", page, int(self.pools["kv"].generations[page]), slot, value) for slot, value in contents.items()]
+            writes += [(kv, page, int(self.pools[kv].generations[page]), slot, value) for slot, value in contents.items()]
             found += 1
         self.num_loaded += found
         return chunk.start + 4 * found, more
@@ -645,12 +689,13 @@ class World:
     def save_pages(self, share: float = 0.5) -> None:
         """Some of the pages with keys are written to files, again where they were damaged. Some there are overwritten, or damaged."""
         for pool, saved in self.saved.items():
-            for page, key in self.pools[pool].read_keys().items():
-                if self.random.random() < share:
-                    if key in self.damaged:
-                        self.damaged.discard(key)
-                        saved.pop(key, None)
-                    self.keep(pool, key, dict(self.content[pool][page]))
+            for name in self.of_all_devices(pool):
+                for page, key in self.pools[name].read_keys().items():
+                    if self.random.random() < share:
+                        if key in self.damaged:
+                            self.damaged.discard(key)
+                            saved.pop(key, None)
+                        self.keep(pool, key, dict(self.content[name][page]))
             if self.storm:
                 for key in [key for key in saved if self.random.random() < 0.01]:
                     del saved[key]
@@ -675,6 +720,9 @@ class World:
                 for page, key in enumerate(keys.up_to(len(tokens)) if self.random.random() < 0.5 else ()):
                     self.keep("kv", key, dict(enumerate(values[4 * page : 4 * page + 4])))
 
+    def of_all_devices(self, pool: str) -> Sequence[str]:
+        return self.controller.state.kv_pools if pool == "kv" else (pool,)
+
     def keep(self, pool: str, key: bytes, contents: dict) -> None:
         self.saved[pool].setdefault(key, (len(self.saved[pool]), contents))
 
@@ -684,9 +732,10 @@ class World:
 
     def forget_pages(self, pool: str) -> None:
         """Idle pages are evicted: only files have them."""
-        run = self.controller.state.pools[pool].forget_idle()
-        if run.pages:
-            self.controller.state.emit(SetPageGenerations(pool, run))
+        for name in self.of_all_devices(pool):
+            run = self.controller.state.pools[name].forget_idle()
+            if run.pages:
+                self.controller.state.emit(SetPageGenerations(name, run))
         self.perform(self.controller._take_effects(), 20 * self.controller_crash_rate)
 
     @staticmethod
@@ -699,9 +748,31 @@ class World:
                 start += shape.num_tokens
         return None
 
-    def check_kv(self, pages: list[int], position: int, value: int) -> None:
-        found = self.content["kv"][pages[position // 4]].get(position % 4)
+    def check_kv(self, kv: str, pages: list[int], position: int, value: int) -> None:
+        found = self.content[kv][pages[position // 4]].get(position % 4)
         assert found == value, f"KV holds {found} where {value} should be"
+
+    def begin_transfer(self, plan: p.Transfer, kv: str) -> list:
+        """Return what a decode will write to copy pages, as ``begin`` does. All that it copies must be there."""
+        writes = []
+        for chunk in plan.chunks:
+            generation, phase = self.table.phase(chunk.row)
+            assert (generation, phase) == (chunk.row_generation, Phase.PREPARE), "pages are copied for a row that is gone, or decodes"
+            spec = m.decode_sequence_spec(self.table.read_spec(chunk.row, generation))
+            tokens, era = self.tokens_of(chunk.row, spec, chunk.member), self.era(chunk.row)
+            values = self.kv.values(self.wanted[spec.key].spec, spec, chunk.member, tokens, era)
+            assert plan.source != kv and chunk.start % 4 == 0 and (chunk.end % 4 == 0 or chunk.end == len(tokens) - 1)
+            source = self.table.source_pages(chunk.row, chunk.member).tolist()
+            copied = {(plan.source, page) for page in source[chunk.start // 4 : -(-chunk.end // 4)]}
+            for process in self.processes.values():
+                if process.step is not None and process.step_name == 0:  # of a worker
+                    assert not copied & {write[:2] for write in process.step[1]}, "a page is copied while prefill writes it"
+            target = self.table.pages(chunk.row, chunk.member).tolist()
+            for position in range(chunk.start, chunk.end):
+                self.check_kv(plan.source, source, position, values[position])
+                page = target[position // 4]
+                writes.append((kv, page, int(self.pools[kv].generations[page]), position % 4, values[position]))
+        return writes
 
     def finish_writes(self, step: tuple, share: float) -> m.Result:
         _, writes, result, _ = step
@@ -721,6 +792,33 @@ class World:
                 self.join(process, message.row, message.row_generation)
         elif isinstance(message, m.Drop):
             process.queue.append(message)
+        elif isinstance(message, m.Run):
+            self.transfer_receives(name, process, message)
+
+    def transfer_receives(self, name: str, process: Process, command: m.Run) -> None:
+        if command.plan_id in process.done:
+            self.to_controller(name, process.done[command.plan_id])
+        elif process.transfer is None and (payload := self.plans.read(command.slot, command.plan_id)) is not None:
+            plan = still_wanted(p.decode_plan(payload), self.table)
+            if plan is None or 0 < command.deadline_s <= self.now:
+                process.transfer = (command, [], m.Skipped(), False)
+            else:
+                assert isinstance(plan, p.Transfer)
+                writes = self.begin_transfer(plan, self.kv_of(name))
+                process.transfer = (command, writes, m.Transferred(len(writes)), False)
+
+    def transfer_turn(self, name: str, process: Process) -> None:
+        """Copy between two steps, at some time."""
+        if process.transfer is None or self.random.random() < 0.5:
+            return
+        command, *_ = step = process.transfer
+        process.transfer = None
+        result = self.finish_writes(step, 1.0)
+        self.num_transferred += len(step[1])
+        process.done[command.plan_id] = m.PlanDone(name, process.generation, command.plan_id, 0.01, result)
+        while len(process.done) > 256:
+            process.done.popitem(last=False)
+        self.to_controller(name, process.done[command.plan_id])
 
     def join(self, process: Process, row: int, generation: int) -> None:
         if self.table.end(row, generation) == EndCode.NONE:
@@ -729,6 +827,8 @@ class World:
             process.members[row] = generation
 
     def decode_turn(self, name: str, process: Process) -> None:
+        kv = self.kv_of(name)
+        self.transfer_turn(name, process)
         if process.trials is None:
             process.trials = SoloTrials(process.death, self.table.rows_of(number_of(name)))
             guilty = process.trials.guilty
@@ -741,9 +841,9 @@ class World:
         if process.step is not None:  # the forward pass that has begun is written, then everything else comes
             for row, generation, writes, token, code, _ in process.step:
                 for _, page, page_generation, slot, value in writes:
-                    assert int(self.pools["kv"].generations[page]) == page_generation, "decode writes a page that was given away"
-                    self.kv.check_writable(self.pools["kv"], page)
-                    self.content["kv"][page][slot] = value
+                    assert int(self.pools[kv].generations[page]) == page_generation, "decode writes a page that was given away"
+                    self.kv.check_writable(self.pools[kv], page)
+                    self.content[kv][page][slot] = value
                 others = [other for at, other in self.processes.items() if at != name and other.members.get(row) == generation]
                 assert not others, "two decodes run a row"
                 counts = self.table.commit(np.array([row]), np.array([generation]), np.array([token]))
@@ -762,23 +862,23 @@ class World:
             process.scan_s = self.now + 0.5
             for row, generation in self.table.rows_of(number_of(name)):
                 self.join(process, row, generation)
-        self.begin_step(process)
+        self.begin_step(process, kv)
 
-    def begin_step(self, process: Process) -> None:
+    def begin_step(self, process: Process, kv: str) -> None:
         """One suspect alone, or all that are none, in turn."""
         trials = process.trials
         assert trials is not None
         trials.suspects = [place for place in trials.suspects if process.members.get(place[0]) == place[1]]
         for place in trials.suspects if self.random.random() < 0.5 else ():
-            if (made := self.begin_token(*place)) is not None:
+            if (made := self.begin_token(*place, kv)) is not None:
                 process.step, process.step_name = [made], solo_step(place)
                 trials.passed(place)
                 return
         held = trials.held
-        step = [made for row, at in process.members.items() if row not in held and (made := self.begin_token(row, at)) is not None]
+        step = [made for row, at in process.members.items() if row not in held and (made := self.begin_token(row, at, kv)) is not None]
         process.step, process.step_name = step or None, 1
 
-    def begin_token(self, row: int, generation: int) -> tuple | None:
+    def begin_token(self, row: int, generation: int, kv: str) -> tuple | None:
         spec = m.decode_sequence_spec(self.table.read_spec(row, generation))
         wanted = self.wanted[spec.key]
         writes = []
@@ -789,10 +889,10 @@ class World:
             if len(pages) * 4 < len(tokens):
                 return None  # out of pages: both members leave the batch
             for position in range(len(tokens) - 1):
-                self.check_kv(pages, position, values[position])
+                self.check_kv(kv, pages, position, values[position])
             position = len(tokens) - 1
             page = pages[position // 4]
-            writes.append(("kv", page, int(self.pools["kv"].generations[page]), position % 4, values[position]))
+            writes.append((kv, page, int(self.pools[kv].generations[page]), position % 4, values[position]))
         count = self.table.committed(row, generation)
         code = None
         if wanted.eos_at == count + 1:

@@ -42,7 +42,7 @@ def give_before_it_is_dropped(patch: pytest.MonkeyPatch) -> None:
             before, request.drop_ticket = request.record.member_of, 0
             others = [actor for actor in state.limits.actors if stage_of(actor) == "decode" and actor != before]
             with pytest.MonkeyPatch.context() as chosen:
-                chosen.setattr(ownership, "choose_decode", lambda _: (*others, before)[0])
+                chosen.setattr(ownership, "choose_decode", lambda *_: (*others, before)[0])
                 ownership.hand_over(state, request)
 
     for module in (ownership, recovery_world):

@@ -14,7 +14,7 @@ import pytest
 
 from mmrt.runtime.bus.messages import Loaded
 from mmrt.runtime.bus.plans import Load, LoadChunk
-from mmrt.runtime.controller import kv_manager, lifecycle, ownership, page_keys, plan_results, planner, prefix_cache
+from mmrt.runtime.controller import kv_manager, lifecycle, ownership, page_keys, placement, plan_results, planner, prefix_cache
 from mmrt.runtime.controller.effects import SetPrefilled
 from mmrt.runtime.controller.page_keys import PageKeys
 from mmrt.runtime.controller.plan_dispatch import clear_plan
@@ -36,10 +36,10 @@ def place() -> Iterator[Path]:
 def give_the_last_page(patch: pytest.MonkeyPatch) -> None:
     """The page of the last token is given from the cache: decode writes it."""
 
-    def find_hits(state: ControllerState, request: Request) -> list[list[int]]:
-        return [state.pools["kv"].cache.find_leading(keys.up_to(keys.num_tokens)) for keys in request.keys]
+    def find_hits(state: ControllerState, request: Request, pool: str = "kv") -> list[list[int]]:
+        return [state.pools[pool].cache.find_leading(keys.up_to(keys.num_tokens)) for keys in request.keys]
 
-    for module in (prefix_cache, kv_manager):
+    for module in (prefix_cache, placement, kv_manager):
         patch.setattr(module, "find_hits", find_hits)
     patch.setattr(ownership, "check_unnamed", lambda *_: None)  # else the rules find it themselves
 

@@ -22,7 +22,7 @@ def remains(driver: Driver) -> RunSnapshot:
     rows = [
         RowSnapshot(
             r.row, r.row_generation, r.phase, r.block_tables, (r.prefilled[0], r.prefilled[1]), r.committed, r.end_code,
-            encode_record(r.record), r.ids, r.decode,
+            encode_record(r.record), r.ids, r.decode, r.source_tables,
         )
         for r in state.rows
         if r is not None

@@ -250,7 +250,8 @@ def test_generations_and_their_ends() -> None:
 def test_counters() -> None:
     tape = Tape()
     tape.add("controller", Kind.POOL, 1, 0, 25, 3, 40, 100)
-    tape.add("controller", Kind.POOL, 2, 0, 0, 9, 40, 100)  # a pool of a later version
+    tape.add("controller", Kind.POOL, 2, 0, 0, 4, 7, 100)
+    tape.add("controller", Kind.POOL, 2, 0, 0, 11, 40, 100)  # a pool of a later version
     tape.add("controller", Kind.QUEUES, 1, 0, 2, 3, 4, 5)
     tape.add("controller", Kind.BUDGETS, 1, 0, 0, 512, 1024, 5000)
     tape.add("controller", Kind.UNSENT, 1, 0, 0, 6)
@@ -258,6 +259,7 @@ def test_counters() -> None:
     counters = {event["name"]: event["args"] for event in events if event["ph"] == "C"}
     assert counters == {
         "kv pages": {"used": 40, "evictable": 25},
+        "kv.1 pages": {"used": 7, "evictable": 0},
         "requests": {"waiting": 3, "preparing": 4, "running": 5},
         "plans in flight": {"plans": 2},
         "budgets": {"prefill_tokens": 512, "encode_rows": 1024},

@@ -104,3 +104,13 @@ def test_status_says_what_the_model_is_computed_on(run: RunDirectory) -> None:
 def test_other_devices_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"model\.device = \"{name}\""):
         parse_config(f'[model]\ndevice = "{name}"')
+
+
+def test_each_device_has_a_kv_pool() -> None:
+    """They share what one would have."""
+    room = HostRoom(24 * GIB, 1 << 60)
+    one = plan_layout(RuntimeConfig(), QWEN_7B, "bfloat16", room)
+    two = plan_layout(parse_config('[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n'), QWEN_7B, "bfloat16", room)
+    assert [*two.pools] == ["media", "patch", "embedding", "kv", "kv.1"] and two.pools["kv"] == two.pools["kv.1"]
+    assert two.pools["kv"].num_pages < one.pools["kv"].num_pages <= 2 * two.pools["kv"].num_pages + 1
+    assert two.plan_slot_bytes == one.plan_slot_bytes, "plans name no KV pages"

@@ -1,5 +1,6 @@
 """The processors of machines made of files, and the threads that follow for every stage."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmrt.runtime.config import parse_config
-from mmrt.runtime.process.processors import Processors, plan_threads, read_processors
-from mmrt.runtime.stage_table import stage_of
+from mmrt.runtime.errors import ConfigError
+from mmrt.runtime.process.processors import Processors, check_processors, keep_to, plan_threads, read_processors
+from mmrt.runtime.stage_table import InstanceId, stage_of
 
 COMPUTING = ("decode", "prefill", "encoder", "video", "memory")
 
@@ -123,3 +125,23 @@ def test_nobody_that_decode_waits_for_is_nicer_than_decode() -> None:
 def test_what_is_configured_stays() -> None:
     config = plan_threads(parse_config("[actors.decode]\nthreads = 7\n"), Processors(8, 8))
     assert (config.actor("decode").threads, config.actor("prefill").threads) == (7, 4)
+
+
+DEVICES = '[[devices]]\nname = "a"\ncpus = "0-2"\n[[devices]]\nname = "b"\n[actors]\nlayout = "EP@a+D@b"\n'
+
+
+def test_processors_of_devices_must_be_there() -> None:
+    config = parse_config(DEVICES)
+    check_processors(config, {0, 1, 2})
+    with pytest.raises(ConfigError) as refusal:
+        check_processors(config, {0, 2})
+    assert str(refusal.value) == "device 'a': processor 1 of cpus = \"0-2\" cannot be used here"
+
+
+def test_a_process_keeps_to_the_processors_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: kept.append((pid, sorted(cpus))))
+    for actor in ("prefill", "decode", "gateway"):
+        keep_to(parse_config(DEVICES), InstanceId(actor))
+    assert kept == [(0, [0, 1, 2])], "b is any"

@@ -36,6 +36,9 @@ class Host:
         for actor in self.actors.values():
             actor.current = SimpleNamespace(process=SimpleNamespace(pid=os.getpid()), is_debugger=False)  # type: ignore[assignment]
 
+    def say(self, text: str) -> None:
+        pass
+
     def set_config(self, config: RuntimeConfig) -> None:
         self.config = config
 
@@ -131,6 +134,28 @@ def test_one_that_is_being_replaced_does_not_leave(place: RunDirectory) -> None:
 def test_a_layout_on_a_device_is_fixed(place: RunDirectory) -> None:
     changer, _ = scaling_of(place, '[model]\ndevice = "cuda"\n')
     assert refused(changer.scale("decode", 2)).startswith("on cuda pools take the memory that processes leave")
+
+
+def test_a_process_stays_on_its_device(place: RunDirectory) -> None:
+    devices = '[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n'
+    changer, _ = scaling_of(place, devices + '[actors]\nlayout = "EP@a+D@b"\n')
+    assert refused(changer.change("EP@a+D@a")) == (
+        "in 'EP@a+D@a' decode is on device a, now it is on b: that needs another start (mmrt up)"
+    )
+    assert refused(changer.change("EP@a+D@c")) == "decode on 'c': no such device, there are a, b"
+
+
+def test_one_that_comes_has_its_device_in_the_table(place: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    changer, host = scaling_of(place, '[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n[actors]\nlayout = "EP@a+D@b"\n')
+
+    async def all_serve(_: object) -> None:
+        return None
+
+    monkeypatch.setattr(changer, "_all_serve", all_serve)
+    monkeypatch.setattr(scaling, "read_host_room", lambda _: HostRoom(1 << 50, 1 << 50))
+    layout, _ = asyncio.run(changer.scale("decode", 2))
+    assert layout == "EP@a+2D@b" and host.config.actor_devices["decode.1"] == 1
+    assert ActorTable.attach(place).devices["decode.1"] == 1
 
 
 @pytest.fixture

@@ -1,0 +1,123 @@
+"""decode's side of migration: copies KV pages from the pool of another device into that of its own, between two steps (TI6).
+
+A plan is read from the plan table, as in ``host.plan_loop``; it is answered with the stored result if it comes again. Copying stops
+after a few milliseconds for the next step, and goes on after it. A new process begins the plan anew: that writes the same bytes to the
+same pages. A process that ends in order has no copy under way, since they are made in its own loop.
+"""
+
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+
+from ...runtime.bus.messages import ItemError, PlanDone, Result, Run, Skipped, Transferred
+from ...runtime.bus.plans import Plan, Transfer, decode_plan
+from ...shm.plan_table import PlanTable
+from ...shm.pool import PagePool
+from ...shm.sequence_table import SequenceTable
+from ..host.actor import Actor
+from ..host.plan_checks import still_wanted
+from ..host.plan_flight import PlanFlight
+
+log = logging.getLogger(__name__)
+
+COPY_S = 0.005  # between two steps
+KEPT_RESULTS = 256
+
+
+class PageCopier:
+    """The plans that decode has been sent, and the one that it is at."""
+
+    def __init__(self, actor: Actor, kv: PagePool, table: SequenceTable, page_tokens: int) -> None:
+        """``kv``: the pool of this actor's device."""
+        self._actor = actor
+        self._kv = kv
+        self._table = table
+        self._page_tokens = page_tokens
+        self._plans = PlanTable.attach(actor.run, writable=False)
+        self._sources: dict[str, PagePool] = {}
+        self._queue: deque[Run] = deque()
+        self._results: OrderedDict[int, PlanDone] = OrderedDict()
+        self._flight = PlanFlight(actor.flight)
+        self._current: tuple[int, Plan, Iterator[int]] | None = None
+        self._num_bytes = 0
+        self._began_ns = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self._current is not None or bool(self._queue)
+
+    def take(self, command: Run) -> None:
+        """Take a command: queue it, or answer it at once."""
+        if done := self._results.get(command.plan_id):
+            self._actor.send(done)
+        elif all(command.plan_id != other.plan_id for other in self._queue) and not self._is_at(command.plan_id):
+            self._queue.append(command)
+            self._flight.arrived(command.plan_id)
+
+    def go_on(self) -> None:
+        """Copy for a while."""
+        until_s = time.monotonic() + COPY_S
+        while time.monotonic() < until_s and (self._current is not None or self._begin_next()):
+            assert self._current is not None
+            plan_id, plan, pages = self._current
+            try:
+                for num_bytes in pages:
+                    self._num_bytes += num_bytes
+                    if time.monotonic() >= until_s:
+                        return
+            except ValueError:  # else this process would meet the plan again after every restart
+                name = f"plan {plan_id:x} of {self._actor.name}"
+                log.exception("%s failed (%s)", name, type(plan).__name__)
+                self._finish(plan_id, plan, ItemError(500, f"the request could not be processed: {name} failed, and the log says why"))
+            else:
+                self._finish(plan_id, plan, Transferred(self._num_bytes))
+
+    def _is_at(self, plan_id: int) -> bool:
+        return self._current is not None and self._current[0] == plan_id
+
+    def _begin_next(self) -> bool:
+        """Begin the next plan that is still wanted. Returns whether there is one."""
+        while self._queue:
+            command = self._queue.popleft()
+            payload = self._plans.read(command.slot, command.plan_id)
+            if payload is None or command.plan_id in self._results:
+                self._flight.skipped(command.plan_id)
+                continue
+            plan = decode_plan(payload)
+            self._began_ns, self._num_bytes = time.monotonic_ns(), 0
+            is_late = 0 < command.deadline_s <= time.monotonic()
+            if is_late or still_wanted(plan, self._table) is None:
+                self._finish(command.plan_id, plan, Skipped())
+                continue
+            assert isinstance(plan, Transfer)
+            self._current = command.plan_id, plan, self._copy(plan)
+            return True
+        return False
+
+    def _copy(self, plan: Transfer) -> Iterator[int]:
+        """Copy page by page, and yield the bytes of each. The tables stay as they are until the plan has been answered."""
+        source = self._pool(plan.source)
+        for chunk in plan.chunks:
+            places = slice(chunk.start // self._page_tokens, -(-chunk.end // self._page_tokens))
+            theirs = self._table.source_pages(chunk.row, chunk.member)[places].tolist()
+            ours = self._table.pages(chunk.row, chunk.member)[places].tolist()
+            for target, page in zip(ours, theirs, strict=True):
+                self._kv.page(target)[:] = source.page(page)
+                yield self._kv.page_bytes
+
+    def _pool(self, name: str) -> PagePool:
+        """The pool of another device, which this process only reads."""
+        if name not in self._sources:
+            self._sources[name] = PagePool.attach(self._actor.run, name, writable=False)
+        return self._sources[name]
+
+    def _finish(self, plan_id: int, plan: Plan, result: Result) -> None:
+        self._current = None
+        elapsed_s = (time.monotonic_ns() - self._began_ns) / 1e9
+        done = PlanDone(self._actor.name, self._actor.generation, plan_id, elapsed_s, result)
+        self._results[plan_id] = done
+        if len(self._results) > KEPT_RESULTS:
+            self._results.popitem(last=False)
+        self._flight.done(plan_id, plan, self._began_ns, result, len(self._queue))
+        self._actor.send(done)

@@ -1,0 +1,91 @@
+"""The KV pools of rows: where a row's prompt is prefilled, and where it is decoded (pure; rules over ``ControllerState``; MS2, TI7).
+
+Each device has a pool, and an actor works in that of its device. A row's own pool is that of the decode actors that may run it. Where
+its device has a prefill, the prompt is prefilled there, and nothing is copied. Otherwise a prefill of another device fills pages of
+its own pool, the row's *source*, and ``migration`` has them copied.
+
+Pages of both pools are granted at once, all or none, so no row keeps pages of one while it waits for the other (TI6): rows cannot wait
+for each other in a circle. The first in order may take both from all that come later.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..pools import PoolName
+from ..stage_table import stage_of
+from .guidance import Lengths, num_pages, prefill_targets
+from .lifecycle import preempt
+from .prefix_cache import Hits, find_hits, num_saved
+from .request import Request
+from .scheduling.admission import ResourceGate
+from .state import ControllerState
+
+
+class Placement(NamedTuple):
+    """The pools of a row. ``source``: None where it is prefilled in its own pool. ``hits``: pages that a cache has: that of the pool
+    where they are most. ``needs``: free pages that the grant takes, by pool."""
+
+    pool: PoolName
+    source: PoolName | None
+    hits: Hits
+    needs: dict[PoolName, int]
+
+
+def choose_pools(state: ControllerState, request: Request, lengths: Lengths, wanted: Lengths, gate: ResourceGate) -> Placement:
+    """Choose the pools of a row without KV pages: those with the least work until its first token, of those that ``gate`` has room in;
+    if it has none, of all. ``lengths``: tokens of its prompts; ``wanted``: pages per member for decode."""
+    targets = lengths if request.spec.pooling is not None else prefill_targets(lengths, request.committed)
+    homes = able_pools(state, "prefill" if request.spec.is_prefill_only else "decode")
+    sources = able_pools(state, "prefill") if any(targets) else homes
+    if len(state.kv_pools) == 1:
+        return _placement(state, request, targets, wanted, sources[0], homes)
+    options = [_placement(state, request, targets, wanted, source, homes) for source in sources]
+    most = max((option.hits for option in options), key=lambda hits: sum(map(len, hits)))
+    options.sort(key=lambda option: _work(state, option, targets))
+    return next((option for option in options if gate.has(option.needs)), options[0])._replace(hits=most)
+
+
+def able_pools(state: ControllerState, stage: str) -> Sequence[PoolName]:
+    """Return the pools of devices with an actor of the stage that gets work: one that is not broken, where there is any."""
+    if len(state.kv_pools) == 1:
+        return state.kv_pools
+    actors = [actor for actor in state.staying if stage_of(actor) == stage]
+    unbroken = [actor for actor in actors if actor not in state.outages] or actors
+    return sorted({state.pool_of(actor) for actor in unbroken}, key=state.kv_pools.index)
+
+
+def leave_pools(state: ControllerState) -> None:
+    """Preempt the rows in preparation whose pools can no longer serve them, while others can: they are prefilled again there."""
+    if len(state.kv_pools) == 1:
+        return
+    homes, sources = able_pools(state, "decode"), able_pools(state, "prefill")
+    for request in list(state.preparing()):
+        if request.has_kv and not request.is_finished:
+            has_lost_decode = request.kv_pool not in homes and not request.spec.is_prefill_only
+            if has_lost_decode or not request.is_prefilled and request.prefill_pool not in sources:
+                preempt(state, request)
+
+
+def _placement(
+    state: ControllerState, request: Request, targets: Lengths, wanted: Lengths, source: PoolName, homes: Sequence[PoolName]
+) -> Placement:
+    """Return the placement of a row that is prefilled in ``source``: it stays there where that pool has a decode."""
+    hits = find_hits(state, request, source)
+    num_new = -num_saved(state, hits, source)
+    if source in homes:
+        return Placement(source, None, hits, {source: num_new + sum(wanted)})
+    pool = min(homes, key=lambda home: _num_sequences(state, home))
+    num_new += sum(num_pages(target, state.limits.kv_page_tokens) for target in targets)
+    return Placement(pool, source, hits, {pool: sum(wanted), source: num_new})
+
+
+def _work(state: ControllerState, option: Placement, targets: Lengths) -> int:
+    """Return the tokens to be prefilled in the option's pool up to the row's last, and a page of tokens for each sequence of decode."""
+    source, page_tokens = option.source or option.pool, state.limits.kv_page_tokens
+    before = sum([other.tokens_left for other in state.preparing() if other.has_kv and other.prefill_pool == source])
+    num_found = sum(map(len, option.hits))
+    return before + sum(targets) - page_tokens * num_found + page_tokens * _num_sequences(state, option.pool)
+
+
+def _num_sequences(state: ControllerState, pool: PoolName) -> int:
+    return sum([len(other.lengths) for other in state.live() if other.has_kv and other.kv_pool == pool])

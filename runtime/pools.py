@@ -1,0 +1,19 @@
+"""The names of a run's page pools (pure)."""
+
+PoolName = str
+"""One of ``pools_of``."""
+
+
+def kv_pool(device: int) -> PoolName:
+    """Return the name of the KV pool of the device with this number: "kv" for the first, then "kv.1" and so on."""
+    return f"kv.{device}" if device else "kv"
+
+
+def is_kv_pool(name: PoolName) -> bool:
+    """Return whether a pool is the KV pool of some device."""
+    return name.partition(".")[0] == "kv"
+
+
+def pools_of(num_devices: int) -> tuple[PoolName, ...]:
+    """Return all pools of a run. Their places are their numbers in flight records."""
+    return "media", "patch", "embedding", *map(kv_pool, range(num_devices))

@@ -1,0 +1,138 @@
+"""decode copies KV pages of another device: real pools, a real table and real plans."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mmrt.actors.decode import page_copier
+from mmrt.actors.decode.page_copier import PageCopier
+from mmrt.runtime.bus.messages import ItemError, PlanDone, Run, Skipped, Transferred, encode
+from mmrt.runtime.bus.plans import Transfer, TransferChunk
+from mmrt.schema.rows import Phase
+from mmrt.shm.flight_recorder import FlightRecorder
+from mmrt.shm.plan_table import PlanTable
+from mmrt.shm.pool import PagePool
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.sequence_table import SequenceTable
+
+PAGE_BYTES = 64
+SOURCE, TARGET = [6, 0, 3, 5], [1, 7, 2, 4, 3]
+
+
+class Place:
+    """A row of four pages, filled in the pool of device 0; its own are on device 1."""
+
+    def __init__(self, path: Path) -> None:
+        self.run = RunDirectory.create(path / "run", {})
+        self.source, self.target = (PagePool.create(self.run, name, 8, PAGE_BYTES) for name in ("kv", "kv.1"))
+        self.table = SequenceTable.create(self.run, 1, 128, 8, max_spec_bytes=64, max_state_bytes=64)
+        self.plans = PlanTable.create(self.run, 4, 1024)
+        self.table.begin(0)
+        self.table.append_source_pages(0, 0, SOURCE)
+        self.table.append_pages(0, 0, TARGET)
+        self.table.set_phase(0, Phase.PREPARE)
+        for page in range(8):
+            self.source.write_bytes([page], bytes([page + 65]) * PAGE_BYTES)
+        self.recorder = FlightRecorder.create(self.run, "decode")
+        self.sent: list[PlanDone] = []
+        self.copier = self.process()
+
+    def process(self, generation: int = 1) -> PageCopier:
+        """A new generation of decode."""
+        flight = self.recorder.writer(generation)
+        actor: Any = SimpleNamespace(run=self.run, name="decode", generation=generation, flight=flight, send=self.sent.append)
+        return PageCopier(actor, self.target, self.table, 16)
+
+    def order(self, start: int, end: int, number: int = 1) -> Run:
+        plan = Transfer("kv", [TransferChunk(0, int(self.table.generation[0]), 0, start, end)])
+        self.plans.write(0, number, 0, encode(plan))
+        return Run(1, 0, number)
+
+    @property
+    def results(self) -> list[tuple[int, object]]:
+        return [(done.plan_id, done.result) for done in self.sent]
+
+    @property
+    def held(self) -> str:
+        return "".join(chr(self.target.page(page)[0]) for page in TARGET)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """There is time for whole copies, however slow the machine is."""
+    monkeypatch.setattr(page_copier, "COPY_S", 600.0)
+    place = Place(tmp_path)
+    with closing(place.source), closing(place.target), closing(place.table), closing(place.plans), closing(place.recorder):
+        yield place
+    place.run.destroy()
+
+
+def test_pages_go_to_the_same_places_of_the_block_table(place: Place) -> None:
+    place.copier.take(place.order(16, 50))
+    assert place.copier.is_busy
+    place.copier.go_on()
+    assert place.results == [(1, Transferred(3 * PAGE_BYTES))] and not place.copier.is_busy
+    assert place.held == "\0ADF\0", "the last page is not full"
+
+
+def test_a_copy_gives_way_to_a_step(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter(range(100))
+    monkeypatch.setattr(page_copier, "COPY_S", 2.5)
+    monkeypatch.setattr(page_copier.time, "monotonic", lambda: float(next(times)))
+    place.copier.take(place.order(0, 64))
+    place.copier.go_on()
+    assert place.held[0] == "G" and place.copier.is_busy and place.sent == []
+    while place.copier.is_busy:
+        place.copier.go_on()
+    assert place.held == "GADF\0" and place.results == [(1, Transferred(4 * PAGE_BYTES))], "all of it counts"
+
+
+def test_an_order_that_comes_again_is_answered_and_not_done_again(place: Place) -> None:
+    order = place.order(0, 16)
+    place.copier.take(order)
+    place.copier.take(order)
+    place.copier.go_on()
+    place.source.write_bytes([SOURCE[0]], b"z" * PAGE_BYTES)
+    place.copier.take(order)
+    place.copier.go_on()
+    assert place.results == [(1, Transferred(PAGE_BYTES))] * 2 and place.held[0] == "G"
+
+
+def test_a_new_process_copies_again(place: Place) -> None:
+    order = place.order(0, 64)
+    place.copier.take(order)
+    place.copier.go_on()
+    place.target.write_bytes([TARGET[0]], b"?" * PAGE_BYTES)  # as if it had died in the middle
+    successor = place.process(2)
+    successor.take(order)
+    successor.go_on()
+    assert place.held == "GADF\0" and [done.generation for done in place.sent] == [1, 2]
+
+
+def test_a_plan_that_cannot_be_done_ends_its_request(place: Place) -> None:
+    place.table.append_source_pages(0, 0, [99])
+    place.copier.take(place.order(48, 70))
+    place.copier.go_on()
+    ((_, result),) = place.results
+    assert isinstance(result, ItemError) and result.status == 500 and "plan 1 of decode failed" in result.message
+    assert place.held == "\0\0\0F\0" and not place.copier.is_busy
+
+
+def test_a_plan_that_is_obsolete_or_not_wanted_is_not_done(place: Place) -> None:
+    obsolete = place.order(0, 16)
+    place.plans.clear(0)
+    place.copier.take(obsolete)
+    place.copier.go_on()
+    assert place.sent == [] and not place.copier.is_busy
+    place.copier.take(Run(1, 0, 2, deadline_s=0.001))
+    place.order(0, 16, number=2)
+    place.copier.go_on()
+    order = place.order(0, 16, number=3)
+    place.table.set_phase(0, Phase.ENDING)
+    place.copier.take(order)
+    place.copier.go_on()
+    assert place.results == [(2, Skipped()), (3, Skipped())] and place.held == "\0" * 5

@@ -1,0 +1,151 @@
+"""Devices with KV pools of their own: prompts are prefilled in one pool and decoded in another, and no token differs from those of one
+pool, whoever is killed while pages are copied."""
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from mmrt.runtime.bus.plans import Transfer, decode_plan
+from mmrt.shm.controller_stats import ControllerStats
+from mmrt.shm.plan_table import PlanTable
+from mmrt.shm.pool import PagePool
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.sequence_table import SequenceTable
+from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.test_instances import at_once
+from mmrt.tests.end_to_end.test_outages import TIMEOUT_S, Asking
+from mmrt.tests.end_to_end.test_restart import LONG, PROMPT, Streams, processes
+
+SETTINGS = """[actors]
+layout = "{}"
+[[devices]]
+name = "left"
+[[devices]]
+name = "right"
+[scheduling]
+prefill_budget_tokens = 128
+[supervisor]
+backoff_s = 0.05
+"""
+LETTERS = "abcdefghij " * 90
+LONG_PROMPT = [{"role": "user", "content": LETTERS + PROMPT}]
+
+
+@pytest.fixture(scope="module")
+def apart(launch: Callable[..., Server], source: Path) -> Server:
+    """A run of a copy of the package that takes its time to copy a page."""
+    file = source / "actors" / "decode" / "page_copier.py"
+    text = file.read_text()
+    assert text.count("yield self._kv.page_bytes") == 1
+    file.write_text(text.replace("yield self._kv.page_bytes", "time.sleep(0.01)\n                yield self._kv.page_bytes"))
+    return launch(settings=SETTINGS.format("EP@left+D@right"), source=source)
+
+
+def transferred(server: Server) -> int:
+    with RunDirectory.attach(server.run_path) as run, closing(ControllerStats.attach(run, writable=False)) as stats:
+        return stats.read().transferred_bytes_total
+
+
+def wait_for_half_a_copy(server: Server) -> None:
+    """Until decode has copied some of the pages of a plan, and not all."""
+    until_s = time.monotonic() + TIMEOUT_S
+    with ExitStack() as stack:
+        run = stack.enter_context(RunDirectory.attach(server.run_path))
+        table = stack.enter_context(closing(SequenceTable.attach(run, writable=False)))
+        plans = stack.enter_context(closing(PlanTable.attach(run, writable=False)))
+        pools = [stack.enter_context(closing(PagePool.attach(run, name, writable=False))) for name in ("kv", "kv.1")]
+        while time.monotonic() < until_s:
+            for plan in [decode_plan(record.payload) for record in plans.live()]:
+                if isinstance(plan, Transfer) and (chunk := plan.chunks[0]).end - chunk.start > 64:
+                    places = slice(chunk.start // 16, -(-chunk.end // 16))
+                    pages = table.source_pages(chunk.row, 0)[places], table.pages(chunk.row, 0)[places]
+                    both = zip(*(pool.data[numbers] for pool, numbers in zip(pools, pages, strict=True)), strict=True)
+                    if 0 < sum(bool((theirs == ours).all()) for theirs, ours in both) < len(pages[0]):
+                        return
+    raise AssertionError("no copy was seen")
+
+
+def test_answers_are_those_of_one_pool(apart: Server, server: Server) -> None:
+    assert at_once(apart, 4) == at_once(server, 4)
+    guided = {"guidance_scale": 2.0, "negative_prompt": "Answer rudely."}
+    assert apart.chat(LONG_PROMPT, extra_body=guided)[1] == server.chat(LONG_PROMPT, extra_body=guided)[1]
+    apart.wait_until_empty()
+    assert transferred(apart) > 0
+    metrics = urlopen(f"{apart.url}/metrics").read().decode().splitlines()
+    (value,) = [line.split()[1] for line in metrics if line.startswith("mmrt_kv_transferred_bytes_total ")]
+    assert float(value) == transferred(apart)
+    events = json.loads(apart.mmrt("trace", "-o", "-").stdout)["traceEvents"]
+    copied = [event["args"]["bytes"] for event in events if event.get("name") == "transfer" and "bytes" in event.get("args", {})]
+    assert sum(copied) == transferred(apart)
+    assert apart.mmrt("layout", "show").stdout.splitlines() == [
+        "EP@left+D@right", "  encoder and prefill on device left", "  decode on device right",
+    ]  # fmt: skip
+
+
+def test_a_conversation_is_found_where_it_was_prefilled(apart: Server) -> None:
+    extra, create = {"cache_salt": "of this conversation"}, apart.client.chat.completions.create
+    asked = [create(model=apart.checkpoint.name, messages=LONG_PROMPT, max_tokens=4, extra_body=extra) for _ in range(2)]  # type: ignore[call-overload]
+    first, second = [answer.usage for answer in asked]
+    assert first.prompt_tokens_details.cached_tokens == 0
+    assert second.prompt_tokens_details.cached_tokens >= second.prompt_tokens - 17, "all but the page of the last token"
+    apart.wait_until_empty()
+
+
+@pytest.mark.parametrize(
+    "victims",
+    [
+        ("decode",),
+        ("prefill",),
+        pytest.param(("controller",), marks=pytest.mark.slow),
+        pytest.param(("decode", "prefill"), marks=pytest.mark.slow),
+    ],
+    ids="+".join,
+)
+def test_a_kill_in_the_middle_of_a_copy_changes_nothing(apart: Server, server: Server, victims: tuple[str, ...]) -> None:
+    expected, before = server.chat(LONG_PROMPT)[1], processes(apart)
+    asking = Asking(apart, LONG_PROMPT, max_tokens=24)
+    wait_for_half_a_copy(apart)
+    for victim in victims:
+        apart.kill(victim)
+    asking.join(TIMEOUT_S)
+    assert (asking.error, asking.ids) == (None, expected)
+    apart.wait(lambda status: bool(status["ready"]), "ready")
+    assert all(processes(apart)[victim] != before[victim] for victim in victims)
+    apart.wait_until_empty()
+
+
+@pytest.mark.slow
+def test_a_drain_within_a_pool_copies_nothing(apart: Server) -> None:
+    expected = apart.chat(PROMPT, **LONG)[1]
+    apart.wait_until_empty()
+    before = transferred(apart)
+    with Streams(apart, 2) as streams:
+        since = transferred(apart)
+        assert apart.mmrt("scale", "decode=2").stdout.endswith("layout EP@left+2D@right\n")
+        assert apart.mmrt("scale", "decode=1").stdout.endswith("layout EP@left+D@right\n")
+        assert transferred(apart) == since > before, "prompts were copied once"
+    assert streams.errors == [] and streams.ids == [expected] * 2
+    apart.wait_until_empty()
+
+
+@pytest.mark.slow
+def test_each_device_serves_by_itself(launch: Callable[..., Server], server: Server) -> None:
+    both = launch(settings=SETTINGS.format("2EPD@*"))
+    assert both.mmrt("layout", "show").stdout.splitlines()[0] == "EPD@left+EPD@right"
+    expected = server.chat(PROMPT, **LONG)[1]
+    with Streams(both, 4) as streams:
+        both.kill("decode.1")
+    assert streams.errors == [] and streams.ids == [expected] * 4
+    steps = {actor["name"]: actor["steps"] for actor in both.status()["actors"]}
+    assert steps["decode"] and steps["decode.1"] and transferred(both) == 0
+    with ThreadPoolExecutor(4) as pool:
+        stories = [pool.submit(both.chat, PROMPT, **LONG) for _ in range(4)]
+        assert both.mmrt("layout", "set", "EPD@left").returncode == 0, "rows of the other device are prefilled again on this one"
+        assert [story.result()[1] for story in stories] == [expected] * 4
+    both.wait_until_empty()

@@ -1,0 +1,273 @@
+"""Rows that are prefilled on one device and decoded on another, message by message; ``test_recovery_world`` has all interleavings."""
+
+import random
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mmrt.runtime.bus import messages as m
+from mmrt.runtime.bus import plans as p
+from mmrt.runtime.controller.effects import AppendPages, AppendSourcePages, ClearSource, Effect, SetPhase, WriteState
+from mmrt.runtime.controller.instances import drained
+from mmrt.runtime.controller.lifecycle import preempt
+from mmrt.runtime.controller.recovery import recover
+from mmrt.runtime.stage_table import InstanceId, actors_of, devices_of
+from mmrt.schema.outage import Outage
+from mmrt.schema.rows import EndCode, Phase
+from mmrt.tests.runtime.controller.kv_contents import positions
+from mmrt.tests.runtime.controller.recovery_world import World, make_request
+from mmrt.tests.runtime.controller.test_machine import KEY, Driver, index, phases, sent, several, text
+from mmrt.tests.runtime.controller.test_recovery import remains
+
+SECOND = InstanceId("decode.1")
+
+
+def on_devices(layout: str, **changes: object) -> Driver:
+    devices = {actor: int(device) for actor, device in devices_of(layout).items()}
+    return several(layout, num_devices=2, devices=devices, **{"num_rows": 8, **changes})
+
+
+def apart(**changes: object) -> Driver:
+    return on_devices("EP@0+D@1", **changes)
+
+
+def used(driver: Driver) -> list[int]:
+    return [driver.state.pools[pool].num_used for pool in driver.state.kv_pools]
+
+
+def copied(driver: Driver) -> list[tuple[int, int, int]]:
+    """What decode is copying, as (member, start, end)."""
+    _, plan = driver.plan("decode")
+    assert isinstance(plan, p.Transfer) and plan.source == "kv"
+    return [(chunk.member, chunk.start, chunk.end) for chunk in plan.chunks]
+
+
+def finish(driver: Driver, key: int, decode: str = "decode") -> list[Effect]:
+    """Let all plans of a request be done, and decode end it."""
+    effects: list[Effect] = []
+    while driver.state.plans:
+        inflight = next(iter(driver.state.plans.values()))
+        effects += driver.done(inflight.actor, m.Transferred(8) if isinstance(inflight.plan, p.Transfer) else None)
+    request = driver.state.requests[key]
+    driver.counts[request.row] = (4, EndCode.LENGTH)
+    (drop,) = sent(driver.tick(), m.Drop)
+    assert isinstance(drop, m.Drop)
+    driver.receive(decode, m.Dropped(1, drop.row, drop.row_generation, drop.ticket))
+    del driver.counts[drop.row]
+    return [*effects, *driver.receive("gateway", m.Delivered(1, key)).tick()]
+
+
+def test_pages_are_copied_behind_prefill_and_then_given_back() -> None:
+    driver = apart(prefill_budget=6)
+    effects = driver.submit(text(12))
+    assert index(effects, WriteState) < index(effects, AppendSourcePages) < index(effects, AppendPages), "the pools are known first"
+    assert used(driver) == [3, 4], "11 tokens to prefill; decode gets room for what is to come"
+    driver.done("prefill")
+    assert copied(driver) == [(0, 0, 4)], "the second page is being filled"
+    driver.done("prefill")
+    assert copied(driver) == [(0, 0, 4)], "one plan at a time"
+    driver.done("decode", m.Transferred(8))
+    assert copied(driver) == [(0, 4, 11)] and driver.state.requests[KEY].phase == Phase.PREPARE
+    effects = driver.done("decode", m.Transferred(16))
+    assert index(effects, WriteState) < index(effects, ClearSource) < index(effects, SetPhase) < index(effects, m.Admit)
+    assert phases(effects) == [Phase.DECODE] and used(driver) == [0, 4] and driver.state.totals.transferred_bytes == 24
+    finish(driver, KEY)
+    assert driver.is_empty
+
+
+def test_a_pair_is_copied_as_a_whole() -> None:
+    driver = apart(prefill_budget=16)
+    driver.submit(text(6, companion_ids=[1, 2, 3]))
+    driver.done("prefill")
+    assert copied(driver) == [(0, 0, 5), (1, 0, 2)]
+    assert phases(driver.done("decode", m.Transferred(8))) == [Phase.DECODE]
+
+
+def test_a_prompt_of_one_token_needs_no_other_device() -> None:
+    driver = apart()
+    assert Phase.DECODE in phases(driver.submit(text(1))) and used(driver)[0] == 0
+
+
+def test_pages_of_both_pools_are_granted_or_none() -> None:
+    driver = apart(num_kv_pages=7)
+    driver.submit(text(16, 8), 1)
+    driver.submit(text(12, 4), 2)
+    assert used(driver) == [4, 6], "the second has nothing: its own pool is full, the other is not"
+    assert driver.state.requests[2].row < 0
+    finish(driver, 1)
+    assert driver.state.requests[2].source_tables[0] and driver.state.requests[2].block_tables[0]
+    finish(driver, 2)
+    assert driver.is_empty
+
+
+def test_a_new_decode_does_the_copies_of_the_last_one_again() -> None:
+    driver = apart()
+    driver.submit(text(12))
+    driver.done("prefill")
+    plan_id, _ = driver.plan("decode")
+    driver.receive("decode", m.Hello("decode", 2, 1, True), generation=2)
+    assert [run.plan_id for run in sent(driver.tick(), m.Run) if isinstance(run, m.Run)] == [plan_id]
+    driver.receive("decode", m.PlanDone("decode", 1, plan_id, 0.1, m.Transferred(8))).tick()
+    assert plan_id in driver.state.plans, "the dead one's word counts no more"
+    driver.receive("decode", m.PlanDone("decode", 2, plan_id, 0.1, m.Transferred(8)), generation=2).tick()
+    assert driver.state.requests[KEY].phase == Phase.DECODE
+
+
+def test_a_new_prefill_disturbs_no_copy() -> None:
+    driver = apart(prefill_budget=6)
+    driver.submit(text(12))
+    driver.done("prefill")
+    driver.receive("prefill", m.Hello("prefill", 2, 1, True), generation=2).tick()
+    assert copied(driver) == [(0, 0, 4)]
+    driver.done("decode", m.Transferred(8))
+    assert not [plan for plan in driver.state.plans.values() if plan.actor == "decode"], "the rest is being filled"
+
+
+@pytest.mark.parametrize("num_done", [0, 1, 2])
+def test_a_new_controller_goes_on(num_done: int) -> None:
+    driver = apart(prefill_budget=6)
+    driver.submit(text(12))
+    for actor in ("prefill", "decode")[:num_done]:
+        driver.done(actor, m.Transferred(8) if actor == "decode" else None)
+    machine = driver.machine = recover(driver.state.limits, 4, remains(driver))
+    driver.state = machine.state
+    driver.tick()
+    assert used(driver) == [3, 4]
+    finish(driver, KEY)
+    assert driver.is_empty
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_new_controller_gives_back_what_was_copied(is_recorded: bool) -> None:
+    """The last one died around the record that all is copied; the source table was still full."""
+    driver = apart()
+    driver.submit(text(12))
+    driver.done("prefill")
+    before = remains(driver)
+    driver.done("decode", m.Transferred(8))
+    after = remains(driver)
+    (full,), (saved,) = before.rows, after.rows
+    row = full._replace(state=saved.state) if is_recorded else full
+    machine = recover(driver.state.limits, 4, before._replace(rows=[row], plans=[] if is_recorded else before.plans))
+    assert [machine.state.pools[pool].num_used for pool in ("kv", "kv.1")] == ([0, 4] if is_recorded else [3, 4])
+    assert (ClearSource(0) in machine.tick(200.0)) == is_recorded
+
+
+def test_a_grant_that_was_cut_short_in_either_pool_is_given_back() -> None:
+    driver = apart()
+    driver.submit(text(12))
+    snapshot = remains(driver)
+    (row,) = snapshot.rows
+    for cut in (row._replace(source_tables=(row.source_tables[0][:-1], [])), row._replace(block_tables=([], []))):
+        machine = recover(driver.state.limits, 4, snapshot._replace(rows=[cut], plans=[]))
+        assert [pool.num_used for name, pool in machine.state.pools.items() if name in ("kv", "kv.1")] == [0, 0]
+
+
+def test_a_row_that_is_preempted_keeps_its_pages_until_nobody_copies_them() -> None:
+    driver = apart(prefill_budget=6)
+    driver.submit(text(12))
+    driver.done("prefill")
+    preempt(driver.state, driver.state.requests[KEY])
+    driver.tick()
+    driver.done("prefill")
+    assert used(driver) == [3, 4], "decode reads the ones and writes the others"
+    driver.done("decode", m.Transferred(8))
+    driver.tick()
+    finish(driver, KEY)
+    assert driver.is_empty
+
+
+def cached(layout: str, num_devices: int = 2) -> Driver:
+    devices = {actor: int(device) for actor, device in devices_of(layout).items()}
+    return several(layout, num_devices=num_devices, devices=devices, prefix_cache=True, positions=positions, num_rows=8)
+
+
+def test_a_prompt_is_found_again_where_it_was_prefilled() -> None:
+    driver = cached("EP@0+D@1")
+    driver.submit(text(12), 1)
+    finish(driver, 1)
+    driver.submit(text(12), 2)
+    assert driver.state.totals.cached_tokens == 8, "all but the page of the last token"
+    assert copied(driver) == [(0, 0, 8)], "what is found is there to be copied"
+    finish(driver, 2)
+
+
+def test_prompts_go_where_their_beginnings_are() -> None:
+    """Conversations about two things, which one pool would find again as well."""
+    found = []
+    for layout in ("EPD", "EPD@0+EPD@1"):
+        driver = cached(layout, 2 if "@" in layout else 1)
+        for key in range(1, 9):
+            ids = [*range(100 * (key % 2), 100 * (key % 2) + 24), *range(1000 + key, 1003 + key)]
+            driver.submit(m.RequestSpec("r", ids, [], m.Sampling(), 4), key)
+            finish(driver, key, str(driver.state.requests[key].decode or "decode"))
+        found.append(driver.state.totals.cached_tokens)
+        assert driver.state.totals.transferred_bytes == 0
+    assert found[1] >= 0.9 * found[0] > 0
+
+
+def test_rows_are_spread_over_devices() -> None:
+    driver = on_devices("EPD@0+EPD@1", prefill_budget=64)
+    for key in range(1, 5):
+        driver.submit(text(12), key)
+    assert [request.kv_pool for request in driver.state.requests.values()] == ["kv", "kv.1", "kv", "kv.1"]
+    assert {plan.actor: len(plan.plan.parts) for plan in driver.state.plans.values()}.keys() == {"prefill", "prefill.1"}
+
+
+def test_a_row_goes_where_there_is_room() -> None:
+    driver = on_devices("EPD@0+EPD@1", num_kv_pages=6)
+    for key in range(1, 3):
+        driver.submit(text(16, 8), key)
+    assert used(driver) == [6, 6]
+
+
+def test_rows_of_a_device_without_decode_are_prefilled_again_on_another() -> None:
+    driver = on_devices("EPD@0+EPD@1")
+    for key in (1, 2):
+        driver.submit(text(1, 40), key)
+    assert [request.decode for request in driver.state.requests.values()] == ["decode", SECOND]
+    driver.machine.set_instances(actors_of("2EPD"), [SECOND])
+    (drop,) = sent(driver.tick(), m.Drop)
+    assert isinstance(drop, m.Drop)
+    driver.receive(SECOND, m.Dropped(1, drop.row, drop.row_generation, drop.ticket)).tick()
+    driver.tick()
+    assert drained(driver.state) == [SECOND]
+    assert driver.state.requests[2].kv_pool == "kv" and driver.state.requests[2].decode == "decode"
+
+
+def test_a_row_whose_copies_lie_at_a_broken_decode_fails() -> None:
+    """They may still be made at any time: nobody else can be given the pages."""
+    driver = on_devices("EP@0+2D@1")
+    driver.submit(text(12))
+    driver.done("prefill")
+    driver.machine.set_outages([Outage("decode", "it crashes", driver.now + 50)])
+    (failed,) = sent(driver.tick(), m.Failed)
+    assert isinstance(failed, m.Failed) and failed.status == 503 and "decode is broken: it crashes" in failed.message
+
+
+def test_copies_that_fail_end_their_request_alone() -> None:
+    driver = apart()
+    driver.submit(text(12))
+    driver.done("prefill")
+    (failed,) = sent(driver.done("decode", m.ItemError(500, "a bug")), m.Failed)
+    assert isinstance(failed, m.Failed) and failed.status == 500
+    driver.receive("gateway", m.Delivered(1, KEY)).tick()
+    assert driver.is_empty
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32), st.sampled_from(["EP@0+D@1", "E@0+P@0+P@1+2D@1", "P@0+EPD@1", "EPD@0+P@1+D@0"]))
+def test_rows_never_wait_for_each_other_in_a_circle(seed: int, layout: str) -> None:
+    """Much more work than pages, in both pools: every request comes to its end without help."""
+    with tempfile.TemporaryDirectory(prefix="mmrt-test-", dir="/dev/shm") as name:
+        world = World(random.Random(seed), Path(name), crowded=True, faults=False, layouts=(layout,))
+        try:
+            world.storm = False
+            for key in range(1, 9):
+                world.submit(make_request(world.random, key, world.now, True, list(world.wanted.values())))
+            world.calm_down()
+        finally:
+            world.close()

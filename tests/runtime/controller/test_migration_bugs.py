@@ -1,0 +1,101 @@
+"""The simulated runs find what can be wrong with rows of two pools: each of these bugs fails within some seeds."""
+
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mmrt.runtime.bus.plans import Load, Prefill, Transfer
+from mmrt.runtime.controller import kv_manager, migration
+from mmrt.runtime.controller.request import Request
+from mmrt.runtime.controller.state import ControllerState, InflightPlan, owner
+from mmrt.schema.rows import Phase
+from mmrt.tests.runtime.controller import recovery_world
+from mmrt.tests.runtime.controller.test_recovery_world import live_through
+
+NUM_SEEDS = 600
+LAYOUTS = ("EP@0+D@1", "E@0+2P@0+P@1+2D@1")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="mmrt-test-", dir="/dev/shm") as name:
+        yield Path(name)
+
+
+def decode_before_all_is_copied(patch: pytest.MonkeyPatch) -> None:
+    """Decode gets a row whose pages are still in the other pool."""
+
+    def is_prepared(request: Request) -> bool:
+        return (
+            request.phase == Phase.PREPARE
+            and request.has_kv
+            and not request.has_kv_plan
+            and request.counts_known
+            and request.is_prefilled
+        )
+
+    patch.setattr(kv_manager, "_is_prepared", is_prepared)
+
+
+def copy_what_is_being_filled(patch: pytest.MonkeyPatch) -> None:
+    """Pages are copied that a prefill plan may still write: after the death of the controller that had its result."""
+    patch.setattr(Request, "prefill_plan", property(lambda _: None))
+
+
+def give_pages_away_under_a_copy(patch: pytest.MonkeyPatch) -> None:
+    """A plan that copies pages holds none of them."""
+    pages = InflightPlan.pages
+    patch.setattr(InflightPlan, "pages", lambda plan: iter(()) if isinstance(plan.plan, Transfer) else pages(plan))
+    patch.setattr(Request, "has_kv_plan", property(lambda request: any(isinstance(p, Prefill | Load) for p in request.plans.values())))
+
+
+def leave_the_source_early(patch: pytest.MonkeyPatch) -> None:
+    """The pages that were prefilled are given back with the first copies."""
+    leave = migration.leave_source
+
+    def leave_source(state: ControllerState, request: Request) -> None:
+        if request.record.source_pool is not None:
+            state.pools[request.record.source_pool].retire(owner(request))
+        leave(state, request)
+
+    patch.setattr("mmrt.runtime.controller.plan_results.leave_source", leave_source)
+
+
+def forget_whose_keys_they_are(patch: pytest.MonkeyPatch) -> None:
+    """Pages get their keys in the order of the other pool's."""
+
+    def leave_source(state: ControllerState, request: Request) -> None:
+        named = list(request.num_named)
+        migration.leave_source(state, request)
+        request.num_named = named if request.record.source_pool is None else request.num_named
+
+    patch.setattr("mmrt.runtime.controller.plan_results.leave_source", leave_source)
+    patch.setattr(migration, "name_pages", lambda *_: None)
+
+
+def grant_one_side_at_a_time(patch: pytest.MonkeyPatch) -> None:
+    """A row gets its own pages, and those to be prefilled in later."""
+    patch.setattr(kv_manager, "_append_source", lambda *_: None)
+
+
+BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
+    decode_before_all_is_copied,
+    copy_what_is_being_filled,
+    give_pages_away_under_a_copy,
+    leave_the_source_early,
+    forget_whose_keys_they_are,
+    grant_one_side_at_a_time,
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_the_world_finds(bug: Callable[[pytest.MonkeyPatch], None], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    monkeypatch.setattr(recovery_world, "LAYOUTS", LAYOUTS)
+    with pytest.raises((AssertionError, LookupError)) as found:
+        for seed in random.Random(7).sample(range(10**6), NUM_SEEDS):
+            live_through(seed, place)
+    print(f"{bug.__name__}: {found.value}".splitlines()[0][:160])
