@@ -10,6 +10,7 @@ from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.oracle import Media, Oracle
 from mmrt.tests.end_to_end.test_media import check, image_part, picture, sound, text
 from mmrt.tests.end_to_end.test_restart import LONG, PROMPT, Streams
+from mmrt.tests.end_to_end.test_tools import trace_of
 
 SETTINGS = '[actors]\nturns = "layers"\n[scheduling]\ntbt_target_ms = 0.1\n'  # quanta of one layer
 CONTENT = [image_part(picture(1, 140, 140)), text("What is it?")]
@@ -34,6 +35,12 @@ def test_answers_are_those_of_a_model_that_is_not_interrupted(turning: Server, o
             check(turning, oracle, [image_part(pixels), part, text("What is it?")], Media(images=[pixels], audios=[samples]))
     assert streams.errors == [] and streams.ids == [story] * 2
     turning.wait_until_empty()
+    spans: dict[str, list[tuple[float, float]]] = {"encode": [], "prefill": [], "step": []}
+    for event in trace_of(turning)[1]:
+        if event["ph"] == "X" and event["name"] in spans:
+            spans[event["name"]].append((event["ts"], event["ts"] + event["dur"]))
+    plans, steps = spans["encode"] + spans["prefill"], spans["step"]
+    assert any(begin < first and last < end for begin, end in plans for first, last in steps), "no plan was interrupted for a step"
 
 
 def test_killed_and_stopped_among_turns(turning: Server, story: list[int]) -> None:
