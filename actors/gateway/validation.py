@@ -219,8 +219,9 @@ def read_detokenize(body: Body, limits: Limits) -> list[int]:
 def _read_ids(value: Any, path: str) -> list[int]:
     if not isinstance(value, list):
         raise refuse(path, f"expected an array of token ids, got {kind_of(value)}")
-    if (wrong := next((id for id in value if type(id) is not int), None)) is not None:
-        raise refuse(path, f"expected token ids, got {show(wrong)}")
+    for id in value:
+        if type(id) is not int:
+            raise refuse(path, f"expected token ids, got {show(id)}")
     return value
 
 

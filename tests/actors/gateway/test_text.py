@@ -96,6 +96,7 @@ def test_the_companion_is_the_negative_prompt(prompts: PromptBuilder, limits: Li
         ({"prompt": ["a", 1]}, "prompt[1]", "expected a string"),
         ({"prompt": [[1], [2, 400]]}, "prompt[1]", "has the token id 400, allowed are 0 to 399"),
         ({"prompt": [1, "a"]}, "prompt", 'expected token ids, got "a"'),
+        ({"prompt": [1, None]}, "prompt", "expected token ids, got null"),
         ({"prompt": [1, True]}, "prompt", "expected token ids, got true"),
         ({"prompt": [7, -1]}, "prompt", "has the token id -1, allowed are 0 to 399"),
         ({"prompt": [7, 400]}, "prompt", "has the token id 400, allowed are 0 to 399"),

@@ -31,6 +31,7 @@ def test_of_a_text_and_back(stage: Any, tokenizer: Tokenizer) -> None:
         ("detokenize", {}, 400, "tokens: is required"),
         ("detokenize", {"tokens": "1 2"}, 400, "tokens: expected an array of token ids, got a string"),
         ("detokenize", {"tokens": [1, True]}, 400, "tokens: expected token ids, got true"),
+        ("detokenize", {"tokens": [1, None]}, 400, "tokens: expected token ids, got null"),
         ("detokenize", {"tokens": [1, -1]}, 400, "tokens: has the token id -1, allowed are 0 to "),
         ("detokenize", {"tokens": [1 << 70]}, 400, "tokens: has the token id 1180591620717411303424, allowed are 0 to "),
         ("detokenize", {"tokens": [], "skip": 1}, 400, "skip"),

@@ -349,6 +349,7 @@ NESTED_BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": ["a", 5]}, "stop[1]", "expected a string"),
     ({"stop": ["a", ""]}, "stop[1]", "0 characters"),
     ({"stop_token_ids": 5}, "stop_token_ids", "expected an array of token ids, got"),
+    ({"stop_token_ids": [None]}, "stop_token_ids", "expected token ids, got null"),
     ({"stop_token_ids": [1, 2.0]}, "stop_token_ids", "expected token ids, got 2.0"),
     ({"stop_token_ids": [1] * 129}, "stop_token_ids", "has 129 entries, the limit is 128"),
     ({"stream": True, "stream_options": {"usage": 1}}, "stream_options.usage", "not supported"),
