@@ -10,7 +10,8 @@ import pytest
 
 from mmrt.tests.end_to_end.conftest import Server
 
-SECONDS = 100
+SECONDS = 50
+CONVERSATIONS = "^/v1/(chat|messages|responses)|^/tokenize"  # whose schemas are large
 # An answer is short, so many fit into the time.
 SETTINGS = "[model]\nmax_context = 256\n[memory]\nmax_sequences = 16\n"
 CHECKS = (
@@ -24,13 +25,26 @@ CHECKS = (
 )
 
 
-@pytest.mark.slow
-def test_requests_made_of_the_description(launch: Callable[..., Server], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def fuzzed(launch: Callable[..., Server]) -> Server:
     pytest.importorskip("schemathesis", reason="pip install -e '.[fuzz]'")
-    server = launch(None, SETTINGS)
+    return launch(None, SETTINGS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "what",
+    [
+        {"--phases": "examples,coverage", "--include-path-regex": CONVERSATIONS},  # each field at its limits
+        {"--phases": "examples,coverage", "--exclude-path-regex": CONVERSATIONS},
+        {"--phases": "fuzzing"},  # all fields at random
+    ],
+    ids=["limits-of-conversations", "limits", "random"],
+)
+def test_requests_made_of_the_description(fuzzed: Server, tmp_path: Path, what: dict[str, str]) -> None:
     options = {
+        **what,
         "--checks": ",".join(CHECKS),
-        "--phases": "examples,fuzzing",
         "--max-time": str(SECONDS),
         "--max-examples": "15",  # of a route at a time
         "--seed": "1",
@@ -39,7 +53,7 @@ def test_requests_made_of_the_description(launch: Callable[..., Server], tmp_pat
         "--suppress-health-check": "all",  # large schemas take long to make requests of
     }
     arguments = [
-        f"{server.url}/openapi.json",
+        f"{fuzzed.url}/openapi.json",
         "--continue-on-failure",
         "--no-color",
         *(part for option in options.items() for part in option),
@@ -49,4 +63,4 @@ def test_requests_made_of_the_description(launch: Callable[..., Server], tmp_pat
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2_000:]
     found = re.search(r"(\d+) generated, (\d+) passed", done.stdout)
     assert found is not None and int(found[2]) > 50, done.stdout
-    server.wait_until_empty()
+    fuzzed.wait_until_empty()
