@@ -13,10 +13,10 @@ from ...runtime.errors import UserError
 from ...runtime.stage_table import MAX_INSTANCES, ProcessSpec, format_layout, parse_layout
 from .demand import Demand
 from .drift import Drift, DriftDetector
-from .report import PlanReport
+from .report import FORMAT_VERSION, PlanReport
 from .scaler import KindFigures, Meter, Proposal, Rules, Sample, Scaler, kinds_of, letters_of
 
-_BACKLOG_SHARE = 0.25  # of the tightest objective of TTFT
+_BACKLOG_SHARE = 0.5  # of the tightest objective of TTFT
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,11 +68,14 @@ def scaled(layout: str, proposals: Sequence[Proposal]) -> str:
 def load_plan(path: Path) -> PlanReport:
     """Read a report of ``mmrt plan --json``. Raises: UserError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=PlanReport)
+        report = msgspec.json.decode(path.read_bytes(), type=PlanReport)
     except OSError as error:
         raise UserError(f"cannot read the plan {path}: {error.strerror}") from None
     except msgspec.DecodeError as error:
         raise UserError(f"{path} is no plan of mmrt plan --json: {error}") from None
+    if report.format_version != FORMAT_VERSION:
+        raise UserError(f"{path} has format {report.format_version}, this version reads {FORMAT_VERSION}: run mmrt plan again")
+    return report
 
 
 def show(advice: Advice, out: TextIO, *, as_json: bool) -> None:

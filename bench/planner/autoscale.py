@@ -5,7 +5,7 @@ The same load is served by the fewest processes that meet the objective througho
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
 import msgspec
@@ -24,9 +24,9 @@ from ..sim.options import load_policy
 from ..sim.requests import Requests
 from ..sim.simulation import Simulation, SimulationError
 from .bursts import with_bursts
-from .candidates import join, processes
+from .candidates import LEAST_DEVICES, join, processes
 from .command import memory_of
-from .demand import Demand, demand_of
+from .demand import demand_of
 from .heuristic import capacity, divide
 from .measure import Hopeless, Outcome, Watch, outcome_of
 from .options import PlanOptions, add_plan, plan_options
@@ -35,6 +35,7 @@ from .scaled_run import Change, ScaledRun
 from .scaler import Rules, Scaler
 
 _SECONDS = 1800.0  # of the load
+_WORKLOAD = "modserve"
 _SPLIT = "E+PD"  # image instances and text instances (MS1)
 
 
@@ -104,6 +105,8 @@ def parse_autoscale(argv: Sequence[str]) -> AutoscaleOptions:
     given = parser.parse_args(argv)
     if given.rate is None:
         parser.error("--rate is needed: the mean rate of the load")
+    if given.trace is None and given.workload is None:
+        given.workload = _WORKLOAD
     plan = plan_options(parser, given)
     rules = Rules(busy=given.busy, backlog_s=given.backlog * plan.objective.slo.ttft_s, calm_s=given.calm, most=plan.num_devices)
     return AutoscaleOptions(plan=plan, rate=given.rate, method=_SPLIT, start_s=given.start, look_s=given.look, rules=rules)
@@ -114,16 +117,16 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mmrt bench autoscale",
         description="Simulate a load in bursts on E and PD processes: the fewest that meet the objective, and as many as are needed.",
-        epilog="Without --trace the pictures of --workload come in bursts. See docs/planner.md.",
+        epilog=f"Without --trace the pictures of --workload ({_WORKLOAD}) come in bursts. See docs/planner.md.",
     )
     add_plan(parser)
-    parser.set_defaults(seconds=_SECONDS, workload="modserve")
+    parser.set_defaults(seconds=_SECONDS)
     add = parser.add_argument
     add("--start", type=number("seconds", float, least=0), default=10.0, metavar="S", help="until a new process serves (%(default)s)")
     add("--look", type=number("seconds", float, above=0), default=2.0, metavar="S", help="between decisions (%(default)s)")
-    add("--calm", type=number("seconds", float, above=0), default=60.0, metavar="S", help="before a process is given up (%(default)s)")
-    add("--busy", type=number("share", float, above=0), default=0.7, metavar="SHARE", help="of the time, at most (%(default)s)")
-    add("--backlog", type=number("share", float, above=0), default=0.25, metavar="SHARE", help="of the TTFT may wait (%(default)s)")
+    add("--calm", type=number("seconds", float, above=0), default=30.0, metavar="S", help="before a process is given up (%(default)s)")
+    add("--busy", type=number("share", float, above=0), default=0.95, metavar="SHARE", help="of the time, at most (%(default)s)")
+    add("--backlog", type=number("share", float, above=0), default=0.5, metavar="SHARE", help="of the TTFT may wait (%(default)s)")
     return parser
 
 
@@ -134,9 +137,16 @@ def compare(options: AutoscaleOptions, pool: Executor, tell: Tell) -> AutoscaleR
     requests = Requests(costs.model, plan.load.shapes, plan.base.media)
     requests.check(planned)
     demand = demand_of(planned, requests)
+    seconds = divide(LEAST_DEVICES, demand, costs, plan.objective.slo, memory_of(plan)).seconds
+
+    def is_able(layout: str) -> bool:
+        return capacity(layout, demand, seconds) >= options.rate
+
     tell("as many as are needed")
-    scaled = pool.submit(_serve, join(options.method, (1, _mean_count(options, demand))), True)
-    static = _fewest(options, demand, pool, tell)
+    most = options.rules.most
+    begin = next((n for n in range(1, most) if is_able(join(options.method, (n, n)))), most)  # what the mean of the load needs
+    scaled = pool.submit(_serve, join(options.method, (1, begin)), True)
+    static = _fewest(options, is_able, pool, tell)
     with_scaler = scaled.result()
     return AutoscaleReport(
         costs=costs.name,
@@ -161,22 +171,14 @@ def plan_load(options: AutoscaleOptions) -> list[RequestPlan]:
     return planned if load.trace else with_bursts(planned, load.seed)
 
 
-def _mean_count(options: AutoscaleOptions, demand: Demand) -> int:
-    """Text instances that the mean of the load needs: with so many the scaled run begins."""
-    seconds = divide(3, demand, options.plan.costs, options.plan.objective.slo, memory_of(options.plan)).seconds
-    counts = (n for n in range(1, options.rules.most) if capacity(join(options.method, (n, n)), demand, seconds) >= options.rate)
-    return next(counts, options.rules.most)
-
-
-def _fewest(options: AutoscaleOptions, demand: Demand, pool: Executor, tell: Tell) -> Served | None:
-    """The fewest processes that meet the objective; of equally many, those that meet it for most requests."""
-    seconds = divide(3, demand, options.plan.costs, options.plan.objective.slo, memory_of(options.plan)).seconds
+def _fewest(options: AutoscaleOptions, is_able: Callable[[str], bool], pool: Executor, tell: Tell) -> Served | None:
+    """The fewest processes that meet the objective; of equally many, those that meet it for most requests. ``is_able``: a layout serves
+    the mean of the load."""
     most = options.rules.most
     for total in range(2, 2 * most + 1):
         layouts = [join(options.method, (n, total - n)) for n in range(max(1, total - most), min(most, total - 1) + 1)]
-        able = [layout for layout in layouts if capacity(layout, demand, seconds) >= options.rate]
         tell(f"{total} processes throughout")
-        served = [future.result() for future in [pool.submit(_serve, layout, False) for layout in able]]
+        served = [future.result() for future in [pool.submit(_serve, layout, False) for layout in layouts if is_able(layout)]]
         passed = [one for one in served if one.outcome.attainment >= options.plan.target]
         if passed:
             return max(passed, key=lambda one: one.outcome.attainment)

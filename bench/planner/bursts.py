@@ -1,4 +1,8 @@
-"""Bursts as ModServe saw them: not of requests, but of the pictures in each (pure; MS4)."""
+"""Bursts as ModServe saw them: not of requests, but of the pictures in each (pure; MS4).
+
+A load's requests with many pictures come together in some periods, those with few in the others; over a long time each number of
+pictures is as frequent as in the workload.
+"""
 
 import random
 from collections.abc import Sequence
@@ -8,13 +12,14 @@ import msgspec
 from ..serve.workload import RequestPlan
 
 PERIOD_S = 180.0
-SHARE = 0.2  # of the periods are bursts
-COUNTS = (9, 16, 25)  # pictures of a request in a burst: the upper third of the Azure trace's, evenly
+SHARE = 0.29  # of the periods are bursts: as of the requests with pictures in the Azure trace have 9 or more
+FEW = ((1, 0.66), (4, 0.05))  # (pictures, weight), as in ``serve.presets``
+MANY = ((9, 0.15), (16, 0.02), (25, 0.12))
 
 
 def with_bursts(plans: Sequence[RequestPlan], seed: int) -> list[RequestPlan]:
-    """The same plans, where every request with pictures has many of them in some periods. Arrivals stay."""
-    return [_in_burst(plan, seed) if plan.media and is_burst(plan.arrival_s, seed) else plan for plan in plans]
+    """The same plans, with few or many pictures in those that have any. Arrivals stay."""
+    return [_redrawn(plan, seed) if plan.media else plan for plan in plans]
 
 
 def is_burst(at_s: float, seed: int) -> bool:
@@ -27,6 +32,7 @@ def _drawn(period: int, seed: int) -> bool:
     return random.Random(f"{seed}/burst/{period}").random() < SHARE / (1 - SHARE)
 
 
-def _in_burst(plan: RequestPlan, seed: int) -> RequestPlan:
-    count = random.Random(f"{seed}/burst/pictures/{plan.index}").choice(COUNTS)
+def _redrawn(plan: RequestPlan, seed: int) -> RequestPlan:
+    counts, weights = zip(*(MANY if is_burst(plan.arrival_s, seed) else FEW), strict=True)
+    (count,) = random.Random(f"{seed}/burst/pictures/{plan.index}").choices(counts, weights)
     return msgspec.structs.replace(plan, media=plan.media[:1] * count)

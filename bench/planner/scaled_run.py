@@ -56,8 +56,10 @@ class ScaledRun:
         self._stop_drained()
         kinds = {kind: list(there) for kind, there in kinds_of({p.actors[-1]: p.actors for p in self._there()}).items()}
         figures = self._meter.look(self._sample(), kinds)
+        starting = {letters_of(process.actors) for process in self._there() if not process.serves}
         for proposal in self._scaler.propose(self._simulation.queue.now_s, figures) if self._scaler else ():
-            self._follow(proposal)
+            if proposal.kind not in starting:  # what is about to come may do
+                self._follow(proposal)
         self._simulation.queue.after(self._look_ns, self._look)
 
     def _there(self) -> list[Process]:

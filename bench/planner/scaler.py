@@ -17,6 +17,7 @@ import msgspec
 from ...runtime.stage_table import STAGES, InstanceId, stage_of
 
 _SPARE = 0.85  # of each limit may be used with fewer processes
+_MOST_AT_ONCE = 1.5  # times as many
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +47,7 @@ class KindFigures(msgspec.Struct, frozen=True, kw_only=True):
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """The most of each figure, and the numbers of processes. ``backlog_s``: a share of the objective of TTFT."""
 
-    busy: float = 0.7
+    busy: float = 0.95
     backlog_s: float = 1.0
     lateness: float = 0.9
     calm_s: float = 120.0
@@ -152,7 +153,7 @@ class Scaler:
             self._over[kind] = False
             needs.clear()
         exact, why = needed(figures, rules)
-        wanted = self._clamp(min(exact, 2.0 * num))
+        wanted = self._clamp(min(exact, _MOST_AT_ONCE * num))
         was_over, self._over[kind] = self._over[kind], wanted > num
         if wanted > num:
             needs.clear()
