@@ -51,6 +51,10 @@ def stop_order(specs: Sequence[ActorSpec]) -> list[list[ActorSpec]]:
     return [[spec for spec in specs if spec.stop_rank == rank] for rank in ranks]
 
 
+ONEDNN_PRIMITIVES = "128"
+"""Products that oneDNN keeps compiled in a process: one for each size. Its own limit is 1024, of 0.7 MB each."""
+
+
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the actors' environment: all variables except those for this process alone, plus settings common to all actors."""
     own = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "MMRT_LIFELINE_FD", "MMRT_LISTEN_FDS")
@@ -59,6 +63,7 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "OMP_WAIT_POLICY": "passive",
         "OPENBLAS_NUM_THREADS": "1",
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": ONEDNN_PRIMITIVES,
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # GPU checks in the zygote must not initialise CUDA: forks could not use it

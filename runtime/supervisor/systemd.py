@@ -12,6 +12,7 @@ from pathlib import Path
 from ..config import RuntimeConfig
 from ..process.listening import BACKLOG
 from ..stage_table import STAGES, InstanceId, stage_of, starts_after
+from .specs import ONEDNN_PRIMITIVES
 
 TARGET = "mmrt.target"
 SOCKET = "mmrt-gateway.socket"
@@ -81,6 +82,7 @@ def _service(config: RuntimeConfig, actor: InstanceId, program: str, environment
         "OMP_NUM_THREADS": str(section.threads),
         "OMP_WAIT_POLICY": "passive",
         "OPENBLAS_NUM_THREADS": "1",
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": ONEDNN_PRIMITIVES,
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         **environment,
