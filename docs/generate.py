@@ -29,7 +29,6 @@ from mmrt.runtime.process.run import DEFAULT_MODEL
 ROOT = Path(__file__).parent.parent
 COPIES = "repository"  # the folder of the site that has files from outside docs/
 _LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
-_JSON = "application/json"
 os.environ["COLUMNS"] = "80"  # the width of the help, whatever the terminal
 
 
@@ -127,8 +126,9 @@ def endpoints_page(document: dict[str, Any]) -> str:
         for method, operation in methods.items():
             parts += [f"## {method.upper()} {path}", f"{operation['summary']}. Errors: {', '.join(list(operation['responses'])[1:])}."]
             if "requestBody" in operation:
-                body = operation["requestBody"]["content"][_JSON]
-                parts += ["```json\n" + json.dumps(body["example"], indent=2) + "\n```", _fields_table(body["schema"])]
+                for kind, body in operation["requestBody"]["content"].items():
+                    shown = "```json\n" + json.dumps(body["example"], indent=2) + "\n```" if "example" in body else f"`{kind}`:"
+                    parts += [shown, _fields_table(body["schema"])]
     return "\n\n".join(parts)
 
 
