@@ -89,7 +89,7 @@ def find_quantization(config: Mapping[str, Any]) -> Quantization | None:
 def _read(found: Any, where: str) -> Quantization:
     method = found.get("quant_method") if isinstance(found, Mapping) else None
     readers = {"awq": _read_awq, "gptq": _read_gptq, "compressed-tensors": _read_compressed_tensors}
-    if method not in readers:
+    if not isinstance(method, str) or method not in readers:
         raise ValueError(f"{where} is of method {method!r}: {_METHODS}")
     given = {field: value for field, value in found.items() if value is not None}
     try:

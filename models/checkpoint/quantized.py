@@ -47,9 +47,11 @@ class StoredIntegers(NamedTuple):
 def find_integers(source: Source, stored: Mapping[str, StoredTensor], how: Quantization) -> StoredIntegers | None:
     """The tensors of a matrix if the checkpoint has it quantized. Raises: CheckpointError for missing tensors and wrong shapes."""
     module = source.name.removesuffix(".weight")
+    if module == source.name or len(source.shape) != 2:
+        return None
     expected = _parts(source, how)
     codes = stored.get(module + expected["codes"].ending)
-    if module == source.name or codes is None or codes.dtype not in expected["codes"].dtypes:
+    if codes is None or codes.dtype not in expected["codes"].dtypes:
         return None
     found: dict[str, StoredTensor] = {}
     for role, part in expected.items():
@@ -67,34 +69,37 @@ def find_integers(source: Source, stored: Mapping[str, StoredTensor], how: Quant
 
 
 def _parts(source: Source, how: Quantization) -> dict[str, _Part]:
-    rows, columns = source.shape[0], source.shape[-1]
-    per_word = _WORD_BITS // how.bits
+    rows, columns = source.shape
+    row_words, column_words = (_num_words(number, how.bits) for number in source.shape)
     groups = -(-columns // (how.group_size or columns))
+    needs_order = not how.in_order and how.group_size > 0
     if how.packing == "awq":
         return {
-            "codes": _Part(".qweight", ("I32",), (columns, rows // per_word)),
-            "zeros": _Part(".qzeros", ("I32",), (groups, rows // per_word)),
+            "codes": _Part(".qweight", ("I32",), (columns, row_words)),
+            "zeros": _Part(".qzeros", ("I32",), (groups, row_words)),
             "scales": _Part(".scales", _FLOATS, (groups, rows)),
         }
     if how.packing in ("gptq", "gptq_v2"):
         return {
-            "codes": _Part(".qweight", ("I32",), (columns // per_word, rows)),
-            "zeros": _Part(".qzeros", ("I32",), (groups, rows // per_word)),
+            "codes": _Part(".qweight", ("I32",), (column_words, rows)),
+            "zeros": _Part(".qzeros", ("I32",), (groups, row_words)),
             "scales": _Part(".scales", _FLOATS, (groups, rows)),
-            "groups": _Part(".g_idx", ("I32",), (columns,), required=False),
+            "groups": _Part(".g_idx", ("I32",), (columns,), required=needs_order),
         }
     packed = how.packing == "pack-quantized"
     parts = {
-        "codes": _Part(".weight_packed", ("I32",), (rows, columns // per_word))
-        if packed
-        else _Part(".weight", ("I8",), (rows, columns)),
+        "codes": _Part(".weight_packed", ("I32",), (rows, column_words)) if packed else _Part(".weight", ("I8",), (rows, columns)),
         "scales": _Part(".weight_scale", _FLOATS, (rows, groups)),
-        "groups": _Part(".weight_g_idx", ("I32",), (columns,), required=False),
+        "groups": _Part(".weight_g_idx", ("I32",), (columns,), required=needs_order),
     }
     if not how.symmetric:
-        zeros = (("I32",), (rows // per_word, groups)) if packed else (("I8",), (rows, groups))
+        zeros = (("I32",), (row_words, groups)) if packed else (("I8",), (rows, groups))
         parts["zeros"] = _Part(".weight_zero_point", *zeros)
     return parts
+
+
+def _num_words(num_integers: int, bits: int) -> int:
+    return -(-num_integers * bits // _WORD_BITS)
 
 
 class Codes(NamedTuple):
@@ -117,11 +122,14 @@ class Integers:
     def _groups_of_columns(self) -> Tensor | None:
         """The group of each column, int64 [K]; None if groups are of neighbours, in order."""
         columns = self._shape[1]
-        in_order = torch.arange(columns) // (self._how.group_size or columns)
+        size = self._how.group_size or columns
+        in_order = torch.arange(columns) // min(size, columns)
         groups = self._tensors["groups"].long() if "groups" in self._tensors else in_order
+        if self._how.packing in ("pack-quantized", "int-quantized") and -1 in groups:
+            groups = in_order  # compressed-tensors' mark of an order that was not set
         if not 0 <= int(groups.min()) <= int(groups.max()) < self._num_groups:
             raise ValueError(f"has columns in groups {int(groups.min())} to {int(groups.max())}, expected 0 to {self._num_groups - 1}")
-        return None if torch.equal(groups, in_order) and columns % self._num_groups == 0 else groups
+        return None if torch.equal(groups, in_order) and (self._num_groups == 1 or columns % size == 0) else groups
 
     def blocks(self) -> Iterator[slice]:
         """Slices of rows that are read at once."""
@@ -173,14 +181,17 @@ class Integers:
 
     def _read_awq(self, rows: slice) -> Codes:
         """AutoAWQ's "gemm": words along the rows."""
-        codes, zeros = (self._unpack_awq(self._tensors[role][:, self._words(rows)]) for role in ("codes", "zeros"))
+        num_rows = rows.stop - rows.start
+        codes, zeros = (self._unpack_awq(self._tensors[role][:, self._words(rows)])[:num_rows] for role in ("codes", "zeros"))
         return Codes(codes, zeros.float(), self._tensors["scales"][:, rows].t().float())
 
     def _read_gptq(self, rows: slice) -> Codes:
-        """AutoGPTQ's: words along the columns, zero points along the rows and, but for version 2, less one."""
-        codes = self._unpack(self._tensors["codes"][:, rows].t())
-        zeros = self._unpack(self._tensors["zeros"][:, self._words(rows)]).t().float()
-        return Codes(codes, zeros + (self._how.packing == "gptq"), self._tensors["scales"][:, rows].t().float())
+        """AutoGPTQ's: words along the columns, zero points along the rows; in version 1 less one, where 0 becomes the most."""
+        codes = self._unpack(self._tensors["codes"][:, rows].t(), self._shape[1])
+        zeros = self._unpack(self._tensors["zeros"][:, self._words(rows)], rows.stop - rows.start).t()
+        if self._how.packing == "gptq":
+            zeros = zeros + 1 & (1 << self._how.bits) - 1
+        return Codes(codes, zeros.float(), self._tensors["scales"][:, rows].t().float())
 
     def _read_packed(self, rows: slice) -> Codes:
         """compressed-tensors' "pack-quantized": words along the columns, zero points along the rows."""
@@ -188,8 +199,8 @@ class Integers:
         if self._how.symmetric:
             zeros = torch.full_like(scales, 1 << (self._how.bits - 1))
         else:
-            zeros = self._unpack(self._tensors["zeros"][self._words(rows)].t()).t().float()
-        return Codes(self._unpack(self._tensors["codes"][rows]), zeros, scales)
+            zeros = self._unpack(self._tensors["zeros"][self._words(rows)].t(), rows.stop - rows.start).t().float()
+        return Codes(self._unpack(self._tensors["codes"][rows], self._shape[1]), zeros, scales)
 
     def _read_bytes(self, rows: slice) -> Codes:
         """compressed-tensors' "int-quantized": a byte each, signed."""
@@ -199,7 +210,7 @@ class Integers:
 
     def _words(self, rows: slice) -> slice:
         per_word = _WORD_BITS // self._how.bits
-        return slice(rows.start // per_word, rows.stop // per_word)
+        return slice(rows.start // per_word, _num_words(rows.stop, self._how.bits))
 
     @staticmethod
     def _unpack_awq(words: Tensor) -> Tensor:
@@ -210,7 +221,7 @@ class Integers:
             found[:, row] = across >> 4 * place & 15
         return found.flatten(0, 1)
 
-    def _unpack(self, words: Tensor) -> Tensor:
-        """The integers of int32 [A, B], along the last axis: uint8 [A, B x 32 / bits]."""
+    def _unpack(self, words: Tensor, length: int) -> Tensor:
+        """The integers of int32 [A, B], along the last axis: uint8 [A, length]. The last word may hold more."""
         found = words.contiguous().view(torch.uint8)
-        return found if self._how.bits == 8 else torch.stack((found & 15, found >> 4), -1).flatten(1)
+        return (found if self._how.bits == 8 else torch.stack((found & 15, found >> 4), -1).flatten(1))[:, :length]

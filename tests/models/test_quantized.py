@@ -4,6 +4,7 @@
 AutoGPTQ at 9f7d370 (with GPTQModel 7.7's conversion to version 2), compressed-tensors 0.20.
 """
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from mmrt.bench.accuracy import our_logits
 from mmrt.models.architecture import LanguageConfig, ModelConfig
 from mmrt.models.checkpoint.int4 import unpack
-from mmrt.models.checkpoint.quantized import Integers, find_integers
+from mmrt.models.checkpoint.quantized import Integers, _parts, find_integers
 from mmrt.models.checkpoint.safetensors_files import SafetensorsFiles
 from mmrt.models.checkpoint.weight_specs import Source, TensorSpec, stored_parts
 from mmrt.models.checkpoint.weights import read_weights
@@ -91,6 +92,54 @@ def test_int8_holds_the_integers_as_they_are(name: str, tmp_path: Path) -> None:
     target, scales = torch.empty(SHAPE, dtype=torch.int8), torch.empty(SHAPE[0], dtype=torch.bfloat16)
     integers.write_int8(slice(0, SHAPE[0]), target, scales)
     assert torch.equal(target.float() * scales.float().unsqueeze(1), expected)
+
+
+def integers_of(known: Quantization, num_rows: int, num_columns: int, **parts: torch.Tensor) -> Integers:
+    """A matrix whose rows and columns need not fill words and groups, as ``find_integers`` finds it."""
+    expected = _parts(Source("m.weight", (num_rows, num_columns)), known)
+    assert all(tensor.shape == expected[role].shape for role, tensor in parts.items())
+    return Integers((num_rows, num_columns), parts, known)
+
+
+def test_the_last_group_may_be_smaller() -> None:
+    """Two groups, of 64 and 32 columns: not two of 48."""
+    codes, scales = torch.full((4, 12), 0x11111111, dtype=torch.int32), torch.tensor([[1.0, 2.0]]).expand(4, 2)
+    found = integers_of(how("pack-quantized", group_size=64, symmetric=True), 4, 96, codes=codes, scales=scales).values(slice(0, 4))
+    assert torch.equal(found, torch.tensor([-7.0] * 64 + [-14.0] * 32).expand(4, 96))
+
+
+def test_a_group_may_be_larger_than_a_row() -> None:
+    codes, scales = torch.full((4, 12), 0x11111111, dtype=torch.int32), torch.ones(4, 1)
+    known = how("pack-quantized", group_size=10**30, symmetric=True)
+    assert (integers_of(known, 4, 96, codes=codes, scales=scales).values(slice(0, 4)) == -7).all()
+
+
+@pytest.mark.parametrize("packing", ["awq", "gptq", "pack-quantized"])
+def test_the_last_word_may_hold_more(packing: str) -> None:
+    num_rows, num_columns = 12, 20
+    known = how(packing, group_size=0)
+    parts = _parts(Source("m.weight", (num_rows, num_columns)), known)
+    words = {role: torch.full(part.shape, 0x33333333, dtype=torch.int32) for role, part in parts.items()}
+    words["scales"] = words["scales"].float().fill_(1)
+    words["zeros"].fill_(0)
+    words.pop("groups", None)
+    found = integers_of(known, num_rows, num_columns, **words).values(slice(0, num_rows))
+    assert found.shape == (num_rows, num_columns) and set(found.flatten().tolist()) == {2.0 if packing == "gptq" else 3.0}
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_zero_point_of_0_is_the_most_in_version_1_of_gptq(bits: int) -> None:
+    """AutoGPTQ stores zero points less one, and takes the lowest bits of the sum (qlinear_cuda_old.py, ``forward``)."""
+    codes, zeros = torch.zeros(32 * bits // 32, 32, dtype=torch.int32), torch.full((1, bits), -1, dtype=torch.int32)
+    known = how("gptq", bits, group_size=32)
+    assert not integers_of(known, 32, 32, codes=codes, zeros=zeros, scales=torch.ones(1, 32)).values(slice(0, 32)).any()
+
+
+def test_an_order_that_was_not_set_is_the_columns_own() -> None:
+    known = how("pack-quantized", group_size=32, symmetric=True, in_order=False)
+    parts = {"codes": torch.zeros(4, 8, dtype=torch.int32), "scales": torch.tensor([[1.0, 2.0]]).expand(4, 2)}
+    found = integers_of(known, 4, 64, **parts, groups=torch.full((64,), -1, dtype=torch.int32)).values(slice(0, 4))
+    assert torch.equal(found, torch.tensor([-8.0] * 32 + [-16.0] * 32).expand(4, 64))
 
 
 # --------------------------------------------------------------------------------------------- whole checkpoints
@@ -210,6 +259,7 @@ AWQ, GPTQ = {"quant_method": "awq", "bits": 4}, {"quant_method": "gptq", "bits":
         ),
         ({}, "quantization_config is of method None"),
         ([], "quantization_config is of method None"),
+        ({"quant_method": ["awq"]}, "quantization_config is of method ['awq']"),
         ({**AWQ, "bits": 3}, "quantization_config of method 'awq': bits is 3, expected 4"),
         ({**AWQ, "bits": True}, "method 'awq': Expected `int`, got `bool` - at `$.bits`"),
         ({**AWQ, "version": "gemv"}, "version is 'gemv', expected 'gemm'"),
@@ -305,3 +355,29 @@ def test_groups_that_are_not_as_the_configuration_says(pair: Callable[[str], Pai
     save_file(tensors, broken / "model.safetensors")
     with pytest.raises(CheckpointError, match=f"tensor 'language.layers.1.self_attn.q_proj.weight' {message}"):
         read_weights(broken, load_model_config(broken, weights="int4"))
+
+
+def test_an_order_that_is_missing(pair: Callable[[str], Pair], tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(pair("gptq")[0], tmp_path / "broken"))
+    tensors = load_file(broken / "model.safetensors")
+    del tensors["model.layers.1.self_attn.q_proj.g_idx"]
+    save_file(tensors, broken / "model.safetensors")
+    read_weights(broken, load_model_config(broken))
+    config = json.loads((broken / "config.json").read_text())
+    config["quantization_config"]["desc_act"] = True
+    (broken / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"tensor 'language.layers.1.self_attn.q_proj.g_idx' of shape \[128\] is missing"):
+        read_weights(broken, load_model_config(broken))
+
+
+@pytest.mark.parametrize("name", ["model.norm", "visual.patch_embed.proj"])
+def test_only_matrices_are_quantized(pair: Callable[[str], Pair], tmp_path: Path, name: str) -> None:
+    """Integers in place of a vector or of a convolution's kernel, in the shapes that a matrix of its rows would have."""
+    broken = Path(shutil.copytree(pair("int8")[0], tmp_path / "broken"))
+    tensors = load_file(broken / "model.safetensors")
+    old = tensors[f"{name}.weight"]
+    tensors[f"{name}.weight"] = torch.zeros(old.shape[0], old.shape[-1], dtype=torch.int8)
+    tensors[f"{name}.weight_scale"] = torch.ones(old.shape[0], 1)
+    save_file(tensors, broken / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{name.partition('.')[2]}.weight' has shape .* expected"):
+        read_weights(broken, load_model_config(broken))
