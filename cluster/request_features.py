@@ -17,8 +17,9 @@ MEDIA_TOKENS = {"image": 1000, "video": 8000, "audio": 500}
 DEFAULT_ANSWER_TOKENS = 256
 MAX_KEYS = 512  # of one request; the beginnings beyond them are not told apart
 MAX_DEPTH = 16
+MAX_ANSWER_TOKENS = 1 << 20  # no model gives more
 
-_decode = msgspec.json.Decoder().decode
+_decode, _encode = msgspec.json.Decoder().decode, msgspec.json.encode
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -41,11 +42,11 @@ def read_features(body: bytes, credentials: str) -> Features:
     """Return the features of a request's body. One that is no JSON object, or of another shape, has none: the node will answer."""
     try:
         fields = _decode(body)
+        if not isinstance(fields, dict):
+            return Features()
+        digest = hashlib.sha256(_encode(credentials) + _encode(fields.get("cache_salt"))).digest()
     except (msgspec.MsgspecError, RecursionError):
         return Features()
-    if not isinstance(fields, dict):
-        return Features()
-    digest = hashlib.sha256(repr((credentials, fields.get("cache_salt"))).encode()).digest()
     keys: list[tuple[bytes, int]] = []
     media: list[tuple[bytes, int]] = []
     num_bytes = 0
@@ -57,16 +58,17 @@ def read_features(body: bytes, credentials: str) -> Features:
                 text += part.digest
             else:
                 text += part.encode()
-                num_bytes += len(part)
-        for start in range(0, len(text), BLOCK_BYTES):
-            digest = hashlib.sha256(digest + text[start : start + BLOCK_BYTES]).digest()
-            if len(keys) < MAX_KEYS:
-                before = num_bytes - max(0, len(text) - start - BLOCK_BYTES)
-                keys.append((digest, before // BYTES_PER_TOKEN + sum(tokens for _, tokens in media)))
+        media_tokens = sum(tokens for _, tokens in media)
+        for start in range(0, len(text), BLOCK_BYTES)[: MAX_KEYS - len(keys)]:
+            block = text[start : start + BLOCK_BYTES]
+            digest = hashlib.sha256(digest + block).digest()
+            keys.append((digest, (num_bytes + start + len(block)) // BYTES_PER_TOKEN + media_tokens))
+        num_bytes += len(text)
+    limit = next((fields[name] for name in _LIMITS if type(fields.get(name)) is int), DEFAULT_ANSWER_TOKENS)
     return Features(
         text_tokens=num_bytes // BYTES_PER_TOKEN,
         media_tokens=sum(tokens for _, tokens in media),
-        answer_tokens=next((fields[name] for name in _LIMITS if type(fields.get(name)) is int), DEFAULT_ANSWER_TOKENS),
+        answer_tokens=max(0, min(limit, MAX_ANSWER_TOKENS)),
         keys=tuple(keys),
         media=tuple(media),
     )

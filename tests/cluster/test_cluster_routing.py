@@ -6,7 +6,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrt.cluster.request_features import BLOCK_BYTES, DEFAULT_ANSWER_TOKENS, MAX_KEYS, MEDIA_TOKENS, Features, read_features
+from mmrt.cluster.request_features import (
+    BLOCK_BYTES,
+    DEFAULT_ANSWER_TOKENS,
+    MAX_ANSWER_TOKENS,
+    MAX_KEYS,
+    MEDIA_TOKENS,
+    Features,
+    read_features,
+)
 from mmrt.cluster.routing import MAX_KNOWN, SLACK_TOKENS, Routed, Router
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -15,7 +23,7 @@ SOUND = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "w
 
 
 def features(credentials: str = "", **fields: Any) -> Features:
-    return read_features(json.dumps(fields).encode(), credentials)
+    return read_features(json.dumps(fields, ensure_ascii=False).encode(), credentials)
 
 
 def user(*content: Any) -> dict[str, Any]:
@@ -24,7 +32,7 @@ def user(*content: Any) -> dict[str, Any]:
 
 def test_sizes() -> None:
     found = features(messages=[user({"type": "text", "text": "x" * 4000}, IMAGE, SOUND)], max_tokens=7)
-    assert 1000 <= found.text_tokens < 1010 and found.answer_tokens == 7
+    assert 1000 <= found.text_tokens < 1020 and found.answer_tokens == 7
     assert found.media_tokens == MEDIA_TOKENS["image"] + MEDIA_TOKENS["audio"] and len(found.media) == 2
     assert features(messages=[user(CLAUDE_IMAGE)]).media_tokens == MEDIA_TOKENS["image"]
     assert features(model="m", prompt="Hello", images=["AAAA"]).text_tokens == 1
@@ -43,6 +51,12 @@ def test_a_later_turn_begins_like_the_turns_before_it() -> None:
     assert other.keys[:2] == first.keys[:2] and other.keys[-1] != first.keys[-1]
 
 
+def test_tokens_of_a_beginning_are_those_of_its_bytes_in_any_script() -> None:
+    found = features(messages=[user("x" * 3000), user("\u5b57" * 3000)])
+    counts = [tokens for _, tokens in found.keys]
+    assert counts[-1] == found.text_tokens and counts == sorted(counts) and counts[0] == BLOCK_BYTES // 4
+
+
 def test_nothing_is_shared_between_callers() -> None:
     messages = [user({"type": "text", "text": "secret"})]
     keys = {features(caller, messages=messages, **salt).keys for caller in ("", "Bearer a") for salt in ({}, {"cache_salt": "b"})}
@@ -58,6 +72,10 @@ def test_what_is_no_request_has_no_features() -> None:
     assert features(messages=deep).text_tokens == 0, "nobody looks deeper than that"
     assert len(features(prompt="x" * (2 * MAX_KEYS * BLOCK_BYTES)).keys) == MAX_KEYS
     assert features(max_tokens="7").answer_tokens == DEFAULT_ANSWER_TOKENS
+    assert features(max_tokens=-7).answer_tokens == 0
+    assert features(max_tokens=10**30).answer_tokens == MAX_ANSWER_TOKENS
+    for depth in range(900, 1000):
+        read_features(b'{"cache_salt": ' + b"[" * depth + b"]" * depth + b"}", "")
 
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=20)
