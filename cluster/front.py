@@ -1,19 +1,24 @@
 """The front: an ASGI application that sends each request to a node and streams the bytes of its answer through.
 
 A request whose node is lost before the first byte of the answer goes to another node, once to each. If the node is lost later, the
-stream ends with an error event, and an answer that is no stream is cut off. Requests and answers are not changed. Only the paths of
-the endpoint's APIs are served: a node's page and its metrics trust whoever is on its machine, which the front is not.
+stream ends with an error as its API has it, and an answer that is no stream is cut off. Requests and answers are not changed. Only the
+paths of the endpoint's APIs are served: a node's page and its metrics trust whoever is on its machine, as the front is.
 """
 
 import asyncio
 import contextlib
+import io
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
+from yarl import URL
 
+from ..actors.gateway.apis.routes import error_body_of
+from ..runtime.errors import RequestError
 from .request_features import Features, read_features
 from .routing import Routed, Router
 
@@ -21,12 +26,17 @@ PATHS = ("/v1/", "/openapi.json", "/tokenize", "/detokenize", "/api/", "/health"
 MAX_BODY_BYTES = 1 << 30
 REFRESH_S = 1.0
 CONNECT_TIMEOUT_S = 5.0
-_HOP_HEADERS = {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host", b"content-length"}
+_HOP_HEADERS = frozenset(b"connection keep-alive transfer-encoding te trailer upgrade expect host content-length".split())
+_OWN_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")  # that the client's library would add
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Nodes = Callable[[], Awaitable[Mapping[str, str]]]
+
+_LINES = "application/x-ndjson"
+_STREAMS = {"text/event-stream", _LINES}
+_LOST = RequestError("the node that served this request was lost", status=500, type="internal_error")
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +87,13 @@ class Front:
         """Know the nodes before the first request."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
-            self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
+            self._session = aiohttp.ClientSession(
+                timeout=timeout,
+                connector=aiohttp.TCPConnector(limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),  # else one client's cookies would go with another's requests
+                skip_auto_headers=_OWN_HEADERS,
+                auto_decompress=False,
+            )
             self._refreshed = asyncio.create_task(self._refresh_always())
         if not self._router.urls:
             await self._refresh()
@@ -88,19 +104,25 @@ class Front:
             await self._refresh()
 
     async def _refresh(self) -> None:
+        """Take the nodes that are listed. A directory that lists none has just started, or its nodes cannot answer anyway."""
         try:
-            self._router.set_nodes(await self._nodes())
+            if urls := await self._nodes():
+                self._router.set_nodes(urls)
         except Exception:  # whatever the directory raises: the nodes known so far serve on
             _log.exception("the nodes cannot be listed")
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        if not path.startswith(PATHS):
-            await _refuse(send, 404, f"the front serves no {path}; its paths begin with {', '.join(PATHS)}")
+        if not path.startswith(PATHS) or not {".", ".."}.isdisjoint(path.split("/")):
+            problem = f"the front serves no {path}; its paths begin with {', '.join(PATHS)}"
+            await _refuse(send, path, RequestError(problem, status=404))
             return
-        body = await _read_body(receive)
+        try:
+            body = await _read_body(receive)
+        except _ClientGone:
+            return
         if body is None:
-            await _refuse(send, 413, f"the body is longer than {MAX_BODY_BYTES} bytes")
+            await _refuse(send, path, RequestError(f"the body is longer than {MAX_BODY_BYTES} bytes", status=413))
             return
         headers = dict(scope["headers"])
         credentials = headers.get(b"authorization", headers.get(b"x-api-key", b"")).decode("latin-1")
@@ -129,27 +151,39 @@ class Front:
                 _log.warning("%s is lost before it has answered: %s", routed.node, error)
             finally:
                 routed.ended()
-        await _refuse(send, 503, "no node is there" if not tried else "every node was lost before it had answered")
+        problem = "no node is there" if not tried else "every node was lost before it had answered"
+        await _refuse(send, scope["path"], RequestError(problem, status=503, type="overloaded_error", retry_after_s=1))
 
     @contextlib.asynccontextmanager
     async def _ask(self, scope: Scope, body: bytes, routed: Routed) -> AsyncIterator[_Answer]:
         """The node's answer, from its first byte on. Raises: _NodeLost."""
-        assert self._session is not None
-        query = scope["query_string"].decode("latin-1")
-        url = self._router.urls[routed.node] + scope.get("raw_path", scope["path"].encode()).decode("latin-1").partition("?")[0]
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"] if name not in _HOP_HEADERS]
         try:
-            response = await self._session.request(
-                scope["method"], f"{url}?{query}" if query else url, data=body or None, headers=headers, allow_redirects=False
-            )
-            first = await response.content.readany()
+            answer = await self._begin(scope, body, self._router.urls[routed.node])
         except (aiohttp.ClientError, OSError) as error:
             raise _NodeLost(str(error) or type(error).__name__) from error
         routed.begun()
         try:
-            yield _Answer(response, first)
+            yield answer
         finally:
+            answer.response.close()
+
+    async def _begin(self, scope: Scope, body: bytes, url: str) -> _Answer:
+        assert self._session is not None
+        query = scope["query_string"].decode("latin-1")
+        target = URL(url + quote(scope["path"]) + (f"?{query}" if query else ""), encoded=True)
+        headers = [(_text(name), _text(value)) for name, value in scope["headers"] if name not in _HOP_HEADERS]
+        data = io.BytesIO(body) if body else None  # it is sent in pieces
+        response = await self._session.request(scope["method"], target, data=data, headers=headers, allow_redirects=False)
+        try:
+            return _Answer(response, await response.content.readany())
+        except BaseException:
             response.close()
+            raise
+
+
+def _text(header: bytes) -> str:
+    """Return a part of a header as the client's library encodes it."""
+    return header.decode("utf-8", "surrogateescape")
 
 
 async def _stream(answer: _Answer, path: str, send: Send) -> None:
@@ -162,24 +196,28 @@ async def _stream(answer: _Answer, path: str, send: Send) -> None:
         try:
             chunk = await response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
-            if response.content_type != "text/event-stream":
+            if response.content_type not in _STREAMS:
                 raise ConnectionError(f"the node was lost in the middle of an answer: {error}") from error
-            chunk = _lost_event(path)
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            end = _lost_line(path, chunk) if response.content_type == _LINES else _lost_event(path)
+            await send({"type": "http.response.body", "body": end, "more_body": True})
             break
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _lost_event(path: str) -> bytes:
     """Return the events that end a stream whose node is lost."""
-    error = {"message": "the node that served this request was lost", "type": "server_error", "param": None, "code": 500}
+    body = error_body_of(path)(_LOST)
     if path.startswith("/v1/messages"):
-        body = msgspec.json.encode({"type": "error", "error": {"type": "api_error", "message": error["message"]}})
         return b"\n\nevent: error\ndata: " + body + b"\n\n"
     if path.startswith("/v1/responses"):
-        body = msgspec.json.encode({"type": "error", "code": "server_error", "message": error["message"], "param": None})
-        return b"\n\nevent: error\ndata: " + body + b"\n\n"
-    return b"\n\ndata: " + msgspec.json.encode({"error": error}) + b"\n\ndata: [DONE]\n\n"
+        event = {"type": "error", "code": "server_error", "message": _LOST.message, "param": None, **msgspec.json.decode(body)}
+        return b"\n\nevent: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
+    return b"\n\ndata: " + body + b"\n\ndata: [DONE]\n\n"
+
+
+def _lost_line(path: str, before: bytes) -> bytes:
+    """Return the line that ends a stream of lines, which may have broken off within one."""
+    return (b"" if before.endswith(b"\n") else b"\n") + error_body_of(path)(_LOST) + b"\n"
 
 
 async def _read_body(receive: Receive) -> bytes | None:
@@ -201,11 +239,11 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _refuse(send: Send, status: int, message: str) -> None:
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    body = msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": status}})
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if status == 503:
-        headers.append((b"retry-after", b"1"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+async def _refuse(send: Send, path: str, error: RequestError) -> None:
+    """Answer with an error, in the form of the path's API."""
+    body = error_body_of(path)(error)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -17,7 +17,7 @@ BODY = json.dumps({"messages": [{"role": "user", "content": "Hello"}]}).encode()
 
 @asynccontextmanager
 async def node(handler: Handler) -> AsyncIterator[str]:
-    runner = web.ServerRunner(web.Server(handler), shutdown_timeout=0.1)
+    runner = web.ServerRunner(web.Server(handler, handler_cancellation=True), shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -39,9 +39,11 @@ class Client:
         self.got_some = asyncio.Event()
         self._is_sent = False
 
-    async def ask(self, path: str = "/v1/chat/completions", body: bytes = BODY, method: str = "POST", query: bytes = b"") -> "Client":
+    async def ask(
+        self, path: str = "/v1/chat/completions", body: bytes = BODY, method: str = "POST", query: bytes = b"", **more: bytes
+    ) -> "Client":
         self._to_send = body
-        headers = [(b"authorization", b"Bearer key"), (b"content-type", b"application/json"), (b"host", b"front")]
+        headers = [(b"authorization", b"Bearer key"), (b"host", b"front"), *((name.encode(), value) for name, value in more.items())]
         scope = {"type": "http", "method": method, "path": path, "query_string": query, "headers": headers}
         await self.front(scope, self._receive, self._send)
         return self
@@ -85,12 +87,19 @@ def with_nodes(test: Callable[[Callable[[], Client]], Awaitable[None]], *handler
     asyncio.run(run())
 
 
+def _always(urls: dict[str, str]) -> Callable[[], Awaitable[dict[str, str]]]:
+    async def nodes() -> dict[str, str]:
+        return urls
+
+    return nodes
+
+
 async def _ignore(message: Any) -> None:
     pass
 
 
 async def echo(request: web.Request) -> web.Response:
-    seen = {"path": request.path_qs, "key": request.headers["Authorization"], "body": (await request.read()).decode()}
+    seen = {"path": request.raw_path, "key": request.headers["Authorization"], "body": (await request.read()).decode()}
     return web.json_response(seen, status=201, headers={"x-request-id": "7"})
 
 
@@ -115,15 +124,47 @@ def losing_after(first: bytes, content_type: str) -> Handler:
 
 def test_requests_and_answers_are_passed_on() -> None:
     async def test(client: Callable[[], Client]) -> None:
-        answer = await client().ask(query=b"a=b%20c")
+        answer = await client().ask(query=b"a=b%20c%2F")
         assert answer.status == 201 and answer.headers["x-request-id"] == "7"
-        assert json.loads(answer.body) == {"path": "/v1/chat/completions?a=b%20c", "key": "Bearer key", "body": BODY.decode()}
+        assert json.loads(answer.body) == {"path": "/v1/chat/completions?a=b%20c%2F", "key": "Bearer key", "body": BODY.decode()}
         assert (await client().ask("/v1/models", b"", "GET")).status == 201
 
     with_nodes(test, echo)
 
 
-@pytest.mark.parametrize("path", ["/", "/metrics", "/page/kill", "/v2/x"])
+def test_headers_are_those_of_the_client() -> None:
+    """None of the front's own, no cookie that another client was given, and no ``Expect``, which the front has answered."""
+
+    async def headers(request: web.Request) -> web.Response:
+        await request.read()
+        answer = web.json_response({name.lower(): value for name, value in request.headers.items()})
+        answer.set_cookie("session", "secret")
+        return answer
+
+    async def test(client: Callable[[], Client]) -> None:
+        front = client().front
+        urls = await front._nodes()
+        front._nodes = _always({"a": urls["a"].replace("127.0.0.1", "localhost")})  # a name: cookies of addresses are not kept
+        for _ in range(2):
+            answer = await client().ask(expect=b"100-continue", accept=b"text/plain", name="\u00e9".encode())
+            sent = json.loads(answer.body)
+            assert sent.pop("host").startswith("localhost") and "session=secret" in answer.headers["set-cookie"]
+            assert sent == {"authorization": "Bearer key", "accept": "text/plain", "name": "\u00e9", "content-length": str(len(BODY))}
+
+    with_nodes(test, headers)
+
+
+def test_a_large_body_is_passed_on() -> None:
+    async def length(request: web.Request) -> web.Response:
+        return web.json_response(len(await request.content.read()))
+
+    async def test(client: Callable[[], Client]) -> None:
+        assert (await client().ask(body=b"x" * (4 << 20))).body == b"%d" % (4 << 20)
+
+    with_nodes(test, length)
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/page/kill", "/v2/x", "/v1/../metrics", "/v1/x/./y"])
 def test_what_trusts_its_own_machine_is_not_served(path: str) -> None:
     async def test(client: Callable[[], Client]) -> None:
         answer = await client().ask(path)
@@ -147,6 +188,9 @@ def test_without_a_node_the_answer_is_503() -> None:
 
     async def none(client: Callable[[], Client]) -> None:
         assert b"no node is there" in (await client().ask()).body
+        answer = await client().ask("/api/chat")
+        assert json.loads(answer.body) == {"error": "no node is there"} and answer.headers["retry-after"] == "1"
+        assert json.loads((await client().ask("/v1/messages")).body)["type"] == "error"
 
     with_nodes(test, lose_at_once, lose_at_once)
     with_nodes(none)
@@ -157,7 +201,7 @@ def test_without_a_node_the_answer_is_503() -> None:
     [
         ("/v1/chat/completions", b"data: [DONE]\n\n"),
         ("/v1/messages", b'"message":"the node that served this request was lost"}}\n\n'),
-        ("/v1/responses", b'"param":null}\n\n'),
+        ("/v1/responses", b'"param":null,"code":500}}\n\n'),
     ],
 )
 def test_a_stream_whose_node_is_lost_ends_with_an_error(path: str, end: bytes) -> None:
@@ -167,6 +211,15 @@ def test_a_stream_whose_node_is_lost_ends_with_an_error(path: str, end: bytes) -
         assert b"was lost" in answer.body
 
     with_nodes(test, losing_after(b"data: {}\n\n", "text/event-stream"), losing_after(b"data: {}\n\n", "text/event-stream"))
+
+
+@pytest.mark.parametrize("sent", [b'{"done":false}\n', b'{"done":fal'])
+def test_a_stream_of_lines_whose_node_is_lost_ends_with_an_error(sent: bytes) -> None:
+    async def test(client: Callable[[], Client]) -> None:
+        answer = await client().ask("/api/chat")
+        assert answer.body.splitlines() == [sent.strip(), b'{"error":"the node that served this request was lost"}']
+
+    with_nodes(test, losing_after(sent, "application/x-ndjson"))
 
 
 def test_an_answer_that_is_no_stream_is_cut_off() -> None:
@@ -206,3 +259,54 @@ def test_a_client_that_goes_ends_the_request_at_the_node() -> None:
         assert (load.tokens, load.media_tokens) == (0, 0)
 
     with_nodes(test, endless)
+
+
+def test_a_client_that_goes_before_the_first_byte_ends_the_request_at_the_node() -> None:
+    """Headers of a stream come at once, its first byte only when the prompt is computed."""
+
+    async def test(client: Callable[[], Client]) -> None:
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def computing(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+            return response
+
+        async with node(computing) as url:
+            mine = client()
+            mine.front._nodes = _always({"z": url})
+            task = asyncio.create_task(mine.ask())
+            await begun.wait()
+            await asyncio.sleep(0.2)  # the front gets the headers
+            mine.gone.set()
+            await task
+            await asyncio.wait_for(ended.wait(), 20)
+
+    with_nodes(test)
+
+
+def test_a_client_that_goes_while_it_sends_is_no_error() -> None:
+    async def test(client: Callable[[], Client]) -> None:
+        mine = client()
+        mine._is_sent = True
+        mine.gone.set()
+        await mine.ask()
+        assert mine.status == 0
+
+    with_nodes(test, echo)
+
+
+def test_a_directory_that_starts_anew_takes_no_node_away() -> None:
+    async def test(client: Callable[[], Client]) -> None:
+        mine = client()
+        assert (await mine.ask()).status == 201
+        mine.front._nodes = _always({})
+        await mine.front._refresh()
+        assert (await client().ask()).status == 201
+
+    with_nodes(test, echo)
