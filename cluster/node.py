@@ -37,15 +37,24 @@ class Node:
         # The kernel ends the run with the thread that started it, so that thread lives as long as this process.
         threading.Thread(target=self._own, args=(file, started), name="mmrt up", daemon=True).start()
         started.wait()
-        self.url = self._wait_until_ready(time.monotonic() + ready_s)
+        try:
+            self.url = self._wait_until_ready(time.monotonic() + ready_s)
+        except BaseException:
+            self.close()
+            raise
 
     def _own(self, file: Path, started: threading.Event) -> None:
         mine = [sys.executable, "-P", "-m"]
-        command = [*mine, "mmrt.cluster.node", *mine, "mmrt", "up", "--run", self._name, "--config", str(file)]
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        started.set()
-        self._process.wait()
+        command = [*mine, "mmrt.cluster.node", str(os.getpid()), *mine, "mmrt", "up", "--run", self._name, "--config", str(file)]
+        try:
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        except OSError as error:
+            self._log.write_text(f"it cannot be started: {error}")
+        finally:
+            started.set()
+        if self._process is not None:
+            self._process.wait()
 
     def _wait_until_ready(self, deadline_s: float) -> str:
         while time.monotonic() < deadline_s:
@@ -84,8 +93,9 @@ class Node:
 
 
 if __name__ == "__main__":
-    # Become the program, which the kernel asks to end when its parent's thread does.
+    # Become the program, which the kernel asks to end when its parent's thread does. A parent that has ended before is another by now.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == 1:
+    parent, *command = sys.argv[1:]
+    if os.getppid() != int(parent):
         sys.exit("the parent has ended")
-    os.execv(sys.argv[1], sys.argv[1:])
+    os.execv(command[0], command)
