@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmrt.runtime.bus.plans import Load, Prefill, Transfer
-from mmrt.runtime.controller import kv_manager, migration
+from mmrt.runtime.controller import kv_manager, migration, plan_results, prefix_cache
 from mmrt.runtime.controller.request import Request
 from mmrt.runtime.controller.state import ControllerState, InflightPlan, owner
 from mmrt.schema.rows import Phase
@@ -61,19 +61,18 @@ def leave_the_source_early(patch: pytest.MonkeyPatch) -> None:
             state.pools[request.record.source_pool].retire(owner(request))
         leave(state, request)
 
-    patch.setattr("mmrt.runtime.controller.plan_results.leave_source", leave_source)
+    patch.setattr(plan_results, "leave_source", leave_source)
 
 
-def forget_whose_keys_they_are(patch: pytest.MonkeyPatch) -> None:
-    """Pages get their keys in the order of the other pool's."""
+def name_what_is_not_there(patch: pytest.MonkeyPatch) -> None:
+    """What prefill has filled is named in the row's own pool, to which it has not been copied."""
 
-    def leave_source(state: ControllerState, request: Request) -> None:
-        named = list(request.num_named)
-        migration.leave_source(state, request)
-        request.num_named = named if request.record.source_pool is None else request.num_named
+    def name_pages(state: ControllerState, request: Request) -> None:
+        source, request.record.source_pool = request.record.source_pool, None
+        prefix_cache.name_pages(state, request)
+        request.record.source_pool = source
 
-    patch.setattr("mmrt.runtime.controller.plan_results.leave_source", leave_source)
-    patch.setattr(migration, "name_pages", lambda *_: None)
+    patch.setattr(plan_results, "name_pages", name_pages)
 
 
 def grant_one_side_at_a_time(patch: pytest.MonkeyPatch) -> None:
@@ -86,7 +85,7 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     copy_what_is_being_filled,
     give_pages_away_under_a_copy,
     leave_the_source_early,
-    forget_whose_keys_they_are,
+    name_what_is_not_there,
     grant_one_side_at_a_time,
 ]
 
