@@ -16,6 +16,7 @@ from .fields import refuse, show
 
 FORM = "multipart/form-data"
 MAX_PARTS = 64
+MAX_LINES = 16 * MAX_PARTS  # boundaries, headers of parts, and what stands before them
 MAX_TEXT_BYTES = 64 * 1024
 _CHUNK_BYTES = 1 << 20  # between which other tasks run
 _PLAIN = ("binary", "8bit", "7bit")
@@ -33,19 +34,37 @@ Form = dict[str, str | FormFile | list[str]]
 """By name; a name that ends in [] is a list's, without these signs."""
 
 
+class _Content(StreamReader):
+    """A body that is there whole, of no connection. aiohttp reads line after line without letting other tasks run, so lines are
+    bounded."""
+
+    def __init__(self, body: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(BaseProtocol(loop), max(1, len(body)), loop=loop)  # never full
+        self._num_lines = 0
+        self.feed_data(body)
+        self.feed_eof()
+
+    async def readline(self, *, max_line_length: int | None = None) -> bytes:
+        self._num_lines += 1
+        if self._num_lines > MAX_LINES:
+            raise ValueError(f"more than {MAX_LINES} lines outside of its fields")
+        return await super().readline(max_line_length=max_line_length)
+
+
 async def read_form(headers: Mapping[str, str], body: bytearray) -> Form:
     """Take a form apart, of a request with these headers. Raises: RequestError 400."""
-    loop = asyncio.get_running_loop()
-    content = StreamReader(BaseProtocol(loop), max(1, len(body)), loop=loop)  # of no connection, and never full
-    content.feed_data(bytes(body))
-    content.feed_eof()
     form: Form = {}
+    num_parts = 0
     try:
-        async for part in MultipartReader(headers, content):
+        async for part in MultipartReader(headers, _Content(bytes(body))):
+            num_parts += 1
+            if num_parts > MAX_PARTS:
+                raise RequestError(f"the form has more than {MAX_PARTS} fields")
             await _read_part(part, form)
     except RequestError:
         raise
-    except (ValueError, HttpProcessingError, AssertionError) as error:
+    except (ValueError, HttpProcessingError, AssertionError, RuntimeError) as error:
         raise RequestError(f"the body is not valid {FORM}: {str(error)[:200]}") from None
     return form
 
@@ -53,9 +72,9 @@ async def read_form(headers: Mapping[str, str], body: bytearray) -> Form:
 async def _read_part(part: MultipartReader | BodyPartReader | None, form: Form) -> None:
     if not isinstance(part, BodyPartReader) or not part.name:
         raise RequestError(f"a part of the {FORM} is no field: it has no name, or parts itself")
-    name = part.name
-    if len(form) >= MAX_PARTS:
-        raise RequestError(f"the form has more than {MAX_PARTS} fields")
+    name, mime = part.name, part.headers.get("Content-Type", "")
+    if not _is_text(name) or not _is_text(mime):
+        raise RequestError(f"a header of a part of the {FORM} is not UTF-8")
     if (coding := part.headers.get("Content-Transfer-Encoding", "binary")).lower() not in _PLAIN:
         raise refuse(name[:60], f"has the Content-Transfer-Encoding {show(coding)}, allowed are {', '.join(_PLAIN)}")
     data = bytearray()
@@ -65,7 +84,7 @@ async def _read_part(part: MultipartReader | BodyPartReader | None, form: Form) 
             raise refuse(name[:60], f"has more than {MAX_TEXT_BYTES} bytes, the limit of a text in a form")
         await asyncio.sleep(0)
     if part.filename is not None:
-        _put(form, name, FormFile(part.filename, part.headers.get("Content-Type", ""), bytes(data)))
+        _put(form, name, FormFile(part.filename, mime, bytes(data)))
         return
     try:
         text = data.decode()
@@ -77,6 +96,11 @@ async def _read_part(part: MultipartReader | BodyPartReader | None, form: Form) 
         texts.append(text)
     else:
         raise refuse(name[:60], "is given twice")
+
+
+def _is_text(header: str) -> bool:
+    """Return whether a header can be encoded: bytes that are not UTF-8 come as lone surrogates."""
+    return not any("\ud800" <= sign <= "\udfff" for sign in header)
 
 
 def _put(form: Form, name: str, value: str | FormFile) -> None:

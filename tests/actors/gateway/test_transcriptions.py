@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from mmrt.actors.gateway.apis.transcriptions import Transcription
-from mmrt.actors.gateway.forms import MAX_PARTS, Form, FormFile, read_form
+from mmrt.actors.gateway.forms import MAX_LINES, MAX_PARTS, Form, FormFile, read_form
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.errors import RequestError
 from mmrt.tests.actors.gateway.conftest import MODEL
@@ -201,6 +201,15 @@ def test_a_form() -> None:
         (parts(TEXT_PART + b"\xff"), "prompt: is not UTF-8: invalid start byte"),
         (parts(TEXT_PART + b"a" * 65537), "prompt: has more than 65536 bytes, the limit of a text in a form"),
         (parts(*(TEXT_PART.replace(b"prompt", b"%d" % at) for at in range(MAX_PARTS + 1))), "the form has more than 64 fields"),
+        (parts(*[TEXT_PART.replace(b"prompt", b"include[]")] * (MAX_PARTS + 1)), "the form has more than 64 fields"),
+        (b"\n" * MAX_LINES + parts(TEXT_PART), "the body is not valid multipart/form-data: more than 1024 lines outside of its fields"),
+        (parts(TEXT_PART.replace(b"prompt", b"prom\xff")), "a header of a part of the multipart/form-data is not UTF-8"),
+        (parts(TEXT_PART.replace(b"prompt", b"prom\xff[]")), "a header of a part of the multipart/form-data is not UTF-8"),
+        (
+            parts(SOUND_PART.replace(b"\r\n\r\n", b"\r\nContent-Type: audio/\xff\r\n\r\n")),
+            "a header of a part of the multipart/form-data is not UTF-8",
+        ),
+        (parts(TEXT_PART.replace(b"prompt", b"_charset_") + b"a" * 40), "the body is not valid multipart/form-data: "),
         (
             parts(TEXT_PART.replace(b"\r\n\r\n", b"\r\nContent-Transfer-Encoding: base64\r\n\r\naaaa")),
             'prompt: has the Content-Transfer-Encoding "base64", allowed are binary, 8bit, 7bit',
