@@ -59,12 +59,16 @@ class TokenTable:
         return Tokens(ids, logprobs)
 
     def vector(self, row: int, generation: int) -> NDArray[np.float64]:
-        """Return the vector pooled from the prompt, float64 [hidden size], once all of it is prefilled. Raises: StaleRow; ValueError
-        where there is none."""
+        """Return the vector pooled from the prompt, float64 [hidden size], once all of it is prefilled. Raises: StaleRow, also where
+        it is prefilled again, after a preemption; ValueError where there is none."""
         table = self._table
         spec = decode_sequence_spec(table.read_spec(row, generation))
-        vector = table.vectors.read(row, spec.num_prompt_tokens)
-        self._check(row, generation)
+        try:
+            vector = table.vectors.read(row, spec.num_prompt_tokens)
+        finally:
+            self._check(row, generation)
+            if (num_prefilled := table.prefilled[row, 0]) < spec.num_prompt_tokens:
+                raise StaleRow(f"row {row} has {num_prefilled} of {spec.num_prompt_tokens} tokens prefilled")
         return vector / spec.num_prompt_tokens if spec.pooling == "mean" else vector
 
     def _check(self, row: int, generation: int) -> None:

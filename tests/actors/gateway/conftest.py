@@ -191,6 +191,7 @@ class Play:
         table.write_prompt(self.row, 0, spec.prompt_ids)
         row = SequenceSpec(self.key, spec.request_id, spec.sampling, length, 0, 1, [], [], False, 1, pooling=spec.pooling)
         table.write_spec(self.row, encode(row))
+        table.prefilled[self.row, 0] = length
         if last:
             own, rank, none = np.full(last, logprob, np.float32), np.ones(last, np.int32), np.empty((last, 0), np.int32)
             table.logprobs.write(self.row, PROMPT, length - last, Logprobs(own, rank, none, none.view(np.float32)))

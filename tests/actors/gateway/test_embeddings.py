@@ -1,5 +1,6 @@
 """Embeddings through OpenAI's client: inputs, forms of the vectors, conversations, errors."""
 
+import asyncio
 import base64
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from mmrt.actors.gateway.apis.embeddings import Embedding
 from mmrt.models.text.tokenizer import Tokenizer
+from mmrt.runtime.bus.messages import Prepared
 from mmrt.runtime.errors import RequestError
 from mmrt.tests.actors.gateway.conftest import MODEL
 from mmrt.tests.actors.gateway.description import check_described
@@ -55,6 +57,30 @@ def test_texts_and_token_ids(stage: Any, tokenizer: Tokenizer) -> None:
         raw = await scene.http.post("/v1/embeddings", json={"input": ["a", "b"]})
         assert raw.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
         assert raw.headers["X-Request-Id"].startswith("embd-") and raw.headers["Content-Type"] == "application/json"
+
+    stage.run(test)
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_prompt_that_is_prefilled_again(stage: Any, is_written: bool) -> None:
+    """It was preempted before the gateway has read the vector, which is overwritten, or about to be. It is told once more."""
+
+    async def test(scene: Any) -> None:
+        async def script(play: Any) -> None:
+            play.prepare()
+            table = scene.controller.table
+            play.compute(vector=VECTOR)
+            table.clear_pages(play.row)
+            if is_written:
+                table.vectors.write(play.row, 0, 1, np.ones(4))
+                table.vectors.write(play.row, 1, 2, np.ones(4))
+            play.state = Prepared(1, play.key, len(play.spec.prompt_ids), 0)
+            await asyncio.sleep(0.05)
+            play.compute(vector=[*reversed(VECTOR)])
+
+        scene.controller.script = script
+        found = await scene.client.embeddings.create(model=MODEL, input="the quick fox", extra_body={"pooling": "mean"})
+        assert found.data[0].embedding == pytest.approx(np.array(VECTOR[::-1]) / 13, abs=1e-6)
 
     stage.run(test)
 
