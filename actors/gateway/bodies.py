@@ -49,24 +49,31 @@ class BodyReader:
         self._threads_of_large = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="intake-large")
         self.num_reading = 0  # requests whose body has not come whole
 
-    async def read(self, http: web.Request, parse: Callable[[bytearray], T]) -> T:
-        """Receive a body of JSON and return what ``parse`` makes of it, in a thread where it is long. Raises: RequestError."""
+    async def read(self, http: web.Request, parse: Callable[[bytearray], T], *, takes_long: bool = False) -> T:
+        """Receive a body of JSON and return what ``parse`` makes of it, in a thread where it is long. ``takes_long``: so may parsing a
+        short one. Raises: RequestError."""
         _check_type(http, JSON)
-        return await self._read(http, _whole, parse)
+        return await self._read(http, _whole, parse, takes_long)
 
     async def read_form(self, http: web.Request, parse: Callable[[Form], T]) -> T:
         """Receive a form and return what ``parse`` makes of it, likewise. Raises: RequestError."""
         _check_type(http, FORM)
         return await self._read(http, partial(read_form, http.headers), parse)
 
-    async def _read(self, http: web.Request, unpack: Callable[[bytearray], Awaitable[_Body]], parse: Callable[[_Body], T]) -> T:
+    async def _read(
+        self,
+        http: web.Request,
+        unpack: Callable[[bytearray], Awaitable[_Body]],
+        parse: Callable[[_Body], T],
+        takes_long: bool = False,
+    ) -> T:
         self._check_headers(http)
         body = bytearray()
         self.num_reading += 1
         try:
             await self._receive(http, body)
             content = await unpack(body)
-            if len(body) <= _THREAD_BYTES:
+            if len(body) <= _THREAD_BYTES and not takes_long:
                 return parse(content)
             parsing = (self._threads if len(body) <= _LARGE_BYTES else self._threads_of_large).submit(parse, content)
         finally:

@@ -155,7 +155,7 @@ class Completions:
         """Find something out about prompts without answering them. ``id_prefix``: of the request's id. Raises: as ``chat``."""
         with self._counted():
             with self._refusals_counted():
-                asked = await self.bodies.read(http, lambda body: read(body, self._limits, self._prompts))
+                asked = await self.bodies.read(http, lambda body: read(body, self._limits, self._prompts), takes_long=True)
                 asked = asked._replace(media=await self._fetched_media(asked.media))
             if self.is_closed:
                 raise shutting_down()

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import math
+import threading
 from typing import Any
 
 import pytest
@@ -224,6 +225,27 @@ def test_an_error_over_http(stage: Any) -> None:
         reply = await scene.http.post("/v1/decisions", json=body(question(type="text")))
         assert reply.status_code == 400 and reply.json()["error"]["param"] == "questions[0].type"
         assert not scene.controller.plays and 'reason="400"} 1.0' in (await scene.http.get("/metrics")).text
+
+    stage.run(test)
+
+
+def test_a_few_bytes_with_many_prompts_hold_nobody_up(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made in a thread: 500 bytes can ask for 1,024."""
+    threads, read = list[str](), Decision.read
+
+    def noting(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return read(*given)
+
+    monkeypatch.setattr(Decision, "read", noting)
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = compute
+        assert (await scene.http.post("/v1/decisions", json=body(MOVES))).status_code == 200
+        assert [name.partition("_")[0] for name in threads] == ["intake"]
+
+    async def compute(play: Any) -> None:
+        play.compute()
 
     stage.run(test)
 
