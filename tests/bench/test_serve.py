@@ -136,6 +136,7 @@ def test_a_turn_that_fails_ends_its_conversation(start_server: StartServer, hone
     assert [turn["turn"] for turn in report["chat"]] == [1]
 
 
+@pytest.mark.slow
 def test_caches_are_compared_in_runs_of_its_own(tmp_path: Path) -> None:
     make_checkpoint("tiny", tmp_path / "null", "null")
     target = tmp_path / "report.json"

@@ -95,6 +95,7 @@ def test_each_has_its_name_wherever_it_is_seen(several: Server) -> None:
     assert '"encoder.1"' in several.mmrt("trace", "-o", "-").stdout
 
 
+@pytest.mark.slow
 def test_processes_of_two_actors_each(launch: Callable[..., Server], oracle: Oracle) -> None:
     server = launch(settings=SETTINGS.replace("2E+2P+D", "2EP+D"))
     found = processes(server)

@@ -1,7 +1,7 @@
 """Nothing in mmrt runs code out of data: no pickle on a wire or at load, no eval (a class of remote execution in other servers).
 
-Over the syntax tree of everything that is installed. Benches alone may use multiprocessing: the bus bench measures its queue, and a
-child gets its arguments by it.
+Over the syntax tree of everything that is installed. Benches alone may use multiprocessing: the bus bench measures its queue, and
+children of a bench get their arguments by it.
 """
 
 import ast
@@ -13,11 +13,11 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "ruamel", "code", "codeop"}
 PICKLING = {"multiprocessing"}  # its queues, pipes and managers pickle
-MEASURED = {"bench/micro/links.py", "bench/micro/peer.py"}
+MEASURED = {"bench/micro/links.py", "bench/micro/peer.py", "bench/planner/pool.py"}
 NAMES = {"eval", "exec", "compile", "__import__"}
 METHODS = {"recv_pyobj", "send_pyobj", "load_module"}
 OPTIONS = {"trust_remote_code", "allow_pickle"}
-FOLDERS = ("actors", "bench", "cli", "media", "models", "runtime", "schema", "shm", "triton_kernels")
+FOLDERS = ("actors", "bench", "cli", "cluster", "media", "models", "runtime", "schema", "shm", "triton_kernels")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 

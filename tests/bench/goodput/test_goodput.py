@@ -162,6 +162,7 @@ def test_figures_of_unified_are_not_taken_for_those_of_a_policy_that_fails(why: 
         check_policy(PolicyReport(wanted="mine.py", **why))
 
 
+@pytest.mark.slow
 def test_live_runs_are_judged_by_their_clients_and_their_recorders(tmp_path: Path) -> None:
     """A run of the demo model: the parts of each request sum to its client's latency."""
     load = (

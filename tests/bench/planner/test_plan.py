@@ -27,6 +27,7 @@ def planned(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.slow
 def test_every_layout_is_planned_and_ranked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = planned(tmp_path, "--precision", "0.5", "--workers", "1")
     layouts = {one["layout"]: one for one in report["layouts"]}

@@ -79,15 +79,15 @@ def keep_the_owner_word(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ownership, "set_owner", forget)
 
 
-BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
+BUGS: list[Any] = [
     take_every_row,
     give_before_it_is_dropped,
-    believe_the_supervisor,
+    pytest.param(believe_the_supervisor, marks=pytest.mark.slow, id="believe_the_supervisor"),  # the rarest
     keep_the_owner_word,
 ]
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: getattr(bug, "__name__", None))
 def test_the_world_finds(bug: Callable[[pytest.MonkeyPatch], None], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
     with pytest.raises(AssertionError) as found:
