@@ -18,7 +18,7 @@ from ..runtime.errors import ConfigError
 from .front import Front
 from .node import Node
 
-DIRECTORY = "mmrt-node-directory"
+DIRECTORY = "mmrt-node-directory"  # and the name of Serve's application
 NAMESPACE = "serve"
 CHECK_S = 1.0
 FORGET_S = 10.0
@@ -47,7 +47,8 @@ class NodeDirectory:
 
 
 def _directory() -> Any:
-    options = {"name": DIRECTORY, "namespace": NAMESPACE, "get_if_exists": True, "lifetime": "detached"}
+    name = f"{DIRECTORY}-{serve.get_replica_context().app_name}"
+    options = {"name": name, "namespace": NAMESPACE, "get_if_exists": True, "lifetime": "detached"}
     return ray.remote(NodeDirectory).options(**options, num_cpus=0, max_restarts=-1).remote()
 
 

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 
 from ..runtime.errors import RunError
 from ..runtime.supervisor.control import DownRequest, StatusReply, StatusRequest, call
@@ -18,7 +17,7 @@ from ..shm.run_directory import RunDirectory
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.1
 _END_S = 30.0
-_LOG_LINES = 20
+_LOG_LINES, _LOG_BYTES = 20, 16384
 
 
 class Node:
@@ -26,31 +25,31 @@ class Node:
 
     def __init__(self, config: str, ready_s: float = 600.0) -> None:
         """Start it and wait. ``config``: its configuration in TOML; the port should be 0. Raises: RunError if it does not come up."""
-        self._home = tempfile.TemporaryDirectory(prefix="mmrt-node-")
         self._name = f"node-{secrets.token_hex(4)}"
         self._run = RunDirectory.default_path(self._name)
-        file = Path(self._home.name) / "config.toml"
-        file.write_text(config)
-        self._log = Path(self._home.name) / "up.log"
+        self._log = tempfile.TemporaryFile(buffering=0, prefix="mmrt-node-")
         self._process: subprocess.Popen[bytes] | None = None
         started = threading.Event()
-        # The kernel ends the run with the thread that started it, so that thread lives as long as this process.
-        threading.Thread(target=self._own, args=(file, started), name="mmrt up", daemon=True).start()
-        started.wait()
-        try:
-            self.url = self._wait_until_ready(time.monotonic() + ready_s)
-        except BaseException:
-            self.close()
-            raise
+        # A configuration may hold keys: it is gone once the run has read it.
+        with tempfile.NamedTemporaryFile("w", prefix="mmrt-node-", suffix=".toml") as file:
+            file.write(config)
+            file.flush()
+            # The kernel ends the run with the thread that started it, so that thread lives as long as this process.
+            threading.Thread(target=self._own, args=(file.name, started), name="mmrt up", daemon=True).start()
+            started.wait()
+            try:
+                self.url = self._wait_until_ready(time.monotonic() + ready_s)
+            except BaseException:
+                self.close()
+                raise
 
-    def _own(self, file: Path, started: threading.Event) -> None:
+    def _own(self, file: str, started: threading.Event) -> None:
         mine = [sys.executable, "-P", "-m"]
-        command = [*mine, "mmrt.cluster.node", str(os.getpid()), *mine, "mmrt", "up", "--run", self._name, "--config", str(file)]
+        command = [*mine, "mmrt.cluster.node", str(os.getpid()), *mine, "mmrt", "up", "--run", self._name, "--config", file]
         try:
-            with self._log.open("wb") as log:
-                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
         except OSError as error:
-            self._log.write_text(f"it cannot be started: {error}")
+            self._log.write(f"it cannot be started: {error}".encode())
         finally:
             started.set()
         if self._process is not None:
@@ -86,10 +85,13 @@ class Node:
                 self._process.wait(_END_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-        self._home.cleanup()
+        self._log.close()
 
     def _last_lines(self) -> str:
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:]) if self._log.exists() else ""
+        """The end of what the run has printed. Its position in the file is not moved."""
+        file = self._log.fileno()
+        end = os.pread(file, _LOG_BYTES, max(0, os.fstat(file).st_size - _LOG_BYTES))
+        return "\n".join(end.decode(errors="replace").splitlines()[-_LOG_LINES:])
 
 
 if __name__ == "__main__":
