@@ -11,12 +11,14 @@ import threading
 import time
 
 from ..runtime.errors import RunError
+from ..runtime.process.lifeline import sweep
 from ..runtime.supervisor.control import DownRequest, StatusReply, StatusRequest, call
 from ..shm.run_directory import RunDirectory
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.1
 _END_S = 30.0
+_PREFIX = "node-"
 _LOG_LINES, _LOG_BYTES = 20, 16384
 
 
@@ -25,7 +27,8 @@ class Node:
 
     def __init__(self, config: str, ready_s: float = 600.0) -> None:
         """Start it and wait. ``config``: its configuration in TOML; the port should be 0. Raises: RunError if it does not come up."""
-        self._name = f"node-{secrets.token_hex(4)}"
+        _sweep_dead_nodes()
+        self._name = f"{_PREFIX}{secrets.token_hex(4)}"
         self._run = RunDirectory.default_path(self._name)
         self._log = tempfile.TemporaryFile(buffering=0, prefix="mmrt-node-")
         self._process: subprocess.Popen[bytes] | None = None
@@ -92,6 +95,12 @@ class Node:
         file = self._log.fileno()
         end = os.pread(file, _LOG_BYTES, max(0, os.fstat(file).st_size - _LOG_BYTES))
         return "\n".join(end.decode(errors="replace").splitlines()[-_LOG_LINES:])
+
+
+def _sweep_dead_nodes() -> None:
+    """Remove what nodes have left that were killed with all of their processes."""
+    for path in RunDirectory.default_path(_PREFIX).parent.glob(f"{_PREFIX}*"):
+        sweep(str(path))
 
 
 if __name__ == "__main__":

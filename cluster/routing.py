@@ -16,7 +16,7 @@ MAX_KNOWN = 1 << 16  # beginnings and media whose node is remembered; the least 
 
 
 class Load:
-    """What a node has to do, in tokens."""
+    """The work that waits at a node, in tokens."""
 
     def __init__(self) -> None:
         self.tokens = 0.0  # of prompts whose answers have not begun, and of answers that have not ended

@@ -1,8 +1,10 @@
 """A node that cannot start, and one whose owner has ended before it was asked to end with it."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,25 @@ def test_a_node_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(RunError, match=r"the run has ended:\n.*/nowhere/python"):
         Node("")
+
+
+def test_the_next_node_removes_what_one_that_was_killed_whole_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MMRT_RUN_DIR", raising=False)
+    node = Node("[server]\nport = 0\n")
+    assert node._process is not None
+    run, killed = node._run, [node._process.pid]
+    for parent in killed:
+        killed += [int(child) for task in Path(f"/proc/{parent}/task").iterdir() for child in (task / "children").read_text().split()]
+    for process in killed:
+        os.kill(process, signal.SIGKILL)
+    node.close()
+    assert run.exists()
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    deadline_s = time.monotonic() + 60
+    while run.exists():  # until the last of them is gone
+        assert time.monotonic() < deadline_s
+        with pytest.raises(RunError):
+            Node("")
 
 
 def test_an_owner_that_has_ended_is_noticed_under_any_reaper(tmp_path: Path) -> None:
