@@ -33,13 +33,18 @@ class _Message(Protocol):
 
 def read_calls(value: Any, path: str) -> tuple[Call, ...]:
     """Validate ``tool_calls``; empty and absent ones are the same. Raises: RequestError."""
+    return tuple(_read_call(entry, f"{path}[{at}]") for at, entry in enumerate(entries_of_calls(value, path)))
+
+
+def entries_of_calls(value: Any, path: str) -> list[Any]:
+    """Return the entries of ``tool_calls``, each of which is still to be read. Raises: RequestError."""
     if value is None:
-        return ()
+        return []
     if not isinstance(value, list):
         raise refuse(path, f"expected an array, got {kind_of(value)}")
     if len(value) > MAX_CALLS:
         raise refuse(path, f"has {len(value)} entries, the limit is {MAX_CALLS}")
-    return tuple(_read_call(entry, f"{path}[{at}]") for at, entry in enumerate(value))
+    return value
 
 
 def _read_call(value: Any, path: str) -> Call:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....models.text.tool_calls import CallPiece
-from ..fields import Fields, kind_of, refuse
+from ..fields import Fields
 from ..harmless import OBJECT, TEXT, Harmless, of_type, one_of, refuse_others
 from ..tool_fields import read_name
-from ..tool_messages import MAX_CALLS, MAX_ID_CHARS, Call, arguments_as_sent, check_arguments
+from ..tool_messages import MAX_ID_CHARS, Call, arguments_as_sent, check_arguments, entries_of_calls
 
 _IGNORED_OF_CALLS: Mapping[str, Harmless] = {"type": one_of("function")}
 _IGNORED_OF_FUNCTIONS: Mapping[str, Harmless] = {"index": of_type(int, "an integer", {"type": "integer"}), "description": TEXT}
@@ -15,13 +15,7 @@ _IGNORED_OF_FUNCTIONS: Mapping[str, Harmless] = {"index": of_type(int, "an integ
 
 def read_calls(value: Any, path: str) -> tuple[Call, ...]:
     """Validate ``tool_calls``; empty and absent ones are the same. Clients may leave out the ids. Raises: RequestError."""
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise refuse(path, f"expected an array, got {kind_of(value)}")
-    if len(value) > MAX_CALLS:
-        raise refuse(path, f"has {len(value)} entries, the limit is {MAX_CALLS}")
-    return tuple(_read_call(entry, f"{path}[{at}]", f"call_{at}") for at, entry in enumerate(value))
+    return tuple(_read_call(entry, f"{path}[{at}]", f"call_{at}") for at, entry in enumerate(entries_of_calls(value, path)))
 
 
 def _read_call(value: Any, path: str, default_id: str) -> Call:
