@@ -1,4 +1,4 @@
-"""What a request has asked for beside text: log-probabilities of its tokens and of its prompt's, a vector of its prompt.
+"""The results of a request beside its text: log-probabilities of its tokens and of its prompt's, a vector of its prompt.
 
 decode and prefill leave it in the request's row, which is read when a message says how far they have got. Runs in the gateway's event
 loop.

@@ -325,7 +325,7 @@ def _refuse_others(fields: Fields) -> None:
 
 
 def check_model(fields: Fields, limits: Limits, *aliases: str) -> None:
-    """Take the name of the model, of which there is only one. Raises: RequestError."""
+    """Take the name of the model. It must be that of the only model. Raises: RequestError."""
     names = [limits.model_name, *aliases]
     model = fields.take("model", {"enum": names})
     if model is not None and not isinstance(model, str):

@@ -1,5 +1,5 @@
-"""What ``mmrt autoscale --dry-run`` says of each look at a run: layouts to set, and whether its plan is out of date (pure, but for
-reading the plan). It never acts."""
+"""The proposals of ``mmrt autoscale --dry-run`` at each look at a run: layouts to set, and a plan that is out of date. Pure, but for
+reading the plan. It never acts."""
 
 import datetime
 from collections.abc import Sequence

@@ -23,7 +23,7 @@ def with_bursts(plans: Sequence[RequestPlan], seed: int) -> list[RequestPlan]:
 
 
 def is_burst(at_s: float, seed: int) -> bool:
-    """Whether this moment lies in a burst: at random, never two periods in a row."""
+    """Return whether this moment lies in a burst. Bursts are random; two periods in a row never have one."""
     period = int(at_s / PERIOD_S)
     return _drawn(period, seed) and not (period and is_burst((period - 1) * PERIOD_S, seed))
 

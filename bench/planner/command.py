@@ -103,7 +103,7 @@ def _start(options: PlanOptions, capacity: float) -> float:
 
 
 def demand_at(options: PlanOptions) -> Demand:
-    """What the requests of the load ask of the stages. Raises: ValueError, OSError."""
+    """Return the work that the load asks of each stage. Raises: ValueError, OSError."""
     requests = Requests(options.costs.model, options.load.shapes, options.base.media)
     plans = plan_requests(msgspec.structs.replace(options.load, rate=1.0, num_requests=_SAMPLE))
     requests.check(plans)

@@ -1,4 +1,4 @@
-"""What a load asks of each stage (pure): TriInfer's W_e, W_p and W_d, lines 1 to 5 of Algorithm 2 (TI9)."""
+"""The work that a load asks of each stage (pure): TriInfer's W_e, W_p and W_d, lines 1 to 5 of Algorithm 2 (TI9)."""
 
 from collections.abc import Sequence
 

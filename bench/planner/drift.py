@@ -1,4 +1,4 @@
-"""Whether a live load still is the one that a plan was made for (pure; TI11).
+"""Compare a live load with the one that a plan was made for (pure; TI11).
 
 A plan has the seconds that each stage needs for its trace. With what requests ask for now they give another division of the devices
 among the stages. When that has differed from the plan's for some looks in a row, the plan should be made again: the text reruns
@@ -24,7 +24,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         if not self.shares:
-            return "requests bring media, of which the plan's trace had none"
+            return "requests bring media, and the plan's trace had none"
         stages = {"E": "encode", "P": "prefill", "D": "decode"}
         asked = ", ".join(f"{stages[letter]} {factor:.2g}" for letter, factor in self.factors.items())
         division = " ".join(f"{count}{letter}" for letter, count in self.shares.items())

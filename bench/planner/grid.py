@@ -33,7 +33,7 @@ class Grid:
 
 
 class Bracket:
-    """What is known of one layout's goodput: ``passes``, the highest step found to pass below any that fails, and ``fails``, the lowest
+    """The bounds of one layout's goodput. ``passes``: the highest step found to pass below any that fails. ``fails``: the lowest step
     that fails. None: not found yet."""
 
     def __init__(self, grid: Grid, start: int) -> None:
@@ -75,8 +75,8 @@ class Bracket:
 
 
 def undecided(brackets: Mapping[str, Bracket], chosen_from: Sequence[str]) -> list[str]:
-    """Return the layouts to search further for: those of which it is open whether they beat the best one or the best of
-    ``chosen_from``, and these themselves."""
+    """Return the layouts to search further. A layout is undecided while it may still beat the best one or the best of ``chosen_from``;
+    these two are as well."""
     best = max(_least(bracket) for bracket in brackets.values())
     chosen = max(_least(brackets[layout]) for layout in chosen_from)
     return [

@@ -26,7 +26,7 @@ _WANTED = (Kind.PLAN, Kind.PREPARED, Kind.STEP)
 
 
 class Counts(NamedTuple):
-    """What flight records count, since the observation began."""
+    """The counts of flight records, since the observation began."""
 
     busy_ns: Counter[InstanceId]
     units: Counter[InstanceId]

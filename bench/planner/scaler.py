@@ -1,4 +1,4 @@
-"""How many processes of each kind a run should have, from what it has done since the last look (pure; MS4).
+"""Choose the number of processes of each kind, from a run's work since the last look (pure; MS4).
 
 Kinds are scaled apart, as ModServe's image and text instances are: each by the stage of it that is busiest, by the work that waits for
 it, and by how late decode's tokens are. Work that waits counts first: a burst of pictures shows there before anything is late.
@@ -116,7 +116,7 @@ class Meter:
 
 
 def _since(now: float, before: float) -> float:
-    """How much a count has grown; one of a new process began at 0."""
+    """Return the growth of a count. That of a new process began at 0."""
     return now - before if now >= before else now
 
 
@@ -141,7 +141,7 @@ class Scaler:
         self._over: dict[str, bool] = {}  # the look before wanted more
 
     def propose(self, now_s: float, figures: Mapping[str, KindFigures]) -> list[Proposal]:
-        """What to change now. Times must not run backwards."""
+        """Return the changes to make now. Times must not run backwards."""
         found = (self._of_kind(now_s, kind, those) for kind, those in figures.items())
         return [proposal for proposal in found if proposal is not None]
 

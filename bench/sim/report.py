@@ -220,7 +220,7 @@ def _slo(records: Sequence[SimRecord], steps: Steps, slo: Slo, duration_s: float
 
 
 def judge(records: Sequence[SimRecord], steps: Steps, slo: Slo) -> list[tuple[bool, bool]]:
-    """Whether each request meets the objective of TTFT, and that of TBT. See ``serve.slo.is_met``."""
+    """Return for each request whether it meets the objective of TTFT, and that of TBT. See ``serve.slo.is_met``."""
     late = np.concatenate(([0], np.cumsum(steps.gaps >= slo.tbt_s * NS)))  # before each step
     return [(_is_soon(record, steps, slo), record.is_success and _is_even(record, steps, late, slo)) for record in records]
 

@@ -119,7 +119,7 @@ _Stored = _StoredNumbers | StoredIntegers
 
 
 def _choose(path: Path, source: Source, stored: dict[str, StoredTensor], config: ModelConfig) -> _Stored:
-    """What the checkpoint has of a source, its shape checked."""
+    """Return what the checkpoint has of a source, its shape checked."""
     if config.quantization is not None and (integers := find_integers(source, stored, config.quantization)) is not None:
         return integers
     if source.name not in stored:
@@ -133,7 +133,7 @@ def _choose(path: Path, source: Source, stored: dict[str, StoredTensor], config:
 
 
 def _is_spared(parts: list[_Stored], config: ModelConfig) -> bool:
-    """Whether a quantized checkpoint has this tensor, or a part of it, in full precision."""
+    """Return whether a quantized checkpoint has this tensor, or a part of it, in full precision."""
     return config.quantization is not None and not all(isinstance(part, StoredIntegers) for part in parts)
 
 

@@ -34,8 +34,8 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class CacheEra(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What the caches held before is outdated (``cache_eras``). ``codes``: of the actors that fill pages. ``kept``: the era that later
-    runs begin in."""
+    """An era of the caches begins; older pages are outdated (``cache_eras``). ``codes``: of the actors that fill pages. ``kept``: the
+    era that later runs begin in."""
 
     era: bytes
     codes: dict[InstanceId, int]

@@ -1,4 +1,4 @@
-"""Which pages the files of ``cache.dir`` have, as far as is known (pure; controller process).
+"""The pages that the files of ``cache.dir`` have, as far as is known (pure; controller process).
 
 The process looks into the files now and then and tells the controller. That is a hint: by now the file may have overwritten a page, and
 it may be damaged. A page that could not be loaded is not asked for again until some row has made it anew, or the file has it no more.

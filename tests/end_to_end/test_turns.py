@@ -23,7 +23,7 @@ def turning(launch: Callable[..., Server]) -> Server:
 
 @pytest.fixture(scope="module")
 def story(turning: Server) -> list[int]:
-    """What a stream says that nothing disturbs."""
+    """The answer of a stream that nothing disturbs."""
     return turning.chat(PROMPT, **LONG)[1]
 
 

@@ -1,4 +1,4 @@
-"""What a reader takes must be valid by the description of the endpoint, or that would lack a field or a value."""
+"""Check that the description of the endpoint allows all that its readers take."""
 
 import json
 from typing import Any

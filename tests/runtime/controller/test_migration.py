@@ -39,7 +39,7 @@ def used(driver: Driver) -> list[int]:
 
 
 def copied(driver: Driver) -> list[tuple[int, int, int]]:
-    """What decode is copying, as (member, start, end)."""
+    """The copies that decode is making, as (member, start, end)."""
     _, plan = driver.plan("decode")
     assert isinstance(plan, p.Transfer) and plan.source == "kv"
     return [(chunk.member, chunk.start, chunk.end) for chunk in plan.chunks]

@@ -65,7 +65,7 @@ def leave_the_source_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def name_what_is_not_there(patch: pytest.MonkeyPatch) -> None:
-    """What prefill has filled is named in the row's own pool, to which it has not been copied."""
+    """Pages that prefill has filled are named in the row's own pool, to which they have not been copied."""
 
     def name_pages(state: ControllerState, request: Request) -> None:
         source, request.record.source_pool = request.record.source_pool, None

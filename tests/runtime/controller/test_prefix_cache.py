@@ -29,7 +29,7 @@ def cached(**changes: Any) -> Driver:
 
 
 class Anything(dict[bytes, int]):
-    """What a file has that seems to have every page."""
+    """A file that seems to have every page."""
 
     def __init__(self) -> None:
         super().__init__({b"": 0})

@@ -107,7 +107,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     @rule(pool=st.sampled_from(("kv", "embedding")))
     @precondition(lambda self: self.world is not None and self.world.io is not None)
     def only_files_have(self, pool: str) -> None:
-        """What the cache holds is saved, and then evicted; the controller knows the file."""
+        """All that the cache holds is saved, and then evicted; the controller knows the file."""
         self.run.save_pages(1.0)
         self.run.look_for_pages()
         self.run.forget_pages(pool)

@@ -277,7 +277,7 @@ def load_another_segment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ask_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be loaded is asked for again and again, and never encoded."""
+    """Media that cannot be loaded are asked for again and again, and never encoded."""
     monkeypatch.setattr(SavedIndex, "note_lacking", lambda *_: None)
 
 
