@@ -13,10 +13,11 @@ from ...models.errors import GrammarError
 from ...models.grammar.call_form import CallForm, Function, source_of_calls
 from ...models.grammar.source import source_of_schema
 from ...models.text.tool_calls import NAME
-from .fields import OBJECT, Fields, Schema, kind_of, refuse, show
+from .fields import AT_LEAST_ONE, OBJECT, Fields, Schema, kind_of, refuse, show
 from .grammar_fields import AskedGrammar
 
 MAX_TOOLS = 128
+CHOICES = ("function", "allowed_tools")  # of tool_choice as an object
 MODES: Schema = {"enum": ["auto", "none", "required"]}
 _SHOWN_NAMES = 8
 
@@ -41,10 +42,12 @@ class Tool(NamedTuple):
 
 
 class ToolChoice(NamedTuple):
-    """``mode``: "auto", "none" or "required". ``name``: of the one function that must be called."""
+    """``mode``: "auto", "none" or "required". ``names``: of the functions that may be called; None: of all. ``is_single``: one call at
+    most."""
 
     mode: str
-    name: str | None = None
+    names: frozenset[str] | None = None
+    is_single: bool = False
 
 
 def read_tools(fields: Fields, answer: AskedGrammar | None) -> tuple[ToolUse | None, AskedGrammar | None]:
@@ -66,18 +69,18 @@ def allow_calls(
         raise refuse("tool_choice", "requires a call, but there are no tools")
     if choice.mode == "none" or not tools:
         return None, answer
-    use = ToolUse(tuple(tool.shown for tool in tools), frozenset(tool.name for tool in tools))
+    allowed = [tool for tool in tools if choice.names is None or tool.name in choice.names]
+    use = ToolUse(tuple(tool.shown for tool in tools), frozenset(tool.name for tool in allowed))
     is_required = choice.mode == "required"
-    if not (is_required or is_single or answer is not None or any(tool.is_strict for tool in tools)):
+    is_free = choice.names is None and not any(tool.is_strict for tool in allowed)
+    if is_free and not (is_required or is_single or answer is not None):
         return use, None
     form = CallForm(
         functions=[
-            Function(tool.pointer, tool.name, tool.schema if is_required or tool.is_strict else {"type": "object"})
-            for tool in tools
-            if choice.name in (None, tool.name)
+            Function(tool.pointer, tool.name, tool.schema if is_required or tool.is_strict else {"type": "object"}) for tool in allowed
         ],
         is_required=is_required,
-        is_single=is_single or choice.name is not None,
+        is_single=is_single or choice.is_single,
         answer=None if answer is None or is_required else answer.source,
     )
     try:
@@ -86,8 +89,8 @@ def allow_calls(
         raise refuse("tools", f"{error.message}, all functions together") from None
 
 
-def take_list(fields: Fields, read_tool: Callable[[Any, int], Tool]) -> list[Tool]:
-    """Take ``tools``, each entry with its index by ``read_tool``. Raises: RequestError."""
+def take_list(fields: Fields, read_entry: Callable[[Any, int], Sequence[Tool]]) -> list[Tool]:
+    """Take ``tools``, each entry with its index by ``read_entry``. Raises: RequestError."""
     value = fields.take("tools", {"type": "array", "maxItems": MAX_TOOLS})
     if value is None:
         return []
@@ -98,21 +101,24 @@ def take_list(fields: Fields, read_tool: Callable[[Any, int], Tool]) -> list[Too
     tools: list[Tool] = []
     places: dict[str, int] = {}
     for at, entry in enumerate(value):
-        tool = read_tool(entry, at)
-        if (first := places.setdefault(tool.name, at)) != at:
-            raise refuse(tool.name_path, f"is {show(tool.name)}, as that of tools[{first}]")
-        tools.append(tool)
+        for tool in read_entry(entry, at):
+            if tool.name in places:
+                raise refuse(tool.name_path, f"is {show(tool.name)}, as that of tools[{places[tool.name]}]")
+            places[tool.name] = at
+            tools.append(tool)
+    if len(tools) > MAX_TOOLS:
+        raise refuse("tools", f"has {len(tools)} functions, the limit is {MAX_TOOLS}")
     return tools
 
 
-def _read_tool(value: Any, at: int) -> Tool:
+def _read_tool(value: Any, at: int) -> Sequence[Tool]:
     fields = Fields(value, f"tools[{at}]")
     fields.take_choice("type", ("function",))
     function = Fields(fields.take_required("function"), fields.path("function"))
     fields.refuse_leftover()
     tool = read_function(function, "parameters", f"/{at}/function")
     function.refuse_leftover()
-    return tool
+    return (tool,)
 
 
 def read_function(function: Fields, schema_field: str, pointer: str, needs_schema: bool = False) -> Tool:
@@ -161,10 +167,13 @@ def _read_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
     if value is None or isinstance(value, str):
         return read_mode(value)
     fields = Fields(value, "tool_choice")
-    fields.take_choice("type", ("function",))
-    function = Fields(fields.take_required("function"), fields.path("function"))
+    if fields.take_choice("type", CHOICES) == "function":
+        function = Fields(fields.take_required("function"), fields.path("function"))
+        fields.refuse_leftover()
+        return read_named(function, tools)
+    allowed = Fields(fields.take_required("allowed_tools"), fields.path("allowed_tools"))
     fields.refuse_leftover()
-    return read_named(function, tools)
+    return read_allowed(allowed, lambda entry: Fields(entry.take_required("function"), entry.path("function")), tools)
 
 
 def read_mode(value: str | None) -> ToolChoice:
@@ -176,9 +185,34 @@ def read_mode(value: str | None) -> ToolChoice:
 
 def read_named(function: Fields, tools: Sequence[Tool]) -> ToolChoice:
     """Take the name of the function that must be called, all that is in ``function``. Raises: RequestError."""
+    return ToolChoice("required", frozenset((_take_known(function, tools),)), is_single=True)
+
+
+def read_allowed(allowed: Fields, function_of: Callable[[Fields], Fields], tools: Sequence[Tool]) -> ToolChoice:
+    """Take the functions that may be called, all that is in ``allowed``. ``function_of`` takes from an entry what holds its name.
+    Raises: RequestError."""
+    mode = allowed.take_choice("mode", ("auto", "required"))
+    entries, path = allowed.take_required("tools", AT_LEAST_ONE), allowed.path("tools")
+    allowed.refuse_leftover()
+    if not isinstance(entries, list):
+        raise refuse(path, f"expected an array, got {kind_of(entries)}")
+    if not 1 <= len(entries) <= MAX_TOOLS:
+        raise refuse(path, f"has {len(entries)} entries, allowed are 1 to {MAX_TOOLS}")
+    names = set[str]()
+    for at, value in enumerate(entries):
+        entry = Fields(value, f"{path}[{at}]")
+        entry.take_choice("type", ("function",))
+        function = function_of(entry)
+        names.add(_take_known(function, tools))
+        entry.refuse_leftover()
+    return ToolChoice(mode, frozenset(names))
+
+
+def _take_known(function: Fields, tools: Sequence[Tool]) -> str:
+    """Take the name of one of ``tools``, all that is in ``function``. Raises: RequestError."""
     name, names = read_name(function), [tool.name for tool in tools]
     function.refuse_leftover()
     if name not in names:
         known = ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")
         raise refuse(function.path("name"), f"is {show(name)}, but tools has {known or 'no function'}")
-    return ToolChoice("required", name)
+    return name

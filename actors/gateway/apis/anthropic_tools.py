@@ -28,13 +28,13 @@ def read_tools(fields: Fields, answer: AskedGrammar | None) -> tuple[ToolUse | N
     return allow_calls(tools, choice, is_single, answer)
 
 
-def _read_tool(value: Any, at: int) -> Tool:
+def _read_tool(value: Any, at: int) -> Sequence[Tool]:
     fields = Fields(value, f"tools[{at}]")
     if (kind := fields.take("type", {"const": "custom"})) not in (None, "custom"):
         raise refuse(fields.path("type"), f'is {show(kind)}, only "custom" is supported')
     tool = read_function(fields, "input_schema", f"/{at}", needs_schema=True)
     refuse_others(fields, _IGNORED_OF_TOOLS)
-    return tool
+    return (tool,)
 
 
 def _read_choice(value: Any, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:

@@ -64,13 +64,21 @@ def response_of(item_id: str) -> str:
 class Response:
     """One response. The ids of its items end as its own."""
 
-    def __init__(self, id: str, shown: Mapping[str, Any], keep: Callable[[str, Message, bytes], None]) -> None:
-        """``shown``: its fields that are known from the beginning. ``keep`` is called with its id, message and JSON at its end."""
+    def __init__(
+        self,
+        id: str,
+        shown: Mapping[str, Any],
+        keep: Callable[[str, Message, bytes], None],
+        namespaces: Mapping[str, tuple[str, str]],
+    ) -> None:
+        """``shown``: its fields that are known from the beginning. ``keep`` is called with its id, message and JSON at its end.
+        ``namespaces``: namespace and name of functions by the name that the model knows."""
         self.id = id
         self.content_type = "application/json"
         self._suffix = id.removeprefix(ID_PREFIX)
         self._shown = {**shown, "text": shown["text"] or {"format": {"type": "text"}}}
         self._keep = keep
+        self._namespaces = namespaces
 
     def choice(self, index: int, piece: Piece, ending: Ending, with_ids: bool) -> dict[str, Any]:
         return {"ended": self.ended(items_of(piece), ending)}
@@ -109,8 +117,15 @@ class Response:
         if item.call is None:
             content = [] if is_begun else [part(item.text)]
             return {"type": "message", "id": self.item_id(item), "status": status, "role": "assistant", "content": content}
-        called = {"call_id": self.call_id(item), "name": item.call.name, "arguments": "" if is_begun else item.text}
+        called = {"call_id": self.call_id(item), **self.called(item.call), "arguments": "" if is_begun else item.text}
         return {"type": "function_call", "id": self.item_id(item), "status": status, **called}
+
+    def called(self, call: CallPiece) -> dict[str, Any]:
+        """Return the name of a called function, and its namespace if it has one."""
+        if (found := self._namespaces.get(call.name or "")) is None:
+            return {"name": call.name}
+        namespace, name = found
+        return {"name": name, "namespace": namespace}
 
     def item_id(self, item: Item) -> str:
         """Return the id of an item, which no other has."""
@@ -190,7 +205,7 @@ class ResponseEvents:
             done = self._event("response.output_text.done", **self._part_place, text=item.text, logprobs=[])
             done += self._event("response.content_part.done", **self._part_place, part=part(item.text))
         else:
-            more = {"name": item.call.name, "arguments": item.text}
+            more = {"name": self._response.called(item.call)["name"], "arguments": item.text}
             done = self._event("response.function_call_arguments.done", **self._place, **more)
         shown = self._response.item(item, status)
         return done + self._event("response.output_item.done", output_index=len(self._items) - 1, item=shown)

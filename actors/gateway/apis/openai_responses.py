@@ -18,7 +18,7 @@ from ..tool_messages import read_id
 from ..validation import ChatRequest, Limits, check_grammar, read_generation
 from .openai_answer import ID_PREFIX, Response, output_of, response_of
 from .openai_parts import read_content
-from .openai_tools import CallItems, read_tools
+from .openai_tools import CallItems, namespaces_of, read_tools, without_searches
 from .stored import StoredResponses
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -37,6 +37,7 @@ _FORMATS = ("text", "json_object", "json_schema")
 _THOUGHTS = "reasoning.encrypted_content"
 _IGNORED_FIELDS: Mapping[str, Harmless] = {
     "background": one_of(False),
+    "client_metadata": OBJECT,  # of Codex
     "include": Harmless(
         lambda value: value in ([], [_THOUGHTS]), f'[] or ["{_THOUGHTS}"]', {"enum": [[], [_THOUGHTS]]}
     ),  # no served model thinks
@@ -102,7 +103,7 @@ class Exchange:
             "metadata": metadata or {},
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "tools": self._shown["tools"] or [],
+            "tools": without_searches(self._shown["tools"]),
             "tool_choice": self._shown["tool_choice"] or "auto",
             "parallel_tool_calls": self._shown["parallel_tool_calls"] is not False,
         }
@@ -119,7 +120,8 @@ class Exchange:
 
     def begin(self, id: str, created: int, model: str, fingerprint: str) -> "Response":
         """See ``AnswerFormat``."""
-        return Response(id, {"created_at": created, "model": model, **self._shown}, self._keep)
+        shown = {"created_at": created, "model": model, **self._shown}
+        return Response(id, shown, self._keep, namespaces_of(self._shown["tools"]))
 
     def _keep(self, id: str, answer: Message, body: bytes) -> None:
         """Store the response with its conversation, unless the request says no."""

@@ -1,19 +1,23 @@
 """Functions in OpenAI's Responses API: ``tools``, ``tool_choice``, and items of calls and of their results. Pure."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ....models.text.tool_calls import NAME
 from ..content import Message
-from ..fields import Fields, refuse
+from ..fields import AT_LEAST_ONE, Fields, kind_of, refuse
 from ..grammar_fields import AskedGrammar
 from ..harmless import OBJECT, TEXT, Harmless, one_of, refuse_others
 from ..media import MediaIntake
 from ..tool_fields import (
+    CHOICES,
     MODES,
     Tool,
     ToolChoice,
     ToolUse,
     allow_calls,
+    read_allowed,
     read_function,
     read_is_single,
     read_mode,
@@ -24,6 +28,8 @@ from ..tool_fields import (
 from ..tool_messages import MAX_CALLS, Call, arguments_of, check_known, read_id
 from .openai_parts import read_content
 
+_NAMESPACE = "namespace"
+SEARCHES = ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11")
 _IGNORED_OF_TOOLS: Mapping[str, Harmless] = {
     "allowed_callers": one_of(["direct"]),
     "async": one_of(False),
@@ -36,25 +42,70 @@ _IGNORED_OF_RESULTS: Mapping[str, Harmless] = {**_IGNORED_OF_CALLS, "name": TEXT
 
 def read_tools(fields: Fields, answer: AskedGrammar | None) -> tuple[ToolUse | None, AskedGrammar | None]:
     """Take the fields. Returns and raises: as ``allow_calls``."""
-    tools = take_list(fields, _read_tool)
+    tools = take_list(fields, _read_entry)
     choice = _read_choice(fields.take("tool_choice", MODES), tools)
     return allow_calls(tools, choice, read_is_single(fields), answer)
 
 
-def _read_tool(value: Any, at: int) -> Tool:
-    fields = Fields(value, f"tools[{at}]")
-    fields.take_choice("type", ("function",))
-    tool = read_function(fields, "parameters", f"/{at}")
+def _read_entry(value: Any, at: int) -> Sequence[Tool]:
+    """Read an entry of ``tools``: a function, the functions of a namespace, or a search, which this server does not have."""
+    fields = Fields(value, path := f"tools[{at}]")
+    kind = fields.take_choice("type", ("function", _NAMESPACE, *SEARCHES))
+    if kind in SEARCHES:
+        return ()
+    return _read_namespace(fields, path, at) if kind == _NAMESPACE else (_read_tool(fields, f"/{at}"),)
+
+
+def _read_tool(fields: Fields, pointer: str) -> Tool:
+    tool = read_function(fields, "parameters", pointer)
     refuse_others(fields, _IGNORED_OF_TOOLS)
     return tool
+
+
+def _read_namespace(fields: Fields, path: str, at: int) -> list[Tool]:
+    """Read the functions of a namespace. The model knows them as NAMESPACE.NAME; the first is described with the namespace."""
+    namespace, about = read_name(fields), fields.take_str("description")
+    entries = fields.take_required("tools", AT_LEAST_ONE)
+    fields.refuse_leftover()
+    if not isinstance(entries, list):
+        raise refuse(f"{path}.tools", f"expected an array, got {kind_of(entries)}")
+    tools: list[Tool] = []
+    for number, value in enumerate(entries):
+        entry = Fields(value, f"{path}.tools[{number}]")
+        entry.take_choice("type", ("function",))
+        tool = _read_tool(entry, f"/{at}/tools/{number}")
+        shown = {**tool.shown["function"], "name": joined(namespace, tool.name, tool.name_path)}
+        if about and not tools:
+            shown["description"] = f"{about}\n\n{shown.get('description', '')}".rstrip()
+        tools.append(tool._replace(name=shown["name"], shown={"type": "function", "function": shown}))
+    return tools
+
+
+def joined(namespace: str, name: str, path: str) -> str:
+    """Return the name by which the model knows a function of a namespace. Raises: RequestError about ``path`` if it is too long."""
+    if re.fullmatch(NAME, whole := f"{namespace}.{name}") is None:
+        raise refuse(path, f"has {len(whole)} characters with its namespace, the limit is 128")
+    return whole
+
+
+def namespaces_of(tools: Any) -> dict[str, tuple[str, str]]:
+    """Return namespace and name of each function in a namespace of valid ``tools``, by the name that the model knows."""
+    spaces = [tool for tool in tools or () if tool["type"] == _NAMESPACE]
+    return {f"{space['name']}.{one['name']}": (space["name"], one["name"]) for space in spaces for one in space["tools"]}
+
+
+def without_searches(tools: Any) -> list[Any]:
+    """Return those of valid ``tools`` that this server has."""
+    return [tool for tool in tools or () if tool["type"] not in SEARCHES]
 
 
 def _read_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
     if value is None or isinstance(value, str):
         return read_mode(value)
     fields = Fields(value, "tool_choice")
-    fields.take_choice("type", ("function",))
-    return read_named(fields, tools)
+    if fields.take_choice("type", CHOICES) == "function":
+        return read_named(fields, tools)
+    return read_allowed(fields, lambda entry: entry, tools)
 
 
 class CallItems:
@@ -92,5 +143,7 @@ class CallItems:
 
 def _read_call(item: Fields) -> Call:
     id, name, arguments = read_id(item, "call_id"), read_name(item), arguments_of(item.take_required_str("arguments"))
+    if namespace := item.take_str("namespace"):
+        name = joined(namespace, name, item.path("namespace"))
     refuse_others(item, _IGNORED_OF_CALLS)
     return Call(id, name, arguments)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....schema.media import MediaKind
+from ..apis.openai_tools import SEARCHES
 from ..forms import FormFile
 
 Body = dict[str, Any]
@@ -51,9 +52,20 @@ def chat(kinds: Kinds) -> list[Body]:
             "tool_choice": {"type": "function", "function": {"name": "weather"}},
             "mm_processor_kwargs": {},
         },
+        {
+            "messages": [_HELLO],
+            "tools": [{"type": "function", "function": _WEATHER}],
+            "tool_choice": _allowed({"type": "function", "function": {"name": "weather"}}, "allowed_tools"),
+        },
         {"messages": [_HELLO], "functions": [{}], "function_call": "none"},
         *({"messages": [_HELLO], **form} for form in _forms()),
     ]
+
+
+def _allowed(entry: Body, field: str = "") -> Body:
+    """A choice among functions, of which ``entry`` names one. ``field``: that holds it, if it has one."""
+    allowed = {"mode": "auto", "tools": [entry]}
+    return {"type": "allowed_tools", **({field: allowed} if field else allowed)}
 
 
 def text(_: Kinds) -> list[Body]:
@@ -100,7 +112,7 @@ def responses(kinds: Kinds) -> list[Body]:
     items = [
         {"role": "user", "content": "Hello!"},
         {"type": "message", "role": "user", "content": parts},
-        {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": _ARGUMENTS},
+        {"type": "function_call", "call_id": "call_1", "name": "weather", "namespace": "town", "arguments": _ARGUMENTS},
         {"type": "function_call_output", "call_id": "call_1", "output": "Sunny"},
         {"type": "function_call_output", "call_id": "call_1", "output": parts},
         {"type": "item_reference", "id": "msg_1"},
@@ -118,6 +130,15 @@ def responses(kinds: Kinds) -> list[Body]:
             "mm_processor_kwargs": {},
         },
         *({"input": "Hello!", "text": {"format": form}} for form in formats),
+        {
+            "input": "Hello!",
+            "tools": [
+                {"type": "function", **_WEATHER},
+                {"type": "namespace", "name": "town", "description": "Of a town", "tools": [{"type": "function", **_WEATHER}]},
+                *({"type": kind} for kind in SEARCHES),
+            ],
+            "tool_choice": _allowed({"type": "function", "name": "weather"}),
+        },
         {"input": "Hello!", "structured_outputs": {"choice": ["yes", "no"]}},
         *({"input": "Hello!", **form} for form in _forms()[:-1]),
     ]
@@ -193,9 +214,10 @@ def ollama_chat(_: Kinds) -> list[Body]:
         {"role": "tool", "content": "Sunny", "tool_name": "weather"},
     ]
     named = {"type": "function", "function": {"name": "weather"}}
+    choices = [named, _allowed(named, "allowed_tools")]
     return [
         {"messages": [_HELLO], "stream": False, "options": {"num_predict": 16}},
-        {"messages": turns, "tools": [{"type": "function", "function": _WEATHER}], "tool_choice": named},
+        *({"messages": turns, "tools": [{"type": "function", "function": _WEATHER}], "tool_choice": one} for one in choices),
     ]
 
 

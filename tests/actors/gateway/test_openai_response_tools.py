@@ -35,6 +35,10 @@ def tool(name: Any = "weather", **more: Any) -> dict[str, Any]:
     return {"type": "function", "name": name, "parameters": SCHEMA, **more}
 
 
+def space(name: str, *names: str) -> dict[str, Any]:
+    return {"type": "namespace", "name": name, "description": "Of a town.", "tools": [tool(one) for one in names]}
+
+
 def form(limits: Limits, **fields: Any) -> CallForm | None:
     """The form of an answer's calls; None where there is no grammar."""
     grammar = read(limits, **fields).generation.grammar
@@ -54,6 +58,20 @@ def test_functions_and_the_choice_among_them(limits: Limits) -> None:
     assert form(limits, tools=tools, tool_choice={"type": "function", "name": "now"}) == named
     single = form(limits, tools=tools, parallel_tool_calls=False)
     assert single is not None and single.is_single and not single.is_required
+
+
+def test_functions_of_a_namespace(limits: Limits) -> None:
+    """As Codex has them, beside a search, which is left out."""
+    tools = [tool(), space("town", "now", "weather"), {"type": "web_search", "external_web_access": False}]
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "town.weather"}]}
+    asked = read(limits, tools=tools, tool_choice=allowed, client_metadata={"turn_id": "1"})
+    assert asked.tools is not None and asked.tools.names == {"town.weather"}
+    shown = [(one["function"]["name"], one["function"].get("description")) for one in asked.tools.shown]
+    assert shown == [("weather", None), ("town.now", "Of a town."), ("town.weather", None)]
+    function = Function("/1/tools/1/parameters", "town.weather", SCHEMA)
+    assert form(limits, tools=tools, tool_choice=allowed) == CallForm(functions=[function], is_required=True, is_single=False)
+    messages = read(limits, input=[USER, {**CALLED, "namespace": "town"}, OUTPUT], tools=tools).conversation.messages
+    assert messages[1].calls == (Call("c1", "town.weather", ARGUMENTS),)
 
 
 def test_calls_and_results_in_a_conversation(limits: Limits) -> None:
@@ -102,7 +120,17 @@ def result(**changed: Any) -> dict[str, Any]:
     [
         ({"tools": {}}, "tools", "expected an array, got an object"),
         ({"tools": [{}]}, "tools[0].type", "is required"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", 'is "web_search", allowed are function'),
+        ({"tools": [{"type": "mcp"}]}, "tools[0].type", 'is "mcp", allowed are function, namespace, web_search'),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "requires a call, but there are no tools"),
+        ({"tools": [space("town", "a b")]}, "tools[0].tools[0].name", 'is "a b", expected 1 to 128 letters'),
+        ({"tools": [space("t" * 64, "n" * 64)]}, "tools[0].tools[0].name", "has 129 characters with its namespace, the limit is 128"),
+        ({"tools": [tool("town.now"), space("town", "now")]}, "tools[1].tools[0].name", 'is "town.now", as that of tools[0]'),
+        ({"tools": [space(*[f"f{at}" for at in range(130)])]}, "tools", "has 129 functions, the limit is 128"),
+        ({"tools": [{"type": "namespace", "name": "town"}]}, "tools[0].tools", "is required"),
+        ({"tools": [{"type": "namespace", "name": "town", "tools": 5}]}, "tools[0].tools", "expected an array, got an integer"),
+        ({"tools": [{"type": "namespace", "name": "a b", "tools": []}]}, "tools[0].name", 'is "a b", expected'),
+        ({"tools": [{**space("town"), "tools": [{"type": "custom"}]}]}, "tools[0].tools[0].type", 'is "custom", allowed are function'),
+        (called(namespace="n" * 128), "input[1].namespace", "has 136 characters with its namespace, the limit is 128"),
         ({"tools": [tool("a b")]}, "tools[0].name", 'is "a b", expected 1 to 128 letters'),
         ({"tools": [tool(), tool()]}, "tools[1].name", 'is "weather", as that of tools[0]'),
         ({"tools": [tool(parameters=5)]}, "tools[0].parameters", "expected an object, got an integer"),
@@ -112,7 +140,9 @@ def result(**changed: Any) -> dict[str, Any]:
         ({"tools": [tool(strict=True)], "ignore_eos": True}, "ignore_eos", "cannot be combined with tools"),
         ({"tool_choice": "required"}, "tool_choice", "requires a call, but there are no tools"),
         ({"tool_choice": "any"}, "tool_choice", 'is "any", allowed are none, auto, required'),
-        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", 'is "allowed_tools", allowed are function'),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice.type", 'is "mcp", allowed are function, allowed_tools'),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.mode", "is required"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": 5}}, "tool_choice.tools", "expected an array"),
         ({"tool_choice": {"type": "function", "name": "x"}, "tools": [tool()]}, "tool_choice.name", 'is "x", but tools has weather'),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls", "expected true or false, got 1"),
         (called(call_id=None), "input[1].call_id", "is required"),
@@ -171,6 +201,32 @@ def test_calls_whole_and_in_a_stream(stage: Any) -> None:
             of_item = [event for event in events if getattr(event, "output_index", None) == index and hasattr(event, "item_id")]
             assert "".join(event.delta for event in of_item[:-1]) == of_item[-1].arguments == '{"city": "Ulm"}'
             assert {event.item_id for event in of_item} == {added[index].id}
+
+    stage.run(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_in_a_namespace(stage: Any, stream: bool) -> None:
+    """The client gets namespace and name apart, and can send the call back."""
+
+    async def test(scene: Any) -> None:
+        asked = {**ASKED, "tools": [tool(), space("town", "now"), {"type": "web_search"}]}
+        scene.controller.script = scripted([CALL.replace("weather", "town.now")])
+        response = await scene.client.responses.create(**asked, stream=stream)
+        if stream:
+            events = [event async for event in response]
+            response = events[-1].response
+            assert [event.name for event in events if event.type == "response.function_call_arguments.done"] == ["now"]
+        (called,) = response.output
+        assert (called.namespace, called.name, called.arguments) == ("town", "now", '{"city": "Ulm"}')
+        assert [one.type for one in response.tools] == ["function", "namespace"]
+        result = {"type": "function_call_output", "call_id": called.call_id, "output": "Noon."}
+        await scene.client.responses.create(**{**asked, "input": [USER, called.model_dump(exclude_unset=True), result]})
+        sent_back = list(scene.controller.plays.values())[-1].spec.prompt_ids
+        await scene.client.responses.create(**{**asked, "input": [result]}, previous_response_id=response.id)
+        gone_on = list(scene.controller.plays.values())[-1].spec.prompt_ids
+        prompts = [(await scene.http.post("/detokenize", json={"tokens": ids})).json()["prompt"] for ids in (sent_back, gone_on)]
+        assert all(prompt.count('"town.now"') == 2 for prompt in prompts), "among the functions, and in the call"
 
     stage.run(test)
 

@@ -34,6 +34,10 @@ def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
+
+
 def call(**changed: Any) -> dict[str, Any]:
     function = {"name": "weather", "arguments": '{"city": "Ulm"}'}
     return {"id": "c1", "type": "function", "function": function | changed.pop("function", {}), **changed}
@@ -82,6 +86,19 @@ def test_where_a_grammar_makes_calls_valid() -> None:
     assert required is not None and required.answer is None
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_a_choice_among_some_functions(mode: str) -> None:
+    """All are shown, so that prompts begin alike; a grammar keeps the answer from calling others."""
+    tools = [tool(), tool("now"), tool("tide", strict=True)]
+    asked = read(tools=tools, tool_choice=allowed("weather", "tide", mode=mode))
+    assert asked.tools is not None and [shown["function"]["name"] for shown in asked.tools.shown] == ["weather", "now", "tide"]
+    assert asked.tools.names == {"weather", "tide"} and asked.generation.grammar is not None
+    schema = SCHEMA if mode == "required" else {"type": "object"}
+    functions = [Function("/0/function/parameters", "weather", schema), Function("/2/function/parameters", "tide", SCHEMA)]
+    expected = CallForm(functions=functions, is_required=mode == "required", is_single=False)
+    assert form_of(asked.generation.grammar.source) == expected
+
+
 BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": {}}, "tools", "expected an array, got an object"),
     ({"tools": [tool(f"f{i}") for i in range(MAX_TOOLS + 1)]}, "tools", f"has {MAX_TOOLS + 1} entries, the limit is {MAX_TOOLS}"),
@@ -105,7 +122,15 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "requires a call, but there are no tools"),
     ({"tool_choice": "any", "tools": [tool()]}, "tool_choice", 'is "any", allowed are none, auto, required, and a function'),
     ({"tool_choice": 1, "tools": [tool()]}, "tool_choice", "expected an object"),
-    ({"tool_choice": {"type": "allowed_tools"}, "tools": [tool()]}, "tool_choice.type", "allowed are function"),
+    ({"tool_choice": {"type": "mcp"}, "tools": [tool()]}, "tool_choice.type", "allowed are function, allowed_tools"),
+    ({"tool_choice": {"type": "allowed_tools"}, "tools": [tool()]}, "tool_choice.allowed_tools", "is required"),
+    (
+        {"tool_choice": allowed("x", mode="none"), "tools": [tool()]},
+        "tool_choice.allowed_tools.mode",
+        'is "none", allowed are auto, requ',
+    ),
+    ({"tool_choice": allowed(), "tools": [tool()]}, "tool_choice.allowed_tools.tools", "has 0 entries, allowed are 1 to 128"),
+    ({"tool_choice": allowed("x"), "tools": [tool()]}, "tool_choice.allowed_tools.tools[0].function.name", 'is "x", but tools has'),
     ({"tool_choice": {"type": "function"}, "tools": [tool()]}, "tool_choice.function", "is required"),
     ({"tool_choice": named("x")}, "tool_choice.function.name", 'is "x", but tools has no function'),
     ({"tool_choice": named("x"), "tools": [tool(), tool("b")]}, "tool_choice.function.name", 'is "x", but tools has weather, b'),
