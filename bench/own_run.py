@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,10 +30,10 @@ _COMMAND_TIMEOUT_S = 600.0
 _MAX_MESSAGE_CHARS = 2000
 
 
-def layout_argument(text: str) -> str:
-    """Check a layout on the command line, for argparse."""
+def layout_argument(text: str, devices: Sequence[str] = ()) -> str:
+    """Check a layout on the command line, for argparse. ``devices``: of the run."""
     try:
-        check_layout(text)
+        check_layout(text, devices)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

@@ -29,6 +29,11 @@ BEGINS_S = tuple(_begin_s(bucket) for bucket in range(NUM_BUCKETS + 1))  # of ea
 _BOUNDS_S = tuple(pairwise(BEGINS_S))
 
 
+def longest_s(counts: Sequence[int]) -> float:
+    """Return the end of the bucket of the longest gap; 0 without any."""
+    return max((end_s for (_, end_s), count in zip(_BOUNDS_S, counts, strict=True) if count), default=0.0)
+
+
 def share_over(counts: Sequence[int], limit_s: float) -> float | None:
     """Return the share of gaps longer than ``limit_s``; None without any. Within a bucket they count as evenly spread."""
     total = sum(counts)

@@ -58,6 +58,11 @@ class StepGaps:
         counts: list[int] = self._all[:, :NUM_BUCKETS].sum(axis=0).tolist()
         return counts
 
+    def read_each(self) -> list[list[int]]:
+        """Return the counts of each decode actor by bucket, by its number."""
+        counts: list[list[int]] = self._all[:, :NUM_BUCKETS].tolist()
+        return counts
+
     @property
     def sum_s(self) -> float:
         """The sum of all gaps."""

@@ -92,7 +92,8 @@ def cells(kinds: Sequence[Kind], targets: Sequence[str], phases: Sequence[Phase]
 
 
 def fault_at(seed: int, index: int, choice: Sequence[Cell], pairs: float = 0.0, layout: str = DEFAULT_LAYOUT) -> Fault:
-    """The fault of this number; a share of ``pairs`` comes with a second one. Raises: ValueError without cells to choose from."""
+    """The fault of this number; a share of ``pairs`` comes with a second one, half of them
+    on the same stage where it has several. Raises: ValueError without cells to choose from."""
     targets = targets_of(layout)
     if not choice:
         raise ValueError("no kind of fault fits these processes and phases")
@@ -106,7 +107,9 @@ def fault_at(seed: int, index: int, choice: Sequence[Cell], pairs: float = 0.0, 
     if cell.kind == "stop" and cell.target == ZYGOTE and cell.phase != "drain":
         # A hung zygote goes unnoticed until an actor must be forked.
         others, pairs = sorted(target for target in targets if stage_of(target) in torch_actors()), 1.0
-    second = rng.choice(others) if others and rng.random() < pairs else ""
+    siblings = [other for other in others if stage_of(other) == stage_of(cell.target)]
+    is_paired = bool(others) and rng.random() < pairs
+    second = rng.choice(siblings if is_paired and siblings and rng.random() < 0.5 else others) if is_paired else ""
     return Fault(
         seed=seed,
         index=index,

@@ -38,14 +38,14 @@ class Findings:
         """Begin the time in which the fault may have effects."""
         self._troubles.append(Trouble(fault, time.monotonic(), math.inf))
 
-    def end(self, seen: str) -> None:
-        """End the last fault; it has hit the phase ``seen``."""
+    def end(self, seen: str, gap_s: float = 0.0) -> None:
+        """End the last fault, which has hit the phase ``seen``. ``gap_s``: the longest time between tokens of other decodes."""
         now_s = time.monotonic()
         trouble = self._troubles[-1]
         self._troubles[-1] = msgspec.structs.replace(trouble, ended_s=now_s + _GRACE_S)
         fault, cell, report = trouble.fault, trouble.fault.cell, self.report
         recovery_s = now_s - trouble.began_s
-        report.hits.append(Hit(fault.name, cell, seen, recovery_s))
+        report.hits.append(Hit(fault.name, cell, seen, recovery_s, gap_s))
         target = f"{cell.target}+{fault.second}" if fault.second else cell.target
         self._say(
             f"{len(report.hits):4}  {fault.name:<8} {cell.kind:<7} {target:<12} {seen:<10} {recovery_s:5.1f} s"

@@ -9,7 +9,8 @@ from typing import get_args
 import msgspec
 
 from ...runtime.config import TurnsMode
-from ...runtime.stage_table import DEFAULT_LAYOUT
+from ...runtime.errors import ConfigError
+from ...runtime.stage_table import DEFAULT_LAYOUT, devices_of
 from ..own_run import layout_argument
 from ..processes import ZYGOTE
 from .faults import KINDS, MEANINGS, PHASES, Cell, Kind, Phase, cells, parse_name, targets_of
@@ -136,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--quiet-every", type=_whole(1), default=10, metavar="N", help="faults between two quiet points (%(default)s)")
     add("--max-tokens", type=_whole(8), default=120, help="of the longest stream (%(default)s)")
     add("--model", default="", metavar="DIR", help="an omni checkpoint in float32 (default: a tiny one is made)")
-    add("--layout", type=layout_argument, default=DEFAULT_LAYOUT, help="processes of the model's stages, such as 2E+PD (%(default)s)")
+    add("--layout", type=_layout, default=DEFAULT_LAYOUT, help="processes of the model's stages, as 2E+PD or EP@0+D@1 (%(default)s)")
     add("--turns", choices=get_args(TurnsMode), default="off", help="actors.turns (%(default)s)")
     add("--default-restarts", action="store_true", help="use the default restart limit and backoff; otherwise no actor is given up")
     add("--json", type=Path, metavar="FILE", help="write the report; - is standard output")
@@ -151,6 +152,16 @@ def _whole(least: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _layout(text: str) -> str:
+    """Check a layout. Its devices are those that it names."""
+    if "*" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} does not name each device, as EP@0+D@1 does")
+    try:
+        return layout_argument(text, tuple(devices_of(text).values()))
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _number(text: str) -> float:

@@ -5,11 +5,12 @@ Called by ``storm`` and ``command``.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from statistics import median
 
 import msgspec
 from rich.console import Console
 
-from ...runtime.stage_table import ALL_ACTORS
+from ...runtime.stage_table import ALL_ACTORS, stage_of
 from ..processes import ZYGOTE
 from .census import Count
 from .faults import EVERYBODY, KINDS, PHASES, Cell
@@ -34,6 +35,7 @@ class Hit(msgspec.Struct, frozen=True):
     cell: Cell
     seen: str
     recovery_s: float
+    gap_s: float = 0.0  # the longest time between tokens of a decode that was not hit; 0: there were none
 
 
 class StormReport(msgspec.Struct, kw_only=True):
@@ -89,6 +91,7 @@ def summary(report: StormReport, num_cells: int) -> list[str]:
         f" slowest recovery {slowest:.1f} s; {report.num_quiet_points} quiet points",
         f"{report.num_requests} requests: {ends or 'none'}; {report.num_excused} ends were excused by a fault",
         f"/health and /ready: asked {report.num_polls} times, /ready said no {report.num_unready} times",
+        *_gap_lines(report.hits),
         *(f"note: {note}" for note in report.notes),
     ]
     for problem in report.problems[:_SHOWN]:
@@ -100,3 +103,16 @@ def summary(report: StormReport, num_cells: int) -> list[str]:
     elif first := next((problem.fault for problem in report.problems if problem.fault), ""):
         lines.append(f"see the first again: mmrt chaos {report.filters}--replay {first.split(' ')[0]} --faults 10")
     return lines
+
+
+def _gap_lines(hits: Iterable[Hit]) -> list[str]:
+    """A line about the streams beside the faults, for faults on decodes and on others."""
+    by_stage: dict[bool, list[float]] = defaultdict(list)
+    for hit in hits:
+        if hit.gap_s:
+            by_stage[stage_of(hit.cell.target) == "decode"].append(1000 * hit.gap_s)
+    return [
+        f"longest time between tokens of other decodes, {'a' if on_decode else 'no'} decode being hit:"
+        f" median {median(gaps_ms):.0f} ms, worst {max(gaps_ms):.0f} ms of {len(gaps_ms)} faults"
+        for on_decode, gaps_ms in sorted(by_stage.items())
+    ]

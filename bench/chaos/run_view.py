@@ -10,13 +10,14 @@ from pathlib import Path
 import msgspec
 
 from ...runtime.controller.request import decode_record
-from ...runtime.stage_table import stage_of
+from ...runtime.stage_table import number_of, stage_of
 from ...schema.rows import EndCode, Phase
 from ...shm.controller_stats import ControllerStats, StatsSnapshot
 from ...shm.role_lock import RoleLock
 from ...shm.run_directory import RunDirectory
 from ...shm.sequence_table import SequenceTable
 from ...shm.status import ActorState, ActorTable
+from ...shm.step_gaps import StepGaps
 from ..processes import ZYGOTE, children, is_gone, what_is
 from .faults import Phase as StormPhase
 
@@ -50,12 +51,14 @@ class RunView:
             self._actors = ActorTable.attach(run, writable=False)
             self._stats = ControllerStats.attach(run, writable=False)
             self._table = SequenceTable.attach(run, writable=False)
+            self._gaps = StepGaps.attach(run)
         self.actors = self._actors.actors
 
     def close(self) -> None:
         self._actors.close()
         self._stats.close()
         self._table.close()
+        self._gaps.close()
 
     def serving(self) -> Serving:
         """By the same facts as /ready: the words say active, and their writer holds the role lock.
@@ -81,6 +84,11 @@ class RunView:
             row = self._actors.read(target)
             return row.pid if row.pid and RoleLock.holder(self._run, target) == row.pid else None
         return next((pid for pid in children(self.supervisor_pid) if what_is(pid) == ZYGOTE), None)
+
+    def gaps(self) -> dict[str, list[int]]:
+        """The times between tokens of each decode since the run began, by ``schema.gap_buckets``."""
+        each = self._gaps.read_each()
+        return {actor: each[number_of(actor)] for actor in self.actors if stage_of(actor) == "decode"}
 
     def num_rows_in_use(self) -> int:
         return sum(len(self._table.rows_in(phase)) for phase in Phase if phase is not Phase.FREE)

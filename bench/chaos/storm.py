@@ -7,10 +7,12 @@ import asyncio
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from operator import sub
 from pathlib import Path
 
 from ...runtime.bus.faults import FaultFile
+from ...schema.gap_buckets import longest_s
 from ..own_run import OwnRun, OwnRunError
 from ..processes import descendants, is_gone
 from . import census
@@ -150,11 +152,12 @@ class Storm:
             await self._load.pause()
             await until(lambda: census.is_settled(self._view), _SETTLE_S)
         generations = {name: self._view.generation(name) for name in self._view.actors}
+        gaps = self._view.gaps()
         seen = await self._await_phase(cell.phase, fault.delay_s)
         self._findings.begin(fault)
         self._note(await self._injector.strike(fault))
         self._note(await self._injector.all_serve())
-        self._findings.end(seen)
+        self._findings.end(seen, self._longest_gap_s(fault, gaps))
         if is_gone(self._view.supervisor_pid):
             self._note("the supervisor is gone: the run has ended")
             raise StormEnd
@@ -174,11 +177,20 @@ class Storm:
 
     def _check_bystanders(self, fault: Fault, before: dict[str, int]) -> None:
         """Check that no other actor died of the fault, except those that share a process."""
-        hit = {fault.second} | ({fault.cell.target} if fault.cell.kind not in ("pause", "lost", "late") else set())
-        may_die = {name for actors in self._config.processes.values() if hit & {*actors} for name in actors}
+        may_die = self._together({fault.second} | ({fault.cell.target} if fault.cell.kind not in ("pause", "lost", "late") else set()))
         for name, generation in before.items():
             if self._view.generation(name) != generation and name not in may_die and fault.cell.kind != "enospc":
                 self._note(f"{name} was replaced as well: generation {generation}, now {self._view.generation(name)}")
+
+    def _longest_gap_s(self, fault: Fault, before: Mapping[str, Sequence[int]]) -> float:
+        """The longest time between tokens since then, of decodes in processes that the fault did not hit."""
+        hit, gaps = self._together({fault.cell.target, fault.second}), self._view.gaps()
+        bystanders = [name for name in before if name not in hit]
+        return max((longest_s([*map(sub, gaps[name], before[name])]) for name in bystanders), default=0.0)
+
+    def _together(self, names: set[str]) -> set[str]:
+        """These actors, and those that share processes with them."""
+        return {name for actors in self._config.processes.values() if names & {*actors} for name in actors}
 
     async def _drain(self, fault: Fault) -> None:
         """Take the run down in mid-stream, with a fault once it drains."""

@@ -6,6 +6,7 @@ import msgspec
 
 from ...runtime.config import (
     ActorsSection,
+    DeviceSection,
     MediaSection,
     MemorySection,
     ModelSection,
@@ -15,6 +16,7 @@ from ...runtime.config import (
     SupervisorSection,
     TurnsMode,
 )
+from ...runtime.stage_table import devices_of
 
 DRAIN_S = 6.0
 WATCHDOG_S = 6.0
@@ -22,11 +24,12 @@ WATCHDOG_S = 6.0
 
 def storm_config(model: Path, layout: str, turns: TurnsMode = "off", has_default_restarts: bool = False) -> RuntimeConfig:
     """Few rows and small budgets, so that every phase occurs, and quanta of one layer; a supervisor that restarts every actor at once
-    and without limit, unless ``has_default_restarts``."""
+    and without limit, unless ``has_default_restarts``. The devices are those of the layout."""
     untiring = SupervisorSection(restart_limit=1_000_000, backoff_s=0.02, backoff_max_s=0.1)
     return RuntimeConfig(
         model=ModelSection(path=str(model), dtype="float32", max_context=4096),
         server=ServerSection(port=0),
+        devices=tuple(DeviceSection(name=name) for name in dict.fromkeys(devices_of(layout).values())),
         actors=ActorsSection(layout=layout, turns=turns),
         media=MediaSection(item_timeout_s=5.0),
         memory=MemorySection(max_sequences=6, kv_tokens=16384, media_mib=8, patch_mib=16, embedding_tokens=4096),

@@ -34,6 +34,8 @@ def test_pairs_are_two_different_processes() -> None:
     assert 100 < len(paired) < 300 and all(fault.second != fault.cell.target for fault in paired)
     assert not [fault for fault in paired if fault.cell.phase == "drain"]
     assert "encoder.1" in {fault_at(1, index, choice, 0.5, "2E+P+D").second for index in range(400)}
+    decodes = [fault_at(1, index, cells(["kill"], ["decode"], ["idle"]), 1.0, "E+P+2D").second for index in range(400)]
+    assert 200 <= decodes.count("decode.1") < 300, "half of them, at least, hit the other decode"
     alone = [fault for fault in (fault_at(1, index, choice) for index in range(400)) if fault.second]
     assert {(fault.cell.kind, fault.cell.target) for fault in alone} <= {("stop", ZYGOTE)}  # which is found when it is needed
 

@@ -24,6 +24,13 @@ def test_the_actors_are_those_of_the_layout() -> None:
     assert "encoder.1" in parse_options(["--layout", "2E+P+D"]).targets
 
 
+def test_the_devices_are_those_of_the_layout(tmp_path: Path) -> None:
+    options = parse_options(["--layout", "EP@0+D@1"])
+    config = storm_config(tmp_path, options.layout)
+    assert config.device_names == ("0", "1") and config.actor_devices["decode"] == 1
+    assert storm_config(tmp_path, DEFAULT_LAYOUT).devices == ()
+
+
 def test_a_soak_is_kills_at_fixed_times() -> None:
     options = parse_options(["--soak"])
     assert (options.minutes, options.num_faults, options.interval_s, options.cancel_share) == (30.0, None, 10.0, 0.01)
@@ -77,6 +84,8 @@ def test_filters_are_part_of_a_fault_s_name() -> None:
         (["--replay", "12"], "'12' is not SEED:INDEX"),
         (["--soak", "--kinds", "stop"], "do not go with it"),
         (["--layout", "E+P"], "'E+P' has no decode"),
+        (["--layout", "2EPD@*"], "'2EPD@*' does not name each device"),
+        (["--layout", "X@0"], "no stage 'X'"),
         (["--wat"], "--wat"),
     ],
 )

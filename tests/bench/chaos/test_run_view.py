@@ -7,17 +7,20 @@ import pytest
 
 from mmrt.bench.chaos.run_view import RunView
 from mmrt.runtime.stage_table import actors_of
+from mmrt.schema.gap_buckets import longest_s
 from mmrt.shm.controller_stats import ControllerStats
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
 from mmrt.shm.status import ActorTable
+from mmrt.shm.step_gaps import StepGaps
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[RunDirectory]:
     directory = RunDirectory.create(tmp_path / "run", {})
-    ActorTable.create(directory, actors_of("2E+P+D")).close()
+    ActorTable.create(directory, actors_of("2E+P+2D")).close()
     ControllerStats.create(directory).close()
+    StepGaps.create(directory, 2).close()
     SequenceTable.create(directory, 2, 64, 16).close()
     yield directory
     directory.destroy()
@@ -31,3 +34,13 @@ def test_a_step_of_any_encoder_is_a_phase(run: RunDirectory) -> None:
     assert view.phases() == {"idle"}
     view.close()
     table.close()
+
+
+def test_times_between_tokens_are_those_of_each_decode(run: RunDirectory) -> None:
+    view, gaps = RunView(run.path, supervisor_pid=0), StepGaps.attach(run, 1)
+    gaps.add(30_000_000, 2)
+    found = view.gaps()
+    assert (sum(found["decode"]), sum(found["decode.1"])) == (0, 2) and longest_s(found["decode"]) == 0.0
+    assert 0.030 < longest_s(found["decode.1"]) < 0.033
+    view.close()
+    gaps.close()
