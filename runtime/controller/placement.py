@@ -2,7 +2,8 @@
 
 Each device has a pool, and an actor works in that of its device. A row's own pool is that of the decode actors that may run it. Where
 its device has a prefill, the prompt is prefilled there, and nothing is copied. Otherwise a prefill of another device fills pages of
-its own pool, the row's *source*, and ``migration`` has them copied.
+its own pool, the row's *source*, and ``migration`` has them copied. So a prompt leaves a device that has both stages only for one that
+has decode alone.
 
 Pages of both pools are granted at once, all or none, so no row keeps pages of one while it waits for the other (TI6): rows cannot wait
 for each other in a circle. The first in order may take both from all that come later.
@@ -38,8 +39,12 @@ def choose_pools(state: ControllerState, request: Request, lengths: Lengths, wan
     homes = able_pools(state, "prefill" if request.spec.is_prefill_only else "decode")
     sources = able_pools(state, "prefill") if any(targets) else homes
     if len(state.kv_pools) == 1:
-        return _placement(state, request, targets, wanted, sources[0], homes)
-    options = [_placement(state, request, targets, wanted, source, homes) for source in sources]
+        return _placement(state, targets, wanted, sources[0], sources[0], find_hits(state, request))
+    options = []
+    for source in sources:
+        hits = find_hits(state, request, source)
+        pools = [source, *(home for home in homes if home not in sources)] if source in homes else homes
+        options += [_placement(state, targets, wanted, source, pool, hits) for pool in pools]
     most = max((option.hits for option in options), key=lambda hits: sum(map(len, hits)))
     options.sort(key=lambda option: _work(state, option, targets))
     return next((option for option in options if gate.has(option.needs)), options[0])._replace(hits=most)
@@ -66,15 +71,11 @@ def leave_pools(state: ControllerState) -> None:
                 preempt(state, request)
 
 
-def _placement(
-    state: ControllerState, request: Request, targets: Lengths, wanted: Lengths, source: PoolName, homes: Sequence[PoolName]
-) -> Placement:
-    """Return the placement of a row that is prefilled in ``source``: it stays there where that pool has a decode."""
-    hits = find_hits(state, request, source)
+def _placement(state: ControllerState, targets: Lengths, wanted: Lengths, source: PoolName, pool: PoolName, hits: Hits) -> Placement:
+    """Return the placement of a row that is prefilled in ``source``, where the cache has ``hits``, and decoded in ``pool``."""
     num_new = -num_saved(state, hits, source)
-    if source in homes:
-        return Placement(source, None, hits, {source: num_new + sum(wanted)})
-    pool = min(homes, key=lambda home: _num_sequences(state, home))
+    if source == pool:
+        return Placement(pool, None, hits, {pool: num_new + sum(wanted)})
     num_new += sum(num_pages(target, state.limits.kv_page_tokens) for target in targets)
     return Placement(pool, source, hits, {pool: sum(wanted), source: num_new})
 
