@@ -51,10 +51,10 @@ from .kv_manager import (
 from .lifecycle import end, failed_message
 from .migration import issue_transfers
 from .outages import fail_stranded
-from .ownership import on_dropped, on_gone, resend_drops, send_drops, unanswering
+from .ownership import on_dropped, on_gone, resend_drops, send_drops, undropped
 from .placement import leave_pools
 from .plan_dispatch import send_plan
-from .plan_results import finish_plan
+from .plan_results import finish_plan, skip_plans
 from .planner import issue
 from .policy_calls import rank_requests
 from .prefix_cache import PagesToCome
@@ -206,8 +206,12 @@ class Controller:
         return wanted_ids(self.state, progress, all_of_them=all_of_them)
 
     def unanswering(self) -> set[InstanceId]:
-        """Return broken actors that must be seen dead before work goes on: ``tick`` takes those whose role lock is free now."""
-        return unanswering(self.state)
+        """Return broken actors that must be seen dead before their rows and plans go to others: ``tick`` takes those whose role lock
+        is free now."""
+        state = self.state
+        if not state.outages:
+            return set()
+        return undropped(state) | {inflight.actor for inflight in state.plans.values() if inflight.actor in state.outages}
 
     def tick(
         self,
@@ -225,6 +229,7 @@ class Controller:
         state = self.state
         state.begin_tick(now, gaps)
         on_gone(state, gone)
+        skip_plans(state, gone)
         rank_requests(state)
         observe(state, progress, new_ids, now)
         expose_finished_rows(state)

@@ -2,10 +2,9 @@
 
 The supervisor reports the actors that it has given up for now (``shm/outages.py``); without a supervisor, an actor absent for long
 counts as broken. No request waits for one: a request that still needs a stage whose actors are all broken is refused, or ends, with
-status 503. While another actor of the stage serves, it gets what the broken one was to encode, into other pages, and the rows that
-the broken one was to decode, with their pages (``ownership``); a request whose prefill plan lies at a broken actor ends, since that
-plan may still write into the row's KV pages. Requests that do not need the stage
-go on: text without ``video`` and ``encoder``, and decoding without ``prefill``.
+status 503. While another actor of the stage serves, it gets the plans of the broken one (``plan_results.skip_plans``), and the rows
+that the broken one was to decode, with their pages (``ownership``), as soon as nobody is seen to hold the broken one's role lock.
+Requests that do not need the stage go on: text without ``video`` and ``encoder``, and decoding without ``prefill``.
 """
 
 import math
@@ -18,7 +17,6 @@ from ..errors import RequestError
 from ..stage_table import STAGES, stage_of
 from .lifecycle import fail
 from .ownership import leave_broken
-from .poison import give_back
 from .request import Request
 from .scheduling.types import SegmentStage
 from .state import ControllerState
@@ -35,32 +33,15 @@ def check_served(state: ControllerState, spec: RequestSpec) -> None:
 
 
 def fail_stranded(state: ControllerState) -> None:
-    """End the requests that cannot go on, in any phase, and plan work of broken actors again that others can do."""
+    """End the requests that cannot go on, in any phase, and take the rows of broken decodes."""
     if not state.outages:
         return
     leave_broken(state)
     for request in list(state.requests.values()):
         if request.failure is not None:
             continue
-        needed = needed_stages(request)
-        if outage := _outage_of(state, needed):
+        if outage := _outage_of(state, needed_stages(request)):
             fail(state, request, _unavailable(outage, state.now))
-        else:
-            _leave_broken(state, request, needed)
-
-
-def _leave_broken(state: ControllerState, request: Request, needed: frozenset[str]) -> None:
-    """Take back the request's work from broken actors, for the others of their stages; fail it where that is impossible."""
-    for plan_id, plan in request.plans.items():
-        outage = state.outages.get(state.plans[plan_id].actor)
-        if outage is None or plan.STAGE not in needed or not request.awaits(plan):
-            continue
-        if plan.WRITES is None:
-            message = f"{outage.actor} is broken: {outage.reason}; the stage has another, which serves"
-            fail(state, request, RequestError(message, status=503, type="overloaded_error", retry_after_s=1))
-            return
-        give_back(state, request, plan)
-        state.save(request)
 
 
 def _unavailable(outage: Outage, now: float) -> RequestError:

@@ -104,10 +104,8 @@ def on_dropped(state: ControllerState, actor: InstanceId, row: int, row_generati
         _end_membership(state, request)
 
 
-def unanswering(state: ControllerState) -> set[InstanceId]:
+def undropped(state: ControllerState) -> set[InstanceId]:
     """Return broken decode actors that rows wait for. ``on_gone`` takes those whose role nobody holds now."""
-    if not state.outages:
-        return set()
     asked = (request.record.member_of for request in state.requests_in_rows() if request.drop_ticket and request.decode is None)
     return {actor for actor in asked if actor is not None and actor in state.outages}
 

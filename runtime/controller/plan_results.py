@@ -4,8 +4,11 @@ Results are idempotent: one is applied where the record still names the pages th
 plan: its slot is free, and it no longer holds pages.
 """
 
+from collections.abc import Collection
+
 from ..bus.messages import Analysed, Died, ItemError, Loaded, Overran, Result, Skipped, Transferred
 from ..bus.plans import Analyse, Encode, Load, LoadSegments, Place, Plan, Prefill, PreprocessSegment, Transfer
+from ..stage_table import InstanceId
 from .effects import SetPrefilled
 from .embedding_cache import give_up_loading, keep_encoded
 from .intake import set_shape, timed_out
@@ -71,6 +74,12 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
         leave_source(state, request)
     for request in inflight.requests:
         settle(state, request)
+
+
+def skip_plans(state: ControllerState, actors: Collection[InstanceId]) -> None:
+    """Give back the plans of these actors: nobody works on them, since their role locks were free after all effects up to now."""
+    for inflight in [inflight for inflight in state.plans.values() if inflight.actor in actors]:
+        finish_plan(state, inflight, Skipped(), 0.0)
 
 
 def _learn_cost(state: ControllerState, inflight: InflightPlan, live: list[Request], elapsed_s: float) -> None:

@@ -187,6 +187,7 @@ class World:
         self.break_share = rng.choice((0.0, 0.0, 0.3)) if faults else 0.0  # of crashes: the actor is gone for long, and said to be
         self.has_been_broken = False
         self.notices: list[tuple[float, list[Outage]]] = [(0.0, [])]  # of the supervisor about broken actors, and when they arrive
+        self.devices = dict(limits.devices)
         self.leaving: set[InstanceId] = set()
         self.gone: set[InstanceId] = set()  # they have left
         self.num_left = 0
@@ -277,6 +278,7 @@ class World:
         self.journal, state = Journal.open(self.run.path, compact_bytes=self.random.choice((300, 100_000)))
         known = {InstanceId(name): p.generation for name, p in self.processes.items() if p.generation and self.random.random() < 0.8}
         self.controller = recover(self.limits, self.epoch, self.io.snapshot(state, known))
+        self.tell_instances()
         for pool in self.controller.state.pools.values():
             pool.check()
         self.perform(self.controller._take_effects(), 5 * self.controller_crash_rate)
@@ -369,10 +371,10 @@ class World:
 
     def kv_of(self, name: str) -> str:
         """Return the KV pool of an actor's device."""
-        return kv_pool(self.limits.devices.get(InstanceId(name), 0))
+        return kv_pool(self.devices.get(InstanceId(name), 0))
 
     def scale(self) -> None:
-        """Actors leave, go once the controller says that they hold nothing, and come back."""
+        """Actors leave, go once the controller says that they hold nothing, and come back, perhaps on another device."""
         for name in drained(self.controller.state):
             if name in self.leaving and self.random.random() < 0.3:
                 self.leaving.discard(name)
@@ -384,6 +386,8 @@ class World:
         for name in list(self.gone if not self.storm or self.random.random() < 0.01 else ()):
             self.gone.discard(name)
             self.processes[name].up_s = self.now
+            if name in self.devices and self.random.random() < 0.5:
+                self.devices[name] = self.random.randrange(self.limits.num_devices)
         if not self.storm:
             self.leaving.clear()
         elif self.random.random() < 0.06:
@@ -393,8 +397,11 @@ class World:
                 self.leaving.discard(name)
             elif staying and name not in self.gone:
                 self.leaving.add(name)
+        self.tell_instances()
+
+    def tell_instances(self) -> None:
         present = [name for name in self.limits.actors if name not in self.gone]
-        self.controller.set_instances(present, self.leaving)
+        self.controller.set_instances(present, self.leaving, dict(self.devices))
 
     def check_media_pages(self) -> None:
         """Rows own the patch and embedding pages that their segments name, and none in decode."""

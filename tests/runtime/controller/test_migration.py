@@ -217,6 +217,27 @@ def test_rows_are_spread_over_devices() -> None:
     assert {plan.actor: len(plan.plan.parts) for plan in driver.state.plans.values()}.keys() == {"prefill", "prefill.1"}
 
 
+def test_a_device_that_has_decode_alone_gets_its_share() -> None:
+    driver = on_devices("EPD@0+D@1", prefill_budget=64)
+    for key in range(1, 5):
+        driver.submit(text(12), key)
+    assert [request.kv_pool for request in driver.state.requests.values()] == ["kv", "kv.1", "kv", "kv.1"]
+    assert [request.prefill_pool for request in driver.state.requests.values()] == ["kv"] * 4
+
+
+def test_a_row_goes_to_the_decode_that_has_room() -> None:
+    driver = on_devices("EP@0+D@0+D@1", num_kv_pages=12, prefill_budget=64)
+    driver.submit(text(4, 2), 1)
+    driver.submit(text(16, 8), 2)
+    while driver.state.plans:
+        inflight = next(iter(driver.state.plans.values()))
+        driver.done(inflight.actor, m.Transferred(8) if isinstance(inflight.plan, p.Transfer) else None)
+    driver.submit(text(4, 2), 3)
+    assert [request.kv_pool for request in driver.state.requests.values()] == ["kv", "kv.1", "kv"] and used(driver) == [4, 6]
+    driver.submit(text(20, 8), 4)
+    assert driver.state.requests[4].kv_pool == "kv", "kv.1 has fewer rows, and not enough pages"
+
+
 def test_a_row_goes_where_there_is_room() -> None:
     driver = on_devices("EPD@0+EPD@1", num_kv_pages=6)
     for key in range(1, 3):
@@ -238,14 +259,34 @@ def test_rows_of_a_device_without_decode_are_prefilled_again_on_another() -> Non
     assert driver.state.requests[2].kv_pool == "kv" and driver.state.requests[2].decode == "decode"
 
 
-def test_a_row_whose_copies_lie_at_a_broken_decode_fails() -> None:
-    """They may still be made at any time: nobody else can be given the pages."""
+def test_another_decode_makes_the_copies_of_a_broken_one() -> None:
     driver = on_devices("EP@0+2D@1")
     driver.submit(text(12))
     driver.done("prefill")
+    plan_id, plan = driver.plan("decode")
     driver.machine.set_outages([Outage("decode", "it crashes", driver.now + 50)])
-    (failed,) = sent(driver.tick(), m.Failed)
-    assert isinstance(failed, m.Failed) and failed.status == 503 and "decode is broken: it crashes" in failed.message
+    assert not sent(driver.tick(), m.Failed)
+    assert driver.plan("decode")[0] == plan_id, "it may still make them at any time: nobody else is given the pages"
+    driver.tick(gone={InstanceId("decode")})
+    assert driver.plan(SECOND)[1] == plan and plan_id not in driver.state.plans
+    driver.done(SECOND, m.Transferred(8))
+    assert driver.state.requests[KEY].decode == SECOND
+    finish(driver, KEY, SECOND)
+    assert driver.is_empty
+
+
+def test_a_row_whose_device_loses_its_only_decode_in_the_middle_of_a_copy_is_prefilled_again() -> None:
+    driver = on_devices("EP@0+D@1+D@0")
+    driver.submit(text(1, 40), 1)
+    driver.submit(text(12), 2)
+    driver.done("prefill")
+    assert copied(driver) == [(0, 0, 11)]
+    driver.machine.set_outages([Outage("decode", "it crashes", driver.now + 50)])
+    assert not sent(driver.tick(), m.Failed) and not sent(driver.tick(gone={InstanceId("decode")}), m.Failed)
+    driver.tick()
+    assert driver.state.requests[2].kv_pool == "kv" and driver.state.requests[2].record.source_pool is None
+    driver.done("prefill")
+    assert driver.state.requests[2].decode == SECOND and used(driver)[1] == 0
 
 
 def test_copies_that_fail_end_their_request_alone() -> None:

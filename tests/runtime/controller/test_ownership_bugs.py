@@ -55,7 +55,7 @@ def believe_the_supervisor(patch: pytest.MonkeyPatch) -> None:
 
     def leave(state: ControllerState) -> None:
         leave_broken(state)
-        ownership.on_gone(state, ownership.unanswering(state))
+        ownership.on_gone(state, ownership.undropped(state))
 
     def begin_stormy(world: World, *arguments: Any, **options: Any) -> None:
         begin(world, *arguments, **options)
