@@ -2,6 +2,7 @@
 pool, whoever is killed while pages are copied."""
 
 import json
+import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from urllib.request import urlopen
 import pytest
 
 from mmrt.runtime.bus.plans import Transfer, decode_plan
+from mmrt.runtime.stage_table import ProcessSpec, format_layout
 from mmrt.shm.controller_stats import ControllerStats
 from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.pool import PagePool
@@ -21,6 +23,7 @@ from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.test_instances import at_once
 from mmrt.tests.end_to_end.test_outages import TIMEOUT_S, Asking
 from mmrt.tests.end_to_end.test_restart import LONG, PROMPT, Streams, processes
+from mmrt.tests.end_to_end.test_scale import always_asked, set_layout
 
 SETTINGS = """[actors]
 layout = "{}"
@@ -149,3 +152,23 @@ def test_each_device_serves_by_itself(launch: Callable[..., Server], server: Ser
         assert both.mmrt("layout", "set", "EPD@left").returncode == 0, "rows of the other device are prefilled again on this one"
         assert [story.result()[1] for story in stories] == [expected] * 4
     both.wait_until_empty()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_fifty_layouts_over_two_devices_change_no_token(launch: Callable[..., Server]) -> None:
+    """Devices lose all actors of a stage, and get some again. ``mmrt scale`` adds them on the device of the last of their stage."""
+    devices = {"encoder": ["left"], "prefill": ["left"], "decode": ["right"]}
+    both, dice = launch(settings=SETTINGS.format("E@left+P@left+D@right")), random.Random(2)
+    with always_asked(both):
+        for _ in range(50):
+            if dice.random() < 0.3:
+                stage, count = dice.choice([*devices]), dice.randint(1, 3)
+                devices[stage] = [*devices[stage], *devices[stage][-1:] * 3][:count]
+                assert both.mmrt("scale", f"{stage}={count}", timeout_s=120).returncode == 0
+            else:
+                for stage, places in devices.items():
+                    devices[stage] = [*places, *dice.choices(("left", "right"), k=3)][: dice.randint(1, 3)]
+                set_layout(both, format_layout(ProcessSpec((stage,), 1, at) for stage, places in devices.items() for at in places))
+    both.wait_until_empty()
+    assert transferred(both) > 0

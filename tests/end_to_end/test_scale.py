@@ -5,8 +5,9 @@ import json
 import random
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -39,6 +40,38 @@ def refused(server: Server, *arguments: str) -> str:
     assert done.returncode == 1, done.stdout + done.stderr
     assert (processes(server), server.mmrt("layout", "show").stdout) == before, "nothing has changed"
     return done.stderr
+
+
+def set_layout(server: Server, layout: str) -> None:
+    done = server.mmrt("layout", "set", layout, timeout_s=120)
+    assert done.returncode == 0 and done.stdout.endswith(f"layout {layout}\n"), done.stdout + done.stderr
+
+
+@contextmanager
+def always_asked(server: Server) -> Iterator[None]:
+    """Texts and pictures are asked for all the time, and each answer is as it was before."""
+    over = threading.Event()
+
+    def ask(question: Callable[[], object], expected: object) -> int:
+        for number in itertools.count():
+            if over.is_set():
+                return number
+            assert question() == expected
+        raise AssertionError
+
+    def text() -> list[int]:
+        return server.chat(PROMPT, **LONG)[1]
+
+    def pictures() -> list[list[int]]:
+        return at_once(server, 3)
+
+    with ThreadPoolExecutor() as pool:
+        asking = [pool.submit(ask, question, question()) for question in (text, text, text, text, pictures)]
+        try:
+            yield
+        finally:
+            over.set()
+        assert all(request.result() for request in asking)
 
 
 def test_a_decode_comes_and_leaves_under_load(live: Server) -> None:
@@ -119,31 +152,10 @@ def test_one_that_does_not_come_up_changes_nothing(live: Server, source: Path) -
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_twenty_layouts_in_turn_change_no_token(live: Server) -> None:
-    expected, pictures = live.chat(PROMPT, **LONG)[1], at_once(live, 3)
-    dice, over = random.Random(1), threading.Event()
-
-    def ask() -> int:
-        for number in itertools.count():
-            if over.is_set():
-                return number
-            assert live.chat(PROMPT, **LONG)[1] == expected
-
-    def ask_about_pictures() -> int:
-        for number in itertools.count():
-            if over.is_set():
-                return number
-            assert at_once(live, 3) == pictures
-
-    with ThreadPoolExecutor() as pool:
-        asking = [pool.submit(ask) for _ in range(4)] + [pool.submit(ask_about_pictures)]
-        try:
-            for _ in range(20):
-                layout = format_layout(ProcessSpec((stage,), dice.randint(1, 3)) for stage in ("encoder", "prefill", "decode"))
-                done = live.mmrt("layout", "set", layout, timeout_s=120)
-                assert done.returncode == 0 and done.stdout.endswith(f"layout {layout}\n"), done.stdout + done.stderr
-        finally:
-            over.set()
-        assert all(request.result() for request in asking)
+    dice = random.Random(1)
+    with always_asked(live):
+        for _ in range(20):
+            set_layout(live, format_layout(ProcessSpec((stage,), dice.randint(1, 3)) for stage in ("encoder", "prefill", "decode")))
     assert handed_over(live) > 3
     assert live.mmrt("layout", "set", "E+P+D").returncode == 0
     live.wait_until_empty()
