@@ -3,6 +3,7 @@
 Called by every ``main`` here.
 """
 
+import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,24 @@ from .render import show_environment
 STANDARD_OUTPUT = Path("-")
 JSON_HELP = "write the figures; - is standard output"
 _LINE_S = 5.0  # between lines about progress, where they cannot be overwritten
+
+
+def json_file(text: str) -> Path:
+    """The file for figures, for argparse: a measurement of minutes must not end without a place for them."""
+    path = Path(text)
+    if path != STANDARD_OUTPUT and path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a directory")
+    if path != STANDARD_OUTPUT and not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path.parent} is no directory")
+    return path
+
+
+def report_folder(text: str) -> Path:
+    """The directory for a report, for argparse. It is made with those above it."""
+    path = Path(text)
+    if above := next((one for one in (path, *path.parents) if one.exists() and not one.is_dir()), None):
+        raise argparse.ArgumentTypeError(f"{above} is no directory")
+    return path
 
 
 Tell = Callable[[str], object]

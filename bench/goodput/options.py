@@ -10,8 +10,8 @@ import msgspec
 
 from ...runtime.config import RuntimeConfig
 from ...runtime.errors import ConfigError
-from ..output import JSON_HELP
-from ..serve.load_options import add_load, load_values, number, refuse_options
+from ..output import JSON_HELP, json_file, report_folder
+from ..serve.load_options import add_load, load_values, number, precision, refuse_options, share
 from ..serve.options import Options, server_options
 from ..serve.presets import WORKLOADS
 from ..sim.costs import Costs, CostsError, load_costs
@@ -142,16 +142,16 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--no-search", dest="searches", action="store_false", help="measure --rates only, and search for no goodput")
     add("--rounds", type=number("rounds", int, least=1), default=1, help="measure all systems so many times in turn, with --no-search")
-    add("--target", type=_share, default=0.9, metavar="SHARE", help="of requests that must meet the objective (%(default)s)")
-    add("--precision", type=_share, default=0.05, metavar="SHARE", help="the search ends within this share of the rate (%(default)s)")
+    add("--target", type=share, default=0.9, metavar="SHARE", help="of requests that must meet the objective (%(default)s)")
+    add("--precision", type=precision, default=0.05, metavar="SHARE", help="the search ends within this share (%(default)s)")
     add("--least-rate", type=number("rate", float, above=0), default=0.01, metavar="R", help="lowest rate of the search (%(default)s)")
     add("--most-rate", type=_finite_rate, default=1000.0, metavar="R", help="highest rate of the search (%(default)s)")
     add("--apart", action="store_true", help="simulated: each process of a layout has a device, but for presets")
     add("--checkpoint", type=Path, metavar="DIR", help="of live runs (the demo model)")
     add_run(parser)
     add_load(parser)
-    add("--json", type=Path, metavar="FILE", help=JSON_HELP)
-    add("--out", type=Path, metavar="DIR", help="write report.json, goodput.png and index.html there")
+    add("--json", type=json_file, metavar="FILE", help=JSON_HELP)
+    add("--out", type=report_folder, metavar="DIR", help="write report.json, goodput.png and index.html there")
     return parser
 
 
@@ -164,10 +164,3 @@ def _finite_rate(text: str) -> float:
 
 def _rates(text: str) -> list[float]:
     return [_finite_rate(part) for part in text.split(",")]
-
-
-def _share(text: str) -> float:
-    share = number("share", float, above=0)(text)
-    if share > 1:
-        raise argparse.ArgumentTypeError(f"share {text} must be at most 1")
-    return share

@@ -13,8 +13,8 @@ from ...runtime.controller.scheduling.policy import POLICIES
 from ...runtime.errors import ConfigError
 from ..goodput.objective import Objective
 from ..goodput.systems import configure
-from ..output import JSON_HELP
-from ..serve.load_options import LoadOptions, add_load, load_values, number, refuse_options
+from ..output import JSON_HELP, json_file
+from ..serve.load_options import LoadOptions, add_load, load_values, number, precision, refuse_options, share
 from ..serve.presets import WORKLOADS
 from ..sim.costs import Costs, CostsError, Line, load_costs
 from ..sim.devices import Link
@@ -152,8 +152,8 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="media are decoded as by so many processes (N of --devices)",
     )
-    add("--target", type=_share, default=0.9, metavar="SHARE", help="of requests that must meet the objective (%(default)s)")
-    add("--precision", type=_share, default=0.05, metavar="SHARE", help="between two rates of the search (%(default)s)")
+    add("--target", type=share, default=0.9, metavar="SHARE", help="of requests that must meet the objective (%(default)s)")
+    add("--precision", type=precision, default=0.05, metavar="SHARE", help="between two rates of the search (%(default)s)")
     add(
         "--seconds",
         type=number("seconds", float, above=0),
@@ -164,7 +164,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.set_defaults(costs="qwen2.5-vl-7b-h200")
     add_load(parser)
-    add("--json", type=Path, metavar="FILE", help=JSON_HELP)
+    add("--json", type=json_file, metavar="FILE", help=JSON_HELP)
 
 
 def _devices(text: str) -> int:
@@ -172,10 +172,3 @@ def _devices(text: str) -> int:
     if not LEAST_DEVICES <= count <= MOST_DEVICES:
         raise argparse.ArgumentTypeError(f"{count} devices: a plan is made for {LEAST_DEVICES} to {MOST_DEVICES}")
     return count
-
-
-def _share(text: str) -> float:
-    share = number("share", float, above=0)(text)
-    if share > 1:
-        raise argparse.ArgumentTypeError(f"share {text} must be at most 1")
-    return share

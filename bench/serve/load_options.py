@@ -23,6 +23,7 @@ _TEXTS = ("scenario", "modality", "input_tokens", "max_tokens")
 _MEDIA = ("image_size", "image_format", "video_size", "video_seconds", "video_fps", "audio_seconds")
 _ARRIVALS = ("workload", "rate", "concurrency", "trace", "seed", "turns", "streams", "phase", "fresh_interval", "fresh_max_tokens")
 LOAD_NAMES = (*_TEXTS, *_MEDIA, *_ARRIVALS, "objective", "slo_ttft", "slo_tbt")  # all options of a load but the number of requests
+LEAST_PRECISION = 0.001  # of a search for a goodput
 
 ValueT = TypeVar("ValueT")
 
@@ -235,6 +236,20 @@ def number(name: str, kind: Callable[[str], ValueT], *, least: float = -math.inf
         return value
 
     return convert
+
+
+def share(text: str) -> float:
+    """A share above 0 and up to 1, for argparse."""
+    value = number("share", float, above=0)(text)
+    if value > 1:
+        raise argparse.ArgumentTypeError(f"share {text} must be at most 1")
+    return value
+
+
+def precision(text: str) -> float:
+    """The distance of two rates of a search, as a share, for argparse. Below 0.001 no search would end."""
+    number("share", float, least=LEAST_PRECISION)(text)
+    return share(text)
 
 
 def _token_range(text: str) -> tuple[int, int]:

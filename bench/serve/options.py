@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..output import JSON_HELP
+from ..output import JSON_HELP, json_file
 from .load_options import LoadOptions, add_load, load_values, number
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
@@ -98,6 +98,6 @@ def _make_parser() -> argparse.ArgumentParser:
         help="requests of each kind before the clock runs (%(default)s)",
     )
     add("--out", type=Path, metavar="DIR", help="write report.json and records.jsonl (with --plot: the plot) there")
-    add("--json", type=Path, metavar="FILE", help=JSON_HELP)
+    add("--json", type=json_file, metavar="FILE", help=JSON_HELP)
     add("--plot", type=Path, metavar="FILE", help="write a picture: .png, .svg or .pdf")
     return parser

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+_MOST = 1 << 20  # of each size of a request
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -28,13 +29,17 @@ def load_trace(path: Path) -> list[TraceRow]:
     """Read a Mooncake ``.jsonl`` (timestamp in ms, input_length, output_length) or an Azure ``.csv`` (TIMESTAMP, ContextTokens,
     GeneratedTokens and, in the multimodal one, NumImages), with arrivals from 0 on.
 
-    Raises: OSError; ValueError naming the file and line: of missing columns, negative sizes, and arrivals before the line above.
+    Raises: OSError; ValueError naming the file and line: of missing columns, sizes that are negative or above 2^20, and
+    arrivals before the line above.
     """
     rows: list[TraceRow] = []
-    with path.open(newline="") as lines:
-        for number, row in _azure(path, lines) if path.suffix.lower() == ".csv" else _mooncake(path, lines):
-            _check(f"{path}:{number}", row, rows[-1].arrival_s if rows else row.arrival_s)
-            rows.append(row)
+    try:
+        with path.open(newline="", encoding="utf-8") as lines:
+            for number, row in _azure(path, lines) if path.suffix.lower() == ".csv" else _mooncake(path, lines):
+                _check(f"{path}:{number}", row, rows[-1].arrival_s if rows else row.arrival_s)
+                rows.append(row)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8: {error.reason} {error.object[error.start]:#04x}") from None
     if not rows:
         raise ValueError(f"{path} holds no requests")
     first_s = rows[0].arrival_s
@@ -47,6 +52,8 @@ def _check(place: str, row: TraceRow, before_s: float) -> None:
     for name, count in sizes.items():
         if count < 0:
             raise ValueError(f"{place}: {count} {name}, the least is 0")
+        if count > _MOST:
+            raise ValueError(f"{place}: {count:.7g} {name}, the most is {_MOST}")
     if not math.isfinite(row.arrival_s):
         raise ValueError(f"{place}: arrival at {row.arrival_s} s, it must be finite")
     if row.arrival_s < before_s:
@@ -72,7 +79,7 @@ def _mooncake(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, TraceRow]
         try:
             fields = json.loads(line)
             yield number, TraceRow(float(fields["timestamp"]) / 1000, int(fields["input_length"]), int(fields["output_length"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"{path}:{number}: not a Mooncake request: {error!r}") from None
 
 
@@ -89,5 +96,5 @@ def _azure(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, TraceRow]]:
             num_images = int(fields.get("NumImages") or 0)
             row = TraceRow(arrival.timestamp(), int(fields["ContextTokens"]), int(fields["GeneratedTokens"]), num_images)
             yield reader.line_num, row
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"{path}:{reader.line_num}: not an Azure request: {error!r}") from None

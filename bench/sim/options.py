@@ -8,7 +8,7 @@ from ...actors.controller.policy_file import PolicyFile
 from ...runtime.config import RuntimeConfig, convert_config, is_policy_file, load_config, to_data
 from ...runtime.controller.scheduling.policy import POLICIES, Policy
 from ...runtime.errors import ConfigError
-from ..output import JSON_HELP
+from ..output import JSON_HELP, json_file
 from ..serve.load_options import LOAD_NAMES, LoadOptions, add_load, load_values, number, refuse_options
 from .costs import Costs, CostsError, load_costs, shipped_costs
 
@@ -105,7 +105,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="run three loads so many times live and once simulated, and compare; --num-requests is for each",
     )
     add("--checkpoint", type=Path, metavar="DIR", help="of the live runs (the demo model)")
-    add("--json", type=Path, metavar="FILE", help=JSON_HELP)
+    add("--json", type=json_file, metavar="FILE", help=JSON_HELP)
     return parser
 
 

@@ -157,6 +157,12 @@ def test_traces_of_both_formats(tmp_path: Path) -> None:
     [
         ("x.jsonl", '{"timestamp": 1}\n', "x.jsonl:1"),
         ("x.jsonl", "\n\nnonsense\n", "x.jsonl:3"),
+        (
+            "x.jsonl",
+            '{"timestamp": 0, "input_length": 1e300, "output_length": 5}\n',
+            "x.jsonl:1: 1e.300 input tokens, the most is 10",
+        ),
+        ("x.jsonl", '{"timestamp": 0, "input_length": Infinity, "output_length": 5}\n', "x.jsonl:1: not a Mooncake request"),
         ("x.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", "x.csv:2"),
         ("x.csv", "a,b\n1,2\n", "x.csv:1: no column TIMESTAMP and ContextTokens and GeneratedTokens; there are a, b"),
         ("x.csv", "TIMESTAMP,ContextTokens\n2024-10-01 00:00:00,2\n", "x.csv:1: no column GeneratedTokens"),
@@ -172,6 +178,13 @@ def test_traces_of_both_formats(tmp_path: Path) -> None:
 def test_bad_traces_are_named_with_their_line(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_trace(write(tmp_path / name, text))
+
+
+def test_a_trace_that_is_no_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=f"{file} is no text in UTF-8: .* 0xff"):
+        load_trace(file)
 
 
 def test_scaling_is_linear() -> None:
