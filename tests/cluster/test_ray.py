@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import socket
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from mmrt.runtime.errors import ConfigError
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
 QUESTION = "Tell a long story, number {}."
+NUM_TURNS = 100
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +106,50 @@ def test_a_lost_node_harms_no_stream_of_the_other_and_comes_back(url: str) -> No
         assert time.monotonic() < deadline_s, "the lost node has not come back"
         time.sleep(0.5)
     assert len(asyncio.run(stream(client(url), 1, asyncio.Event()))) > 100
+
+
+def test_what_the_front_adds_to_ttft(url: str) -> None:
+    """Requests one after another, in turns through the front and to a node. The figure of docs/cluster.md; its bound leaves room for a
+    busy machine."""
+    import ray
+    from ray import serve
+
+    from mmrt.cluster.app import DIRECTORY, NAMESPACE
+
+    directory = ray.get_actor(f"{DIRECTORY}-mmrt", namespace=NAMESPACE)
+    nodes = ray.get(directory.nodes.remote())
+    assert nodes and serve.status().applications["mmrt"].status == "RUNNING"
+
+    async def turns() -> tuple[list[float], list[float]]:
+        front, direct = client(url), [client(f"{node}/v1") for node in nodes.values()]
+        for number in range(5):  # connections are there
+            await asyncio.gather(*(ttft_s(asked, f"{number}") for asked in (front, *direct)))
+        pairs = [(await ttft_s(front, f"f{n}"), await ttft_s(direct[n % len(direct)], f"d{n}")) for n in range(NUM_TURNS)]
+        through, to = zip(*pairs, strict=True)
+        return sorted(through), sorted(to)
+
+    before = os.getloadavg()[0]
+    through, to = asyncio.run(turns())
+    figures = {
+        name: [round(1000 * times[int(share * (NUM_TURNS - 1))], 1) for share in (0.1, 0.5, 0.9)]
+        for name, times in (("front", through), ("node", to))
+    }
+    print(f"TTFT P10, P50, P90 in ms: {figures}, load {before:.1f}")
+    assert statistics.median(through) - statistics.median(to) <= 0.05, figures
+
+
+async def ttft_s(asked: openai.AsyncOpenAI, salt: str) -> float:
+    """Seconds until the first token of a short answer."""
+    messages: Any = [{"role": "user", "content": "Hello"}]
+    began_s = time.monotonic()
+    events = await asked.chat.completions.create(
+        model="demo", messages=messages, max_tokens=2, stream=True, extra_body={"cache_salt": salt, "ignore_eos": True}
+    )
+    first_s = 0.0
+    async for event in events:
+        if not first_s and event.choices and event.choices[0].delta.content:
+            first_s = time.monotonic() - began_s
+    return first_s
 
 
 def test_arguments_that_are_refused() -> None:
