@@ -1,0 +1,72 @@
+"""One run of the demo model for all clients, and what has to hold after each of them."""
+
+import os
+import re
+import subprocess
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmrt.tests.end_to_end.conftest import Server, checkpoints, launch
+
+__all__ = ["checkpoints", "launch"]
+
+HERE = Path(__file__).parent
+ENVIRONMENTS = HERE.parents[1] / ".clients"
+_LIMIT_S = 200
+
+
+@pytest.fixture(scope="module")
+def server(launch: Callable[..., Server]) -> Server:
+    return launch(None)
+
+
+@pytest.fixture
+def drive(server: Server, tmp_path: Path) -> Callable[[str], None]:
+    """Run a client's script in its environment; afterwards the server has nothing left of it, and each of its processes lives."""
+
+    def run(name: str) -> None:
+        before = _processes(server)
+        environment = {
+            **os.environ,
+            "MMRT_URL": server.url,
+            "PYTHONPATH": str(HERE / "support"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OPENAI_API_KEY": "none",
+            "TMPDIR": str(tmp_path),
+        }
+        done = subprocess.run(_command(name), env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=_LIMIT_S)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        server.wait(lambda _: _requests(server) == 0, "no request is left")
+        server.wait_until_empty()
+        assert _processes(server) == before
+
+    return run
+
+
+def _command(name: str) -> list[str]:
+    folder = ENVIRONMENTS / name
+    if not folder.exists():
+        pytest.skip(f".ci/clients {name} makes its environment")
+    python = folder / "bin/python"
+    if python.exists():
+        return [str(python), str(HERE / name / "client.py")]
+    script = folder / "client.mjs"  # Node looks for packages beside the script
+    script.unlink(missing_ok=True)
+    script.write_text((HERE / name / "client.mjs").read_text())
+    return ["node", str(script)]
+
+
+def _processes(server: Server) -> dict[str, Any]:
+    return {actor["name"]: (actor["pid"], actor["generation"], actor["restarts"]) for actor in server.status()["actors"]}
+
+
+def _requests(server: Server) -> float:
+    """Waiting, preparing and running."""
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as answer:
+        found = re.findall(r"^mmrt_num_requests_\w+ ([\d.]+)$", answer.read().decode(), re.MULTILINE)
+    assert len(found) == 3
+    return sum(map(float, found))
