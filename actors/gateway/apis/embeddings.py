@@ -31,6 +31,7 @@ POOLINGS: tuple[Pooling, ...] = ("last", "mean")
 FORMATS = ("float", "base64")
 _INPUT: Schema = {"anyOf": [{**STRING, "minLength": 1}, {"type": "array", "items": {"type": "integer"}, "minItems": 1}]}
 _INPUTS: Schema = {"anyOf": [*_INPUT["anyOf"], {"type": "array", "items": _INPUT, "minItems": 1, "maxItems": MAX_INPUTS}]}
+INPUT_TEXTS: Schema = {"anyOf": [STRING, {"type": "array", "items": {**STRING, "minLength": 1}, "maxItems": MAX_INPUTS}]}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -81,15 +82,12 @@ class Embedding:
 
     def read(self, body: Body, limits: Limits, prompts: PromptBuilder) -> PrefillRequest:
         """Validate the body, and return a row for each input. Raises: RequestError, as ``read_embeddings``."""
-        asked, rows, num_tokens = read_embeddings(body, limits), list[PromptRow](), 0
+        asked = read_embeddings(body, limits)
         self._is_base64, self._num_dimensions = asked.is_base64, asked.num_dimensions
         if not asked.inputs:
             rows = [PromptRow(prompts.ids_of(asked.conversation, asked.template), pooling=asked.pooling)]
             return PrefillRequest(rows, asked.conversation.media, asked.priority, asked.cache_salt)
-        for path, given in asked.inputs.items():
-            rows.append(PromptRow(prompts.text_ids(given, path), pooling=asked.pooling))
-            num_tokens += len(rows[-1].ids)
-            check_num_tokens(num_tokens, limits.max_context, "input")
+        rows = rows_of(asked.inputs, asked.pooling, prompts, limits, "input")
         return PrefillRequest(rows, (), asked.priority, asked.cache_salt, "input")
 
     def answer(self, model: str, found: Sequence[Found], usage: Usage) -> bytes:
@@ -101,6 +99,26 @@ class Embedding:
         numbers = unit(vector[: self._num_dimensions]).astype("<f4")
         embedding = pybase64.b64encode_as_string(numbers.tobytes()) if self._is_base64 else numbers.tolist()
         return {"object": "embedding", "index": index, "embedding": embedding}
+
+
+def rows_of(
+    inputs: Mapping[str, str | list[int]], pooling: Pooling, prompts: PromptBuilder, limits: Limits, field: str
+) -> list[PromptRow]:
+    """Return a row for each text or token ids. ``inputs``: by the field that each stands in; ``field`` holds all. Raises:
+    RequestError."""
+    rows, num_tokens = list[PromptRow](), 0
+    for path, given in inputs.items():
+        rows.append(PromptRow(prompts.text_ids(given, path), pooling=pooling))
+        num_tokens += len(rows[-1].ids)
+        check_num_tokens(num_tokens, limits.max_context, field)
+    return rows
+
+
+def check_texts(value: Any, limits: Limits) -> dict[str, str | list[int]]:
+    """Return a text, or each of a list of texts, by the field that it stands in. Raises: RequestError."""
+    if not isinstance(value, str) and not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+        raise refuse("input", f"expected a string or an array of strings, got {show(value)}")
+    return _read_inputs(value, limits)
 
 
 def unit(vector: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -22,11 +22,11 @@ from ..validation import MAX_CLAMPED, ChatRequest, Generation, Limits, check_mod
 from .ollama_tools import read_calls
 
 ROLES = ("system", "user", "assistant", "tool")
-_TAG = ":latest"  # which Ollama's clients add to names without a tag
+TAG = ":latest"  # which Ollama's clients add to names without a tag
 _FORMAT: Schema = {"anyOf": [{"enum": ["", "json"]}, OBJECT]}
 _IMAGES: Schema = {"type": "array", "items": BASE64}
 _NUMBER = of_type(int | float, "a number", {"type": "number"})
-_IGNORED_FIELDS: Mapping[str, Harmless] = {
+IGNORED_FIELDS: Mapping[str, Harmless] = {
     "keep_alive": of_type(str | int | float, "a duration", {"type": ["string", "number"]}),  # the model always stays
     "think": one_of(False),
     "logprobs": one_of(False),
@@ -35,7 +35,7 @@ _IGNORED_FIELDS: Mapping[str, Harmless] = {
     "shift": FLAG,
 }
 _IGNORED_OF_GENERATE: Mapping[str, Harmless] = {
-    **_IGNORED_FIELDS,
+    **IGNORED_FIELDS,
     "suffix": one_of(""),
     "template": one_of(""),
     "context": NOTHING,
@@ -79,7 +79,7 @@ def read_chat(body: Body, limits: Limits) -> ChatRequest:
     tools, grammar = read_tools(fields, generation.grammar)
     generation = msgspec.structs.replace(generation, grammar=grammar)
     given = fields.take("messages")
-    refuse_others(fields, _IGNORED_FIELDS)
+    refuse_others(fields, IGNORED_FIELDS)
     if given is None or given == []:
         raise NothingAsked
     intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules))
@@ -110,13 +110,13 @@ def read_show(body: Body, limits: Limits) -> None:
     """Validate the body of ``POST /api/show``. Raises: RequestError 400, or 404 for an unknown model."""
     fields = Fields(decode_body(body, limits.body))
     fields.take_str("name")  # the field's name in older versions
-    check_model(fields, limits, limits.model_name + _TAG)
+    check_model(fields, limits, limits.model_name + TAG)
     refuse_others(fields, {"verbose": FLAG})
 
 
 def _read_generation(fields: Fields, limits: Limits) -> Generation:
     """Take the fields and options of both routes. The options include mmrt's own sampling controls."""
-    check_model(fields, limits, limits.model_name + _TAG)
+    check_model(fields, limits, limits.model_name + TAG)
     value, stream = fields.take("options"), fields.take_flag("stream")
     options = Fields({} if value is None else value, "options")
     penalty = options.take_float("repeat_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)

@@ -11,12 +11,13 @@ from aiohttp.typedefs import Handler
 from .... import __version__
 from ....runtime.errors import RequestError
 from ..api_keys import salt_of
+from ..choices import Usage
 from ..completions import Completions, Read
 from ..fields import refuse
 from ..request_log import REQUEST_ID
 from ..responses import error_body, json_response
 from ..validation import Limits
-from . import anthropic, anthropic_answer, decisions, embeddings, ollama, ollama_answer
+from . import anthropic, anthropic_answer, decisions, embeddings, ollama, ollama_answer, ollama_embeddings
 from .decisions import Decision
 from .embeddings import Embedding
 from .openai_responses import Exchange
@@ -121,6 +122,18 @@ def _of_ollama(completions: Completions, limits: Limits, created: int) -> list[R
 
         return answer
 
+    def vectors_by(is_single: bool) -> Handler:
+        async def embed(http: web.Request) -> web.Response:
+            vectors = ollama_embeddings.Vectors(is_single)
+            try:
+                found, usage = await completions.find(http, ollama_embeddings.ID_PREFIX, vectors.read)
+            except ollama.NothingAsked:
+                found, usage = [], Usage(0, 0, 0)
+            body = await asyncio.to_thread(vectors.answer, limits.model_name, found, usage)
+            return web.Response(body=body, content_type="application/json")
+
+        return embed
+
     async def tags(_: web.Request) -> web.Response:
         return json_response({"models": [ollama_answer.model_entry(limits, created)]})
 
@@ -137,6 +150,8 @@ def _of_ollama(completions: Completions, limits: Limits, created: int) -> list[R
     return [
         ("POST", "/api/chat", answer_by(ollama.read_chat, ollama_answer.CHAT)),
         ("POST", "/api/generate", answer_by(ollama.read_generate, ollama_answer.GENERATE)),
+        ("POST", "/api/embed", vectors_by(is_single=False)),
+        ("POST", "/api/embeddings", vectors_by(is_single=True)),
         ("GET", "/api/tags", tags),
         ("GET", "/api/ps", ps),
         ("POST", "/api/show", show),

@@ -169,6 +169,10 @@ _DETAILS = object_of(format=STRING, family=STRING, families=array(STRING))
 _ENTRY = {"name": STRING, "model": STRING, "modified_at": STRING, "size": COUNT, "digest": STRING, "details": _DETAILS}
 OLLAMA_TAGS = object_of(models=array(object_of(**_ENTRY)))
 OLLAMA_RUNNING = object_of(models=array(object_of(**_ENTRY, expires_at=STRING, context_length=COUNT)))
+OLLAMA_EMBED = object_of(
+    model=STRING, embeddings=array(array(NUMBER)), total_duration=COUNT, load_duration=COUNT, prompt_eval_count=COUNT
+)
+OLLAMA_EMBEDDING = object_of(embedding=array(NUMBER))
 OLLAMA_MODEL = object_of(modified_at=STRING, details=_DETAILS, model_info=OBJECT, capabilities=array(STRING))
 
 ERROR = object_of(error=object_of(message=STRING, type=STRING, param=STRING_OR_NULL, code=INTEGER))

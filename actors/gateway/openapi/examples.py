@@ -226,6 +226,16 @@ def ollama_generate(_: Kinds) -> list[Body]:
     return [{"prompt": "Hello!", "stream": False, "options": {"num_predict": 16}}]
 
 
+def ollama_embed(_: Kinds) -> list[Body]:
+    """Bodies of ``POST /api/embed``."""
+    return [{"input": ["a red circle", "a blue square"]}]
+
+
+def ollama_embeddings(_: Kinds) -> list[Body]:
+    """Bodies of ``POST /api/embeddings``."""
+    return [{"prompt": "a red circle"}]
+
+
 def ollama_show(_: Kinds) -> list[Body]:
     """Bodies of ``POST /api/show``."""
     return [{}]

@@ -5,7 +5,7 @@ application has and this table has not, or the other way round, fails a test; on
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..apis import anthropic, ollama
+from ..apis import anthropic, ollama, ollama_embeddings
 from ..apis.decisions import read_decisions
 from ..apis.embeddings import read_embeddings
 from ..apis.openai_responses import Exchange
@@ -110,6 +110,14 @@ OPERATIONS = (
     Operation(
         "POST", "/api/generate", "Ollama", "Answer a prompt",
         answers.OLLAMA_GENERATE, JsonBody(ollama.read_generate, examples.ollama_generate), LINES, _WORK,
+    ),
+    Operation(
+        "POST", "/api/embed", "Ollama", "Vectors of texts",
+        answers.OLLAMA_EMBED, JsonBody(ollama_embeddings.read_embed, examples.ollama_embed), "", _WORK,
+    ),
+    Operation(
+        "POST", "/api/embeddings", "Ollama", "The vector of a text",
+        answers.OLLAMA_EMBEDDING, JsonBody(ollama_embeddings.read_embeddings, examples.ollama_embeddings), "", _WORK,
     ),
     Operation(
         "POST", "/api/show", "Ollama", "Describe the served model",

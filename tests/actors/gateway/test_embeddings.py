@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import ollama
 import openai
 import pytest
 
@@ -195,3 +196,37 @@ def test_many_numbers(limits: Any, prompts: Any) -> None:
     large = msgspec.structs.replace(limits, hidden_size=8192)
     with pytest.raises(RequestError, match="input: has 513 entries, the limit is 512"):
         Embedding().read(msgspec.json.encode({"input": ["a"] * 513}), large, prompts)
+
+
+def test_vectors_for_ollamas_client(stage: Any, tokenizer: Tokenizer) -> None:
+    async def test(scene: Any) -> None:
+        scene.controller.script = answer
+        client = ollama.AsyncClient(scene.url)
+        try:
+            for given, num in (("the fox", 1), (["the fox", "x"], 2)):
+                found = await client.embed(f"{MODEL}:latest", given, truncate=True, options={"num_ctx": 64}, keep_alive="5m")
+                assert [list(one) for one in found.embeddings] == [pytest.approx(np.array(VECTOR) / 13)] * num
+            num_tokens = len(tokenizer.encode("the fox")) + len(tokenizer.encode("x"))
+            assert (found.model, found.prompt_eval_count, found.load_duration) == (MODEL, num_tokens, 0) and found.total_duration > 0
+            assert [*(await client.embed(MODEL, "a", dimensions=3)).embeddings[0]] == pytest.approx([0.6, 0, -0.8])
+            assert (await client.embeddings(MODEL, "the fox")).embedding == pytest.approx(np.array(VECTOR) / 13)
+            assert {play.spec.pooling for play in scene.controller.plays.values()} == {"last"}
+            num_plays = len(scene.controller.plays)
+            assert (await client.embed(MODEL, [])).embeddings == [] == (await client.embeddings(MODEL)).embedding
+            assert len(scene.controller.plays) == num_plays, "nothing is computed without a text"
+        finally:
+            await client.close()
+        for path, body, status, problem in (
+            ("embed", {"input": 3}, 400, "input: expected a string or an array of strings, got 3"),
+            ("embed", {"input": [[1]]}, 400, "input: expected a string or an array of strings, got an array with 1 entry"),
+            ("embed", {"input": ["a", ""]}, 400, "input[1]: is empty"),
+            ("embed", {"input": "a", "dimensions": 9}, 400, "dimensions: is 9, allowed are 0 to 8"),
+            ("embed", {"input": "a", "model": "other"}, 404, "other"),
+            ("embeddings", {"prompt": 3}, 400, "prompt: expected a string, got an integer"),
+            ("embeddings", {"prompt": "a" * 60000}, 400, "prompt: the prompt has at least"),
+            ("embeddings", {"input": "a"}, 400, "input: is not supported"),
+        ):
+            reply = await scene.http.post(f"/api/{path}", json=body)
+            assert reply.status_code == status and problem in reply.json()["error"], reply.text
+
+    stage.run(test)
