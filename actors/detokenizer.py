@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from ..models.text.stop_strings import StopMatcher
 from ..models.text.tokenizer import IncrementalDecoder, Tokenizer
-from ..runtime.bus.messages import Delta, FinishReason, decode_sequence_spec, encode
+from ..runtime.bus.messages import Delta, FinishReason, decode_sequence_spec
+from ..runtime.bus.wire import encode
 from ..runtime.observe.flight import Kind
 from ..schema.rows import EndCode, Phase
 from ..shm.doorbell import Listener, Ringer

@@ -6,8 +6,9 @@ from ..models.lm.decoder import AfterLayer
 from ..models.lm.warm_up import warm_up_towers
 from ..models.towers.dispatch import Towers
 from ..models.towers.interface import TowerInput
+from ..runtime.bus.copy_plans import LoadSegments
 from ..runtime.bus.messages import Done, Result
-from ..runtime.bus.plans import Encode, EncodePart, LoadSegments, Plan
+from ..runtime.bus.plans import Encode, EncodePart, Plan
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
 from .host.actor import Actor

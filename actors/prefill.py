@@ -17,8 +17,9 @@ from ..models.families.registry import family_of
 from ..models.lm.decoder import AfterLayer, Chunk, Decoder
 from ..models.lm.warm_up import warm_up_prefill
 from ..models.sampling.logprobs import logprobs_of
+from ..runtime.bus.copy_plans import Load
 from ..runtime.bus.messages import Done, Result, SequenceSpec, decode_sequence_spec
-from ..runtime.bus.plans import Load, Plan, Prefill, PrefillChunk
+from ..runtime.bus.plans import Plan, Prefill, PrefillChunk
 from ..shm.logprob_file import PROMPT
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable

@@ -22,7 +22,8 @@ import aiohttp
 import msgspec
 from rich.console import Console
 
-from ..runtime.config import ModelSection, RuntimeConfig, ServerSection, SupervisorSection, to_toml
+from ..runtime.config import RuntimeConfig, to_toml
+from ..runtime.config_sections import ModelSection, ServerSection, SupervisorSection
 from ..runtime.errors import RunError
 from ..runtime.stage_table import ACTORS
 from ..runtime.supervisor.control import LayoutReply, RestartReply, RestartRequest, ScaleRequest, call

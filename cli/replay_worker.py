@@ -28,8 +28,9 @@ from ..models.errors import CheckpointError
 from ..models.lm.kv_pages import KvPages
 from ..models.lm.language_model import build_language_model
 from ..models.towers.dispatch import Towers
-from ..runtime.bus.messages import ItemError, Result, encode
+from ..runtime.bus.messages import ItemError, Result
 from ..runtime.bus.plans import Plan
+from ..runtime.bus.wire import encode
 from ..runtime.errors import UserError
 from ..runtime.observe.capture import Capture
 from ..runtime.stage_table import STAGES, WORKERS, stage_of

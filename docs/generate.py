@@ -23,7 +23,8 @@ from mmrt.actors.gateway.validation import Limits
 from mmrt.actors.host.media_rules import for_run
 from mmrt.cli.main import COMMANDS, build_app, run
 from mmrt.models.config import load_model_config
-from mmrt.runtime.config import MediaSection, RuntimeConfig, to_toml
+from mmrt.runtime.config import RuntimeConfig, to_toml
+from mmrt.runtime.config_sections import MediaSection
 from mmrt.runtime.process.run import DEFAULT_MODEL
 
 ROOT = Path(__file__).parent.parent

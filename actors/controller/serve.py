@@ -20,7 +20,8 @@ from ...models.architecture import ModelConfig
 from ...models.families.registry import family_of
 from ...runtime.bus.messages import ItemError, PlanDone, Submit, ToActor, ToController
 from ...runtime.bus.transport import ControllerSocket, drain_in_loop
-from ...runtime.config import ObjectiveSection, RuntimeConfig, is_policy_file
+from ...runtime.config import RuntimeConfig, is_policy_file
+from ...runtime.config_sections import ObjectiveSection
 from ...runtime.controller.effects import Effect
 from ...runtime.controller.instances import drained
 from ...runtime.controller.machine import Controller

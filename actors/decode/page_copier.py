@@ -10,8 +10,9 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 
+from ...runtime.bus.copy_plans import Transfer
 from ...runtime.bus.messages import ItemError, PlanDone, Result, Run, Skipped, Transferred
-from ...runtime.bus.plans import Plan, Transfer, decode_plan
+from ...runtime.bus.plans import Plan, decode_plan
 from ...shm.plan_table import PlanTable
 from ...shm.pool import PagePool
 from ...shm.sequence_table import SequenceTable

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from ...models.text.tool_calls import CallReader
 from ...runtime.bus.messages import RequestSpec
-from ...runtime.config import ServerSection
+from ...runtime.config_sections import ServerSection
 from ...runtime.errors import RequestError
 from .answer_format import AnswerFormat, WrittenAnswer
 from .api_keys import salt_of, spend_tokens

@@ -14,7 +14,7 @@ import pybase64
 
 from ...media import header
 from ...runtime.bus.messages import MediaItem
-from ...runtime.config import MediaSection
+from ...runtime.config_sections import MediaSection
 from ...runtime.errors import RequestError
 from ...schema.media import MediaKind, MediaOptions
 from .cache_keys import content_key

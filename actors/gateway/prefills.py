@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...runtime.bus.messages import Pooling, RequestSpec
 from ...runtime.bus.sampling import Sampling
-from ...runtime.config import ServerSection
+from ...runtime.config_sections import ServerSection
 from .api_keys import salt_of, spend_tokens
 from .choices import Usage
 from .client_request import ClientRequest

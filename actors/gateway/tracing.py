@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ... import __version__
-from ...runtime.config import TracingSection
+from ...runtime.config_sections import TracingSection
 from ...runtime.observe.request_follower import FollowedRequest
 from ...runtime.observe.request_stages import stage_of_stretch, stages_to_end
 from ...runtime.otlp_endpoint import otlp_url

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...runtime.bus.copy_plans import Load, LoadSegments
 from ...runtime.bus.messages import Loaded
-from ...runtime.bus.plans import Load, LoadSegments
 from ...runtime.process.saved_pages import read_saved_pages
 from ...shm.page_file import PageFileReader
 from ...shm.pool import PagePool

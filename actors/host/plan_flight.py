@@ -2,8 +2,9 @@
 
 import time
 
+from ...runtime.bus.copy_plans import Load, LoadSegments, Transfer
 from ...runtime.bus.messages import ItemError, Loaded, Result, Skipped, Transferred
-from ...runtime.bus.plans import Load, LoadSegments, Plan, Transfer
+from ...runtime.bus.plans import Plan
 from ...runtime.observe.flight import Kind, pack_plan
 from ...shm.flight_recorder import FlightWriter
 

@@ -17,8 +17,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from ...runtime.bus.copy_plans import Load
 from ...runtime.bus.messages import Died, ItemError, PlanDone, Result, Run, Skipped
-from ...runtime.bus.plans import Load, Plan, decode_plan
+from ...runtime.bus.plans import Plan, decode_plan
 from ...runtime.observe.capture import Capture
 from ...runtime.observe.replay_capture import DevicePages, PlanCapture
 from ...shm.plan_table import PlanTable

@@ -8,7 +8,7 @@ from typing import get_args
 
 import msgspec
 
-from ...runtime.config import TurnsMode
+from ...runtime.config_sections import TurnsMode
 from ...runtime.errors import ConfigError
 from ...runtime.stage_table import DEFAULT_LAYOUT, devices_of
 from ..own_run import layout_argument

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import msgspec
 
-from ...runtime.config import (
+from ...runtime.config import RuntimeConfig
+from ...runtime.config_sections import (
     ActorsSection,
     DeviceSection,
     MediaSection,
     MemorySection,
     ModelSection,
-    RuntimeConfig,
     SchedulingSection,
     ServerSection,
     SupervisorSection,

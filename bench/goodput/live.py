@@ -10,7 +10,7 @@ import uvloop
 from numpy.typing import NDArray
 from rich.console import Console
 
-from ...runtime.config import ServerSection
+from ...runtime.config_sections import ServerSection
 from ...runtime.observe.breakdown import Breakdown, request_breakdown, step_begins
 from ...runtime.observe.dumps import Recording
 from ...runtime.observe.flight import complete_since_ns, merge

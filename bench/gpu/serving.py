@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ...models.config import load_model_config
 from ...models.families.qwen2_5.made_checkpoint import SHAPES
-from ...runtime.config import (
+from ...runtime.config import RuntimeConfig
+from ...runtime.config_sections import (
     ActorSection,
     ActorsSection,
     MemorySection,
     ModelSection,
-    RuntimeConfig,
     SchedulingSection,
     ServerSection,
     SupervisorSection,

@@ -17,7 +17,8 @@ import uvloop
 from rich.console import Console
 from rich.progress import Progress
 
-from ...runtime.config import MemorySection, ModelSection, RuntimeConfig, ServerSection
+from ...runtime.config import RuntimeConfig
+from ...runtime.config_sections import MemorySection, ModelSection, ServerSection
 from ..environment import read_environment
 from ..output import open_console, progress, write_json
 from ..own_run import OwnRunError, own_run

@@ -12,7 +12,8 @@ from typing import Literal
 import msgspec
 
 from ...models.architecture import ModelConfig
-from ...runtime.bus.plans import Analyse, Encode, Load, LoadSegments, Plan, Prefill, PreprocessSegment, Transfer
+from ...runtime.bus.copy_plans import Load, LoadSegments, Transfer
+from ...runtime.bus.plans import Analyse, Encode, Plan, Prefill, PreprocessSegment
 from ...schema.media import MediaKind, SegmentShape
 from ..environment import Environment
 

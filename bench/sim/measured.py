@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from ...models.architecture import ModelConfig
-from ...runtime.bus.plans import PlanKind
+from ...runtime.bus.plan_base import PlanKind
 from ...runtime.observe.flight import FlightRecord, Kind, unpack_pair, unpack_plan
 from ...runtime.stage_table import stage_of
 from ...schema.media import MediaKind

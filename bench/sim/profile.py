@@ -17,7 +17,8 @@ from rich.console import Console
 
 from ...models.architecture import ModelConfig
 from ...models.config import load_model_config
-from ...runtime.config import MemorySection, ModelSection, RuntimeConfig, ServerSection
+from ...runtime.config import RuntimeConfig
+from ...runtime.config_sections import MemorySection, ModelSection, ServerSection
 from ...runtime.errors import UserError
 from ...runtime.observe.dumps import Recording
 from ...runtime.observe.flight import FlightRecord, complete_since_ns, merge

@@ -9,25 +9,17 @@ table; ``plan_id`` only grows; ``generation`` counts the starts of one actor; ``
 Times are seconds of CLOCK_MONOTONIC, which all processes of one machine share.
 """
 
-from collections.abc import Callable
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal
 
 import msgspec
 
 from ...schema.media import ItemShape, MediaKind, MediaOptions, MediaSpan
 from ..pools import PoolName
 from .sampling import Sampling
+from .wire import Record, Wire, checked
 
 FinishReason = Literal["stop", "length", "abort", "error", "grammar"]
 Pooling = Literal["last", "mean"]  # over the last hidden states of a prompt
-
-
-class Wire(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base of all messages: tagged, positional, immutable."""
-
-
-class Record(msgspec.Struct, frozen=True, array_like=True):
-    """Base of the parts of messages and shared-memory records."""
 
 
 # parts
@@ -384,25 +376,6 @@ class Delta(Record, frozen=True):
     ids: list[int] = []  # with return_token_ids: the ids from the end of the last delta up to token_index
     row: int = -1  # of the sequence table
     stop: str = ""  # with finish: the stop string that ended the text
-
-
-_encoder = msgspec.msgpack.Encoder()
-encode = _encoder.encode
-
-_Arguments = ParamSpec("_Arguments")
-_Message = TypeVar("_Message")
-
-
-def checked(decode: Callable[_Arguments, _Message]) -> Callable[_Arguments, _Message]:
-    """Wrap ``decode`` to raise DecodeError for every invalid message: msgspec raises other errors for bad UTF-8 and deep nesting."""
-
-    def decode_checked(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Message:
-        try:
-            return decode(*arguments, **options)
-        except (UnicodeDecodeError, RecursionError) as error:
-            raise msgspec.DecodeError(str(error)) from None
-
-    return decode_checked
 
 
 decode_to_actor = checked(msgspec.msgpack.Decoder(ToActor).decode)

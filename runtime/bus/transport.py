@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from ..stage_table import InstanceId
-from . import messages
+from . import messages, wire
 from .faults import bus_faults
 from .messages import ToActor, ToController
 
@@ -95,7 +95,7 @@ class ControllerSocket:
 
     def _send(self, actor: str, generation: int, message: ToActor) -> bool:
         try:
-            self._socket.send_multipart([f"{actor}:{generation}".encode(), messages.encode(message)], zmq.NOBLOCK)
+            self._socket.send_multipart([f"{actor}:{generation}".encode(), wire.encode(message)], zmq.NOBLOCK)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -148,7 +148,7 @@ class ActorSocket:
 
     def _send(self, message: ToController) -> bool:
         try:
-            self._socket.send(messages.encode(message), zmq.NOBLOCK)
+            self._socket.send(wire.encode(message), zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True

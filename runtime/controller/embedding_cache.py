@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from ...schema.page_key import KEY_BYTES
+from ..bus.copy_plans import LoadPart, LoadSegments
 from ..bus.messages import Loaded, PageRun
-from ..bus.plans import LoadPart, LoadSegments, Place
+from ..bus.plan_base import Place
 from .guidance import num_pages
 from .page_keys import content_digest, root_key
 from .request import Request, SegmentRecord

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from ...schema.media import ItemShape, MediaSpan, SegmentShape
 from ...schema.rows import Phase
-from ..bus.messages import Computed, Failed, Granted, Prepared, Queued, Released, RequestSpec, SequenceSpec, ToActor, Unknown, encode
+from ..bus.messages import Computed, Failed, Granted, Prepared, Queued, Released, RequestSpec, SequenceSpec, ToActor, Unknown
+from ..bus.wire import encode
 from ..errors import RequestError
 from .effects import BeginRow, WriteSpec
 from .embedding_tracker import EmbeddingTracker, lay_out

@@ -30,6 +30,7 @@ from ..pools import PoolName
 from ..stage_table import WORKERS, InstanceId, stage_of
 from .cache_eras import clear_caches, note_code
 from .effects import Effect, Send
+from .inflight_plan import LONG_AGO_S
 from .instances import empty_leaving, set_instances
 from .intake import admit, cancel_older_gateways, check_deadlines, load, prepare_analysed, probe_silent_requests, send_replies, submit
 from .kv_manager import (
@@ -60,7 +61,7 @@ from .policy_calls import rank_requests
 from .prefix_cache import PagesToCome
 from .scheduling.admission import ResourceGate, overloaded
 from .scheduling.types import Limits
-from .state import BY_RANK, GATEWAY, LONG_AGO_S, ControllerState
+from .state import BY_RANK, GATEWAY, ControllerState
 
 __all__ = ["Controller", "Progress"]
 

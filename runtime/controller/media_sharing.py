@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...schema.media import ItemShape
-from ..bus.plans import Place
+from ..bus.plan_base import Place
 from .embedding_cache import cached_pages, take_cached
 from .guidance import num_pages
 from .known_media import MediaKey, media_key

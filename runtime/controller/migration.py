@@ -8,8 +8,8 @@ Nothing of the progress is stored. A new decode actor does its predecessor's pla
 again. The source's pages stay until all have been copied; after that its cache has those with keys.
 """
 
+from ..bus.copy_plans import Transfer, TransferChunk
 from ..bus.messages import Transferred
-from ..bus.plans import Transfer, TransferChunk
 from .effects import ClearSource
 from .plan_dispatch import credit, place_plan
 from .prefix_cache import name_pages

@@ -15,10 +15,11 @@ from ..bus.messages import Admit, Drop
 from ..pools import PoolName
 from ..stage_table import InstanceId, number_of, stage_of
 from .effects import SetOwner
+from .inflight_plan import LONG_AGO_S
 from .lifecycle import settle
 from .prefix_cache import check_unnamed
 from .request import Request
-from .state import LONG_AGO_S, ControllerState, membership
+from .state import ControllerState, membership
 
 
 def hand_over(state: ControllerState, request: Request) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ...schema.media import ItemShape, MediaSpan
 from ...schema.page_key import KEY_BYTES
-from ..bus.messages import encode
+from ..bus.wire import encode
 
 Positions = Callable[[int, Sequence[MediaSpan]], tuple[bytes, int]]
 """M-RoPE positions of an expanded prompt of so many tokens: int64 [num_tokens, 3] as bytes, and the delta. Token i behind the prompt

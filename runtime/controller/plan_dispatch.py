@@ -5,15 +5,17 @@
 
 from collections.abc import Iterable
 
-from ..bus.messages import Run, encode
+from ..bus.messages import Run
 from ..bus.plans import Plan
+from ..bus.wire import encode
 from ..pools import PoolName
 from ..stage_table import InstanceId, stage_of
 from .effects import ClearPlan, WritePlan
+from .inflight_plan import InflightPlan
 from .pages import User
 from .request import Request
 from .scheduling.routing import choose
-from .state import ControllerState, InflightPlan
+from .state import ControllerState
 
 
 def credit(state: ControllerState, stage: str, pool: PoolName | None = None) -> int:

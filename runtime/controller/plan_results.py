@@ -6,11 +6,14 @@ plan: its slot is free, and it no longer holds pages.
 
 from collections.abc import Collection
 
+from ..bus.copy_plans import Load, LoadSegments, Transfer
 from ..bus.messages import Analysed, Died, ItemError, Loaded, Overran, Result, Skipped, Transferred
-from ..bus.plans import Analyse, Encode, Load, LoadSegments, Place, Plan, Prefill, PreprocessSegment, Transfer
+from ..bus.plan_base import Place
+from ..bus.plans import Analyse, Encode, Plan, Prefill, PreprocessSegment
 from ..stage_table import InstanceId
 from .effects import SetPrefilled
 from .embedding_cache import give_up_loading, keep_encoded
+from .inflight_plan import InflightPlan
 from .intake import set_shape, timed_out
 from .lifecycle import fail, settle
 from .media_sharing import forget_medium, learn_large, learn_shape
@@ -21,7 +24,7 @@ from .prefix_cache import apply_loaded, name_pages, note_hits
 from .request import Request
 from .scheduling.budgets import update
 from .scheduling.types import SegmentStage
-from .state import ControllerState, InflightPlan, owner
+from .state import ControllerState, owner
 
 
 def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, elapsed_s: float) -> None:

@@ -10,12 +10,14 @@ from functools import cache
 from itertools import islice, takewhile
 from typing import TypedDict
 
+from ..bus.copy_plans import Load, LoadPart, LoadSegments
 from ..bus.media_work import estimated_work
-from ..bus.plans import Analyse, Encode, EncodePart, Load, LoadPart, LoadSegments, Prefill, PrefillChunk, PreprocessSegment
+from ..bus.plans import Analyse, Encode, EncodePart, Prefill, PrefillChunk, PreprocessSegment
 from ..pools import PoolName
 from ..stage_table import WORKERS, InstanceId, stage_of
 from .embedding_cache import begin_load, num_saved_pages
 from .guidance import num_pages
+from .inflight_plan import LONG_AGO_S
 from .intake import embedding_pages, patch_pages
 from .lifecycle import reset_media
 from .media_sharing import hide_shared, take_shared
@@ -36,7 +38,7 @@ from .scheduling.types import (
     StepLimits,
     View,
 )
-from .state import BY_RANK, LONG_AGO_S, STUCK_S, ControllerState, owner
+from .state import BY_RANK, STUCK_S, ControllerState, owner
 
 MAX_ROUNDS = 8
 WINDOW = 32  # segments of one request that a policy sees: enough to keep video and encoder busy

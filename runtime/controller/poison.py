@@ -7,12 +7,14 @@ controller nor a repeated message counts one twice.
 """
 
 from ..bus.messages import Died, ItemError
-from ..bus.plans import Place, Plan
+from ..bus.plan_base import Place
+from ..bus.plans import Plan
 from ..errors import RequestError
 from ..stage_table import WORKERS
+from .inflight_plan import InflightPlan
 from .lifecycle import fail
 from .request import Request, Strike, StrikeKind
-from .state import ControllerState, InflightPlan, owner
+from .state import ControllerState, owner
 
 MAX_CRASHES = 2
 MAX_STRIKES = MAX_CRASHES + 1  # of one piece of work: an error in a batch comes before its crashes alone

@@ -11,11 +11,12 @@ reads a policy's own objects is inside as well, since it can run the policy's co
 import math
 from collections.abc import Sequence
 
+from .inflight_plan import LONG_AGO_S
 from .request import Request
 from .scheduling.legality import check
 from .scheduling.policy import UNIFIED, Policy, PolicyFailure, PolicyRecord
 from .scheduling.types import Rank, StepLimits, StepPlan, View
-from .state import LONG_AGO_S, STUCK_S, ControllerState
+from .state import STUCK_S, ControllerState
 
 STARVED_S = 1.0
 RANK_S = 0.1  # between ranks of all requests by a policy that ages: they do not change faster than that

@@ -11,8 +11,8 @@ from functools import partial
 
 from ...schema.media import MediaSpan
 from ...schema.rows import Phase
+from ..bus.copy_plans import Load, LoadChunk
 from ..bus.messages import Loaded
-from ..bus.plans import Load, LoadChunk
 from ..pools import PoolName
 from .effects import AppendPages, AppendSourcePages, SetPrefilled
 from .page_keys import Medium, PageKeys, content_digest, root_key

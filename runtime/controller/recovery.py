@@ -11,13 +11,15 @@ from typing import NamedTuple
 
 from ...schema.rows import Phase
 from ..bus.messages import RequestSpec
-from ..bus.plans import Target, decode_plan
+from ..bus.plan_base import Target
+from ..bus.plans import decode_plan
 from ..bus.sampling import Sampling
 from ..pools import PoolName
 from ..stage_table import InstanceId
 from .cache_eras import restore_era
 from .effects import ClearPages, ClearSource
 from .guidance import num_pages, wanted_pages
+from .inflight_plan import InflightPlan
 from .intake import cancel_older_gateways, expand, prompts_of, set_layout
 from .lifecycle import settle
 from .machine import Controller
@@ -28,7 +30,7 @@ from .records import JournalState
 from .request import Request, RowRecord, decode_record
 from .scheduling.facts import Cost
 from .scheduling.types import Limits, SegmentStage
-from .state import ControllerState, InflightPlan, membership, owner
+from .state import ControllerState, membership, owner
 
 
 class RowSnapshot(NamedTuple):

@@ -14,9 +14,11 @@ import msgspec
 
 from ...schema.media import ItemShape, SegmentShape
 from ...schema.rows import Phase
+from ..bus.copy_plans import Load, Transfer
 from ..bus.media_work import corrected
 from ..bus.messages import Failed, PageRun, RequestSpec
-from ..bus.plans import Analyse, Load, Place, Plan, Prefill, RowKey, Target, Transfer
+from ..bus.plan_base import Place, RowKey, Target
+from ..bus.plans import Analyse, Plan, Prefill
 from ..pools import PoolName
 from ..stage_table import InstanceId
 from .embedding_tracker import EmbeddingTracker

@@ -8,17 +8,16 @@ the plan table, or derived from them, except ``outages``, which the supervisor p
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ...schema.outage import Outage
 from ...schema.rows import Phase
 from ..bus.messages import PageRun, ToActor
-from ..bus.plans import Load, Plan, Prefill, Transfer
 from ..pools import PoolName, kv_pool
-from ..stage_table import STAGES, InstanceId
+from ..stage_table import InstanceId
 from .effects import Effect, Send, SetPageGenerations, SetPageKeys, SetPhase, WriteJournal, WriteState
+from .inflight_plan import LONG_AGO_S, InflightPlan
 from .known_media import KnownMedia, MediaKey
 from .pages import Owner, PageLedger, User
 from .records import KEPT_ENDS, JournalRecord, Submitted
@@ -33,36 +32,7 @@ from .scheduling.types import Device, Limits
 
 BY_RANK = attrgetter("rank")
 GATEWAY = InstanceId("gateway")  # a run has one
-LONG_AGO_S = float("-inf")
 STUCK_S = 5.0  # the actor of a plan this old is absent or hangs: it uses no processor
-
-
-@dataclass(slots=True, eq=False)
-class InflightPlan:
-    """A plan in the plan table. It is sent again until its result comes, even after its requests are gone."""
-
-    plan_id: int
-    slot: int
-    actor: InstanceId
-    plan: Plan
-    requests: list[Request]
-    sent_s: float = LONG_AGO_S
-    begun_s: float = LONG_AGO_S
-
-    @property
-    def disturbs_decode(self) -> bool:
-        """True if it lengthens decode's steps on a shared device."""
-        return bool(STAGES[self.plan.STAGE].letter)
-
-    def pages(self) -> Iterator[tuple[PoolName, list[int]]]:
-        """Yield the pages that it names; for one that follows its rows' block tables also *all* their KV pages, of both
-        pools: tables are emptied before their pages are free."""
-        yield from self.plan.reads().items()
-        yield from self.plan.writes().items()
-        for request in self.requests if isinstance(self.plan, Prefill | Load | Transfer) else ():
-            yield request.kv_pool, list(chain(*request.block_tables))
-            if request.record.source_pool is not None:
-                yield request.record.source_pool, list(chain(*request.source_tables))
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from ..bus.plans import PlanKind
+from ..bus.plan_base import PlanKind
 from .flight import FlightRecord, Kind
 from .trace_requests import PlanSpan, RequestSpan
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...shm.flight_recorder import generation_of, kind_of
-from ..bus.plans import PlanKind
+from ..bus.plan_base import PlanKind
 from ..stage_table import STAGES, SUPERVISOR, stage_of
 
 _MASK_32 = (1 << 32) - 1

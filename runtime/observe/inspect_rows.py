@@ -11,7 +11,8 @@ from ...shm.errors import StaleRow
 from ...shm.plan_table import PlanTable
 from ...shm.sequence_table import SequenceTable
 from ..bus.messages import SequenceSpec, decode_sequence_spec
-from ..bus.plans import Plan, RowKey, decode_plan
+from ..bus.plan_base import RowKey
+from ..bus.plans import Plan, decode_plan
 from ..controller.request import RowRecord, decode_record
 from ..stage_table import instance_id
 

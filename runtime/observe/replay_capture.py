@@ -21,8 +21,9 @@ from ...shm.plan_table import PlanTable
 from ...shm.pool import PagePool
 from ...shm.run_directory import RunDirectory
 from ...shm.sequence_table import SequenceTable
+from ..bus.copy_plans import Load, LoadSegments, Transfer
 from ..bus.messages import Result, decode_sequence_spec
-from ..bus.plans import Load, LoadSegments, Plan, Prefill, Transfer, decode_plan
+from ..bus.plans import Plan, Prefill, decode_plan
 from ..pools import kv_pool
 from ..process.run import read_run_info
 from ..stage_table import InstanceId

@@ -7,7 +7,7 @@ metrics add them up to the first text (``mmrt_ttft_stage_seconds``); its traces 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..bus.plans import PlanKind
+from ..bus.plan_base import PlanKind
 from .breakdown import Stretch, Work, stretches
 from .trace_requests import PlanSpan, RequestSpan
 

@@ -8,7 +8,7 @@ CLOCK_MONOTONIC.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..bus.plans import PlanKind
+from ..bus.plan_base import PlanKind
 from ..pools import pools_of
 from ..process.exit_status import describe_exit
 from ..stage_table import MAX_INSTANCES, SUPERVISOR

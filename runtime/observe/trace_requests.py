@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...schema.rows import Phase
-from ..bus.plans import PlanKind
+from ..bus.plan_base import PlanKind
 from .flight import FlightRecord, Kind, unpack_id, unpack_pair, unpack_plan
 
 # In the order in which requests pass them; a preempted one is prefilled again.

@@ -13,9 +13,10 @@ from mmrt.models.architecture import ModelConfig
 from mmrt.models.lm.decoder import AfterLayer, Chunk, Decoder
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.sampling.sampler import CpuSampler
-from mmrt.runtime.bus.messages import Done, PageRun, Pooling, SequenceSpec, encode
+from mmrt.runtime.bus.messages import Done, PageRun, Pooling, SequenceSpec
 from mmrt.runtime.bus.plans import EmbeddingSpan, Prefill, PrefillChunk
 from mmrt.runtime.bus.sampling import Sampling
+from mmrt.runtime.bus.wire import encode
 from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
 from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.pool import PagePool

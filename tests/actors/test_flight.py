@@ -9,6 +9,7 @@ from mmrt.actors.controller.serve import stats_of
 from mmrt.actors.gateway.flight import GatewayFlight
 from mmrt.actors.host.actor import Actor
 from mmrt.actors.host.plan_flight import UNWANTED, PlanFlight
+from mmrt.runtime.bus.copy_plans import Load, LoadChunk, LoadPart, LoadSegments
 from mmrt.runtime.bus.messages import (
     Delivered,
     Done,
@@ -23,7 +24,8 @@ from mmrt.runtime.bus.messages import (
     Submit,
     ToController,
 )
-from mmrt.runtime.bus.plans import Load, LoadChunk, LoadPart, LoadSegments, PlanKind, Prefill, PrefillChunk
+from mmrt.runtime.bus.plan_base import PlanKind
+from mmrt.runtime.bus.plans import Prefill, PrefillChunk
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.bus.transport import ActorSocket
 from mmrt.runtime.config import RuntimeConfig

@@ -7,8 +7,8 @@ import pytest
 
 from mmrt.actors.host import page_loader
 from mmrt.actors.host.page_loader import PageLoader
+from mmrt.runtime.bus.copy_plans import Load, LoadChunk, LoadPart, LoadSegments
 from mmrt.runtime.bus.messages import Loaded, PageRun
-from mmrt.runtime.bus.plans import Load, LoadChunk, LoadPart, LoadSegments
 from mmrt.runtime.process.saved_pages import SavedFiles, SavedPages, write_saved_files
 from mmrt.shm.errors import StalePage
 from mmrt.shm.page_file import PageFile

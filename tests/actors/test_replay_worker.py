@@ -18,9 +18,11 @@ from mmrt.actors.host.plan_loop import serve_plans
 from mmrt.actors.video.worker import VideoWorker
 from mmrt.cli.replay_worker import Replay, same_result
 from mmrt.models.architecture import KvDType, ModelConfig
-from mmrt.runtime.bus.messages import Analysed, Done, ItemError, MediaItem, PageRun, Result, Run, encode
+from mmrt.runtime.bus.messages import Analysed, Done, ItemError, MediaItem, PageRun, Result, Run
 from mmrt.runtime.bus.plans import Analyse, Encode, Plan, Prefill, PrefillChunk, PreprocessSegment
-from mmrt.runtime.config import MediaSection, MemorySection, RuntimeConfig, ServerSection
+from mmrt.runtime.bus.wire import encode
+from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.config_sections import MediaSection, MemorySection, ServerSection
 from mmrt.runtime.errors import UserError
 from mmrt.runtime.observe import replay_capture
 from mmrt.runtime.observe.capture import Capture, captures_in, make_header

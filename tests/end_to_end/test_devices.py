@@ -12,7 +12,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from mmrt.runtime.bus.plans import Transfer, decode_plan
+from mmrt.runtime.bus.copy_plans import Transfer
+from mmrt.runtime.bus.plans import decode_plan
 from mmrt.runtime.stage_table import ProcessSpec, format_layout
 from mmrt.shm.controller_stats import ControllerStats
 from mmrt.shm.plan_table import PlanTable

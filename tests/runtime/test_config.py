@@ -8,16 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrt.runtime.config import (
-    POLICY_NAMES,
-    RuntimeConfig,
-    SchedulingSection,
-    convert_config,
-    load_config,
-    parse_config,
-    to_data,
-    to_toml,
-)
+from mmrt.runtime.config import RuntimeConfig, convert_config, load_config, parse_config, to_data, to_toml
+from mmrt.runtime.config_sections import POLICY_NAMES, SchedulingSection
 from mmrt.runtime.environment import Environment, read_environment
 from mmrt.runtime.errors import ConfigError
 from mmrt.runtime.presets import PRESETS

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from mmrt.runtime.bus import wire
 from mmrt.runtime.bus.messages import Hello
 from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket
 from mmrt.runtime.process.notify import NotifyListener
@@ -175,9 +176,8 @@ for _ in range(20):
     time.sleep(0.01)
 print("spoken")
 """
-    from mmrt.runtime.bus import messages
 
-    spoken = as_nobody(code, str(open_directory / "bus"), messages.encode(hello).hex())
+    spoken = as_nobody(code, str(open_directory / "bus"), wire.encode(hello).hex())
     heard = controller.receive()
     controller.close()
     assert spoken.stdout == "spoken\n", spoken.stderr

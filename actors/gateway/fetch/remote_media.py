@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from ....runtime.config import MediaSection
+from ....runtime.config_sections import MediaSection
 from ....runtime.errors import RequestError
 from ..bodies import OVERLOAD_RETRY_S, too_many_large
 from ..fields import refuse

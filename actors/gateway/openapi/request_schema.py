@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
-from ....runtime.config import MediaSection
+from ....runtime.config_sections import MediaSection
 from ..fields import NULL, OBJECT, Example, Schema
 from ..json_body import Body
 from ..validation import Limits

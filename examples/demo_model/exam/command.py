@@ -24,7 +24,8 @@ from ....bench.output import JSON_HELP, open_console, write_json
 from ....bench.own_run import OwnRunError, layout_argument, own_run
 from ....bench.serve.client import BenchError, find_model, open_session
 from ....models.architecture import KvDType, WeightFormat
-from ....runtime.config import ActorsSection, MemorySection, ModelSection, RuntimeConfig, ServerSection
+from ....runtime.config import RuntimeConfig
+from ....runtime.config_sections import ActorsSection, MemorySection, ModelSection, ServerSection
 from ....runtime.process.run import DEFAULT_MODEL
 from ....runtime.stage_table import DEFAULT_LAYOUT
 from ..training.recipe import load_recipe

@@ -22,6 +22,7 @@ from mmrt.cli.cache import clear_caches
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_loop
+from mmrt.runtime.bus.wire import Wire
 from mmrt.runtime.config import parse_config
 from mmrt.runtime.controller.effects import ClearPages, Effect, KeepEra, Send, SetPageGenerations, WriteState
 from mmrt.runtime.controller.pages import Owner
@@ -124,7 +125,7 @@ class Peer:
             except TimeoutError:
                 continue
 
-    async def wait_for(self, kind: type[m.Wire]) -> Any:
+    async def wait_for(self, kind: type[Wire]) -> Any:
         while not isinstance(message := await asyncio.wait_for(self.received.get(), TIMEOUT_S), kind):
             pass
         return message

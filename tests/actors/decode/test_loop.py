@@ -13,9 +13,10 @@ from mmrt.actors.host.solo_trials import solo_place, solo_step
 from mmrt.models.grammar.matcher import Matchers
 from mmrt.models.grammar.vocabulary import load_vocabulary
 from mmrt.models.text.tokenizer import Tokenizer
-from mmrt.runtime.bus.messages import Admit, Drop, Dropped, PlanDone, Run, SequenceEnded, ToActor, Transferred, encode
-from mmrt.runtime.bus.plans import Transfer, TransferChunk
+from mmrt.runtime.bus.copy_plans import Transfer, TransferChunk
+from mmrt.runtime.bus.messages import Admit, Drop, Dropped, PlanDone, Run, SequenceEnded, ToActor, Transferred
 from mmrt.runtime.bus.sampling import Sampling
+from mmrt.runtime.bus.wire import encode
 from mmrt.runtime.process.crash_cause import Death
 from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.doorbell import Listener, Ringer

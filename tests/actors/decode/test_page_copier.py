@@ -10,8 +10,9 @@ import pytest
 
 from mmrt.actors.decode import page_copier
 from mmrt.actors.decode.page_copier import PageCopier
-from mmrt.runtime.bus.messages import ItemError, PlanDone, Run, Skipped, Transferred, encode
-from mmrt.runtime.bus.plans import Transfer, TransferChunk
+from mmrt.runtime.bus.copy_plans import Transfer, TransferChunk
+from mmrt.runtime.bus.messages import ItemError, PlanDone, Run, Skipped, Transferred
+from mmrt.runtime.bus.wire import encode
 from mmrt.schema.rows import Phase
 from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.plan_table import PlanTable

@@ -15,8 +15,9 @@ from mmrt.actors import detokenizer as module
 from mmrt.actors.detokenizer import MAX_DELTA_BYTES, REPEAT_S, Detokenizer, _head
 from mmrt.actors.host.actor import Actor
 from mmrt.models.text.tokenizer import Tokenizer
-from mmrt.runtime.bus.messages import Delta, SequenceSpec, decode_delta, encode
+from mmrt.runtime.bus.messages import Delta, SequenceSpec, decode_delta
 from mmrt.runtime.bus.sampling import Sampling
+from mmrt.runtime.bus.wire import encode
 from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.doorbell import Ringer
 from mmrt.shm.ring import Ring

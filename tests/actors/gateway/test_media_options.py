@@ -8,7 +8,7 @@ import pytest
 
 from mmrt.actors.gateway.validation import Limits, read_chat
 from mmrt.models.architecture import VisionRules
-from mmrt.runtime.config import MediaSection
+from mmrt.runtime.config_sections import MediaSection
 from mmrt.runtime.errors import RequestError
 from mmrt.schema.media import MediaKind, MediaOptions
 from mmrt.tests.actors.gateway.description import check_described

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from mmrt.actors.gateway.validation import Limits
-from mmrt.runtime.config import MediaSection
+from mmrt.runtime.config_sections import MediaSection
 from mmrt.runtime.fetch_config import FetchSection
 from mmrt.tests.actors.gateway.conftest import MAX_CONTEXT, MODEL
 from mmrt.tests.actors.gateway.fetch.conftest import Server, answer, serving

@@ -16,7 +16,8 @@ import pytest
 from mmrt.actors.gateway import tls
 from mmrt.actors.gateway.tls import make_context
 from mmrt.cli import endpoint
-from mmrt.runtime.config import RuntimeConfig, ServerSection, parse_config
+from mmrt.runtime.config import RuntimeConfig, parse_config
+from mmrt.runtime.config_sections import ServerSection
 from mmrt.runtime.errors import ConfigError, RunError
 from mmrt.runtime.process.run import RunInfo
 

@@ -12,8 +12,9 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from mmrt.actors.gateway import serve as serving
 from mmrt.actors.gateway import tracing as tracing_module
 from mmrt.actors.gateway.tracing import EXPORT_TIMEOUT_S, FLUSH_S, MAX_OPEN, MAX_STAGES, Tracing
-from mmrt.runtime.bus.plans import PlanKind
-from mmrt.runtime.config import RuntimeConfig, TracingSection
+from mmrt.runtime.bus.plan_base import PlanKind
+from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.config_sections import TracingSection
 from mmrt.runtime.errors import ConfigError
 from mmrt.runtime.observe.request_follower import FollowedRequest
 from mmrt.runtime.observe.request_stages import FirstText

@@ -14,7 +14,7 @@ from mmrt.actors.gateway.output_fields import Output
 from mmrt.actors.gateway.template_fields import TemplateUse
 from mmrt.actors.gateway.validation import IGNORED_FIELDS, ChatRequest, Limits, read_chat, read_text
 from mmrt.models.architecture import SamplingDefaults, VisionRules
-from mmrt.runtime.config import MediaSection
+from mmrt.runtime.config_sections import MediaSection
 from mmrt.runtime.errors import RequestError
 from mmrt.tests.actors.gateway.description import check_described
 

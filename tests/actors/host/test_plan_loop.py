@@ -7,8 +7,9 @@ import pytest
 
 from mmrt.actors.host.plan_checks import still_wanted
 from mmrt.actors.host.plan_loop import KEPT_RESULTS, serve_plans
-from mmrt.runtime.bus.messages import Died, Done, ItemError, PlanDone, Result, Run, Skipped, ToController, Welcome, encode
+from mmrt.runtime.bus.messages import Died, Done, ItemError, PlanDone, Result, Run, Skipped, ToController, Welcome
 from mmrt.runtime.bus.plans import Plan, Prefill, PrefillChunk
+from mmrt.runtime.bus.wire import encode
 from mmrt.runtime.process.crash_cause import Death
 from mmrt.schema.rows import Phase
 from mmrt.shm.errors import StalePage

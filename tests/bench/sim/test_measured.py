@@ -12,7 +12,7 @@ from mmrt.bench.sim.costs import Costs, Line, Overheads, encode_squares, load_co
 from mmrt.bench.sim.measured import Machine, Seen, fit
 from mmrt.bench.sim.phases import Phase, PhaseRun, make_phases
 from mmrt.bench.sim.requests import make_sample
-from mmrt.runtime.bus.plans import PlanKind
+from mmrt.runtime.bus.plan_base import PlanKind
 from mmrt.runtime.observe.flight import FlightRecord, Kind, pack_pair, pack_plan
 from mmrt.tests.bench.sim.made_costs import demo_model, make_costs
 

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
+from mmrt.runtime.bus.plan_base import PlanBase
+from mmrt.runtime.bus.wire import Wire, encode
 
 DECODERS = {
     "to actor": m.decode_to_actor,
@@ -60,8 +62,8 @@ CASES = (
 
 def test_the_unions_hold_every_wire_type() -> None:
     inner = set(get_args(m.Result))
-    assert {*TO_ACTOR, *TO_CONTROLLER, *inner} == set(m.Wire.__subclasses__()) - {p.PlanBase}
-    assert set(PLANS) == set(p.PlanBase.__subclasses__())
+    assert {*TO_ACTOR, *TO_CONTROLLER, *inner} == set(Wire.__subclasses__()) - {PlanBase}
+    assert set(PLANS) == set(PlanBase.__subclasses__())
 
 
 @pytest.mark.parametrize(("decoder", "kind"), CASES, ids=lambda case: getattr(case, "__name__", case))
@@ -69,7 +71,7 @@ def test_round_trip(decoder: str, kind: type[msgspec.Struct]) -> None:
     @settings(max_examples=15, deadline=None)
     @given(values(kind))
     def check(message: msgspec.Struct) -> None:
-        decoded = DECODERS[decoder](m.encode(message))
+        decoded = DECODERS[decoder](encode(message))
         assert decoded == message and type(decoded) is kind
 
     check()
@@ -108,7 +110,7 @@ def test_random_bytes(data: bytes) -> None:
 @given(st.sampled_from(CASES).flatmap(lambda case: values(case[1])), st.integers(0, 2**32))
 def test_damaged_messages(message: msgspec.Struct, seed: int) -> None:
     rng = random.Random(seed)
-    whole = m.encode(message)
+    whole = encode(message)
     for _ in range(10):
         data = bytearray(whole)
         for _ in range(rng.randint(1, 3)):

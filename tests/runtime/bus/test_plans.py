@@ -2,25 +2,21 @@
 
 import pytest
 
-from mmrt.runtime.bus.messages import MediaItem, PageRun, encode
+from mmrt.runtime.bus.copy_plans import Load, LoadChunk, LoadPart, LoadSegments, Transfer, TransferChunk
+from mmrt.runtime.bus.messages import MediaItem, PageRun
+from mmrt.runtime.bus.plan_base import PlanKind
 from mmrt.runtime.bus.plans import (
     Analyse,
     EmbeddingSpan,
     Encode,
     EncodePart,
-    Load,
-    LoadChunk,
-    LoadPart,
-    LoadSegments,
     Plan,
-    PlanKind,
     Prefill,
     PrefillChunk,
     PreprocessSegment,
-    Transfer,
-    TransferChunk,
     decode_plan,
 )
+from mmrt.runtime.bus.wire import encode
 from mmrt.schema.media import ItemShape, SegmentShape
 
 MEDIA = MediaItem("video", 100, path="messages[0].content[1]")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from mmrt.runtime.bus import messages
+from mmrt.runtime.bus import messages, wire
 from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_loop
 
 
@@ -74,14 +74,14 @@ def test_a_new_controller_is_found_again(tmp_path: Path, decode: ActorSocket, co
     successor.close()
 
 
-@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x93\xa5Hello", messages.encode(messages.Welcome(1)), b"\xff" * 100])
+@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x93\xa5Hello", wire.encode(messages.Welcome(1)), b"\xff" * 100])
 def test_bad_frames_are_dropped(tmp_path: Path, controller: ControllerSocket, decode: ActorSocket, frame: bytes) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as raw:
         raw.linger = 0
         raw.routing_id = b"video:1"
         raw.connect(f"ipc://{tmp_path / 'bus'}")
         raw.send(frame)
-        raw.send(messages.encode(hello()))
+        raw.send(wire.encode(hello()))
         assert receive_some(controller) == [("video", 1, hello())]
 
 

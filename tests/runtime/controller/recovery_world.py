@@ -22,6 +22,8 @@ from mmrt.actors.host.plan_checks import still_wanted
 from mmrt.actors.host.solo_trials import SoloTrials, solo_step
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
+from mmrt.runtime.bus.copy_plans import Load, LoadChunk, LoadPart, LoadSegments, Transfer
+from mmrt.runtime.bus.wire import encode
 from mmrt.runtime.controller.effects import SetPageGenerations
 from mmrt.runtime.controller.embedding_cache import page_keys
 from mmrt.runtime.controller.instances import drained
@@ -226,11 +228,11 @@ class World:
 
     def to_controller(self, name: str, message: m.ToController) -> None:
         process = self.processes[name]
-        self.post("controller", process.generation, m.encode((name, m.encode(message))))
+        self.post("controller", process.generation, encode((name, encode(message))))
 
     def to_actor(self, name: str, generation: int, message: m.ToActor) -> None:
         if name != "cache":
-            self.post(name, generation, m.encode(message))
+            self.post(name, generation, encode(message))
 
     def post(self, to: str, generation: int, data: bytes) -> None:
         copies = 1
@@ -557,7 +559,7 @@ class World:
         if isinstance(plan, p.Analyse | p.PreprocessSegment):
             poison = self.read_media(plan.source, plan.item).poison
             return poison == "video" or poison == "segment" and isinstance(plan, p.PreprocessSegment) and plan.segment > 0
-        if isinstance(plan, p.LoadSegments):
+        if isinstance(plan, LoadSegments):
             return False
         if isinstance(plan, p.Encode):
             keys = {self.content["patch"][part.source.pages[0]][0][-1] for part in plan.parts}
@@ -596,10 +598,10 @@ class World:
                 assert shape == part.shape
                 for index, (page, generation) in enumerate(zip(part.target.pages, part.target.generations, strict=True)):
                     writes.append(("embedding", page, generation, 0, (medium, segment, index)))
-        elif isinstance(plan, p.Load):
+        elif isinstance(plan, Load):
             found = [self.begin_load(chunk, kv, writes) for chunk in plan.chunks]
             return writes, m.Loaded([end for end, _ in found], [more for _, more in found])
-        elif isinstance(plan, p.LoadSegments):
+        elif isinstance(plan, LoadSegments):
             found = [self.begin_segment(part, writes, at) for at, part in enumerate(plan.parts)]
             return writes, m.Loaded([end for end, _ in found], [more for _, more in found])
         else:
@@ -660,7 +662,7 @@ class World:
             page = pages[position // 4]
             writes.append((kv, page, int(self.pools[kv].generations[page]), position % 4, values[position]))
 
-    def begin_load(self, chunk: p.LoadChunk, kv: str, writes: list) -> tuple[int, bool]:
+    def begin_load(self, chunk: LoadChunk, kv: str, writes: list) -> tuple[int, bool]:
         generation, _ = self.table.phase(chunk.row)
         assert generation == chunk.row_generation, "pages are loaded for a row that is gone"
         assert chunk.end - chunk.start == 4 * len(chunk.keys) and chunk.start % 4 == 0
@@ -677,7 +679,7 @@ class World:
         self.num_loaded += found
         return chunk.start + 4 * found, more
 
-    def begin_segment(self, part: p.LoadPart, writes: list, at: int) -> tuple[int, bool]:
+    def begin_segment(self, part: LoadPart, writes: list, at: int) -> tuple[int, bool]:
         self.check_run("embedding", part.target)
         assert len(part.keys) == len(part.target.pages) == -(-part.num_tokens // 4)
         if at and self.random.random() < 0.2:  # time is short
@@ -759,7 +761,7 @@ class World:
         found = self.content[kv][pages[position // 4]].get(position % 4)
         assert found == value, f"KV holds {found} where {value} should be"
 
-    def begin_transfer(self, plan: p.Transfer, kv: str) -> list:
+    def begin_transfer(self, plan: Transfer, kv: str) -> list:
         """Return what a decode will write to copy pages, as ``begin`` does. All that it copies must be there."""
         writes = []
         for chunk in plan.chunks:
@@ -810,7 +812,7 @@ class World:
             if plan is None or 0 < command.deadline_s <= self.now:
                 process.transfer = (command, [], m.Skipped(), False)
             else:
-                assert isinstance(plan, p.Transfer)
+                assert isinstance(plan, Transfer)
                 writes = self.begin_transfer(plan, self.kv_of(name))
                 process.transfer = (command, writes, m.Transferred(len(writes)), False)
 

@@ -11,7 +11,7 @@ import pytest
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.media_work import estimated_work, is_large
-from mmrt.runtime.bus.plans import Place
+from mmrt.runtime.bus.plan_base import Place
 from mmrt.runtime.controller import embedding_cache, media_sharing, planner
 from mmrt.runtime.controller.effects import WriteState
 from mmrt.runtime.controller.embedding_cache import page_keys

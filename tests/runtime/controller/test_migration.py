@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmrt.runtime.bus import messages as m
-from mmrt.runtime.bus import plans as p
+from mmrt.runtime.bus.copy_plans import Transfer
 from mmrt.runtime.controller.effects import AppendPages, AppendSourcePages, ClearSource, Effect, SetPhase, WriteState
 from mmrt.runtime.controller.instances import drained
 from mmrt.runtime.controller.lifecycle import preempt
@@ -41,7 +41,7 @@ def used(driver: Driver) -> list[int]:
 def copied(driver: Driver) -> list[tuple[int, int, int]]:
     """The copies that decode is making, as (member, start, end)."""
     _, plan = driver.plan("decode")
-    assert isinstance(plan, p.Transfer) and plan.source == "kv"
+    assert isinstance(plan, Transfer) and plan.source == "kv"
     return [(chunk.member, chunk.start, chunk.end) for chunk in plan.chunks]
 
 
@@ -50,7 +50,7 @@ def finish(driver: Driver, key: int, decode: str = "decode") -> list[Effect]:
     effects: list[Effect] = []
     while driver.state.plans:
         inflight = next(iter(driver.state.plans.values()))
-        effects += driver.done(inflight.actor, m.Transferred(8) if isinstance(inflight.plan, p.Transfer) else None)
+        effects += driver.done(inflight.actor, m.Transferred(8) if isinstance(inflight.plan, Transfer) else None)
     request = driver.state.requests[key]
     driver.counts[request.row] = (4, EndCode.LENGTH)
     (drop,) = sent(driver.tick(), m.Drop)
@@ -231,7 +231,7 @@ def test_a_row_goes_to_the_decode_that_has_room() -> None:
     driver.submit(text(16, 8), 2)
     while driver.state.plans:
         inflight = next(iter(driver.state.plans.values()))
-        driver.done(inflight.actor, m.Transferred(8) if isinstance(inflight.plan, p.Transfer) else None)
+        driver.done(inflight.actor, m.Transferred(8) if isinstance(inflight.plan, Transfer) else None)
     driver.submit(text(4, 2), 3)
     assert [request.kv_pool for request in driver.state.requests.values()] == ["kv", "kv.1", "kv"] and used(driver) == [4, 6]
     driver.submit(text(20, 8), 4)

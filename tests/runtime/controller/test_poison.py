@@ -4,6 +4,7 @@ import pytest
 
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
+from mmrt.runtime.bus.wire import encode
 from mmrt.runtime.controller.effects import WriteState
 from mmrt.runtime.controller.poison import MAX_STRIKES, STRIKE_BYTES
 from mmrt.runtime.controller.request import Strike, StrikeKind, decode_record, encode_record
@@ -138,7 +139,7 @@ def test_strikes_are_written_before_the_plan_is_cleared() -> None:
     first = next(effect for effect in effects if isinstance(effect, WriteState))
     assert decode_record(first.state).strikes
     assert effects.index(first) == 0
-    assert len(encode_record(decode_record(first.state))) < 200 and STRIKE_BYTES >= len(m.encode(Strike(2**63, 2, 99, 9999, 2)))
+    assert len(encode_record(decode_record(first.state))) < 200 and STRIKE_BYTES >= len(encode(Strike(2**63, 2, 99, 9999, 2)))
 
 
 def test_other_actors_are_another_matter() -> None:

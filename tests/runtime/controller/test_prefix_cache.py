@@ -7,6 +7,7 @@ import pytest
 
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
+from mmrt.runtime.bus.copy_plans import Load, LoadChunk
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.controller.effects import AppendPages, Effect, SetPageKeys, SetPrefilled, WriteState
 from mmrt.runtime.controller.kv_manager import Progress
@@ -56,7 +57,7 @@ def finish(driver: Driver, key: int, num_tokens: int = 4) -> list[Effect]:
         actor = next(iter(driver.state.plans.values())).actor
         is_analysis = isinstance(driver.plan(actor)[1], p.Analyse)
         plan = driver.plan(actor)[1]
-        nothing = m.Loaded([chunk.start for chunk in plan.chunks], [False] * len(plan.chunks)) if isinstance(plan, p.Load) else None
+        nothing = m.Loaded([chunk.start for chunk in plan.chunks], [False] * len(plan.chunks)) if isinstance(plan, Load) else None
         effects += driver.done(actor, m.Analysed(SHAPE) if is_analysis else nothing)
     row = driver.state.requests[key].row
     driver.counts[row] = (num_tokens, EndCode.LENGTH)
@@ -155,7 +156,7 @@ def test_of_a_prompt_that_files_have_in_part_that_is_loaded() -> None:
     driver.machine.set_saved({"kv": dict(zip(keys[:3], (4, 9, 2), strict=True))})
     driver.state.pools["kv"].forget_idle()
     ask(driver, text(22), 2)
-    assert driver.plan("prefill")[1] == p.Load([p.LoadChunk(*driver.state.requests[2].key_in_table, 0, 0, 12, keys[:3], [4, 9, 2])])
+    assert driver.plan("prefill")[1] == Load([LoadChunk(*driver.state.requests[2].key_in_table, 0, 0, 12, keys[:3], [4, 9, 2])])
 
 
 def test_a_page_that_cannot_be_loaded_is_asked_for_again_once_it_was_made_anew() -> None:
@@ -169,7 +170,7 @@ def test_a_page_that_cannot_be_loaded_is_asked_for_again_once_it_was_made_anew()
         driver.state.pools["kv"].forget_idle()
         ask(driver, text(22), key)
         plan = driver.plan("prefill")[1]
-        assert isinstance(plan, p.Load) and [(chunk.start, chunk.end) for chunk in plan.chunks] == [(0, end)]
+        assert isinstance(plan, Load) and [(chunk.start, chunk.end) for chunk in plan.chunks] == [(0, end)]
         finish(driver, key)
     assert driver.is_empty
 
@@ -181,7 +182,7 @@ def test_saved_pages_are_loaded_for_the_first_in_rank() -> None:
     for key, priority in ((2, 0), (3, -5)):
         ask(driver, m.RequestSpec("r", [100 * key, *range(9)], [], m.Sampling(), 4, priority=priority), key)
     driver.done("prefill")
-    (inflight,) = [inflight for inflight in driver.state.plans.values() if isinstance(inflight.plan, p.Load)]
+    (inflight,) = [inflight for inflight in driver.state.plans.values() if isinstance(inflight.plan, Load)]
     assert [request.key for request in inflight.requests] == [3]
 
 
@@ -217,12 +218,12 @@ def at_prefill(driver: Driver) -> list[tuple[type, int]]:
 def test_rows_with_much_to_load_leave_prefill_its_turns() -> None:
     driver = two_with_much_to_load()
     ask(driver, m.RequestSpec("r", [300, *range(9)], [], m.Sampling(), 4), 3)
-    assert at_prefill(driver) == [(p.Load, 1), (p.Load, 3)], "2 waits for its turn, and is not computed meanwhile"
+    assert at_prefill(driver) == [(Load, 1), (Load, 3)], "2 waits for its turn, and is not computed meanwhile"
     driver.done("prefill", m.Loaded([16], [True]))
     driver.done("prefill", m.Loaded([0], [False]))
-    assert at_prefill(driver) == [(p.Load, 1), (p.Prefill, 3)]
+    assert at_prefill(driver) == [(Load, 1), (p.Prefill, 3)]
     driver.done("prefill", m.Loaded([20], [False]))
-    assert at_prefill(driver) == [(p.Prefill, 3), (p.Load, 2)]
+    assert at_prefill(driver) == [(p.Prefill, 3), (Load, 2)]
     for key in (3, 2, 1):
         finish(driver, key)
     assert driver.is_empty
@@ -230,9 +231,9 @@ def test_rows_with_much_to_load_leave_prefill_its_turns() -> None:
 
 def test_the_turn_of_a_row_that_ends_passes_on() -> None:
     driver = two_with_much_to_load()
-    assert at_prefill(driver) == [(p.Load, 1)]
+    assert at_prefill(driver) == [(Load, 1)]
     driver.receive("gateway", m.Cancel(1, 1)).tick()
-    assert at_prefill(driver) == [(p.Load, 1), (p.Load, 2)]
+    assert at_prefill(driver) == [(Load, 1), (Load, 2)]
 
 
 def test_pages_that_are_loaded_do_not_clear_the_suspicion_of_a_prompt() -> None:
@@ -247,7 +248,7 @@ def test_pages_that_are_loaded_do_not_clear_the_suspicion_of_a_prompt() -> None:
     driver.machine.set_saved({"kv": {}})
     driver.machine.set_saved({"kv": Anything()})  # pages that could not be loaded are asked for again
     driver.done("prefill", m.Skipped())
-    assert isinstance(driver.plan("prefill")[1], p.Load)
+    assert isinstance(driver.plan("prefill")[1], Load)
     driver.done("prefill", m.Loaded([16], [False]))
     driver.done("prefill", m.Died())
     assert request.failure is not None and "2 times" in request.failure.message

@@ -13,14 +13,15 @@ import msgspec
 import numpy as np
 import pytest
 
+from mmrt.runtime.bus.copy_plans import Load, LoadChunk
 from mmrt.runtime.bus.messages import Loaded
-from mmrt.runtime.bus.plans import Load, LoadChunk
 from mmrt.runtime.controller import kv_manager, lifecycle, ownership, page_keys, placement, plan_results, planner, prefix_cache
 from mmrt.runtime.controller.effects import SetPrefilled
+from mmrt.runtime.controller.inflight_plan import InflightPlan
 from mmrt.runtime.controller.page_keys import PageKeys
 from mmrt.runtime.controller.plan_dispatch import clear_plan
 from mmrt.runtime.controller.request import Request
-from mmrt.runtime.controller.state import ControllerState, InflightPlan
+from mmrt.runtime.controller.state import ControllerState
 from mmrt.schema.rows import Phase
 from mmrt.shm.pool import PagePool
 from mmrt.tests.runtime.controller.test_recovery_world import live_through

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from mmrt.runtime.bus import messages as m
+from mmrt.runtime.bus.wire import encode
 from mmrt.runtime.controller.effects import AppendPages, ClearPages, Send
 from mmrt.runtime.controller.kv_manager import Progress
 from mmrt.runtime.controller.machine import Controller
@@ -28,7 +29,7 @@ def remains(driver: Driver) -> RunSnapshot:
         if r is not None
     ]  # fmt: skip
     live = {r.key: Submitted(r.key, r.gateway_generation, r.arrival, r.spec) for r in state.requests.values()}
-    plans = [PlanSnapshot(plan.slot, plan.plan_id, plan.actor, m.encode(plan.plan)) for plan in state.plans.values()]
+    plans = [PlanSnapshot(plan.slot, plan.plan_id, plan.actor, encode(plan.plan)) for plan in state.plans.values()]
     generations = {name: list(pool.generations) for name, pool in state.pools.items()}
     keys = {name: {page: pool.cache.key_of(page) or b"" for page in pool.owned_by(CACHE)} for name, pool in state.pools.items()}
     journal = JournalState(live, {}, [], state.next_arrival, CacheEra(state.era, dict(state.codes), state.kept_era))

@@ -61,7 +61,7 @@ def test_everything_completes_whatever_dies(place: Path) -> None:
         cached += world.num_cached
         handed_over += world.num_handed_over
         left += world.num_left
-    assert finished >= len(seeds) and cached >= len(seeds) and min(handed_over, left) >= len(seeds) // 2 or chosen
+    assert finished >= len(seeds) and cached >= len(seeds) and min(handed_over, left) >= len(seeds) // 3 or chosen
     print(f"{finished} requests finished over {crashes} crashes, {preempted} preemptions, {evicted} evictions, {cached} cached tokens")
     print(f"{handed_over} rows went from one decode to another, {left} actors left")
 

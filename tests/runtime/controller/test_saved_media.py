@@ -11,6 +11,8 @@ import pytest
 
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
+from mmrt.runtime.bus.copy_plans import Load, LoadPart, LoadSegments
+from mmrt.runtime.bus.plan_base import Place
 from mmrt.runtime.controller import embedding_cache, plan_results, planner
 from mmrt.runtime.controller.effects import WritePlan
 from mmrt.runtime.controller.recovery import recover
@@ -36,7 +38,7 @@ def work(driver: Driver, *, is_damaged: bool = False, shape: ItemShape = SHAPE) 
         plan = plans[0].plan
         counts[type(plan).__name__] += 1
         result: m.Result = m.Analysed(shape) if isinstance(plan, p.Analyse) else m.Done()
-        if isinstance(plan, p.LoadSegments):
+        if isinstance(plan, LoadSegments):
             result = m.Loaded([0 if is_damaged else part.num_tokens for part in plan.parts], [False] * len(plan.parts))
         driver.receive(plans[0].actor, m.PlanDone(plans[0].actor, 1, plans[0].plan_id, 0.01, result))
         driver.tick()
@@ -58,9 +60,9 @@ def saved(shape: ItemShape = SHAPE, **changes: Any) -> Driver:
     return driver
 
 
-def load(driver: Driver) -> p.LoadSegments:
+def load(driver: Driver) -> LoadSegments:
     plan = driver.plan("encoder")[1]
-    assert isinstance(plan, p.LoadSegments)
+    assert isinstance(plan, LoadSegments)
     return plan
 
 
@@ -248,7 +250,7 @@ def test_kv_pages_are_loaded_before_media_and_make_them_unnecessary() -> None:
         driver.machine.set_saved({"kv": {key: slot for slot, key in enumerate(keys[:count])}})
         fill(driver, picture(), count + 5)
         plans = [inflight.plan for inflight in driver.state.plans.values()]
-        assert [type(plan) for plan in plans] == [p.Load], "nothing is done with the picture meanwhile"
+        assert [type(plan) for plan in plans] == [Load], "nothing is done with the picture meanwhile"
         driver.done("prefill", m.Loaded([4 * count], [True]))
         assert bool(work(driver)["LoadSegments"]) == (count == 1)
         end(driver, count + 5)
@@ -269,7 +271,7 @@ def load_another_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pages of a long segment are loaded in another order."""
     begin_load = embedding_cache.begin_load
 
-    def begin(state: ControllerState, request: Request, place: p.Place) -> p.LoadPart:
+    def begin(state: ControllerState, request: Request, place: Place) -> LoadPart:
         part = begin_load(state, request, place)
         return msgspec.structs.replace(part, keys=part.keys[::-1], slots=part.slots[::-1])
 

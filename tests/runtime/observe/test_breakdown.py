@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrt.runtime.bus.plans import PlanKind
+from mmrt.runtime.bus.plan_base import PlanKind
 from mmrt.runtime.observe.breakdown import PARTS, Breakdown, Step, Work, break_down, request_breakdown, waiting_for
 from mmrt.runtime.observe.trace_requests import PlanSpan, RequestSpan, Stage
 

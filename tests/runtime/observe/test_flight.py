@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrt.runtime.bus.plans import PlanKind
+from mmrt.runtime.bus.plan_base import PlanKind
 from mmrt.runtime.errors import UserError
 from mmrt.runtime.observe import dumps
 from mmrt.runtime.observe.dumps import BlackBox, Recording, salvage, save_crash, saved_recordings

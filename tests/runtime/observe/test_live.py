@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrt.runtime.bus.plans import PlanKind
+from mmrt.runtime.bus.plan_base import PlanKind
 from mmrt.runtime.observe import live as live_module
 from mmrt.runtime.observe.flight import Kind, merge, pack_id, pack_plan, unsigned
 from mmrt.runtime.observe.live import FIRST_RECORDS, NUM_REQUESTS, LiveRequests

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrt.runtime.bus.plans import PlanKind
+from mmrt.runtime.bus.plan_base import PlanKind
 from mmrt.runtime.observe import live as live_module
 from mmrt.runtime.observe.flight import Kind, pack_plan
 from mmrt.runtime.observe.request_follower import FollowedRequest, RequestFollower

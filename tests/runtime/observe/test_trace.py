@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mmrt.runtime.bus.plans import PlanKind
+from mmrt.runtime.bus.plan_base import PlanKind
 from mmrt.runtime.observe.dumps import Facts, Recording
 from mmrt.runtime.observe.flight import Kind, merge, pack_id, pack_plan, unsigned
 from mmrt.runtime.observe.trace import make_trace, num_requests

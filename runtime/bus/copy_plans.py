@@ -1,0 +1,146 @@
+"""Plans that fill pages without computing: from the file of ``cache.dir``, or from another KV pool."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from ..pools import PoolName
+from .messages import PageRun
+from .plan_base import Place, PlanBase, PlanKind, Renumber
+from .wire import Record
+
+
+class LoadChunk(Record, frozen=True):
+    """Tokens [start, end) of one member of a row: whole pages, which have these keys, in these slots of the file. They go where the
+    row's block table says."""
+
+    row: int
+    row_generation: int
+    member: int
+    start: int
+    end: int
+    keys: list[bytes]
+    slots: list[int]
+
+
+class Load(PlanBase, frozen=True):
+    """prefill: read KV pages of one row from the file of ``cache.dir`` instead of computing them, up to the first that it lacks. The
+    result is ``Loaded``."""
+
+    STAGE = "prefill"
+    KIND = PlanKind.LOAD
+
+    chunks: list[LoadChunk]
+
+    @property
+    def parts(self) -> Sequence[LoadChunk]:
+        return self.chunks
+
+    @property
+    def place(self) -> Place:
+        return -1, -1
+
+    @property
+    def units(self) -> int:
+        return sum(chunk.end - chunk.start for chunk in self.chunks)
+
+    def reads(self) -> dict[PoolName, list[int]]:
+        return {}
+
+    def share(self, row: int) -> tuple[int, int]:
+        """Return tokens [first, last) of the row's first member, of those asked for."""
+        return next(((chunk.start, chunk.end) for chunk in self.chunks if chunk.row == row and chunk.member == 0), (0, 0))
+
+    def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "Load":
+        """Return the plan with other rows, of generation 1."""
+        del run
+        return Load([msgspec.structs.replace(chunk, row=row(chunk.row), row_generation=1) for chunk in self.chunks])
+
+
+class LoadPart(Record, frozen=True):
+    """A segment of ``num_tokens``, whose embedding pages have these keys, in these slots of the file."""
+
+    row: int
+    row_generation: int
+    target: PageRun
+    num_tokens: int
+    keys: list[bytes]
+    slots: list[int]
+
+
+class LoadSegments(PlanBase, frozen=True):
+    """encoder: read the embedding pages of segments of one row from the file of ``cache.dir`` instead of encoding them. The result is
+    ``Loaded``."""
+
+    STAGE = "encoder"
+    KIND = PlanKind.LOAD_SEGMENTS
+    WRITES = "embedding"
+
+    parts: list[LoadPart]
+
+    @property
+    def units(self) -> int:
+        return sum(part.num_tokens for part in self.parts)
+
+    def reads(self) -> dict[PoolName, list[int]]:
+        return {}
+
+    def share(self, row: int) -> tuple[int, int]:
+        """Return the number of the row's parts."""
+        return 0, sum(part.row == row for part in self.parts)
+
+    def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "LoadSegments":
+        """Return the plan with other pages; it does not read its rows."""
+        del row
+        return LoadSegments([msgspec.structs.replace(part, target=run("embedding", part.target)) for part in self.parts])
+
+
+class TransferChunk(Record, frozen=True):
+    """The pages of tokens [start, end) of one member of a row: from those of its source table to those in the same places of its block
+    table. ``start`` is the first token of a page."""
+
+    row: int
+    row_generation: int
+    member: int
+    start: int
+    end: int
+
+
+class Transfer(PlanBase, frozen=True):
+    """decode: copy KV pages of one row from the pool ``source``, of the device that prefilled them, to that of its own device (TI6,
+    KT1). The result is ``Transferred``."""
+
+    STAGE = "decode"
+    KIND = PlanKind.TRANSFER
+
+    source: PoolName
+    chunks: list[TransferChunk]
+
+    @property
+    def parts(self) -> Sequence[TransferChunk]:
+        return self.chunks
+
+    @property
+    def place(self) -> Place:
+        return -1, -1
+
+    @property
+    def units(self) -> int:
+        return sum(chunk.end - chunk.start for chunk in self.chunks)
+
+    def only(self, is_alive: Callable[[int, int], bool]) -> "Transfer | None":
+        """Return the plan if its row is alive."""
+        return self if all(is_alive(*row) for row in self.rows) else None
+
+    def reads(self) -> dict[PoolName, list[int]]:
+        return {}
+
+    def share(self, row: int) -> tuple[int, int]:
+        """Return tokens [first, last) of the row's first member."""
+        return next(((chunk.start, chunk.end) for chunk in self.chunks if chunk.row == row and chunk.member == 0), (0, 0))
+
+    def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "Transfer":
+        """Return the plan with other rows, of generation 1."""
+        del run
+        chunks = [msgspec.structs.replace(chunk, row=row(chunk.row), row_generation=1) for chunk in self.chunks]
+        return Transfer(self.source, chunks)

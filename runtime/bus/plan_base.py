@@ -1,0 +1,99 @@
+"""The base of plans, and the names of their parts. ``plans`` has the plans themselves."""
+
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Self
+
+from ..pools import PoolName
+from .media_work import estimated_work, is_large
+from .messages import MediaItem, PageRun
+from .wire import Wire
+
+RowKey = tuple[int, int]
+"""(row, row generation)."""
+Place = tuple[int, int]
+"""(item, segment) of a request's media; (item, -1) is the item's analysis, (-1, -1) the prompt."""
+Target = tuple[PoolName, PageRun]
+Renumber = Callable[[PoolName, PageRun], PageRun]
+
+
+class PlanKind(enum.IntEnum):
+    """The kinds of plans."""
+
+    ANALYSE = 1
+    PREPROCESS = 2
+    ENCODE = 3
+    PREFILL = 4
+    LOAD = 5
+    LOAD_SEGMENTS = 6
+    TRANSFER = 7
+
+
+class PlanBase(Wire, frozen=True):
+    """Properties common to all plans."""
+
+    STAGE: ClassVar[str]
+    KIND: ClassVar[PlanKind]
+    READS: ClassVar[PoolName]
+    WRITES: ClassVar[PoolName | None] = None
+
+    @property
+    def parts(self) -> Sequence[Any]:
+        """The plan's parts, each for one row: itself, or records with ``row`` and ``row_generation``, ``source`` and ``target``.
+        A row can have several."""
+        return [self]
+
+    @property
+    def media(self) -> MediaItem | None:
+        """The medium of a video plan; None for other plans."""
+        return None
+
+    @property
+    def place(self) -> Place | None:
+        """The piece of the request's work that the plan does; None for an encode plan, whose targets tell it."""
+        return None
+
+    @property
+    def cost(self) -> float | None:
+        """A number roughly proportional to the duration of the step; None where unknown (media have their own time limit)."""
+        return None
+
+    @property
+    def is_large(self) -> bool:
+        """True if other work must not wait for this plan."""
+        return self.media is not None and is_large(estimated_work(self.media))
+
+    @property
+    def is_streamed(self) -> bool:
+        """True if the plan decodes a segment that was not decoded with its item's analysis."""
+        return False
+
+    @property
+    def rows(self) -> list[RowKey]:
+        """The row of each part."""
+        return [(part.row, part.row_generation) for part in self.parts]
+
+    def only(self, is_alive: Callable[[int, int], bool]) -> Self | None:
+        """Return the plan without the parts for rows that are not alive; None if nothing is left."""
+        parts = [part for part in self.parts if is_alive(part.row, part.row_generation)]
+        if len(parts) == len(self.parts):
+            return self
+        return type(self)(parts) if parts else None
+
+    def reads(self) -> dict[PoolName, list[int]]:
+        """Return the pages that the plan names and reads, each once."""
+        return {self.READS: distinct_pages(part.source for part in self.parts)}
+
+    def writes(self) -> dict[PoolName, list[int]]:
+        """Return the pages that the plan names and writes, each once. Plans that write KV pages name none: they follow their rows'
+        block tables."""
+        return {} if self.WRITES is None else {self.WRITES: distinct_pages(run for _, run in self.targets())}
+
+    def targets(self, key: RowKey | None = None) -> list[Target]:
+        """Return the page runs that the plan writes, of one row or of all."""
+        pool, parts = self.WRITES, self.parts
+        return [(pool, part.target) for part in parts if key in (None, (part.row, part.row_generation))] if pool else []
+
+
+def distinct_pages(runs: Iterable[PageRun]) -> list[int]:
+    return list(dict.fromkeys(page for run in runs for page in run.pages))
