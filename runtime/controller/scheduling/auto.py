@@ -1,5 +1,10 @@
-"""Policy ``auto``: the order of ``slack`` (MS2, MS3), with budgets that hold the P99 of the time between tokens at its objective
-(feedback on US8's tau and alpha, TI3's search), and encode beside prefill while that makes no token late (US1, TI5, RS6).
+"""Policy ``auto``: earliest deadline first, with budgets that hold the P99 of the time between tokens at its objective where they can
+(feedback on US8's tau and alpha, TI3's search). Encode and prefill take turns beside decode (US1), and work at once where that pays
+(``overlap_trial``).
+
+Order: by arrival plus TTFT objective (MS3), with plans as of ``unified``. A text of at most ``SHORT_TOKENS`` has a deadline that is
+``HEAD_START`` of its objective earlier: it passes what waits for less. Late requests keep their place. ``slack`` puts them behind all
+that are in time; under overload that doubles the TTFT of pictures.
 
 Feedback: a time between tokens is a step alone, of ``step_s``, and what a plan beside it adds, which grows with the plan's duration. A
 plan may take ``share`` of what the objective leaves: AIM x objective - step_s. With a share of 1 even a plan that holds decode up for
@@ -8,10 +13,11 @@ all of its duration keeps the objective. What is measured over the objective mov
 those change that had plans in the window, and only those grow that used their budgets: an idle stage does not wind up. After a change
 the next one waits until the window of measurements has no older ones.
 
-Encode and prefill take turns beside decode (US1). Where both have had work for ``TRIAL_S``, both at once is tried while at most
-``RARE`` of the tokens are late, with half of the time for each. It is taken back at the first window with more than ``LATE``, or
-after ``TRIAL_S`` if less than ``PAYS`` times the work was sent in a second. The next try waits twice as long, up to
-``MAX_BACKOFF_S``; one that lasts ``PROVEN_S`` resets the wait. gLLM paid 3.4 times the TPOT for overlap without a guard.
+Cuts must help. Where stages compete for cores or memory, any plan beside a step lengthens it, large or small, and smaller plans only
+delay media. Cuts that take a part of ``DEEP`` or more off a share should take as large a part off what plans add to P99. If they take
+less than ``HELPS`` of that, they are undone, shares below 1 return to 1, and the next cut waits ``FIRST_HOLD_S``, then twice as long, up
+to ``MAX_HOLD_S``. If P99 is ``GREW`` times that before them, the load has grown, and only later cuts are judged. Shares at their least
+for ``MAX_HOLD_S`` without success return to 1 and are judged anew.
 """
 
 import math
@@ -20,19 +26,20 @@ from typing import Any, NamedTuple
 
 from .budgets import MIN_TOKENS
 from .facts import Cost, Facts
-from .slack import Slack
-from .types import StepLimits, StepPlan, View
+from .overlap_trial import PROVEN_S, Trial
+from .slack import SHORT_TOKENS
+from .types import Candidate, Rank, StepLimits, StepPlan, View
+from .unified import Unified
 
+HEAD_START = 0.25
 AIM = 0.9  # of the objective, for P99
 ROOM = 0.8
 CUT, RAISE = 0.3, 1.25
 LEAST_SHARE, MOST_SHARE = 0.25, 4.0
 MIN_LEFT = 0.2  # of the objective, for plans, even where a step alone takes nearly all of it
 USED = 0.5  # a plan of this part of its budget, or more, has used it
-LATE, RARE = 0.01, 0.002  # shares of tokens
-FIRST_BACKOFF_S, MAX_BACKOFF_S, PROVEN_S = 5.0, 300.0, 60.0
-TRIAL_S, PAYS = 10.0, 1.1
-MAX_IDLE_S = 3.0  # of a stage that has work
+DEEP, HELPS, GREW = 0.25, 0.25, 1.1
+FIRST_HOLD_S, MAX_HOLD_S = 5.0, 60.0
 
 
 class StageShare(NamedTuple):
@@ -43,54 +50,51 @@ class StageShare(NamedTuple):
     used_s: float = -math.inf
 
 
-class Work(NamedTuple):
-    """Plans sent beside decode since ``since_s``: how many of each stage, and their units."""
+class Before(NamedTuple):
+    """What was before the first of some cuts: the shares of encode and prefill, and P99."""
 
-    since_s: float = -math.inf
-    num_encodes: int = 0
-    num_rows: int = 0
-    num_prefills: int = 0
-    num_tokens: int = 0
+    encode: float
+    prefill: float
+    p99_s: float
 
-    def seconds(self, facts: Facts) -> float:
-        """Return the seconds that these plans take, by what plans cost now."""
-        encode_s = facts.encode.base_s * self.num_encodes + facts.encode.unit_s * self.num_rows
-        return encode_s + facts.prefill.base_s * self.num_prefills + facts.prefill.unit_s * self.num_tokens
+
+NONE_BEFORE = Before(1.0, 1.0, 0.0)
 
 
 class Memory(NamedTuple):
-    """The policy's memory. ``changed_s``: when a share or ``together`` last changed. ``together``: encode and prefill may run at once,
-    since ``tried_s``, or again from ``retry_s`` on. ``work``: since that changed, or, in turns, since both stages have had work, for
-    twice ``TRIAL_S`` at most; ``turns``: the same of the time before the try, up to its beginning."""
+    """The policy's memory. ``changed_s``: when a share or the turns last changed. ``before``: the cuts that have no verdict yet. No cut
+    before ``cut_s``; ``hold_s``: the wait for it."""
 
     encode: StageShare = StageShare()
     prefill: StageShare = StageShare()
     changed_s: float = 0.0
-    together: bool = False
-    tried_s: float = 0.0
-    retry_s: float = 0.0
-    backoff_s: float = FIRST_BACKOFF_S
-    work: Work = Work()
-    turns: Work = Work()
+    before: Before | None = None
+    cut_s: float = -math.inf
+    hold_s: float = FIRST_HOLD_S
+    trial: Trial = Trial()
 
 
-class Auto(Slack):
-    """Slack's order and shares of a batch, within budgets that are fed back."""
+class Auto(Unified):
+    """The earliest deadline first, within budgets that are fed back."""
 
     name = "auto"
+    def rank(self, request: Candidate, facts: Facts) -> Rank:
+        """Rank by deadline."""
+        is_short = request.kind == "text" and request.tokens_left <= SHORT_TOKENS
+        return (request.arrived_s + request.objective.ttft_s * (1 - HEAD_START * is_short),)
 
     def plan(self, view: View, limits: StepLimits, memory: Any) -> tuple[StepPlan, Memory]:
         """Plan one round."""
         memory = steer(memory or Memory(), view.facts)
         if not view.num_decoding:
             return super().plan(view, limits, None)[0], memory
-        facts = view.facts
-        each_s = left_s(facts) / 2 if memory.together else left_s(facts)
+        facts, together = view.facts, memory.trial.together
+        each_s = left_s(facts) / 2 if together else left_s(facts)
         own = replace(
             limits,
             prefill_tokens=_units(memory.prefill.share * each_s, facts.prefill, MIN_TOKENS, limits.max_prefill_tokens),
             encode_rows=_units(memory.encode.share * each_s, facts.encode, 1, limits.max_encode_rows),
-            exclusive=limits.exclusive and not memory.together,
+            exclusive=limits.exclusive and not together,
         )
         step, _ = super().plan(view, own, None)
         return step, _note(memory, view, step, own) if step.prefill or step.encode else memory
@@ -98,55 +102,59 @@ class Auto(Slack):
 
 def _note(memory: Memory, view: View, step: StepPlan, own: StepLimits) -> Memory:
     """Return the memory after a plan beside decode."""
-    since_s, num_encodes, num_rows, num_prefills, num_tokens = memory.work
+    num_tokens, num_rows = sum([chunk.end - chunk.start for chunk in step.prefill]), _num_rows(view, step)
     idle_s = view.now - min(memory.encode.ran_s, memory.prefill.ran_s)
-    if not memory.together and (idle_s > MAX_IDLE_S or view.now - since_s > 2 * TRIAL_S):
-        since_s, num_encodes, num_rows, num_prefills, num_tokens = Work(view.now)
-    encode, prefill = memory.encode, memory.prefill
-    if step.prefill:
-        size = sum([chunk.end - chunk.start for chunk in step.prefill])
-        num_prefills, num_tokens = num_prefills + 1, num_tokens + size
-        prefill = _noted(prefill, view.now, size, own.prefill_tokens)
-    if step.encode:
-        size = _num_rows(view, step)
-        num_encodes, num_rows = num_encodes + 1, num_rows + size
-        encode = _noted(encode, view.now, size, own.encode_rows)
-    return memory._replace(encode=encode, prefill=prefill, work=Work(since_s, num_encodes, num_rows, num_prefills, num_tokens))
+    return memory._replace(
+        encode=_noted(memory.encode, view.now, num_rows, own.encode_rows),
+        prefill=_noted(memory.prefill, view.now, num_tokens, own.prefill_tokens),
+        trial=memory.trial.note(view.now, idle_s, num_rows, num_tokens),
+    )
 
 
 def steer(memory: Memory, facts: Facts) -> Memory:
     """Return the memory after a look at the last window: see the module. The same window is looked at once."""
     if facts.late_share is None or facts.tbt_p99_s is None:
         return memory
-    if memory.together and (facts.late_share > LATE or not _pays(memory, facts)):
-        backoff_s = memory.backoff_s if facts.now - memory.tried_s < PROVEN_S else FIRST_BACKOFF_S
-        return memory._replace(
-            together=False,
-            retry_s=facts.now + backoff_s,
-            backoff_s=min(MAX_BACKOFF_S, 2 * backoff_s),
-            changed_s=facts.now,
-            work=Work(facts.now),
-        )
+    if memory.trial.fails(facts):
+        return memory._replace(trial=memory.trial.ended(facts.now), changed_s=facts.now)
     began_s = facts.now - facts.tbt_window_s
     if memory.changed_s > began_s:
         return memory
-    both_ran = min(memory.encode.ran_s, memory.prefill.ran_s) > began_s and facts.now - memory.work.since_s >= TRIAL_S
-    if both_ran and not memory.together and facts.late_share <= RARE and facts.now >= memory.retry_s:
-        return memory._replace(together=True, tried_s=facts.now, changed_s=facts.now, work=Work(facts.now), turns=memory.work)
-    factor = _factor(facts)
+    if min(memory.encode.ran_s, memory.prefill.ran_s) > began_s and memory.trial.may_begin(facts):
+        return memory._replace(trial=memory.trial.begun(facts), changed_s=facts.now)
+    before = memory.before
+    if before is not None and (facts.tbt_p99_s <= facts.tbt_s or facts.tbt_p99_s > GREW * before.p99_s):
+        before = None
+    if before is not None and max(memory.encode.ran_s, memory.prefill.ran_s) > began_s and _in_vain(memory, before, facts):
+        return _undone(memory, before, facts.now)
+    factor = _factor(facts) if facts.now >= memory.cut_s else max(1.0, _factor(facts))
     encode, prefill = _moved(memory.encode, factor, began_s), _moved(memory.prefill, factor, began_s)
     if (encode, prefill) == (memory.encode, memory.prefill):
-        return memory
-    return memory._replace(encode=encode, prefill=prefill, changed_s=facts.now)
+        is_stuck = factor < 1 and facts.now - memory.changed_s > MAX_HOLD_S
+        return _restored(memory, before or NONE_BEFORE, facts.now) if is_stuck else memory._replace(before=before)
+    if factor < 1 and before is None:
+        before = Before(memory.encode.share, memory.prefill.share, facts.tbt_p99_s)
+    return memory._replace(encode=encode, prefill=prefill, changed_s=facts.now, before=before)
 
 
-def _pays(memory: Memory, facts: Facts) -> bool:
-    """Return whether more work is sent in a second than before the try. Judged once ``TRIAL_S`` are over, and not for ever: load
-    changes."""
-    tried_s, before_s = facts.now - memory.tried_s, memory.tried_s - memory.turns.since_s
-    if not TRIAL_S <= tried_s <= 2 * TRIAL_S:
-        return True
-    return memory.work.seconds(facts) / tried_s >= PAYS * memory.turns.seconds(facts) / before_s
+def _in_vain(memory: Memory, before: Before, facts: Facts) -> bool:
+    """Return whether these cuts were deep enough for a verdict, and P99 has hardly fallen."""
+    assert facts.tbt_p99_s is not None
+    depth = 1 - min(memory.encode.share / before.encode, memory.prefill.share / before.prefill)
+    return depth >= DEEP and before.p99_s - facts.tbt_p99_s < HELPS * depth * (before.p99_s - (facts.step_s or 0.0))
+
+
+def _undone(memory: Memory, before: Before, now: float) -> Memory:
+    """Return the memory without these cuts, and with a hold on the next one."""
+    hold_s = min(MAX_HOLD_S, 2 * memory.hold_s) if now - memory.cut_s < PROVEN_S else FIRST_HOLD_S
+    return _restored(memory, before, now)._replace(cut_s=now + hold_s, hold_s=hold_s)
+
+
+def _restored(memory: Memory, before: Before, now: float) -> Memory:
+    """Return the memory with these shares, or 1 in place of smaller ones."""
+    encode = memory.encode._replace(share=max(1.0, before.encode))
+    prefill = memory.prefill._replace(share=max(1.0, before.prefill))
+    return memory._replace(encode=encode, prefill=prefill, changed_s=now, before=None)
 
 
 def left_s(facts: Facts) -> float:
@@ -178,6 +186,9 @@ def _units(seconds: float, cost: Cost, low: int, high: int) -> int:
 
 
 def _noted(stage: StageShare, now: float, num_units: int, budget: int) -> StageShare:
+    """Return the stage after a plan of so many units; as it was without any."""
+    if not num_units:
+        return stage
     return StageShare(stage.share, now, now if num_units >= USED * budget else stage.used_s)
 
 

@@ -8,10 +8,6 @@ from itertools import pairwise
 import pytest
 
 from mmrt.runtime.controller.scheduling.auto import (
-    FIRST_BACKOFF_S,
-    MAX_BACKOFF_S,
-    PROVEN_S,
-    TRIAL_S,
     Auto,
     Memory,
     StageShare,
@@ -21,6 +17,7 @@ from mmrt.runtime.controller.scheduling.auto import (
 from mmrt.runtime.controller.scheduling.costs import Costs
 from mmrt.runtime.controller.scheduling.facts import Facts
 from mmrt.runtime.controller.scheduling.gap_window import GapWindow
+from mmrt.runtime.controller.scheduling.overlap_trial import FIRST_BACKOFF_S, MAX_BACKOFF_S, PROVEN_S, TURNS_S, Trial
 from mmrt.runtime.controller.scheduling.types import MemberView, RequestView, SegmentStage, SegmentView, StepLimits, View
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.gap_buckets import NUM_BUCKETS, bucket_of
@@ -52,7 +49,7 @@ class Device:
     def run(self, seconds: float) -> "Device":
         now, counts, window, costs = 0.0, [0] * NUM_BUCKETS, GapWindow(), Costs({})
         ends_s = {"encode": 0.0, "prefill": 0.0}
-        memory, alone_s, last = Memory(retry_s=0.0 if self.pays else math.inf), None, "prefill"
+        memory, alone_s, last = Memory(trial=Trial(retry_s=0.0 if self.pays else math.inf)), None, "prefill"
         while now < seconds:
             window.look(now, list(counts), OBJECTIVE_S)
             facts = Facts(
@@ -156,8 +153,8 @@ def test_where_a_plan_hardly_disturbs_it_may_take_longer() -> None:
 def test_encode_overlaps_where_it_pays() -> None:
     """On a device of its own the encoder stays beside prefill once that has been tried."""
     own = Device(has_images=lambda now: True, encode_held=lambda now: 0.0).run(80)
-    began_s = next(at_s for at_s, memory in own.memories if memory.together)
-    assert TRIAL_S <= began_s <= 2 * TRIAL_S and all(memory.together for at_s, memory in own.memories if at_s > began_s)
+    began_s = next(at_s for at_s, memory in own.memories if memory.trial.together)
+    assert TURNS_S <= began_s <= 2 * TURNS_S and all(memory.trial.together for at_s, memory in own.memories if at_s > began_s)
     apart = Device(has_images=lambda now: True, encode_held=lambda now: 0.0)
     apart.pays = False
     assert own.num_tokens > 1.2 * apart.run(80).num_tokens
@@ -166,27 +163,28 @@ def test_encode_overlaps_where_it_pays() -> None:
 def test_overlap_is_compared_with_a_time_in_which_both_stages_had_work() -> None:
     """Images come after 15 s of prompts alone: what was done before does not count."""
     device = Device(has_images=lambda now: now >= 15, encode_held=lambda now: 0.0).run(30)
-    tried = next(memory for _, memory in device.memories if memory.together)
-    assert tried.turns.since_s >= 15 and tried.tried_s >= 15 + TRIAL_S
+    tried = next(memory for _, memory in device.memories if memory.trial.together)
+    assert tried.trial.tried_s >= 15 + TURNS_S
 
 
 def test_where_overlap_does_not_pay_it_is_tried_ever_more_rarely() -> None:
     """On one device both together do no more than in turns: no token is late by the tries, and they become rare."""
     shared = Device(has_images=lambda now: True).run(300)
-    tries = sorted({memory.tried_s for _, memory in shared.memories if memory.tried_s})
+    tries = sorted({memory.trial.tried_s for _, memory in shared.memories if memory.trial.tried_s})
     waits = [later - at_s for at_s, later in pairwise(tries)]
     assert 3 <= len(tries) <= 7 and waits[-1] > 2 * waits[0]
     assert shared.p99_s(10, 300) <= 1.02 * OBJECTIVE_S
 
 
 def test_overlap_that_makes_tokens_late_is_taken_back_at_once() -> None:
-    memory = Memory(together=True, tried_s=9.0, changed_s=9.0, backoff_s=20.0)
-    assert steer(memory, facts(10.0, 0.09, 0.009)).together
-    found = steer(memory, facts(10.0, 0.2, 0.02))
+    trial = Trial(together=True, tried_s=9.0, backoff_s=20.0)
+    memory = Memory(changed_s=9.0, trial=trial)
+    assert steer(memory, facts(10.0, 0.09, 0.009)).trial.together
+    found = steer(memory, facts(10.0, 0.2, 0.02)).trial
     assert (found.together, found.retry_s, found.backoff_s) == (False, 30.0, 40.0)
-    proven = steer(memory, facts(9.0 + PROVEN_S, 0.2, 0.02))
+    proven = steer(memory, facts(9.0 + PROVEN_S, 0.2, 0.02)).trial
     assert (proven.retry_s, proven.backoff_s) == (9.0 + PROVEN_S + FIRST_BACKOFF_S, 2 * FIRST_BACKOFF_S)
-    assert steer(memory._replace(backoff_s=MAX_BACKOFF_S), facts(10.0, 0.2, 0.02)).backoff_s == MAX_BACKOFF_S
+    assert trial._replace(backoff_s=MAX_BACKOFF_S).ended(10.0).backoff_s == MAX_BACKOFF_S
 
 
 def facts(now: float, p99_s: float, late_share: float, window_s: float = 1.0) -> Facts:
@@ -207,7 +205,7 @@ def test_a_share_that_was_not_used_does_not_grow() -> None:
 
 
 def test_shares_are_bounded_and_nothing_is_done_without_measurements() -> None:
-    memory = Memory(StageShare(1.0, 1e9, 1e9), StageShare(1.0, 1e9, 1e9), retry_s=math.inf)
+    memory = Memory(StageShare(1.0, 1e9, 1e9), StageShare(1.0, 1e9, 1e9), trial=Trial(retry_s=math.inf))
     low = high = memory
     for look in range(40):
         low, high = steer(low, facts(10.0 + 2 * look, 5.0, 0.5)), steer(high, facts(10.0 + 2 * look, 0.001, 0.0))
