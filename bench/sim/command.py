@@ -5,6 +5,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 
@@ -18,14 +19,15 @@ from ..serve.chat import make_conversations
 from ..serve.client import BenchError
 from ..serve.load_options import LoadOptions
 from ..serve.planned import plan_requests, plan_stall
+from ..serve.plot import PlotError, plot_over_time, require_matplotlib
 from ..serve.report import Report
 from ..serve.workload import RequestPlan
 from .costs import Costs
 from .devices import Link
 from .events import NS, to_ns
 from .loads import ClosedLoop, Load, OpenLoop, Senders, Stall
-from .options import parse_sim
-from .report import make_report
+from .options import SimOptions, parse_sim
+from .report import Steps, make_report
 from .requests import Requests
 from .simulation import Simulation, SimulationError, simulated_limits
 from .validate import show_validation, validate
@@ -41,11 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.validate:
             return _validate(given, config, costs, policy, console)
         began_s = time.process_time()
-        report = simulate(options, config, costs, policy)
+        if given.plot:
+            require_matplotlib()
+        simulation, load = run_load(options, config, costs, policy)
+        report = make_report(options, config, costs, simulation, load)
         show_report(console, report)
         _show_speed(console, report, time.process_time() - began_s)
         write_json(given.json, report)
-    except (BenchError, ConfigError, OwnRunError, SimulationError, OSError, ValueError) as error:
+        if given.plot:
+            _plot(given.plot, options, costs, simulation)
+    except (BenchError, ConfigError, OwnRunError, PlotError, SimulationError, OSError, ValueError) as error:
         print(f"mmrt bench sim: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -70,6 +77,13 @@ def _validate(given: argparse.Namespace, config: RuntimeConfig, costs: Costs, po
 def _show_speed(console: Console, report: Report, cpu_s: float) -> None:
     num_requests = report.groups[0].num_requests
     console.print(f"{num_requests} requests, {report.duration_s:.1f} s simulated in {cpu_s:.1f} s of processor time", style="dim")
+
+
+def _plot(path: Path, options: SimOptions, costs: Costs, simulation: Simulation) -> None:
+    """Write the picture. Raises: OSError; PlotError."""
+    steps = Steps(simulation, costs)
+    title = f"{options.policy}, simulated with costs {costs.name}" + (" (roofline, never measured)" if costs.origin == "roofline" else "")
+    plot_over_time(path, title, [steps.record(record) for record in simulation.gateway.records], options.slo and options.slo.tbt_s)
 
 
 def simulate(options: LoadOptions, config: RuntimeConfig, costs: Costs, policy: Policy | None = None) -> Report:

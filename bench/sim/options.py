@@ -36,6 +36,7 @@ def parse_sim(argv: Sequence[str]) -> tuple[SimOptions, RuntimeConfig, Costs, Po
     except (ConfigError, CostsError) as error:
         parser.error(str(error))
     if given.validate:
+        refuse_options(parser, given, ("plot",), "--validate has many loads")
         refuse_options(parser, given, LOAD_NAMES, "--validate has loads of its own")
         if costs.origin == "roofline":
             parser.error(f"--costs {given.costs}: --validate compares with runs on this machine, and nobody measured this model")
@@ -105,6 +106,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="run three loads so many times live and once simulated, and compare; --num-requests is for each",
     )
     add("--checkpoint", type=Path, metavar="DIR", help="of the live runs (the demo model)")
+    add("--plot", type=Path, metavar="FILE", help="draw the times between tokens over the time of the load")
     add("--json", type=json_file, metavar="FILE", help=JSON_HELP)
     return parser
 

@@ -16,8 +16,8 @@ the next one waits until the window of measurements has no older ones.
 Cuts must help. Where stages compete for cores or memory, any plan beside a step lengthens it, large or small, and smaller plans only
 delay media. Cuts that take a part of ``DEEP`` or more off a share should take as large a part off what plans add to P99. If they take
 less than ``HELPS`` of that, they are undone, shares below 1 return to 1, and the next cut waits ``FIRST_HOLD_S``, then twice as long, up
-to ``MAX_HOLD_S``. If P99 is ``GREW`` times that before them, the load has grown, and only later cuts are judged. Shares at their least
-for ``MAX_HOLD_S`` without success return to 1 and are judged anew.
+to ``MAX_HOLD_S``, unless P99 has fallen by ``EASED``. If P99 is ``GREW`` times that before the cuts, the load has grown, and only later
+cuts are judged. Shares at their least for ``MAX_HOLD_S`` without success return to 1 and are judged anew.
 """
 
 import math
@@ -38,7 +38,7 @@ CUT, RAISE = 0.3, 1.25
 LEAST_SHARE, MOST_SHARE = 0.25, 4.0
 MIN_LEFT = 0.2  # of the objective, for plans, even where a step alone takes nearly all of it
 USED = 0.5  # a plan of this part of its budget, or more, has used it
-DEEP, HELPS, GREW = 0.25, 0.25, 1.1
+DEEP, HELPS, GREW, EASED = 0.25, 0.4, 1.1, 1.5
 FIRST_HOLD_S, MAX_HOLD_S = 5.0, 60.0
 
 
@@ -63,7 +63,7 @@ NONE_BEFORE = Before(1.0, 1.0, 0.0)
 
 class Memory(NamedTuple):
     """The policy's memory. ``changed_s``: when a share or the turns last changed. ``before``: the cuts that have no verdict yet. No cut
-    before ``cut_s``; ``hold_s``: the wait for it."""
+    before ``cut_s``, while P99 is about ``vain_s``, as when the last ones were undone; ``hold_s``: the wait."""
 
     encode: StageShare = StageShare()
     prefill: StageShare = StageShare()
@@ -71,6 +71,7 @@ class Memory(NamedTuple):
     before: Before | None = None
     cut_s: float = -math.inf
     hold_s: float = FIRST_HOLD_S
+    vain_s: float = 0.0
     trial: Trial = Trial()
 
 
@@ -127,7 +128,8 @@ def steer(memory: Memory, facts: Facts) -> Memory:
         before = None
     if before is not None and max(memory.encode.ran_s, memory.prefill.ran_s) > began_s and _in_vain(memory, before, facts):
         return _undone(memory, before, facts.now)
-    factor = _factor(facts) if facts.now >= memory.cut_s else max(1.0, _factor(facts))
+    is_held = facts.now < memory.cut_s and facts.tbt_p99_s * EASED > memory.vain_s
+    factor = max(1.0, _factor(facts)) if is_held else _factor(facts)
     encode, prefill = _moved(memory.encode, factor, began_s), _moved(memory.prefill, factor, began_s)
     if (encode, prefill) == (memory.encode, memory.prefill):
         is_stuck = factor < 1 and facts.now - memory.changed_s > MAX_HOLD_S
@@ -147,7 +149,7 @@ def _in_vain(memory: Memory, before: Before, facts: Facts) -> bool:
 def _undone(memory: Memory, before: Before, now: float) -> Memory:
     """Return the memory without these cuts, and with a hold on the next one."""
     hold_s = min(MAX_HOLD_S, 2 * memory.hold_s) if now - memory.cut_s < PROVEN_S else FIRST_HOLD_S
-    return _restored(memory, before, now)._replace(cut_s=now + hold_s, hold_s=hold_s)
+    return _restored(memory, before, now)._replace(cut_s=now + hold_s, hold_s=hold_s, vain_s=before.p99_s)
 
 
 def _restored(memory: Memory, before: Before, now: float) -> Memory:

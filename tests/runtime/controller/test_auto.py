@@ -1,21 +1,16 @@
 """``auto`` holds the P99 of the time between tokens at its objective on a simulated device, and lets encode overlap where it may."""
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
 
-from mmrt.runtime.controller.scheduling.auto import (
-    Auto,
-    Memory,
-    StageShare,
-    left_s,
-    steer,
-)
+from mmrt.runtime.controller.scheduling.auto import LEAST_SHARE, MAX_HOLD_S, MOST_SHARE, Auto, Memory, StageShare, left_s, steer
 from mmrt.runtime.controller.scheduling.costs import Costs
-from mmrt.runtime.controller.scheduling.facts import Facts
+from mmrt.runtime.controller.scheduling.facts import Facts, Objective, RequestKind
 from mmrt.runtime.controller.scheduling.gap_window import GapWindow
 from mmrt.runtime.controller.scheduling.overlap_trial import FIRST_BACKOFF_S, MAX_BACKOFF_S, PROVEN_S, TURNS_S, Trial
 from mmrt.runtime.controller.scheduling.types import MemberView, RequestView, SegmentStage, SegmentView, StepLimits, View
@@ -31,12 +26,14 @@ PREFILL, ENCODER = InstanceId("prefill"), InstanceId("encoder")
 @dataclass
 class Device:
     """Decode steps of ``step_s``, each lengthened by the plans that are sent at its beginning: by ``held`` of the seconds of prefill,
-    by ``encode_held`` of those of encode. Work without end comes where ``has_prompts`` and ``has_images`` say so."""
+    by ``encode_held`` of those of encode, and by ``contended_s`` whatever their size. Work without end comes where ``has_prompts`` and
+    ``has_images`` say so."""
 
     num_rows: int = 32
     step_s: Callable[[float], float] = lambda now: 0.03
     held: Callable[[float], float] = lambda now: 1.0
     encode_held: Callable[[float], float] = lambda now: 1.0
+    contended_s: Callable[[float], float] = lambda now: 0.0
     has_prompts: Callable[[float], bool] = lambda now: True
     has_images: Callable[[float], bool] = lambda now: False
     token_s: Callable[[float], float] = lambda now: 0.0001
@@ -78,6 +75,8 @@ class Device:
                 ends_s["encode"] = now + took_s
                 gap_s += self.encode_held(now) * took_s
                 self.num_images += len(plan.encode)
+            if plan.encode or plan.prefill:
+                gap_s += self.contended_s(now)
             last = "encode" if plan.encode else "prefill" if plan.prefill else last
             if not plan.prefill and not plan.encode and all(idle.values()):
                 alone_s = gap_s if alone_s is None else alone_s + 0.1 * (gap_s - alone_s)
@@ -205,12 +204,92 @@ def test_a_share_that_was_not_used_does_not_grow() -> None:
 
 
 def test_shares_are_bounded_and_nothing_is_done_without_measurements() -> None:
-    memory = Memory(StageShare(1.0, 1e9, 1e9), StageShare(1.0, 1e9, 1e9), trial=Trial(retry_s=math.inf))
+    memory = Memory(RAN, RAN, trial=Trial(retry_s=math.inf))
     low = high = memory
-    for look in range(40):
-        low, high = steer(low, facts(10.0 + 2 * look, 5.0, 0.5)), steer(high, facts(10.0 + 2 * look, 0.001, 0.0))
-    assert low.prefill.share == low.encode.share == 0.25 and high.prefill.share == high.encode.share == 4.0
+    for look in range(17):
+        low = steer(low, facts(10.0 + 2 * look, max(0.5**look, 0.11), 0.5))
+        high = steer(high, facts(10.0 + 2 * look, 0.001, 0.0))
+    assert low.prefill.share == low.encode.share == LEAST_SHARE and high.prefill.share == high.encode.share == MOST_SHARE
     assert steer(memory, Facts(99.0)) == memory
+
+
+RAN = StageShare(1.0, 1e9, 1e9)
+
+
+def test_cuts_that_do_not_help_are_undone_and_tried_ever_more_rarely() -> None:
+    memory, holds = Memory(RAN, StageShare(0.5, 1e9, 1e9)), []
+    for look in range(200):
+        before, now = memory, 10.0 + 1.5 * look
+        memory = steer(memory, facts(now, 0.2 + 0.01 * (look % 2), 0.5))
+        assert memory.prefill.share < 1 or memory.encode.share >= 1
+        if memory.cut_s > before.cut_s:
+            assert (memory.encode.share, memory.prefill.share) == (1.0, 1.0), "also the share that was below it"
+            holds.append(memory.cut_s - now)
+        elif now < memory.cut_s:
+            assert memory.encode.share == 1.0
+    assert holds[:5] == [5.0, 10.0, 20.0, 40.0, MAX_HOLD_S] and set(holds[5:]) == {MAX_HOLD_S}
+
+
+def test_cuts_that_help_are_kept() -> None:
+    """Half of what was expected of them is enough, and it counts from the first cut."""
+    cut = steer(Memory(RAN, RAN), facts(10.0, 0.15, 0.5))
+    assert cut.encode.share == pytest.approx(0.06 / 0.12) and cut.before == (1.0, 1.0, 0.15)
+    helped = steer(cut, facts(12.0, 0.15 - 0.06 / 2, 0.5))
+    assert helped.encode.share < cut.encode.share and helped.before == cut.before
+    in_vain = steer(helped, facts(14.0, 0.149, 0.5))
+    assert in_vain.encode.share == 1.0 and in_vain.cut_s > 14.0
+    assert steer(helped, facts(14.0, 0.095, 0.0)).before is None, "within the objective"
+
+
+def test_a_load_that_grows_is_no_verdict_on_cuts() -> None:
+    cut = steer(Memory(RAN, RAN), facts(10.0, 0.15, 0.5))
+    grown = steer(cut, facts(12.0, 0.2, 0.5))
+    assert grown.encode.share < cut.encode.share and grown.before == (cut.encode.share, cut.prefill.share, 0.2)
+
+
+def test_the_least_shares_are_judged_anew_when_they_do_not_suffice() -> None:
+    least = Memory(StageShare(LEAST_SHARE, 1e9, 1e9), StageShare(LEAST_SHARE, 1e9, 1e9), changed_s=10.0)
+    assert steer(least, facts(9.0 + MAX_HOLD_S, 0.15, 0.5)) == least
+    again = steer(least, facts(11.0 + MAX_HOLD_S, 0.15, 0.5))
+    assert again.encode.share == again.prefill.share == 1.0 and again.cut_s < 0
+
+
+@pytest.mark.parametrize("noise_s", [0.0, 0.03])
+def test_where_plans_disturb_whatever_their_size_shares_stay_whole(noise_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> Device:
+        rng = random.Random(1)
+        return Device(held=lambda now: 0.0, contended_s=lambda now: 0.09 + rng.uniform(0, noise_s)).run(300)
+
+    def whole(device: Device) -> float:
+        shares = [memory.prefill.share for at_s, memory in device.memories if at_s > 100]
+        return sum(share >= 1 for share in shares) / len(shares)
+
+    judged = run()
+    assert whole(judged) > 0.9
+    monkeypatch.setattr("mmrt.runtime.controller.scheduling.auto._in_vain", lambda memory, before, facts: False)
+    blind = run()
+    assert whole(blind) < 0.1 and judged.num_tokens > 1.1 * blind.num_tokens and judged.p99_s(100, 300) < 1.1 * blind.p99_s(100, 300)
+
+
+def test_contention_that_comes_and_goes() -> None:
+    """Beside another program the objective is lost, and shares stay; when it has gone P99 is held as before."""
+    device = Device(contended_s=lambda now: 0.2 if 20 <= now < 80 else 0.0).run(160)
+    assert device.p99_s(100, 160) <= 1.02 * OBJECTIVE_S
+    shares = [memory.prefill.share for at_s, memory in device.memories if 40 <= at_s < 80]
+    assert sum(share >= 0.6 for share in shares) > 0.7 * len(shares)
+
+
+def test_the_order_is_that_of_deadlines() -> None:
+    """A short text passes a picture that came a second before it, not one that has waited for longer, nor one that is late."""
+
+    def rank(kind: RequestKind, arrived_s: float, tokens: int = 100, ttft_s: float = 4.0) -> tuple[float, ...]:
+        member = MemberView(0, tokens, tokens)
+        request = RequestView(1, 1, members=(member,), arrived_s=arrived_s, kind=kind, objective=Objective(ttft_s))
+        return Auto().rank(request, Facts(100.0))  # type: ignore[arg-type]
+
+    assert rank("text", 50.9) < rank("image", 50.0) < rank("text", 51.1)
+    assert rank("image", 50.0) < rank("text", 50.5, tokens=1000)
+    assert rank("text", 50.5, ttft_s=0.5) < rank("image", 48.0)
 
 
 @pytest.mark.parametrize(("step_s", "left"), [(None, 0.09), (0.03, 0.06), (0.085, 0.02), (5.0, 0.02)])
