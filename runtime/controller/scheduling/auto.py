@@ -1,10 +1,10 @@
-"""Policy ``auto``: earliest deadline first, with budgets that hold the P99 of the time between tokens at its objective where they can
-(feedback on US8's tau and alpha, TI3's search). Encode and prefill take turns beside decode (US1), and work at once where that pays
+"""Policy ``auto``: nearly first come, first served, with budgets that hold the P99 of the time between tokens at its objective where they
+can (feedback on US8's tau and alpha, TI3's search). Encode and prefill take turns beside decode (US1), and work at once where that pays
 (``overlap_trial``).
 
-Order: by arrival plus TTFT objective (MS3), with plans as of ``unified``. A text of at most ``SHORT_TOKENS`` has a deadline that is
-``HEAD_START`` of its objective earlier: it passes what waits for less. Late requests keep their place. ``slack`` puts them behind all
-that are in time; under overload that doubles the TTFT of pictures.
+Order: as if a request had come ``DELAY`` of its TTFT objective later, and a text of at most ``SHORT_TOKENS`` when it came (MS3). So a
+short text passes what has waited for less than that, and late requests keep their place: ``slack`` puts them behind all that are in
+time, which under overload doubles the TTFT of pictures. Plans are as of ``unified``.
 
 Feedback: a time between tokens is a step alone, of ``step_s``, and what a plan beside it adds, which grows with the plan's duration. A
 plan may take ``share`` of what the objective leaves: AIM x objective - step_s. With a share of 1 even a plan that holds decode up for
@@ -31,7 +31,7 @@ from .slack import SHORT_TOKENS
 from .types import Candidate, Rank, StepLimits, StepPlan, View
 from .unified import Unified
 
-HEAD_START = 0.25
+DELAY = 0.25
 AIM = 0.9  # of the objective, for P99
 ROOM = 0.8
 CUT, RAISE = 0.3, 1.25
@@ -76,13 +76,13 @@ class Memory(NamedTuple):
 
 
 class Auto(Unified):
-    """The earliest deadline first, within budgets that are fed back."""
+    """Unified's plans in an order that prefers short texts, within budgets that are fed back."""
 
     name = "auto"
     def rank(self, request: Candidate, facts: Facts) -> Rank:
-        """Rank by deadline."""
+        """Rank by arrival and kind."""
         is_short = request.kind == "text" and request.tokens_left <= SHORT_TOKENS
-        return (request.arrived_s + request.objective.ttft_s * (1 - HEAD_START * is_short),)
+        return (request.arrived_s + (0.0 if is_short else DELAY * request.objective.ttft_s),)
 
     def plan(self, view: View, limits: StepLimits, memory: Any) -> tuple[StepPlan, Memory]:
         """Plan one round."""

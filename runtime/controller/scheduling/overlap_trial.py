@@ -13,7 +13,7 @@ from .facts import UNKNOWN, Cost, Facts
 
 LATE, RARE = 0.01, 0.002  # shares of tokens
 FIRST_BACKOFF_S, MAX_BACKOFF_S, PROVEN_S = 20.0, 300.0, 60.0
-TURNS_S, LOOK_S, PAYS = 10.0, 3.0, 1.25
+TURNS_S, LOOK_S, PAYS = 20.0, 3.0, 1.25
 BUSY = 0.6  # of the time: with less, both at once have little to gain
 MAX_IDLE_S = 3.0  # of a stage that has work
 
