@@ -82,8 +82,12 @@ def _show_speed(console: Console, report: Report, cpu_s: float) -> None:
 def _plot(path: Path, options: SimOptions, costs: Costs, simulation: Simulation) -> None:
     """Write the picture. Raises: OSError; PlotError."""
     steps = Steps(simulation, costs)
-    title = f"{options.policy}, simulated with costs {costs.name}" + (" (roofline, never measured)" if costs.origin == "roofline" else "")
-    plot_over_time(path, title, [steps.record(record) for record in simulation.gateway.records], options.slo and options.slo.tbt_s)
+    title = f"{options.policy}, simulated with costs {costs.name}" + (
+        " (roofline, never measured)" if costs.origin == "roofline" else ""
+    )
+    plot_over_time(
+        path, title, [steps.record(record) for record in simulation.gateway.records], options.slo.tbt_s if options.slo else None
+    )
 
 
 def simulate(options: LoadOptions, config: RuntimeConfig, costs: Costs, policy: Policy | None = None) -> Report:

@@ -1,6 +1,6 @@
-"""Policy ``auto``: nearly first come, first served, with budgets that hold the P99 of the time between tokens at its objective where they
-can (feedback on US8's tau and alpha, TI3's search). Encode and prefill take turns beside decode (US1), and work at once where that pays
-(``overlap_trial``).
+"""Policy ``auto``: nearly first come, first served, with budgets that hold the P99 of the time between tokens at its objective where
+they can (feedback on US8's tau and alpha, TI3's search). Encode and prefill take turns beside decode (US1), and work at once where
+that pays (``overlap_trial``).
 
 Order: as if a request had come ``DELAY`` of its TTFT objective later, and a text of at most ``SHORT_TOKENS`` when it came (MS3). So a
 short text passes what has waited for less than that, and late requests keep their place: ``slack`` puts them behind all that are in
@@ -15,9 +15,9 @@ the next one waits until the window of measurements has no older ones.
 
 Cuts must help. Where stages compete for cores or memory, any plan beside a step lengthens it, large or small, and smaller plans only
 delay media. Cuts that take a part of ``DEEP`` or more off a share should take as large a part off what plans add to P99. If they take
-less than ``HELPS`` of that, they are undone, shares below 1 return to 1, and the next cut waits ``FIRST_HOLD_S``, then twice as long, up
-to ``MAX_HOLD_S``, unless P99 has fallen by ``EASED``. If P99 is ``GREW`` times that before the cuts, the load has grown, and only later
-cuts are judged. Shares at their least for ``MAX_HOLD_S`` without success return to 1 and are judged anew.
+less than ``HELPS`` of that, they are undone, shares below 1 return to 1, and the next cut waits ``FIRST_HOLD_S``, then twice as long,
+up to ``MAX_HOLD_S``, unless P99 has fallen by ``EASED``. If P99 is ``GREW`` times that before the cuts, the load has grown, and only
+later cuts are judged. Shares at their least for ``MAX_HOLD_S`` without success return to 1 and are judged anew.
 """
 
 import math
@@ -76,9 +76,10 @@ class Memory(NamedTuple):
 
 
 class Auto(Unified):
-    """Unified's plans in an order that prefers short texts, within budgets that are fed back."""
+    """Unified's plans in another order, within budgets that are fed back."""
 
     name = "auto"
+
     def rank(self, request: Candidate, facts: Facts) -> Rank:
         """Rank by arrival and kind."""
         is_short = request.kind == "text" and request.tokens_left <= SHORT_TOKENS

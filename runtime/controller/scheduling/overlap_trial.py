@@ -19,8 +19,8 @@ MAX_IDLE_S = 3.0  # of a stage that has work
 
 
 class Work(NamedTuple):
-    """Plans sent beside decode since ``since_s``: how many of each stage, and their units. ``last_rows`` and ``last_tokens`` are those of
-    the newest plans, which are under way and do not count yet: one at the beginning of a short time would count in full."""
+    """Plans sent beside decode since ``since_s``: how many of each stage, and their units. ``last_rows`` and ``last_tokens`` are of the
+    newest plans, which are under way and do not count yet."""
 
     since_s: float = -math.inf
     num_encodes: int = 0
