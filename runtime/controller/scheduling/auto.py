@@ -58,9 +58,6 @@ class Before(NamedTuple):
     p99_s: float
 
 
-NONE_BEFORE = Before(1.0, 1.0, 0.0)
-
-
 class Memory(NamedTuple):
     """The policy's memory. ``changed_s``: when a share or the turns last changed. ``before``: the cuts that have no verdict yet. No cut
     before ``cut_s``, while P99 is about ``vain_s``, as when the last ones were undone; ``hold_s``: the wait."""
@@ -134,7 +131,7 @@ def steer(memory: Memory, facts: Facts) -> Memory:
     encode, prefill = _moved(memory.encode, factor, began_s), _moved(memory.prefill, factor, began_s)
     if (encode, prefill) == (memory.encode, memory.prefill):
         is_stuck = factor < 1 and facts.now - memory.changed_s > MAX_HOLD_S
-        return _restored(memory, before or NONE_BEFORE, facts.now) if is_stuck else memory._replace(before=before)
+        return _restored(memory, before or Before(1.0, 1.0, 0.0), facts.now) if is_stuck else memory._replace(before=before)
     if factor < 1 and before is None:
         before = Before(memory.encode.share, memory.prefill.share, facts.tbt_p99_s)
     return memory._replace(encode=encode, prefill=prefill, changed_s=facts.now, before=before)
