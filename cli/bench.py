@@ -19,6 +19,7 @@ BENCHES = {
     "controller": "What a tick of the controller costs.",
     "startup": "How long a user waits, and what an idle run takes.",
     "versus_transformers": "Images at once beside transformers in sequence.",
+    "peers": "Prefill and decode steps beside llama.cpp's.",
     "accuracy": "How far reduced precision is from float32.",
     "media": "Decoding beside PyAV, OpenCV and torchcodec.",
     "video": "The first token of a long video beside its stages.",
@@ -33,6 +34,7 @@ MODULES = {
     "bus": "micro.bus",
     "runtime": "micro.runtime",
     "recorder": "micro.recorder",
+    "peers": "peers.command",
     "media": "media.command",
     "video": "media.video",
 }  # below mmrt.bench; the others have the bench's name
