@@ -1,20 +1,19 @@
 """Attention over the paged KV cache: the interface that ``lm`` uses, and its CPU implementation in torch.
 
-One gather per layer brings K and V (``kv_pages``). Measured (two cores, bf16, 16 layers, 4 sequences of 512 tokens):
-gathering K and V apart 2.8 ms, together 1.6 ms; SDPA on the padded batch 3.6 ms, one by one 6.6 ms, bmm + softmax 9.5 ms.
+In a decode step each sequence is attended to alone: its K and V are gathered (``kv_pages``) and used while they are in cache, and its
+result does not depend on the rest of the batch.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..architecture import LanguageConfig
 from .kv_pages import KvPages
 
-_GROUP_BYTES = 4 << 20  # gathered K and V of a group of sequences: stays in cache, and bounds private memory
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 class Attention(Protocol):
@@ -38,14 +37,13 @@ class Attention(Protocol):
         ...
 
 
-class _Group(NamedTuple):
-    """Sequences of similar length, attended to as one padded batch."""
+class _Sequence(NamedTuple):
+    """A sequence of a decode step: its pages, and the scratch memory into which each layer gathers them."""
 
-    rows: Tensor | None  # int64: which of the batch; None is all, in order
-    pages: Tensor  # int64 [size x pages of the longest]
-    mask: Tensor | None  # [size, 1, groups, tokens], 0 or -inf; None: all lengths are the same whole number of pages
-    size: int
-    num_tokens: int
+    pages: Tensor  # int64 [P]
+    gathered: Tensor  # [P, values of a page in a layer]
+    k: Tensor  # [1, HKV, length, D], a view of ``gathered``, as ``v`` is
+    v: Tensor
 
 
 class CpuAttention:
@@ -54,12 +52,11 @@ class CpuAttention:
     def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
         self._kv_heads, self._head_dim = config.num_kv_heads, config.head_dim
         self._fold = config.num_heads // config.num_kv_heads
-        self._row = 2 * config.num_kv_heads * config.head_dim
         self._pages, self._page_tokens, self._dtype = pages, pages.page_tokens, pages.dtype
         self._rows = torch.empty(0, dtype=torch.int64)
         self._spans: Sequence[tuple[int, int]] = ()
         self._prefixes: list[Tensor] = []
-        self._groups: list[_Group] = []
+        self._sequences: list[_Sequence] = []
 
     def begin_prefill(self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor]) -> None:
         self._spans = spans
@@ -75,7 +72,12 @@ class CpuAttention:
         last = lengths - 1
         pages = block_tables.gather(1, (last // self._page_tokens).unsqueeze(1)).squeeze(1)
         self._rows = self._pages.rows(pages, last)
-        self._groups = [self._group(lengths, block_tables, rows) for rows in self._partition(lengths.tolist())]
+        scratch = self._pages.scratch(block_tables.shape[1])
+        k, v = scratch.view(1, -1, 2, self._kv_heads, self._head_dim).transpose(1, 3).unbind(2)
+        self._sequences = []
+        for length, table in zip(lengths.tolist(), block_tables, strict=True):
+            num_pages = -(-length // self._page_tokens)
+            self._sequences.append(_Sequence(table[:num_pages], scratch[:num_pages], k[:, :, :length], v[:, :, :length]))
 
     def write(self, layer: int, kv_NR: Tensor) -> None:
         """Store the new tokens' K (rotated) and V."""
@@ -98,24 +100,18 @@ class CpuAttention:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def decode_attend(self, layer: int, q_NHD: Tensor) -> Tensor:
-        q = q_NHD.view(-1, self._kv_heads, self._fold, self._head_dim)
-        output = torch.empty_like(q, memory_format=torch.contiguous_format)
-        for group in self._groups:
-            kv = self._pages.gather(layer, group.pages).view(group.size, group.num_tokens, 2, self._kv_heads, self._head_dim)
-            queries = q if group.rows is None else q.index_select(0, group.rows)
-            k, v = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
-            attended = F.scaled_dot_product_attention(queries, k, v, attn_mask=group.mask)
-            if group.rows is None:
-                output = attended
-            else:
-                output.index_copy_(0, group.rows, attended)
-        return output.flatten(1)
+        queries = q_NHD.view(-1, self._kv_heads, self._fold, self._head_dim).split(1)
+        outputs = []
+        for q, (pages, gathered, k, v) in zip(queries, self._sequences, strict=True):
+            self._pages.gather_into(gathered, layer, pages)
+            outputs.append(_flash(q, k, v)[0])
+        return torch.cat(outputs).flatten(1)
 
     def _causal(self, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
         """New tokens among themselves. q [n, HKV, G, D] -> (output [n, HKV, G, D], log-sum-exp [n, HKV, G])."""
         shape = (self._fold, -1, -1, -1)
         k, v = kv[:, 0].transpose(0, 1).expand(shape), kv[:, 1].transpose(0, 1).expand(shape)
-        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q.permute(2, 1, 0, 3), k, v, is_causal=True)
+        output, lse = _flash(q.permute(2, 1, 0, 3), k, v, is_causal=True)
         return output.permute(2, 1, 0, 3), lse.permute(2, 1, 0)
 
     def _over_prefix(self, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,7 +119,7 @@ class CpuAttention:
         num_tokens = q.shape[0]
         folded = q.transpose(0, 1).reshape(1, self._kv_heads, num_tokens * self._fold, self._head_dim)
         k, v = kv[:, 0].transpose(0, 1).unsqueeze(0), kv[:, 1].transpose(0, 1).unsqueeze(0)
-        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(folded, k, v)
+        output, lse = _flash(folded, k, v)
         shape = (self._kv_heads, num_tokens, self._fold)
         return output.view(*shape, self._head_dim).transpose(0, 1), lse.view(shape).transpose(0, 1)
 
@@ -133,34 +129,3 @@ class CpuAttention:
         (output, lse), (other_output, other_lse) = one, other
         weight = torch.sigmoid(other_lse - lse).unsqueeze(-1)
         return torch.lerp(output.float(), other_output.float(), weight), torch.logaddexp(lse, other_lse)
-
-    def _partition(self, lengths: list[int]) -> list[list[int]]:
-        """Split a batch, longest first, so that no group has a row less than half its longest or more than ``_GROUP_BYTES``."""
-        order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-        groups: list[list[int]] = []
-        row_bytes = self._row * self._dtype.itemsize
-        for row in order:
-            if groups:
-                longest = lengths[groups[-1][0]]
-                fits = (len(groups[-1]) + 1) * longest * row_bytes <= _GROUP_BYTES
-                if fits and longest <= max(2 * lengths[row], lengths[row] + 4 * self._page_tokens):
-                    groups[-1].append(row)
-                    continue
-            groups.append([row])
-        return [sorted(group) for group in groups]
-
-    def _group(self, lengths: Tensor, block_tables: Tensor, members: list[int]) -> _Group:
-        rows = None if len(members) == len(lengths) else torch.tensor(members)
-        if rows is not None:
-            lengths, block_tables = lengths[rows], block_tables[rows]
-        num_pages = -(-int(lengths.max()) // self._page_tokens)
-        pages = block_tables[:, :num_pages]
-        owned = torch.arange(num_pages) * self._page_tokens < lengths.unsqueeze(1)
-        pages = torch.where(owned, pages, pages[:, :1])
-        num_tokens = num_pages * self._page_tokens
-        mask = None
-        if not bool((lengths == num_tokens).all()):
-            hidden = torch.arange(num_tokens) >= lengths.unsqueeze(1)
-            mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
-            mask = mask[:, None, None].expand(-1, 1, self._fold, -1)
-        return _Group(rows, pages.flatten(), mask, len(members), num_tokens)

@@ -6,6 +6,8 @@ float8_e4m3fn, the largest magnitude of each head being the largest of that type
 num_kv_heads, page_tokens]: those that a kernel needs for a tile of tokens are neighbours. Parts are whole sectors of 32 bytes then.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -32,8 +34,9 @@ class KvPages:
         self._shape = page_tokens, 2, config.num_kv_heads, config.head_dim
         self._is_quantized = kv_dtype != "auto"
         parts = kv.view(kv.shape[0], config.num_layers, -1)
-        self._parts = parts if self._is_quantized else parts.view(dtype)
-        self.values, self.scales = self._split(self._parts)
+        parts = parts if self._is_quantized else parts.view(dtype)
+        self._layers = parts.unbind(1)
+        self.values, self.scales = self._split(parts)
         self._scratch = torch.empty(0, dtype=dtype)
 
     def rows(self, pages: Tensor, index: Tensor) -> Tensor:
@@ -54,22 +57,30 @@ class KvPages:
         self.values[:, layer].view(torch.uint8)[place] = whole.clamp_(-largest, largest).to(self._stored).view(torch.uint8)
         self.scales[:, layer][place] = scale
 
+    def scratch(self, num_pages: int) -> Tensor:
+        """Memory for K and V of so many pages, [num_pages, page_tokens x 2 x num_kv_heads x head_dim]: the same in every call."""
+        size = math.prod(self._shape)
+        if self._scratch.numel() < num_pages * size:
+            self._scratch = self._scratch.new_empty(num_pages * size)
+        return self._scratch[: num_pages * size].view(num_pages, size)
+
     def gather(self, layer: int, pages: Tensor) -> Tensor:
         """K and V of whole pages in order: [len(pages) x page_tokens, 2, num_kv_heads, head_dim], valid until the next call."""
-        count = pages.numel() * self.values[0, 0].numel()
-        if self._scratch.numel() < count:
-            self._scratch = self._scratch.new_empty(count)
-        target = self._scratch[:count].view(pages.numel(), *self._shape)
-        parts = self._parts[:, layer]
+        out = self.scratch(len(pages))
+        self.gather_into(out, layer, pages)
+        return out.view(-1, *self._shape[1:])
+
+    def gather_into(self, out: Tensor, layer: int, pages: Tensor) -> None:
+        """As ``gather``, into memory of the shape and dtype of ``scratch``."""
+        parts = self._layers[layer]
         if self.scales is None:
-            torch.index_select(parts, 0, pages, out=target.view(pages.numel(), -1))
-        else:
-            size = max(1, _BLOCK_BYTES // parts.shape[1])
-            for block, chosen in zip(torch.split(target, size), torch.split(pages, size), strict=True):
-                values, scales = self._split(parts.index_select(0, chosen))
-                assert scales is not None
-                block.copy_(values.float().mul_(scales.unsqueeze(-1)))
-        return target.view(-1, *self._shape[1:])
+            torch.index_select(parts, 0, pages, out=out)
+            return
+        size = max(1, _BLOCK_BYTES // parts.shape[1])
+        for block, chosen in zip(torch.split(out, size), torch.split(pages, size), strict=True):
+            values, scales = self._split(parts.index_select(0, chosen))
+            assert scales is not None
+            block.view(values.shape).copy_(values.float().mul_(scales.unsqueeze(-1)))
 
     def _split(self, parts: Tensor) -> tuple[Tensor, Tensor | None]:
         """Values [..., page_tokens, 2, num_kv_heads, head_dim] and scales [..., page_tokens, 2, num_kv_heads] of parts [..., part]."""
