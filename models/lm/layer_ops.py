@@ -29,15 +29,19 @@ class CpuOperations:
 
     def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
         self.attention = CpuAttention(config, pages)
-        self._epsilon, self._kv_heads = config.rms_norm_eps, config.num_kv_heads
+        self._epsilon, self._kv_heads = torch.tensor(config.rms_norm_eps), config.num_kv_heads
         self._rope = Rope(config)
-        self._rotation = (torch.empty(0), torch.empty(0))
+        self._rotation = self._rope.rotation(torch.empty(3, 0, dtype=torch.int64))
 
     def begin(self, positions: Tensor) -> None:
         self._rotation = self._rope.rotation(positions)
 
     def norm(self, x_NH: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x_NH, weight.shape, weight, self._epsilon)
+        # F.rms_norm takes twice as many operations on a CPU.
+        values = x_NH.float()
+        size = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+        scale = torch.addcmul(self._epsilon, size, size, value=1 / x_NH.shape[-1]).rsqrt_()
+        return torch.mul(values, scale).mul_(weight.float()).to(x_NH.dtype)
 
     def add_norm(self, x_NH: Tensor, residual_NH: Tensor, weight: Tensor) -> Tensor:
         return self.norm(residual_NH.add_(x_NH), weight)
@@ -52,5 +56,5 @@ class CpuOperations:
             parts = torch.split(turning, [turning.shape[1] - self._kv_heads, self._kv_heads], 1)
             for part, weight in zip(parts, norms, strict=True):
                 part.copy_(self.norm(part, weight))
-        rotate(turning, *self._rotation)
+        rotate(turning, self._rotation)
         self.attention.write(layer, heads[:, -2 * self._kv_heads :].flatten(1))

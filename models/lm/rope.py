@@ -5,6 +5,9 @@ from torch import Tensor
 
 from ..architecture import LanguageConfig
 
+Rotation = tuple[Tensor, Tensor, Tensor]
+"""Cosines, sines and negated sines of each token's angles, float32 [n, 1, head_dim / 2]."""
+
 
 class Rope:
     """Angles of a decoder. Pair j of a head turns by position[axis(j)] x theta ** (-2j / head_dim)."""
@@ -16,14 +19,20 @@ class Rope:
         section = config.mrope_section or (pairs,)
         self._axis = torch.repeat_interleave(torch.arange(len(section)), torch.tensor(section))
 
-    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions int64 [3, n] -> (cos, sin), float32 [n, 1, head_dim] each; the first half of sin is negated for ``rotate``."""
-        angles = positions[self._axis].T * self._inverse_frequency
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
+    def rotation(self, positions: Tensor) -> Rotation:
+        """positions int64 [3, n] -> what ``rotate`` turns heads by."""
+        angles = (positions[self._axis].T * self._inverse_frequency).unsqueeze(1)
+        sin = angles.sin()
+        return angles.cos(), sin, -sin
 
 
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+def rotate(heads: Tensor, rotation: Rotation) -> None:
     """Turn ``heads`` [n, num_heads, head_dim] in place, computing in float32."""
+    cos, sin, minus_sin = rotation
     values = heads.float()
-    heads.copy_(torch.addcmul(values * cos, values.roll(heads.shape[-1] // 2, -1), sin))
+    low, high = values.chunk(2, -1)
+    from_low, from_high = low * sin, high * minus_sin
+    torch.addcmul(from_high, low, cos, out=low)
+    torch.addcmul(from_low, high, cos, out=high)
+    if values is not heads:
+        heads.copy_(values)
