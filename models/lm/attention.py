@@ -1,7 +1,7 @@
 """Attention over the paged KV cache: the interface that ``lm`` uses, and its CPU implementation in torch.
 
-In a decode step each sequence is attended to alone: its K and V are gathered (``kv_pages``) and used while they are in cache, and its
-result does not depend on the rest of the batch.
+In a decode step each sequence of more than ``_PADDED_TOKENS`` is attended to alone: its K and V are gathered (``kv_pages``) and used
+while they are in cache. A call costs 10 µs, so shorter ones are padded and attended to together.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,9 @@ from torch import Tensor
 from ..architecture import LanguageConfig
 from .kv_pages import KvPages
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_PADDED_TOKENS = 192  # of the longest sequence that is attended to with others
+_GROUP_BYTES = 1 << 20  # gathered K and V of several sequences: they stay in cache
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class Attention(Protocol):
@@ -37,13 +39,14 @@ class Attention(Protocol):
         ...
 
 
-class _Sequence(NamedTuple):
-    """A sequence of a decode step: its pages, and the scratch memory into which each layer gathers them."""
+class _Group(NamedTuple):
+    """Sequences that are attended to as one batch, padded; or one alone."""
 
-    pages: Tensor  # int64 [P]
-    gathered: Tensor  # [P, values of a page in a layer]
-    k: Tensor  # [1, HKV, length, D], a view of ``gathered``, as ``v`` is
+    pages: Tensor  # int64 [size x pages of the longest]
+    gathered: Tensor  # [size x pages of the longest, values of a page in a layer], scratch memory
+    k: Tensor  # [size, HKV, tokens, D], a view of ``gathered``, as ``v`` is
     v: Tensor
+    mask: Tensor | None  # [size, 1, groups, tokens], 0 or -inf; None for one alone
 
 
 class CpuAttention:
@@ -53,10 +56,13 @@ class CpuAttention:
         self._kv_heads, self._head_dim = config.num_kv_heads, config.head_dim
         self._fold = config.num_heads // config.num_kv_heads
         self._pages, self._page_tokens, self._dtype = pages, pages.page_tokens, pages.dtype
+        self._token_bytes = 2 * self._kv_heads * self._head_dim * self._dtype.itemsize
         self._rows = torch.empty(0, dtype=torch.int64)
         self._spans: Sequence[tuple[int, int]] = ()
         self._prefixes: list[Tensor] = []
-        self._sequences: list[_Sequence] = []
+        self._groups: list[_Group] = []
+        self._sizes: list[int] = []
+        self._order = self._place = self._rows  # of the batch's rows in the groups, and of these in the batch
 
     def begin_prefill(self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor]) -> None:
         self._spans = spans
@@ -72,12 +78,11 @@ class CpuAttention:
         last = lengths - 1
         pages = block_tables.gather(1, (last // self._page_tokens).unsqueeze(1)).squeeze(1)
         self._rows = self._pages.rows(pages, last)
-        scratch = self._pages.scratch(block_tables.shape[1])
-        k, v = scratch.view(1, -1, 2, self._kv_heads, self._head_dim).transpose(1, 3).unbind(2)
-        self._sequences = []
-        for length, table in zip(lengths.tolist(), block_tables, strict=True):
-            num_pages = -(-length // self._page_tokens)
-            self._sequences.append(_Sequence(table[:num_pages], scratch[:num_pages], k[:, :, :length], v[:, :, :length]))
+        partition = self._partition(lengths.tolist())
+        self._groups = [self._group(lengths[rows], block_tables[rows]) for rows in partition]
+        self._sizes = [len(rows) for rows in partition]
+        self._order = torch.tensor([row for rows in partition for row in rows])
+        self._place = self._order.argsort()
 
     def write(self, layer: int, kv_NR: Tensor) -> None:
         """Store the new tokens' K (rotated) and V."""
@@ -100,12 +105,12 @@ class CpuAttention:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def decode_attend(self, layer: int, q_NHD: Tensor) -> Tensor:
-        queries = q_NHD.view(-1, self._kv_heads, self._fold, self._head_dim).split(1)
+        queries = q_NHD.index_select(0, self._order).view(-1, self._kv_heads, self._fold, self._head_dim)
         outputs = []
-        for q, (pages, gathered, k, v) in zip(queries, self._sequences, strict=True):
+        for q, (pages, gathered, k, v, mask) in zip(torch.split(queries, self._sizes), self._groups, strict=True):
             self._pages.gather_into(gathered, layer, pages)
-            outputs.append(_flash(q, k, v)[0])
-        return torch.cat(outputs).flatten(1)
+            outputs.append(_flash(q, k, v, attn_mask=mask)[0])
+        return torch.cat(outputs).index_select(0, self._place).flatten(1)
 
     def _causal(self, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
         """New tokens among themselves. q [n, HKV, G, D] -> (output [n, HKV, G, D], log-sum-exp [n, HKV, G])."""
@@ -129,3 +134,32 @@ class CpuAttention:
         (output, lse), (other_output, other_lse) = one, other
         weight = torch.sigmoid(other_lse - lse).unsqueeze(-1)
         return torch.lerp(output.float(), other_output.float(), weight), torch.logaddexp(lse, other_lse)
+
+    def _partition(self, lengths: list[int]) -> list[list[int]]:
+        """Split a batch into long rows alone and groups of short ones, none of which is less than half its group's longest."""
+        groups: list[list[int]] = []
+        for row in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+            if groups:
+                longest = lengths[groups[-1][0]]
+                fits = (len(groups[-1]) + 1) * longest * self._token_bytes <= _GROUP_BYTES
+                is_alike = longest <= max(2 * lengths[row], lengths[row] + 4 * self._page_tokens)
+                if longest <= _PADDED_TOKENS and fits and is_alike:
+                    groups[-1].append(row)
+                    continue
+            groups.append([row])
+        return groups
+
+    def _group(self, lengths: Tensor, block_tables: Tensor) -> _Group:
+        size, longest = len(lengths), int(lengths[0])
+        num_pages = -(-longest // self._page_tokens)
+        pages = block_tables[:, :num_pages]
+        mask = None
+        if size > 1:
+            owned = torch.arange(num_pages) * self._page_tokens < lengths.unsqueeze(1)
+            pages = torch.where(owned, pages, pages[:, :1])
+            hidden = torch.arange(longest) >= lengths.unsqueeze(1)
+            mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
+            mask = mask[:, None, None].expand(-1, 1, self._fold, -1)
+        gathered = self._pages.scratch(size * num_pages)
+        kv = gathered.view(size, -1, 2, self._kv_heads, self._head_dim)[:, :longest].transpose(1, 3)
+        return _Group(pages.flatten(), gathered, kv[:, :, 0], kv[:, :, 1], mask)

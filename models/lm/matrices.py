@@ -148,13 +148,12 @@ def _block_rows(x_MK: Tensor) -> int:
 
 def _product_by_blocks(x_MK: Tensor, values: Tensor) -> Tensor:
     """x W^T, where W is converted to the dtype of ``x`` a block of rows at a time, into memory that stays in cache."""
+    num_values, num_inputs = values.shape
     num_rows = _block_rows(x_MK)
-    out = x_MK.new_empty(x_MK.shape[0], values.shape[0])
-    block = x_MK.new_empty(min(num_rows, values.shape[0]), values.shape[1])
-    transposed = block.t()
-    for rows, part in zip(values.split(num_rows), out.split(num_rows, 1), strict=True):
-        if len(rows) < len(block):
-            block, transposed = block[: len(rows)], transposed[:, : len(rows)]
-        block.copy_(rows)
-        torch.mm(x_MK, transposed, out=part)
+    out = x_MK.new_empty(x_MK.shape[0], num_values)
+    block = x_MK.new_empty(min(num_rows, num_values), num_inputs)
+    for first in range(0, num_values, num_rows):
+        rows = slice(first, min(first + num_rows, num_values))
+        converted = block[: rows.stop - first].copy_(values[rows])
+        torch.mm(x_MK, converted.t(), out=out[:, rows])
     return out
