@@ -36,8 +36,8 @@ def check_shape(config: ModelConfig) -> None:
 
 
 def write_gguf(file: Path, config: ModelConfig, weights: dict[str, Tensor], form: str) -> None:
-    """Write the file. ``weights``: the checkpoint's in float32. ``form``: F32, F16, Q8_0 or Q4_0; in the last, the vocabulary's matrices
-    have 8 bits, as mmrt's have in int4 and, nearly, those of llama.cpp's own quantizer. Raises: BenchError."""
+    """Write the file. ``weights``: the checkpoint's in float32. ``form``: F32, F16, Q8_0 or Q4_0; in the last, the matrices of the
+    vocabulary have 8 bits, as mmrt's have in int4 and, nearly, those of llama.cpp's own quantizer. Raises: BenchError."""
     import gguf
 
     check_shape(config)

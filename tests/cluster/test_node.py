@@ -21,6 +21,7 @@ def test_a_node_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
         Node("")
 
 
+@pytest.mark.slow
 def test_the_next_node_removes_what_one_that_was_killed_whole_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MMRT_RUN_DIR", raising=False)
     node = Node("[server]\nport = 0\n")

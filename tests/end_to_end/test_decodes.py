@@ -16,17 +16,24 @@ from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.test_outages import TIMEOUT_S, Asking, broken
-from mmrt.tests.end_to_end.test_restart import LONG, PROMPT, Streams, processes
+from mmrt.tests.end_to_end.test_restart import PROMPT, Streams, processes
 
 SETTINGS = '[actors]\nlayout = "E+P+2D"\n[supervisor]\nrestart_limit = 2\nbackoff_s = 0.05\n'
 PROMPTS = [f"Tell me about the number {number}." for number in range(6)]
 BOTH = {"decode", "decode.1"}
+STORY = {"max_tokens": 300, "extra_body": {"ignore_eos": True}}
 
 
 @pytest.fixture(scope="module")
 def two(launch: Callable[..., Server], source: Path) -> Server:
     """A run of a copy of the package, so that its code can be broken."""
     return launch(settings=SETTINGS, source=source)
+
+
+@pytest.fixture(scope="module")
+def expected(two: Server) -> list[int]:
+    """The story's tokens, undisturbed."""
+    return two.chat(PROMPT, **STORY)[1]
 
 
 def at_once(server: Server) -> list[list[int]]:
@@ -45,7 +52,7 @@ def under_way(server: Server, count: int) -> list[Asking]:
     """Ask for stories. Half of them are at each decode; the second does not get on, after some tokens of each."""
     for decode in BOTH:
         server.kill(decode, signal.SIGSTOP)
-    stories = [Asking(server, PROMPT, **LONG) for _ in range(count)]
+    stories = [Asking(server, PROMPT, **STORY) for _ in range(count)]
     server.wait(lambda _: owners(server) == dict.fromkeys(BOTH, count // 2), "as many rows at each, the fewest first")
     for decode in BOTH:
         server.kill(decode, signal.SIGCONT)
@@ -76,8 +83,7 @@ def test_texts_are_those_of_one_decode(two: Server, server: Server) -> None:
     two.wait_until_empty()
 
 
-def test_one_serves_while_the_other_is_away(two: Server) -> None:
-    expected = two.chat(PROMPT, **LONG)[1]
+def test_one_serves_while_the_other_is_away(two: Server, expected: list[int]) -> None:
     stories = under_way(two, 2)
     two.wait(lambda status: status["requests"]["running"] == 1, "one story has come to its end")
     two.kill("decode.1")
@@ -86,9 +92,9 @@ def test_one_serves_while_the_other_is_away(two: Server) -> None:
     two.wait_until_empty()
 
 
-def test_both_are_killed_under_load(two: Server) -> None:
-    expected, before = two.chat(PROMPT, **LONG)[1], processes(two)
-    with Streams(two, 4) as streams:
+def test_both_are_killed_under_load(two: Server, expected: list[int]) -> None:
+    before = processes(two)
+    with Streams(two, 4, STORY) as streams:
         two.kill("decode.1")
         two.kill("decode")
     assert streams.errors == [] and streams.ids == [expected] * 4
@@ -98,8 +104,8 @@ def test_both_are_killed_under_load(two: Server) -> None:
     two.wait_until_empty()
 
 
-def test_the_streams_of_one_that_is_gone_for_good_go_on_at_the_other(two: Server, source: Path) -> None:
-    expected, before = two.chat(PROMPT, **LONG)[1], handed_over(two)
+def test_the_streams_of_one_that_is_gone_for_good_go_on_at_the_other(two: Server, source: Path, expected: list[int]) -> None:
+    before = handed_over(two)
     stories = under_way(two, 4)
     with broken(two, source, "decode.1"):
         two.wait(lambda _: handed_over(two) == before + 2, "its rows are at the other", TIMEOUT_S)

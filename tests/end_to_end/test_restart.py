@@ -52,16 +52,16 @@ def edited(file: Path, text: str) -> Iterator[None]:
 class Streams:
     """Several long streams at once; ``ids`` of each when all are done."""
 
-    def __init__(self, server: Server, count: int) -> None:
+    def __init__(self, server: Server, count: int, options: dict[str, Any] = LONG) -> None:
         self.ids: list[list[int]] = [[] for _ in range(count)]
         self.flowing = threading.Semaphore(0)
         self.errors: list[BaseException] = []
-        self._threads = [threading.Thread(target=self._read, args=(server, ids)) for ids in self.ids]
+        self._threads = [threading.Thread(target=self._read, args=(server, ids, options)) for ids in self.ids]
 
-    def _read(self, server: Server, ids: list[int]) -> None:
+    def _read(self, server: Server, ids: list[int], options: dict[str, Any]) -> None:
         is_flowing = False
         try:
-            for chunk in server.stream(PROMPT, **LONG):
+            for chunk in server.stream(PROMPT, **options):
                 ids += [token for choice in chunk.choices for token in (getattr(choice, "token_ids", None) or [])]
                 if len(ids) > 3 and not is_flowing:
                     is_flowing = True
