@@ -85,7 +85,7 @@ class Metrics:
         self._fetch = histogram("media_fetch", "Fetching all media of a request that came as URLs, before its submission.")
         self._whole = histogram("e2e_request_latency", "Submission to the end.")
         self._queue = histogram("request_queue_time", "Submission to admission.")
-        self._prefill = histogram("request_prefill_time", "Admission to the first text, media included.")
+        self._prefill = histogram("request_prefill_time", "Admission to the first text, or to the end without one; media included.")
         self._decode = histogram("request_decode_time", "First text to the end.")
         self._stages = histogram("ttft_stage", "Parts of the time to the first text; a stage counts requests that pass it.", "stage")
         own.register(_StatsCollector(stats, generations))
@@ -151,8 +151,9 @@ class Metrics:
         self._whole.observe(now_s - request.submitted_s)
         if request.granted_s is not None:
             self._queue.observe(request.granted_s - request.submitted_s)
-            if request.first_text_s is not None:
-                self._prefill.observe(request.first_text_s - request.granted_s)
+            prefilled_s = request.finished_s if request.first_text_s is None else request.first_text_s
+            if prefilled_s is not None:
+                self._prefill.observe(prefilled_s - request.granted_s)
         if request.first_text_s is not None:
             self._decode.observe(now_s - request.first_text_s)
 

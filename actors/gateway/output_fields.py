@@ -42,12 +42,16 @@ def _limit(max_context: int) -> int:
 def read_chat_output(fields: Fields, max_choices: int, stream: bool) -> Output:
     """Take the fields of a chat request. Raises: RequestError."""
     num_choices = fields.take_int("n", 1, max_choices) or 1
+    return Output(num_choices, num_choices, read_logprobs(fields), _read_prompt_logprobs(fields, stream))
+
+
+def read_logprobs(fields: Fields) -> int | None:
+    """Take ``logprobs`` and ``top_logprobs``: the number of alternatives per token, None without. Raises: RequestError."""
     wants_logprobs = fields.take_bool("logprobs")
     num_alternatives = fields.take_int("top_logprobs", 0, MAX_ALTERNATIVES)
     if num_alternatives and not wants_logprobs:
         raise refuse("top_logprobs", f"is {num_alternatives}, but logprobs is not true")
-    logprobs = (num_alternatives or 0) if wants_logprobs else None
-    return Output(num_choices, num_choices, logprobs, _read_prompt_logprobs(fields, stream))
+    return (num_alternatives or 0) if wants_logprobs else None
 
 
 def read_text_output(fields: Fields, max_choices: int, stream: bool) -> Output:

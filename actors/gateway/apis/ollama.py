@@ -14,6 +14,7 @@ from ..harmless import FLAG, NOTHING, TEXT, Harmless, number, of_type, one_of, r
 from ..json_body import Body, decode_body
 from ..media import BASE64, MediaIntake
 from ..media_options import OptionReader
+from ..output_fields import Output, read_logprobs
 from ..sampling_fields import check_min_tokens, read_bad_words, read_sampling
 from ..template_fields import TemplateUse
 from ..tool_fields import read_tools
@@ -29,8 +30,6 @@ _NUMBER = of_type(int | float, "a number", {"type": "number"})
 IGNORED_FIELDS: Mapping[str, Harmless] = {
     "keep_alive": of_type(str | int | float, "a duration", {"type": ["string", "number"]}),  # the model always stays
     "think": one_of(False),
-    "logprobs": one_of(False),
-    "top_logprobs": number(0),
     "truncate": FLAG,  # what does not fit is refused
     "shift": FLAG,
 }
@@ -141,6 +140,7 @@ def _read_generation(fields: Fields, limits: Limits) -> Generation:
         continuous_usage=False,
         negative_prompt=options.take_str("negative_prompt") or "",
         bad_words=read_bad_words(options),
+        output=Output(logprobs=read_logprobs(fields)),
         grammar=_read_format(fields.take("format", _FORMAT)),
     )
     refuse_others(options, _IGNORED_OPTIONS)

@@ -46,11 +46,11 @@ class LineAnswer:
         self._is_chat = is_chat
 
     def choice(self, index: int, piece: Piece, ending: Ending, with_ids: bool) -> dict[str, Any]:
-        return {"text": piece.text, "calls": whole_calls(piece.calls), "ending": ending}
+        return {"text": piece.text, "calls": whole_calls(piece.calls), "ending": ending, "logprobs": _logprobs(piece)}
 
     def whole(self, choices: Sequence[dict[str, Any]], usage: Usage, more: dict[str, Any]) -> bytes:
         (choice,) = choices
-        return self.line(choice["text"], choice["calls"], **_end(choice["ending"], usage), **more)
+        return self.line(choice["text"], choice["calls"], **choice["logprobs"], **_end(choice["ending"], usage), **more)
 
     def chunks(self, generation: Generation) -> "Lines":
         return Lines(self)
@@ -78,7 +78,8 @@ class Lines:
     def text(self, index: int, piece: Piece, usage: Usage) -> bytes:
         rest, begun = piece.calls_around
         self._pieces += rest
-        lines = [self._call(), self._answer.line(piece.text, done=False)] if piece.text else []
+        logprobs = _logprobs(piece)
+        lines = [self._call(), self._answer.line(piece.text, **logprobs, done=False)] if piece.text or logprobs else []
         for call in begun:
             if call.name is not None:
                 lines.append(self._call())
@@ -86,7 +87,7 @@ class Lines:
         return b"".join(lines)
 
     def finish(self, index: int, ending: Ending, piece: Piece, usage: Usage) -> bytes:
-        return self._call() + self._answer.line("", **_end(ending, usage))
+        return self._call() + self._answer.line("", **_logprobs(piece), **_end(ending, usage))
 
     def _call(self) -> bytes:
         """Return the line of the call whose pieces have come; empty if there is none."""
@@ -103,6 +104,11 @@ class Lines:
 def error_body(error: RequestError) -> bytes:
     """``{"error": message}``. The message names the field at fault."""
     return _encode({"error": error.message})
+
+
+def _logprobs(piece: Piece) -> dict[str, Any]:
+    """Return the field ``logprobs`` of the piece's tokens, whose entries are those of chat completions; nothing without any."""
+    return {"logprobs": piece.logprobs["content"]} if piece.logprobs and piece.logprobs["content"] else {}
 
 
 def _end(ending: Ending, usage: Usage) -> dict[str, Any]:

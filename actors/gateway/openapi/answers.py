@@ -148,6 +148,7 @@ def _ollama(**content: Schema) -> Schema:
     head = {"model": STRING, "created_at": STRING, **content, "done": constant(True)}
     loaded = object_of(**head, done_reason=constant("load"))
     answered = object_of(
+        {"logprobs": array(OBJECT)},
         **head,
         done_reason={"enum": ["stop", "length"]},
         total_duration=COUNT,

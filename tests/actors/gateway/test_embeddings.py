@@ -58,6 +58,8 @@ def test_texts_and_token_ids(stage: Any, tokenizer: Tokenizer) -> None:
         raw = await scene.http.post("/v1/embeddings", json={"input": ["a", "b"]})
         assert raw.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
         assert raw.headers["X-Request-Id"].startswith("embd-") and raw.headers["Content-Type"] == "application/json"
+        metrics = (await scene.http.get("/metrics")).text
+        assert "\nmmrt_request_prefill_time_seconds_count 13.0\n" in metrics, "each request has a prefill, but no text"
 
     stage.run(test)
 

@@ -44,6 +44,30 @@ def client_of(scene: Any, **more: Any) -> Any:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("is_chat", [False, True])
+def test_log_probabilities(stage: Any, is_chat: bool, stream: bool) -> None:
+    """Each token has one: of a stream, those of a line's text are in it, and those without text in the last line."""
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = scripted
+        more = {"stream": stream, "logprobs": True, "top_logprobs": 2}
+        async with client_of(scene) as client:
+            asked = client.chat("tiny", [USER], **more) if is_chat else client.generate("tiny", "hi", **more)
+            lines = [line async for line in await asked] if stream else [await asked]
+        entries = [entry for line in lines for entry in line.logprobs or []]
+        assert len(entries) == lines[-1].eval_count == 2
+        assert {(entry.logprob, len(entry.top_logprobs)) for entry in entries} == {(-1.0, 2)}
+        assert scene.controller.play.spec.sampling.logprobs == 2
+
+    async def scripted(play: Any) -> None:
+        play.prepare(num_prompt_tokens=20)
+        play.text("one")
+        play.text("", "stop", num_tokens=1)
+
+    stage.run(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_chat", [False, True])
 def test_an_answer(stage: Any, is_chat: bool, stream: bool) -> None:
     async def test(scene: Any) -> None:
         async def script(play: Any) -> None:
@@ -236,6 +260,8 @@ def test_the_form_of_the_answer(limits: Limits) -> None:
     ("fields", "param", "says"),
     [
         ({"stream": 1}, "stream", "expected true or false, got 1"),
+        ({"top_logprobs": 3}, "top_logprobs", "is 3, but logprobs is not true"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "is 21, allowed are 0 to 20"),
         ({"options": 5}, "options", "expected an object, got an integer"),
         ({"options": {"temperature": 3}}, "options.temperature", "is 3, allowed are 0 to 2"),
         ({"options": {"num_predict": 0}}, "options.num_predict", "is 0, allowed are -2 and -1 (as many as fit), and 1 and up"),
