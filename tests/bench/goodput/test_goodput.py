@@ -37,6 +37,7 @@ def assert_parts_sum_to_latency(point: dict[str, Any]) -> None:
     assert sum(part["mean"] for part in point["breakdown"].values()) == pytest.approx(point["e2e"]["mean"], rel=0.02)
 
 
+@pytest.mark.slow
 def test_systems_are_compared_by_simulation(tmp_path: Path) -> None:
     arguments = ("--sim", "--systems", "monolithic,unified", "--num-requests", "40", "--rates", "64,32", "--precision", "0.4")
     report = judged(tmp_path, *arguments, *LOAD)

@@ -14,7 +14,7 @@ import pytest
 
 from mmrt.tests.runtime.controller.recovery_world import World, make_request
 
-NUM_SEEDS = 100
+NUM_SEEDS = 60
 STORM_S = 6.0
 
 
