@@ -6,7 +6,7 @@ import msgspec
 
 from ..pools import PoolName
 from .messages import PageRun
-from .plan_base import Place, PlanBase, PlanKind, Renumber
+from .plan_base import ChunkPlan, PlanBase, PlanKind, Renumber
 from .wire import Record
 
 
@@ -23,7 +23,7 @@ class LoadChunk(Record, frozen=True):
     slots: list[int]
 
 
-class Load(PlanBase, frozen=True):
+class Load(ChunkPlan, frozen=True):
     """prefill: read KV pages of one row from the file of ``cache.dir`` instead of computing them, up to the first that it lacks. The
     result is ``Loaded``."""
 
@@ -36,20 +36,8 @@ class Load(PlanBase, frozen=True):
     def parts(self) -> Sequence[LoadChunk]:
         return self.chunks
 
-    @property
-    def place(self) -> Place:
-        return -1, -1
-
-    @property
-    def units(self) -> int:
-        return sum(chunk.end - chunk.start for chunk in self.chunks)
-
     def reads(self) -> dict[PoolName, list[int]]:
         return {}
-
-    def share(self, row: int) -> tuple[int, int]:
-        """Return tokens [first, last) of the row's first member, of those asked for."""
-        return next(((chunk.start, chunk.end) for chunk in self.chunks if chunk.row == row and chunk.member == 0), (0, 0))
 
     def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "Load":
         """Return the plan with other rows, of generation 1."""
@@ -106,7 +94,7 @@ class TransferChunk(Record, frozen=True):
     end: int
 
 
-class Transfer(PlanBase, frozen=True):
+class Transfer(ChunkPlan, frozen=True):
     """decode: copy KV pages of one row from the pool ``source``, of the device that prefilled them, to that of its own device (TI6,
     KT1). The result is ``Transferred``."""
 
@@ -120,24 +108,12 @@ class Transfer(PlanBase, frozen=True):
     def parts(self) -> Sequence[TransferChunk]:
         return self.chunks
 
-    @property
-    def place(self) -> Place:
-        return -1, -1
-
-    @property
-    def units(self) -> int:
-        return sum(chunk.end - chunk.start for chunk in self.chunks)
-
     def only(self, is_alive: Callable[[int, int], bool]) -> "Transfer | None":
         """Return the plan if its row is alive."""
         return self if all(is_alive(*row) for row in self.rows) else None
 
     def reads(self) -> dict[PoolName, list[int]]:
         return {}
-
-    def share(self, row: int) -> tuple[int, int]:
-        """Return tokens [first, last) of the row's first member."""
-        return next(((chunk.start, chunk.end) for chunk in self.chunks if chunk.row == row and chunk.member == 0), (0, 0))
 
     def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "Transfer":
         """Return the plan with other rows, of generation 1."""

@@ -95,5 +95,23 @@ class PlanBase(Wire, frozen=True):
         return [(pool, part.target) for part in parts if key in (None, (part.row, part.row_generation))] if pool else []
 
 
+class ChunkPlan(PlanBase, frozen=True):
+    """A plan whose parts are chunks: tokens [start, end) of one member of a row."""
+
+    @property
+    def place(self) -> Place:
+        return -1, -1
+
+    @property
+    def units(self) -> int:
+        """The number of tokens."""
+        return sum(chunk.end - chunk.start for chunk in self.parts)
+
+    def share(self, row: int) -> tuple[int, int]:
+        """Return tokens [first, last) of the row's first member."""
+        chunks = [chunk for chunk in self.parts if chunk.row == row and chunk.member == 0]
+        return (chunks[0].start, chunks[-1].end) if chunks else (0, 0)
+
+
 def distinct_pages(runs: Iterable[PageRun]) -> list[int]:
     return list(dict.fromkeys(page for run in runs for page in run.pages))

@@ -12,7 +12,7 @@ from ...schema.media import ItemShape, SegmentShape
 from ..pools import PoolName
 from .copy_plans import Load, LoadSegments, Transfer
 from .messages import MediaItem, PageRun
-from .plan_base import Place, PlanBase, PlanKind, Renumber, distinct_pages
+from .plan_base import ChunkPlan, Place, PlanBase, PlanKind, Renumber, distinct_pages
 from .wire import Record, checked
 
 _LINEAR = 1024  # tokens or rows up to which attention's quadratic cost is negligible
@@ -155,7 +155,7 @@ class PrefillChunk(Record, frozen=True):
     spans: list[EmbeddingSpan]
 
 
-class Prefill(PlanBase, frozen=True):
+class Prefill(ChunkPlan, frozen=True):
     """prefill: one forward over these chunks. Prefill never samples."""
 
     STAGE = "prefill"
@@ -168,24 +168,11 @@ class Prefill(PlanBase, frozen=True):
         return self.chunks
 
     @property
-    def place(self) -> Place:
-        return -1, -1
-
-    @property
-    def units(self) -> int:
-        return sum(chunk.end - chunk.start for chunk in self.chunks)
-
-    @property
     def cost(self) -> float:
         return sum((chunk.end - chunk.start) * (1 + chunk.end / _LINEAR) for chunk in self.chunks)
 
     def reads(self) -> dict[PoolName, list[int]]:
         return {"embedding": distinct_pages(span.source for chunk in self.chunks for span in chunk.spans)}
-
-    def share(self, row: int) -> tuple[int, int]:
-        """Return tokens [first, last) of the row's first member."""
-        chunks = [chunk for chunk in self.chunks if chunk.row == row and chunk.member == 0]
-        return (chunks[0].start, chunks[-1].end) if chunks else (0, 0)
 
     def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "Prefill":
         """Return the plan with other pages and rows, of generation 1."""

@@ -51,7 +51,7 @@ class StageShare(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What was before the first of some cuts: the shares of encode and prefill, and P99."""
+    """The shares of encode and prefill, and P99, before the first of some cuts."""
 
     encode: float
     prefill: float

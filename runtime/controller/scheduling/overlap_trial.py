@@ -86,7 +86,7 @@ class Trial(NamedTuple):
         return Trial(True, now, self.retry_s, self.backoff_s, Work(now), self.work.load(*costs, now), *costs)
 
     def _pays(self, facts: Facts) -> bool:
-        """Not judged for ever: load changes."""
+        """Return whether the trial does enough work. It is judged from ``LOOK_S`` to ``PROVEN_S``: load changes."""
         if not LOOK_S <= facts.now - self.tried_s <= PROVEN_S:
             return True
         return self.work.load(self.encode, self.prefill, facts.now) >= PAYS * self.turns_load
