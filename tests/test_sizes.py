@@ -1,4 +1,4 @@
-"""Files and functions stay short enough to read: 400 lines and 60, but for kernels and what is data."""
+"""A file has at most 400 lines, and a function at most 60. Kernels may be longer."""
 
 import ast
 from pathlib import Path

@@ -136,7 +136,7 @@ class CpuAttention:
         return torch.lerp(output.float(), other_output.float(), weight), torch.logaddexp(lse, other_lse)
 
     def _partition(self, lengths: list[int]) -> list[list[int]]:
-        """Split a batch into long rows alone and groups of short ones, none of which is less than half its group's longest."""
+        """Split a batch: each long row is alone, and short rows of similar length are a group."""
         groups: list[list[int]] = []
         for row in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
             if groups:

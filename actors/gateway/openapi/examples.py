@@ -63,7 +63,7 @@ def chat(kinds: Kinds) -> list[Body]:
 
 
 def _allowed(entry: Body, field: str = "") -> Body:
-    """A choice among functions, of which ``entry`` names one. ``field``: that holds it, if it has one."""
+    """Return a choice among one function, that of ``entry``. ``field``: its name where the choice stands in a field of its own."""
     allowed = {"mode": "auto", "tools": [entry]}
     return {"type": "allowed_tools", **({field: allowed} if field else allowed)}
 

@@ -1,4 +1,4 @@
-"""What clients ask for as structured output. The demo model knows no JSON: the schema bounds how long an answer can be."""
+"""The structured output that clients ask for. The demo model knows no JSON, so the schema bounds the length of an answer."""
 
 from typing import Literal
 
