@@ -77,7 +77,7 @@ class News(NamedTuple):
 class Choice:
     """One choice. ``first``: the request of its prompt's first choice, which has the log-probabilities of the prompt. ``text_of``
     makes the text of the prompt, which comes before the answer; None: it does not. ``format`` makes the ``logprobs``; None: without.
-    ``is_echo_alone``: no answer follows. ``reader`` finds calls of functions in the answer; None: it has none."""
+    ``reader`` finds calls of functions in the answer; None: it has none."""
 
     def __init__(
         self,
@@ -88,7 +88,6 @@ class Choice:
         text_of: Callable[[Sequence[int]], str] | None,
         format: LogprobFormat | None,
         *,
-        is_echo_alone: bool = False,
         reader: CallReader | None = None,
     ) -> None:
         self.index = index
@@ -99,19 +98,18 @@ class Choice:
         self._text_of = text_of
         self._owes_echo = text_of is not None
         self._format = format
-        self._is_echo_alone = is_echo_alone
         self._reader = reader
         self._held: list[News] = []  # ids and tokens of text that may become a part of a call
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens of the answer that have come."""
-        return 0 if self._is_echo_alone else self.request.num_tokens
+        return self.request.num_tokens
 
     @property
     def finish(self) -> FinishReason | None:
         finish = self.request.finish
-        return "length" if finish is not None and self._is_echo_alone else finish
+        return "length" if finish is not None and self.request.spec.is_prefill_only else finish
 
     @property
     def ending(self) -> Ending | None:
@@ -132,17 +130,17 @@ class Choice:
     @property
     def has_news(self) -> bool:
         """Return whether ``take`` gives text or the end. A prompt to be echoed has to be there first."""
-        if self._owes_echo and (self.request.first_text_s is None or (self._format is not None and self.first.findings.prompt is None)):
+        request = self.request
+        has_begun = request.first_text_s is not None or request.finish is not None
+        if self._owes_echo and not (has_begun and (self._format is None or self.first.findings.prompt is not None)):
             return False
-        return self.request.has_text or self.request.is_over
+        return request.has_text or request.is_over
 
     def take(self) -> News:
         """Take what has come since the last call, when there is news."""
         tokens, text, ids = self.request.findings.take(), self.request.take(), self.request.take_ids()
         if tokens is not None:
             self.cumulative_logprob += float(tokens.logprobs.own.sum())
-        if self._is_echo_alone:
-            tokens, text, ids = None, "", []
         has_echo, self._owes_echo = self._owes_echo, False
         news = News(text, ids, tokens, has_echo)
         return news if self._reader is None else self._read(self._reader, news)
@@ -177,7 +175,8 @@ class Choice:
 
 
 def specs_of(spec: RequestSpec, output: Output, first_index: int = 0) -> list[RequestSpec]:
-    """Return the requests that compute the choices of a prompt. Each has a seed of its own that follows from the request's."""
+    """Return the requests that compute the choices of a prompt. Each has a seed of its own that follows from the request's. Where no
+    answer follows the prompt, nothing is sampled or guided, and prefill alone computes."""
     wanted = output.logprobs
     if wanted is None and output.best_of > output.n:
         wanted = 0  # to find the best
@@ -185,6 +184,8 @@ def specs_of(spec: RequestSpec, output: Output, first_index: int = 0) -> list[Re
     if output.echo and output.logprobs is not None:
         of_prompt = max(output.logprobs, of_prompt or 0)
     replace = msgspec.structs.replace
+    if spec.is_prefill_only:
+        spec, wanted = replace(spec, sampling=Sampling(), companion_ids=None), None
     sampling = replace(spec.sampling, logprobs=wanted)
     return [
         replace(

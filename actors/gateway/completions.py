@@ -299,19 +299,18 @@ class Completions:
         requests = [self._registry.submit(one, media, event.set, now_s) for one in specs]
         text_of = self._prompts.text_of if output.echo else None
         make = None if output.logprobs is None else ChatLogprobs if isinstance(asked, ChatRequest) else TextLogprobs
-        is_alone = asked.generation.max_new_tokens == 0
         tools = asked.tools if isinstance(asked, ChatRequest) else None
         choices = []
         for index, request in enumerate(requests, first_index):
             format, reader = make and make(self._prompts.tokenizer), tools and CallReader(tools.names)
-            choices.append(Choice(index, request, requests[0], output, text_of, format, is_echo_alone=is_alone, reader=reader))
+            choices.append(Choice(index, request, requests[0], output, text_of, format, reader=reader))
         return choices
 
     def _max_new_tokens(self, asked: _Asked, spec: RequestSpec) -> int | None:
         """The limit on new tokens; None for as many as fit."""
         wanted = asked.generation.max_new_tokens
         if wanted is not None or isinstance(asked, ChatRequest):
-            return 1 if wanted == 0 else wanted  # with 0 the prompt is echoed alone: its log-probabilities come with the first token
+            return wanted
         wanted = max(TEXT_TOKENS, asked.generation.sampling.min_tokens)
         return min(wanted, self._limits.max_context - max(len(spec.prompt_ids), len(spec.companion_ids or ())))
 

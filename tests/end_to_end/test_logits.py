@@ -11,6 +11,7 @@ import torch
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.oracle import Media, Oracle
 from mmrt.tests.end_to_end.test_guidance import companion, guided
+from mmrt.tests.end_to_end.test_instances import steps
 from mmrt.tests.end_to_end.test_media import image_part, picture, text
 from mmrt.tests.end_to_end.test_structured_output import schema_format
 
@@ -139,9 +140,16 @@ def test_an_echoed_prompt(server: Server, oracle: Oracle) -> None:
             assert prompt[offset:].startswith(name)
         assert all(max(best.values()) >= own for best, own in zip(found.top_logprobs[1:], found.token_logprobs[1:], strict=True))
         assert answer.usage.prompt_tokens_details.cached_tokens == 0, "cached pages have no logits"
-    alone = server.client.completions.create(model=server.checkpoint.name, prompt=ids, echo=True, logprobs=0, max_tokens=0)
-    assert alone.choices[0].text == prompt and alone.usage.completion_tokens == 0
-    assert alone.choices[0].logprobs.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
+    server.wait_until_empty()
+    before = steps(server)
+    options: dict[str, Any] = {"echo": True, "logprobs": 0, "max_tokens": 0, "n": 2}
+    alone = server.client.completions.create(model=server.checkpoint.name, prompt=ids, **options)
+    streamed = [chunk for chunk in server.client.completions.create(model=server.checkpoint.name, prompt=ids, stream=True, **options)]
+    assert alone.usage.completion_tokens == 0
+    for choice in alone.choices + [chunk.choices[0] for chunk in streamed if chunk.choices[0].text]:
+        assert choice.text == prompt and choice.logprobs.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
+    assert [chunk.choices[0].finish_reason for chunk in streamed] == [None, "length"] * 2
+    assert steps(server)["prefill"] > before["prefill"] and steps(server)["decode"] == before["decode"], "prefill alone computes"
 
 
 def test_prompt_log_probabilities_about_a_picture(server: Server, oracle: Oracle) -> None:

@@ -193,7 +193,9 @@ class Play:
         row = SequenceSpec(self.key, spec.request_id, spec.sampling, length, 0, 1, [], [], False, 1, pooling=spec.pooling)
         table.write_spec(self.row, encode(row))
         table.prefilled[self.row, 0] = length
-        if last:
+        if spec.sampling.prompt_logprobs is not None and not last:
+            self._controller.write_prompt_logprobs(self.row, self.key, spec, spec.sampling.prompt_logprobs)
+        elif last:
             own, rank, none = np.full(last, logprob, np.float32), np.ones(last, np.int32), np.empty((last, 0), np.int32)
             table.logprobs.write(self.row, PROMPT, length - last, Logprobs(own, rank, none, none.view(np.float32)))
         if spec.pooling is not None:

@@ -12,6 +12,7 @@ from mmrt.actors.gateway import streams
 from mmrt.actors.gateway.logprobs import TextLogprobs
 from mmrt.actors.gateway.token_table import Tokens
 from mmrt.models.text.tokenizer import Tokenizer
+from mmrt.runtime.bus.sampling import Sampling
 from mmrt.tests.actors.gateway.conftest import Play
 
 
@@ -258,7 +259,10 @@ def test_a_choice_that_ends_before_the_prompt_is_there(
             first, *others = scene.controller.plays.values()
             if play is first:
                 await asyncio.gather(*(other.delivered.wait() for other in others))
-            play.text("word", "length", num_tokens=1)
+            if max_tokens:
+                play.text("word", "length", num_tokens=1)
+            else:
+                play.compute()
 
         scene.controller.script = script
         body = {"prompt": "the fox", "echo": True, "logprobs": 1, "max_tokens": max_tokens, "n": 3, "stream": True}
@@ -271,6 +275,23 @@ def test_a_choice_that_ends_before_the_prompt_is_there(
             logprobs = [one for choice in own if choice["logprobs"] for one in choice["logprobs"]["token_logprobs"]]
             assert logprobs == [None] + [-2.0] * (len(ids) - 1) + [-1.0] * max_tokens
             assert [choice["finish_reason"] for choice in own if choice["finish_reason"]] == ["length"]
+
+    stage.run(test)
+
+
+def test_an_echo_alone_is_not_sampled(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        fields = {"temperature": 1, "logprobs": 2, "best_of": 2, "guidance_scale": 2, "negative_prompt": "the", "stop": ["x"]}
+        body = {"prompt": ["fox", "the fox"], "echo": True, "max_tokens": 0, "prompt_logprobs": 1, **fields}
+        answer = (await scene.http.post("/v1/completions", json=body)).json()
+        assert [(choice["text"], choice["finish_reason"]) for choice in answer["choices"]] == [("fox", "length"), ("the fox", "length")]
+        assert answer["usage"]["completion_tokens"] == 0
+        for choice in answer["choices"]:
+            assert choice["logprobs"]["token_logprobs"] == [None] + [-2.0] * (len(choice["prompt_logprobs"]) - 1)
+        specs = [play.spec for play in scene.controller.plays.values()]
+        assert len(specs) == 4 and {spec.max_new_tokens for spec in specs} == {0} and {spec.companion_ids for spec in specs} == {None}
+        assert {(spec.sampling.logprobs, spec.sampling.temperature) for spec in specs} == {(None, Sampling().temperature)}
+        assert [spec.sampling.prompt_logprobs for spec in specs] == [2, None, 2, None]
 
     stage.run(test)
 
