@@ -102,4 +102,6 @@ def test_openais_client_with_responses(server: Server, expected: Any) -> None:
     same = server.client.chat.completions.create(model=server.checkpoint.name, messages=history, max_tokens=24, temperature=0)
     assert same.usage is not None
     assert (second.output_text, second.usage.input_tokens) == (same.choices[0].message.content, same.usage.prompt_tokens)
+    asked, answered, why = server.client.responses.input_items.list(second.id, order="asc", limit=2)
+    assert (asked.content[0].image_url, answered.id, why.content[0].text) == (content[0]["image_url"], first.output[0].id, "Why?")
     server.wait_until_empty()

@@ -16,6 +16,7 @@ from ..media_options import FOR_ALL, OptionReader
 from ..output_fields import Output
 from ..tool_messages import read_id
 from ..validation import ChatRequest, Limits, check_grammar, read_generation
+from .input_items import Item, item_of, item_of_text, with_ids
 from .openai_answer import ID_PREFIX, Response, output_of, response_of
 from .openai_parts import read_content
 from .openai_tools import CallItems, namespaces_of, read_tools, without_searches
@@ -65,6 +66,7 @@ class Exchange:
         self._shown: dict[str, Any] = {}  # fields of the request that its response repeats
         self._outputs: dict[str, dict[str, Any]] = {}  # of responses whose items the request names
         self._conversation = Conversation((), ())  # without the instructions, which are of one response alone
+        self._items: list[Item] = []  # that the conversation was made of
 
     def read(self, body: Body, limits: Limits) -> ChatRequest:
         """Validate the body. It also takes mmrt's own fields of chat completions.
@@ -116,6 +118,7 @@ class Exchange:
             return Conversation((), ())
         if (found := self._stored.get(self._tenant, id)) is None:
             raise refuse("previous_response_id", self._stored.why_unknown(id))
+        self._items += [*found.items, *map(item_of, output_of(found.body).values())]
         return found.conversation
 
     def begin(self, id: str, created: int, model: str, fingerprint: str) -> "Response":
@@ -127,23 +130,27 @@ class Exchange:
         """Store the response with its conversation, unless the request says no."""
         if self._shown["store"]:
             messages = (*self._conversation.messages, answer)
-            self._stored.put(self._tenant, id, self._conversation._replace(messages=messages), body)
+            items = with_ids(self._items, id.removeprefix(ID_PREFIX))
+            self._stored.put(self._tenant, id, self._conversation._replace(messages=messages), body, items)
 
     def _read_input(self, value: Any, earlier: Sequence[Message], intake: MediaIntake, max_context: int) -> tuple[Message, ...]:
         """Return the conversation that goes on with the input."""
         if isinstance(value, str):
             if not value:
                 raise refuse("input", "is empty")
+            self._items.append(item_of_text(value))
             return (*earlier, Message("user", value))
         calls = CallItems(earlier, intake)
         for at, item in enumerate(check_messages(value, max_context, "input")):
             path = f"input[{at}]"
             fields = Fields(item, path)
             if (kind := fields.take("type", _ITEMS)) == "item_reference" or (kind is None and fields.leftover.keys() == {"id"}):
-                fields = Fields(self._referred(fields), path)
+                item = self._referred(fields)
+                fields = Fields(item, path)
                 kind = fields.take("type")
             if not calls.read(kind, fields):
                 calls.messages.append(_read_message(kind, fields, path, intake))
+            self._items.append(item_of(item))
         return tuple(calls.messages)
 
     def _referred(self, reference: Fields) -> dict[str, Any]:

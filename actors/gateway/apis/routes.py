@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -13,15 +14,16 @@ from ....runtime.errors import RequestError
 from ..api_keys import salt_of
 from ..choices import Usage
 from ..completions import Completions, Read
-from ..fields import refuse
+from ..fields import Fields, refuse
 from ..request_log import REQUEST_ID
 from ..responses import error_body, json_response
 from ..validation import Limits
 from . import anthropic, anthropic_answer, decisions, embeddings, ollama, ollama_answer, ollama_embeddings
 from .decisions import Decision
 from .embeddings import Embedding
+from .input_items import read_page
 from .openai_responses import Exchange
-from .stored import StoredResponses
+from .stored import StoredResponse, StoredResponses
 from .transcriptions import Transcription
 
 _MESSAGES = "/v1/messages"
@@ -61,12 +63,21 @@ def _of_responses(completions: Completions) -> list[Route]:
         message = f"response_id: {stored.why_unknown(id)}"
         return RequestError(message, status=404, type="not_found_error", param="response_id")
 
-    async def retrieve(http: web.Request) -> web.Response:
+    def kept(http: web.Request) -> StoredResponse:
         if (found := stored.get(salt_of(http, None), id := http.match_info["id"])) is None:
             raise unknown(id)
+        return found
+
+    async def retrieve(http: web.Request) -> web.Response:
+        found = kept(http)
         if http.query.get("stream", "false") != "false":
             raise refuse("stream", "is not supported: the response has ended")
         return web.Response(body=found.body, content_type="application/json")
+
+    async def list_items(http: web.Request) -> web.Response:
+        page, found = read_page(_query_of(http)), kept(http)
+        body = await asyncio.to_thread(page.of, found.items, found.conversation.media)
+        return web.Response(body=body, content_type="application/json")
 
     async def delete(http: web.Request) -> web.Response:
         if not stored.remove(salt_of(http, None), id := http.match_info["id"]):
@@ -77,8 +88,20 @@ def _of_responses(completions: Completions) -> list[Route]:
         ("POST", "/v1/responses", create),
         ("POST", "/v1/responses/input_tokens", count),
         ("GET", "/v1/responses/{id}", retrieve),
+        ("GET", "/v1/responses/{id}/input_items", list_items),
         ("DELETE", "/v1/responses/{id}", delete),
     ]
+
+
+def _query_of(http: web.Request) -> Fields:
+    """Return the parameters of a URL; one whose name ends in [] is a list's, without these signs. Raises: RequestError."""
+    values: dict[str, Any] = {}
+    for name in dict.fromkeys(http.query):
+        given = http.query.getall(name)
+        if not name.endswith("[]") and len(given) > 1:
+            raise refuse(name[:60], f"is given {len(given)} times")
+        values[name.removesuffix("[]")] = given if name.endswith("[]") else given[0]
+    return Fields(values)
 
 
 def _of_prefill(completions: Completions, limits: Limits) -> list[Route]:

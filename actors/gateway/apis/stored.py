@@ -7,17 +7,20 @@ from typing import NamedTuple
 
 from ..content import Conversation
 from ..fields import show
+from .input_items import Item
 
 MAX_STORED_BYTES = 64 << 20
+NO_OUTPUT = b'{"output":[]}'
 _VALUE_FACTOR = 64  # bytes of a value in memory, at most, for each of its JSON: a list of empty lists takes 20 to 40
 _MESSAGE_BYTES = 1024  # of a message or a call, beside text and media
 
 
 class StoredResponse(NamedTuple):
-    """A response: the conversation that ends with it, and its JSON."""
+    """A response: the conversation that ends with it, its JSON, and the items before it."""
 
     conversation: Conversation
     body: bytes
+    items: tuple[Item, ...]
 
 
 class StoredResponses:
@@ -30,13 +33,13 @@ class StoredResponses:
         self._responses: OrderedDict[tuple[bytes, str], tuple[StoredResponse, int]] = OrderedDict()
         self._num_bytes = 0
 
-    def put(self, tenant: bytes, id: str, conversation: Conversation, body: bytes = b"") -> None:
+    def put(self, tenant: bytes, id: str, conversation: Conversation, body: bytes = NO_OUTPUT, items: tuple[Item, ...] = ()) -> None:
         """Keep a new response, unless it alone is too large."""
-        num_bytes = _num_bytes(conversation) + len(body)
+        num_bytes = _num_bytes(conversation) + len(body) + sum(_MESSAGE_BYTES + len(item.shown) for item in items)
         if num_bytes > self.max_bytes:
             return
         with self._lock:
-            self._responses[tenant, id] = StoredResponse(conversation, body), num_bytes
+            self._responses[tenant, id] = StoredResponse(conversation, body, items), num_bytes
             self._num_bytes += num_bytes
             while self._num_bytes > self.max_bytes:
                 self._num_bytes -= self._responses.popitem(last=False)[1][1]

@@ -127,6 +127,17 @@ RESPONSE = object_of(
     parallel_tool_calls=BOOLEAN,
 )
 
+_SENT: dict[str, Schema] = {"id": STRING, "status": STRING}
+_GIVEN = object_of({"phase": STRING}, type=constant("message"), **_SENT, role=STRING, content=array(OBJECT))
+_GIVEN_CALL = object_of({"namespace": STRING}, type=constant("function_call"), **_SENT, call_id=STRING, name=STRING, arguments=STRING)
+_RESULT = object_of(type=constant("function_call_output"), **_SENT, call_id=STRING, output={"type": ["string", "array"]})
+ITEMS = object_of(
+    object=constant("list"),
+    data=array({"anyOf": [_GIVEN, _GIVEN_CALL, _RESULT]}),
+    first_id=STRING_OR_NULL,
+    last_id=STRING_OR_NULL,
+    has_more=BOOLEAN,
+)
 COUNTED = object_of(object=constant("response.input_tokens"), input_tokens=COUNT)
 DELETED = object_of(id=STRING, object=constant("response"), deleted=constant(True))
 

@@ -74,23 +74,29 @@ def make_document(limits: Limits, needs_key: bool) -> dict[str, Any]:
 
 
 def _describe(operation: Operation, limits: Limits) -> dict[str, Any]:
-    parts = operation.path.strip("/").replace(".", "_").replace("{", "by_").replace("}", "").split("/")
     found: dict[str, Any] = {
-        "operationId": "_".join([operation.method.lower(), *parts]),
+        "operationId": _id_of(operation),
         "tags": [operation.tag],
         "summary": operation.summary,
         "responses": {"200": _answer(operation), **_errors(operation)},
     }
     if operation.is_open:
         found["security"] = []
-    if names := _IN_PATH.findall(operation.path):
-        shown = {"model": limits.model_name, "id": "resp_1"}
-        found["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": STRING, "example": shown[name]} for name in names
-        ]
+    shown = {"model": limits.model_name, "id": "resp_1"}
+    in_path = [
+        {"name": name, "in": "path", "required": True, "schema": STRING, "example": shown[name]}
+        for name in _IN_PATH.findall(operation.path)
+    ]
+    if parameters := [*in_path, *({"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items())]:
+        found["parameters"] = parameters
     if operation.body is not None:
         found["requestBody"] = {"required": True, "content": _content(operation.body, limits)}
     return found
+
+
+def _id_of(operation: Operation) -> str:
+    parts = operation.path.strip("/").replace(".", "_").replace("{", "by_").replace("}", "").split("/")
+    return "_".join([operation.method.lower(), *parts])
 
 
 def _content(body: JsonBody | FormBody, limits: Limits) -> dict[str, Any]:
@@ -107,7 +113,9 @@ def _answer(operation: Operation) -> dict[str, Any]:
     if operation.stream:
         content[operation.stream] = {}
     streams = "; a stream where `stream` is true" if operation.stream else ""
-    return {"description": f"The answer{streams}", "content": content}
+    of_made = [_id_of(one) for one in OPERATIONS if one.path.startswith(f"{operation.path}/{{id}}")]  # routes of what it makes
+    links = {id: {"operationId": id, "parameters": {"id": "$response.body#/id"}} for id in of_made}
+    return {"description": f"The answer{streams}", "content": content, **({"links": links} if links else {})}
 
 
 def _errors(operation: Operation) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 application has and this table has not, or the other way round, fails a test; only those of the page are left out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ..apis import anthropic, ollama, ollama_embeddings
+from ..apis import anthropic, input_items, ollama, ollama_embeddings
 from ..apis.decisions import read_decisions
 from ..apis.embeddings import read_embeddings
 from ..apis.openai_responses import Exchange
@@ -38,7 +39,7 @@ class FormBody(NamedTuple):
 
 class Operation(NamedTuple):
     """A route. ``answer``: the schema of its JSON; ``text``: of what type it is where it is none. ``stream``: of what type it is when
-    it is streamed. ``statuses``: of its errors besides those that all routes share."""
+    it is streamed. ``statuses``: of its errors besides those that all routes share. ``query``: the parameters of its URL."""
 
     method: str
     path: str
@@ -50,6 +51,7 @@ class Operation(NamedTuple):
     statuses: tuple[int, ...] = ()
     text: str = ""
     is_open: bool = False
+    query: Mapping[str, Schema] = MappingProxyType({})
 
 
 _READ = (400, 404, 408, 413, 415, 429)  # errors of requests with a body
@@ -78,6 +80,10 @@ OPERATIONS = (
     Operation(
         "POST", "/v1/responses/input_tokens", "OpenAI", "Count the tokens of an input",
         answers.COUNTED, JsonBody(_read_response, examples.responses), "", _WORK,
+    ),
+    Operation(
+        "GET", "/v1/responses/{id}/input_items", "OpenAI", "The items that a kept response was made of",
+        answers.ITEMS, statuses=(404,), query=input_items.QUERY,
     ),
     Operation("GET", "/v1/responses/{id}", "OpenAI", "A kept response", answers.RESPONSE, statuses=(404,)),
     Operation("DELETE", "/v1/responses/{id}", "OpenAI", "Forget a kept response", answers.DELETED, statuses=(404,)),

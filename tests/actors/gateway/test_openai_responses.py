@@ -349,3 +349,81 @@ def test_a_key_retrieves_and_deletes_its_own_responses(stage: Any, tmp_path: Pat
         assert (await scene.http.get(path, headers=first)).status_code == 404
 
     stage.run(test)
+
+
+def test_the_items_of_an_input_are_listed(stage: Any) -> None:
+    """Those of earlier responses too, in the order and the pages asked for, each by an id of its own; media as they came."""
+
+    async def test(scene: Any) -> None:
+        async def script(play: Any) -> None:
+            if play.spec.items:
+                await play.grant()
+            play.prepare()
+            play.text("Red.", "stop")
+
+        scene.controller.script = script
+        responses = scene.client.responses
+        call = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "{}"}
+        result = {"type": "function_call_output", "call_id": "call_1", "output": [IMAGE]}
+        sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+        given: Any = [
+            {"role": "developer", "content": "S"},
+            {"role": "user", "content": [IMAGE, {"type": "input_text", "text": "What?"}, sound]},
+            {"role": "assistant", "id": "msg_mine", "content": "Hm."},
+            call,
+            {**result, "id": "msg_mine"},
+        ]
+        first = await responses.create(model="tiny", input=given, instructions="Be brief.")
+        asked = [message async for message in responses.input_items.list(first.id, order="asc")]
+        shown = [item.model_dump(exclude_none=True, warnings=False) for item in asked]  # the client knows no sounds in them
+        text = {"type": "output_text", "text": "Hm.", "annotations": []}
+        contents = [[{"type": "input_text", "text": "S"}], given[1]["content"], [text]]
+        assert [item["content"] for item in shown[:3]] == contents and {item["status"] for item in shown} == {"completed"}
+        assert [item["role"] for item in shown[:3]] == ["developer", "user", "assistant"]
+        assert [{name: item[name] for name in one} for item, one in zip(shown[3:], (call, result), strict=True)] == [call, result]
+        ids = [item.id for item in asked]
+        assert len(set(ids)) == 5 and ids[2] == "msg_mine"
+
+        second = await responses.create(model="tiny", input="Why?", previous_response_id=first.id)
+        for limit in (1, 2, 7, 100):
+            pages = [page async for page in (await responses.input_items.list(second.id, limit=limit)).iter_pages()]
+            found = [item for page in pages for item in page.data]
+            assert [item.id for item in found][:0:-1] == [*ids, first.output[0].id] and found[0].content[0].text == "Why?"
+            assert [page.has_more for page in pages] == [*[True] * (len(pages) - 1), False] and len(pages) == -(-7 // limit)
+        again: Any = [item.model_dump(exclude_none=True, warnings=False) for item in reversed(found)]
+        third = await responses.create(model="tiny", input=[*again, {"role": "user", "content": "So?"}])
+        assert len(list(scene.controller.plays.values())[-1].spec.items) == 3 and third.output_text == "Red."
+
+    stage.run(test)
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("limit=0", 'limit: is "0", allowed are 1 to 100'),
+        ("limit=101", 'limit: is "101", allowed are 1 to 100'),
+        ("limit=%D9%A5", "limit: is"),
+        ("limit=5&limit=6", "limit: is given 2 times"),
+        ("order=up", 'order: is "up", allowed are asc, desc'),
+        ("after=msg_nothing", 'after: is "msg_nothing", which is the id of no input item'),
+        ("after=%FF%ED%A0%80", "after: is"),
+        ("include[]=message.output_text.logprobs", 'include: has "message.output_text.logprobs", allowed are'),
+        ("include=reasoning", "include: expected an array"),
+        ("before=x", "before: is not supported; the parameters are limit, order, after, include[]"),
+    ],
+)
+def test_what_a_list_of_items_refuses(stage: Any, query: str, says: str) -> None:
+    async def test(scene: Any) -> None:
+        made = (await scene.http.post("/v1/responses", json={"input": "hi"})).json()
+        answer = await scene.http.get(f"/v1/responses/{made['id']}/input_items?{query}")
+        assert answer.status_code == 400 and says in answer.json()["error"]["message"]
+
+    stage.run(test)
+
+
+def test_items_of_an_unknown_response(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        with pytest.raises(openai.NotFoundError, match="is unknown: the latest 64 MiB"):
+            await scene.client.responses.input_items.list("resp_nothing")
+
+    stage.run(test)

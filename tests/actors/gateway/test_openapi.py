@@ -33,6 +33,10 @@ def test_it_is_openapi(limits: Limits, needs_key: bool) -> None:
     assert document["paths"]["/health"]["get"]["security"] == []
     ids = [operation["operationId"] for path in document["paths"].values() for operation in path.values()]
     assert len(ids) == len(set(ids)) == len(OPERATIONS)
+    links = document["paths"]["/v1/responses"]["post"]["responses"]["200"]["links"]
+    assert set(links) == {f"{verb}_v1_responses_by_id" for verb in ("get", "delete")} | {"get_v1_responses_by_id_input_items"}
+    limit = document["paths"]["/v1/responses/{id}/input_items"]["get"]["parameters"][1]
+    assert (limit["in"], limit["name"], limit["schema"]["maximum"]) == ("query", "limit", 100)
 
 
 def schema_of_requests(path: str, limits: Limits = LIMITS) -> Any:
