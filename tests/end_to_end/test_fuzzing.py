@@ -100,7 +100,10 @@ HOSTILE: tuple[object, ...] = (
     *(10**40, -(2**63) - 1, 2**64, 1e308, 5e-324, -1, 1.5, True, "", "\0", "\U0010ffff", "٣", "x" * 70_000),
     *([], {}, [[]], [{}], [None], [1e300], {"type": []}, {"type": {}}, {"type": "function"}, {"\0": 1}, {"a": {"b": {"c": [1]}}}),
 )
-TYPES = ("text/plain", "", "application/json; charset=utf-16", "multipart/form-data; boundary=", "application/json, text/plain", "x" * 5000)
+TYPES = (
+    *("text/plain", "", "application/json; charset=utf-16", "application/json, text/plain", "multipart/form-data; boundary="),
+    "x" * 5000,
+)
 
 
 class Asker:
