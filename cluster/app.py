@@ -1,4 +1,4 @@
-"""The application for Ray Serve: ``serve run mmrt.cluster.app:build replicas=2 config=run.toml``.
+"""The application for Ray Serve: ``RAY_SERVE_ENABLE_HA_PROXY=1 serve run mmrt.cluster.app:build replicas=2 config=run.toml``.
 
 A replica of ``NodeReplica`` is a run; Serve starts it again when it has ended. Each tells ``NodeDirectory`` its URL at every check of
 its health. ``Front`` asks the directory. Of Ray only interfaces that it calls stable are used.
@@ -6,6 +6,7 @@ its health. ``Front`` asks the directory. Of Ray only interfaces that it calls s
 
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import msgspec
 import ray
 from ray import serve
 
-from ..runtime.config import load_config, to_toml
+from ..runtime.config import RuntimeConfig, load_config, to_toml
 from ..runtime.errors import ConfigError
 from .front import Front
 from .node import Node
@@ -75,15 +76,19 @@ class NodeReplica:
             self._node.close()
 
 
-def make_front() -> Front:
-    """Return the ASGI application of a front."""
-    directory = _directory()
+def front_of(max_body_bytes: int) -> Callable[[], Front]:
+    """Return what makes the ASGI application of a front. ``max_body_bytes``: that a node takes."""
 
-    async def nodes() -> dict[str, str]:
-        found: dict[str, str] = await directory.nodes.remote()
-        return found
+    def make() -> Front:
+        directory = _directory()
 
-    return Front(nodes)
+        async def nodes() -> dict[str, str]:
+            found: dict[str, str] = await directory.nodes.remote()
+            return found
+
+        return Front(nodes, max_body_bytes)
+
+    return make
 
 
 def build(arguments: dict[str, Any]) -> serve.Application:
@@ -102,10 +107,10 @@ def build(arguments: dict[str, Any]) -> serve.Application:
         health_check_period_s=CHECK_S,
         ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
     )
-    front = serve.deployment(
-        serve.ingress(make_front)(), name="front", max_ongoing_requests=MAX_STREAMS, ray_actor_options={"num_cpus": 0}
-    )
-    return front.bind(node.bind(_node_config(given["config"])))
+    config = _node_config(given["config"])
+    ingress = serve.ingress(front_of(config.server.max_body_mib << 20))()
+    front = serve.deployment(ingress, name="front", max_ongoing_requests=MAX_STREAMS, ray_actor_options={"num_cpus": 0})
+    return front.bind(node.bind(to_toml(config)))
 
 
 def _number(arguments: dict[str, Any], name: str, low: float) -> float:
@@ -118,9 +123,9 @@ def _number(arguments: dict[str, Any], name: str, low: float) -> float:
     return value
 
 
-def _node_config(file: str) -> str:
+def _node_config(file: str) -> RuntimeConfig:
     """Return the configuration of a node: that of the file, at a free port, with an absolute path of the model."""
     config = load_config(Path(file).absolute() if file else None)
     path = config.model.path and str(Path(config.model.path).absolute())
     replace = msgspec.structs.replace
-    return to_toml(replace(config, model=replace(config.model, path=path), server=replace(config.server, port=0)))
+    return replace(config, model=replace(config.model, path=path), server=replace(config.server, port=0))

@@ -7,9 +7,9 @@ paths of the endpoint's APIs are served: a node's page and its metrics trust who
 
 import asyncio
 import contextlib
-import io
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -23,7 +23,10 @@ from .request_features import Features, read_features
 from .routing import Routed, Router
 
 PATHS = ("/v1/", "/openapi.json", "/tokenize", "/detokenize", "/api/", "/health", "/ready", "/version")
-MAX_BODY_BYTES = 1 << 30
+MAX_BODY_BYTES = 64 << 20  # as a node's server.max_body_mib by default
+PIECE_BYTES = 64 * 1024  # of a body, sent at once
+HELD_BODIES = 4  # of the largest size are in memory at once, as at a node
+SMALL_BYTES = 32 * 1024  # bodies up to that are never refused for want of memory, and are read without a thread
 REFRESH_S = 1.0
 CONNECT_TIMEOUT_S = 5.0
 _HOP_HEADERS = frozenset(b"connection keep-alive transfer-encoding te trailer upgrade expect host content-length".split())
@@ -34,6 +37,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Nodes = Callable[[], Awaitable[Mapping[str, str]]]
 
+_RESPONSES = "/v1/responses/"
 _LINES = "application/x-ndjson"
 _STREAMS = {"text/event-stream", _LINES}
 _LOST = RequestError("the node that served this request was lost", status=500, type="internal_error")
@@ -43,6 +47,20 @@ _log = logging.getLogger(__name__)
 
 class _ClientGone(Exception):
     """The client has closed its connection."""
+
+
+class _Request:
+    """A request. ``body``: it is kept until a node has begun to answer, for the case that the node is lost before."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        query = scope["query_string"].decode("latin-1")
+        self.target = quote(self.path) + (f"?{query}" if query else "")
+        self.headers = [(_text(name), _text(value)) for name, value in scope["headers"] if name not in _HOP_HEADERS]
+        known = dict(scope["headers"])
+        self.credentials = known.get(b"authorization", known.get(b"x-api-key", b"")).decode("latin-1")
+        self.body = bytearray()
 
 
 class _NodeLost(Exception):
@@ -55,10 +73,13 @@ class _Answer(NamedTuple):
 
 
 class Front:
-    """The application. ``nodes`` tells the URL of each node that is there; it is asked every second."""
+    """The application. ``nodes`` tells the URL of each node that is there; it is asked every second. ``max_body_bytes``: of a request;
+    ``HELD_BODIES`` times as many are in memory at once."""
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: Nodes, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self._nodes = nodes
+        self._max_body_bytes = max_body_bytes
+        self._num_body_bytes = 0
         self._router = Router()
         self._session: aiohttp.ClientSession | None = None
         self._refreshed: asyncio.Task[None] | None = None
@@ -117,17 +138,45 @@ class Front:
             problem = f"the front serves no {path}; its paths begin with {', '.join(PATHS)}"
             await _refuse(send, path, RequestError(problem, status=404))
             return
+        request = _Request(scope)
         try:
-            body = await _read_body(receive)
+            await self._read_body(request, receive)
+            await self._pass_on(request, receive, send)
         except _ClientGone:
             return
-        if body is None:
-            await _refuse(send, path, RequestError(f"the body is longer than {MAX_BODY_BYTES} bytes", status=413))
-            return
-        headers = dict(scope["headers"])
-        credentials = headers.get(b"authorization", headers.get(b"x-api-key", b"")).decode("latin-1")
-        features = await asyncio.to_thread(read_features, body, credentials) if scope["method"] == "POST" else Features()
-        work = asyncio.ensure_future(self._answer(scope, body, features, send))
+        except RequestError as error:
+            await _refuse(send, path, error)
+        finally:
+            self._drop_body(request)
+
+    async def _read_body(self, request: _Request, receive: Receive) -> None:
+        """Raises: _ClientGone; RequestError for a body that is too long, or for which there is no memory."""
+        has_more = True
+        while has_more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _ClientGone
+            piece, has_more = message.get("body", b""), message.get("more_body", False)
+            request.body += piece
+            self._num_body_bytes += len(piece)
+            if len(request.body) > self._max_body_bytes:
+                raise RequestError(f"the body is longer than {self._max_body_bytes} bytes (server.max_body_mib)", status=413)
+            if len(request.body) > SMALL_BYTES and self._num_body_bytes > HELD_BODIES * self._max_body_bytes:
+                raise _no_room("too many large requests are being received")
+
+    def _drop_body(self, request: _Request) -> None:
+        self._num_body_bytes -= len(request.body)
+        request.body = bytearray()
+
+    async def _pass_on(self, request: _Request, receive: Receive, send: Send) -> None:
+        """Answer, unless the client goes before the end."""
+        features = Features()
+        if request.method == "POST":
+            read = partial(read_features, request.body, request.credentials)
+            features = read() if len(request.body) <= SMALL_BYTES else await asyncio.to_thread(read)
+        elif request.path.startswith(_RESPONSES):
+            features = Features(response=request.path.removeprefix(_RESPONSES))
+        work = asyncio.ensure_future(self._answer(request, features, send))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -138,42 +187,50 @@ class Front:
         if isinstance(results[0], Exception):
             raise results[0]
 
-    async def _answer(self, scope: Scope, body: bytes, features: Features, send: Send) -> None:
-        """Try one node after another until one has begun to answer."""
+    async def _answer(self, request: _Request, features: Features, send: Send) -> None:
+        """Try one node after another until one has begun to answer. Raises: RequestError."""
         tried: set[str] = set()
         while (routed := self._router.route(features, tried)) is not None:
             tried.add(routed.node)
             try:
-                async with self._ask(scope, body, routed) as answer:
-                    await _stream(answer, scope["path"], send)
+                async with self._ask(request, routed) as answer:
+                    await _stream(answer, request.path, send)
                 return
             except _NodeLost as error:
                 _log.warning("%s is lost before it has answered: %s", routed.node, error)
             finally:
                 routed.ended()
         problem = "no node is there" if not tried else "every node was lost before it had answered"
-        await _refuse(send, scope["path"], RequestError(problem, status=503, type="overloaded_error", retry_after_s=1))
+        raise _no_room(problem)
 
     @contextlib.asynccontextmanager
-    async def _ask(self, scope: Scope, body: bytes, routed: Routed) -> AsyncIterator[_Answer]:
+    async def _ask(self, request: _Request, routed: Routed) -> AsyncIterator[_Answer]:
         """The node's answer, from its first byte on. Raises: _NodeLost."""
+        url = self._router.urls[routed.node]
         try:
-            answer = await self._begin(scope, body, self._router.urls[routed.node])
+            try:
+                answer = await self._begin(request, url)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                if isinstance(error, aiohttp.ClientConnectorError):
+                    raise
+                answer = await self._begin(request, url)  # the gateway has just ended, and another takes over
         except (aiohttp.ClientError, OSError) as error:
             raise _NodeLost(str(error) or type(error).__name__) from error
         routed.begun()
+        self._drop_body(request)
+        if request.method == "POST" and request.path.startswith("/v1/responses"):
+            self._router.note_response(answer.response.headers.get("X-Request-Id", ""), routed.node)
         try:
             yield answer
         finally:
-            answer.response.close()
+            answer.response.close()  # a connection whose answer has ended is kept
 
-    async def _begin(self, scope: Scope, body: bytes, url: str) -> _Answer:
+    async def _begin(self, request: _Request, url: str) -> _Answer:
         assert self._session is not None
-        query = scope["query_string"].decode("latin-1")
-        target = URL(url + quote(scope["path"]) + (f"?{query}" if query else ""), encoded=True)
-        headers = [(_text(name), _text(value)) for name, value in scope["headers"] if name not in _HOP_HEADERS]
-        data = io.BytesIO(body) if body else None  # it is sent in pieces
-        response = await self._session.request(scope["method"], target, data=data, headers=headers, allow_redirects=False)
+        target = URL(url + request.target, encoded=True)
+        headers = [*request.headers, ("Content-Length", str(len(request.body)))] if request.body else request.headers
+        data = _pieces(request.body) if request.body else None
+        response = await self._session.request(request.method, target, data=data, headers=headers, allow_redirects=False)
         try:
             return _Answer(response, await response.content.readany())
         except BaseException:
@@ -184,6 +241,11 @@ class Front:
 def _text(header: bytes) -> str:
     """Return a part of a header as the client's library encodes it."""
     return header.decode("utf-8", "surrogateescape")
+
+
+async def _pieces(body: bytearray) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), PIECE_BYTES):
+        yield bytes(memoryview(body)[start : start + PIECE_BYTES])
 
 
 async def _stream(answer: _Answer, path: str, send: Send) -> None:
@@ -220,23 +282,13 @@ def _lost_line(path: str, before: bytes) -> bytes:
     return (b"" if before.endswith(b"\n") else b"\n") + error_body_of(path)(_LOST) + b"\n"
 
 
-async def _read_body(receive: Receive) -> bytes | None:
-    """Return the request's body; None if it is too long. Raises: _ClientGone."""
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _ClientGone
-        body += message.get("body", b"")
-        if len(body) > MAX_BODY_BYTES:
-            return None
-        if not message.get("more_body", False):
-            return bytes(body)
-
-
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _no_room(problem: str) -> RequestError:
+    return RequestError(problem, status=503, type="overloaded_error", retry_after_s=1)
 
 
 async def _refuse(send: Send, path: str, error: RequestError) -> None:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ..actors.gateway.apis.openai_answer import response_of
+
 BLOCK_BYTES = 1024
 BYTES_PER_TOKEN = 4
 MEDIA_TOKENS = {"image": 1000, "video": 8000, "audio": 500}
@@ -24,13 +26,15 @@ _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 class Features(NamedTuple):
-    """``keys``: of each beginning, with the tokens up to its end; ``media``: a digest and the tokens of each medium."""
+    """``keys``: of each beginning, with the tokens up to its end; ``media``: a digest and the tokens of each medium; ``response``:
+    the id of a stored response that the request goes on with."""
 
     text_tokens: int = 0
     media_tokens: int = 0
     answer_tokens: int = 0
     keys: tuple[tuple[bytes, int], ...] = ()
     media: tuple[tuple[bytes, int], ...] = ()
+    response: str = ""
 
 
 class _Medium(NamedTuple):
@@ -38,7 +42,7 @@ class _Medium(NamedTuple):
     tokens: int
 
 
-def read_features(body: bytes, credentials: str) -> Features:
+def read_features(body: bytes | bytearray, credentials: str) -> Features:
     """Return the features of a request's body. One that is no JSON object, or of another shape, has none: the node will answer."""
     try:
         fields = _decode(body)
@@ -71,7 +75,20 @@ def read_features(body: bytes, credentials: str) -> Features:
         answer_tokens=max(0, min(limit, MAX_ANSWER_TOKENS)),
         keys=tuple(keys),
         media=tuple(media),
+        response=_response_named(fields),
     )
+
+
+def _response_named(fields: dict[str, Any]) -> str:
+    """Return the id of the stored response that the request goes on with, or that the first item which it names is of."""
+    if isinstance(id := fields.get("previous_response_id"), str):
+        return id
+    items = fields.get("input")
+    for item in items if isinstance(items, list) else ():
+        is_named = isinstance(item, dict) and (item.get("type") == "item_reference" or item.keys() == {"id"})
+        if is_named and isinstance(item.get("id"), str):
+            return response_of(item["id"])
+    return ""
 
 
 def _messages(fields: dict[str, Any]) -> Iterator[object]:

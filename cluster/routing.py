@@ -1,18 +1,18 @@
 """The nodes as the front knows them (pure): what each has to do, and which beginnings and media it has seen.
 
 A request with media goes where the fewest tokens of media wait, a text where the fewest tokens wait (MS2). A node that has seen its
-beginning or its media gets it unless it has ``SLACK_TOKENS`` more to do than the least busy one. Nothing is asked of the nodes: the
-front counts what it has sent and what has come back.
+beginning or its media gets it unless it has ``SLACK_TOKENS`` more to do than the least busy one. What goes on with a stored response
+goes to the node that has it. Nothing is asked of the nodes: the front counts what it has sent and what has come back.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from ..runtime.controller.scheduling.routing import choose
 from .request_features import Features
 
 SLACK_TOKENS = 4096.0
-MAX_KNOWN = 1 << 16  # beginnings and media whose node is remembered; the least recent are forgotten
+MAX_KNOWN = 1 << 16  # beginnings, media and responses whose node is remembered; the least recent are forgotten
 
 
 class Load:
@@ -67,13 +67,22 @@ class Router:
         if not loads:
             return None
         pending = {node: (load.media_tokens, load.tokens) if features.media else (load.tokens,) for node, load in loads.items()}
-        node = choose(pending, self._known_tokens(features), SLACK_TOKENS)
-        for key in [*(key for key, _ in features.keys), *(digest for digest, _ in features.media)]:
+        node = self._known.get(features.response.encode(), "")  # no other has the response
+        if node not in loads:
+            node = choose(pending, self._known_tokens(features), SLACK_TOKENS)
+        self._note((*(key for key, _ in features.keys), *(digest for digest, _ in features.media)), node)
+        return Routed(node, loads[node], features)
+
+    def note_response(self, id: str, node: str) -> None:
+        """Note that the node may have stored a response of this id."""
+        self._note((id.encode(),), node)
+
+    def _note(self, keys: Iterable[bytes], node: str) -> None:
+        for key in keys:
             self._known[key] = node
             self._known.move_to_end(key)
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
-        return Routed(node, loads[node], features)
 
     def _known_tokens(self, features: Features) -> dict[str, float]:
         """Return the tokens of the request that each node has seen: its longest beginning, and its media besides."""

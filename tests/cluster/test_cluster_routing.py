@@ -78,11 +78,24 @@ def test_what_is_no_request_has_no_features() -> None:
         read_features(b'{"cache_salt": ' + b"[" * depth + b"]" * depth + b"}", "")
 
 
+def test_the_response_that_a_request_goes_on_with() -> None:
+    assert features(input="so?", previous_response_id="resp_1").response == "resp_1"
+    named = [{"type": "message", "role": "user", "content": "so?"}, {"type": "item_reference", "id": "msg_2_0"}, {"id": "fc_3_1"}]
+    assert features(input=named).response == features(input=named[1:2]).response == "resp_2"
+    assert features(input=named[2:]).response == "resp_3"
+    for strange in ({"previous_response_id": 7}, {"input": [{"id": 7}, 7]}, {"messages": [{"id": "msg_2_0"}]}):
+        assert features(**strange).response == ""
+
+
 LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=20)
 JSON = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=9), inner))
 
 
-@given(st.dictionaries(st.sampled_from(["messages", "input", "prompt", "system", "tools", "max_tokens", "cache_salt"]), JSON))
+@given(
+    st.dictionaries(
+        st.sampled_from(["messages", "input", "prompt", "system", "tools", "max_tokens", "cache_salt", "previous_response_id"]), JSON
+    )
+)
 def test_any_json_is_taken(fields: dict[str, Any]) -> None:
     features(**fields)
 
@@ -135,6 +148,17 @@ def test_a_conversation_stays_unless_its_node_is_much_busier() -> None:
     assert routed(nodes.route(Features(text_tokens=200, keys=((b"1", 100), (b"3", 200))))) == "a"
     nodes.route(Features(text_tokens=int(SLACK_TOKENS) + 4000, keys=((b"1", 100),)))
     assert routed(nodes.route(turn)) == "b", "a has too much to do"
+
+
+def test_a_request_goes_where_the_response_is_that_it_goes_on_with() -> None:
+    nodes = router("a", "b")
+    nodes.note_response("resp_1", "b")
+    nodes.route(Features(text_tokens=1))
+    nodes._loads["b"].tokens += 10 * SLACK_TOKENS
+    goes_on = Features(text_tokens=1, response="resp_1")
+    assert routed(nodes.route(goes_on)) == "b", "no other has it, however busy it is"
+    assert routed(nodes.route(goes_on._replace(response="resp_2"))) == "a"
+    assert routed(nodes.route(goes_on, tried=["b"])) == "a"
 
 
 def test_nodes_come_and_go() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from mmrt.cluster.front import Front
+from mmrt.cluster.front import HELD_BODIES, SMALL_BYTES, Front
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 BODY = json.dumps({"messages": [{"role": "user", "content": "Hello"}]}).encode()
@@ -130,6 +130,98 @@ def test_requests_and_answers_are_passed_on() -> None:
         assert (await client().ask("/v1/models", b"", "GET")).status == 201
 
     with_nodes(test, echo)
+
+
+def test_connections_to_a_node_are_kept() -> None:
+    ports: list[int] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        ports.append(request.transport.get_extra_info("peername")[1])
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: {}\n\n")
+        await response.write_eof()
+        return response
+
+    async def test(client: Callable[[], Client]) -> None:
+        for _ in range(3):
+            assert (await client().ask()).body == b"data: {}\n\n"
+        assert len(ports) == 3 and len({*ports}) == 1
+
+    with_nodes(test, answer)
+
+
+def test_a_gateway_that_has_just_ended_is_asked_again() -> None:
+    """A node repairs its gateway: its connections are lost, new ones wait for the next gateway."""
+    asked: list[str] = []
+
+    async def lose_the_first(request: web.Request) -> web.StreamResponse:
+        asked.append(request.path)
+        return await (lose_at_once if len(asked) == 1 else echo)(request)
+
+    async def test(client: Callable[[], Client]) -> None:
+        assert (await client().ask()).status == 201 and len(asked) == 2
+
+    with_nodes(test, lose_the_first)
+
+
+def test_bodies_are_bounded_together_and_kept_no_longer_than_needed() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        assert len(await request.content.read()) == limit
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if not begun.is_set():
+            await response.write(b"first")
+            begun.set()
+            await go_on.wait()
+        return response
+
+    limit = 4 * SMALL_BYTES
+
+    async def test(client: Callable[[], Client]) -> None:
+        front = client().front
+        front._max_body_bytes = limit
+        too_long = await client().ask(body=b"x" * (limit + 1))
+        assert too_long.status == 413 and f"longer than {limit} bytes" in too_long.body.decode()
+        mine = client()
+        task = asyncio.create_task(mine.ask(body=b"x" * limit))
+        await mine.got_some.wait()
+        assert front._num_body_bytes == 0, "the node has begun to answer"
+        go_on.set()
+        await task
+        front._num_body_bytes = HELD_BODIES * limit - SMALL_BYTES  # of requests that wait for their nodes
+        refused = await client().ask("/v1/messages", body=b"x" * (SMALL_BYTES + 1))
+        assert refused.status == 503 and refused.headers["retry-after"] == "1" and b"too many large requests" in refused.body
+        assert front._num_body_bytes == HELD_BODIES * limit - SMALL_BYTES
+
+    with_nodes(test, slow)
+
+
+def test_what_goes_on_with_a_response_is_sent_to_its_node() -> None:
+    def storing(name: str) -> Handler:
+        async def answer(request: web.Request) -> web.Response:
+            await request.read()
+            return web.Response(text=name, headers={"X-Request-Id": f"resp_{name}"})
+
+        return answer
+
+    async def test(client: Callable[[], Client]) -> None:
+        front = client().front
+        first = await client().ask("/v1/responses", b'{"input": "why?"}')
+        name = first.body.decode()
+        front._router._loads[name].tokens += 1_000_000
+        other = (await client().ask("/v1/responses", b'{"input": "who?"}')).body.decode()
+        assert {name, other} == {"a", "b"}
+        for id in (name, other):
+            body = json.dumps({"input": "so?", "previous_response_id": f"resp_{id}"}).encode()
+            assert (await client().ask("/v1/responses", body)).body == id.encode()
+            for method in ("GET", "DELETE"):
+                assert (await client().ask(f"/v1/responses/resp_{id}", b"", method)).body == id.encode()
+
+    with_nodes(test, storing("a"), storing("b"))
 
 
 def test_headers_are_those_of_the_client() -> None:
