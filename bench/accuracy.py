@@ -21,8 +21,10 @@ from ..models.config import load_model_config
 from ..models.lm.decoder import Chunk
 from ..models.lm.language_model import build_language_model
 from .environment import Environment, read_environment
+from .extras import need_extra
 from .output import JSON_HELP, run_bench
 from .render import show_table
+from .serve.client import BenchError
 
 PAGE_TOKENS = 16
 PROMPT_TOKENS = 40
@@ -48,8 +50,9 @@ class AccuracyBench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Returns 0."""
-    parser = argparse.ArgumentParser(prog="mmrt bench accuracy", description="Reduced precision against float32.")
+    """Run the command. Returns 0; 1 without the extra."""
+    about = "Reduced precision against float32. Needs the extra reference."
+    parser = argparse.ArgumentParser(prog="mmrt bench accuracy", description=about)
     add = parser.add_argument
     add("checkpoint", type=Path, help="a checkpoint directory")
     add("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
@@ -61,12 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if load_model_config(options.checkpoint).quantization is not None:
         parser.error(f"{options.checkpoint} is quantized: transformers, for comparison, reads it only with other packages")
-    run_bench("accuracy", options.json, (), lambda _: measure(options), show)
-    return 0
+    bench = run_bench("accuracy", options.json, (BenchError,), lambda _: measure(options), show)
+    return 1 if bench is None else 0
 
 
 def measure(options: argparse.Namespace) -> AccuracyBench:
-    """All computations."""
+    """All computations. Raises: BenchError."""
+    need_extra("reference", "transformers")
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     config = load_model_config(options.checkpoint, options.dtype)

@@ -23,6 +23,7 @@ from ..models.text.tokenizer import Tokenizer
 from ..runtime.config import RuntimeConfig
 from ..runtime.config_sections import ActorSection, ActorsSection, ModelSection, ServerSection
 from .environment import Environment, read_environment
+from .extras import need_extra
 from .output import JSON_HELP, run_bench
 from .own_run import OwnRunError, own_run
 from .render import show_table, show_targets
@@ -63,7 +64,7 @@ class VersusBench(msgspec.Struct, frozen=True, kw_only=True):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, also when the target is missed; 1 when a request failed."""
-    about = "Concurrent image requests beside the same ones in sequence through transformers."
+    about = "Concurrent image requests beside the same ones in sequence through transformers. Needs the extra reference."
     parser = argparse.ArgumentParser(prog="mmrt bench versus_transformers", description=about)
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="DIR", help="a checkpoint of a family that takes images")
@@ -83,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace) -> VersusBench:
     """Both sides, one after the other. Raises: BenchError, OwnRunError, OSError, ValueError."""
+    need_extra("reference", "transformers")
     config = load_model_config(options.checkpoint, options.dtype)
     if "image" not in config.media_kinds:
         raise BenchError(f"{options.checkpoint} is of family {config.family!r}, which takes no images")

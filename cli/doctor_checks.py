@@ -112,9 +112,7 @@ def _packages(facts: Facts) -> Iterator[Check]:
         extra = "" if facts.device == "cpu" else f", with its extra {_CUDA}"
         yield Check("packages", "failed", f"{'; '.join(wrong)}: install mmrt anew{extra}")
     else:
-        yield Check(
-            "packages", "ok", f"{', '.join(f'{name} {facts.installed[name]}' for name in ('torch', 'transformers'))} and others"
-        )
+        yield Check("packages", "ok", f"{', '.join(f'{name} {facts.installed[name]}' for name in ('torch', 'tokenizers'))} and others")
 
 
 def _wrong_packages(facts: Facts, extra: str) -> Iterator[str]:

@@ -120,7 +120,7 @@ def _installed(requirements: Sequence[str]) -> Mapping[str, str]:
 def _import_problem(requirements: Sequence[str]) -> str:
     """Load every package that is always needed, in a process that may die of it."""
     names = [requirement.name for requirement in map(Requirement, requirements) if requirement.marker is None]
-    modules = [_MODULES.get(name, name) for name in names] or ["torch", "transformers"]
+    modules = [_MODULES.get(name, name) for name in names] or ["torch", "tokenizers"]
     try:
         done = subprocess.run([sys.executable, "-c", _LOAD, *modules], capture_output=True, text=True, timeout=_IMPORT_S)
     except subprocess.TimeoutExpired:

@@ -13,7 +13,7 @@ import typer
 
 from ..actors.host.model_facts import facts_of
 from ..models.architecture import ModelConfig
-from ..models.config import load_model_config, tower_modules
+from ..models.config import load_model_config
 from ..runtime.config import RuntimeConfig, convert_config, to_data
 from ..runtime.environment import Environment, read_environment
 from ..runtime.errors import ConfigError, RunError
@@ -22,7 +22,7 @@ from ..runtime.process.listening import open_listeners
 from ..runtime.process.memory_layout import MemoryLayout, plan_layout
 from ..runtime.process.run import fit_to_machine, free_port, model_path, run_info
 from ..runtime.stage_table import devices_of
-from ..runtime.supervisor.launcher import zygote_stages
+from ..runtime.supervisor.launcher import ZYGOTE_STAGES
 from ..runtime.supervisor.specs import actor_specs, child_environment
 from ..runtime.supervisor.supervisor import Reporter, RunSetup, Supervisor
 from ..shm.run_directory import RunDirectory, foreign_parent
@@ -151,7 +151,7 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
         specs=actor_specs(plan.config),
         environment=child_environment(os.environ),
         log_directory=plan.logs,
-        zygote_stages=zygote_stages(tower_modules(plan.model)),
+        zygote_stages=ZYGOTE_STAGES,
         notify_socket=plan.environment.notify_socket,
         hang_up_ends=hang_up_ends,
         listeners=listeners,

@@ -18,5 +18,5 @@ def register(app: typer.Typer) -> None:
 def print_versions() -> None:
     print(f"mmrt {__version__}")
     print(f"python {platform.python_version()}")
-    for package in ("torch", "transformers"):
+    for package in ("torch", "tokenizers"):
         print(f"{package} {metadata.version(package)}")

@@ -1,6 +1,6 @@
 """The description of a model as plain numbers: dimensions, token ids and media rules.
 
-``families`` makes it from a checkpoint's JSON files; every actor reads it. No torch, no transformers; msgspec can encode it all.
+``families`` makes it from a checkpoint's JSON files; every actor reads it. No torch; msgspec can encode it all.
 """
 
 from typing import Literal
@@ -65,7 +65,6 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     out_hidden_size: int
     max_source_positions: int
     n_window: int
-    scale_embedding: bool = False
     activation: str = "gelu"
 
 

@@ -1,4 +1,4 @@
-"""Load a checkpoint directory's configuration, and find its family. Pure: neither torch nor transformers is imported."""
+"""Load a checkpoint directory's configuration, and find its family. Pure: torch is not imported."""
 
 import math
 from pathlib import Path
@@ -65,15 +65,6 @@ def load_model_config(
         max_context=max_context or min(config.max_context, DEFAULT_MAX_CONTEXT),
         sampling=_sampling_defaults(files),
     )
-
-
-def tower_modules(path: Path) -> tuple[str, ...]:
-    """Third-party modules that the towers of a checkpoint's model import; none if config.json is unusable: loading reports that."""
-    try:
-        name = family_name(CheckpointFiles(path).required("config.json").text("model_type"))
-    except CheckpointError:
-        return ()
-    return () if name is None else family_named(name).TOWER_MODULES
 
 
 def weight_bytes(config: ModelConfig) -> int:

@@ -1,28 +1,28 @@
 """The product's vision tower for the sections that time it. Import it where it is used: unlike kernels it needs more than torch."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from ...models.architecture import LanguageConfig, ModelConfig, VisionConfig, VisionRules
-from ...models.families.qwen2_5.triton_vision import VisionKernels
+from ...models.families.qwen2_5.vision_geometry import Geometry, geometry
+from ...models.families.qwen2_5.vision_tower import VisionTower
 from ...models.families.registry import family_of
 from .counts import Shape
 from .stack import EPSILON
 
 _SIDE = 72  # patches of a picture of a megapixel
-_WINDOW = 64  # patches
 
 
 @dataclass(frozen=True, slots=True)
 class Tower:
     """The product's vision tower on a CUDA device, of the sizes of Qwen2.5-VL and random weights, over one square picture."""
 
-    kernels: VisionKernels
+    tower: VisionTower
     patches: Tensor
-    geometry: dict[str, Any]
+    places: Geometry
 
     @classmethod
     def make(cls, shape: Shape, device: torch.device) -> Self:
@@ -30,22 +30,14 @@ class Tower:
             return torch.empty(sizes, dtype=torch.bfloat16, device=device).normal_(std=0.02)
 
         config = _vision_model(shape)
-        assert config.vision is not None
+        assert config.vision is not None and config.vision_rules is not None
         weights = {spec.name: random(*spec.shape) for spec in family_of(config).tensor_specs(config) if spec.name.startswith("vision.")}
-        side = torch.arange(_SIDE, device=device)
-        geometry = {
-            "position_ids": torch.cartesian_prod(side, side),
-            "window_index": torch.arange(_SIDE**2 // config.vision.merge_size**2, device=device),
-            "cu_window_seqlens": torch.arange(0, _SIDE**2 + 1, _WINDOW, dtype=torch.int32, device=device),
-            "cu_seqlens": torch.tensor([0, _SIDE**2], dtype=torch.int32, device=device),
-            "max_window_seqlen": _WINDOW,
-            "max_seqlen": _SIDE**2,
-        }
-        return cls(VisionKernels(config.vision, weights), random(_SIDE**2, VisionRules().row_bytes), geometry)
+        places = geometry([(1, _SIDE, _SIDE)], config.vision, device)
+        return cls(VisionTower(config, weights, device), random(_SIDE**2, config.vision_rules.row_bytes), places)
 
     def forward(self) -> Tensor:
         """Embedding rows [tokens, hidden] of the language model of ``shape``."""
-        return self.kernels(self.patches, **self.geometry)
+        return self.tower.forward(self.patches, self.places)
 
 
 def _vision_model(shape: Shape) -> ModelConfig:
@@ -74,4 +66,12 @@ def _vision_model(shape: Shape) -> ModelConfig:
         out_hidden_size=shape.hidden,
         full_attention_blocks=(7, 15, 23, 31),
     )
-    return ModelConfig(family="qwen2_5_vl", language=language, vision=vision, dtype="bfloat16", max_context=1, eos_token_ids=())
+    return ModelConfig(
+        family="qwen2_5_vl",
+        language=language,
+        vision=vision,
+        vision_rules=VisionRules(),
+        dtype="bfloat16",
+        max_context=1,
+        eos_token_ids=(),
+    )

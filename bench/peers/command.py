@@ -8,7 +8,6 @@ import argparse
 import os
 import tempfile
 from collections.abc import Sequence
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from ...runtime.environment import read_environment as read_variables
 from ...runtime.process.number_format import has_bfloat16_units, plan_formats
 from ...runtime.supervisor.specs import child_environment
 from ..environment import read_environment
+from ..extras import need_extra
 from ..output import JSON_HELP, Tell, progress, run_bench
 from ..render import show_table
 from ..serve.client import BenchError
@@ -59,9 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace, console: Console) -> PeersBench:
     """All pairs, one after the other. Raises: BenchError, OSError, ValueError."""
-    for module in ("llama_cpp", "gguf"):
-        if find_spec(module) is None:
-            raise BenchError(f"the package {module} is missing: pip install 'mmrt[peers]'")
+    need_extra("peers", "llama_cpp", "gguf")
     environment = read_environment()
     jobs = [Job(num_sequences, num_threads) for num_threads, num_sequences in product(options.threads, SEQUENCES)]
     builds: dict[str, None] = {}

@@ -1,6 +1,6 @@
 """The interface of a model family. A family is a module, or a package, that has these members.
 
-Importing it loads neither torch nor transformers; only its towers do, when they are built.
+Importing it does not load torch; only its towers do, when they are built.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,9 +38,6 @@ class CheckpointRecipe(NamedTuple):
 
 class Family(Protocol):
     """Everything is pure; numpy only (``sample_frames`` and ``build_towers`` alone use torch)."""
-
-    TOWER_MODULES: tuple[str, ...]
-    """Modules of others that ``build_towers`` imports: slow ones, which the zygote imports once."""
 
     def parse_config(self, files: CheckpointFiles) -> ModelConfig:
         """The configuration from the checkpoint's files; ``family`` is the name in the registry. Raises CheckpointError."""

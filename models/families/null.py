@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from ..towers.interface import Tower
 
-TOWER_MODULES = ()
 
 _NO_MEDIA = "the null model takes no media"
 

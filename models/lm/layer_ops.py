@@ -37,11 +37,7 @@ class CpuOperations:
         self._rotation = self._rope.rotation(positions)
 
     def norm(self, x_NH: Tensor, weight: Tensor) -> Tensor:
-        # F.rms_norm takes twice as many operations on a CPU.
-        values = x_NH.float()
-        size = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
-        scale = torch.addcmul(self._epsilon, size, size, value=1 / x_NH.shape[-1]).rsqrt_()
-        return torch.mul(values, scale).mul_(weight.float()).to(x_NH.dtype)
+        return rms_norm(x_NH, weight, self._epsilon)
 
     def add_norm(self, x_NH: Tensor, residual_NH: Tensor, weight: Tensor) -> Tensor:
         return self.norm(residual_NH.add_(x_NH), weight)
@@ -58,3 +54,12 @@ class CpuOperations:
                 part.copy_(self.norm(part, weight))
         rotate(turning, self._rotation)
         self.attention.write(layer, heads[:, -2 * self._kv_heads :].flatten(1))
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: Tensor) -> Tensor:
+    """x [..., H] / sqrt(mean(x ** 2) + epsilon) * weight, computed in float32; ``epsilon`` float32 []."""
+    # F.rms_norm takes twice as many operations on a CPU.
+    values = x.float()
+    size = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+    scale = torch.addcmul(epsilon, size, size, value=1 / x.shape[-1]).rsqrt_()
+    return torch.mul(values, scale).mul_(weight.float()).to(x.dtype)

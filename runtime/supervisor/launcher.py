@@ -42,8 +42,6 @@ BASE_MODULES = (
     "difflib",
 )
 TORCH_STAGE = "torch"
-TOWER_STAGE = "towers"
-IMPORT_STAGES = (BASE_STAGE, TORCH_STAGE, TOWER_STAGE)  # in order: each is there when those before it are
 FORK_LIMIT_S = 5.0  # a fork takes some ms; a zygote hangs that rests for so long over one, or computes for so long
 IMPORT_LIMIT_S = 120.0  # while it still imports modules: it does nothing else until a stage is done
 _LOOK_S = 0.25
@@ -71,9 +69,8 @@ def is_fork(pid: int, run: Path) -> bool:
     return b"mmrt.runtime.supervisor.zygote" in words and os.fsencode(run) in words
 
 
-def zygote_stages(tower_modules: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Return the zygote's imports, in order: those that all actors need, those that most wait for, and those of the model's towers."""
-    return {BASE_STAGE: BASE_MODULES, TORCH_STAGE: ("torch",), TOWER_STAGE: tower_modules}
+ZYGOTE_STAGES = {BASE_STAGE: BASE_MODULES, TORCH_STAGE: ("torch",)}
+"""The zygote's imports, in order: those that all actors need, and those that most wait for. Each is there when those before it are."""
 
 
 _decode_reply = msgspec.msgpack.Decoder(Reply).decode

@@ -33,7 +33,7 @@ def actor_roots(names: Sequence[str], is_forked: bool, known: Iterable[str]) -> 
     stages = [STAGES[stage_of(name)] for name in names]
     modules = ("host.process", *shared, *(stage.module for stage in stages))
     families = f"{PACKAGE}.models.families."
-    builds_towers = any(stage.imports == "towers" for stage in stages)
+    builds_towers = any(stage.builds_towers for stage in stages)
     towers = [name for name in known if builds_towers and name.startswith(families) and name.endswith(".towers")]
     return (*entry, *(f"{PACKAGE}.actors.{module}" for module in modules), *towers)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from ..config import RuntimeConfig
 from ..stage_table import STAGES, stage_of
-from .launcher import ACTOR_ENTRY, IMPORT_STAGES, actor_command
+from .launcher import ACTOR_ENTRY, BASE_STAGE, TORCH_STAGE, actor_command
 from .managed_actor import ActorSpec
 
 STOP_GRACE_S = 5.0
@@ -20,7 +20,7 @@ def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | N
         section, stages = config.actor(name), [STAGES[stage_of(actor)] for actor in actors]
         listens = any(stage.listens for stage in stages)
         grace_s = config.supervisor.drain_s + HURRY_GRACE_S if listens else STOP_GRACE_S
-        needs = max((stage.imports for stage in stages), key=IMPORT_STAGES.index)
+        needs = TORCH_STAGE if any(stage.imports_torch for stage in stages) else BASE_STAGE
         can_be_forked = commands is None and not listens  # a fork cannot be given sockets
         specs.append(
             ActorSpec(

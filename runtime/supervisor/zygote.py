@@ -1,4 +1,4 @@
-"""The zygote: one process per run that imports torch and the tower modules once and forks actors in tens of milliseconds.
+"""The zygote: one process per run that imports torch once and forks actors in tens of milliseconds.
 
 Started by ``launcher`` as ``python -m mmrt.runtime.supervisor.zygote``. It imports nothing else of mmrt, so that a forked actor loads
 its current code. Measured rules: no parallel region ever, one thread at every fork, and no GPU opened: a process that

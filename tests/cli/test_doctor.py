@@ -25,12 +25,12 @@ GOOD = Facts(
     python_bounds=">=3.11,<3.14",
     requirements=[
         "torch==2.13.0",
-        "transformers>=5.23,<5.25",
+        "tokenizers>=0.23.1,<0.24",
         'triton==3.7.1; extra == "cuda"',
         'cuda-bindings>=13,<14; extra == "cuda"',
         'pytest>=9,<10; extra == "test"',
     ],
-    installed={"torch": "2.13.0+cpu", "transformers": "5.24.1"},
+    installed={"torch": "2.13.0+cpu", "tokenizers": "0.23.1"},
     import_problem="",
     config_problem="",
     need=Need(model="/m", tables_bytes=700 * MIB, weights_bytes=300 * MIB),
@@ -55,7 +55,7 @@ GOOD = Facts(
     dead_runs={},
 )
 GPU: dict[str, Any] = {"device": "cuda", "gpus": ["NVIDIA H100"], "gpu_driver": "580.1"}
-CUDA = {"torch": "2.13.0", "transformers": "5.24.1", "triton": "3.7.1", "cuda-bindings": "13.1"}
+CUDA = {"torch": "2.13.0", "tokenizers": "0.23.1", "triton": "3.7.1", "cuda-bindings": "13.1"}
 NO_ROOM = "a run needs 1000 MiB (700 MiB of pools and tables, 300 MiB of weights)"
 
 
@@ -75,9 +75,9 @@ def test_a_good_machine() -> None:
         ({"system": "Darwin"}, "system", "failed", "mmrt needs Linux"),
         ({"machine": "aarch64"}, "system", "warning", "tested on x86_64 only"),
         ({"python": "3.10.2"}, "python", "failed", "3.10.2, mmrt needs >=3.11,<3.14"),
-        ({"installed": {"torch": "2.13.0"}}, "packages", "failed", "transformers is missing (<5.25,>=5.23)"),
-        ({"installed": {"torch": "2.12.1", "transformers": "5.25"}}, "packages", "failed",
-         "torch is 2.12.1, not ==2.13.0; transformers is 5.25, not <5.25,>=5.23"),
+        ({"installed": {"torch": "2.13.0"}}, "packages", "failed", "tokenizers is missing (<0.24,>=0.23.1)"),
+        ({"installed": {"torch": "2.12.1", "tokenizers": "0.24"}}, "packages", "failed",
+         "torch is 2.12.1, not ==2.13.0; tokenizers is 0.24, not <0.24,>=0.23.1"),
         ({"requirements": []}, "packages", "warning", "mmrt is not installed"),
         ({"import_problem": "av cannot be loaded: SIGILL"}, "imports", "failed", "av cannot be loaded: SIGILL"),
         ({"config_problem": "model.path = 'x' is not a directory", "need": None}, "configuration", "failed", "model.path = 'x'"),

@@ -14,7 +14,7 @@ import torch
 
 from mmrt.actors.host.media_rules import for_run
 from mmrt.cli.main import run
-from mmrt.models.config import load_model_config, tower_modules
+from mmrt.models.config import load_model_config
 from mmrt.models.families import registry
 from mmrt.models.families.family import Family
 from mmrt.models.families.registry import FAMILIES, family_named, family_of
@@ -33,19 +33,17 @@ from mmrt.runtime.controller.scheduling.budgets import encode_budget
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.process.memory_layout import plan_layout
 from mmrt.runtime.process.pool_sizes import ModelFacts
-from mmrt.runtime.supervisor.launcher import TOWER_STAGE, zygote_stages
 from mmrt.schema.media import MediaSpan
 
-MEMBERS = {name for name in vars(Family) if not name.startswith("_")} | set(Family.__annotations__)
+MEMBERS = {name for name in vars(Family) if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_has_the_members_of_the_interface(name: str) -> None:
     family = family_named(name)
-    for member in MEMBERS - {"TOWER_MODULES"}:
+    for member in MEMBERS:
         ours = inspect.signature(getattr(family, member)).parameters
         assert list(ours) == list(inspect.signature(getattr(Family, member)).parameters)[1:], member
-    assert all(isinstance(module, str) for module in family.TOWER_MODULES)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -57,16 +55,6 @@ def test_a_checkpoint_s_family_is_imported_and_no_other(name: str, tmp_path: Pat
     loaded = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     assert {other for other in FAMILIES if f"mmrt.models.families.{other}" in loaded} == {name}
     assert not loaded & {"torch", "transformers", "tokenizers"}
-
-
-def test_what_towers_import_is_told_without_loading_them(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
-    for name in ("qwen2_5_vl", "qwen2_5_omni"):
-        (module,) = tower_modules(checkpoints(name))
-        assert importlib.util.find_spec(module) and zygote_stages((module,))[TOWER_STAGE] == (module,)
-    assert tower_modules(tmp_path) == (), "loading it will complain"
-    for config in ("[1]", "{", '{"model_type": 3}', '{"model_type": "llama"}'):
-        (tmp_path / "config.json").write_text(config)
-        assert tower_modules(tmp_path) == ()
 
 
 def test_making_what_there_is_not(tmp_path: Path) -> None:
@@ -131,4 +119,3 @@ def test_the_runtime_takes_sizes_from_a_new_family(toy: Path) -> None:
     facts = ModelFacts(config.kv_page_bytes(16), config.embedding_row_bytes(), config.max_context, config.patch_row_bytes())
     assert plan_layout(RuntimeConfig(), facts, config.dtype).pools["patch"].page_bytes == 256 * 768
     assert encode_budget(0, config.rows_per_token()).low == 256 * 9
-    assert zygote_stages(tower_modules(toy))[TOWER_STAGE] == ("toy_towers_of_others",)

@@ -16,7 +16,6 @@ from mmrt.models.lm.decoder import AfterLayer
 from mmrt.models.towers.interface import Tower, TowerInput
 from mmrt.schema.media import ItemShape, MediaKind, MediaSpan, SegmentShape
 
-TOWER_MODULES = ("toy_towers_of_others",)
 TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tile>")
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
 

@@ -19,7 +19,7 @@ import mmrt.triton_kernels.embedding_pages  # noqa: F401  before ``record``, beh
 from mmrt.actors.host.embedding_pages import DeviceEmbeddingPages, EmbeddingPages
 from mmrt.models.architecture import KvDType, ModelConfig
 from mmrt.models.config import load_model_config
-from mmrt.models.families.qwen2_5.triton_vision import VisionKernels
+from mmrt.models.families.qwen2_5.triton_vision import TritonVisionOperations
 from mmrt.models.families.registry import family_of
 from mmrt.models.lm.decode_graphs import DecodeGraphs, StepInputs, bucket_of
 from mmrt.models.lm.decoder import Chunk
@@ -91,7 +91,8 @@ def watch() -> dict[str, set[str]]:
 def encoder(run: RunDirectory, config: ModelConfig, weights: dict[str, torch.Tensor], device: torch.device) -> Stages:
     towers, pages = Towers(config, weights, device), embedding_pages(run, "encoder", config, device)
     assert config.vision is not None and config.vision_rules is not None
-    towers._towers["image"]._kernels = VisionKernels(config.vision, weights)  # type: ignore[union-attr]
+    head_dim = config.vision.hidden_size // config.vision.num_heads
+    towers._towers["image"].operations = TritonVisionOperations(head_dim)  # type: ignore[attr-defined]
     row_bytes = config.vision_rules.row_bytes
 
     def warm_up() -> None:

@@ -1,5 +1,5 @@
 """The checked wrappers: rotation, and attention within frames or windows. The tower's forward
-(``models/families/qwen2_5/triton_vision``) calls them once per block, in the encoder actor."""
+(``models/families/qwen2_5/vision_tower``) calls them once per block, in the encoder actor."""
 
 import torch
 import triton

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ....bench.environment import read_environment
+from ....bench.extras import need_extra
 from ....bench.output import JSON_HELP, open_console, write_json
 from ....bench.own_run import OwnRunError, layout_argument, own_run
 from ....bench.serve.client import BenchError, find_model, open_session
@@ -88,7 +89,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--max-tokens", type=int, default=64)
     add("--concurrency", type=int, default=16, help="requests at once (%(default)s)")
     add("--guidance", type=_scales, default=(), metavar="S,S", help="ask the degraded half again with these guidance scales")
-    add("--no-transformers", action="store_true", help="leave the comparison out")
+    add("--no-transformers", action="store_true", help="leave the comparison out, which needs the extra reference")
     add("--require", type=float, metavar="SHARE", help="exit with 1 if a task is below, or, in float32, an answer is not transformers'")
     add("--require-combined", type=float, metavar="SHARE", help="the same for tasks on two kinds of media (default: of --require)")
     add("--against", type=Path, metavar="FILE", help="also show what has changed since these figures were written by --json")
@@ -129,6 +130,8 @@ def _scales(text: str) -> tuple[float, ...]:
 
 def measure(options: argparse.Namespace, console: Console) -> QualityBench:
     """The server, then transformers. Raises: BenchError, OwnRunError, OSError, ValueError."""
+    if not options.no_transformers:
+        need_extra("reference", "transformers")
     environment = read_environment()
     cases = select(options.seed, options.samples, options.tasks)
     checkpoint = (options.checkpoint or DEFAULT_MODEL).absolute()

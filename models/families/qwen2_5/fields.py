@@ -78,7 +78,6 @@ def parse_audio(audio: JsonObject, hidden_size: int) -> AudioConfig:
         out_hidden_size=audio.integer("output_dim", default=hidden_size),
         max_source_positions=audio.integer("max_source_positions", default=1500),
         n_window=audio.integer("n_window", default=100),
-        scale_embedding=audio.boolean("scale_embedding", default=False),
         activation=audio.text("activation_function", default="gelu"),
     )
     if config.out_hidden_size != hidden_size:

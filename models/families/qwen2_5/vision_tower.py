@@ -1,15 +1,13 @@
-"""The vision tower that the two Qwen2.5 families share, and the building of transformers' modules over shared weights.
-
-Modules are built on the meta device and take views of the weights: none is copied. Only families import transformers,
-when they build their towers.
+"""The vision tower that the two Qwen2.5 families share. Weights are views, never copied; matrix products are torch's everywhere, and so
+is the merger's GELU. Shapes: T patches; merge_size x merge_size patches that become a token stand together.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -17,57 +15,60 @@ from ...architecture import ModelConfig, VisionConfig
 from ...errors import CheckpointError
 from ...lm.decoder import AfterLayer
 from ...towers.interface import TowerInput
+from ...towers.linear import Linear
+from ...towers.sequences import Sequences
+from .vision_geometry import Geometry, geometry
+from .vision_operations import CpuVisionOperations, VisionOperations
 
-FindModule = Callable[[dict[str, Any]], tuple[Any, Any]]
-"""From a configuration's fields, transformers' module class and its configuration."""
+_ROPE_THETA = 10_000.0
 
 
 class VisionTower:
-    """The tower where its weights lie; on CUDA it is ours in place of transformers' (``triton_vision``)."""
+    """The tower, computing where its weights lie."""
 
-    def __init__(self, model: ModelConfig, weights: dict[str, Tensor], device: torch.device, find_module: FindModule) -> None:
-        """Uses those ``weights`` whose names start with ``vision.``. Raises: CheckpointError."""
+    def __init__(self, model: ModelConfig, weights: dict[str, Tensor], device: torch.device) -> None:
+        """Uses those ``weights`` whose names start with ``vision.``. Raises: CheckpointError for an activation other than SiLU, and
+        for a size of heads that the device's kernels do not support."""
         assert model.vision is not None and model.vision_rules is not None
         config, rules = model.vision, model.vision_rules
-        self._config, self._dtype, self._device = config, getattr(torch, model.dtype), device
+        if config.hidden_act != "silu":
+            raise CheckpointError(f"the vision tower's hidden_act is {config.hidden_act!r}, it must be 'silu'")
+        head_dim = config.hidden_size // config.num_heads
+        self._config, self._device = config, device
         frame = rules.temporal_patch_size * rules.patch_size**2
         self._mean = (torch.tensor(rules.image_mean) * 255).repeat_interleave(frame).to(device)
         self._std = (torch.tensor(rules.image_std) * 255).repeat_interleave(frame).to(device)
-        self._kernels: Callable[..., Tensor] | None = None
-        if device.type == "cuda":
-            from .triton_vision import VisionKernels  # Triton is imported only here: never on the CPU
-
-            self._kernels = VisionKernels(config, weights)
-        else:
-            self._module = build_module(*find_module(_fields(config)), "vision.", weights, device)
+        self._patch_embed = weights["vision.patch_embed.proj.weight"].flatten(1)
+        self._blocks = [_Block(config, weights, i) for i in range(config.depth)]
+        self._merger = [Linear.of(weights, f"vision.merger.mlp.{i}") for i in (0, 2)]
+        # On the CPU as in transformers, so that the angles are the same.
+        axis_dim = head_dim // 2
+        frequencies = 1.0 / _ROPE_THETA ** (torch.arange(0, axis_dim, 2, dtype=torch.float32) / axis_dim)
+        self._frequencies = frequencies.to(device)
+        self.operations = operations_for(head_dim, device)
 
     def encode(self, parts: Sequence[TowerInput], after_layer: AfterLayer | None = None) -> list[Tensor]:
-        rows = self._normalised([part.rows for part in parts])
-        grids = torch.tensor([part.grid for part in parts])
-        geometry = self._geometry(grids)
-        output: Tensor
-        if self._kernels is not None:
-            output = self._kernels(rows, after_layer, **geometry)
-        else:
-            with calling(after_layer, self._module.blocks):
-                output = self._module(rows, grid_thw=grids, **geometry).pooler_output
-        return list(torch.split(output, (grids.prod(1) // self._config.merge_size**2).tolist()))
+        grids = [part.grid for part in parts]
+        tokens = self.forward(self._normalised([part.rows for part in parts]), geometry(grids, self._config, self._device), after_layer)
+        return list(torch.split(tokens, [t * h * w // self._config.merge_size**2 for t, h, w in grids]))
 
-    def _geometry(self, grids: Tensor) -> dict[str, Any]:
-        """Derive on the host what transformers' module would derive from the grids [items, 3], and send it to the device."""
-        from transformers import vision_utils
-
-        config = self._config
-        windows = vision_utils.get_vision_window_index(grids, config.merge_size, config.window_size, config.patch_size)
-        frames = vision_utils.get_vision_cu_seqlens(grids)
-        tensors = {
-            "position_ids": vision_utils.get_vision_position_ids(grids, config.merge_size),
-            "window_index": windows[0],
-            "cu_window_seqlens": windows[1],
-            "cu_seqlens": frames,
-        }
-        longest = {"max_seqlen": int(frames.diff().max()), "max_window_seqlen": int(windows[1].diff().max())}
-        return {name: tensor.to(self._device) for name, tensor in tensors.items()} | longest
+    def forward(self, rows: Tensor, places: Geometry, after_layer: AfterLayer | None = None) -> Tensor:
+        """Embedding rows [tokens, out_hidden] of normalised ``rows`` [T, row size], in the weights' dtype."""
+        operations, order = self.operations, places.token_order
+        patches = rows.view(len(order), -1, rows.shape[1])[order].flatten(0, 1)
+        # Half of a head's pairs turn by the row, the others by the column.
+        operations.begin((places.positions.unsqueeze(2) * self._frequencies).flatten(1))
+        hidden = F.linear(patches, self._patch_embed)
+        normed = operations.norm(hidden, self._blocks[0].norm)
+        for block in self._blocks:
+            attended = block.attend(normed, places.frames if block.full else places.windows, operations)
+            normed = operations.add_norm(attended, hidden, block.mlp_norm)
+            normed = operations.add_norm(block.swiglu(normed, operations), hidden, block.next_norm)
+            if after_layer is not None:
+                after_layer()
+        first, second = self._merger
+        tokens = second(F.gelu(first(normed.view(len(order), -1))))
+        return torch.empty_like(tokens).index_copy_(0, order, tokens)
 
     def _normalised(self, parts: Sequence[NDArray[Any]]) -> Tensor:
         """All rows, one part after another; for a GPU they go through pinned memory, in stream order."""
@@ -75,71 +76,38 @@ class VisionTower:
         staged = torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         np.concatenate(parts, out=staged.numpy())
         pixels = staged.to(self._device, non_blocking=True).float()
-        return pixels.sub_(self._mean).div_(self._std).to(self._dtype)
+        return pixels.sub_(self._mean).div_(self._std).to(self._patch_embed.dtype)
 
 
-def _fields(config: VisionConfig) -> dict[str, Any]:
-    """The configuration under transformers' names."""
-    return {
-        "depth": config.depth,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_heads": config.num_heads,
-        "in_channels": config.in_channels,
-        "patch_size": config.patch_size,
-        "temporal_patch_size": config.temporal_patch_size,
-        "spatial_merge_size": config.merge_size,
-        "window_size": config.window_size,
-        "out_hidden_size": config.out_hidden_size,
-        "fullatt_block_indexes": list(config.full_attention_blocks),
-        "hidden_act": config.hidden_act,
-    }
+def operations_for(head_dim: int, device: torch.device) -> VisionOperations:
+    """Triton's kernels on a CUDA device, torch's operations otherwise. Raises: CheckpointError as ``VisionTower``."""
+    if device.type == "cuda":
+        from .triton_vision import TritonVisionOperations  # Triton is imported only here: never on the CPU
+
+        return TritonVisionOperations(head_dim)
+    return CpuVisionOperations()
 
 
-@contextmanager
-def calling(after_layer: AfterLayer | None, layers: Iterable[Any]) -> Iterator[None]:
-    """Call ``after_layer``, if there is one, after each of a module's layers."""
-    if after_layer is None:
-        yield
-        return
+class _Block:
+    """One block's weights, looked up once. ``next_norm`` is that of the next block's input, or of the merger's."""
 
-    def call(*_: object) -> None:  # what a hook returns would take the place of the layer's output
-        after_layer()
+    def __init__(self, config: VisionConfig, weights: dict[str, Tensor], index: int) -> None:
+        prefix, following = f"vision.blocks.{index}.", f"vision.blocks.{index + 1}.norm1.weight"
+        self._head_dim = config.hidden_size // config.num_heads
+        self.full = index in config.full_attention_blocks
+        self.norm = weights[f"{prefix}norm1.weight"]
+        self.mlp_norm = weights[f"{prefix}norm2.weight"]
+        self.next_norm = weights[following if index + 1 < config.depth else "vision.merger.ln_q.weight"]
+        self._qkv = [Linear.of(weights, f"{prefix}attn.{name}") for name in (("q", "k", "v") if config.split_qkv else ("qkv",))]
+        self._proj = Linear.of(weights, f"{prefix}attn.proj")
+        self._gate, self._up, self._down = (Linear.of(weights, f"{prefix}mlp.{name}_proj") for name in ("gate", "up", "down"))
 
-    hooks = [layer.register_forward_hook(call) for layer in layers]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    def attend(self, normed: Tensor, sequences: Sequences, operations: VisionOperations) -> Tensor:
+        """Attention within each sequence, and the output projection: [T, hidden]."""
+        heads = [project(normed).view(normed.shape[0], -1, self._head_dim) for project in self._qkv]
+        q, k, v = heads if len(heads) == 3 else heads[0].chunk(3, 1)
+        operations.rotate(q, k)
+        return self._proj(operations.attend(q, k, v, sequences).flatten(1))
 
-
-def build_module(module_class: Any, config: Any, prefix: str, weights: dict[str, Tensor], device: torch.device) -> Any:
-    """A module on the meta device whose parameters are replaced by the views whose names start with ``prefix``, and whose computed
-    buffers are made anew. Raises: CheckpointError."""
-    config._attn_implementation = "sdpa"
-    with torch.device("meta"):
-        module = module_class(config)
-    state = {name.removeprefix(prefix): view for name, view in weights.items() if name.startswith(prefix)}
-    expected = set(module.state_dict())
-    if expected != set(state):
-        raise CheckpointError(f"{prefix}* weights: tensors {sorted(expected ^ set(state))[:4]} are missing or unknown")
-    module.load_state_dict(state, assign=True)
-    _materialise_buffers(module, config, device)
-    return module.eval().requires_grad_(False)
-
-
-def _materialise_buffers(module: Any, config: Any, device: torch.device) -> None:
-    """Buffers that checkpoints do not hold (rotary frequencies, sinusoids) are computed by the submodule that owns them."""
-    for submodule in module.modules():
-        for buffer_name, buffer in list(submodule.named_buffers(recurse=False)):
-            if buffer.is_meta:
-                submodule.register_buffer(buffer_name, _computed(submodule, buffer_name, config).to(device), persistent=False)
-
-
-def _computed(submodule: Any, name: str, config: Any) -> Tensor:
-    if hasattr(submodule, "compute_axial_rope_parameters"):
-        frequencies: Tensor = submodule.compute_axial_rope_parameters(config)[0]
-        return frequencies
-    sinusoids: Tensor = submodule.compute_default_singular_positional_embedding()
-    return sinusoids
+    def swiglu(self, normed: Tensor, operations: VisionOperations) -> Tensor:
+        return self._down(operations.silu_mul(self._gate(normed), self._up(normed)))

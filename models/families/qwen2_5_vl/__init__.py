@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from ...towers.interface import Tower
 
-TOWER_MODULES = ("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",)
 audio_item, image_item, sample_frames = media.audio_item, media.image_item, media.sample_frames
 canonical_name, checkpoint_name, tensor_specs = tensors.canonical_name, tensors.checkpoint_name, tensors.tensor_specs
 

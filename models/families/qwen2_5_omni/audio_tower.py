@@ -1,0 +1,103 @@
+"""Qwen2.5-Omni's audio tower (arXiv 2503.20215, 2.1): Whisper's encoder over pieces of 2 x n_window mel frames that do not see each
+other. Torch's operations on every device; weights are views, never copied.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...architecture import AudioConfig, ModelConfig
+from ...errors import CheckpointError
+from ...lm.decoder import AfterLayer
+from ...towers.interface import TowerInput
+from ...towers.linear import Linear
+from ...towers.sequences import Sequences, attend
+
+_LONGEST_PERIOD = 10_000.0
+
+
+class AudioTower:
+    """The tower, computing where its weights lie."""
+
+    def __init__(self, model: ModelConfig, weights: dict[str, Tensor], device: torch.device) -> None:
+        """Uses those ``weights`` whose names start with ``audio.``. Raises: CheckpointError for an activation other than GELU."""
+        assert model.audio is not None
+        config = model.audio
+        if config.activation != "gelu":
+            raise CheckpointError(f"the audio tower's activation_function is {config.activation!r}, it must be 'gelu'")
+        self._device, self._piece = device, 2 * config.n_window
+        self._convolutions = [(weights[f"audio.conv{i}.weight"], weights[f"audio.conv{i}.bias"]) for i in (1, 2)]
+        self._dtype = self._convolutions[0][0].dtype
+        self._positions = _sinusoids(config.max_source_positions, config.hidden_size).to(device, self._dtype)
+        self._layers = [_Layer(config, weights, i) for i in range(config.num_layers)]
+        self._norm, self._project = _LayerNorm(weights, "audio.ln_post"), Linear.of(weights, "audio.proj")
+
+    def encode(self, parts: Sequence[TowerInput], after_layer: AfterLayer | None = None) -> list[Tensor]:
+        mels = [torch.from_numpy(part.rows.view(np.float32).copy()) for part in parts]
+        pieces = [piece for mel in mels for piece in torch.split(mel, self._piece)]
+        hidden, sequences = self._convolved(pieces)
+        for layer in self._layers:
+            layer(hidden, sequences)
+            if after_layer is not None:
+                after_layer()
+        rows = _halved(np.array([len(mel) for mel in mels])).tolist()
+        pairs = [part[: len(part) // 2 * 2].view(len(part) // 2, 2, part.shape[1]) for part in torch.split(hidden, rows)]
+        pooled = torch.cat(pairs).sum(1) / 2
+        return list(torch.split(self._project(self._norm(pooled)), [len(part) for part in pairs]))
+
+    def _convolved(self, pieces: list[Tensor]) -> tuple[Tensor, Sequences]:
+        """Mel frames [n, num_mel_bins] of each piece, on the host -> rows [T, hidden] of all pieces, ceil(n / 2) of each."""
+        lengths = np.array([len(piece) for piece in pieces])
+        halves = _halved(lengths)
+        padded = torch.nn.utils.rnn.pad_sequence(pieces, batch_first=True).transpose(1, 2)
+        inside = torch.arange(padded.shape[2]) < torch.from_numpy(lengths).unsqueeze(1)
+        kept = (torch.arange(halves.max()) < torch.from_numpy(halves).unsqueeze(1)).flatten().nonzero().squeeze(1)
+        (first, first_bias), (second, second_bias) = self._convolutions
+        x = F.gelu(F.conv1d(padded.to(self._device, self._dtype), first, first_bias, padding=1))
+        x = x * inside.unsqueeze(1).to(self._device)  # what the first convolution makes of the padding is not for the second
+        x = F.gelu(F.conv1d(x, second, second_bias, stride=2, padding=1)).transpose(1, 2)
+        x = x + self._positions[: x.shape[1]]
+        return x.flatten(0, 1)[kept.to(self._device)], Sequences.of(halves, self._device)
+
+
+class _Layer:
+    """One layer's weights, looked up once."""
+
+    def __init__(self, config: AudioConfig, weights: dict[str, Tensor], index: int) -> None:
+        prefix = f"audio.layers.{index}."
+        self._head_dim = config.hidden_size // config.num_heads
+        self._norm, self._mlp_norm = (_LayerNorm(weights, f"{prefix}{name}_layer_norm") for name in ("self_attn", "final"))
+        self._qkv = [Linear.of(weights, f"{prefix}self_attn.{name}_proj") for name in "qkv"]
+        self._out, self._up, self._down = (Linear.of(weights, prefix + name) for name in ("self_attn.out_proj", "fc1", "fc2"))
+
+    def __call__(self, hidden: Tensor, sequences: Sequences) -> None:
+        """Add the layer's output to ``hidden`` [T, hidden] in place."""
+        normed = self._norm(hidden)
+        q, k, v = (project(normed).view(len(normed), -1, self._head_dim) for project in self._qkv)
+        hidden += self._out(attend(q, k, v, sequences).flatten(1))
+        hidden += self._down(F.gelu(self._up(self._mlp_norm(hidden))))
+
+
+class _LayerNorm:
+    def __init__(self, weights: dict[str, Tensor], name: str) -> None:
+        self._weight, self._bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self._weight.shape, self._weight, self._bias)
+
+
+def _halved(frames: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows that the second convolution, of stride 2, makes of as many mel frames."""
+    return (frames + 1) // 2
+
+
+def _sinusoids(length: int, channels: int) -> Tensor:
+    """float32 [length, channels]: sines, then cosines, of periods from 2 pi to 2 pi x 10,000."""
+    step = math.log(_LONGEST_PERIOD) / (channels // 2 - 1)
+    angles = torch.arange(length).unsqueeze(1) * torch.exp(-step * torch.arange(channels // 2).float())
+    return torch.cat((angles.sin(), angles.cos()), dim=1)

@@ -1,0 +1,36 @@
+"""Attention within sequences that stand one after another: windows and frames of pictures, pieces of sound. Towers use it."""
+
+from itertools import groupby
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class Sequences(NamedTuple):
+    """Rows [0, borders[-1]) split at ``borders``: a row attends to those of its sequence only."""
+
+    borders: Tensor  # int32 [S + 1], from 0, on the tower's device
+    longest: int
+    runs: tuple[tuple[int, int], ...]  # (count, length) of sequences of one length that follow each other, in order
+
+    @classmethod
+    def of(cls, lengths: NDArray[np.int64], device: torch.device) -> Self:
+        """From the sequences' ``lengths`` [S], in rows, each at least 1."""
+        borders = torch.from_numpy(np.concatenate(([0], lengths.cumsum())).astype(np.int32))
+        runs = tuple((len(list(equal)), length) for length, equal in groupby(lengths.tolist()))
+        return cls(borders.to(device), int(lengths.max()), runs)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
+    """softmax(q k' / sqrt(D)) v within each sequence, [T, heads, D] each and the result: one SDPA for each run."""
+    output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    begin = 0
+    for count, length in sequences.runs:
+        rows = slice(begin, begin := begin + count * length)
+        queries, keys, values = (tensor[rows].view(count, length, *tensor.shape[1:]).transpose(1, 2) for tensor in (q, k, v))
+        output[rows] = F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2).flatten(0, 1)
+    return output
