@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ __all__ = ["checkpoints", "launch"]
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".clients"
-_LIMIT_S = 200
+_LIMIT_S = 400
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,7 @@ def drive(server: Server, tmp_path: Path) -> Callable[[str], None]:
         environment = {
             **os.environ,
             "MMRT_URL": server.url,
+            "MMRT_PYTHON": sys.executable,
             "PYTHONPATH": str(HERE / "support"),
             "PYTHONDONTWRITEBYTECODE": "1",
             "OPENAI_API_KEY": "none",
@@ -40,6 +42,7 @@ def drive(server: Server, tmp_path: Path) -> Callable[[str], None]:
         }
         done = subprocess.run(_command(name), env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=_LIMIT_S)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        print(done.stdout)
         server.wait(lambda _: _requests(server) == 0, "no request is left")
         server.wait_until_empty()
         assert _processes(server) == before

@@ -12,7 +12,7 @@ CLIENTS = sorted(script.parent.name for script in HERE.glob("*/client.*"))
 
 
 @pytest.mark.clients
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize("name", CLIENTS)
 def test_client(drive: Callable[[str], None], name: str) -> None:
     drive(name)
