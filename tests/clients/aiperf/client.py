@@ -1,6 +1,7 @@
 """aiperf: a load of chats with the checkpoint's tokenizer, and one with pictures of which half is cancelled."""
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from load import CONCURRENCY, INPUT_TOKENS, NUM_REQUESTS, OUTPUT_TOKENS, Figures, command, compare, run
 from served import CHECKPOINT, MODEL, URL
 
+os.environ.pop("HF_HUB_OFFLINE", None)  # aiperf takes no folder as a tokenizer where it is set
 SIZES = ["--isl", f"{INPUT_TOKENS}", "--osl", f"{OUTPUT_TOKENS}", "--extra-inputs", "ignore_eos:true", "--use-server-token-count"]
 LOAD = ["--concurrency", f"{CONCURRENCY}", "--request-count", f"{NUM_REQUESTS}", "--random-seed", "1", *SIZES]
 SERVER = ["--model", MODEL, "--tokenizer", str(CHECKPOINT), "--url", URL, "--endpoint-type", "chat", "--streaming"]
