@@ -11,11 +11,13 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
 from ..errors import CheckpointError
+
+_SENTINEL = re.compile("x|([0-9]+)y")  # behind a request's nonce
 
 
 class Tokenizer:
@@ -46,6 +48,7 @@ class Tokenizer:
         self.vocab_size = len(self.token_bytes)
         self._special_text = {id: token.content for id, token in added.items() if id in special}
         self._longest_token_chars = max((len(token) for token in backend.get_vocab()), default=1)
+        self.control_words = ControlWords.of(self.control_ids)
         self._literal_ids = {content: self._encode_literally(content) for content in self.control_ids}
 
     @classmethod
@@ -111,6 +114,22 @@ class Tokenizer:
         return ids
 
 
+class ControlWords(NamedTuple):
+    """The contents of control tokens, the longest first, and what finds them. ``beginnings``: texts that one may follow."""
+
+    contents: tuple[str, ...]
+    index: dict[str, int]
+    pattern: re.Pattern[str]
+    beginnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, contents: Iterable[str]) -> "ControlWords":
+        words = tuple(sorted(contents, key=len, reverse=True))
+        beginnings = {word[:end] for word in words for end in range(1, len(word))}
+        pattern = re.compile("|".join(map(re.escape, words)) or r"(?!)")
+        return cls(words, {word: at for at, word in enumerate(words)}, pattern, tuple(beginnings))
+
+
 class PromptGuard:
     """Keeps control tokens that a user wrote from becoming control tokens, for one request.
 
@@ -119,20 +138,16 @@ class PromptGuard:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._contents = sorted(tokenizer.control_ids, key=len, reverse=True)
-        self._index = {content: i for i, content in enumerate(self._contents)}
-        self._pattern = re.compile("|".join(map(re.escape, self._contents)) or r"(?!)")
+        self._words = tokenizer.control_words
         self._nonce = secrets.token_hex(16)  # letters and digits: templates neither trim nor escape them
         self._border = f"{self._nonce}x"
-        self._sentinel = re.compile(f"{self._nonce}(?:x|([0-9]+)y)")
-        self._beginnings = tuple({content[:end] for content in self._contents for end in range(1, len(content))})
 
     def hide(self, texts: Sequence[str]) -> list[str]:
         """The user's strings, in the order of the prompt, with sentinels for control tokens.
 
         A control token cut in two over neighbouring strings, which a template may join, is kept apart by an empty sentinel.
         """
-        hidden = [self._pattern.sub(self._replace, text) for text in texts]
+        hidden = [self._words.pattern.sub(self._replace, text) for text in texts]
         if len(hidden) < 2:
             return hidden
         borders: list[int] = []
@@ -142,7 +157,7 @@ class PromptGuard:
             borders.append(length)
         joined = "".join(hidden)
         position, next_border, cut = 0, 0, set()
-        while found := self._pattern.search(joined, position):
+        while found := self._words.pattern.search(joined, position):
             while borders[next_border] <= found.start():
                 next_border += 1
             cut.add(next_border + 1)
@@ -162,8 +177,8 @@ class PromptGuard:
             return [self.hide_within(entry) for entry in value]
         if not isinstance(value, str):
             return value
-        hidden = self._pattern.sub(self._replace, value)
-        return hidden + self._border if value.rstrip().endswith(self._beginnings) else hidden
+        hidden = self._words.pattern.sub(self._replace, value)
+        return hidden + self._border if value.rstrip().endswith(self._words.beginnings) else hidden
 
     @property
     def mark(self) -> str:
@@ -177,15 +192,16 @@ class PromptGuard:
 
     def encode(self, rendered: str) -> list[int]:
         """Token ids of a rendered template that contains hidden strings."""
-        pieces: list[str] = []
+        first, *rest = rendered.split(self._nonce)
+        pieces = [first]
         after: list[list[int]] = []  # ids that follow each piece
-        position = 0
-        for found in self._sentinel.finditer(rendered):
-            pieces.append(rendered[position : found.start()])
+        for text in rest:
+            if (found := _SENTINEL.match(text)) is None:
+                pieces[-1] += self._nonce + text
+                continue
             index = found.group(1)
-            after.append([] if index is None else self._tokenizer.encode_control_token_as_text(self._contents[int(index)]))
-            position = found.end()
-        pieces.append(rendered[position:])
+            after.append([] if index is None else self._tokenizer.encode_control_token_as_text(self._words.contents[int(index)]))
+            pieces.append(text[found.end() :])
         after.append([])
         return [
             id
@@ -195,7 +211,7 @@ class PromptGuard:
         ]
 
     def _replace(self, found: re.Match[str]) -> str:
-        return f"{self._nonce}{self._index[found.group()]}y"
+        return f"{self._nonce}{self._words.index[found.group()]}y"
 
 
 class IncrementalDecoder:
