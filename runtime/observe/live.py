@@ -8,9 +8,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...shm.errors import ShmError
 from ...shm.flight_recorder import FlightRecorder, kind_of
@@ -18,7 +19,7 @@ from ...shm.run_directory import RunDirectory
 from ..process.exit_status import describe_exit
 from ..stage_table import STAGES, SUPERVISOR, stage_of
 from .flight import FlightRecord, Kind, merge, signed
-from .trace_requests import PlanSpan, PlanSpans, RequestSpan, RequestSpans
+from .trace_requests import KINDS_OF_REQUESTS, PlanSpan, PlanSpans, RequestSpan, RequestSpans
 
 NUM_REQUESTS = 48  # kept, the newest
 NUM_EVENTS = 64
@@ -30,6 +31,18 @@ _LOST_PLAN_NS = 60_000_000_000  # after which a plan whose requests are not know
 _IGNORED = (Kind.STEP, Kind.TEXT, Kind.TICK, Kind.POOL, Kind.QUEUES, Kind.BUDGETS, Kind.UNSENT)
 
 
+def _table(kinds: Iterable[Kind]) -> NDArray[np.bool_]:
+    """Return for each kind, and for those of later versions together, whether it is one of these."""
+    table = np.zeros(max(Kind) + 2, np.bool_)
+    table[list(kinds)] = True
+    return table
+
+
+# Kinds whose key is a request's, and a plan's.
+_OF_REQUESTS = _table((*KINDS_OF_REQUESTS, Kind.WRITTEN, Kind.PLAN_REQUEST))
+_OF_PLANS = _table((Kind.PLAN, Kind.ISSUED, Kind.ACKNOWLEDGED))
+
+
 class RecordFollower:
     """Reads the new records of some recorders.
 
@@ -38,13 +51,20 @@ class RecordFollower:
     """
 
     def __init__(
-        self, run: RunDirectory, names: Sequence[str], ignored: Sequence[Kind] = _IGNORED, num_first: int = FIRST_RECORDS
+        self,
+        run: RunDirectory,
+        names: Sequence[str],
+        ignored: Sequence[Kind] = _IGNORED,
+        num_first: int = FIRST_RECORDS,
+        num_requests: int | None = None,
     ) -> None:
-        """``ignored``: kinds of records that are passed over. ``num_first``: records of an actor that the first look takes."""
+        """``ignored``: kinds of records that are passed over. ``num_first``: records of an actor that the first look takes.
+        ``num_requests``: of requests that came and went between two looks, records of so many, the newest; None: of all."""
         self._run = run
         self.names = names
-        self._ignored = ignored
+        self._ignored = _table(ignored)
         self._num_first = num_first
+        self._num_requests = num_requests
         self.num_gaps = 0
         self.num_tokens = 0
         self._recorders: dict[str, FlightRecorder] = {}
@@ -74,7 +94,9 @@ class RecordFollower:
                 records = recorder.read(written - before)
             kinds = kind_of(records)
             self.num_tokens += int(records["a"][kinds == Kind.STEP].sum())
-            found[name] = records[~np.isin(kinds, self._ignored)]
+            found[name] = records[~_is_in(self._ignored, records)]
+        if found and self._num_requests is not None:
+            found = _of_newest(found, self._num_requests)
         new = sorted([*self._waiting, *merge(found)], key=lambda record: record.time_ns)
         self._waiting = [record for record in new if record.end_ns > until_ns]
         return [record for record in new if record.end_ns <= until_ns]
@@ -86,6 +108,28 @@ class RecordFollower:
             except ShmError:
                 return None
         return self._recorders[name]
+
+
+def _of_newest(found: dict[str, NDArray[Any]], num_requests: int) -> dict[str, NDArray[Any]]:
+    """Return the records without those of requests that both came and went in them, the newest ``num_requests`` excepted, and without
+    the plans made for nobody else."""
+    received, ended, shares = (
+        np.concatenate([records[kind_of(records) == kind] for records in found.values()])
+        for kind in (Kind.RECEIVED, Kind.ENDED, Kind.PLAN_REQUEST)
+    )
+    if len(received) <= num_requests:
+        return found
+    older = received["key"][np.argsort(received["time_ns"], kind="stable")][:-num_requests]
+    over = np.intersect1d(older, ended["key"])
+    is_over = np.isin(shares["key"], over)
+    idle = np.setdiff1d(shares["a"][is_over], shares["a"][~is_over])
+    for kinds, keys in ((_OF_REQUESTS, over), (_OF_PLANS, idle)):
+        found = {name: records[~(_is_in(kinds, records) & np.isin(records["key"], keys))] for name, records in found.items()}
+    return found
+
+
+def _is_in(kinds: NDArray[np.bool_], records: NDArray[Any]) -> NDArray[np.bool_]:
+    return kinds[np.minimum(kind_of(records), len(kinds) - 1)]
 
 
 class Write(NamedTuple):
@@ -128,7 +172,7 @@ class LiveRequests:
         self.num_ends: Counter[str] = Counter()  # of processes, by actor
         self.last_end: dict[str, str] = {}
         self._actors = actors
-        self._follower = RecordFollower(run, (*actors, SUPERVISOR))
+        self._follower = RecordFollower(run, (*actors, SUPERVISOR), num_requests=NUM_REQUESTS)
         self._spans, self._plans = RequestSpans(), PlanSpans()
 
     def close(self) -> None:

@@ -106,7 +106,7 @@ class RequestSpans:
             if span is not None and not span.end_ns:
                 span.enter("delivering", record.time_ns)
             return span
-        if record.kind not in _OF_REQUESTS or not record.key:
+        if record.kind not in KINDS_OF_REQUESTS or not record.key:
             return None
         span = self.spans.get(record.key)
         if span is None:
@@ -125,7 +125,7 @@ def request_spans(records: Iterable[FlightRecord]) -> dict[int, RequestSpan]:
     return {key: span for key, span in requests.spans.items() if span.stages}
 
 
-_OF_REQUESTS = frozenset(
+KINDS_OF_REQUESTS = frozenset(
     {
         Kind.RECEIVED,
         Kind.SUBMITTED,

@@ -1,6 +1,6 @@
 """The data of the live page: the state of the run as one JSON object, from shared memory alone.
 
-A reply costs about a millisecond, and only while somebody asks. Viewers share one look at the processes; each gets the requests
+A reply costs a few milliseconds, and only while somebody asks. Viewers share one look at the processes; each gets the requests
 that have changed since its own last reply. Times are milliseconds of CLOCK_MONOTONIC.
 """
 

@@ -150,6 +150,32 @@ def test_it_keeps_the_newest_requests_and_nothing_of_others(writers: dict[str, F
     assert {key for plan in live._plans.plans.values() for key in plan.requests} == kept
 
 
+def test_requests_that_come_and_go_between_looks(
+    writers: dict[str, FlightWriter], live: LiveRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are forgotten but the newest, whose records alone are read, and those that live."""
+    began_ns = time.monotonic_ns() - 1000 * MS  # plans that nobody is known of would be kept
+    lives, shared = 5, 6  # the plan of one that is forgotten is also that of one that lives
+    begun = a_request(writers, lives, began_ns)
+    next(begun)
+    taken = []
+    monkeypatch.setattr(live, "_take", lambda record, take=live._take: (taken.append(record), take(record)))
+    for key in range(10, 10 + 3 * NUM_REQUESTS):
+        for _ in a_request(writers, key, began_ns + key * MS):
+            pass
+    next(begun)
+    writers["controller"].record(Kind.ISSUED, began_ns, 0, shared, 0, PlanKind.PREFILL, 1)
+    for key in (lives, 10):
+        writers["controller"].record(Kind.PLAN_REQUEST, began_ns + 2 * MS, 0, key, shared)
+    live.look()
+    newest = list(range(10 + 2 * NUM_REQUESTS, 10 + 3 * NUM_REQUESTS))
+    assert list(live.requests) == [lives, *newest[1:]]
+    assert len(taken) < 20 * NUM_REQUESTS and set(live.requests[lives].plans) == {shared}
+    assert set(live._plans.plans) == {shared, *(10 * key + number for key in newest[1:] for number in (0, 1))}
+    for request in list(live.requests.values())[1:]:
+        assert request.span.end_ns and request.span.is_over and len(request.plans) == 2 and len(request.writes) == 1
+
+
 def received(writers: dict[str, FlightWriter], keys: range) -> None:
     now_ns = time.monotonic_ns() - 100_000 * MS
     for key in keys:
