@@ -14,7 +14,7 @@ BENCHES = {
     "profile": "How long each stage works, for bench sim.",
     "bus": "Bus, ring and pools beside ZeroMQ, queues and memcpy.",
     "runtime": "What the runtime costs when a model computes nothing.",
-    "gateway": "What the gateway adds, and what the page's feed costs.",
+    "gateway": "What gateway and page cost.",
     "restart": "What clients notice of restarts, kills and edits.",
     "recorder": "What the journal and the flight recorders cost.",
     "controller": "What a tick of the controller costs.",
