@@ -118,7 +118,7 @@ class ControlWords(NamedTuple):
     """The contents of control tokens, the longest first, and what finds them. ``beginnings``: texts that one may follow."""
 
     contents: tuple[str, ...]
-    index: dict[str, int]
+    numbers: dict[str, int]
     pattern: re.Pattern[str]
     beginnings: tuple[str, ...]
 
@@ -211,7 +211,7 @@ class PromptGuard:
         ]
 
     def _replace(self, found: re.Match[str]) -> str:
-        return f"{self._nonce}{self._words.index[found.group()]}y"
+        return f"{self._nonce}{self._words.numbers[found.group()]}y"
 
 
 class IncrementalDecoder:
