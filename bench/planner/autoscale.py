@@ -122,10 +122,10 @@ def make_parser() -> argparse.ArgumentParser:
     add_plan(parser)
     parser.set_defaults(seconds=_SECONDS)
     add = parser.add_argument
-    add("--start", type=number("seconds", float, least=0), default=10.0, metavar="S", help="until a new process serves (%(default)s)")
+    add("--start", type=number("seconds", float, least=0), default=3.0, metavar="S", help="until a new process serves (%(default)s)")
     add("--look", type=number("seconds", float, above=0), default=2.0, metavar="S", help="between decisions (%(default)s)")
-    add("--calm", type=number("seconds", float, above=0), default=30.0, metavar="S", help="before a process is given up (%(default)s)")
-    add("--busy", type=number("share", float, above=0), default=0.95, metavar="SHARE", help="of the time, at most (%(default)s)")
+    add("--calm", type=number("seconds", float, above=0), default=20.0, metavar="S", help="before a process is given up (%(default)s)")
+    add("--busy", type=number("share", float, above=0), default=0.9, metavar="SHARE", help="of the time, at most (%(default)s)")
     add("--backlog", type=number("share", float, above=0), default=0.5, metavar="SHARE", help="of the TTFT may wait (%(default)s)")
     return parser
 

@@ -1,10 +1,10 @@
 """Choose the number of processes of each kind, from a run's work since the last look (pure; MS4).
 
-Kinds are scaled apart, as ModServe's image and text instances are: each by the stage of it that is busiest, by the work that waits for
-it, and by how late decode's tokens are. Work that waits counts first: a burst of pictures shows there before anything is late.
+Kinds are scaled apart, as ModServe's image and text instances are: each by the work that comes for it, by what waits for it, and by
+how late decode's tokens are. Work that has come is work done and the growth of what waits, so a burst of pictures shows at once, and in
+its own size: what has waited since its beginning is done in the share of the time that is not planned for.
 
-More are wanted when a look and the one before it say so. Fewer are wanted only after ``calm_s`` in which fewer would always have done,
-with room to spare; and a change begins that time anew, so that the number does not swing.
+More are wanted as soon as the last seconds need them; fewer when fewer would always have done for ``calm_s``.
 """
 
 import math
@@ -16,8 +16,8 @@ import msgspec
 
 from ...runtime.stage_table import STAGES, InstanceId, stage_of
 
-_SPARE = 0.85  # of each limit may be used with fewer processes
-_MOST_AT_ONCE = 1.5  # times as many
+WINDOW_S = 10.0  # that is looked at: single requests are large
+_MOST_AT_ONCE = 1.5  # times as many, for what waits and for late tokens: neither says how many are needed
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,19 +35,23 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KindFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The ``num`` processes of one kind. ``busy``: the share of the time in which they computed, of the busiest stage. ``backlog_s``:
-    in which they would do what waits for them. ``lateness``: P99 of times between tokens over its objective, where they have decode."""
+    """The ``num`` processes of one kind in the last ``passed_s``. ``come_s``: for which the work that has come keeps one of them busy,
+    in the stage that has most. ``busy``: the share of the time in which they computed, of the busiest stage. ``backlog_s``: in which
+    they would do what waits for them. ``lateness``: P99 of times between tokens over its objective, where they have decode."""
 
     num: int
+    passed_s: float
+    come_s: float = 0.0
     busy: float = 0.0
     backlog_s: float = 0.0
     lateness: float = 0.0
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """The most of each figure, and the numbers of processes. ``backlog_s``: a share of the objective of TTFT."""
+    """The most of each figure, and the numbers of processes. ``busy``: the share of the time that the work which comes may take;
+    ``backlog_s``: a share of the objective of TTFT."""
 
-    busy: float = 0.95
+    busy: float = 0.9
     backlog_s: float = 1.0
     lateness: float = 0.9
     calm_s: float = 120.0
@@ -78,8 +82,7 @@ class Meter:
     def look(self, sample: Sample, kinds: Kinds) -> dict[str, KindFigures]:
         """Figures of the time since the sample before. Raises: ValueError for a sample that is not later."""
         before, self._before = self._before, sample
-        passed_s = sample.at_s - before.at_s
-        if passed_s <= 0:
+        if sample.at_s <= before.at_s:
             raise ValueError(f"a sample at {sample.at_s} s after one at {before.at_s} s: it must be later")
         busy_s = {actor: _since(busy, before.busy_s.get(actor, 0.0)) for actor, busy in sample.busy_s.items()}
         done = {actor: _since(count, before.units.get(actor, 0)) for actor, count in sample.units.items()}
@@ -87,28 +90,34 @@ class Meter:
             units = sum(count for actor, count in done.items() if stage_of(actor) == stage)
             if units > 0:
                 self._unit_s[stage] = sum(busy for actor, busy in busy_s.items() if stage_of(actor) == stage) / units
-        left = {"encoder": sample.rows_left, "prefill": sample.tokens_left}
-        return {kind: self._figures(processes, busy_s, passed_s, left, sample) for kind, processes in kinds.items()}
+        growth = {"encoder": sample.rows_left - before.rows_left, "prefill": sample.tokens_left - before.tokens_left}
+        return {kind: self._figures(processes, busy_s, done, growth, sample, before) for kind, processes in kinds.items()}
 
     def _figures(
         self,
         processes: Sequence[Sequence[InstanceId]],
         busy_s: Mapping[InstanceId, float],
-        passed_s: float,
-        left: Mapping[str, int],
+        done: Mapping[InstanceId, float],
+        growth: Mapping[str, int],
         sample: Sample,
+        before: Sample,
     ) -> KindFigures:
-        count = len(processes)
+        count, passed_s = len(processes), sample.at_s - before.at_s
         stages = {stage_of(actor) for actors in processes for actor in actors}
         computed = {stage: 0.0 for stage in stages}
+        come_s = {stage: self._unit_s.get(stage, 0.0) * growth.get(stage, 0) for stage in stages}
         for actors in processes:
             for actor in actors:
                 computed[stage_of(actor)] += busy_s.get(actor, 0.0)
+                come_s[stage_of(actor)] += self._unit_s.get(stage_of(actor), 0.0) * done.get(actor, 0)
         lateness = 0.0
         if "decode" in stages and sample.tbt_p99_s is not None and sample.tbt_objective_s > 0:
             lateness = sample.tbt_p99_s / sample.tbt_objective_s
+        left = {"encoder": sample.rows_left, "prefill": sample.tokens_left}
         return KindFigures(
             num=count,
+            passed_s=passed_s,
+            come_s=max(come_s.values(), default=0.0),
             busy=min(1.0, max(computed.values(), default=0.0) / passed_s / count) if count else 0.0,
             backlog_s=sum(self._unit_s.get(stage, 0.0) * left.get(stage, 0) for stage in stages) / max(1, count),
             lateness=lateness,
@@ -120,25 +129,13 @@ def _since(now: float, before: float) -> float:
     return now - before if now >= before else now
 
 
-def needed(figures: KindFigures, rules: Rules, spare: float = 1.0) -> tuple[float, str]:
-    """Return how many processes bring every figure down to its limit times ``spare``, and the figure that needs most."""
-    loads = {
-        f"busy for {figures.busy:.0%} of the time": figures.busy / rules.busy,
-        f"{figures.backlog_s:.2g} s of work wait": figures.backlog_s / rules.backlog_s if figures.backlog_s > rules.backlog_s else 0.0,
-        f"P99 of TBT at {figures.lateness:.0%} of its objective": figures.lateness / rules.lateness,
-    }
-    why = max(loads, key=loads.__getitem__)
-    return figures.num * loads[why] / spare, why
-
-
 class Scaler:
     """Proposes numbers of processes. It only ever says; whoever asks it may act."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._needs: dict[str, deque[tuple[float, int]]] = {}  # what would have done, by kind: (time, number)
-        self._nums: dict[str, int] = {}
-        self._over: dict[str, bool] = {}  # the look before wanted more
+        self._looks: dict[str, deque[tuple[float, KindFigures]]] = {}  # by kind, of the last ``WINDOW_S``
+        self._needs: dict[str, deque[tuple[float, int]]] = {}  # by kind, of the last ``calm_s``: (time, number that would have done)
 
     def propose(self, now_s: float, figures: Mapping[str, KindFigures]) -> list[Proposal]:
         """Return the changes to make now. Times must not run backwards."""
@@ -146,30 +143,35 @@ class Scaler:
         return [proposal for proposal in found if proposal is not None]
 
     def _of_kind(self, now_s: float, kind: str, figures: KindFigures) -> Proposal | None:
-        rules, num = self._rules, figures.num
+        exact, why = self._needed(now_s, kind, figures)
+        need = min(self._rules.most, max(self._rules.least, math.ceil(exact - 1e-9)))
         needs = self._needs.setdefault(kind, deque())
-        if self._nums.get(kind) != num:
-            self._nums[kind] = num
-            self._over[kind] = False
-            needs.clear()
-        exact, why = needed(figures, rules)
-        wanted = self._clamp(min(exact, _MOST_AT_ONCE * num))
-        was_over, self._over[kind] = self._over[kind], wanted > num
-        if wanted > num:
-            needs.clear()
-            return Proposal(kind, num, wanted, why) if was_over else None
-        spare, _ = needed(figures, rules, _SPARE)
-        needs.append((now_s, self._clamp(spare)))
-        while needs and needs[0][0] < now_s - rules.calm_s:
-            calm_since_s = needs.popleft()[0]
-            fewer = max([need for _, need in needs])
-            if fewer < num:
-                needs.clear()
-                return Proposal(kind, num, fewer, f"{fewer} would have done since {now_s - calm_since_s:.0f} s")
+        needs.append((now_s, need))
+        while len(needs) > 1 and needs[1][0] <= now_s - self._rules.calm_s:
+            needs.popleft()
+        if need > figures.num:
+            return Proposal(kind, figures.num, need, why)
+        calm_s, fewer = now_s - needs[0][0], max(need for _, need in needs)
+        if fewer < figures.num and calm_s >= self._rules.calm_s:
+            return Proposal(kind, figures.num, fewer, f"{fewer} would have done for {calm_s:.0f} s")
         return None
 
-    def _clamp(self, need: float) -> int:
-        return min(self._rules.most, max(self._rules.least, math.ceil(need - 1e-9)))
+    def _needed(self, now_s: float, kind: str, figures: KindFigures) -> tuple[float, str]:
+        """Return how many processes bring every figure down to its limit, and the figure that needs most."""
+        nothing = KindFigures(num=figures.num, passed_s=0.0)  # before the first look
+        looks = self._looks.setdefault(kind, deque([(now_s - figures.passed_s, nothing)]))
+        looks.append((now_s, figures))
+        while looks[0][0] <= now_s - WINDOW_S:
+            looks.popleft()
+        busy = sum(look.come_s for _, look in looks) / max(WINDOW_S, sum(look.passed_s for _, look in looks))
+        backlog_s, lateness = min(look.backlog_s for _, look in looks), min(look.lateness for _, look in looks)
+        loads = {
+            f"work comes that keeps {busy:.2g} busy": busy / self._rules.busy,
+            f"{backlog_s:.2g} s of work wait": figures.num * min(_MOST_AT_ONCE, backlog_s / self._rules.backlog_s),
+            f"P99 of TBT at {lateness:.0%} of its objective": figures.num * min(_MOST_AT_ONCE, lateness / self._rules.lateness),
+        }
+        why = max(loads, key=loads.__getitem__)
+        return loads[why], why
 
 
 def letters_of(actors: Iterable[str]) -> str:
