@@ -25,9 +25,10 @@ from rich.console import Console
 from ..runtime.config import RuntimeConfig, to_toml
 from ..runtime.config_sections import ModelSection, ServerSection, SupervisorSection
 from ..runtime.errors import RunError
-from ..runtime.stage_table import ACTORS
+from ..runtime.stage_table import ACTORS, number_of
 from ..runtime.supervisor.control import LayoutReply, RestartReply, RestartRequest, ScaleRequest, call
 from ..shm.run_directory import RunDirectory
+from ..shm.sequence_table import SequenceTable
 from ..shm.status import ActorState, ActorTable
 from .environment import Environment, read_environment
 from .output import JSON_HELP, run_bench
@@ -39,6 +40,7 @@ from .serve.steady_streams import SteadyStreams, longest_silence
 KINDS = ("restart", "kill")
 TARGETS = {("restart", "decode"): 1.0, ("kill", "decode"): 1.5, ("kill", "controller"): 0.2, ("reload", "decode"): 1.5}
 DRAIN_TARGET_S, SIBLING_TARGET_S = 0.05, 0.2
+_VICTIM = "decode.1"
 _PACKAGE = Path(__file__).parents[1]
 _PACKAGE_PARTS = ("actors", "bench", "cli", "media", "models", "runtime", "schema", "shm", "triton_kernels")
 _POLL_S = 0.01
@@ -141,15 +143,21 @@ def _start(run: OwnRun, model: str, *, reload: bool) -> None:
 
 
 async def _measure(run: OwnRun, options: argparse.Namespace, source: Path | None) -> list[Series]:
-    with RunDirectory.attach(run.run) as directory, closing(ActorTable.attach(directory, writable=False)) as table:
-        return await _all_series(run, table, options, source)
+    with (
+        RunDirectory.attach(run.run) as directory,
+        closing(ActorTable.attach(directory, writable=False)) as table,
+        closing(SequenceTable.attach(directory, writable=False)) as rows,
+    ):
+        return await _all_series(run, table, rows, options, source)
 
 
-async def _all_series(run: OwnRun, table: ActorTable, options: argparse.Namespace, source: Path | None) -> list[Series]:
+async def _all_series(
+    run: OwnRun, table: ActorTable, rows: SequenceTable, options: argparse.Namespace, source: Path | None
+) -> list[Series]:
     url = run.report().endpoint
     async with open_session(3600.0) as session:
         streams = SteadyStreams(session, url, await find_model(session, url), options.streams)
-        trials = _Trials(run.run, table, session, url, streams)
+        trials = _Trials(run.run, table, rows, session, url, streams)
         series = [await trials.undisturbed(options.count)]
         for actor in options.actors:
             for kind in options.kinds:
@@ -165,9 +173,12 @@ async def _all_series(run: OwnRun, table: ActorTable, options: argparse.Namespac
 class _Trials:
     """One run and the trials on it. An actor's status words show that it serves, at no cost to the run."""
 
-    def __init__(self, run: Path, table: ActorTable, session: aiohttp.ClientSession, url: str, streams: SteadyStreams) -> None:
+    def __init__(
+        self, run: Path, table: ActorTable, rows: SequenceTable, session: aiohttp.ClientSession, url: str, streams: SteadyStreams
+    ) -> None:
         self._run = run
         self._table = table
+        self._rows = rows
         self._session = session
         self._url = url
         self._streams = streams
@@ -215,18 +226,19 @@ class _Trials:
         return Series(kind="drain", actor="decode of two", measure="silence", values_s=values, target_s=DRAIN_TARGET_S)
 
     async def siblings(self, count: int) -> Series:
-        """Kill one of two decodes: the longest silence of the half of the streams that notices less, which are its sibling's."""
+        """Kill one of two decodes: the longest silence of the other's streams."""
         await self._scale_decode(2)
-        values = []
+        values: list[float] = []
         async with self._streams.running():
-            for _ in range(count):
+            while len(values) < count:
                 await self._streams.flow()
-                start_s = time.monotonic()
-                await self._kill("decode.1")
+                start_s, num_lost = time.monotonic(), len(self._rows.rows_of(number_of(_VICTIM)))
+                await self._kill(_VICTIM)
                 await asyncio.sleep(_TAIL_S)
                 await self._streams.flow()
                 silences = self._streams.silences(start_s, time.monotonic())
-                values.append(sorted(silences)[(len(silences) - 1) // 2])
+                if (silence := silence_of_others(silences, num_lost)) is not None:
+                    values.append(silence)
         return Series(kind="kill", actor="sibling of decode", measure="silence", values_s=values, target_s=SIBLING_TARGET_S)
 
     async def _scale_decode(self, count: int) -> None:
@@ -272,6 +284,13 @@ class _Trials:
         while (now := self._table.read(actor)).pid == before or now.state is not ActorState.ACTIVE:
             _expect_before(start_s + _TIMEOUT_S, f"{actor} has not come back")
             await asyncio.sleep(_POLL_S)
+
+
+def silence_of_others(silences: Sequence[float], num_lost: int) -> float | None:
+    """Return the longest silence of the streams that a killed actor did not serve, None if it served all. ``num_lost``: those that it
+    served, which are silent for longer than any other."""
+    others = sorted(silences)[: max(0, len(silences) - num_lost)]
+    return others[-1] if others else None
 
 
 def _expect_before(deadline_s: float, otherwise: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmrt.bench.restart import _Trials, main
+from mmrt.bench.restart import _Trials, main, silence_of_others
 from mmrt.bench.serve.client import BenchError, open_session
 from mmrt.bench.serve.record import Chunk, Record
 from mmrt.bench.serve.steady_streams import SteadyStreams, longest_silence
@@ -32,6 +32,12 @@ def test_silence_of_each_stream() -> None:
     streams._ended = [Record(index=1, group="", scheduled_s=0.0, chunks=[Chunk(5.0, 1), Chunk(7.0, 1)])]
     streams._current = [record(5.0, 5.5), again]
     assert streams.silences(5.0, 9.0) == [0.5, 2.0]
+
+
+def test_the_streams_of_a_killed_decode_are_left_out_however_many_it_had() -> None:
+    silences = [0.9, 0.02, 0.8, 0.7]
+    assert silence_of_others(silences, 3) == 0.02 and silence_of_others(silences, 0) == 0.9
+    assert silence_of_others(silences, 4) is None
 
 
 def test_streams_that_keep_failing_are_reported() -> None:
@@ -89,7 +95,7 @@ def test_connections_that_a_dying_gateway_resets_are_tried_again() -> None:
         nobody: Any = None
         async with server, open_session(5.0) as session:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            return await _Trials(nobody, nobody, session, url, nobody)._answer_after(lambda: asyncio.sleep(0.2))
+            return await _Trials(nobody, nobody, nobody, session, url, nobody)._answer_after(lambda: asyncio.sleep(0.2))
 
     assert 0 < asyncio.run(answered()) < 5
     assert num_accepted > 2
