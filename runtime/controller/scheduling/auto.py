@@ -1,197 +1,93 @@
-"""Policy ``auto``: nearly first come, first served, with budgets that hold the P99 of the time between tokens at its objective where
-they can (feedback on US8's tau and alpha, TI3's search). Encode and prefill take turns beside decode (US1), and work at once where
-that pays (``overlap_trial``).
+"""Policy ``auto``: first come, first served, except where others would be late for nothing (``timely``), in plans as large as the P99
+of the time between tokens allows (``feedback``). Beside decode, encode and prefill take turns (US1), or work at once where that pays
+(``overlap_trial``).
 
-Order: as if a request had come ``DELAY`` of its TTFT objective later, and a text of at most ``SHORT_TOKENS`` when it came (MS3). So a
-short text passes what has waited for less than that, and late requests keep their place: ``slack`` puts them behind all that are in
-time, which under overload doubles the TTFT of pictures. Plans are as of ``unified``.
-
-Feedback: a time between tokens is a step alone, of ``step_s``, and what a plan beside it adds, which grows with the plan's duration. A
-plan may take ``share`` of what the objective leaves: AIM x objective - step_s. With a share of 1 even a plan that holds decode up for
-all of its duration keeps the objective. What is measured over the objective moves the share to where the added part fits, at most by
-``CUT`` at once; where P99 is below ``ROOM`` of the objective, it grows by ``RAISE``. Encode and prefill have shares of their own; only
-those change that had plans in the window, and only those grow that used their budgets: an idle stage does not wind up. After a change
-the next one waits until the window of measurements has no older ones.
-
-Cuts must help. Where stages compete for cores or memory, any plan beside a step lengthens it, large or small, and smaller plans only
-delay media. Cuts that take a part of ``DEEP`` or more off a share should take as large a part off what plans add to P99. If they take
-less than ``HELPS`` of that, they are undone, shares below 1 return to 1, and the next cut waits ``FIRST_HOLD_S``, then twice as long,
-up to ``MAX_HOLD_S``, unless P99 has fallen by ``EASED``. If P99 is ``GREW`` times that before the cuts, the load has grown, and only
-later cuts are judged. Shares at their least for ``MAX_HOLD_S`` without success return to 1 and are judged anew.
+Turns: with ``unified`` a request that could have its first token at once waits while media are encoded that came after it. Here a plan
+that ends the prompt of the first request goes before. Otherwise plans are as of ``unified``, and its budgets hold while nobody decodes.
 """
 
-import math
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+from .batches import Encode, EncodeBatch, Prefill, PrefillBatch, free_turns, in_turn
 from .budgets import MIN_TOKENS
-from .facts import Cost, Facts
-from .overlap_trial import PROVEN_S, Trial
-from .slack import SHORT_TOKENS
-from .types import Candidate, Rank, StepLimits, StepPlan, View
+from .feedback import Shares, left_s, noted, steer
+from .overlap_trial import Trial
+from .timely import timely
+from .types import RequestView, StepLimits, StepPlan, View
 from .unified import Unified
-
-DELAY = 0.25
-AIM = 0.9  # of the objective, for P99
-ROOM = 0.8
-CUT, RAISE = 0.3, 1.25
-LEAST_SHARE, MOST_SHARE = 0.25, 4.0
-MIN_LEFT = 0.2  # of the objective, for plans, even where a step alone takes nearly all of it
-USED = 0.5  # a plan of this part of its budget, or more, has used it
-DEEP, HELPS, GREW, EASED = 0.25, 0.4, 1.1, 1.5
-FIRST_HOLD_S, MAX_HOLD_S = 5.0, 60.0
-
-
-class StageShare(NamedTuple):
-    """The share of a stage; when it last had a plan beside decode, and one that used its budget."""
-
-    share: float = 1.0
-    ran_s: float = -math.inf
-    used_s: float = -math.inf
-
-
-class Before(NamedTuple):
-    """The shares of encode and prefill, and P99, before the first of some cuts."""
-
-    encode: float
-    prefill: float
-    p99_s: float
+from .video_order import plan_video
 
 
 class Memory(NamedTuple):
-    """The policy's memory. ``changed_s``: when a share or the turns last changed. ``before``: the cuts that have no verdict yet. No cut
-    before ``cut_s``, while P99 is about ``vain_s``, as when the last ones were undone; ``hold_s``: the wait."""
+    """The policy's memory."""
 
-    encode: StageShare = StageShare()
-    prefill: StageShare = StageShare()
-    changed_s: float = 0.0
-    before: Before | None = None
-    cut_s: float = -math.inf
-    hold_s: float = FIRST_HOLD_S
-    vain_s: float = 0.0
+    shares: Shares = Shares()
     trial: Trial = Trial()
 
 
 class Auto(Unified):
-    """Unified's plans in another order, within budgets that are fed back."""
+    """First come, first served, but nobody late for nothing; budgets are fed back from late tokens."""
 
     name = "auto"
 
-    def rank(self, request: Candidate, facts: Facts) -> Rank:
-        """Rank by arrival and kind."""
-        is_short = request.kind == "text" and request.tokens_left <= SHORT_TOKENS
-        return (request.arrived_s + (0.0 if is_short else DELAY * request.objective.ttft_s),)
-
     def plan(self, view: View, limits: StepLimits, memory: Any) -> tuple[StepPlan, Memory]:
         """Plan one round."""
-        memory = steer(memory or Memory(), view.facts)
-        if not view.num_decoding:
-            return super().plan(view, limits, None)[0], memory
-        facts, together = view.facts, memory.trial.together
-        each_s = left_s(facts) / 2 if together else left_s(facts)
-        own = replace(
-            limits,
-            prefill_tokens=_units(memory.prefill.share * each_s, facts.prefill, MIN_TOKENS, limits.max_prefill_tokens),
-            encode_rows=_units(memory.encode.share * each_s, facts.encode, 1, limits.max_encode_rows),
-            exclusive=limits.exclusive and not together,
-        )
-        step, _ = super().plan(view, own, None)
-        return step, _note(memory, view, step, own) if step.prefill or step.encode else memory
+        shares, trial = looked(memory or Memory(), view)
+        analyse, preprocess = plan_video(view)
+        takes_turns = limits.exclusive and view.num_decoding > 0 and not trial.together
+        if takes_turns and (trial.pair or not free_turns(view)):
+            return StepPlan(analyse, preprocess), Memory(shares, trial)
+        max_rows, max_tokens = budgets(shares, trial.together, view, limits)
+        order, early = timely(view.requests, view.facts)
+        encodes, prefills = batches(view, order, early, max_rows, max_tokens)
+        encode, prefill = encodes.segments, prefills.chunks
+        if takes_turns and encode and prefill and trial.is_due(view.now):
+            max_rows, max_tokens = budgets(shares, True, view, limits)
+            encodes, prefills = batches(view, order, early, max_rows, max_tokens)
+            encode, prefill = encodes.segments, prefills.chunks
+            trial = trial.begun(view.facts, encodes.num_rows, prefills.num_tokens)
+        elif takes_turns:
+            encode, prefill = first_in_turn(view, order, encode, prefill)
+        if view.num_decoding:
+            num_rows, num_tokens = encodes.num_rows if encode else 0, prefills.num_tokens if prefill else 0
+            shares = shares._replace(
+                encode=noted(shares.encode, view.now, num_rows, max_rows),
+                prefill=noted(shares.prefill, view.now, num_tokens, max_tokens),
+            )
+        return StepPlan(analyse, preprocess, encode, prefill), Memory(shares, trial)
 
 
-def _note(memory: Memory, view: View, step: StepPlan, own: StepLimits) -> Memory:
-    """Return the memory after a plan beside decode."""
-    num_tokens, num_rows = sum([chunk.end - chunk.start for chunk in step.prefill]), _num_rows(view, step)
-    idle_s = view.now - min(memory.encode.ran_s, memory.prefill.ran_s)
-    return memory._replace(
-        encode=_noted(memory.encode, view.now, num_rows, own.encode_rows),
-        prefill=_noted(memory.prefill, view.now, num_tokens, own.prefill_tokens),
-        trial=memory.trial.note(view.now, idle_s, num_rows, num_tokens),
-    )
+def batches(
+    view: View, order: Sequence[RequestView], early: Collection[int], max_rows: int, max_tokens: int
+) -> tuple[EncodeBatch, PrefillBatch]:
+    """Return a batch of each stage, in this order; in prefill those that have passed others and begun ones go first (RS5)."""
+    begun_first = sorted(order, key=lambda request: not request.is_partial and request.key not in early)
+    return EncodeBatch(view, max_rows).fill(order), PrefillBatch(view, max_tokens).fill(begun_first)
 
 
-def steer(memory: Memory, facts: Facts) -> Memory:
-    """Return the memory after a look at the last window: see the module. The same window is looked at once."""
-    if facts.late_share is None or facts.tbt_p99_s is None:
-        return memory
-    if memory.trial.fails(facts):
-        return memory._replace(trial=memory.trial.ended(facts.now), changed_s=facts.now)
-    began_s = facts.now - facts.tbt_window_s
-    if memory.changed_s > began_s:
-        return memory
-    if min(memory.encode.ran_s, memory.prefill.ran_s) > began_s and memory.trial.may_begin(facts):
-        return memory._replace(trial=memory.trial.begun(facts), changed_s=facts.now)
-    before = memory.before
-    if before is not None and (facts.tbt_p99_s <= facts.tbt_s or facts.tbt_p99_s > GREW * before.p99_s):
-        before = None
-    if before is not None and max(memory.encode.ran_s, memory.prefill.ran_s) > began_s and _in_vain(memory, before, facts):
-        return _undone(memory, before, facts.now)
-    is_held = facts.now < memory.cut_s and facts.tbt_p99_s * EASED > memory.vain_s
-    factor = max(1.0, _factor(facts)) if is_held else _factor(facts)
-    encode, prefill = _moved(memory.encode, factor, began_s), _moved(memory.prefill, factor, began_s)
-    if (encode, prefill) == (memory.encode, memory.prefill):
-        is_stuck = factor < 1 and facts.now - memory.changed_s > MAX_HOLD_S
-        return _restored(memory, before or Before(1.0, 1.0, 0.0), facts.now) if is_stuck else memory._replace(before=before)
-    if factor < 1 and before is None:
-        before = Before(memory.encode.share, memory.prefill.share, facts.tbt_p99_s)
-    return memory._replace(encode=encode, prefill=prefill, changed_s=facts.now, before=before)
+def looked(memory: Memory, view: View) -> Memory:
+    """Return the memory after a look at the times between tokens. After a change of turns only later ones count."""
+    trial = memory.trial.look(view)
+    has_changed = trial.together != memory.trial.together
+    return Memory(memory.shares._replace(changed_s=view.now) if has_changed else steer(memory.shares, view.facts), trial)
 
 
-def _in_vain(memory: Memory, before: Before, facts: Facts) -> bool:
-    """Return whether these cuts were deep enough for a verdict, and P99 has hardly fallen."""
-    assert facts.tbt_p99_s is not None
-    depth = 1 - min(memory.encode.share / before.encode, memory.prefill.share / before.prefill)
-    return depth >= DEEP and before.p99_s - facts.tbt_p99_s < HELPS * depth * (before.p99_s - (facts.step_s or 0.0))
+def budgets(shares: Shares, together: bool, view: View, limits: StepLimits) -> tuple[int, int]:
+    """Return the rows of an encode plan and the tokens of a prefill plan. Two ``together`` have half of the time each."""
+    if not view.num_decoding:
+        return limits.encode_rows, limits.prefill_tokens
+    facts, each_s = view.facts, left_s(view.facts) / (2 if together else 1)
+    rows = facts.encode.units(shares.encode.share * each_s, min(1, limits.max_encode_rows), limits.max_encode_rows)
+    least_tokens = min(MIN_TOKENS, limits.max_prefill_tokens)
+    return rows, facts.prefill.units(shares.prefill.share * each_s, least_tokens, limits.max_prefill_tokens)
 
 
-def _undone(memory: Memory, before: Before, now: float) -> Memory:
-    """Return the memory without these cuts, and with a hold on the next one."""
-    hold_s = min(MAX_HOLD_S, 2 * memory.hold_s) if now - memory.cut_s < PROVEN_S else FIRST_HOLD_S
-    return _restored(memory, before, now)._replace(cut_s=now + hold_s, hold_s=hold_s, vain_s=before.p99_s)
-
-
-def _restored(memory: Memory, before: Before, now: float) -> Memory:
-    """Return the memory with these shares, or 1 in place of smaller ones."""
-    encode = memory.encode._replace(share=max(1.0, before.encode))
-    prefill = memory.prefill._replace(share=max(1.0, before.prefill))
-    return memory._replace(encode=encode, prefill=prefill, changed_s=now, before=None)
-
-
-def left_s(facts: Facts) -> float:
-    """Return what the objective leaves for plans."""
-    return max(MIN_LEFT * facts.tbt_s, AIM * facts.tbt_s - (facts.step_s or 0.0))
-
-
-def _factor(facts: Facts) -> float:
-    """Return by how much what plans add should change: 1 within ``ROOM`` to 1 of the objective."""
-    assert facts.tbt_p99_s is not None
-    if facts.tbt_p99_s <= ROOM * facts.tbt_s:
-        return RAISE
-    if facts.tbt_p99_s <= facts.tbt_s:
-        return 1.0
-    added_s = max(facts.tbt_p99_s - (facts.step_s or 0.0), left_s(facts))
-    return max(CUT, min(AIM, left_s(facts) / added_s))
-
-
-def _moved(stage: StageShare, factor: float, began_s: float) -> StageShare:
-    """Return the stage with another share, if it had plans since then, and to grow, such as used their budget."""
-    if (stage.used_s if factor > 1 else stage.ran_s) < began_s:
-        return stage
-    return stage._replace(share=min(MOST_SHARE, max(LEAST_SHARE, stage.share * factor)))
-
-
-def _units(seconds: float, cost: Cost, low: int, high: int) -> int:
-    """Return the budget for this time."""
-    return cost.units(seconds, min(low, high), high)
-
-
-def _noted(stage: StageShare, now: float, num_units: int, budget: int) -> StageShare:
-    """Return the stage after a plan of so many units; as it was without any."""
-    if not num_units:
-        return stage
-    return StageShare(stage.share, now, now if num_units >= USED * budget else stage.used_s)
-
-
-def _num_rows(view: View, step: StepPlan) -> int:
-    chosen = set(step.encode)
-    return sum([s.num_rows for request in view.requests for s in request.segments if (request.key, s.item, s.segment) in chosen])
+def first_in_turn(view: View, order: Sequence[RequestView], encode: Encode, prefill: Prefill) -> tuple[Encode, Prefill]:
+    """Keep what has its turn: a prefill plan that ends the prompt of the first request; otherwise see ``in_turn``."""
+    if encode and prefill and free_turns(view) == 1:
+        planned = {choice.key for choice in encode} | {chunk.key for chunk in prefill}
+        first = next(request for request in order if request.key in planned)
+        if any([chunk.key == first.key and chunk.end == first.members[chunk.member].target for chunk in prefill]):
+            return (), prefill
+    return in_turn(view, encode, prefill)

@@ -3,16 +3,16 @@
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from mmrt.runtime.controller.scheduling.auto import LEAST_SHARE, MAX_HOLD_S, MOST_SHARE, Auto, Memory, StageShare, left_s, steer
+from mmrt.runtime.controller.scheduling.auto import Auto, Memory
 from mmrt.runtime.controller.scheduling.costs import Costs
-from mmrt.runtime.controller.scheduling.facts import Facts, Objective, RequestKind
+from mmrt.runtime.controller.scheduling.facts import Facts
+from mmrt.runtime.controller.scheduling.feedback import LEAST_SHARE, MAX_HOLD_S, MOST_SHARE, Shares, StageShare, left_s, steer
 from mmrt.runtime.controller.scheduling.gap_window import GapWindow
-from mmrt.runtime.controller.scheduling.overlap_trial import FIRST_BACKOFF_S, MAX_BACKOFF_S, PROVEN_S, TURNS_S, Trial
+from mmrt.runtime.controller.scheduling.overlap_trial import FIRST_S, NUM_PAIRS, RARE, Trial
 from mmrt.runtime.controller.scheduling.types import MemberView, RequestView, SegmentStage, SegmentView, StepLimits, View
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.gap_buckets import NUM_BUCKETS, bucket_of
@@ -39,14 +39,13 @@ class Device:
     token_s: Callable[[float], float] = lambda now: 0.0001
     gaps: list[tuple[float, float]] = field(default_factory=list)  # (when it ended, seconds)
     memories: list[tuple[float, Memory]] = field(default_factory=list)
-    num_tokens: int = 0
+    chunks: list[tuple[float, int]] = field(default_factory=list)  # (when it was sent, tokens)
     num_images: int = 0
-    pays: bool = True  # overlap may be tried
 
     def run(self, seconds: float) -> "Device":
         now, counts, window, costs = 0.0, [0] * NUM_BUCKETS, GapWindow(), Costs({})
         ends_s = {"encode": 0.0, "prefill": 0.0}
-        memory, alone_s, last = Memory(trial=Trial(retry_s=0.0 if self.pays else math.inf)), None, "prefill"
+        memory, alone_s, last = Memory(), None, "prefill"
         while now < seconds:
             window.look(now, list(counts), OBJECTIVE_S)
             facts = Facts(
@@ -68,7 +67,7 @@ class Device:
                 costs.observe(PREFILL, num_tokens, took_s)
                 ends_s["prefill"] = now + took_s
                 gap_s += self.held(now) * took_s
-                self.num_tokens += num_tokens
+                self.chunks.append((now, num_tokens))
             if plan.encode:
                 took_s = 0.005 + 0.00002 * ROWS * len(plan.encode)
                 costs.observe(ENCODER, ROWS * len(plan.encode), took_s)
@@ -88,7 +87,14 @@ class Device:
     def requests(self, now: float) -> tuple[RequestView, ...]:
         members = (MemberView(0, 100_000, 100_000),) if self.has_prompts(now) else ()
         images = [SegmentView(0, n, SegmentStage.PREPROCESSED, ROWS, 1, 1) for n in range(16)] if self.has_images(now) else []
-        return (RequestView(1, 1, has_kv=True, members=members), RequestView(2, 2, has_kv=True, segments=tuple(images), kind="image"))
+        return (RequestView(1, 1, has_kv=True, members=members, segments=tuple(images), kind="image"),)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.tokens_in(0, math.inf)
+
+    def tokens_in(self, begin_s: float, end_s: float) -> int:
+        return sum(num_tokens for at_s, num_tokens in self.chunks if begin_s <= at_s < end_s)
 
     def p99_s(self, begin_s: float, end_s: float) -> float:
         gaps = sorted(gap_s for at_s, gap_s in self.gaps if begin_s <= at_s < end_s)
@@ -96,7 +102,7 @@ class Device:
 
     def shares(self, begin_s: float) -> list[float]:
         """The shares of prefill that differ from the ones before them, since then."""
-        found = [memory.prefill.share for at_s, memory in self.memories if at_s >= begin_s]
+        found = [memory.shares.prefill.share for at_s, memory in self.memories if at_s >= begin_s]
         return [share for before, share in zip([None, *found], found, strict=False) if share != before]
 
 
@@ -145,45 +151,33 @@ def test_a_load_that_comes_and_goes() -> None:
 
 def test_where_a_plan_hardly_disturbs_it_may_take_longer() -> None:
     gentle, harsh = Device(held=lambda now: 0.2).run(40), Device().run(40)
-    assert gentle.memories[-1][1].prefill.share > 2 * harsh.memories[-1][1].prefill.share
+    assert gentle.memories[-1][1].shares.prefill.share > 2 * harsh.memories[-1][1].shares.prefill.share
     assert gentle.num_tokens > 1.5 * harsh.num_tokens and gentle.p99_s(20, 40) <= 1.02 * OBJECTIVE_S
 
 
 def test_encode_overlaps_where_it_pays() -> None:
-    """On a device of its own the encoder stays beside prefill once that has been tried."""
-    own = Device(has_images=lambda now: True, encode_held=lambda now: 0.0).run(80)
+    """On a device of its own the encoder stays beside prefill once pairs have been tried."""
+    own = Device(has_images=lambda now: True, encode_held=lambda now: 0.0, step_s=lambda now: 0.005).run(120)
     began_s = next(at_s for at_s, memory in own.memories if memory.trial.together)
-    assert TURNS_S <= began_s <= 2 * TURNS_S and all(memory.trial.together for at_s, memory in own.memories if at_s > began_s)
-    apart = Device(has_images=lambda now: True, encode_held=lambda now: 0.0)
-    apart.pays = False
-    assert own.num_tokens > 1.2 * apart.run(80).num_tokens
+    assert all(memory.trial.together for at_s, memory in own.memories if at_s > began_s)
+    assert own.tokens_in(began_s, 120) / (120 - began_s) > 1.2 * own.tokens_in(0, began_s) / began_s
 
 
-def test_overlap_is_compared_with_a_time_in_which_both_stages_had_work() -> None:
-    """Images come after 15 s of prompts alone: what was done before does not count."""
-    device = Device(has_images=lambda now: now >= 15, encode_held=lambda now: 0.0).run(60)
-    tried = next(memory for _, memory in device.memories if memory.trial.together)
-    assert tried.trial.tried_s >= 15 + TURNS_S
-
-
-def test_where_overlap_does_not_pay_it_is_tried_ever_more_rarely() -> None:
-    """On one device both together do no more than in turns: no token is late by the tries, and they become rare."""
+def test_where_overlap_does_not_pay_pairs_stay_rare() -> None:
+    """On one device both together do no more than in turns: the pairs do not show in P99."""
     shared = Device(has_images=lambda now: True).run(300)
-    tries = sorted({memory.trial.tried_s for _, memory in shared.memories if memory.trial.tried_s})
-    waits = [later - at_s for at_s, later in pairwise(tries)]
-    assert 3 <= len(tries) <= 7 and waits[-1] > 2 * waits[0]
+    assert not any(memory.trial.together for _, memory in shared.memories)
+    sent = {memory.trial.pair.sent_s for _, memory in shared.memories if memory.trial.pair}
+    assert len(sent) >= NUM_PAIRS
+    assert sum(memory.trial.pair is not None for _, memory in shared.memories) <= 2 * RARE * len(shared.memories)
     assert shared.p99_s(10, 300) <= 1.02 * OBJECTIVE_S
 
 
 def test_overlap_that_makes_tokens_late_is_taken_back_at_once() -> None:
-    trial = Trial(together=True, tried_s=9.0, backoff_s=20.0)
-    memory = Memory(changed_s=9.0, trial=trial)
-    assert steer(memory, facts(10.0, 0.09, 0.009)).trial.together
-    found = steer(memory, facts(10.0, 0.2, 0.02)).trial
-    assert (found.together, found.retry_s, found.backoff_s) == (False, 30.0, 40.0)
-    proven = steer(memory, facts(9.0 + PROVEN_S, 0.2, 0.02)).trial
-    assert (proven.retry_s, proven.backoff_s) == (9.0 + PROVEN_S + FIRST_BACKOFF_S, 2 * FIRST_BACKOFF_S)
-    assert trial._replace(backoff_s=MAX_BACKOFF_S).ended(10.0).backoff_s == MAX_BACKOFF_S
+    trial = Trial(together=True, next_s=9.0)
+    view = View((), facts(10.0, 0.09, 0.009), num_decoding=1)
+    assert trial.look(view).together
+    assert trial.look(replace(view, facts=facts(10.0, 0.2, 0.02))) == Trial(next_s=10.0 + FIRST_S), "and pairs begin anew"
 
 
 def facts(now: float, p99_s: float, late_share: float, window_s: float = 1.0) -> Facts:
@@ -191,7 +185,7 @@ def facts(now: float, p99_s: float, late_share: float, window_s: float = 1.0) ->
 
 
 def test_a_stage_without_plans_keeps_its_share() -> None:
-    memory = Memory(prefill=StageShare(1.0, 9.5, 9.5))
+    memory = Shares(prefill=StageShare(1.0, 9.5, 9.5))
     found = steer(memory, facts(10.0, 0.2, 0.05))
     assert found.prefill.share < 1 and found.encode == memory.encode and found.changed_s == 10.0
     assert steer(found, facts(10.5, 0.2, 0.05)) == found, "the window still has times from before the change"
@@ -199,12 +193,12 @@ def test_a_stage_without_plans_keeps_its_share() -> None:
 
 
 def test_a_share_that_was_not_used_does_not_grow() -> None:
-    assert steer(Memory(prefill=StageShare(1.0, 9.5, 2.0)), facts(10.0, 0.05, 0.0)).prefill.share == 1.0
-    assert steer(Memory(prefill=StageShare(1.0, 9.5, 9.5)), facts(10.0, 0.05, 0.0)).prefill.share == 1.25
+    assert steer(Shares(prefill=StageShare(1.0, 9.5, 2.0)), facts(10.0, 0.05, 0.0)).prefill.share == 1.0
+    assert steer(Shares(prefill=StageShare(1.0, 9.5, 9.5)), facts(10.0, 0.05, 0.0)).prefill.share == 1.25
 
 
 def test_shares_are_bounded_and_nothing_is_done_without_measurements() -> None:
-    memory = Memory(RAN, RAN, trial=Trial(retry_s=math.inf))
+    memory = Shares(RAN, RAN)
     low = high = memory
     for look in range(17):
         low = steer(low, facts(10.0 + 2 * look, max(0.5**look, 0.11), 0.5))
@@ -217,7 +211,7 @@ RAN = StageShare(1.0, 1e9, 1e9)
 
 
 def test_cuts_that_do_not_help_are_undone_and_tried_ever_more_rarely() -> None:
-    memory, holds = Memory(RAN, StageShare(0.5, 1e9, 1e9)), []
+    memory, holds = Shares(RAN, StageShare(0.5, 1e9, 1e9)), []
     for look in range(200):
         before, now = memory, 10.0 + 1.5 * look
         memory = steer(memory, facts(now, 0.2 + 0.01 * (look % 2), 0.5))
@@ -232,7 +226,7 @@ def test_cuts_that_do_not_help_are_undone_and_tried_ever_more_rarely() -> None:
 
 def test_cuts_that_help_are_kept() -> None:
     """Half of what was expected of them is enough, and it counts from the first cut."""
-    cut = steer(Memory(RAN, RAN), facts(10.0, 0.15, 0.5))
+    cut = steer(Shares(RAN, RAN), facts(10.0, 0.15, 0.5))
     assert cut.encode.share == pytest.approx(0.06 / 0.12) and cut.before == (1.0, 1.0, 0.15)
     helped = steer(cut, facts(12.0, 0.15 - 0.06 / 2, 0.5))
     assert helped.encode.share < cut.encode.share and helped.before == cut.before
@@ -242,13 +236,13 @@ def test_cuts_that_help_are_kept() -> None:
 
 
 def test_a_load_that_grows_is_no_verdict_on_cuts() -> None:
-    cut = steer(Memory(RAN, RAN), facts(10.0, 0.15, 0.5))
+    cut = steer(Shares(RAN, RAN), facts(10.0, 0.15, 0.5))
     grown = steer(cut, facts(12.0, 0.2, 0.5))
     assert grown.encode.share < cut.encode.share and grown.before == (cut.encode.share, cut.prefill.share, 0.2)
 
 
 def test_the_least_shares_are_judged_anew_when_they_do_not_suffice() -> None:
-    least = Memory(StageShare(LEAST_SHARE, 1e9, 1e9), StageShare(LEAST_SHARE, 1e9, 1e9), changed_s=10.0)
+    least = Shares(StageShare(LEAST_SHARE, 1e9, 1e9), StageShare(LEAST_SHARE, 1e9, 1e9), changed_s=10.0)
     assert steer(least, facts(9.0 + MAX_HOLD_S, 0.15, 0.5)) == least
     again = steer(least, facts(11.0 + MAX_HOLD_S, 0.15, 0.5))
     assert again.encode.share == again.prefill.share == 1.0 and again.cut_s < 0
@@ -261,12 +255,12 @@ def test_where_plans_disturb_whatever_their_size_shares_stay_whole(noise_s: floa
         return Device(held=lambda now: 0.0, contended_s=lambda now: 0.09 + rng.uniform(0, noise_s)).run(300)
 
     def whole(device: Device) -> float:
-        shares = [memory.prefill.share for at_s, memory in device.memories if at_s > 100]
+        shares = [memory.shares.prefill.share for at_s, memory in device.memories if at_s > 100]
         return sum(share >= 1 for share in shares) / len(shares)
 
     judged = run()
     assert whole(judged) > 0.9
-    monkeypatch.setattr("mmrt.runtime.controller.scheduling.auto._in_vain", lambda memory, before, facts: False)
+    monkeypatch.setattr("mmrt.runtime.controller.scheduling.feedback._in_vain", lambda memory, before, facts: False)
     blind = run()
     assert whole(blind) < 0.1 and judged.num_tokens > 1.1 * blind.num_tokens and judged.p99_s(100, 300) < 1.1 * blind.p99_s(100, 300)
 
@@ -275,21 +269,8 @@ def test_contention_that_comes_and_goes() -> None:
     """Beside another program the objective is lost, and shares stay; when it has gone P99 is held as before."""
     device = Device(contended_s=lambda now: 0.2 if 20 <= now < 80 else 0.0).run(160)
     assert device.p99_s(100, 160) <= 1.02 * OBJECTIVE_S
-    shares = [memory.prefill.share for at_s, memory in device.memories if 40 <= at_s < 80]
+    shares = [memory.shares.prefill.share for at_s, memory in device.memories if 40 <= at_s < 80]
     assert sum(share >= 0.6 for share in shares) > 0.7 * len(shares)
-
-
-def test_short_texts_pass_what_has_waited_for_a_quarter_of_its_objective() -> None:
-    """Nothing else passes anything of its kind, and late requests keep their place."""
-
-    def rank(kind: RequestKind, arrived_s: float, tokens: int = 100, ttft_s: float = 4.0) -> tuple[float, ...]:
-        member = MemberView(0, tokens, tokens)
-        request = RequestView(1, 1, members=(member,), arrived_s=arrived_s, kind=kind, objective=Objective(ttft_s))
-        return Auto().rank(request, Facts(100.0))  # type: ignore[arg-type]
-
-    assert rank("text", 50.9) < rank("image", 50.0) < rank("text", 51.1)
-    assert rank("image", 50.0) < rank("text", 50.5, tokens=1000) < rank("image", 51.0)
-    assert rank("image", 50.0) < rank("image", 99.0)
 
 
 @pytest.mark.parametrize(("step_s", "left"), [(None, 0.09), (0.03, 0.06), (0.085, 0.02), (5.0, 0.02)])
