@@ -2,6 +2,10 @@
 
 No process packs a copy of its own: all formats lie in the memory that the run's processes share, so a restarted process has them at
 once, and prefill and decode have one copy. Shapes: M rows of activations, N rows of the matrix, K columns.
+
+torch's kernels for int8 and int4 have vector instructions for activations and results in bfloat16 alone; they add up in float32. Many
+rows are multiplied by blocks, which is faster, and rounded to bfloat16 just so: a row's numbers must not depend on how many are
+beside it.
 """
 
 from typing import Protocol
@@ -13,11 +17,12 @@ from torch import Tensor
 from ..checkpoint.int4 import unpack
 from ..checkpoint.weight_specs import scales_of
 
-_BLOCK_BYTES = 1 << 21  # of a matrix's block in the dtype of the activations; with 256 KiB a step of one row took twice as long
+_BLOCK_BYTES = 1 << 20  # of a matrix's block in the dtype of the activations; it stays in the cache of a core, twice as many do not
 _BLOCK_ROWS = 64  # a block has a multiple of so many rows, and is larger where these alone are
-_FEW_ROWS = 16  # of activations: up to so many, torch's kernel for int8 is faster than blocks
-_KERNEL_COLUMNS = 32  # that kernel takes so many at once, and does not check that there are as many
-_FEW_ROWS_INT4 = 64  # as _FEW_ROWS, of its kernel for int4
+_KERNEL_COLUMNS = 32  # torch's kernel for int8 takes so many at once, and does not check that there are as many
+_HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+_FEW_ROWS = 10 if _HAS_AVX512 else 16  # of activations: up to so many, that kernel is faster than blocks
+_FEW_ROWS_INT4 = 48  # as _FEW_ROWS, of torch's kernel for int4
 
 
 class Matrix(Protocol):
@@ -96,10 +101,9 @@ class Int8Matrix:
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
         if x_MK.shape[0] <= _FEW_ROWS and x_MK.shape[1] % _KERNEL_COLUMNS == 0:
-            # In bfloat16, the one dtype of activations that the kernel has vector instructions for; it adds up in float32.
             out = torch._weight_int8pack_mm(x_MK.bfloat16(), self._values, self._scales).to(x_MK.dtype)
         else:
-            out = _product_by_blocks(x_MK, self._values).mul_(self._scales.to(x_MK.dtype))
+            out = _rounded(_product_by_blocks(_rounded(x_MK), self._values).mul_(self._scales.to(x_MK.dtype)))
         return out if bias is None else out.add_(bias)
 
     def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
@@ -118,11 +122,10 @@ class Int4Matrix:
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
         if x_MK.shape[0] <= _FEW_ROWS_INT4:
-            # In bfloat16, as with int8. It adds up in float32.
             product = torch.ops.aten._weight_int4pack_mm_for_cpu
             out: Tensor = product(x_MK.bfloat16(), self._packed, self._group, self._scales).to(x_MK.dtype)
         else:
-            out = self._product_by_blocks(x_MK)
+            out = _rounded(self._product_by_blocks(_rounded(x_MK)))
         return out if bias is None else out.add_(bias)
 
     def rows_from(self, first: int) -> Matrix:
@@ -139,6 +142,11 @@ class Int4Matrix:
             unpack(self._packed[rows], self._scales[:, rows], values_KR)
             torch.mm(x_MK, values_KR, out=out[:, rows])
         return out
+
+
+def _rounded(values: Tensor) -> Tensor:
+    """The nearest numbers of bfloat16, in the dtype of ``values``."""
+    return values.bfloat16().to(values.dtype)
 
 
 def _block_rows(x_MK: Tensor) -> int:
