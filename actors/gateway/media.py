@@ -57,6 +57,7 @@ INLINE_PARTS: dict[str, tuple[MediaKind, dict[str, str]]] = {
     "input_video": ("video", VIDEO_FORMATS),
 }
 
+MAX_MIME_CHARS = 100
 _DATA_URL = re.compile(r"data:(?P<mime>[^;,]{0,100})(?P<parameters>(?:;[^;,]{0,100}){0,8}),", re.IGNORECASE)
 _REMOTE = re.compile(r"https?:", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,20}(?=:)")
@@ -130,8 +131,9 @@ class MediaIntake:
                 data_path = source.path("url")
                 mime, data, url = self._from_url(kind, source.take_required("url", STRING), data_path)
             else:
-                data_path, mime = source.path("data"), source.take_required("media_type", STRING)
-                if not isinstance(mime, str) or not _is_of(kind, mime):
+                source.require("media_type")
+                data_path, mime = source.path("data"), source.take_str("media_type", MAX_MIME_CHARS)
+                if not mime or not _is_of(kind, mime):
                     raise refuse(source.path("media_type"), f"is {show(mime)}, expected {kind}/…")
                 data = _from_text(source.take_required("data", BASE64), data_path, self._limits)
             source.refuse_leftover()

@@ -103,5 +103,7 @@ def duration(seconds: float) -> str:
     """Write a time as OpenAI does: 0s, 250ms, 1.5s, 2m3s."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms" if seconds else "0s"
-    minutes, rest = divmod(round(seconds, 3), 60)
-    return f"{minutes:.0f}m{rest:.0f}s" if minutes else f"{rest:g}s"
+    if (rounded := round(seconds, 3)) < 60:
+        return f"{rounded:g}s"
+    minutes, rest = divmod(round(rounded), 60)
+    return f"{minutes}m{rest}s"

@@ -324,18 +324,18 @@ def _refuse_others(fields: Fields) -> None:
     refuse_others(fields, IGNORED_FIELDS)
 
 
-def check_model(fields: Fields, limits: Limits, *aliases: str) -> None:
+def check_model(fields: Fields, limits: Limits, *aliases: str, field: str = "model") -> None:
     """Take the name of the model. It must be that of the only model. Raises: RequestError."""
     names = [limits.model_name, *aliases]
-    model = fields.take("model", {"enum": names})
+    model = fields.take(field, {"enum": names})
     if model is not None and not isinstance(model, str):
-        raise refuse("model", f"expected a string, got {kind_of(model)}")
+        raise refuse(field, f"expected a string, got {kind_of(model)}")
     if model is not None and model not in names:
         raise RequestError(
-            f"model: {show(model)} does not exist, this server has {show(limits.model_name)}",
+            f"{field}: {show(model)} does not exist, this server has {show(limits.model_name)}",
             status=404,
             type="not_found_error",
-            param="model",
+            param=field,
         )
 
 

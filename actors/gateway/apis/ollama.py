@@ -108,8 +108,8 @@ def read_generate(body: Body, limits: Limits) -> ChatRequest:
 def read_show(body: Body, limits: Limits) -> None:
     """Validate the body of ``POST /api/show``. Raises: RequestError 400, or 404 for an unknown model."""
     fields = Fields(decode_body(body, limits.body))
-    fields.take_str("name")  # the field's name in older versions
-    check_model(fields, limits, limits.model_name + TAG)
+    for field in ("model", "name"):  # which older clients give
+        check_model(fields, limits, limits.model_name + TAG, field=field)
     refuse_others(fields, {"verbose": FLAG})
 
 

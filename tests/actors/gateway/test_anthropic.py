@@ -362,6 +362,11 @@ def image(**source: Any) -> dict[str, Any]:
             "messages[0].content[0].source.media_type",
             'is "text/html", expected image/',
         ),
+        (
+            image(type="base64", media_type=f"image/{'x' * 95}", data=PNG),
+            "messages[0].content[0].source.media_type",
+            "has 101 characters, the limit is 100",
+        ),
         (image(type="base64", media_type="image/png", data=5), "messages[0].content[0].source.data", "expected base64 text, got 5"),
         (image(type="base64", media_type="image/png", data="?"), "messages[0].content[0].source.data", "is not valid base64"),
         (user({**IMAGE, "fps": 1}), "messages[0].content[0].fps", "is not supported"),

@@ -217,6 +217,7 @@ def test_errors_have_the_shape_of_the_api(stage: Any) -> None:
         for asked, status, says in (
             (client.chat("llava", [USER]), 404, 'model: "llava" does not exist, this server has "tiny"'),
             (client.show("llava"), 404, 'model: "llava" does not exist'),
+            (client._request(dict, "POST", "/api/show", json={"name": "llava"}), 404, 'name: "llava" does not exist'),
             (client.generate("llava", ""), 404, 'model: "llava" does not exist'),
             (client.generate("tiny", "a " * 3000), 400, "prompt: the prompt has"),
             (client.pull("tiny"), 404, "POST /api/pull: Not Found"),

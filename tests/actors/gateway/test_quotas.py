@@ -86,7 +86,8 @@ def test_new_limits_hold_at_once_and_old_ones_are_not_forgotten() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0s"), (0.0004, "1ms"), (0.25, "250ms"), (1, "1s"), (1.5, "1.5s"), (60, "1m0s"), (123.4, "2m3s")]
+    ("seconds", "text"),
+    [(0, "0s"), (0.0004, "1ms"), (0.25, "250ms"), (1, "1s"), (1.5, "1.5s"), (60, "1m0s"), (123.4, "2m3s"), (119.7, "2m0s")],
 )
 def test_times_are_written_as_openai_does(seconds: float, text: str) -> None:
     assert duration(seconds) == text
