@@ -132,8 +132,8 @@ class MediaIntake:
                 mime, data, url = self._from_url(kind, source.take_required("url", STRING), data_path)
             else:
                 source.require("media_type")
-                data_path, mime = source.path("data"), source.take_str("media_type", MAX_MIME_CHARS)
-                if not mime or not _is_of(kind, mime):
+                data_path, mime = source.path("data"), source.take_str("media_type", MAX_MIME_CHARS) or ""
+                if not _is_of(kind, mime):
                     raise refuse(source.path("media_type"), f"is {show(mime)}, expected {kind}/…")
                 data = _from_text(source.take_required("data", BASE64), data_path, self._limits)
             source.refuse_leftover()
