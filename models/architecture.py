@@ -50,7 +50,6 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     window_size: int
     out_hidden_size: int
     full_attention_blocks: tuple[int, ...]
-    hidden_act: str = "silu"
     split_qkv: bool = False  # the tower has three projections in place of a fused one
 
 
@@ -65,7 +64,6 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     out_hidden_size: int
     max_source_positions: int
     n_window: int
-    activation: str = "gelu"
 
 
 class VisionRules(msgspec.Struct, frozen=True, kw_only=True):

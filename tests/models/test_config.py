@@ -189,6 +189,7 @@ BAD = {
     "rope_parameters.rope_type is 'yarn'": set_in("text_config", "rope_parameters", value={"rope_type": "yarn"}),
     "vision_config.out_hidden_size is 64, expected the decoder's": set_in("vision_config", "out_hidden_size", value=64),
     "vision_config is 3, expected an object": set_in("vision_config", value=3),
+    "vision_config.hidden_act is 'gelu', expected 'silu'": set_in("vision_config", "hidden_act", value="gelu"),
     "vision_config.num_heads is true|vision_config.num_heads is True": set_in("vision_config", "num_heads", value=True),
     "image placeholder id is 5000, outside the vocabulary of 1216": set_in("image_token_id", value=5000),
 }
@@ -199,6 +200,19 @@ def test_bad_values_are_named(directory: Callable[..., Path], message: str) -> N
     with pytest.raises(CheckpointError, match=message) as error:
         load_model_config(directory("qwen2_5_vl", BAD[message]))
     assert "config.json" in str(error.value)
+
+
+BAD_SOUND = {
+    "activation_function is 'relu', expected 'gelu'": {"activation_function": "relu"},
+    "d_model is 33, expected an even number of at least 4": {"d_model": 33, "encoder_attention_heads": 3},
+    "d_model is 2, expected an even number of at least 4": {"d_model": 2, "encoder_attention_heads": 1},
+}
+
+
+@pytest.mark.parametrize("message", BAD_SOUND)
+def test_bad_values_of_the_audio_tower_are_named(directory: Callable[..., Path], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        load_model_config(directory("qwen2_5_omni", lambda config: config["audio_config"].update(BAD_SOUND[message])))
 
 
 def test_bad_files(tmp_path: Path) -> None:

@@ -1,21 +1,14 @@
-"""The towers' geometry and attention beside transformers', and what they refuse."""
+"""The towers' geometry and attention beside transformers'."""
 
-from collections.abc import Callable
-from typing import Any
-
-import msgspec
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import vision_utils
 
-from mmrt.models.architecture import ModelConfig, VisionConfig
-from mmrt.models.errors import CheckpointError
+from mmrt.models.architecture import VisionConfig
 from mmrt.models.families.qwen2_5.vision_geometry import geometry
-from mmrt.models.towers.dispatch import Towers
 from mmrt.models.towers.sequences import Sequences, attend
 
 CPU = torch.device("cpu")
@@ -61,25 +54,3 @@ def test_rows_attend_to_their_sequence_only(lengths: list[int]) -> None:
     parts = zip(*(tensor.transpose(0, 1).split(lengths, 1) for tensor in (q, k, v)), strict=True)
     expected = torch.cat([F.scaled_dot_product_attention(*part) for part in parts], 1).transpose(0, 1)
     torch.testing.assert_close(attend(q, k, v, sequences), expected)
-
-
-@pytest.mark.parametrize(
-    ("part", "change", "said"),
-    [
-        ("vision", {"hidden_act": "gelu"}, "the vision tower's hidden_act is 'gelu', it must be 'silu'"),
-        ("audio", {"activation": "relu"}, "the audio tower's activation_function is 'relu', it must be 'gelu'"),
-    ],
-)
-def test_an_activation_that_the_towers_do_not_compute_is_refused(
-    loaded_omni: tuple[ModelConfig, Any], part: str, change: dict[str, str], said: str
-) -> None:
-    config, weights = loaded_omni
-    changed = msgspec.structs.replace(getattr(config, part), **change)
-    with pytest.raises(CheckpointError, match=said):
-        Towers(msgspec.structs.replace(config, **{part: changed}), weights)
-
-
-@pytest.fixture(scope="module")
-def loaded_omni(checkpoints: Callable[[str], Any], load: Callable[..., Any]) -> tuple[ModelConfig, Any]:
-    found: tuple[ModelConfig, Any] = load(checkpoints("qwen2_5_omni"))
-    return found

@@ -42,7 +42,8 @@ def parse_language(text: JsonObject, default_theta: float, tie: bool) -> Languag
 
 
 def parse_vision(vision: JsonObject, hidden_size: int, split_qkv: bool = False) -> VisionConfig:
-    """The vision tower. Raises CheckpointError if it does not fit the decoder."""
+    """The vision tower. Raises CheckpointError if it does not fit the decoder, or has an activation other than SiLU."""
+    vision.text("hidden_act", default="silu", choices=("silu",))
     config = VisionConfig(
         depth=vision.integer("depth", "num_hidden_layers", most=1000),
         hidden_size=vision.integer("hidden_size"),
@@ -55,7 +56,6 @@ def parse_vision(vision: JsonObject, hidden_size: int, split_qkv: bool = False) 
         window_size=vision.integer("window_size", default=112),
         out_hidden_size=vision.integer("out_hidden_size", default=hidden_size),
         full_attention_blocks=vision.integers("fullatt_block_indexes", default=(7, 15, 23, 31)),
-        hidden_act=vision.text("hidden_act", default="silu"),
         split_qkv=split_qkv,
     )
     if config.out_hidden_size != hidden_size:
@@ -68,7 +68,8 @@ def parse_vision(vision: JsonObject, hidden_size: int, split_qkv: bool = False) 
 
 
 def parse_audio(audio: JsonObject, hidden_size: int) -> AudioConfig:
-    """The audio tower. Raises CheckpointError if it does not fit the decoder."""
+    """The audio tower. Raises CheckpointError if it does not fit the decoder, or has an activation other than GELU."""
+    audio.text("activation_function", default="gelu", choices=("gelu",))
     config = AudioConfig(
         num_mel_bins=audio.integer("num_mel_bins", default=128),
         num_layers=audio.integer("encoder_layers", "num_hidden_layers", default=32, most=1000),
@@ -78,12 +79,13 @@ def parse_audio(audio: JsonObject, hidden_size: int) -> AudioConfig:
         out_hidden_size=audio.integer("output_dim", default=hidden_size),
         max_source_positions=audio.integer("max_source_positions", default=1500),
         n_window=audio.integer("n_window", default=100),
-        activation=audio.text("activation_function", default="gelu"),
     )
     if config.out_hidden_size != hidden_size:
         raise audio.error("output_dim", f"is {config.out_hidden_size}, expected the decoder's hidden_size ({hidden_size})")
     if config.hidden_size % config.num_heads:
         raise audio.error("d_model", f"is {config.hidden_size}, expected a multiple of {config.num_heads} heads")
+    if config.hidden_size < 4 or config.hidden_size % 2:
+        raise audio.error("d_model", f"is {config.hidden_size}, expected an even number of at least 4: half are sines, half cosines")
     if config.max_source_positions < config.n_window:
         problem = f"is {config.max_source_positions}, expected at least n_window ({config.n_window})"
         raise audio.error("max_source_positions", problem)

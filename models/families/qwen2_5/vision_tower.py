@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...architecture import ModelConfig, VisionConfig
-from ...errors import CheckpointError
 from ...lm.decoder import AfterLayer
 from ...towers.interface import TowerInput
 from ...towers.linear import Linear
@@ -27,12 +26,10 @@ class VisionTower:
     """The tower, computing where its weights lie."""
 
     def __init__(self, model: ModelConfig, weights: dict[str, Tensor], device: torch.device) -> None:
-        """Uses those ``weights`` whose names start with ``vision.``. Raises: CheckpointError for an activation other than SiLU, and
-        for a size of heads that the device's kernels do not support."""
+        """Uses those ``weights`` whose names start with ``vision.``. Raises: CheckpointError for a size of heads that the device's
+        kernels do not support."""
         assert model.vision is not None and model.vision_rules is not None
         config, rules = model.vision, model.vision_rules
-        if config.hidden_act != "silu":
-            raise CheckpointError(f"the vision tower's hidden_act is {config.hidden_act!r}, it must be 'silu'")
         head_dim = config.hidden_size // config.num_heads
         self._config, self._device = config, device
         frame = rules.temporal_patch_size * rules.patch_size**2

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...architecture import AudioConfig, ModelConfig
-from ...errors import CheckpointError
 from ...lm.decoder import AfterLayer
 from ...towers.interface import TowerInput
 from ...towers.linear import Linear
@@ -25,11 +24,9 @@ class AudioTower:
     """The tower, computing where its weights lie."""
 
     def __init__(self, model: ModelConfig, weights: dict[str, Tensor], device: torch.device) -> None:
-        """Uses those ``weights`` whose names start with ``audio.``. Raises: CheckpointError for an activation other than GELU."""
+        """Uses those ``weights`` whose names start with ``audio.``."""
         assert model.audio is not None
         config = model.audio
-        if config.activation != "gelu":
-            raise CheckpointError(f"the audio tower's activation_function is {config.activation!r}, it must be 'gelu'")
         self._device, self._piece = device, 2 * config.n_window
         self._convolutions = [(weights[f"audio.conv{i}.weight"], weights[f"audio.conv{i}.bias"]) for i in (1, 2)]
         self._dtype = self._convolutions[0][0].dtype
