@@ -78,7 +78,7 @@ class SteadyStreams:
                 "stream": True,
                 "max_tokens": _MAX_TOKENS,
                 "temperature": 0,
-                "ignore_eos": True,
+                "min_tokens": _MAX_TOKENS,  # with ``ignore_eos`` ends could follow one another: without text they look like silence
                 "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             }
         ).encode()

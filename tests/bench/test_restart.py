@@ -1,6 +1,7 @@
 """The restart bench: silence out of records, and arguments that are refused."""
 
 import asyncio
+import json
 import socket
 import struct
 from typing import Any
@@ -32,6 +33,11 @@ def test_silence_of_each_stream() -> None:
     streams._ended = [Record(index=1, group="", scheduled_s=0.0, chunks=[Chunk(5.0, 1), Chunk(7.0, 1)])]
     streams._current = [record(5.0, 5.5), again]
     assert streams.silences(5.0, 9.0) == [0.5, 2.0]
+
+
+def test_streams_have_no_ends_whose_lack_of_text_looks_like_silence() -> None:
+    body = json.loads(SteadyStreams(None, "", "", 1)._body(0))  # type: ignore[arg-type]
+    assert body["min_tokens"] == body["max_tokens"] and "ignore_eos" not in body
 
 
 def test_the_streams_of_a_killed_decode_are_left_out_however_many_it_had() -> None:
