@@ -66,7 +66,7 @@ def write(path: Path, body: str) -> str:
 
 
 def test_twenty_swaps_change_no_token(run: Server, expected: list[list[int]], tmp_path: Path) -> None:
-    policies = ("unified", write(tmp_path / "mine.py", "pass"), str(EXAMPLE))
+    policies = ("auto", "unified", write(tmp_path / "mine.py", "pass"), str(EXAMPLE))
     num_swaps = 0
     while num_swaps < 20:
         with streaming(run, expected) as answers:

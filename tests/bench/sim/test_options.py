@@ -84,7 +84,7 @@ def test_a_configuration_gives_what_no_flag_says(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('[actors]\nlayout = "EPD"\n[memory]\nmax_sequences = 7\nprefix_cache = false\n')
     options, config, costs, policy, _ = parse_sim(["--config", str(file)])
-    assert (options.layout, config.memory.max_sequences, options.caches, policy.name) == ("EPD", 7, False, "unified")
+    assert (options.layout, config.memory.max_sequences, options.caches, policy.name) == ("EPD", 7, False, "auto")
     assert costs.name == "demo-cpu" and config.model.device == "cpu"
     assert parse_sim(["--config", str(file), "--layout", "E+P+D"])[1].actors.layout == "E+P+D"
     assert parse_sim(["--costs", "qwen2.5-vl-7b-h200"])[1].model.device == "cuda"
