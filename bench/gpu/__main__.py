@@ -76,9 +76,8 @@ def what_serving_lacks() -> str:
     """The reason why whole runs are impossible, or ""."""
     try:
         importlib.import_module(".serve", __package__)
-        for needed_on_cuda in ("cuda.bindings", "transformers"):
-            if importlib.util.find_spec(needed_on_cuda) is None:
-                return f"No module named {needed_on_cuda!r}"
+        if importlib.util.find_spec(needed_on_cuda := "cuda.bindings") is None:
+            return f"No module named {needed_on_cuda!r}"
     except ImportError as error:
         return str(error)
     return ""

@@ -27,6 +27,7 @@ from ...models.config import load_model_config
 from ...runtime.config_sections import SchedulingSection
 from ...shm.run_directory import RunDirectory
 from ...shm.status import ActorState, ActorTable
+from ..extras import need_extra
 from ..own_run import OwnRun
 from ..serve.client import BenchError, find_model, open_session, stream_chat
 from ..serve.drivers import run_closed_loop
@@ -174,7 +175,8 @@ def _mps(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
 
 
 def _transformers(run: OwnRun, options: argparse.Namespace) -> Iterator[Figure]:
-    """Pictures with text: all at once here, one after the other there, and one by one in both."""
+    """Pictures with text: all at once here, one after the other there, and one by one in both. Raises: BenchError."""
+    need_extra("reference", "transformers")
     model = checkpoint_of(run, options)
     plans = _plans("image", max(4, options.requests // 4), 40, _TOKENS_BESIDE)
     shapes = MediaShapes()

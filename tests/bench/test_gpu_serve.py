@@ -196,6 +196,12 @@ def test_where_there_is_no_multi_process_service_its_section_says_so(monkeypatch
         assert (figure.note, figure.verdict) == (why, "")
 
 
+def test_the_section_beside_transformers_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(BenchError, match=r"^the package transformers is missing: pip install 'mmrt\[reference\]'$"):
+        next(SECTIONS["transformers"](OwnRun(tmp_path, tmp_path / "run"), argparse.Namespace(device="cpu")))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_sections_on_the_processor(tmp_path: Path) -> None:
