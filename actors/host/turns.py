@@ -3,8 +3,8 @@
 decode has a turn for each step, the others have one for each plan. By "layers" a plan that decode waits for pauses between two layers
 for a step, so a time between tokens is a step and one ``Quantum`` at most.
 
-A turn saves time and protects no data. So nobody waits without end for one that is stopped or hangs: whoever loses patience goes on
-without, and has little of it from then on until it gets a turn.
+A turn saves time and protects no data. So by "layers" nobody waits without end for one that is stopped or hangs: whoever loses patience
+goes on without, and has little of it from then on until it gets a turn. By "plans" one waits until the supervisor ends the other.
 """
 
 import math
@@ -21,9 +21,7 @@ from ...shm.run_directory import RunDirectory
 from ...shm.turns import Turns, Turnstile
 from .quantum import Quantum, quantum_s
 
-PATIENCE = (
-    10.0  # TBT objectives that one waits for a step or a quantum; a single one, which is enough for both, after that was too short
-)
+PATIENCE = 10.0  # TBT objectives that one waits for a step or a quantum. After that was too short, one, which is enough for both
 LEAST_PATIENCE_S = 1.0
 PLAN_PATIENCE_S = 10.0  # that a plan waits for another, which is whole while nobody decodes
 NUM_STEPS = 9  # whose median is the time of a step
