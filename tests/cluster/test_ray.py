@@ -10,6 +10,7 @@ import signal
 import socket
 import statistics
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,19 +130,53 @@ def test_a_lost_node_harms_no_stream_of_the_other_and_comes_back(url: str) -> No
     assert len(asyncio.run(stream(client(url), 1, asyncio.Event()))) > 100
 
 
+def test_a_client_that_goes_ends_its_request_at_the_node(url: str) -> None:
+    async def go() -> None:
+        events = await client(url).chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": QUESTION.format(7)}],
+            max_tokens=1500,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        async for _ in events:
+            if num_running():
+                await events.close()
+                return
+        raise AssertionError("the metrics did not show the request")
+
+    def num_running() -> int:
+        texts = [urllib.request.urlopen(f"{node}/metrics", timeout=10).read().decode() for node in nodes_of().values()]
+        lines = [line for text in texts for line in text.splitlines() if line.startswith("vllm:num_requests_running")]
+        return sum(int(float(line.split()[-1])) for line in lines)
+
+    asyncio.run(go())
+    deadline_s = time.monotonic() + 5  # the whole answer takes longer
+    while num_running():
+        assert time.monotonic() < deadline_s, "the node still answers"
+        time.sleep(0.05)
+
+
+def nodes_of() -> dict[str, str]:
+    """The URL of each node."""
+    import ray
+
+    from mmrt.cluster.app import DIRECTORY, NAMESPACE
+
+    found: dict[str, str] = ray.get(ray.get_actor(f"{DIRECTORY}-mmrt", namespace=NAMESPACE).nodes.remote())
+    return found
+
+
 def test_what_the_front_adds_to_ttft(url: str) -> None:
     """Requests one after another, in turns through the front, to a node, and to an application that answers at once. The figures of
     docs/cluster.md; the bound is the goal, with room for a busy machine."""
-    import ray
     from ray import serve
-
-    from mmrt.cluster.app import DIRECTORY, NAMESPACE
 
     deadline_s = time.monotonic() + 300
     while serve.status().applications["mmrt"].status != "RUNNING":  # the test before has killed a node
         assert time.monotonic() < deadline_s, "the nodes do not come back"
         time.sleep(0.5)
-    nodes = ray.get(ray.get_actor(f"{DIRECTORY}-mmrt", namespace=NAMESPACE).nodes.remote())
+    nodes = nodes_of()
     assert nodes
 
     async def turns() -> dict[str, list[float]]:
