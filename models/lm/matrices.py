@@ -17,7 +17,8 @@ from torch import Tensor
 from ..checkpoint.int4 import unpack
 from ..checkpoint.weight_specs import scales_of
 
-_BLOCK_BYTES = 1 << 20  # of a matrix's block in the dtype of the activations; it stays in the cache of a core, twice as many do not
+_BLOCK_BYTES = 1 << 20  # of a matrix's block in the dtype of the activations: it stays in the cache of a core
+_MANY_ROWS = 64  # of activations: from so many on, twice as large blocks are faster
 _BLOCK_ROWS = 64  # a block has a multiple of so many rows, and is larger where these alone are
 _KERNEL_COLUMNS = 32  # torch's kernel for int8 takes so many at once, and does not check that there are as many
 _HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -151,7 +152,8 @@ def _rounded(values: Tensor) -> Tensor:
 
 def _block_rows(x_MK: Tensor) -> int:
     """Rows of a matrix's block in the dtype of ``x``."""
-    return max(1, _BLOCK_BYTES // (x_MK.shape[1] * x_MK.element_size() * _BLOCK_ROWS)) * _BLOCK_ROWS
+    num_bytes = _BLOCK_BYTES if x_MK.shape[0] < _MANY_ROWS else 2 * _BLOCK_BYTES
+    return max(1, num_bytes // (x_MK.shape[1] * x_MK.element_size() * _BLOCK_ROWS)) * _BLOCK_ROWS
 
 
 def _product_by_blocks(x_MK: Tensor, values: Tensor) -> Tensor:
