@@ -190,6 +190,7 @@ BAD = {
     "vision_config.out_hidden_size is 64, expected the decoder's": set_in("vision_config", "out_hidden_size", value=64),
     "vision_config is 3, expected an object": set_in("vision_config", value=3),
     "vision_config.hidden_act is 'gelu', expected 'silu'": set_in("vision_config", "hidden_act", value="gelu"),
+    "vision_config.in_channels is 1, expected an integer from 3 to 3": set_in("vision_config", "in_channels", value=1),
     "vision_config.num_heads is true|vision_config.num_heads is True": set_in("vision_config", "num_heads", value=True),
     "image placeholder id is 5000, outside the vocabulary of 1216": set_in("image_token_id", value=5000),
 }

@@ -49,7 +49,7 @@ def parse_vision(vision: JsonObject, hidden_size: int, split_qkv: bool = False) 
         hidden_size=vision.integer("hidden_size"),
         intermediate_size=vision.integer("intermediate_size", default=3420),
         num_heads=vision.integer("num_heads", "num_attention_heads", default=16),
-        in_channels=vision.integer("in_channels", "in_chans", default=3, most=3),
+        in_channels=vision.integer("in_channels", "in_chans", default=3, least=3, most=3),
         patch_size=vision.integer("patch_size", "spatial_patch_size", default=14),
         temporal_patch_size=vision.integer("temporal_patch_size", default=2),
         merge_size=vision.integer("spatial_merge_size", default=2),
