@@ -12,7 +12,7 @@ from mmrt.tests.end_to_end.conftest import Server
 
 
 def looked(observer: Observer, num_requests: int, num_tokens: int) -> tuple[Sample, Demand]:
-    """Looks until the records of so many requests and tokens are there: they come a moment later."""
+    """Looks until the records of so many requests, of their prompts and of so many tokens are there: each comes a moment later."""
     deadline = time.monotonic() + 30
     total = Demand()
     while True:
@@ -23,7 +23,8 @@ def looked(observer: Observer, num_requests: int, num_tokens: int) -> tuple[Samp
             prompt_tokens=total.prompt_tokens + demand.prompt_tokens,
             decode_tokens=total.decode_tokens + demand.decode_tokens,
         )
-        if total.num_requests >= num_requests and total.decode_tokens >= num_tokens:
+        prefilled = sample.units.get("prefill", 0)  # decode takes the last token of each
+        if total.num_requests >= num_requests and total.decode_tokens >= num_tokens and prefilled >= total.prompt_tokens - num_requests:
             return sample, total
         assert time.monotonic() < deadline, total
         time.sleep(0.05)
@@ -38,7 +39,7 @@ def test_an_observer_counts_what_requests_ask_for(server: Server) -> None:
         sample, demand = looked(observer, 2, 20)
         assert demand.num_requests == 2 and demand.decode_tokens == 20 and demand.encode_rows == 0
         assert 10 < demand.prompt_tokens < 200
-        assert sample.units["prefill"] == demand.prompt_tokens - 2  # decode takes the last token of each
+        assert sample.units["prefill"] == demand.prompt_tokens - 2
         assert 0 < sample.busy_s["prefill"] < sample.at_s - first.at_s and sample.tbt_objective_s > 0
         server.wait_until_empty()
         (sample, _) = observer.look()
