@@ -65,7 +65,7 @@ def _text_part(text: str) -> dict[str, Any]:
 
 
 def with_ids(items: Iterable[Item], suffix: str) -> tuple[Item, ...]:
-    """Return items of which each has an id that no other has. ``suffix``: of the ids of the response's items."""
+    """Return the items, each with an id of its own. An id that is made ends with ``suffix`` and the item's number."""
     found, known = list[Item](), set[str]()
     for at, item in enumerate(items):
         if not item.id or item.id in known:

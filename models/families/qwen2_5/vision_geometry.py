@@ -1,4 +1,4 @@
-"""How the patches of pictures and clips lie: positions, windows and frames, as Qwen2.5-VL's tower has them (arXiv 2502.13923, 2.1).
+"""Positions, windows and frames of the patches of pictures and clips, as in Qwen2.5-VL's tower (arXiv 2502.13923, 2.1).
 
 A token is merge_size x merge_size patches that stand together; its patches follow each other in the tower's input.
 """

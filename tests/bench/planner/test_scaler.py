@@ -29,7 +29,7 @@ def figures(num: int, come: float = 1.0, backlog_s: float = 0.0, lateness: float
 
 
 def at_rest(num: int, made: dict[str, float]) -> list[Proposal]:
-    """What is proposed once the figures are those of the whole window."""
+    """The proposal after these figures have filled the window."""
     scaler = Scaler(RULES)
     return [scaler.propose(at_s, figures(num, **made)) for at_s in (5.0, 10.0)][-1]
 

@@ -1,4 +1,4 @@
-"""aiperf: a load of chats with the checkpoint's tokenizer, and one with pictures of which half is cancelled."""
+"""aiperf with the checkpoint's tokenizer: a load of chats, and one of chats with a picture, half of them cancelled."""
 
 import json
 import os
