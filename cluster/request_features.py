@@ -18,6 +18,7 @@ BYTES_PER_TOKEN = 4
 MEDIA_TOKENS = {"image": 1000, "video": 8000, "audio": 500}
 DEFAULT_ANSWER_TOKENS = 256
 MAX_KEYS = 512  # of one request; the beginnings beyond them are not told apart
+MAX_MEDIA = 64  # of one request; those beyond them count, and are not told apart
 MAX_DEPTH = 16
 MAX_ANSWER_TOKENS = 1 << 20  # no model gives more
 
@@ -26,8 +27,8 @@ _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 class Features(NamedTuple):
-    """``keys``: of each beginning, with the tokens up to its end; ``media``: a digest and the tokens of each medium; ``response``:
-    the id of a stored response that the request goes on with."""
+    """``keys``: of each beginning, with the tokens up to its end; ``media``: a digest and the tokens of each of the first media;
+    ``response``: the id of a stored response that the request goes on with."""
 
     text_tokens: int = 0
     media_tokens: int = 0
@@ -53,16 +54,16 @@ def read_features(body: bytes | bytearray, credentials: str) -> Features:
         return Features()
     keys: list[tuple[bytes, int]] = []
     media: list[tuple[bytes, int]] = []
-    num_bytes = 0
+    num_bytes = media_tokens = 0
     for message in _messages(fields):
         text = bytearray()
         for part in _parts(message, 0):
             if isinstance(part, _Medium):
-                media.append((part.digest, part.tokens))
+                media += [(part.digest, part.tokens)] if len(media) < MAX_MEDIA else []
+                media_tokens += part.tokens
                 text += part.digest
             else:
                 text += part.encode()
-        media_tokens = sum(tokens for _, tokens in media)
         for start in range(0, len(text), BLOCK_BYTES)[: MAX_KEYS - len(keys)]:
             block = text[start : start + BLOCK_BYTES]
             digest = hashlib.sha256(digest + block).digest()
@@ -71,7 +72,7 @@ def read_features(body: bytes | bytearray, credentials: str) -> Features:
     limit = next((fields[name] for name in _LIMITS if type(fields.get(name)) is int), DEFAULT_ANSWER_TOKENS)
     return Features(
         text_tokens=num_bytes // BYTES_PER_TOKEN,
-        media_tokens=sum(tokens for _, tokens in media),
+        media_tokens=media_tokens,
         answer_tokens=max(0, min(limit, MAX_ANSWER_TOKENS)),
         keys=tuple(keys),
         media=tuple(media),

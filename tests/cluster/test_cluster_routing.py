@@ -1,6 +1,7 @@
 """Features of requests, and the nodes that get them."""
 
 import json
+import time
 from typing import Any
 
 from hypothesis import given
@@ -11,6 +12,7 @@ from mmrt.cluster.request_features import (
     DEFAULT_ANSWER_TOKENS,
     MAX_ANSWER_TOKENS,
     MAX_KEYS,
+    MAX_MEDIA,
     MEDIA_TOKENS,
     Features,
     read_features,
@@ -76,6 +78,13 @@ def test_what_is_no_request_has_no_features() -> None:
     assert features(max_tokens=10**30).answer_tokens == MAX_ANSWER_TOKENS
     for depth in range(900, 1000):
         read_features(b'{"cache_salt": ' + b"[" * depth + b"]" * depth + b"}", "")
+
+
+def test_many_media_take_time_by_their_number() -> None:
+    began_s = time.process_time()
+    found = read_features(b'{"messages": [%s""]}' % (b'"data:", ' * 10_000), "")
+    assert time.process_time() - began_s < 0.5
+    assert len(found.media) == MAX_MEDIA and found.media_tokens == 10_000 * MEDIA_TOKENS["image"]
 
 
 def test_the_response_that_a_request_goes_on_with() -> None:
