@@ -18,6 +18,7 @@ import msgspec
 from yarl import URL
 
 from ..actors.gateway.apis.routes import error_body_of
+from ..actors.gateway.bodies import came_too_late, due_s, too_many_large
 from ..runtime.errors import RequestError
 from .request_features import Features, read_features
 from .routing import Routed, Router
@@ -150,19 +151,28 @@ class Front:
             self._drop_body(request)
 
     async def _read_body(self, request: _Request, receive: Receive) -> None:
-        """Raises: _ClientGone; RequestError for a body that is too long, or for which there is no memory."""
-        has_more = True
-        while has_more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise _ClientGone
-            piece, has_more = message.get("body", b""), message.get("more_body", False)
-            request.body += piece
-            self._num_body_bytes += len(piece)
-            if len(request.body) > self._max_body_bytes:
-                raise RequestError(f"the body is longer than {self._max_body_bytes} bytes (server.max_body_mib)", status=413)
-            if len(request.body) > SMALL_BYTES and self._num_body_bytes > HELD_BODIES * self._max_body_bytes:
-                raise _no_room("too many large requests are being received")
+        """Raises: _ClientGone; RequestError for a body that is too long or too slow, or for which there is no memory."""
+        loop = asyncio.get_running_loop()
+        began_s, has_more = loop.time(), True
+        try:
+            async with asyncio.timeout_at(due_s(began_s, 0, began_s)) as timeout:
+                while has_more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _ClientGone
+                    has_more = message.get("more_body", False)
+                    self._take(request, message.get("body", b""))
+                    timeout.reschedule(due_s(began_s, len(request.body), loop.time()))
+        except TimeoutError:
+            raise came_too_late(len(request.body), loop.time() - began_s) from None
+
+    def _take(self, request: _Request, piece: bytes) -> None:
+        request.body += piece
+        self._num_body_bytes += len(piece)
+        if len(request.body) > self._max_body_bytes:
+            raise RequestError(f"the body is longer than {self._max_body_bytes} bytes (server.max_body_mib)", status=413)
+        if len(request.body) > SMALL_BYTES and self._num_body_bytes > HELD_BODIES * self._max_body_bytes:
+            raise too_many_large()
 
     def _drop_body(self, request: _Request) -> None:
         self._num_body_bytes -= len(request.body)
@@ -175,7 +185,7 @@ class Front:
             read = partial(read_features, request.body, request.credentials)
             features = read() if len(request.body) <= SMALL_BYTES else await asyncio.to_thread(read)
         elif request.path.startswith(_RESPONSES):
-            features = Features(response=request.path.removeprefix(_RESPONSES))
+            features = Features(response=request.path.removeprefix(_RESPONSES).partition("/")[0])
         work = asyncio.ensure_future(self._answer(request, features, send))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
@@ -219,7 +229,8 @@ class Front:
         routed.begun()
         self._drop_body(request)
         if request.method == "POST" and request.path.startswith("/v1/responses"):
-            self._router.note_response(answer.response.headers.get("X-Request-Id", ""), routed.node)
+            if id := answer.response.headers.get("X-Request-Id"):  # what the gateway's HTTP parser refuses has none
+                self._router.note_response(id, routed.node)
         try:
             yield answer
         finally:

@@ -37,6 +37,16 @@ def too_many_large() -> RequestError:
     return RequestError(message, status=503, type="overloaded_error", retry_after_s=OVERLOAD_RETRY_S)
 
 
+def due_s(began_s: float, num_bytes: int, now_s: float) -> float:
+    """Return when more must have come of a body that began then, and of which so much is there."""
+    return min(began_s + BODY_TIMEOUT_S + num_bytes / LEAST_BYTES_S, now_s + BODY_TIMEOUT_S)
+
+
+def came_too_late(num_bytes: int, took_s: float) -> RequestError:
+    """The error that clients get whose body was not there by ``due_s``."""
+    return RequestError(f"the body did not arrive in time: {num_bytes} bytes in {took_s:.0f} s", status=408)
+
+
 class BodyReader:
     """Reads the bodies of all requests."""
 
@@ -106,13 +116,12 @@ class BodyReader:
         never kept out: media of others may wait for minutes."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        due_s = began_s + BODY_TIMEOUT_S
         try:
-            async with asyncio.timeout_at(due_s) as timeout:
+            async with asyncio.timeout_at(due_s(began_s, 0, began_s)) as timeout:
                 async for chunk in http.content.iter_any():
                     body += chunk
                     has_room = self.hold(len(chunk))
-                    timeout.reschedule(min(due_s + len(body) / LEAST_BYTES_S, loop.time() + BODY_TIMEOUT_S))
+                    timeout.reschedule(due_s(began_s, len(body), loop.time()))
                     if len(body) > self._max_bytes:
                         raise self._too_large(len(body))
                     if len(body) > _LARGE_BYTES and not has_room:
@@ -120,8 +129,7 @@ class BodyReader:
         except RequestError:
             raise
         except TimeoutError:
-            message = f"the body did not arrive in time: {len(body)} bytes in {loop.time() - began_s:.0f} s"
-            raise RequestError(message, status=408) from None
+            raise came_too_late(len(body), loop.time() - began_s) from None
         except (web.RequestPayloadError, ValueError) as error:
             raise RequestError(f"the body cannot be read: {str(error)[:200]}") from None
 

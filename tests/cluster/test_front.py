@@ -200,6 +200,26 @@ def test_bodies_are_bounded_together_and_kept_no_longer_than_needed() -> None:
     with_nodes(test, slow)
 
 
+def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else four clients that stop within their bodies would keep all large requests out."""
+    monkeypatch.setattr("mmrt.actors.gateway.bodies.BODY_TIMEOUT_S", 0.2)
+
+    async def test(client: Callable[[], Client]) -> None:
+        mine = client()
+        pieces = [b"x" * 100, b"x"]
+
+        async def receive() -> dict[str, Any]:
+            if not pieces:
+                await mine.gone.wait()
+            return {"type": "http.request", "body": pieces.pop(), "more_body": True}
+
+        mine._receive = receive  # type: ignore[method-assign]
+        await asyncio.wait_for(mine.ask(), 10)
+        assert mine.status == 408 and b"101 bytes" in mine.body and mine.front._num_body_bytes == 0
+
+    with_nodes(test, echo)
+
+
 def test_what_goes_on_with_a_response_is_sent_to_its_node() -> None:
     def storing(name: str) -> Handler:
         async def answer(request: web.Request) -> web.Response:
@@ -218,10 +238,24 @@ def test_what_goes_on_with_a_response_is_sent_to_its_node() -> None:
         for id in (name, other):
             body = json.dumps({"input": "so?", "previous_response_id": f"resp_{id}"}).encode()
             assert (await client().ask("/v1/responses", body)).body == id.encode()
-            for method in ("GET", "DELETE"):
-                assert (await client().ask(f"/v1/responses/resp_{id}", b"", method)).body == id.encode()
+            for method, below in (("GET", ""), ("GET", "/input_items"), ("DELETE", "")):
+                assert (await client().ask(f"/v1/responses/resp_{id}{below}", b"", method)).body == id.encode()
 
     with_nodes(test, storing("a"), storing("b"))
+
+
+def test_an_answer_without_an_id_binds_no_request_to_its_node() -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(status=400)
+
+    async def test(client: Callable[[], Client]) -> None:
+        router = client().front._router
+        await client().ask("/v1/responses", b"{}")
+        router._loads["a"].tokens += 1_000_000
+        assert (await client().ask()).status == 201, "a has much to do"
+
+    with_nodes(test, refuse, echo)
 
 
 def test_headers_are_those_of_the_client() -> None:
