@@ -89,7 +89,7 @@ def build(actor: Actor) -> tuple[DescriptorServer | None, PageStore | None]:
     Raises: ConfigError, DeviceError, CheckpointError, SpaceError, Ending.
     """
     model = actor.model
-    facts = facts_of(model, actor.config.memory.kv_page_tokens)
+    facts = facts_of(model, actor.config.memory.kv_page_tokens, actor.config.memory.kv_transfer_dtype)
     layout = plan_layout(actor.config, facts, model.dtype)
     if actor.config.model.on_cuda and model.null is not None:
         raise ConfigError(f"model.device is {actor.config.model.device!r}, but the null model computes nothing: it has to be 'cpu'")

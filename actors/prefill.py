@@ -29,6 +29,7 @@ from .host.embedding_pages import EmbeddingPages, open_embedding_pages
 from .host.language_model import open_language_model
 from .host.logprobs import to_host
 from .host.page_loader import PageLoader
+from .host.page_packer import PackedPages, open_packing, pack_chunks
 from .host.plan_loop import serve_plans
 from .host.shared_tensors import SharedTensors
 
@@ -53,9 +54,16 @@ def main(actor: Actor) -> None:
     actor.open_turn(completion.wait)
     worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, completion, actor.turn.after_layer)
     loader = PageLoader(actor.run, kv)
+    packing = open_packing(actor, layout.kv_page_tokens)
+    packed = None if packing is None else PackedPages(actor, kv, packing, writable=True)
 
     def execute(plan: Plan) -> Result:
-        return loader.load_chunks(plan, table) if isinstance(plan, Load) else worker.execute(plan)
+        if isinstance(plan, Load):
+            return loader.load_chunks(plan, table)
+        result = worker.execute(plan)
+        if packed is not None and isinstance(plan, Prefill):
+            pack_chunks(packed, plan, table, layout.kv_page_tokens)
+        return result
 
     serve_plans(actor, execute, table, shared.device_pages)
 

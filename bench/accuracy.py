@@ -1,8 +1,8 @@
 """``mmrt bench accuracy``: the distance of reduced precision from float32, compared with transformers in the same precision.
 
 Random text is forced through several computations of one checkpoint: transformers in float32 (the reference), transformers in the
-reduced dtype, and ours (prefill, then one token at a time from paged KV) with each kind of KV cache, and weights in the format that is
-asked for. A flip is an argmax that differs from the reference's.
+reduced dtype, and ours (prefill, then one token at a time from paged KV) with each kind of KV cache, with pages of the prompt packed
+as on their way to another device, and weights in the format that is asked for. A flip is an argmax that differs from the reference's.
 """
 
 import argparse
@@ -15,10 +15,11 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from ..models.architecture import KvDType, ModelConfig, WeightFormat
+from ..models.architecture import KvDType, ModelConfig, TransferDType, WeightFormat
 from ..models.checkpoint.weights import read_weights, torch_dtype
 from ..models.config import load_model_config
 from ..models.lm.decoder import Chunk
+from ..models.lm.kv_packing import KvPacking
 from ..models.lm.language_model import build_language_model
 from .environment import Environment, read_environment
 from .extras import need_extra
@@ -38,7 +39,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     flips: int
     mean_error: float
     max_error: float
-    kv_bytes: int  # per token
+    kv_bytes: int  # per token; if it is packed, on the way
 
 
 class AccuracyBench(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +85,10 @@ def measure(options: argparse.Namespace) -> AccuracyBench:
         config = load_model_config(options.checkpoint, options.dtype, kv_dtype=kv_dtype, weights=options.weights)
         name = f"mmrt, {options.dtype}" if kv_dtype == "auto" else f"mmrt, {options.dtype}, KV in {kv_dtype}"
         differences.append(difference(name, config, our_logits(options.checkpoint, config, ids, PROMPT_TOKENS), reference))
+    config = load_model_config(options.checkpoint, options.dtype, weights=options.weights)
+    for packed in get_args(TransferDType)[1:]:
+        logits = our_logits(options.checkpoint, config, ids, PROMPT_TOKENS, packed)
+        differences.append(difference(f"mmrt, {options.dtype}, packed in {packed}", config, logits, reference, packed))
     return AccuracyBench(
         environment=read_environment(),
         checkpoint=options.checkpoint.name,
@@ -105,7 +110,7 @@ def show(console: Console, bench: AccuracyBench) -> None:
     show_table(console, title, ["", "KV", "flips", "rate", "mean |d|", "max |d|"], rows)
 
 
-def difference(name: str, config: ModelConfig, logits: Tensor, reference: Tensor) -> Difference:
+def difference(name: str, config: ModelConfig, logits: Tensor, reference: Tensor, packed: TransferDType = "auto") -> Difference:
     """Compare logits float32 [S, T, V]."""
     error = (logits - reference).abs()
     flips = logits.argmax(-1) != reference.argmax(-1)
@@ -115,7 +120,7 @@ def difference(name: str, config: ModelConfig, logits: Tensor, reference: Tensor
         flips=int(flips.sum()),
         mean_error=float(error.mean()),
         max_error=float(error.max()),
-        kv_bytes=config.kv_page_bytes(PAGE_TOKENS) // PAGE_TOKENS,
+        kv_bytes=(config.packed_page_bytes(PAGE_TOKENS, packed) or config.kv_page_bytes(PAGE_TOKENS)) // PAGE_TOKENS,
     )
 
 
@@ -130,8 +135,9 @@ def transformers_logits(checkpoint: Path, ids: Tensor, num_prompt: int, dtype: s
     return logits
 
 
-def our_logits(checkpoint: Path, config: ModelConfig, ids: Tensor, num_prompt: int) -> Tensor:
-    """As ``transformers_logits``, from our decoder: all but the last prompt token prefilled, the rest decoded as one batch."""
+def our_logits(checkpoint: Path, config: ModelConfig, ids: Tensor, num_prompt: int, packed: TransferDType = "auto") -> Tensor:
+    """As ``transformers_logits``, from our decoder: all but the last prompt token prefilled, the rest decoded as one batch. ``packed``:
+    type of the pages on their way between the two."""
     num_sequences, length = ids.shape
     num_pages = -(-length // PAGE_TOKENS)
     kv = torch.zeros((num_sequences * num_pages, config.kv_page_bytes(PAGE_TOKENS)), dtype=torch.uint8)
@@ -140,6 +146,9 @@ def our_logits(checkpoint: Path, config: ModelConfig, ids: Tensor, num_prompt: i
     assert model.embed(ids[0, :1]).dtype == torch_dtype(config.dtype)
     prompt = torch.arange(num_prompt - 1).expand(3, -1)
     model.prefill([Chunk(model.embed(row[: num_prompt - 1]), prompt, 0, table) for row, table in zip(ids, tables, strict=True)])
+    if packed != "auto":
+        packing = KvPacking(config.language, PAGE_TOKENS, torch_dtype(config.dtype), packed)
+        kv.copy_(packing.unpack(packing.pack(kv)))
     steps = []
     for position in range(num_prompt - 1, length - 1):
         lengths = torch.full((num_sequences,), position + 1)

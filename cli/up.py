@@ -205,7 +205,8 @@ def layout_of(plan: Plan) -> MemoryLayout:
     """Compute how ``memory`` would divide shared memory. Raises ConfigError."""
     model = model_of(plan)
     room = None if plan.config.model.on_cuda else read_host_room(plan.path)
-    return plan_layout(plan.config, facts_of(model, plan.config.memory.kv_page_tokens), model.dtype, room)
+    memory = plan.config.memory
+    return plan_layout(plan.config, facts_of(model, memory.kv_page_tokens, memory.kv_transfer_dtype), model.dtype, room)
 
 
 def model_of(plan: Plan) -> ModelConfig:

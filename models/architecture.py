@@ -13,9 +13,11 @@ from ..schema.quantization import Quantization
 DType = Literal["float32", "bfloat16"]
 WeightFormat = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]  # of the decoder's matrices; auto is the model's dtype
 KvDType = Literal["auto", "int8", "fp8"]  # of the KV cache; auto is the model's, fp8 is float8_e4m3fn
+TransferDType = Literal["auto", "int8", "int4"]  # of KV pages on their way to another pool; auto: as they are
 
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
 KV_ALIGNMENT = 32  # bytes, of a layer's part of a quantized page: see kv_pages
+PACKED_GROUP = 32  # values with one scale and zero in an int4 page that is packed, or a head if that has no such groups
 
 
 class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,6 +181,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             part_bytes = -(-num_heads * (lm.head_dim + 4) // KV_ALIGNMENT) * KV_ALIGNMENT
         return lm.num_layers * part_bytes
 
+    def packed_page_bytes(self, page_tokens: int, packed: TransferDType) -> int:
+        """Bytes of one KV page that is packed for its way to another pool; 0 where none are. See ``lm.kv_packing``."""
+        lm = self.language
+        num_heads = lm.num_layers * page_tokens * 2 * lm.num_kv_heads
+        if packed == "auto":
+            return 0
+        if packed == "int8":
+            return num_heads * (lm.head_dim + 4)
+        return num_heads * lm.head_dim // 2 + 4 * num_heads * (lm.head_dim // packed_group(lm.head_dim))
+
     def prefill_token_bytes(self) -> int:
         """Bytes of activations per prompt token that a layer of prefill has at once: residual, norm, projections, and three of the
         feed-forward's width. Encoding a token's four patch rows takes about as much."""
@@ -202,3 +214,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def embedding_row_bytes(self) -> int:
         """Bytes of one token's embedding row."""
         return self.language.hidden_size * DTYPE_BYTES[self.dtype]
+
+
+def packed_group(head_dim: int) -> int:
+    """Return how many values of a head share a scale and a zero in int4."""
+    return head_dim if head_dim % PACKED_GROUP else PACKED_GROUP

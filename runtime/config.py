@@ -209,6 +209,18 @@ def _check_devices(config: RuntimeConfig) -> None:
         raise ConfigError(
             f"cache.dir = {show(config.cache.dir)}: stores the pages of one KV pool; [[devices]] makes {config.num_kv_pools}"
         )
+    _check_transfer(config)
+
+
+def _check_transfer(config: RuntimeConfig) -> None:
+    """Raise ConfigError for pages that cannot be packed on their way."""
+    given = f"memory.kv_transfer_dtype = {show(config.memory.kv_transfer_dtype)}"
+    if config.memory.kv_transfer_dtype == "auto":
+        return
+    if config.num_kv_pools == 1:
+        raise ConfigError(f"{given}: packs KV pages on their way between [[devices]], at least 2 are needed, not {len(config.devices)}")
+    if config.memory.kv_dtype != "auto":
+        raise ConfigError(f'{given}: pages of memory.kv_dtype = {show(config.memory.kv_dtype)} are packed already, expected "auto"')
 
 
 def numbers_in(text: str) -> frozenset[int]:

@@ -96,6 +96,7 @@ class MemorySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     gpu_memory_utilization: Annotated[float, Meta(ge=0.05, le=1)] = 0.9  # share of the device's memory that may be in use
     kv_page_tokens: Annotated[int, Meta(ge=1, le=1024)] = 16
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"  # auto: the model's; the others take half of bfloat16's memory
+    kv_transfer_dtype: Literal["auto", "int8", "int4"] = "auto"  # of KV pages copied to another device; auto: as they are
     media_mib: Size = 64
     patch_mib: Size = 64
     embedding_tokens: NotNegative = 0  # 0: likewise

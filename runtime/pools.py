@@ -17,3 +17,8 @@ def is_kv_pool(name: PoolName) -> bool:
 def pools_of(num_devices: int) -> tuple[PoolName, ...]:
     """Return all pools of a run. Their places are their numbers in flight records."""
     return "media", "patch", "embedding", *map(kv_pool, range(num_devices))
+
+
+def packed_pool(pool: PoolName) -> str:
+    """Return the name of the segment with the packed pages of a KV pool. It is no pool of the controller's."""
+    return pool.replace("kv", "packed", 1)

@@ -31,6 +31,9 @@ class PagePool:
     ``on_device``: the pages lie elsewhere, and ``data`` has none. The index of the cache: ``_keys`` uint8 [num_pages, 16] name the
     contents of pages; a key is valid iff ``_key_generations`` uint64 [num_pages], which the controller writes after it, has the
     page's generation. So a page that is given away loses its key with its generation.
+
+    A pool of packed pages (``runtime.pools.packed_pool``) has the same page numbers as its KV pool. The actor that packs a page is its
+    only writer then: after the bytes it writes the generation that the KV page had.
     """
 
     def __init__(self, segment: Segment, name: str, num_pages: int, page_bytes: int, on_device: bool) -> None:

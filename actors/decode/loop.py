@@ -30,6 +30,7 @@ from ...shm.step_gaps import StepGaps
 from ..host.actor import Actor
 from ..host.device import Completion, raise_if_fatal
 from ..host.language_model import open_decoding_model
+from ..host.page_packer import open_packing
 from ..host.shared_tensors import SharedTensors
 from ..host.solo_trials import SoloTrials, solo_step
 from ..host.step_limit import StepLimit
@@ -70,7 +71,7 @@ def main(actor: Actor) -> None:
     actor.serving()
     try:
         gaps = StepGaps.attach(actor.run, number_of(actor.name))
-        copier = PageCopier(actor, kv, table, layout.kv_page_tokens)
+        copier = PageCopier(actor, kv, table, layout.kv_page_tokens, open_packing(actor, layout.kv_page_tokens))
         Decoding(actor, table, running, compiler, gaps, Ringer(actor.run, "detokenizer"), copier).run()
     finally:
         compiler.close()

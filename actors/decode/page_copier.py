@@ -8,8 +8,9 @@ same pages. A process that ends in order has no copy under way, since they are m
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from ...models.lm.kv_packing import KvPacking
 from ...runtime.bus.copy_plans import Transfer
 from ...runtime.bus.messages import ItemError, PlanDone, Result, Run, Skipped, Transferred
 from ...runtime.bus.plans import Plan, decode_plan
@@ -17,6 +18,7 @@ from ...shm.plan_table import PlanTable
 from ...shm.pool import PagePool
 from ...shm.sequence_table import SequenceTable
 from ..host.actor import Actor
+from ..host.page_packer import PackedPages
 from ..host.plan_checks import still_wanted
 from ..host.plan_flight import PlanFlight
 
@@ -25,18 +27,22 @@ log = logging.getLogger(__name__)
 COPY_S = 0.005  # between two steps
 KEPT_RESULTS = 256
 
+ReadPage = Callable[[int], tuple[memoryview, int]]
+"""Returns the contents of a page, and how many bytes were read for them."""
+
 
 class PageCopier:
     """The plans that decode has been sent, and the one that it is at."""
 
-    def __init__(self, actor: Actor, kv: PagePool, table: SequenceTable, page_tokens: int) -> None:
-        """``kv``: the pool of this actor's device."""
+    def __init__(self, actor: Actor, kv: PagePool, table: SequenceTable, page_tokens: int, packing: KvPacking | None = None) -> None:
+        """``kv``: the pool of this actor's device. ``packing``: of pages that come from others; None: they come as they are."""
         self._actor = actor
         self._kv = kv
         self._table = table
         self._page_tokens = page_tokens
+        self._packing = packing
         self._plans = PlanTable.attach(actor.run, writable=False)
-        self._sources: dict[str, PagePool] = {}
+        self._sources: dict[str, ReadPage] = {}
         self._queue: deque[Run] = deque()
         self._results: OrderedDict[int, PlanDone] = OrderedDict()
         self._flight = PlanFlight(actor.flight)
@@ -98,19 +104,22 @@ class PageCopier:
 
     def _copy(self, plan: Transfer) -> Iterator[int]:
         """Copy page by page, and yield the bytes of each. The tables stay as they are until the plan has been answered."""
-        source = self._pool(plan.source)
+        source = self._reader(plan.source)
         for chunk in plan.chunks:
             places = slice(chunk.start // self._page_tokens, -(-chunk.end // self._page_tokens))
             theirs = self._table.source_pages(chunk.row, chunk.member)[places].tolist()
             ours = self._table.pages(chunk.row, chunk.member)[places].tolist()
             for target, page in zip(ours, theirs, strict=True):
-                self._kv.page(target)[:] = source.page(page)
-                yield self._kv.page_bytes
+                contents, num_bytes = source(page)
+                self._kv.page(target)[:] = contents
+                yield num_bytes
 
-    def _pool(self, name: str) -> PagePool:
-        """The pool of another device, which this process only reads."""
+    def _reader(self, name: str) -> ReadPage:
+        """How the pages of another device's pool are read. This process never writes there."""
         if name not in self._sources:
-            self._sources[name] = PagePool.attach(self._actor.run, name, writable=False)
+            pool = PagePool.attach(self._actor.run, name, writable=False)
+            packed = None if self._packing is None else PackedPages(self._actor, pool, self._packing, writable=False)
+            self._sources[name] = (lambda page: (pool.page(page), pool.page_bytes)) if packed is None else packed.read
         return self._sources[name]
 
     def _finish(self, plan_id: int, plan: Plan, result: Result) -> None:

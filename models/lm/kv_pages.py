@@ -19,6 +19,15 @@ _SMALLEST_SCALE = 1e-8
 _BLOCK_BYTES = 1 << 18  # of quantized pages, turned into the model's dtype at once
 
 
+def quantize_heads(heads: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return float32 [..., head_dim] as values of the type ``stored`` and float32 [...], the scale of each head (KQ1)."""
+    largest = _LARGEST[stored]
+    scales = (heads.abs().amax(-1) / largest).clamp_(min=_SMALLEST_SCALE)
+    heads = heads / scales.unsqueeze(-1)
+    whole = heads.round_() if stored == torch.int8 else heads
+    return whole.clamp_(-largest, largest).to(stored), scales
+
+
 class KvPages:
     """A KV pool on any device, read and written in torch. ``dtype`` is the model's.
 
@@ -48,14 +57,10 @@ class KvPages:
         if self.scales is None:
             self.values.view(-1, kv_NR.shape[1]).index_copy_(0, rows + layer * self.page_tokens, kv_NR)
             return
-        heads = kv_NR.float().view(-1, *self._shape[1:])
-        largest = _LARGEST[self._stored]
-        scale = (heads.abs().amax(-1) / largest).clamp_(min=_SMALLEST_SCALE)
-        heads = heads / scale.unsqueeze(-1)
-        whole = heads.round_() if self._stored == torch.int8 else heads
+        values, scales = quantize_heads(kv_NR.float().view(-1, *self._shape[1:]), self._stored)
         place = rows // (self._num_layers * self.page_tokens), rows % self.page_tokens
-        self.values[:, layer].view(torch.uint8)[place] = whole.clamp_(-largest, largest).to(self._stored).view(torch.uint8)
-        self.scales[:, layer][place] = scale
+        self.values[:, layer].view(torch.uint8)[place] = values.view(torch.uint8)
+        self.scales[:, layer][place] = scales
 
     def scratch(self, num_pages: int) -> Tensor:
         """Memory for K and V of so many pages, [num_pages, page_tokens x 2 x num_kv_heads x head_dim]: the same in every call."""

@@ -11,7 +11,7 @@ import msgspec
 from ...shm.flight_recorder import NUM_RECORDS, RECORD_BYTES
 from ..config import RuntimeConfig
 from ..errors import ConfigError
-from ..pools import kv_pool
+from ..pools import kv_pool, packed_pool
 from ..stage_table import ACTORS, device_pools
 from .device_room import DeviceRoom
 from .host_room import HostRoom
@@ -48,7 +48,7 @@ class PoolLayout(msgspec.Struct, frozen=True):
 
 class MemoryLayout(msgspec.Struct, frozen=True):
     """Sizes of everything in shared memory, and the model's device and dtype. Pools are by name: media, patch, embedding, and the KV
-    pools of all devices, which have one size.
+    pools of all devices, which have one size, each with one of packed pages where ``memory.kv_transfer_dtype`` has them.
     ``sharing``: see ``report.ComputeReport``."""
 
     num_rows: int
@@ -103,6 +103,10 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
     }
     for device in range(config.num_kv_pools):
         pools[kv_pool(device)] = PoolLayout(-(-kv.tokens // page), facts.kv_page_bytes, reason=kv.reason)
+        if facts.packed_page_bytes:
+            pools[packed_pool(kv_pool(device))] = PoolLayout(
+                -(-kv.tokens // page), facts.packed_page_bytes, reason="memory.kv_transfer_dtype"
+            )
     if config.model.on_cuda:
         pools |= {name: msgspec.structs.replace(pools[name], on_device=True) for name in device_pools()}
     return MemoryLayout(

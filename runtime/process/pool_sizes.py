@@ -24,7 +24,7 @@ EMBEDDING_SHARE = 0.02  # of the memory available to both pools
 
 class ModelFacts(msgspec.Struct, frozen=True):
     """A model's memory needs: bytes of a KV page, of an embedding row, of the longest patch or mel row, of a prompt token in
-    prefill, of a row's logits and of the weights; tokens of context."""
+    prefill, of a row's logits, of the weights, and of a KV page that is packed, or 0 where none are; tokens of context."""
 
     kv_page_bytes: int
     embedding_row_bytes: int
@@ -33,6 +33,12 @@ class ModelFacts(msgspec.Struct, frozen=True):
     prefill_token_bytes: int = 0
     logits_bytes: int = 0
     weight_bytes: int = 0
+    packed_page_bytes: int = 0
+
+    @property
+    def kv_room_bytes(self) -> int:
+        """Bytes of a page of a KV pool, and of its packed one."""
+        return self.kv_page_bytes + self.packed_page_bytes
 
 
 class PoolSize(NamedTuple):
@@ -53,8 +59,8 @@ def size_for_host(config: RuntimeConfig, facts: ModelFacts, room: HostRoom | Non
         return embedding, PoolSize(memory.kv_tokens, "memory.kv_tokens")
     least = max(min(KV_TOKENS, num_rows * context), context)
     left_of_each = (left - embedding.tokens * facts.embedding_row_bytes) // config.num_kv_pools
-    affordable = left_of_each // facts.kv_page_bytes * memory.kv_page_tokens
-    num_quick = max(QUICK_BYTES, facts.weight_bytes // 2) // config.num_kv_pools // facts.kv_page_bytes * memory.kv_page_tokens
+    affordable = left_of_each // facts.kv_room_bytes * memory.kv_page_tokens
+    num_quick = max(QUICK_BYTES, facts.weight_bytes // 2) // config.num_kv_pools // facts.kv_room_bytes * memory.kv_page_tokens
     return embedding, _within(least, affordable, max(least, min(HOST_CONTEXTS * context, least + num_quick)), share)
 
 

@@ -29,8 +29,14 @@ def test_float32_is_the_reference(checkpoint: Path, tmp_path: Path) -> None:
     assert ours.flips == 0
 
 
+def test_packed_pages_are_off_by_what_their_bits_lose(checkpoint: Path, tmp_path: Path) -> None:
+    _, ours, *_, int8, int4 = run(checkpoint, tmp_path / "out.json", "float32").differences
+    assert ours.mean_error < int8.mean_error < int4.mean_error / 4
+    assert (ours.kv_bytes, int8.kv_bytes, int4.kv_bytes) == (2048, 576, 320)
+
+
 def test_bfloat16_is_as_close_as_transformers(checkpoint: Path, tmp_path: Path) -> None:
-    peer, ours, int8, fp8 = run(checkpoint, tmp_path / "out.json", "bfloat16").differences
+    peer, ours, int8, fp8, *_ = run(checkpoint, tmp_path / "out.json", "bfloat16").differences
     assert ours.mean_error < 1.5 * peer.mean_error
     assert ours.mean_error < int8.mean_error < fp8.mean_error
     assert int8.kv_bytes == fp8.kv_bytes < 0.63 * ours.kv_bytes

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mmrt.bench.accuracy import our_logits
 from mmrt.models.architecture import KvDType, LanguageConfig, ModelConfig
+from mmrt.models.lm.kv_packing import KvPacking
 from mmrt.models.lm.kv_pages import STORED, KvPages
 from mmrt.triton_kernels.kv_write.reference import quantize
 
@@ -102,3 +103,20 @@ def test_a_model_says_nearly_the_same_over_quantized_pages(models: Callable[[str
     )
     error = float((quantized - plain).abs().mean() / plain.std())
     assert 1e-4 < error < {"int8": 0.02, "fp8": 0.1}[kv_dtype]
+
+
+@pytest.mark.parametrize("packed", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [16, 80, 128])
+def test_a_packed_page_is_off_by_half_a_step_of_its_scale(packed: Any, dtype: Any, head_dim: int) -> None:
+    config, numbers = make_config(3, head_dim, "auto", dtype), getattr(torch, dtype)
+    values = torch.randn(2, NUM_LAYERS, PAGE_TOKENS, 2, 3, head_dim, generator=torch.Generator().manual_seed(1)) * 40
+    values[0, 0] = 0.0
+    pages = values.to(numbers).view(2, -1).view(torch.uint8)
+    packing = KvPacking(config.language, PAGE_TOKENS, numbers, packed)
+    found = packing.pack(pages)
+    assert found.shape == (2, config.packed_page_bytes(PAGE_TOKENS, packed)) and found.shape[1] < pages.shape[1]
+    assert torch.equal(packing.pack(pages[1:]), found[1:]), "a page is packed by itself"
+    error = (packing.unpack(found).view(numbers).view(values.shape).float() - values).abs().flatten(-1)
+    span = values.abs().amax(-1) / 127 if packed == "int8" else (values.amax(-1) - values.amin(-1)) / 15
+    assert (error <= 0.56 * span.unsqueeze(-1) + 0.008 * values.abs()).all(), "half a step, and the rounding of scales and numbers"

@@ -133,6 +133,18 @@ def test_any_text_survives_toml(text: str) -> None:
         (TWO_DEVICES + '[actors]\nturns = "plans"', 'actors.turns = "plans": stages of several [[devices]] take no turns'),
         (TWO_DEVICES + '[cache]\ndir = "/x"', 'cache.dir = "/x": stores the pages of one KV pool; [[devices]] makes 2'),
         (TWO_DEVICES + '[scheduling]\npreset = "split"', 'devices: scheduling.preset = "split" has a layout without devices'),
+        (
+            '[memory]\nkv_transfer_dtype = "int4"',
+            'memory.kv_transfer_dtype = "int4": packs KV pages on their way between [[devices]], at least 2 are needed, not 0',
+        ),
+        (
+            '[memory]\nkv_transfer_dtype = "int4"\nkv_dtype = "int8"\n[[devices]]\nname = "a"\n[[devices]]\nname = "b"',
+            'memory.kv_transfer_dtype = "int4": pages of memory.kv_dtype = "int8" are packed already, expected "auto"',
+        ),
+        (
+            '[memory]\nkv_transfer_dtype = "int2"',
+            "memory.kv_transfer_dtype = \"int2\": expected one of 'auto', 'int8', 'int4'",
+        ),
         ('[memory]\nkv_dtype = "int4"', "memory.kv_dtype = \"int4\": expected one of 'auto', 'int8', 'fp8'"),
         ('[server]\nallow_origins = ["app.example"]', 'server.allow_origins[0] = "app.example": expected `str` matching'),
         ('[server]\nallow_origins = ["https://app.example/"]', 'server.allow_origins[0] = "https://app.example/": expected'),
