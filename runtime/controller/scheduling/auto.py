@@ -68,7 +68,8 @@ def batches(
 
 def looked(memory: Memory, view: View) -> Memory:
     """Return the memory after a look at the times between tokens. After a change of turns only later ones count."""
-    trial = memory.trial.look(view)
+    is_of_now = memory.shares.changed_s <= view.now - view.facts.tbt_window_s
+    trial = memory.trial.look(view, view.facts.late_share or 0.0 if is_of_now else 0.0)
     has_changed = trial.together != memory.trial.together
     return Memory(memory.shares._replace(changed_s=view.now) if has_changed else steer(memory.shares, view.facts), trial)
 

@@ -36,10 +36,10 @@ class Trial(NamedTuple):
     saved: tuple[tuple[float, float], ...] = ()
     next_s: float = math.inf
 
-    def look(self, view: View) -> "Trial":
-        """Return the memory after a look at what is in flight and at how late tokens are."""
+    def look(self, view: View, late_share: float) -> "Trial":
+        """Return the memory after a look at what is in flight. ``late_share``: of the tokens since the last change."""
         now = view.now
-        if self.next_s == math.inf or self.together and (view.facts.late_share or 0.0) > LATE:
+        if self.next_s == math.inf or self.together and late_share > LATE:
             return Trial(next_s=now + FIRST_S)
         if self.pair is None:
             return self
