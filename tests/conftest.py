@@ -1,5 +1,6 @@
 """Settings of the whole suite: one compute thread, nothing fetched, no deadlines for examples, folders with short names."""
 
+import gc
 import os
 import shutil
 import tempfile
@@ -19,6 +20,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton looks when it is imported, by whichever test that is
 
+gc.disable()  # until the tests are collected: objects come by the million, and few go
+
 settings.register_profile("mmrt", deadline=None)  # machines are shared: a slow example is no failure
 settings.load_profile("mmrt")
 
@@ -28,6 +31,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Sockets allow a run directory 74 bytes; pytest's own folder and those of its two processes within would take half of them."""
     if config.option.basetemp is None:
         config.option.basetemp = config.stash[_FOLDER] = tempfile.mkdtemp(prefix="mmrt-")
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, but never look again at what the modules have made."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
