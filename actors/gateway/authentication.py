@@ -3,6 +3,7 @@
 import ipaddress
 import time
 from collections.abc import Callable
+from functools import lru_cache
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -87,6 +88,7 @@ def _is_own(origin: str, host: str, names: frozenset[str]) -> bool:
     return _is_ours(host, names) and origin.partition("://")[2] == host
 
 
+@lru_cache(64)
 def _is_ours(host: str, names: frozenset[str]) -> bool:
     """Return whether a ``Host``, with or without its port, is an address or one of the names."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host

@@ -42,6 +42,7 @@ RESEND_S = 0.2
 MAX_RESEND_S = 2.0
 QUERY_S = 1.0
 STREAMING_QUERY_S = 5.0
+GRACE_S = 0.05  # for the usage of a prompt to come behind its text, before it is asked for: it is on its way, or was lost
 SENT_S = 0.5  # between notes of how much a client has been sent
 SETTLE_S = 1.0  # how long an answer that has all its text waits for the numbers of its prompt tokens
 MAX_PENDING_BYTES = 1 << 20
@@ -246,8 +247,12 @@ class ClientRequest:
             self.granted_s = now_s
         self.stage = RequestStage.STREAMING
         self._unanswered = None
-        if self._unsettled is not None and self._is_counted:
+        if not self._is_counted:
+            return
+        if self._unsettled is not None:
             self._settle(now_s)
+        elif self.first_text_s is not None:
+            self._query_at_s = now_s + STREAMING_QUERY_S
 
     def _on_computed(self, computed: Computed, now_s: float) -> None:
         """Finish a request without an answer."""
@@ -330,7 +335,7 @@ class ClientRequest:
             self.is_too_slow = True
             self.cancel(now_s)
         if (is_first or self._unsettled is not None) and not self._is_counted and not self.is_over:
-            self._query(now_s)  # Prepared was lost, or is on its way
+            self._query_at_s = now_s + GRACE_S
         self._wake()
 
     def _begin_text(self, now_s: float) -> None:

@@ -6,8 +6,10 @@ Nothing of it runs in the event loop but a timer.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...runtime.observe.request_follower import FollowedRequest, RequestFollower
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.5
+LOOK_S = 0.25
+PAUSE_S = 0.0005  # between pieces of a look, for the event loop: a thread that computes keeps it waiting again and again
 
 
 class StageWatch:
@@ -55,7 +58,7 @@ class StageWatch:
     def _look(self) -> None:
         try:
             self._follower.follow(self._actors())
-            self._follower.look()
+            self._follower.look(partial(time.sleep, PAUSE_S))
         except Exception:  # figures must not cost answers
             log.exception("the stages of some requests are lost")
 

@@ -151,6 +151,7 @@ IGNORED_FIELDS: Mapping[str, Harmless] = {
     "prompt_cache_retention": TEXT,
     "request_id": TEXT,
 }
+_IGNORED_STREAM_OPTIONS: Mapping[str, Harmless] = {"include_obfuscation": one_of(False)}
 
 
 def read_chat(body: Body, limits: Limits) -> ChatRequest:
@@ -348,7 +349,7 @@ def _read_stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
     options = Fields(value, "stream_options")
     include = options.take_bool("include_usage")
     continuous = options.take_bool("continuous_usage_stats")
-    refuse_others(options, {"include_obfuscation": one_of(False)})
+    refuse_others(options, _IGNORED_STREAM_OPTIONS)
     return include, include and continuous
 
 

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import msgspec
 import zmq
@@ -40,6 +40,11 @@ def _configure(socket: zmq.Socket[bytes]) -> None:
     socket.reconnect_ivl = 10
 
 
+def _has_message(socket: zmq.Socket[bytes]) -> bool:
+    """Return whether ``recv`` would give a message: a third of the time that its exception takes."""
+    return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
 class ControllerSocket:
     """The controller's end. ``fd`` is edge-triggered: after it fires and after every send, receive until empty."""
 
@@ -60,6 +65,8 @@ class ControllerSocket:
         """Return the messages that have arrived, at most a few hundred, as (actor, generation, message)."""
         received: list[tuple[InstanceId, int, ToController]] = []
         for _ in range(_DRAIN_LIMIT):
+            if not _has_message(self._socket):
+                break
             try:
                 identity, *body = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -130,6 +137,8 @@ class ActorSocket:
         """Return the messages that have arrived, at most a few hundred, without blocking."""
         received: list[ToActor] = []
         for _ in range(_DRAIN_LIMIT):
+            if not _has_message(self._socket):
+                break
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:

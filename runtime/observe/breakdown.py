@@ -121,8 +121,10 @@ def break_down(begin_ns: int, end_ns: int, works: Iterable[Work], last: Step) ->
 
 
 def _clipped(work: Work, begin_ns: int, end_ns: int) -> Work:
-    begin, end, known = (min(max(time_ns, begin_ns), end_ns) for time_ns in work[1:])
-    return Work(work.step, begin, max(begin, end), max(begin, end, known))
+    step, begin, end, known = work
+    begin = min(max(begin, begin_ns), end_ns)
+    end = max(begin, min(end, end_ns))
+    return Work(step, begin, end, max(end, min(known, end_ns)))
 
 
 def step_begins(records: Iterable[FlightRecord]) -> list[int]:

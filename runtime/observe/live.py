@@ -174,6 +174,7 @@ class LiveRequests:
         self._actors = actors
         self._follower = RecordFollower(run, (*actors, SUPERVISOR), num_requests=NUM_REQUESTS)
         self._spans, self._plans = RequestSpans(), PlanSpans()
+        self._takers = {Kind.EXIT: self._ended, Kind.ACTIVE: self._began, Kind.WRITTEN: self._written}
 
     def close(self) -> None:
         self._follower.close()
@@ -212,14 +213,8 @@ class LiveRequests:
         return [request for request in self.requests.values() if request.revision > after]
 
     def _take(self, record: FlightRecord) -> None:
-        if record.kind is Kind.EXIT:
-            self._ended(record)
-        elif record.kind is Kind.ACTIVE:
-            self._say(record.time_ns, record.actor, f"generation {record.generation} serves")
-        elif record.kind is Kind.WRITTEN and record.key in self.requests:
-            request = self.requests[record.key]
-            request.writes.append(Write(record.time_ns, record.end_ns, record.c))
-            request.revision = self.revision
+        if (take := self._takers.get(record.kind)) is not None:
+            take(record)
         elif (plan := self._plans.add(record)) is not None:
             self._assign(plan, plan.requests if record.kind is not Kind.PLAN_REQUEST else (record.key,))
         elif (span := self._spans.add(record)) is not None and span.stages:
@@ -231,6 +226,14 @@ class LiveRequests:
             if (request := self.requests.get(key)) is not None:
                 request.plans[plan.plan_id] = plan
                 request.revision = self.revision
+
+    def _began(self, record: FlightRecord) -> None:
+        self._say(record.time_ns, record.actor, f"generation {record.generation} serves")
+
+    def _written(self, record: FlightRecord) -> None:
+        if (request := self.requests.get(record.key)) is not None:
+            request.writes.append(Write(record.time_ns, record.end_ns, record.c))
+            request.revision = self.revision
 
     def _ended(self, record: FlightRecord) -> None:
         if record.a < len(self._actors):

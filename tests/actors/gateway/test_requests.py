@@ -333,13 +333,24 @@ def test_who_finds_that_time_is_over_makes_no_difference(desk: Desk) -> None:
     assert str(request.error) == "the request was not finished after 2 s (server.request_timeout_s)"
 
 
-def test_text_before_prepared_asks_at_once_and_settles_with_the_answer(desk: Desk) -> None:
+def test_text_before_prepared_settles_with_it(desk: Desk) -> None:
     request = desk.submit()
     desk.answer(Granted(1, request.key, RUNS))
-    assert desk.text(request, 0, "x", 1) == [Query(3, request.key)]
-    assert desk.text(request, 1, "y", 2, "stop") == [Query(3, request.key)] and not request.is_over
+    assert desk.text(request, 0, "x", 1) == []
+    assert desk.text(request, 1, "y", 2, "stop") == [] and not request.is_over
     assert desk.answer(Prepared(1, request.key, 77)) == [Delivered(3, request.key)]
     assert (request.finish, request.prompt_tokens()) == ("stop", 77)
+
+
+@pytest.mark.parametrize("finish", [None, "stop"])
+def test_a_prepared_that_text_has_overtaken_is_asked_for_only_when_it_stays_away(desk: Desk, finish: FinishReason | None) -> None:
+    request = desk.submit()
+    assert desk.text(request, 0, "x", 1, finish) == []
+    assert desk.pass_time(0.1) == [Query(3, request.key)]
+    streaming = desk.submit()
+    assert desk.text(streaming, 0, "x", 1) == []
+    assert desk.answer(Prepared(1, streaming.key, 77)) == [], "it was on its way"
+    assert Query(3, streaming.key) not in desk.pass_time(module.STREAMING_QUERY_S - 0.2)
 
 
 @pytest.mark.parametrize("media", [(), (b"bytes",)])
@@ -348,7 +359,7 @@ def test_an_answer_that_overtakes_the_number_of_cached_tokens_waits_for_it(desk:
     if media:
         desk.answer(Granted(1, request.key, RUNS))
         desk.answer(Prepared(1, request.key, 50, -1))
-    assert desk.text(request, 0, "all", 1, "stop") == [Query(3, request.key)]
+    assert desk.text(request, 0, "all", 1, "stop") == []
     assert request.take() == "all" and not request.is_over
     assert desk.answer(Prepared(1, request.key, 50, -1)) == [], "said before it had KV pages"
     assert desk.answer(Prepared(1, request.key, 50, 32)) == [Delivered(3, request.key)]
