@@ -202,6 +202,15 @@ def test_choices_prefill_their_prompt_once(server: Server, stream: bool) -> None
     server.wait_until_empty()
 
 
+def test_the_best_of_several_end_with_their_client(server: Server) -> None:
+    """In the midst of all of them: none runs on, and no page of their prompt stays."""
+    body = {"prompt": "once upon a time " * 20, "n": 2, "best_of": 6, "max_tokens": 3000, "temperature": 1, "ignore_eos": True}
+    with pytest.raises(httpx2.ReadTimeout):
+        httpx2.post(f"{server.url}/v1/completions", json=body, timeout=1)
+    server.wait(lambda status: not any(status["requests"].values()), "no requests left", timeout_s=5)
+    server.wait_until_empty()
+
+
 def hits(server: Server) -> tuple[float, float]:
     text = httpx2.get(f"{server.url}/metrics").text
     samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))

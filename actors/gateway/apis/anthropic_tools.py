@@ -31,7 +31,8 @@ def read_tools(fields: Fields, answer: AskedGrammar | None) -> tuple[ToolUse | N
 def _read_tool(value: Any, at: int) -> Sequence[Tool]:
     fields = Fields(value, f"tools[{at}]")
     if (kind := fields.take("type", {"const": "custom"})) not in (None, "custom"):
-        raise refuse(fields.path("type"), f'is {show(kind)}, only "custom" is supported')
+        problem = f'is {show(kind)}, only "custom" is supported: tools that the client defines and runs, with name and input_schema'
+        raise refuse(fields.path("type"), problem)
     tool = read_function(fields, "input_schema", f"/{at}", needs_schema=True)
     refuse_others(fields, _IGNORED_OF_TOOLS)
     return (tool,)
