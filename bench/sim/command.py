@@ -20,6 +20,7 @@ from ..serve.client import BenchError
 from ..serve.load_options import LoadOptions
 from ..serve.planned import plan_requests, plan_stall
 from ..serve.plot import PlotError, plot_over_time, require_matplotlib
+from ..serve.record import Record
 from ..serve.report import Report
 from ..serve.workload import RequestPlan
 from .costs import Costs
@@ -65,8 +66,10 @@ def _validate(given: argparse.Namespace, config: RuntimeConfig, costs: Costs, po
     """Compare with live runs. Returns 1 if a figure is outside its limit."""
     more = ["--num-requests", str(given.num_requests)] if given.num_requests else []
 
-    def simulated(arguments: Sequence[str]) -> Report:
-        return simulate(parse_sim([*arguments, "--costs", given.costs])[0], config, costs, policy)
+    def simulated(arguments: Sequence[str]) -> list[Record]:
+        simulation, _ = run_load(parse_sim([*arguments, "--costs", given.costs])[0], config, costs, policy)
+        steps = Steps(simulation, costs)
+        return [steps.record(record) for record in simulation.gateway.records]
 
     validation = validate(config, costs, given.checkpoint, given.validate, more, simulated, console)
     show_validation(console, validation)
@@ -119,7 +122,7 @@ def run_load(
     plans = plan_requests(options) if plans is None else plans
     requests.check(plans)
     load = make_load(options, plans)
-    simulation = Simulation(config, costs, limits, policy, keeps_works=keeps_works, link=link)
+    simulation = Simulation(config, costs, limits, policy, keeps_works=keeps_works, link=link, seed=options.seed)
     if watch is not None:
         watch(simulation)
     gc.collect()

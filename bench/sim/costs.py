@@ -63,6 +63,10 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ``interference``: by the stages that work at once, joined by "+" in alphabetical order, the rate of each as a share of its speed
     alone. ``threads`` and ``nice`` of stages and ``num_cores`` tell what other sets and further instances cost (``interference``).
     ``environment``: where it was measured; None for a roofline.
+
+    ``overheads_beside``: while decode works; None: as ``overheads``. ``egress``: a token's times from commit to client while decode
+    works, all equally likely; empty: as ``overheads``. ``spreads``: by set of stages at work, as in ``interference``, and by stage:
+    factors, all equally likely, that tell what plans and steps took of what lines and rates say; empty: none vary.
     """
 
     format_version: int = FORMAT_VERSION
@@ -83,6 +87,9 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     decode_context_s: float  # per token in the KV cache of a step's batch
     overheads: Overheads
     interference: dict[str, dict[str, float]]
+    overheads_beside: Overheads | None = None
+    egress: list[float] = []
+    spreads: dict[str, dict[str, list[float]]] = {}
 
     @property
     def title(self) -> str:
@@ -129,7 +136,9 @@ def _check(path: Path, costs: Costs) -> None:
     for name, kinds in (("analyse", costs.analyse), ("preprocess", costs.preprocess), ("encode", costs.encode)):
         lines |= {f"{name}.{kind}": line for kind, line in kinds.items()}
     times = {"decode_context_s": costs.decode_context_s}
-    for name, struct in (*lines.items(), ("overheads", costs.overheads)):
+    times |= {f"egress {number}": seconds for number, seconds in enumerate(costs.egress)}
+    beside = costs.overheads_beside or costs.overheads
+    for name, struct in (*lines.items(), ("overheads", costs.overheads), ("overheads_beside", beside)):
         times |= {f"{name}.{field}": value for field, value in msgspec.structs.asdict(struct).items()}
     for what, value in times.items():
         if not 0 <= value < math.inf:
@@ -140,6 +149,10 @@ def _check(path: Path, costs: Costs) -> None:
                 refuse(f"interference of {together}: the rate of {stage}", rate, "above 0")
             if stage not in together.split("+"):
                 raise CostsError(f"{path}: interference of {together} has a rate of {stage}, which is not one of them")
+    for together, spread in costs.spreads.items():
+        for stage, factors in spread.items():
+            if not factors or not all(0 < factor < math.inf for factor in factors):
+                raise CostsError(f"{path}: spreads of {together}: the factors of {stage} must be above 0, and at least one")
     if costs.num_cores < 1:
         refuse("num_cores", costs.num_cores, "at least 1")
 

@@ -15,6 +15,7 @@ from ...schema.gap_buckets import bucket_of
 from ...schema.rows import EndCode, Phase
 from .costs import CONTEXT_QUANTUM, Costs, step_seconds
 from .events import EventQueue, to_ns
+from .jitter import Jitter, StepTimes
 from .processors import Processors
 from .rows import Member, Rows
 from .step_log import StepLog
@@ -40,13 +41,14 @@ class Decode:
         post: Callable[[str, ToController], None],
         on_stretch: Callable[[int, int, int], None],
         on_end: Callable[[int], None],
+        jitter: Jitter,
         turns: Turns | None = None,
     ) -> None:
         self.name = name
         self.log = StepLog(queue.now_ns)
         self._gap_counts = gap_counts
         self._costs, self._queue, self._processors, self._rows = costs, queue, processors, rows
-        self._post, self._on_stretch, self._on_end = post, on_stretch, on_end
+        self._post, self._on_stretch, self._on_end, self._jitter = post, on_stretch, on_end, jitter
         self._turns, self._has_turn, self._has_asked = turns, False, False
         self._step_ns: dict[tuple[int, int], int] = {}
         self._members: dict[int, Member] = {}
@@ -56,10 +58,15 @@ class Decode:
         self._num_active = self._num_sequences = self._context = 0  # of the active members
         self._num_fresh = 0  # active members without a token since they became active
         self._is_running = False
-        self._rate = 1.0
+        self._rate, self._together = 1.0, "decode"  # and the stages at work since this rate holds
         self._left_ns = self._since_ns = self._span_ns = 0  # of the step under way: alone; since when at this rate; so long from then
         self._num_planned = 0  # steps until the next event
         self._version = 0
+
+    @property
+    def is_running(self) -> bool:
+        """A step is under way."""
+        return self._is_running
 
     # ------------------------------------------------------------------------------------------------------- messages
 
@@ -85,8 +92,9 @@ class Decode:
             self._left_ns = max(0, self._left_ns - round((now_ns - self._since_ns) * self._rate))
             self._since_ns, self._rate = now_ns, rate
             self._span_ns = round(self._left_ns / rate)
+            self._together = self._processors.together
             self._schedule()
-        self._rate = rate
+        self._rate, self._together = rate, self._processors.together
 
     # ---------------------------------------------------------------------------------------------------------- steps
 
@@ -106,17 +114,38 @@ class Decode:
         over_ns = self._queue.now_ns - first_ns
         if not self._is_running or over_ns < 0:
             return
-        cost_ns = self._cost_ns()
-        gap_ns = max(1, round(cost_ns / self._rate))
-        num_more = min(over_ns // gap_ns, self._num_planned - 1)
-        self._gap_counts[bucket_of(first_ns - self.log.last_ns)] += self._num_active - self._num_fresh
-        self._gap_counts[bucket_of(gap_ns)] += num_more * self._num_active
+        num_more = self._commit_more(first_ns, over_ns)
         self._num_fresh = 0
-        self.log.add(first_ns, num_more, gap_ns)
         self._num_planned -= 1 + num_more
         self._context += (1 + num_more) * self._num_sequences
         self._since_ns = self.log.last_ns
         self._begin_step()
+
+    def _commit_more(self, first_ns: int, over_ns: int) -> int:
+        """Commit the step that ended at ``first_ns``, and those that ended within ``over_ns`` after it. Returns how many these are."""
+        self._gap_counts[bucket_of(first_ns - self.log.last_ns)] += self._num_active - self._num_fresh
+        times = self._times
+        if times is None:
+            gap_ns = max(1, round(self._cost_ns() / self._rate))
+            num_more = min(over_ns // gap_ns, self._num_planned - 1)
+            self._gap_counts[bucket_of(gap_ns)] += num_more * self._num_active
+            self.log.add(first_ns, num_more, gap_ns)
+            return num_more
+        next_step = self.log.num_steps + 1
+        num_more = times.num_within(next_step, self._num_planned - 1, over_ns)
+        gaps_ns = times.gaps(next_step, num_more)
+        for gap_ns in gaps_ns:
+            self._gap_counts[bucket_of(gap_ns)] += self._num_active
+        self.log.add(first_ns)
+        self.log.add_each(gaps_ns)
+        return num_more
+
+    @property
+    def _times(self) -> StepTimes | None:
+        """Of steps over the active members at this rate, if they vary."""
+        if not self._jitter.has_steps:
+            return None
+        return self._jitter.step_times(self._together, self._cost_ns(), self._rate)
 
     def _cost_ns(self) -> int:
         """Of a step over the active members, alone."""
@@ -126,14 +155,23 @@ class Decode:
         return self._step_ns[key]
 
     def _begin_step(self) -> None:
-        self._left_ns = self._cost_ns()
-        self._span_ns = max(1, round(self._left_ns / self._rate))
+        times = self._times
+        if times is None:
+            self._left_ns = self._cost_ns()
+            self._span_ns = max(1, round(self._left_ns / self._rate))
+        else:
+            self._span_ns = times.total(self.log.num_steps, 1)
+            self._left_ns = round(self._span_ns * self._rate)
 
     def _schedule(self) -> None:
         """Look again after the planned steps."""
         self._version += 1
-        gap_ns = max(1, round(self._cost_ns() / self._rate))
-        self._queue.at(self._since_ns + self._span_ns + (self._num_planned - 1) * gap_ns, self._planned, self._version)
+        num_more, times = self._num_planned - 1, self._times
+        if times is None:
+            more_ns = num_more * max(1, round(self._cost_ns() / self._rate))
+        else:
+            more_ns = times.total(self.log.num_steps + 1, num_more)
+        self._queue.at(self._since_ns + self._span_ns + more_ns, self._planned, self._version)
 
     def _planned(self, version: int) -> None:
         if version == self._version:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from .costs import Line
 from .interference import stage_set
 
+NUM_FACTORS = 100  # of a spread
+LEAST_WORKS = 50  # of a stage within a set of stages, for a spread
 LEAST_OVERLAP_S = 0.5  # of a set of stages, to count as measured
 RATES = (0.05, 1.25)  # outside of it a fit is wrong
 _PRIOR_S = 0.02  # of overlap, at the rate that is assumed without any
@@ -91,6 +93,31 @@ def fit_interference(works: Sequence[Work], assume: Callable[[Mapping[str, int]]
             if total_s >= LEAST_OVERLAP_S:
                 interference.setdefault(stage_set(together), {})[stage] = float(np.clip(rate, *RATES))
     return dict(sorted(interference.items()))
+
+
+def fit_spreads(works: Sequence[Work], rates: Callable[[Mapping[str, int]], Mapping[str, float]]) -> dict[str, dict[str, list[float]]]:
+    """Factors between what works took and what they should have at these rates. See ``Costs.spreads``. A work belongs to the set of
+    stages that was at work for most of its time."""
+    shared = _Timeline(works)
+    spreads: dict[str, dict[str, list[float]]] = {}
+    for stage in sorted({work.stage for work in works}):
+        mine = [work for work in works if work.stage == stage and work.alone_s > 0 and work.end_ns > work.begin_ns]
+        sets = sorted(shared.sets_with(stage))
+        overlap = np.array([[shared.seconds(work, together) for together in sets] for work in mine])
+        rate = np.array([rates(dict.fromkeys(together, 1))[stage] for together in sets])
+        factors = overlap @ rate / np.array([work.alone_s for work in mine])
+        most = overlap.argmax(axis=1)
+        for number, together in enumerate(sets):
+            found = factors[most == number]
+            if len(found) >= LEAST_WORKS:
+                spreads.setdefault(stage_set(together), {})[stage] = spread_of(found.tolist())
+    return dict(sorted(spreads.items()))
+
+
+def spread_of(values: Sequence[float]) -> list[float]:
+    """The means of ``NUM_FACTORS`` equal parts of the sorted values, of fewer values themselves: so their mean is kept."""
+    parts = np.array_split(np.sort(np.array(values)), min(NUM_FACTORS, len(values)))
+    return [float(f"{part.mean():.4g}") for part in parts]
 
 
 class _Timeline:

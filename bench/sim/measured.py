@@ -14,15 +14,15 @@ from ...models.architecture import ModelConfig
 from ...runtime.bus.plan_base import PlanKind
 from ...runtime.observe.flight import FlightRecord, Kind, unpack_pair, unpack_plan
 from ...runtime.stage_table import stage_of
-from ...schema.media import MediaKind
 from ..environment import Environment
-from .costs import Costs, Line, Overheads, encode_squares, prefill_squares, step_seconds
-from .fits import Middle, Sample, Work, fit_interference, fit_line, fit_not_negative
+from .costs import Costs, Line, encode_squares, prefill_squares, step_seconds
+from .fits import Middle, Sample, Work, fit_interference, fit_line, fit_not_negative, fit_spreads
 from .interference import Interference
-from .phases import STREAM_INPUT, STREAM_TOKENS, PhaseRun
+from .overheads import fit_beside, fit_overheads, quick
+from .phases import STREAM_INPUT, STREAM_TOKENS
 from .requests import make_sample
+from .seen import Seen
 
-_LEAST_CPU_S = 0.2  # of a stage in a phase: the kernel counts in steps of 10 ms
 _QUIET = 0.85  # share of its work in which a stage alone has a processor, on a machine that does nothing else
 _NOTE = (
     "Measured on a machine that did other work: stages alone had a processor for {:.0%} of their time. Times are scaled by "
@@ -31,25 +31,6 @@ _NOTE = (
 _GAP_NS = 5_000_000  # between two steps, at most: decode was not idle
 _LEAST_STEPS = 8  # over equally many sequences, for a median
 _STAGES = {PlanKind.ANALYSE: "video", PlanKind.PREPROCESS: "video", PlanKind.ENCODE: "encoder", PlanKind.PREFILL: "prefill"}
-
-
-class Seen(NamedTuple):
-    """A phase, and all flight records of its time."""
-
-    run: PhaseRun
-    records: list[FlightRecord]
-
-    @property
-    def kind(self) -> MediaKind:
-        """Of the media of a phase with media."""
-        return next(kind for kind in self.run.phase.kinds if kind != "text")
-
-    def running(self, stage: str, num_threads: int) -> float:
-        """The share of the stage's work in which it had a processor: less than 1 where others of the machine took it. Of a stage with
-        one thread in a process of its own; 1 for others."""
-        work_s = sum(r.duration_ns for r in self.records if r.kind in (Kind.PLAN, Kind.STEP) and r.actor == stage) / 1e9
-        cpu_s = self.run.cpu_s.get(stage, 0.0)
-        return min(1.0, cpu_s / work_s) if num_threads == 1 and work_s > 0 and cpu_s > _LEAST_CPU_S else 1.0
 
 
 class Machine(NamedTuple):
@@ -96,13 +77,17 @@ def fit(name: str, model: ModelConfig, machine: Machine, seen: Sequence[Seen]) -
         prefill=fit_line((sample for one in phases["prefill"] for sample in _prefill_samples(one, scaled)), middle),
         decode=decode,
         decode_context_s=context_s,
-        overheads=fit_overheads(model, [*phases["prefill"], *media], statistics.median if quiet >= _QUIET else _quick),
+        overheads=fit_overheads(model, [*phases["prefill"], *media], statistics.median if quiet >= _QUIET else quick),
         interference={},
     )
     if quiet < _QUIET:
         return costs
-    works = [work for one in phases["together"] for work in _works(model, costs, one)]
-    return msgspec.structs.replace(costs, interference=fit_interference(works, Interference(costs).rates))
+    together = [work for one in phases["together"] for work in _works(model, costs, one)]
+    costs = msgspec.structs.replace(costs, interference=fit_interference(together, Interference(costs).rates))
+    alone = [work for name in ("prefill", "decode", "media") for one in phases.get(name, []) for work in _works(model, costs, one)]
+    overheads, egress = fit_beside(phases["decode"], costs.overheads)
+    spreads = fit_spreads([*alone, *together], Interference(costs).rates)
+    return msgspec.structs.replace(costs, overheads_beside=overheads, egress=egress, spreads=spreads)
 
 
 def _plans(records: Iterable[FlightRecord], kind: PlanKind) -> list[FlightRecord]:
@@ -170,53 +155,6 @@ def fit_decode(seen: Sequence[Seen], threads: Mapping[str, int], middle: Middle)
     return Line(fixed_s=fixed_s, per_unit_s=sequence_s), context_s
 
 
-def fit_overheads(model: ModelConfig, seen: Sequence[Seen], typical: Middle) -> Overheads:
-    """From requests that came one after the other: the times between what client, gateway, controller and actors noted."""
-    ingress: dict[int, list[float]] = {}
-    fill, egress, messages, ticks = [], [], [], []
-    for one in seen:
-        kind = one.run.phase.kinds[0]
-        num_bytes = 0 if kind == "text" else one.run.phase.num_items * make_sample(model, kind, one.run.phase.shapes)[0].num_bytes
-        ticks += [record.duration_ns / 1e9 for record in one.records if record.kind == Kind.TICK and record.a]
-        messages += _message_times(one.records)
-        fill += [record.duration_ns / 1e9 / record.c for record in one.records if record.kind == Kind.WRITTEN and record.c]
-        for record in one.run.records:
-            inside = [r for r in one.records if record.sent_s * 1e9 <= r.time_ns and r.end_ns <= record.end_s * 1e9]
-            submitted = [r.time_ns / 1e9 - record.sent_s for r in inside if r.kind == Kind.SUBMITTED]
-            commits = [r.end_ns / 1e9 for r in inside if r.kind == Kind.STEP]
-            if submitted and commits and record.chunks:
-                ingress.setdefault(num_bytes, []).append(submitted[0])
-                egress.append(record.chunks[0].time_s - commits[0])
-    if not ingress or not messages:
-        raise ValueError("no request came to its end in its phase: --seconds is too short")
-    ingress_s, ingress_byte_s = fit_not_negative([(1.0, float(size)) for size in ingress], list(map(typical, ingress.values())))
-    return Overheads(
-        ingress_s=ingress_s,
-        ingress_byte_s=ingress_byte_s,
-        fill_byte_s=typical(fill) if fill else 0.0,
-        egress_s=max(0.0, typical(egress)),
-        message_s=typical(messages),
-        tick_s=typical(ticks),
-    )
-
-
-def _quick(values: Sequence[float]) -> float:
-    """The tenth percentile: of short times, those that nobody else lengthened."""
-    return sorted(values)[len(values) // 10]
-
-
-def _message_times(records: Sequence[FlightRecord]) -> list[float]:
-    """Of plans that waited for nothing: from the controller to the actor, and back."""
-    issued = {record.key: record.time_ns for record in records if record.kind == Kind.ISSUED}
-    known = {record.key: record.time_ns for record in records if record.kind == Kind.ACKNOWLEDGED}
-    times = []
-    for record in records:
-        if record.kind == Kind.PLAN and record.key in issued and record.key in known:
-            times.append((record.time_ns - record.c - issued[record.key]) / 1e9)
-            times.append((known[record.key] - record.end_ns) / 1e9)
-    return [seconds for seconds in times if seconds > 0]
-
-
 def _works(model: ModelConfig, costs: Costs, seen: Seen) -> list[Work]:
     """What the stages did while they worked together, and how long it would have taken alone."""
     return [*_steps_together(costs, seen), *_plans_together(model, costs, seen)]
@@ -230,7 +168,8 @@ def _steps_together(costs: Costs, seen: Seen) -> list[Work]:
     for record in seen.records:
         if record.kind == Kind.STEP:
             num_streams = min(record.a, seen.run.phase.num_streams)
-            context = num_streams * (STREAM_INPUT + STREAM_TOKENS / 2) + (record.a - num_streams) * num_prompt
+            num_others = (record.a - num_streams) * (num_prompt + seen.run.phase.max_tokens / 2)
+            context = num_streams * (STREAM_INPUT + STREAM_TOKENS / 2) + num_others
             follows = before is not None and before.key + 1 == record.key and record.time_ns - before.end_ns < _GAP_NS
             begin_ns = before.end_ns if before is not None and follows else record.time_ns
             works.append(Work("decode", begin_ns, record.end_ns, step_seconds(costs, record.a, round(context))))

@@ -103,7 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--validate",
         type=number("rounds", int, least=1),
         metavar="ROUNDS",
-        help="run three loads so many times live and once simulated, and compare; --num-requests is for each",
+        help="run three loads so many times live and simulated, and compare; --num-requests is for each",
     )
     add("--checkpoint", type=Path, metavar="DIR", help="of the live runs (the demo model)")
     add("--plot", type=Path, metavar="FILE", help="draw the times between tokens over the time of the load")

@@ -1,9 +1,10 @@
 """Processor sharing: servers at work on one device, whose rates follow from who else works there."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Protocol
 
-from .interference import Interference
+from .interference import Interference, stage_set
 
 
 class Server(Protocol):
@@ -24,6 +25,16 @@ class Processors:
         self._interference = interference
         self._rates: dict[Server, float] = {}
         self._counts: Counter[str] = Counter()
+
+    @property
+    def at_work(self) -> Mapping[str, int]:
+        """Servers at work, by stage; none that are 0."""
+        return self._counts
+
+    @property
+    def together(self) -> str:
+        """The set of stages at work."""
+        return stage_set(self._counts)
 
     def start(self, server: Server) -> None:
         """This server works from now on."""

@@ -35,8 +35,9 @@ from ..serve.load_options import number
 from ..serve.options import parse_options
 from ..serve.target import Target
 from .costs import Costs, save_costs
-from .measured import Machine, Seen, fit
+from .measured import Machine, fit
 from .phases import drive, make_phases
+from .seen import Seen
 
 _TIMEOUT_S = 600.0
 
@@ -143,8 +144,9 @@ def show(console: Console, costs: Costs) -> None:
         [together, ", ".join(f"{stage} {rate:.2f}" for stage, rate in found.items())] for together, found in costs.interference.items()
     ]
     show_table(console, "rates together", ["at work", "share of the speed alone"], rates)
-    overheads = msgspec.structs.asdict(costs.overheads)
-    show_table(console, "elsewhere", ["", "us"], [[name, f"{1e6 * seconds:.3g}"] for name, seconds in overheads.items()])
+    alone, beside = costs.overheads, costs.overheads_beside or costs.overheads
+    times = [[name, f"{1e6 * getattr(alone, name):.3g}", f"{1e6 * getattr(beside, name):.3g}"] for name in alone.__struct_fields__]
+    show_table(console, "elsewhere, us", ["", "alone", "beside decode"], times)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import accumulate
+from random import Random
 
 import msgspec
 import numpy as np
@@ -34,13 +35,15 @@ from .step_log import Ints, Stretch, pauses, weights
 
 
 class Steps:
-    """The steps of a run, as far as records need them: those of each decode behind those of the one before. ``egress_ns``: from a
-    commit to the client."""
+    """The steps of a run, as far as records need them: those of each decode behind those of the one before. ``arrivals``: when
+    the tokens of each step come to their clients; ``tbts``: the times between them."""
 
     def __init__(self, simulation: Simulation, costs: Costs) -> None:
         self.gaps = np.concatenate([log.gaps() for log in simulation.logs])
         self.commits = np.concatenate([log.commits() for log in simulation.logs])
-        self.egress_ns = to_ns(costs.overheads.egress_s)
+        arrivals = [_arrivals(log.commits(), costs, simulation.seed) for log in simulation.logs]
+        self.arrivals = np.concatenate(arrivals)
+        self.tbts = np.concatenate([np.diff(of_one, prepend=of_one[:1]) for of_one in arrivals]) if costs.egress else self.gaps
         self._firsts = [0, *accumulate(log.num_steps for log in simulation.logs)]
 
     def of(self, record: SimRecord) -> list[Stretch]:
@@ -51,15 +54,15 @@ class Steps:
         """From sending to the first token; None without one."""
         if not record.stretches:
             return None
-        return (int(self.commits[self.of(record)[0][0]]) + self.egress_ns - record.sent_ns) / NS
+        return (int(self.arrivals[self.of(record)[0][0]]) - record.sent_ns) / NS
 
     def cut_short(self, record: SimRecord) -> None:
         """Leave out the tokens that came after the client had gone."""
         if record.cut:
             left = []
             for decode, first, last in record.stretches:
-                commits = self.commits[self._firsts[decode] : self._firsts[decode + 1]]
-                last = min(last, int(np.searchsorted(commits, record.end_ns - self.egress_ns, "right")) - 1)
+                arrivals = self.arrivals[self._firsts[decode] : self._firsts[decode + 1]]
+                last = min(last, int(np.searchsorted(arrivals, record.end_ns, "right")) - 1)
                 if first <= last:
                     left.append((decode, first, last))
             record.stretches = left
@@ -67,7 +70,7 @@ class Steps:
 
     def record(self, record: SimRecord) -> Record:
         """The same request with the time of each token, as ``bench serve`` has it."""
-        at_ns = [int(self.commits[step]) + self.egress_ns for first, last in self.of(record) for step in range(first, last + 1)]
+        at_ns = [int(self.arrivals[step]) for first, last in self.of(record) for step in range(first, last + 1)]
         return Record(
             index=record.index,
             group=record.group,
@@ -92,6 +95,14 @@ class Steps:
             end_ns = int(self.commits[last])
             decoded.append(Work("decode", begin_ns, end_ns, end_ns))
         return break_down(record.sent_ns, record.end_ns, [*works, *decoded], "decode")
+
+
+def _arrivals(commits: Ints, costs: Costs, seed: int) -> Ints:
+    """When tokens committed at these times come to their clients: those of one step together, and in order."""
+    if not costs.egress:
+        return commits + to_ns(costs.overheads.egress_s)
+    ways_ns = [to_ns(seconds) for seconds in Random(seed).choices(costs.egress, k=len(commits))]
+    return np.maximum.accumulate(commits + np.array(ways_ns, np.int64)) if ways_ns else commits
 
 
 def make_report(options: LoadOptions, config: RuntimeConfig, costs: Costs, simulation: Simulation, load: Load) -> Report:
@@ -171,9 +182,9 @@ def _group(group: str, records: Sequence[SimRecord], steps: Steps, duration_s: f
 
 def time_between_tokens(records: Sequence[SimRecord], steps: Steps) -> Distribution | None:
     """Over all tokens of these records."""
-    counts = weights(len(steps.gaps), [steps.of(record) for record in records])
-    extra = [pause for record in records for pause in pauses(steps.commits, steps.of(record))]
-    values = np.concatenate((steps.gaps, np.array(extra, np.int64)))
+    counts = weights(len(steps.tbts), [steps.of(record) for record in records])
+    extra = [pause for record in records for pause in pauses(steps.arrivals, steps.of(record))]
+    values = np.concatenate((steps.tbts, np.array(extra, np.int64)))
     return weighted_distribution(values, np.concatenate((counts, np.ones(len(extra), np.int64))))
 
 
@@ -221,7 +232,7 @@ def _slo(records: Sequence[SimRecord], steps: Steps, slo: Slo, duration_s: float
 
 def judge(records: Sequence[SimRecord], steps: Steps, slo: Slo) -> list[tuple[bool, bool]]:
     """Return for each request whether it meets the objective of TTFT, and that of TBT. See ``serve.slo.is_met``."""
-    late = np.concatenate(([0], np.cumsum(steps.gaps >= slo.tbt_s * NS)))  # before each step
+    late = np.concatenate(([0], np.cumsum(steps.tbts >= slo.tbt_s * NS)))  # before each step
     return [(_is_soon(record, steps, slo), record.is_success and _is_even(record, steps, late, slo)) for record in records]
 
 
@@ -233,7 +244,7 @@ def _is_soon(record: SimRecord, steps: Steps, slo: Slo) -> bool:
 def _is_even(record: SimRecord, steps: Steps, late: Ints, slo: Slo) -> bool:
     stretches = steps.of(record)
     num_late = sum(int(late[last + 1] - late[first + 1]) for first, last in stretches)
-    num_late += sum(pause >= slo.tbt_s * NS for pause in pauses(steps.commits, stretches))
+    num_late += sum(pause >= slo.tbt_s * NS for pause in pauses(steps.arrivals, stretches))
     num_tbts = record.num_tokens - 1
     return num_tbts - num_late >= TBT_SHARE * num_tbts
 

@@ -32,11 +32,13 @@ from .decode import Decode
 from .devices import Devices, Link
 from .events import EventQueue, to_ns
 from .gateway import Client, Gateway
+from .jitter import Jitter
 from .processors import Processors
 from .requests import answer_ids
 from .rows import Rows
 from .step_log import StepLog
 from .turns import Turns
+from .ways import Ways
 from .workers import Worker
 
 DEVICE_BYTES = {"H200": 141 * 10**9, "H20": 96 * 10**9}  # memory of devices that rooflines are made for
@@ -57,7 +59,7 @@ class SimulationError(Exception):
 
 class Simulation:
     """All actors of a run. ``policy`` None: the configuration's. ``works``: on each request, by its key, if they are kept. ``link``:
-    see ``devices``."""
+    see ``devices``. ``seed``: of what varies about the costs."""
 
     def __init__(
         self,
@@ -68,8 +70,8 @@ class Simulation:
         *,
         keeps_works: bool = False,
         link: Link | None = None,
+        seed: int = 0,
     ) -> None:
-        overheads = costs.overheads
         self.queue = queue = EventQueue()
         self.controller = Controller.start(limits, 1)
         if policy is not None:
@@ -80,7 +82,10 @@ class Simulation:
         self.num_ticks = 0
         self.devices = Devices(costs, limits, link)
         self.timeout_s = config.server.request_timeout_s
-        self.gateway = Gateway(overheads, queue, self.post, self.timeout_s)
+        self.seed = seed
+        self._jitter = Jitter(costs.spreads, seed)
+        self._ways = Ways(costs, queue, lambda: any(decode.is_running for decode in self.decodes.values()))
+        self.gateway = Gateway(self._ways, queue, self.post, self.timeout_s)
         self.decodes: dict[InstanceId, Decode] = {}
         self.workers: dict[InstanceId, Worker] = {}
         self.gap_counts = [0] * NUM_BUCKETS  # of times between tokens, by bucket
@@ -90,7 +95,6 @@ class Simulation:
         self._turns: dict[Processors, Turns] = {}
         self._ready_ns: dict[int, int] = {}  # by plan: when what it reads is on its device
         self._slots: dict[int, int] = {}
-        self._message_ns, self._tick_ns = to_ns(overheads.message_s), to_ns(overheads.tick_s)
         self._soon = False  # a tick is coming
         self._timer = 0  # version
         self._takers: dict[str, Callable[[ToActor], None]] = {"gateway": self.gateway.take}
@@ -120,18 +124,24 @@ class Simulation:
         costs, queue, rows, gateway = self._costs, self.queue, self.rows, self.gateway
         if stage_of(actor) == "decode":
             take_stretch = partial(gateway.take_stretch, len(self.logs))
-            decode = Decode(actor, costs, queue, processors, rows, self.gap_counts, self.post, take_stretch, gateway.take_end, turns)
+            decode = Decode(
+                actor, costs, queue, processors, rows, self.gap_counts, self.post, take_stretch, gateway.take_end, self._jitter, turns
+            )
             self.logs.append(decode.log)
             self.decodes[actor], self._takers[actor] = decode, decode.take
             return
-        worker = Worker(actor, costs, queue, processors, rows, self.plans, self._find_shape, self.post, turns)
+        worker = Worker(actor, costs, queue, processors, rows, self.plans, self._find_shape, self.post, self._jitter, turns)
         self.workers[actor], self._takers[actor] = worker, worker.take
 
     # ------------------------------------------------------------------------------------------------------ messages
 
     def post(self, actor: str, message: ToController) -> None:
         """Send to the controller."""
-        self.queue.after(self._message_ns, self._receive, InstanceId(actor), message)
+        self.queue.at(self._ways.arrival_ns(f"from {actor}"), self._receive, InstanceId(actor), message)
+
+    @property
+    def _message_ns(self) -> int:
+        return to_ns(self._ways.now.message_s)
 
     def _receive(self, actor: InstanceId, message: ToController) -> None:
         controller, now_s = self.controller, self.queue.now_s
@@ -143,7 +153,7 @@ class Simulation:
         self._perform(controller.on_message(actor, 1, message, now_s, words, ids))
         if not self._soon:
             self._soon = True
-            self.queue.after(self._tick_ns, self._tick, 0)
+            self.queue.after(to_ns(self._ways.now.tick_s), self._tick, 0)
 
     def _tick(self, timer: int) -> None:
         """Decide. ``timer``: 0 for a tick after messages, else the timer's version."""
@@ -196,7 +206,7 @@ class Simulation:
                 taker = self._takers.get(effect.actor)
                 if taker is not None and not isinstance(effect.message, Welcome):
                     ready_ns = self._ready_at(effect.actor, effect.message)
-                    self.queue.at(max(self.queue.now_ns + self._message_ns, ready_ns), taker, effect.message)
+                    self.queue.at(max(self._ways.arrival_ns(effect.actor), ready_ns), taker, effect.message)
             elif isinstance(effect, BeginRow):
                 self.rows.begin(effect.row)
             elif isinstance(effect, AppendPages):

@@ -30,6 +30,13 @@ class StepLog:
         self.num_steps += 1 + num_more
         self.last_ns = commit_ns + num_more * gap_ns
 
+    def add_each(self, gaps_ns: Sequence[int]) -> None:
+        """Add steps with these gaps."""
+        self._gaps.extend(gaps_ns)
+        self._counts.extend([1] * len(gaps_ns))
+        self.num_steps += len(gaps_ns)
+        self.last_ns += sum(gaps_ns)
+
     def gaps(self) -> Ints:
         """The gap of each step, in ns."""
         return np.repeat(np.frombuffer(self._gaps, np.int64), np.frombuffer(self._counts, np.int64)) if self._gaps else _nothing()

@@ -1,6 +1,11 @@
-"""``mmrt bench sim --validate``: the same loads live and simulated, side by side, with the spread of the live runs."""
+"""``mmrt bench sim --validate``: the same loads live and simulated, side by side, with the spread of the live runs.
+
+The loads are closed loops, which suit a model of any speed. A run begins with all clients at once, so the requests that were sent
+first do not count. Each round has requests of its own, the same live and simulated.
+"""
 
 import asyncio
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,22 +25,28 @@ from ..render import show_environment, show_table, show_targets
 from ..serve.client import BenchError
 from ..serve.command import run_bench
 from ..serve.options import parse_options
-from ..serve.report import Distribution, Report
+from ..serve.record import Record
+from ..serve.report import ALL_GROUP, count_failures, summarise_group
 from .costs import Costs
 
 LOADS = {
-    "steady text": ("--scenario", "steady", "--input-tokens", "16-128", "--max-tokens", "48"),
-    "mixed": ("--scenario", "mixed", "--modality", "text:1,image:1", "--input-tokens", "16-128", "--max-tokens", "48"),
-    "chat": ("--scenario", "chat", "--turns", "3", "--max-tokens", "32"),
+    "steady text": ("--scenario", "steady", "--input-tokens", "16-128", "--max-tokens", "48", "--num-requests", "400"),
+    "mixed": (
+        *("--scenario", "mixed", "--modality", "text:1,image:1", "--input-tokens", "16-128", "--max-tokens", "48"),
+        *("--num-requests", "300"),
+    ),
+    "chat": ("--scenario", "chat", "--turns", "3", "--max-tokens", "32", "--num-requests", "80"),
 }
+_WARM_UP = 0.1  # share of the requests that do not count: those sent first
 _LIMITS = {"TTFT P50": 0.15, "TTFT P90": 0.15, "TTFT P99": 0.30, "TBT mean": 0.15, "TBT P99": 0.30}
 
-Simulate = Callable[[Sequence[str]], Report]
+Simulate = Callable[[Sequence[str]], Sequence[Record]]
 """Simulates the load of these arguments."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure in seconds. ``spread``: of the live runs, (largest - least) / median. ``error``: of the simulation, of their median."""
+    """A figure in seconds. ``spread``: of the live runs, (largest - least) / median. ``simulated``: the median of the same rounds;
+    ``error``: its own, of the live runs' median."""
 
     load: str
     figure: str
@@ -63,25 +74,24 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
         return all(comparison.is_within for comparison in self.comparisons)
 
 
-def figures_of(report: Report) -> dict[str, float]:
-    """The compared figures, in seconds. Raises: BenchError for a report without them."""
-    ttft, tbt = report.groups[0].ttft, report.groups[0].tbt
-    if report.failures or ttft is None or tbt is None:
-        raise BenchError(f"{report.scenario}: requests failed: {report.failures or 'no tokens came'}")
+def figures_of(load: str, records: Sequence[Record]) -> dict[str, float]:
+    """The compared figures of a run, in seconds, without those sent first. Raises: BenchError for a run without them."""
+    if failures := count_failures(records):
+        raise BenchError(f"{load}: requests failed: {failures}")
+    settled = sorted(records, key=lambda record: record.sent_s)[math.ceil(_WARM_UP * len(records)) :]
+    group = summarise_group(ALL_GROUP, settled, 0.0)
+    found = {"TTFT": group.ttft, "TBT": group.tbt}
+    if None in found.values():
+        raise BenchError(f"{load}: no tokens came")
+    return {figure: float(getattr(found[figure.split()[0]], figure.split()[1].lower())) for figure in _LIMITS}
 
-    def pick(values: Distribution, name: str) -> float:
-        return float(getattr(values, name.lower()))
 
-    found = {"TTFT": ttft, "TBT": tbt}
-    return {figure: pick(found[figure.split()[0]], figure.split()[1]) for figure in _LIMITS}
-
-
-def compare(load: str, live: Sequence[Report], simulated: Report) -> list[Comparison]:
-    """Each figure of one load. Raises: BenchError."""
-    runs, mine = [figures_of(report) for report in live], figures_of(simulated)
+def compare(load: str, live: Sequence[Sequence[Record]], simulated: Sequence[Sequence[Record]]) -> list[Comparison]:
+    """Each figure of one load, over its rounds. Raises: BenchError."""
+    runs, mine = ([figures_of(load, records) for records in rounds] for rounds in (live, simulated))
     comparisons = []
     for figure, limit in _LIMITS.items():
-        values = [run[figure] for run in runs]
+        values, median_s = [run[figure] for run in runs], statistics.median(run[figure] for run in mine)
         middle = statistics.median(values)
         comparisons.append(
             Comparison(
@@ -89,8 +99,8 @@ def compare(load: str, live: Sequence[Report], simulated: Report) -> list[Compar
                 figure=figure,
                 live=values,
                 spread=(max(values) - min(values)) / middle,
-                simulated=mine[figure],
-                error=mine[figure] / middle - 1,
+                simulated=median_s,
+                error=median_s / middle - 1,
                 limit=limit,
             )
         )
@@ -106,13 +116,13 @@ def validate(
     simulate: Simulate,
     console: Console,
 ) -> Validation:
-    """Run all loads ``num_rounds`` times against a run of this configuration, in turn, and once simulated. ``more``: arguments for all
+    """Run all loads ``num_rounds`` times against a run of this configuration, in turn, and simulated. ``more``: arguments for all
     loads. Raises: BenchError, OwnRunError, OSError; ValueError for a checkpoint that the costs are not of."""
     check_model(checkpoint, costs)
     model = msgspec.structs.replace(config.model, path=str(checkpoint.absolute()) if checkpoint else "", dtype=costs.model.dtype)
     config = msgspec.structs.replace(config, model=model, server=ServerSection(port=0))
     environment = read_environment()
-    live: dict[str, list[Report]] = {load: [] for load in LOADS}
+    live: dict[str, list[Sequence[Record]]] = {load: [] for load in LOADS}
     with own_run() as run, progress(console) as tell:
         tell("starting a run")
         run.up(config)
@@ -122,8 +132,10 @@ def validate(
                 tell(f"{load}, live: {number + 1} of {num_rounds}")
                 options = parse_options([*arguments, *more, "--url", url, "--seed", str(number)])
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                    live[load].append(runner.run(run_bench(options, [url], Console(quiet=True)))[0])
-    simulated = {load: simulate([*arguments, *more, "--seed", "0"]) for load, arguments in LOADS.items()}
+                    live[load].append(runner.run(run_bench(options, [url], Console(quiet=True)))[1])
+    simulated: dict[str, list[Sequence[Record]]] = {}
+    for load, arguments in LOADS.items():
+        simulated[load] = [simulate([*arguments, *more, "--seed", str(number)]) for number in range(num_rounds)]
     comparisons = [one for load in LOADS for one in compare(load, live[load], simulated[load])]
     return Validation(environment=environment, costs=costs.title, num_rounds=num_rounds, comparisons=comparisons)
 

@@ -13,6 +13,7 @@ from ...runtime.stage_table import InstanceId, stage_of
 from ...schema.media import ItemShape
 from .costs import Costs, plan_seconds
 from .events import NS, EventQueue, to_ns
+from .jitter import Jitter
 from .processors import Processors
 from .rows import Rows
 from .turns import Turns
@@ -36,11 +37,12 @@ class Lane:
         begin: Callable[[Run, Plan], Plan | None],
         finish: Callable[[int, Plan | None, int], None],
         turns: Turns | None,
+        jitter: Jitter,
     ) -> None:
         self.stage = stage
         self.waiting: deque[tuple[Run, Plan]] = deque()
         self._costs, self._queue, self._processors = costs, queue, processors
-        self._begin, self._finish, self._turns = begin, finish, turns
+        self._begin, self._finish, self._turns, self._jitter = begin, finish, turns, jitter
         self._plan: tuple[int, Plan] | None = None
         self._rate = 1.0
         self._began_ns = self._left_ns = self._since_ns = 0
@@ -74,7 +76,8 @@ class Lane:
         """Begin the plan's work."""
         assert self._plan is not None
         self._began_ns = self._since_ns = self._queue.now_ns
-        self._left_ns = to_ns(plan_seconds(self._costs, self._plan[1]))
+        factor = self._jitter.factor(self.stage, self._processors.at_work)
+        self._left_ns = to_ns(factor * plan_seconds(self._costs, self._plan[1]))
         if is_busy:
             self._schedule()
         else:
@@ -111,6 +114,7 @@ class Worker:
         plans: dict[int, Plan],
         find_shape: FindShape,
         post: Post,
+        jitter: Jitter,
         turns: Turns | None = None,
     ) -> None:
         """``plans``: the plan table, by number. ``find_shape``: what an analysis finds."""
@@ -121,7 +125,7 @@ class Worker:
         self._find_shape, self._post = find_shape, post
         self._stage = stage_of(name)
         num_lanes = 2 if self._stage == "video" else 1
-        self._lanes = [Lane(self._stage, costs, queue, processors, self._begin, self._finish, turns) for _ in range(num_lanes)]
+        self._lanes = [Lane(self._stage, costs, queue, processors, self._begin, self._finish, turns, jitter) for _ in range(num_lanes)]
         self._taken: set[int] = set()
         self._results: OrderedDict[int, PlanDone] = OrderedDict()
 

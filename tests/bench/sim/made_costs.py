@@ -24,6 +24,17 @@ INTERFERENCE = {
     "decode+video": {"decode": 0.9, "video": 0.5},
 }
 
+VARIED: dict[str, Any] = dict(
+    overheads_beside=Overheads(ingress_s=0.005, egress_s=0.003, message_s=0.0007, tick_s=0.0005),
+    egress=[0.001, 0.002, 0.006],
+    spreads={
+        "decode": {"decode": [0.7, 0.9, 1.0, 1.4]},
+        "decode+prefill": {"decode": [0.5, 1.5], "prefill": [0.8, 1.2]},
+        "prefill": {"prefill": [0.9, 1.1]},
+    },
+)
+"""Changes of ``make_costs``: of a machine whose times vary."""
+
 
 @cache
 def demo_model() -> ModelConfig:

@@ -113,6 +113,8 @@ def test_a_roofline_by_hand() -> None:
         ({"encode": {"image": Line(per_unit_s=float("inf"))}}, "is no cost file|encode.image.per_unit_s is inf"),
         ({"decode_context_s": -1.0}, "decode_context_s is -1.0, it must be at least 0"),
         ({"interference": {"decode+video": {"decode": 0.0}}}, "the rate of decode is 0.0, it must be above 0"),
+        ({"spreads": {"decode": {"decode": [1.0, 0.0]}}}, "spreads of decode: the factors of decode must be above 0, and at least one"),
+        ({"egress": [0.001, -1.0]}, "egress 1 is -1.0, it must be at least 0"),
         ({"interference": {"decode+video": {"prefill": 0.5}}}, "a rate of prefill, which is not one of them"),
         ({"num_cores": 0}, "num_cores is 0, it must be at least 1"),
         ({"format_version": 99}, "has format 99, this version reads 1"),

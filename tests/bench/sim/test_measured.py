@@ -1,5 +1,6 @@
 """From flight records to a cost model: what made records is found again, on a quiet machine and on a busy one."""
 
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -9,11 +10,12 @@ from mmrt.bench.environment import read_environment
 from mmrt.bench.serve.record import Chunk, Record
 from mmrt.bench.serve.workload import MediaShapes
 from mmrt.bench.sim.costs import Costs, Line, Overheads, encode_squares, load_costs, prefill_squares, step_seconds
-from mmrt.bench.sim.measured import Machine, Seen, fit
+from mmrt.bench.sim.measured import Machine, fit
 from mmrt.bench.sim.phases import Phase, PhaseRun, make_phases
 from mmrt.bench.sim.requests import make_sample
+from mmrt.bench.sim.seen import Seen
 from mmrt.runtime.bus.plan_base import PlanKind
-from mmrt.runtime.observe.flight import FlightRecord, Kind, pack_pair, pack_plan
+from mmrt.runtime.observe.flight import FlightRecord, Kind, pack_pair, pack_plan, unpack_id
 from mmrt.tests.bench.sim.made_costs import demo_model, make_costs
 
 THREADS = dict.fromkeys(("video", "encoder", "prefill", "decode"), 1)
@@ -65,10 +67,15 @@ class Tape:
         for _ in range(count):
             self.number += 1
             seconds = step_seconds(self.costs, num_rows, num_rows * num_tokens)
+            if self.slow == 1.0 and self.number % 8 == 0:
+                seconds *= 1.5
             self.add("decode", Kind.STEP, self.work("decode", seconds), self.number, num_rows)
 
     def request(self, phase: Phase) -> Record:
-        costs, record = self.costs, Record(index=0, group="", scheduled_s=0.0, sent_s=self.now_ns / 1e9)
+        self.number += 1
+        key, row = self.number, self.number
+        request_id = unpack_id(0, key)
+        costs, record = self.costs, Record(index=0, group="", request_id=request_id, scheduled_s=0.0, sent_s=self.now_ns / 1e9)
         tokens = phase.num_input_tokens
         num_bytes = 0
         self.wait(costs.overheads.ingress_s)
@@ -76,7 +83,9 @@ class Tape:
             item, shape = make_sample(demo_model(), "image", phase.shapes)
             (segment,), num_bytes = shape.segments, item.num_bytes
             self.wait(costs.overheads.ingress_byte_s * num_bytes)
-        self.add("controller", Kind.SUBMITTED)
+        self.add("gateway", Kind.RECEIVED, key=key, b=key)
+        self.add("controller", Kind.SUBMITTED, key=key)
+        self.add("controller", Kind.ROW, key=key, a=row, b=1)
         if num_bytes:
             self.add("gateway", Kind.WRITTEN, costs.overheads.fill_byte_s * num_bytes, c=num_bytes)
             rows = segment.num_rows
@@ -86,7 +95,9 @@ class Tape:
             tokens += segment.num_tokens
         self.plan("prefill", PlanKind.PREFILL, costs.prefill.seconds(tokens, prefill_squares(0, tokens)), tokens, (0, tokens))
         self.steps(phase.max_tokens if phase.name == "decode" else 1, phase.num_at_once, tokens)
-        record.chunks = [Chunk(self.now_ns / 1e9 + costs.overheads.egress_s, 1)]
+        commits = [r.end_ns / 1e9 for r in self.records if r.kind == Kind.STEP][-phase.max_tokens :]
+        record.chunks = [Chunk(at_s + costs.overheads.egress_s + 0.0005 * (at % 2), 1) for at, at_s in enumerate(commits)]
+        self.add("decode", Kind.ROW_ENDED, key=row, a=1)
         self.wait(0.01)
         record.end_s, record.num_prompt_tokens = self.now_ns / 1e9, tokens
         return record
@@ -147,12 +158,24 @@ def test_a_quiet_machine_is_found_again() -> None:
     assert_found(costs)
     assert costs.note == "" and costs.nice == {"encoder": 5} and costs.environment is not None
     assert costs.interference["decode+encoder"] == pytest.approx({"decode": 0.6, "encoder": 0.7}, abs=0.03)
+    steps = costs.spreads["decode"]["decode"]
+    assert len(steps) == 100 and steps == sorted(steps)
+    assert statistics.fmean(steps) == pytest.approx(1 + 0.5 / 8, abs=0.03) and steps[80] == pytest.approx(1.0, abs=0.05)
+    assert steps[99] == pytest.approx(1.5, abs=0.08)
+    assert costs.spreads["decode+encoder"]["encoder"][50] == pytest.approx(1.0, abs=0.05)
+    assert costs.overheads_beside is not None
+    assert (costs.overheads_beside.ingress_s, costs.overheads_beside.message_s) == pytest.approx((0.003, 0.0002), rel=0.01)
+    assert (costs.egress[10], costs.egress[90]) == pytest.approx((0.001, 0.0015), rel=0.01)
 
 
 def test_on_a_busy_machine_processor_time_counts() -> None:
     costs = fitted(4.0)
     assert_found(costs)
-    assert costs.interference == {} and "stages alone had a processor for 25% of their time" in costs.note
+    assert (
+        costs.interference == costs.spreads == {}
+        and costs.egress == []
+        and "stages alone had a processor for 25% of their time" in costs.note
+    )
 
 
 def test_phases_take_the_time_that_is_asked_for_and_only_media_that_the_model_takes() -> None:

@@ -5,6 +5,7 @@ import statistics
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,12 @@ from mmrt.bench.sim import simulation as simulation_module
 from mmrt.bench.sim.command import simulate
 from mmrt.bench.sim.costs import Line, Overheads
 from mmrt.bench.sim.decode import Decode
+from mmrt.bench.sim.events import EventQueue
 from mmrt.bench.sim.report import Steps, encode_report, make_report, time_between_tokens
 from mmrt.bench.sim.simulation import Simulation, SimulationError
+from mmrt.bench.sim.ways import Ways
 from mmrt.schema.gap_buckets import bucket_of
-from mmrt.tests.bench.sim.made_costs import FREE, make_costs, options_of, simulate_costs
+from mmrt.tests.bench.sim.made_costs import FREE, VARIED, make_costs, options_of, simulate_costs
 
 MIXED = ("--scenario", "mixed", "--num-requests", "60", "--rate", "25", "--max-tokens", "40")
 
@@ -116,15 +119,17 @@ def test_a_faster_encoder_is_never_worse() -> None:
     assert medians == sorted(medians, reverse=True) and medians[-1] < 0.7 * medians[0]
 
 
-def test_a_seed_gives_the_same_report() -> None:
+@pytest.mark.parametrize("changes", [{}, VARIED])
+def test_a_seed_gives_the_same_report(changes: dict[str, Any]) -> None:
     first, again, other = (
-        encode_report(simulate(*options_of(*MIXED, "--slo-ttft", "0.1", "--seed", seed), make_costs())) for seed in ("3", "3", "4")
+        encode_report(simulate(*options_of(*MIXED, "--slo-ttft", "0.1", "--seed", seed), make_costs(**changes)))
+        for seed in ("3", "3", "4")
     )
     assert first == again != other
 
 
-@pytest.mark.parametrize("layout", ["E+P+D", "EP+2D"])
-def test_jumps_equal_a_simulation_token_by_token(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("layout", "changes"), [("E+P+D", {}), ("EP+2D", {}), ("E+P+D", VARIED)])
+def test_jumps_equal_a_simulation_token_by_token(layout: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every gap of every step, with interference, preemption and growing contexts; so also the report."""
 
     class TokenByToken(Decode):
@@ -134,7 +139,7 @@ def test_jumps_equal_a_simulation_token_by_token(layout: str, monkeypatch: pytes
     reports, gaps, num_events = [], [], []
     for decode in (Decode, TokenByToken):
         monkeypatch.setattr(simulation_module, "Decode", decode)
-        costs = make_costs()
+        costs = make_costs(**changes)
         load = ("--scenario", "mixed", "--num-requests", "40", "--rate", "8", "--max-tokens", "300", "--kv-tokens", "3000")
         load += ("--layout", layout)
         options, config = options_of(*load)
@@ -147,15 +152,17 @@ def test_jumps_equal_a_simulation_token_by_token(layout: str, monkeypatch: pytes
     assert num_events[0] < 0.75 * num_events[1]
 
 
-def test_the_report_is_what_bench_serve_computes_of_the_same_tokens() -> None:
-    costs, load = make_costs(), (*MIXED, "--rows", "5", "--kv-tokens", "400", "--slo-ttft", "0.3", "--slo-tbt", "0.011")
+@pytest.mark.parametrize("changes", [{}, VARIED])
+def test_the_report_is_what_bench_serve_computes_of_the_same_tokens(changes: dict[str, Any]) -> None:
+    costs, load = make_costs(**changes), (*MIXED, "--rows", "5", "--kv-tokens", "400", "--slo-ttft", "0.3", "--slo-tbt", "0.011")
     options, config = options_of(*load)
     simulation, made = simulate_costs(costs, *load)
     report = make_report(options, config, costs, simulation, made)
     records = [Steps(simulation, costs).record(record) for record in simulation.gateway.records]
     counts = Counter(bucket_of(round(1e9 * tbt_s)) for record in records for tbt_s in record.tbts_s)
     told = simulation.gap_counts  # without the pauses of preempted rows
-    assert all(told[bucket] <= count for bucket, count in counts.items()) and sum(told) > 0.9 * sum(counts.values())
+    assert changes or all(told[bucket] <= count for bucket, count in counts.items())  # decode counts before the tokens' way out
+    assert sum(told) > 0.9 * sum(counts.values())
     for mine, theirs in zip(report.groups, summarise_groups(records), strict=True):
         assert_equal(mine, theirs)
     theirs_slo = summarise_slo(records, Slo(0.3, 0.011))
@@ -172,6 +179,29 @@ def assert_equal(mine: GroupSummary, theirs: GroupSummary) -> None:
                 assert getattr(a, name) == pytest.approx(getattr(b, name), abs=2e-9), (field, name)
         else:
             assert a == (pytest.approx(b) if isinstance(b, float) else b), field
+
+
+def test_steps_take_the_factors_of_the_stages_at_work() -> None:
+    """A request alone: its prefill, then steps with each factor equally often, and a way out of its own for each step."""
+    costs = make_costs(decode_context_s=0.0, **VARIED)
+    load = ("--num-requests", "1", "--max-tokens", "1000", "--input-tokens", "33", "--concurrency", "1")
+    simulation, _ = simulate_costs(costs, *load)
+    gaps = Counter(simulation.logs[0].gaps().tolist()[1:])
+    assert set(gaps) == {round(4_200_000 * factor) for factor in (0.7, 0.9, 1.0, 1.4)} and min(gaps.values()) > 200
+    (record,) = simulation.gateway.records
+    times = [chunk.time_s for chunk in Steps(simulation, costs).record(record).chunks]
+    ways = {round(1e3 * (at_s - commit / 1e9)) for at_s, commit in zip(times, simulation.logs[0].commits(), strict=True)}
+    assert ways <= {1, 2, 3, 4, 5, 6} and {1, 2, 6} <= ways and times == sorted(times)  # none passes the one before
+
+
+def test_messages_take_longer_while_decode_works_and_stay_in_order() -> None:
+    costs, queue = make_costs(**VARIED), EventQueue()
+    is_busy = True
+    ways = Ways(costs, queue, lambda: is_busy)
+    assert (ways.now.ingress_s, ways.arrival_ns("a") - queue.now_ns) == (0.005, 700_000)
+    is_busy = False
+    assert (ways.now.ingress_s, ways.arrival_ns("b") - queue.now_ns) == (0.003, 200_000)
+    assert ways.arrival_ns("a") - queue.now_ns == 700_000
 
 
 def test_a_conversation_finds_its_beginning_in_the_caches() -> None:

@@ -7,34 +7,46 @@ import msgspec
 import pytest
 
 from mmrt.bench.serve.client import BenchError
-from mmrt.bench.serve.report import Report
-from mmrt.bench.sim.command import main, simulate
+from mmrt.bench.serve.record import Record
+from mmrt.bench.sim.command import main
 from mmrt.bench.sim.profile import main as profile
+from mmrt.bench.sim.report import Steps
 from mmrt.bench.sim.validate import LOADS, check_model, compare, figures_of
-from mmrt.tests.bench.sim.made_costs import make_costs, options_of
+from mmrt.tests.bench.sim.made_costs import make_costs, simulate_costs
 
 
-def report(seed: int) -> Report:
-    return simulate(*options_of(*LOADS["mixed"], "--num-requests", "10", "--seed", str(seed)), make_costs())
+def records(seed: int) -> list[Record]:
+    costs, arguments = make_costs(), [*LOADS["mixed"], "--num-requests", "20", "--seed", str(seed)]
+    simulation, _ = simulate_costs(costs, *arguments)
+    return [Steps(simulation, costs).record(record) for record in simulation.gateway.records]
 
 
 def test_a_figure_is_compared_with_the_median_and_has_the_spread_beside_it() -> None:
-    live, mine = [report(seed) for seed in (1, 2, 3)], report(4)
+    live, mine = [records(seed) for seed in (1, 2, 3)], [records(seed) for seed in (4, 5, 6)]
     found = {one.figure: one for one in compare("mixed", live, mine)}
     assert list(found) == ["TTFT P50", "TTFT P90", "TTFT P99", "TBT mean", "TBT P99"]
     one = found["TTFT P90"]
-    values = sorted(figures_of(report)["TTFT P90"] for report in live)
+    values, simulated = (sorted(figures_of("mixed", run)["TTFT P90"] for run in runs) for runs in (live, mine))
     assert sorted(one.live) == values and one.spread == pytest.approx((values[2] - values[0]) / values[1])
-    assert one.error == pytest.approx(figures_of(mine)["TTFT P90"] / values[1] - 1)
+    assert one.simulated == simulated[1] and one.error == pytest.approx(simulated[1] / values[1] - 1)
     assert (found["TTFT P50"].limit, found["TBT P99"].limit) == (0.15, 0.30)
     far = msgspec.structs.replace(one, error=-0.2)
     assert not far.is_within and msgspec.structs.replace(far, limit=0.3).is_within
 
 
+def test_the_requests_that_were_sent_first_do_not_count() -> None:
+    run = records(1)
+    before = figures_of("mixed", run)
+    for record in sorted(run, key=lambda record: record.sent_s)[:2]:
+        record.sent_s -= 100.0
+    assert figures_of("mixed", run) == before
+
+
 def test_failed_requests_cannot_be_compared() -> None:
-    failed = msgspec.structs.replace(report(1), failures={"HTTP 503: busy": 2})
-    with pytest.raises(BenchError, match="mixed: requests failed: {'HTTP 503: busy': 2}"):
-        compare("mixed", [failed], failed)
+    run = records(1)
+    run[3].error = "HTTP 503: busy"
+    with pytest.raises(BenchError, match="mixed: requests failed: {'HTTP 503: busy': 1}"):
+        compare("mixed", [run], [run])
 
 
 def test_costs_of_another_model_are_not_validated(capsys: pytest.CaptureFixture[str]) -> None:
