@@ -179,7 +179,7 @@ def _read_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
 def read_mode(value: str | None) -> ToolChoice:
     """Read a choice that is a word. Raises: RequestError."""
     if value is not None and value not in MODES["enum"]:
-        raise refuse("tool_choice", f"is {show(value)}, allowed are none, auto, required, and an object for a function or allowed_tools")
+        raise refuse("tool_choice", f"is {show(value)}, allowed are none, auto, required, and objects of a function or allowed_tools")
     return ToolChoice(value or "auto")
 
 

@@ -127,7 +127,7 @@ RESULT_PATH = "messages[2].content[0]"
         ({"tools": {}}, "tools", "expected an array, got an object"),
         ({"tools": [1]}, "tools[0]", "expected an object"),
         ({"tools": [tool(f"f{i}") for i in range(MAX_TOOLS + 1)]}, "tools", f"has {MAX_TOOLS + 1} entries, the limit is {MAX_TOOLS}"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type", 'only "custom" is supported: tools that the client defines'),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type", 'only "custom" is supported: tools that the'),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "is required"),
         ({"tools": [tool(input_schema=5)]}, "tools[0].input_schema", "expected an object, got an integer"),
         ({"tools": [tool(input_schema={"type": "array"})]}, "tools[0].input_schema.type", 'is "array", arguments are an object'),

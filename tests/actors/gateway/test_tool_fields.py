@@ -120,7 +120,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [tool(parameters={"const": "x" * MAX_SOURCE_BYTES})]}, "tools[0].function.parameters", "allowed are 1 to 32768"),
     ({"tools": [tool(f"f{i}", strict=True, parameters={"const": "x" * 20_000}) for i in range(2)]}, "tools", "all functions together"),
     ({"tool_choice": "required"}, "tool_choice", "requires a call, but there are no tools"),
-    ({"tool_choice": "any", "tools": [tool()]}, "tool_choice", 'is "any", allowed are none, auto, required, and an object for'),
+    ({"tool_choice": "any", "tools": [tool()]}, "tool_choice", 'is "any", allowed are none, auto, required, and objects of'),
     ({"tool_choice": 1, "tools": [tool()]}, "tool_choice", "expected an object"),
     ({"tool_choice": {"type": "mcp"}, "tools": [tool()]}, "tool_choice.type", "allowed are function, allowed_tools"),
     ({"tool_choice": {"type": "allowed_tools"}, "tools": [tool()]}, "tool_choice.allowed_tools", "is required"),
