@@ -4,8 +4,8 @@ No process packs a copy of its own: all formats lie in the memory that the run's
 once, and prefill and decode have one copy. Shapes: M rows of activations, N rows of the matrix, K columns.
 
 torch's kernels for int8 and int4 have vector instructions for activations and results in bfloat16 alone; they add up in float32. Many
-rows are multiplied by blocks, which is faster, and rounded to bfloat16 just so: a row's numbers must not depend on how many are
-beside it.
+rows are multiplied by blocks, which is faster. Under activations in float32 they are rounded to bfloat16 just so: a row's numbers must
+not depend on how many are beside it. Under bfloat16 they still do: a block rounds its products (int8) or its weights (int4) as well.
 """
 
 from typing import Protocol
