@@ -3,16 +3,17 @@
 import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..runtime.config import RuntimeConfig, load_config
 from ..runtime.environment import Environment
 from ..runtime.errors import ConfigError
-from ..runtime.process.listening import connection_limit
 from ..runtime.stage_table import STAGES, parse_instance, stage_of
 from ..shm.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from ..runtime.config import RuntimeConfig
 
 RunName = Annotated[str | None, typer.Option("--run", metavar="NAME", help='Name of the run; default $MMRT_RUN_DIR, or "default".')]
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="TOML configuration; default $MMRT_CONFIG.")]
@@ -45,13 +46,17 @@ def completed_from(names: Sequence[str]) -> Callable[[str], list[str]]:
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
-def configuration(file: Path | None, environment: Environment) -> RuntimeConfig:
+def configuration(file: Path | None, environment: Environment) -> "RuntimeConfig":
     """The configuration of --config, or else $MMRT_CONFIG, or else the defaults."""
+    from ..runtime.config import load_config  # most commands need no configuration, and it takes long to import
+
     return load_config(file or environment.config_file)
 
 
-def check_files(config: RuntimeConfig) -> None:
+def check_files(config: "RuntimeConfig") -> None:
     """Check the files that the gateway reads besides the checkpoint, and how many it may open. Raises: ConfigError."""
+    from ..runtime.process.listening import connection_limit
+
     connection_limit(config.server.max_connections)
     if config.server.api_keys_file:
         from ..actors.gateway.key_file import read_keys
