@@ -1,5 +1,8 @@
 """Matrices in each format: their products against exact ones, what a row may take from its neighbours, and whole models in them."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +16,8 @@ from mmrt.models.architecture import WeightFormat
 from mmrt.models.checkpoint.int4 import unpack
 from mmrt.models.checkpoint.narrowing import narrow
 from mmrt.models.checkpoint.weight_specs import INT4_ROWS
-from mmrt.models.lm.matrices import matrix_of
+from mmrt.models.lm import matrices
+from mmrt.models.lm.matrices import matrix_of, round_rows, sums_are_exact
 
 Loaded = Any  # conftest.Loaded
 
@@ -21,6 +25,7 @@ Loaded = Any  # conftest.Loaded
 ROUNDING = {("float32", torch.float32): 1e-5, ("bfloat16", torch.float32): 1e-5, ("float16", torch.float32): 1e-5}
 ROUNDING |= {(form, dtype): 0.04 for form in ("int8", "int4") for dtype in (torch.float32, torch.bfloat16)}
 ROUNDING |= {("bfloat16", torch.bfloat16): 0.04}
+W8A8_ROUNDING = 0.06  # of int8, where activations are rounded as well
 INT4_GROUP = 32
 NUM_ROWS = (1, 2, 3, 4, 5, 10, 11, 16, 17, 48, 49, 300)
 
@@ -74,7 +79,8 @@ def test_products_are_exact_but_for_rounding(form: str, dtype: torch.dtype, shap
             found = matrix.product(x, added)
             assert found.dtype == dtype and found.is_contiguous()
             error = (found.double() - expected - (0 if added is None else added.double())).abs().max() / scale
-            assert error < ROUNDING[form, dtype] * (1 + (added is not None)), (num_rows, float(error))
+            limit = W8A8_ROUNDING if form == "int8" and sums_are_exact() else ROUNDING[form, dtype]
+            assert error < limit * (1 + (added is not None)), (num_rows, float(error))
 
 
 @pytest.mark.parametrize("form", ["float32", "bfloat16", "float16", "int8"])
@@ -123,6 +129,57 @@ def test_a_row_is_computed_alike_beside_few_and_many(form: str) -> None:
         alone = matrix.product(x[:num_rows])
         is_alike = torch.isclose(alone, beside_many[:num_rows], rtol=1e-5, atol=1e-5)
         assert is_alike.double().mean() > 0.998, num_rows
+
+
+@pytest.fixture
+def w8a8() -> tuple[Any, Tensor]:
+    """A matrix in int8 for activations in int8, 500 x 1024, with its exact values."""
+    if not sums_are_exact():
+        pytest.skip("this processor has no instructions for exact sums of int8 products")
+    return make("int8", 500, 1024, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_w8a8_rows_are_the_same_bits_in_any_batch(w8a8: tuple[Any, Tensor], dtype: torch.dtype) -> None:
+    x = torch.randn(200, 1024, generator=torch.Generator().manual_seed(0))
+    x[7, 3] = x[40, 900] = 300.0
+    x = x.to(dtype)
+    beside_many = w8a8[0].product(x)
+    for num_rows in NUM_ROWS[:-1]:
+        assert torch.equal(w8a8[0].product(x[:num_rows]), beside_many[:num_rows]), num_rows
+        assert torch.equal(w8a8[0].product(x[7 : 7 + num_rows]), beside_many[7 : 7 + num_rows]), num_rows
+
+
+def test_w8a8_keeps_what_lies_beside_an_outlier_in_its_row(w8a8: tuple[Any, Tensor]) -> None:
+    """Of 127 steps for 500, every other number would be less than half of one."""
+    matrix, reference = w8a8
+    x = torch.randn(20, 1024, generator=torch.Generator().manual_seed(0))
+    x[3, 17] = 500.0
+    error = (matrix.product(x).double() - x.double() @ reference.T).std(1) / (x.double() @ reference.T).std(1)
+    assert error[3] < 0.001
+    assert error.max() < 0.01
+
+
+def test_rows_in_int8() -> None:
+    """Zeros, small and large numbers, and an outlier: a row is its parts' sum."""
+    x = torch.randn(6, 512, generator=torch.Generator().manual_seed(0))
+    x[1], x[2], x[3, 5], x[4] = 0, 1e-15, 900, 1e15 * x[4]
+    codes, steps, split = round_rows(x)
+    assert split is not None and split.tolist() == [3]
+    assert codes.dtype == torch.int8 and codes.shape == (7, 512) and codes.abs().max() == 127
+    found = codes[:6] * steps[:6]
+    found[3] += codes[6] * steps[6]
+    assert ((found - x).abs().amax(1) <= steps[[0, 1, 2, 6, 4, 5], 0] * 0.501).all()
+
+
+@pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE"])
+def test_sums_in_16_bits_are_found(isa: str) -> None:
+    """As oneDNN adds up on processors without VNNI."""
+    if not sums_are_exact():
+        pytest.skip("this processor has no instructions for exact sums of int8 products")
+    program = f"from {matrices.__name__} import sums_are_exact; print(sums_are_exact())"
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa}
+    assert subprocess.check_output([sys.executable, "-c", program], env=environment, text=True) == "False\n"
 
 
 # Of logits whose standard deviation is 1; see docs/performance.md. Flips of 48.
