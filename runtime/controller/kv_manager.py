@@ -2,7 +2,8 @@
 ``ControllerState``).
 
 The controller is not on the token path: it reads decode's words on a timer and keeps every member at least two pages and two
-seconds of tokens ahead. When pages run short, the last rows in order give theirs back (``admission.choose_victims``).
+seconds of tokens ahead, and six seconds while half of the pool is free: a new row too, so that it goes on while a controller starts.
+When pages run short, the last rows in order give theirs back (``admission.choose_victims``).
 """
 
 from collections import Counter
@@ -18,12 +19,13 @@ from .ownership import hand_over, is_orphan
 from .placement import Placement, able_pools, choose_pools
 from .prefix_cache import append_hits, append_to_prefill, chunks_to_load, find_hits, learn_ids, name_pages, note_hits, share_hits
 from .request import Request
-from .scheduling.admission import Holder, ResourceGate, choose_victims, pages_ahead
+from .scheduling.admission import Holder, ResourceGate, choose_victims, pages_ahead, spare_pages_ahead
 from .scheduling.budgets import steer_share
 from .state import BY_RANK, ControllerState, membership
 
 WINDOW_S = 0.25
 NAMED_AT_ONCE = 4  # pages
+START_RATE = 100.0  # tokens/s assumed for a row while none of the run has been measured
 _FORGET = 0.2  # weight of the newest window in the time of an undisturbed step
 
 
@@ -230,19 +232,44 @@ def grow(state: ControllerState) -> None:
         least = wanted_pages(request.lengths, request.committed, max_new_tokens, page_tokens, ahead_pages=0)
         wanted = wanted_kv(state, request.lengths, request.committed, max_new_tokens, request.rate)
         for goal in (least, wanted):  # first the need of the next token, for both members
-            for member, count in enumerate(goal):
-                missing = min(count - len(request.block_tables[member]), state.pools[request.kv_pool].num_free)
-                if missing > 0:
-                    _append(state, request, member, missing)
+            _fill(state, request, goal)
+        _take_spare(state, request)
         short = sum(max(0, count - len(request.block_tables[member])) for member, count in enumerate(least))
         if short:
             _take_from_later(state, request, request.kv_pool, short)
         request.grow_at = _next_growth(state, request)
 
 
+def _fill(state: ControllerState, request: Request, goal: Lengths, left_free: int = 0) -> None:
+    """Give the members the pages that they lack, as far as the pool has more free ones than ``left_free``."""
+    for member, count in enumerate(goal):
+        missing = min(count - len(request.block_tables[member]), state.pools[request.kv_pool].num_free - left_free)
+        if missing > 0:
+            _append(state, request, member, missing)
+
+
+def _take_spare(state: ControllerState, request: Request) -> None:
+    """Let the row reach further ahead, as long as half of its pool stays free for others."""
+    ahead = spare_pages_ahead(_rate(state, request), state.limits)
+    goal = wanted_pages(request.lengths, request.committed, request.record.max_new_tokens, state.limits.kv_page_tokens, ahead)
+    _fill(state, request, goal, _half(state))
+
+
+def _half(state: ControllerState) -> int:
+    return state.limits.num_kv_pages // 2
+
+
+def _rate(state: ControllerState, request: Request) -> float:
+    """Return the row's tokens/s: measured, or as rows of the run have them, best while nothing is prefilled."""
+    tbt_s = state.steering.undisturbed_s or state.steering.tbt_s
+    return request.rate or (1 / tbt_s if tbt_s else START_RATE)
+
+
 def _next_growth(state: ControllerState, request: Request) -> int:
-    """Return the number of committed ids at which ``wanted_kv`` exceeds the row's pages."""
+    """Return the number of committed ids at which the row wants more pages than it has."""
     page_tokens, ahead = state.limits.kv_page_tokens, pages_ahead(request.rate, state.limits)
+    if state.pools[request.kv_pool].num_free > _half(state):
+        ahead = max(ahead, spare_pages_ahead(_rate(state, request), state.limits))
     found = state.limits.max_context
     for table, length in zip(request.block_tables, request.lengths, strict=False):
         if len(table) < num_pages(length + request.record.max_new_tokens - 1, page_tokens):
@@ -288,6 +315,7 @@ def admit_to_decode(state: ControllerState) -> None:
     for request in state.touched():
         if is_orphan(request) or _is_prepared(request):
             if request.kv_pool in able_pools(state, "decode"):
+                _take_spare(state, request)
                 hand_over(state, request)
             else:
                 preempt(state, request)

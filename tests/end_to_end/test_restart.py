@@ -11,7 +11,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,10 @@ import pytest
 
 from mmrt.runtime.controller.scheduling.budgets import MIN_TOKENS
 from mmrt.runtime.stage_table import ACTORS, restart_order
+from mmrt.schema.rows import Phase
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.sequence_table import SequenceTable
+from mmrt.shm.status import ActorState, ActorTable
 from mmrt.tests.end_to_end.conftest import MMRT, Server
 from mmrt.tests.end_to_end.test_outages import CONTENT, broken, wait_for_answer
 from mmrt.tests.end_to_end.test_outages import SETTINGS as OUTAGE_SETTINGS
@@ -52,7 +56,9 @@ def edited(file: Path, text: str) -> Iterator[None]:
 class Streams:
     """Several long streams at once; ``ids`` of each when all are done."""
 
-    def __init__(self, server: Server, count: int, options: dict[str, Any] = LONG) -> None:
+    def __init__(self, server: Server, count: int, options: dict[str, Any] = LONG, has_begun: Callable[[], bool] | None = None) -> None:
+        """Without ``has_begun`` they have begun when each has a few tokens."""
+        self._has_begun = has_begun
         self.ids: list[list[int]] = [[] for _ in range(count)]
         self.flowing = threading.Semaphore(0)
         self.errors: list[BaseException] = []
@@ -72,7 +78,9 @@ class Streams:
     def __enter__(self) -> "Streams":
         for thread in self._threads:
             thread.start()
-        for _ in self._threads:
+        while self._has_begun is not None and not self._has_begun():
+            time.sleep(0.001)
+        for _ in self._threads if self._has_begun is None else ():
             assert self.flowing.acquire(timeout=30)
         return self
 
@@ -114,6 +122,24 @@ def test_what_plans_cost_is_known_to_the_next_controller(own: Server) -> None:
     assert setup["stages"]["prefill"]["largest"] >= MIN_TOKENS
     view = json.loads(own.mmrt("inspect", "--json").stdout)
     assert view["prefill_budget_tokens"] > MIN_TOKENS, "without them it begins with the least"
+
+
+def test_new_rows_go_on_while_a_controller_takes_its_time_to_come_back(own: Server, source: Path) -> None:
+    """From their first step on they have pages for more than the two that come with their prompts."""
+    expected = own.chat(PROMPT, **LONG)[1]
+    own.wait_until_empty()
+    pid, generation = processes(own)["controller"]
+    slow = edited(source / "actors" / "controller" / "serve.py", "import time as _time\n_time.sleep(2)")
+    with slow, RunDirectory.attach(own.run_path) as run, ExitStack() as stack:
+        table = stack.enter_context(closing(SequenceTable.attach(run, writable=False)))
+        actors = stack.enter_context(closing(ActorTable.attach(run, writable=False)))
+        with Streams(own, 2, has_begun=lambda: len(table.rows_in(Phase.DECODE)) == 2) as streams:
+            os.kill(pid, signal.SIGKILL)
+            while actors.read("controller").generation == generation or actors.read("controller").state is not ActorState.ACTIVE:
+                time.sleep(0.01)
+            num_tokens = min(map(len, streams.ids))
+    assert streams.errors == [] and streams.ids == [expected] * 2
+    assert num_tokens > 200, "two pages have 32"
 
 
 def test_code_that_is_broken_on_disk_replaces_nothing(own: Server, source: Path) -> None:

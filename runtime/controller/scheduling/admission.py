@@ -177,4 +177,13 @@ def choose_victims(holders: Sequence[Holder], rank: Rank, num_pages: int, num_ho
 
 def pages_ahead(rate: float, limits: Limits) -> int:
     """Return the pages per member to grant beyond the next token: two pages and two seconds at ``rate`` tokens/s."""
-    return max(limits.ahead_pages, -(-int(rate * limits.ahead_s + 1) // limits.kv_page_tokens))
+    return _pages_for(limits.ahead_s, rate, limits)
+
+
+def spare_pages_ahead(rate: float, limits: Limits) -> int:
+    """Return the same for ``spare_ahead_s``: what a row gets while at least half of its pool is free."""
+    return _pages_for(limits.spare_ahead_s, rate, limits)
+
+
+def _pages_for(seconds: float, rate: float, limits: Limits) -> int:
+    return max(limits.ahead_pages, -(-int(rate * seconds + 1) // limits.kv_page_tokens))

@@ -97,6 +97,7 @@ class Limits:
     silence_s: float = 15.0  # after which the gateway is told about a request that it has not asked about
     ahead_s: float = 2.0
     ahead_pages: int = 2
+    spare_ahead_s: float = 6.0  # while half of the pool is free: the start of a controller takes up to 4.7 s on a busy machine
     embedding_cache: bool = True  # media of equal content are analysed and encoded once
     prefix_cache: bool = False
     positions: Positions = indices

@@ -1,5 +1,6 @@
 """The controller's machine, message by message: answers, phases, and every way in which a request can end."""
 
+import random
 from collections.abc import Callable, Collection
 
 import msgspec
@@ -22,7 +23,7 @@ from mmrt.runtime.controller.effects import (
     WriteSpec,
     WriteState,
 )
-from mmrt.runtime.controller.kv_manager import WINDOW_S, Progress
+from mmrt.runtime.controller.kv_manager import WINDOW_S, Progress, wanted_kv
 from mmrt.runtime.controller.lifecycle import preempt, reset_media
 from mmrt.runtime.controller.machine import Controller
 from mmrt.runtime.controller.records import Ended, Refused, Submitted
@@ -505,7 +506,7 @@ def test_queue_positions() -> None:
 
 
 def test_growth_keeps_two_pages_and_two_seconds_ahead() -> None:
-    driver = Driver(num_kv_pages=64, max_context=256)
+    driver = Driver(num_kv_pages=64, max_context=256, spare_ahead_s=0.0)
     driver.submit(text(6, 200))
     driver.done("prefill")
     table = driver.state.requests[KEY].block_tables[0]
@@ -515,6 +516,55 @@ def test_growth_keeps_two_pages_and_two_seconds_ahead() -> None:
     driver.counts[0] = (5, 0)
     effects = driver.tick(0.5)  # 10 tokens/s: 20 tokens ahead are five pages and a bit
     assert [len(e.pages) for e in effects if isinstance(e, AppendPages)] == [3 + 6 - 4]
+
+
+def test_a_new_row_has_pages_for_six_seconds_while_half_of_the_pool_is_free() -> None:
+    driver = Driver(num_rows=3, num_kv_pages=512, max_context=1024)
+    driver.submit(text(6, 1000), key=1)
+    effects = driver.done("prefill")
+    first = driver.state.requests[1]
+    assert index(effects, AppendPages) < index(effects, m.Admit), "decode finds them with the row"
+    assert len(first.block_tables[0]) == 2 + 151, "600 tokens, as nothing is known of the run"
+    driver.counts[0] = (0, 0)
+    driver.tick()
+    driver.counts[0] = (5, 0)
+    driver.tick(0.5)  # 10 tokens/s
+    driver.submit(text(6, 1000), key=2)
+    driver.done("prefill")
+    second = driver.state.requests[2]
+    assert second.rate == 0 and len(second.block_tables[0]) == 2 + 16, "61 tokens at the other's rate"
+    driver.submit(text(6, 1000), key=3)
+    driver.state.steering.undisturbed_s = 0.001
+    driver.done("prefill")
+    assert driver.state.pools["kv"].num_free == 256, "of 6,000 tokens it gets what leaves half of the pool"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_row_reaches_further_than_two_seconds_into_the_second_half_of_a_pool(seed: int) -> None:
+    rng = random.Random(seed)
+    num_pages = rng.choice((40, 90, 400))
+    driver = Driver(num_rows=4, num_kv_pages=num_pages, max_context=512)
+    state = driver.state
+    for step in range(60):
+        if len(state.requests) < 4:
+            pair = {"companion_ids": [1] * 5} if rng.random() < 0.3 else {}
+            driver.submit(text(rng.randint(1, 20), rng.choice((4, 100, 400)), **pair), key=step + 1)
+        before = {request.row: [*map(len, request.block_tables)] for request in state.live()}
+        if any(inflight.actor == "prefill" for inflight in state.plans.values()) and rng.random() < 0.6:
+            driver.done("prefill")
+        for request in state.decoding():
+            room = min(len(table) * 4 - n for table, n in zip(request.block_tables, request.lengths, strict=False))
+            committed = min(request.committed + rng.randint(0, 30), max(room, request.committed), request.record.max_new_tokens)
+            driver.counts[request.row] = (committed, 1 if committed == request.record.max_new_tokens else 0)
+        for drop in sent(driver.tick(rng.uniform(0, 0.4)), m.Drop):
+            assert isinstance(drop, m.Drop)
+            driver.receive("decode", m.Dropped(1, drop.row, drop.row_generation, drop.ticket))
+            driver.counts.pop(drop.row, None)
+        for request in state.live():
+            near = wanted_kv(state, request.lengths, request.committed, request.record.max_new_tokens, request.rate)
+            grown = [a > b for a, b in zip(map(len, request.block_tables), before.get(request.row, [999] * 2), strict=False)]
+            if any(now and len(table) > count for now, table, count in zip(grown, request.block_tables, near, strict=False)):
+                assert state.pools["kv"].num_free >= num_pages // 2
 
 
 def test_what_the_next_token_needs_goes_before_what_is_taken_ahead() -> None:
