@@ -186,3 +186,19 @@ def test_what_is_known_is_bounded() -> None:
     for number in range(0, MAX_KNOWN + 1000, 500):
         nodes.route(Features(keys=tuple((b"%d" % key, key) for key in range(number, number + 500))))
     assert len(nodes._known) == MAX_KNOWN
+
+
+def test_a_node_that_is_still_there_keeps_its_load() -> None:
+    """The front asks every second which nodes are there."""
+    nodes = router("a", "b")
+    assert routed(nodes.route(Features(text_tokens=9))) == "a"
+    nodes.set_nodes(nodes.urls)
+    assert routed(nodes.route(Features(text_tokens=9))) == "b"
+
+
+def test_what_was_seen_last_is_remembered() -> None:
+    nodes = router("a")
+    nodes.route(Features(keys=((b"old", 1),)))
+    for number in range(0, MAX_KNOWN, 500):
+        nodes.route(Features(keys=((b"old", 1), *((b"%d" % key, key) for key in range(number, number + 500)))))
+    assert b"old" in nodes._known

@@ -53,6 +53,14 @@ def test_a_text_that_would_be_late_goes_ahead_as_far_as_it_must() -> None:
     assert timely([picture(1), picture(2), request(3)], FACTS)[1] == {3}
 
 
+def test_only_so_many_pass_as_leave_the_first_in_time() -> None:
+    assert keys(picture(1, 2950), request(2), request(3), request(4)) == [2, 3, 1, 4]
+
+
+def test_who_was_promised_as_much_passes_nobody() -> None:
+    assert keys(request(1, 600), request(2)) == [1, 2]
+
+
 def test_nobody_passes_who_is_late_or_would_be() -> None:
     assert keys(picture(1, arrived_s=96.0), picture(2, arrived_s=96.0), request(3)) == [1, 2, 3], "under overload: by arrival"
     assert keys(picture(1, 3150), request(2, 60)) == [1, 2]
