@@ -58,7 +58,7 @@ class ScaledRun:
         figures = self._meter.look(self._sample(), kinds)
         starting = {letters_of(process.actors) for process in self._there() if not process.serves}
         for proposal in self._scaler.propose(self._simulation.queue.now_s, figures) if self._scaler else ():
-            if proposal.kind not in starting:  # what is about to come may do
+            if proposal.kind not in starting:  # what is about to come may do, and none leaves before it serves
                 self._follow(proposal)
         self._simulation.queue.after(self._look_ns, self._look)
 
@@ -94,9 +94,8 @@ class ScaledRun:
     def _serve(self, process: Process) -> None:
         """The process has loaded its weights."""
         process.serves = True
-        if not process.leaves:
-            self._simulation.start(dict.fromkeys(process.actors, process.actors[-1]))
-            self._tell()
+        self._simulation.start(dict.fromkeys(process.actors, process.actors[-1]))
+        self._tell()
 
     def _tell(self) -> None:
         """Tell the controller who is there and who leaves."""
@@ -109,13 +108,10 @@ class ScaledRun:
     def _stop_drained(self) -> None:
         idle = {*drained(self._simulation.controller.state)}
         for process in self._processes:
-            if not process.leaves or process.stopped_ns:
-                continue
-            if not process.serves or idle.issuperset(process.actors):
+            if process.leaves and not process.stopped_ns and idle.issuperset(process.actors):
                 process.stopped_ns = self._simulation.queue.now_ns
-                if process.serves:
-                    self._simulation.stop(process.actors)
-                    self._tell()
+                self._simulation.stop(process.actors)
+                self._tell()
 
     def _free_names(self, kind: str) -> tuple[InstanceId, ...]:
         """Names for a new process, of the lowest numbers that no process has."""
