@@ -9,7 +9,7 @@ that ends the prompt of the first request goes before. Otherwise plans are as of
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from .batches import Encode, EncodeBatch, Prefill, PrefillBatch, free_turns, in_turn
+from .batches import Encode, EncodeBatch, Prefill, PrefillBatch, free_turns, in_turn, partial_first
 from .budgets import MIN_TOKENS
 from .feedback import Shares, left_s, noted, steer
 from .overlap_trial import Trial
@@ -62,8 +62,7 @@ def batches(
     view: View, order: Sequence[RequestView], early: Collection[int], max_rows: int, max_tokens: int
 ) -> tuple[EncodeBatch, PrefillBatch]:
     """Return a batch of each stage, in this order; in prefill those that have passed others and begun ones go first (RS5)."""
-    begun_first = sorted(order, key=lambda request: not request.is_partial and request.key not in early)
-    return EncodeBatch(view, max_rows).fill(order), PrefillBatch(view, max_tokens).fill(begun_first)
+    return EncodeBatch(view, max_rows).fill(order), PrefillBatch(view, max_tokens).fill(partial_first(order, early))
 
 
 def looked(memory: Memory, view: View) -> Memory:

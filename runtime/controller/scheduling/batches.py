@@ -6,7 +6,7 @@ chooses the order of the requests, the budgets, and how much of one request goes
 An earlier request that is short of pages keeps later ones from taking them, so that the first always makes progress.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Self
 
 from .legality import may_take
@@ -139,10 +139,19 @@ def can_prefill(request: RequestView) -> bool:
     return request.has_kv and not request.prefill_in_flight
 
 
-def partial_first(requests: Iterable[RequestView]) -> Iterator[RequestView]:
-    """Yield the requests that can be prefilled, begun ones first (RS5, US8 (a)). A batch that is closed does not ask, and nothing is
-    sorted."""
-    yield from sorted(filter(can_prefill, requests), key=lambda request: not request.is_partial)
+def is_ready(request: RequestView) -> bool:
+    """Return whether it has tokens that are ready and not yet prefilled."""
+    for member in request.members:
+        if member.ready > member.next:
+            return True
+    return False
+
+
+def partial_first(requests: Iterable[RequestView], early: Collection[int] = ()) -> Iterator[RequestView]:
+    """Yield the requests that can be prefilled now, begun ones (RS5, US8 (a)) and those with a key in ``early`` first. A batch that is
+    closed does not ask, and nothing is sorted."""
+    ready = [request for request in requests if can_prefill(request) and is_ready(request)]
+    yield from sorted(ready, key=lambda request: not request.is_partial and request.key not in early)
 
 
 def free_turns(view: View) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from .facts import Facts
 from .types import RequestView, SegmentStage
 
+ENCODING = SegmentStage.ENCODING
 SOON, IN_TIME = 0.5, 0.8  # of the objective: predictions err
 
 
@@ -26,7 +27,8 @@ def timely(requests: Iterable[RequestView], facts: Facts) -> tuple[list[RequestV
         own_s = service_s(request, facts)
         end_s += own_s
         place, done_s = len(order), end_s
-        soon_s = request.arrived_s + SOON * request.objective.ttft_s
+        objective_s = request.objective.ttft_s
+        soon_s = request.arrived_s + SOON * objective_s
         while place and done_s > soon_s and slacks_s[place - 1] >= own_s and may_pass(request, order[place - 1]):
             place -= 1
             done_s -= services_s[place]
@@ -34,7 +36,7 @@ def timely(requests: Iterable[RequestView], facts: Facts) -> tuple[list[RequestV
             early.add(request.key)
         order.insert(place, request)
         services_s.insert(place, own_s)
-        slacks_s.insert(place, request.arrived_s + IN_TIME * request.objective.ttft_s - done_s)
+        slacks_s.insert(place, request.arrived_s + IN_TIME * objective_s - done_s)
     return order, early
 
 
@@ -46,5 +48,10 @@ def may_pass(request: RequestView, before: RequestView) -> bool:
 
 def service_s(request: RequestView, facts: Facts) -> float:
     """Return the seconds of encoding and prefill until its first token, as far as its media are known."""
-    num_rows = sum([segment.num_rows for segment in request.segments if segment.stage < SegmentStage.ENCODING])
-    return facts.encode.seconds(num_rows) + facts.prefill.seconds(request.tokens_left)
+    num_rows = num_tokens = 0  # loops: hundreds of requests are looked at in every plan
+    for segment in request.segments:
+        if segment.stage < ENCODING:
+            num_rows += segment.num_rows
+    for member in request.members:
+        num_tokens += member.target - member.next
+    return facts.encode.seconds(num_rows) + facts.prefill.seconds(num_tokens)

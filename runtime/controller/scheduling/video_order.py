@@ -16,6 +16,7 @@ from .legality import may_take
 from .types import ItemChoice, RequestView, SegmentChoice, SegmentStage, View
 
 MAX_WAIT_S = 5.0
+PENDING = SegmentStage.PENDING
 
 
 class _Candidate(NamedTuple):
@@ -82,7 +83,7 @@ def _segments(view: View) -> list[tuple[SegmentChoice, bool]]:
     num_free = view.num_free_patch_pages
     for request in view.requests:
         held = request.patch_held
-        pending = [segment for segment in request.segments if segment.stage == SegmentStage.PENDING]
+        pending = [segment for segment in request.segments if segment.stage == PENDING]
         for segment in pending[: view.video_credit]:
             need = segment.patch_pages
             if not may_take(view.num_patch_pages, num_free, held, need, request.has_kv):
