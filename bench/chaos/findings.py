@@ -20,12 +20,13 @@ _RECENT = 5
 
 
 class Findings:
-    """Fills ``report``. ``say`` prints a line of progress."""
+    """Fills ``report``. ``say`` prints a line of progress; ``is_exact``: a text that differs from the undisturbed one is a problem."""
 
-    def __init__(self, report: StormReport, say: Callable[[str], None]) -> None:
+    def __init__(self, report: StormReport, say: Callable[[str], None], is_exact: bool = True) -> None:
         self.report = report
         self.is_draining = False
         self._say = say
+        self._is_exact = is_exact
         self._began_s = time.monotonic()
         self._troubles: list[Trouble] = []
 
@@ -65,7 +66,10 @@ class Findings:
         report = self.report
         report.num_requests += 1
         report.ends[outcome.end] = report.ends.get(outcome.end, 0) + 1
-        if problem := judge(outcome, report.references[outcome.request], self._troubles):
+        reference = report.references[outcome.request]
+        if not self._is_exact and outcome.end == "complete":
+            report.num_changed = (report.num_changed or 0) + (outcome.ids != reference.ids)
+        if problem := judge(outcome, reference, self._troubles, self._is_exact):
             self.note(f"request {outcome.request!r} {outcome.id}: {problem}")
         else:
             report.num_excused += outcome.end in ("error", "refused", "broken")

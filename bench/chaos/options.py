@@ -8,7 +8,8 @@ from typing import get_args
 
 import msgspec
 
-from ...runtime.config_sections import TurnsMode
+from ...models.architecture import WeightFormat
+from ...runtime.config_sections import FLOAT32_WEIGHTS, TurnsMode
 from ...runtime.errors import ConfigError
 from ...runtime.stage_table import DEFAULT_LAYOUT, devices_of
 from ..own_run import layout_argument
@@ -28,6 +29,7 @@ Exit status: 0 every promise was kept, 1 one was broken, 2 wrong usage."""
 
 
 _FIELDS = {"faults": "num_faults", "actors": "targets", "drains": "num_drains", "cancel": "cancel_share", "interval": "interval_s"}
+DTYPES = ("float32", "bfloat16")
 _FIELDS |= {"default_restarts": "has_default_restarts", "soak": "is_soak"}
 
 
@@ -45,6 +47,8 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     quiet_every: int
     max_tokens: int
     model: str
+    dtype: str
+    weights: WeightFormat
     layout: str
     turns: TurnsMode
     has_default_restarts: bool
@@ -57,10 +61,20 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     is_soak: bool
 
     @property
+    def is_exact(self) -> bool:
+        """True if a text must equal the undisturbed one: float32 computes it, so that other sums in another batch change no token.
+
+        In bfloat16, int8 and int4 activations are rounded, and a sum of another order may fall to the other side.
+        """
+        return self.dtype == "float32" and self.weights not in ("int8", "int4")
+
+    @property
     def filters(self) -> str:
         """The options that ask for the same storm again: with others an index means another fault, or hits another run."""
         chosen = (("kinds", self.kinds, KINDS), ("actors", self.targets, targets_of(self.layout)), ("phases", self.phases, PHASES))
         words = [f"--{name} {','.join(some)} " for name, some, every in chosen if list(some) != list(every)]
+        words += [f"--dtype {self.dtype} "] if self.dtype != "float32" else []
+        words += [f"--weights {self.weights} "] if self.weights != "auto" else []
         words += [f"--layout {self.layout} "] if self.layout != DEFAULT_LAYOUT else []
         words += [f"--turns {self.turns} "] if self.turns != "off" else []
         words += ["--default-restarts "] if self.has_default_restarts else []
@@ -103,6 +117,8 @@ def parse_options(argv: Sequence[str] | None) -> ChaosOptions:
             parser.error(f"argument --actors: {error}")
     given.phases = [phase for phase in PHASES if phase not in ("idle", "drain")] if soak else given.phases or list(PHASES)
     options = ChaosOptions(**vars(given))
+    if options.dtype == "bfloat16" and options.weights in FLOAT32_WEIGHTS:
+        parser.error(f"--weights {options.weights} are multiplied in float32: --dtype bfloat16 does not go with them")
     if replay is None and not options.storm_cells and not options.drain_cells:
         parser.error("no kind of fault in --kinds fits --actors and --phases")
     return options
@@ -136,7 +152,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--interval", type=_number, metavar="S", help="least seconds between faults (0; soak 10)")
     add("--quiet-every", type=_whole(1), default=10, metavar="N", help="faults between two quiet points (%(default)s)")
     add("--max-tokens", type=_whole(8), default=120, help="of the longest stream (%(default)s)")
-    add("--model", default="", metavar="DIR", help="an omni checkpoint in float32 (default: a tiny one is made)")
+    add("--model", default="", metavar="DIR", help="an omni checkpoint (default: a tiny one is made)")
+    add("--dtype", choices=DTYPES, default="float32", help="model.dtype; in bfloat16 texts may change, only their share is shown")
+    add("--weights", choices=get_args(WeightFormat), default="auto", help="model.weights; in int8 and int4 texts may change, as above")
     add("--layout", type=_layout, default=DEFAULT_LAYOUT, help="processes of the model's stages, as 2E+PD or EP@0+D@1 (%(default)s)")
     add("--turns", choices=get_args(TurnsMode), default="off", help="actors.turns (%(default)s)")
     add("--default-restarts", action="store_true", help="use the default restart limit and backoff; otherwise no actor is given up")

@@ -47,6 +47,7 @@ class StormReport(msgspec.Struct, kw_only=True):
     ends: dict[str, int] = {}  # requests by how they ended
     num_excused: int = 0
     num_requests: int = 0
+    num_changed: int | None = None  # complete ones with other ids than the undisturbed; None where that is a problem
     num_polls: int = 0
     num_unready: int = 0
     num_quiet_points: int = 0
@@ -91,6 +92,7 @@ def summary(report: StormReport, num_cells: int) -> list[str]:
         f" slowest recovery {slowest:.1f} s; {report.num_quiet_points} quiet points",
         f"{report.num_requests} requests: {ends or 'none'}; {report.num_excused} ends were excused by a fault",
         f"/health and /ready: asked {report.num_polls} times, /ready said no {report.num_unready} times",
+        *_changed_lines(report),
         *_gap_lines(report.hits),
         *(f"note: {note}" for note in report.notes),
     ]
@@ -103,6 +105,15 @@ def summary(report: StormReport, num_cells: int) -> list[str]:
     elif first := next((problem.fault for problem in report.problems if problem.fault), ""):
         lines.append(f"see the first again: mmrt chaos {report.filters}--replay {first.split(' ')[0]} --faults 10")
     return lines
+
+
+def _changed_lines(report: StormReport) -> list[str]:
+    """A line about the texts of formats in which a text may change."""
+    if report.num_changed is None:
+        return []
+    whole = report.ends["complete"]
+    share = f"{report.num_changed} of {whole} complete answers ({report.num_changed / whole:.0%})"
+    return [f"{share} are not the undisturbed ones, as rounding in other batches allows: this storm does not check their contents"]
 
 
 def _gap_lines(hits: Iterable[Hit]) -> list[str]:

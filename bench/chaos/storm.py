@@ -53,10 +53,10 @@ class Storm:
         say: Callable[[str], None],
     ) -> None:
         self.report = StormReport(seed=options.seed, filters=options.filters)
-        self._findings = Findings(self.report, say)
+        self._findings = Findings(self.report, say, options.is_exact)
         self._options = options
         self._run = run
-        self._config = storm_config(model, options.layout, options.turns, options.has_default_restarts)
+        self._config = storm_config(model, options.layout, options.turns, options.has_default_restarts, options.dtype, options.weights)
         self._fault_file = fault_file
         self._tmpfs = tmpfs
         self._limits = Limits()

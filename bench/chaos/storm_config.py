@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from ...models.architecture import WeightFormat
 from ...runtime.config import RuntimeConfig
 from ...runtime.config_sections import (
     ActorsSection,
@@ -22,12 +23,19 @@ DRAIN_S = 6.0
 WATCHDOG_S = 6.0
 
 
-def storm_config(model: Path, layout: str, turns: TurnsMode = "off", has_default_restarts: bool = False) -> RuntimeConfig:
+def storm_config(
+    model: Path,
+    layout: str,
+    turns: TurnsMode = "off",
+    has_default_restarts: bool = False,
+    dtype: str = "float32",
+    weights: WeightFormat = "auto",
+) -> RuntimeConfig:
     """Few rows and small budgets, so that every phase occurs, and quanta of one layer; a supervisor that restarts every actor at once
     and without limit, unless ``has_default_restarts``. The devices are those of the layout."""
     untiring = SupervisorSection(restart_limit=1_000_000, backoff_s=0.02, backoff_max_s=0.1)
     return RuntimeConfig(
-        model=ModelSection(path=str(model), dtype="float32", max_context=4096),
+        model=ModelSection(path=str(model), dtype=dtype, weights=weights, max_context=4096),
         server=ServerSection(port=0),
         devices=tuple(DeviceSection(name=name) for name in dict.fromkeys(devices_of(layout).values())),
         actors=ActorsSection(layout=layout, turns=turns),

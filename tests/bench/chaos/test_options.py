@@ -31,6 +31,24 @@ def test_the_devices_are_those_of_the_layout(tmp_path: Path) -> None:
     assert storm_config(tmp_path, DEFAULT_LAYOUT).devices == ()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "is_exact"),
+    [
+        ([], True),
+        (["--weights", "float16"], True),
+        (["--weights", "bfloat16"], True),
+        (["--weights", "int8"], False),
+        (["--dtype", "bfloat16", "--weights", "int4"], False),
+        (["--dtype", "bfloat16"], False),
+    ],
+)
+def test_formats_of_numbers(arguments: list[str], is_exact: bool, tmp_path: Path) -> None:
+    options = parse_options(arguments)
+    assert options.is_exact is is_exact and options.filters == "".join(f"{word} " for word in arguments)
+    model = storm_config(tmp_path, options.layout, dtype=options.dtype, weights=options.weights).model
+    assert (model.dtype, model.weights) == (options.dtype, options.weights)
+
+
 def test_a_soak_is_kills_at_fixed_times() -> None:
     options = parse_options(["--soak"])
     assert (options.minutes, options.num_faults, options.interval_s, options.cancel_share) == (30.0, None, 10.0, 0.01)
@@ -86,6 +104,8 @@ def test_filters_are_part_of_a_fault_s_name() -> None:
         (["--layout", "E+P"], "'E+P' has no decode"),
         (["--layout", "2EPD@*"], "'2EPD@*' does not name each device"),
         (["--layout", "X@0"], "no stage 'X'"),
+        (["--weights", "int3"], "invalid choice: 'int3'"),
+        (["--dtype", "bfloat16", "--weights", "float16"], "--weights float16 are multiplied in float32"),
         (["--wat"], "--wat"),
     ],
 )

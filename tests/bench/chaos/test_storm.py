@@ -66,6 +66,14 @@ def test_stages_that_take_turns(storm: Storm) -> None:
     assert len(report["hits"]) == 61 and report["problems"] == []
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+@pytest.mark.parametrize("formats", [("--dtype", "bfloat16"), ("--weights", "float16"), ("--weights", "int8"), ("--weights", "int4")])
+def test_formats_of_numbers(storm: Storm, formats: tuple[str, str]) -> None:
+    report = storm(*formats, "--kinds", "kill", "--faults", "40", timeout_s=880)
+    assert len(report["hits"]) == 41 and report["problems"] == []
+
+
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """Sockets have short names, pytest's directories long ones."""

@@ -48,6 +48,23 @@ def test_what_is_a_failure_whatever_has_died(changes: dict[str, Any], problem: s
     assert problem in judge(outcome(**changes), REFERENCE, around)
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"text": "one twice", "ids": [1, 4, 3]}, ""),
+        ({"end": "cancelled", "text": "other", "ids": [4]}, ""),
+        ({"end": "cancelled", "ids": [4, 4, 4, 4]}, "has 4 ids, at most 3 were asked for"),
+        ({"text": "one", "ids": [1, 4], "usage_tokens": 2}, "lacks an end: 2 of 3 ids"),
+        ({"ids": [4, 4, 4], "finish": "stop"}, "finish reason is 'stop'"),
+        ({"ids": [4, 4, 4], "usage_tokens": 4}, "usage says 4"),
+        ({"end": "silent"}, "ended silent"),
+    ],
+)
+def test_where_rounding_depends_on_the_batch_only_contents_may_change(changes: dict[str, Any], problem: str) -> None:
+    found = judge(outcome(**changes), REFERENCE, [], is_exact=False)
+    assert problem in found and bool(found) is bool(problem)
+
+
 def test_a_cancelled_request_has_a_prefix() -> None:
     assert judge(outcome(end="cancelled", text="one t", ids=[1], finish="", usage_tokens=None), REFERENCE, []) == ""
     assert judge(outcome(end="cancelled", text="one x", ids=[1]), REFERENCE, []) != ""
