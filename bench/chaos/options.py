@@ -15,6 +15,7 @@ from ...runtime.stage_table import DEFAULT_LAYOUT, devices_of
 from ..own_run import layout_argument
 from ..processes import ZYGOTE
 from .faults import KINDS, MEANINGS, PHASES, Cell, Kind, Phase, cells, parse_name, targets_of
+from .storm_config import Dtype
 
 SOAK_MINUTES = 30.0
 SOAK_INTERVAL_S = 10.0
@@ -29,7 +30,6 @@ Exit status: 0 every promise was kept, 1 one was broken, 2 wrong usage."""
 
 
 _FIELDS = {"faults": "num_faults", "actors": "targets", "drains": "num_drains", "cancel": "cancel_share", "interval": "interval_s"}
-DTYPES = ("float32", "bfloat16")
 _FIELDS |= {"default_restarts": "has_default_restarts", "soak": "is_soak"}
 
 
@@ -47,7 +47,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     quiet_every: int
     max_tokens: int
     model: str
-    dtype: str
+    dtype: Dtype
     weights: WeightFormat
     layout: str
     turns: TurnsMode
@@ -153,7 +153,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--quiet-every", type=_whole(1), default=10, metavar="N", help="faults between two quiet points (%(default)s)")
     add("--max-tokens", type=_whole(8), default=120, help="of the longest stream (%(default)s)")
     add("--model", default="", metavar="DIR", help="an omni checkpoint (default: a tiny one is made)")
-    add("--dtype", choices=DTYPES, default="float32", help="model.dtype; in bfloat16 texts may change, only their share is shown")
+    add(
+        "--dtype",
+        choices=get_args(Dtype),
+        default="float32",
+        help="model.dtype; in bfloat16 texts may change, only their share is shown",
+    )
     add("--weights", choices=get_args(WeightFormat), default="auto", help="model.weights; in int8 and int4 texts may change, as above")
     add("--layout", type=_layout, default=DEFAULT_LAYOUT, help="processes of the model's stages, as 2E+PD or EP@0+D@1 (%(default)s)")
     add("--turns", choices=get_args(TurnsMode), default="off", help="actors.turns (%(default)s)")

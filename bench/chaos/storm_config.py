@@ -1,6 +1,7 @@
 """Configuration of a storm's run. Called by ``storm``."""
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -19,6 +20,7 @@ from ...runtime.config_sections import (
 )
 from ...runtime.stage_table import devices_of
 
+Dtype = Literal["float32", "bfloat16"]
 DRAIN_S = 6.0
 WATCHDOG_S = 6.0
 
@@ -28,7 +30,7 @@ def storm_config(
     layout: str,
     turns: TurnsMode = "off",
     has_default_restarts: bool = False,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     weights: WeightFormat = "auto",
 ) -> RuntimeConfig:
     """Few rows and small budgets, so that every phase occurs, and quanta of one layer; a supervisor that restarts every actor at once
