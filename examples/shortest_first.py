@@ -23,7 +23,7 @@ class ShortestFirst:
         analyse, preprocess = plan_video(view)
         encode = EncodeBatch(view, limits.encode_rows).fill(view.requests).segments
         prefill = PrefillBatch(view, limits.prefill_tokens).fill(view.requests).chunks
-        if limits.exclusive and view.num_decoding:  # encoding and prefill take turns beside decode
+        if view.num_decoding:  # encoding and prefill take turns beside decode
             encode, prefill = in_turn(view, encode, prefill) if free_turns(view) else ((), ())
         return StepPlan(analyse, preprocess, encode, prefill), memory
 

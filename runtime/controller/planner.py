@@ -66,8 +66,7 @@ def issue(state: ControllerState, now: float) -> None:
             inflight.begun_s = now
     _issue_loads(state, now)
     prefill, encode = steering.prefill, steering.encode
-    exclusive, with_decode = state.limits.exclusive, state.limits.with_decode
-    limits = StepLimits(prefill.units, encode.units, exclusive, prefill.max_units, encode.max_units, with_decode)
+    limits = StepLimits(prefill.units, encode.units, prefill.max_units, encode.max_units, state.limits.with_decode)
     for _ in range(MAX_ROUNDS):
         view = make_view(state)
         step = choose(state, view, limits)

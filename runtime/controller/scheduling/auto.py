@@ -35,7 +35,7 @@ class Auto(Unified):
         """Plan one round."""
         shares, trial = looked(memory or Memory(), view)
         analyse, preprocess = plan_video(view)
-        takes_turns = limits.exclusive and view.num_decoding > 0 and not trial.together
+        takes_turns = view.num_decoding > 0 and not trial.together
         if takes_turns and (trial.pair or not free_turns(view)):
             return StepPlan(analyse, preprocess), Memory(shares, trial)
         max_rows, max_tokens = budgets(shares, trial.together, view, limits)

@@ -46,7 +46,7 @@ class Slack:
     def plan(self, view: View, limits: StepLimits, memory: Any) -> tuple[StepPlan, Any]:
         """Plan one round, as ``unified`` does, in rank order alone and with shares of the batches."""
         analyse, preprocess = plan_video(view)
-        takes_turns = limits.exclusive and view.num_decoding > 0
+        takes_turns = view.num_decoding > 0
         if takes_turns and not free_turns(view):
             return StepPlan(analyse, preprocess), memory
         rows = [_num_rows(request) for request in view.requests]

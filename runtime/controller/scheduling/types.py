@@ -91,7 +91,6 @@ class Limits:
     prefill_budget: int = 0  # tokens per prefill plan; 0: steered
     encode_budget: int = 0  # patch rows per encode plan; 0: steered
     rows_per_token: int = 4  # patch rows per embedding token
-    exclusive: bool = True  # encode and prefill take turns while decode has sequences (one device without partitions)
     resend_s: float = 0.2
     patience_s: float = 0.5  # how long the first request waits for pages before later ones lose theirs
     silence_s: float = 15.0  # after which the gateway is told about a request that it has not asked about
@@ -219,14 +218,13 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """tau and alpha of US8, as the core has steered them, and a flag for mutual exclusion of encode and prefill while decode runs.
+    """tau and alpha of US8, as the core has steered them.
 
     A policy may have budgets of its own, up to ``max_prefill_tokens`` and ``max_encode_rows`` of one plan. ``with_decode``: the stages
     in decode's process."""
 
     prefill_tokens: int
     encode_rows: int
-    exclusive: bool = True
     max_prefill_tokens: int = MAX_STEP_TOKENS
     max_encode_rows: int = MAX_STEP_TOKENS
     with_decode: frozenset[str] = frozenset()

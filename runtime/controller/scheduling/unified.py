@@ -28,7 +28,7 @@ class Unified:
     def plan(self, view: View, limits: StepLimits, memory: Any) -> tuple[StepPlan, Any]:
         """Plan one round: video work within its credit, at most one encode batch and one prefill batch."""
         analyse, preprocess = plan_video(view)
-        takes_turns = limits.exclusive and view.num_decoding > 0
+        takes_turns = view.num_decoding > 0
         if takes_turns and not free_turns(view):
             return StepPlan(analyse, preprocess), memory
         encode = EncodeBatch(view, limits.encode_rows).fill(view.requests).segments

@@ -41,7 +41,7 @@ class Weighted:
     def plan(self, view: View, limits: StepLimits, memory: Any) -> tuple[StepPlan, Any]:
         """Plan one round, in ``unified``'s turns beside decode."""
         analyse, preprocess = plan_video(view)
-        takes_turns = limits.exclusive and view.num_decoding > 0
+        takes_turns = view.num_decoding > 0
         if takes_turns and not free_turns(view):
             return StepPlan(analyse, preprocess), memory
         left = max(min(LEAST_TOKENS, limits.prefill_tokens), limits.prefill_tokens - view.num_decode_tokens)

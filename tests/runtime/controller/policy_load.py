@@ -88,7 +88,7 @@ def serve(policy: Policy, jobs: Iterable[Job], until_s: float, budget: int = 64,
     memory: Any = None
     last = "prefill"
     cost = Cost(0.0, STEP_S / budget, budget)
-    limits = StepLimits(budget, 2 * budget, True, budget, 2 * budget, frozenset({"encoder", "prefill"}))
+    limits = StepLimits(budget, 2 * budget, budget, 2 * budget, frozenset({"encoder", "prefill"}))
     for step in range(round(until_s / STEP_S)):
         now = step * STEP_S
         while coming and coming[0].arrived_s <= now:

@@ -71,14 +71,12 @@ SCENARIOS = {
         make_limits(num_kv_pages=30, num_embedding_pages=4, patience_s=0.03, prefill_budget=2, ahead_pages=0), 8.0, 0.9, 0.0, 0.0
     ),
     "crowded, with faults": Scenario(make_limits(ahead_pages=0, patience_s=0.05), 8.0, 0.4, 2.0, 0.05),
-    "texts that wait": Scenario(
-        make_limits(num_rows=16, num_kv_pages=50, max_waiting=100, exclusive=False), 50.0, 0.05, 0.5, 0.0, 10.0
-    ),
+    "texts that wait": Scenario(make_limits(num_rows=16, num_kv_pages=50, max_waiting=100), 50.0, 0.05, 0.5, 0.0, 10.0),
     "media that wait": Scenario(
         replace(ROOMY, num_rows=12, num_embedding_pages=5, num_patch_pages=6, patience_s=0.03), 12.0, 0.9, 0.5, 0.01
     ),
     "roomy": Scenario(ROOMY, 40.0, 0.3, 0.8, 0.01, 12.0),
-    "steered": Scenario(replace(ROOMY, tbt_factor=1.5, num_kv_pages=120, exclusive=False), 20.0, 0.3, 0.8, 0.02),
+    "steered": Scenario(replace(ROOMY, tbt_factor=1.5, num_kv_pages=120), 20.0, 0.3, 0.8, 0.02),
 }
 
 

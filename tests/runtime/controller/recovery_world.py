@@ -157,7 +157,6 @@ class World:
             num_plan_slots=16,
             prefill_budget=rng.choice((0, 1, 3, 16)),
             encode_budget=rng.choice((0, 1, 8)),
-            exclusive=rng.random() < 0.5,
             ahead_s=rng.choice((0.0, 2.0)),
             ahead_pages=rng.choice((0, 2)),
             patience_s=rng.choice((0.05, 0.5)),

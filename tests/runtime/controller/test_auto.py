@@ -19,7 +19,7 @@ from mmrt.schema.gap_buckets import NUM_BUCKETS, bucket_of
 
 OBJECTIVE_S = 0.1
 ROWS = 1024  # of an image
-LIMITS = StepLimits(256, 1024, True, 4096, 16384)
+LIMITS = StepLimits(256, 1024, 4096, 16384)
 PREFILL, ENCODER = InstanceId("prefill"), InstanceId("encoder")
 
 

@@ -816,7 +816,7 @@ def finish_a_step(driver: Driver) -> None:
 
 def encoding_beside_decode() -> Driver:
     """One row decodes, the encoder works for another, and a third waits for its prefill: no two of the stages beside decode."""
-    driver = Driver(num_rows=3, exclusive=True)
+    driver = Driver(num_rows=3)
     driver.submit(text(), key=1)
     driver.done("prefill")
     driver.submit(image(), key=2)
@@ -990,20 +990,21 @@ def places(driver: Driver, stage: str) -> list[str]:
 
 
 def test_plans_go_to_the_least_busy_of_a_stage() -> None:
-    driver = several("E+3P+D", num_rows=8, depth=2, prefill_budget=6, exclusive=False)
+    driver = several("E+3P+D", num_rows=8, depth=2, prefill_budget=6)
     for key in range(1, 6):
         driver.submit(text(), key)
     assert places(driver, "prefill") == ["prefill", "prefill", "prefill.1", "prefill.1", "prefill.2"]
-    driver.done("prefill.1")
+    for actor in ("prefill.1", "prefill", "prefill.1"):  # beside decode three plans at most are in flight
+        driver.done(actor)
     driver.submit(text(), 7)
-    assert places(driver, "prefill") == ["prefill", "prefill", "prefill.1", "prefill.1", "prefill.2"]
+    assert places(driver, "prefill") == ["prefill", "prefill.1", "prefill.2"]
 
 
 def test_a_second_prefill_works_while_tokens_are_generated() -> None:
     driver = several("E+2P+D", num_rows=8, prefill_budget=6)
     driver.submit(text(max_new=50), 1)
     driver.done("prefill")
-    assert driver.state.num_decoding == 1 and driver.state.limits.exclusive
+    assert driver.state.num_decoding == 1
     for key in (2, 3, 4):
         driver.submit(text(), key)
     assert places(driver, "prefill") == ["prefill", "prefill.1"]

@@ -26,7 +26,6 @@ step_limits = st.builds(
     StepLimits,
     prefill_tokens=st.integers(1, 4) | st.integers(1, 60),
     encode_rows=st.integers(1, 60),
-    exclusive=st.booleans(),
     max_prefill_tokens=st.integers(60, 90),
     max_encode_rows=st.integers(60, 90),
     with_decode=st.frozensets(st.sampled_from(STAGES)),
@@ -65,7 +64,7 @@ def test_no_half_pair(name: str, view: View, limits: StepLimits) -> None:
 def test_pairs_are_prefilled_by_the_least_budgets(name: str, kind: RequestKind, budget: int) -> None:
     """A share of a small budget has room for one member, which is none."""
     pairs = [RequestView(key, key, has_kv=True, members=(MemberView(0, 9, 9),) * 2, kind=kind) for key in range(3)]
-    plan, _ = POLICIES[name].plan(View(tuple(pairs), prefill_credit=1), StepLimits(budget, 1, True, budget, 1), None)
+    plan, _ = POLICIES[name].plan(View(tuple(pairs), prefill_credit=1), StepLimits(budget, 1, budget, 1), None)
     assert {chunk.member for chunk in plan.prefill} == ({0} if budget == 1 else {0, 1})
 
 

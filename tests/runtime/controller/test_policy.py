@@ -35,7 +35,7 @@ from mmrt.runtime.controller.scheduling.types import (
 from mmrt.tests.runtime.controller.recovery_world import World, make_request
 from mmrt.tests.runtime.controller.test_machine import Driver, bring_to, image, sent, text
 
-LIMITS = StepLimits(16, 16, False, 16, 16)
+LIMITS = StepLimits(16, 16, 16, 16)
 
 
 class LastComeFirstServed:
@@ -276,7 +276,7 @@ def test_illegal_choices_are_dropped() -> None:
         ChunkChoice(2, 0, 4, 5),
     )
     assert legal(prefill=(chunks[0], ChunkChoice(3, 0, 4, 5))).prefill == chunks[:1], "nobody shares a plan with a suspect"
-    assert check(view, StepLimits(4, 4, True, 4, 4), StepPlan(prefill=chunks[:1])) == (StepPlan(), 1)
+    assert check(view, StepLimits(4, 4, 4, 4), StepPlan(prefill=chunks[:1])) == (StepPlan(), 1)
     none = replace(view, video_credit=0, encoder_credit=0, prefill_credit=0)
     assert check(none, LIMITS, StepPlan(items, segments, (place(2, 0, 0),), chunks)) == (StepPlan(), 16)
 

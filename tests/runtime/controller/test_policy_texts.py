@@ -74,7 +74,7 @@ ALL = frozenset({"encoder", "prefill", "decode"})
 def test_stage_level_searches_budgets_for_the_latency_of_the_instance(with_decode: frozenset[str], tokens: int, rows: int) -> None:
     """TI3, lines 1-9."""
     long = request(1, 9000, objective=Objective(1.25))
-    limits = StepLimits(1, 1, True, 8000, 9000, with_decode)
+    limits = StepLimits(1, 1, 8000, 9000, with_decode)
     assert chunks(plan(StageLevel(), long, limits=limits, facts=COSTS, num_decode_tokens=40)) == [(1, 0, tokens)]
     many = request(1, kind="image", rows=(256,) * 9, objective=Objective(1.25))
     step = plan(StageLevel(), many, limits=limits, facts=COSTS, num_decode_tokens=40)
@@ -87,7 +87,7 @@ def test_stage_level_takes_begun_work_then_texts_then_media() -> None:
     encoded = request(2, 300, kind="image", arrived_s=99.5)
     begun = request(3, 400, next=100, arrived_s=99.7)
     media = request(4, 200, target=500, kind="image", rows=(64,), arrived_s=90.0)
-    limits = StepLimits(1, 1, True, 8000, 9000, ALL)
+    limits = StepLimits(1, 1, 8000, 9000, ALL)
     step = plan(StageLevel(), new_text, encoded, begun, media, limits=limits, facts=replace(COSTS, tbt_s=0.25), num_decode_tokens=124)
     assert chunks(step) == [(2, 0, 300), (3, 100, 400), (1, 0, 300)], "900 of 1024 tokens: media have none left"
     assert keys(step) == [4], "the encoder works at once (TI5)"
@@ -101,7 +101,7 @@ def test_stage_level_ranks_media_behind_the_texts_of_their_objective() -> None:
 
 # overlap: RS2-RS5
 
-LIMITS = StepLimits(512, 2048, True)
+LIMITS = StepLimits(512, 2048)
 
 
 def test_overlap_encodes_when_c_rows_have_gathered() -> None:
@@ -110,7 +110,7 @@ def test_overlap_encodes_when_c_rows_have_gathered() -> None:
     for count, keys_now in ((1, []), (2, []), (3, [1, 1, 1])):
         media = request(1, kind="image", rows=(300,) * count, video_in_flight=1)
         assert keys(plan(policy, media, limits=LIMITS, prefill_in_flight=1)) == keys_now
-    small = StepLimits(512, 500, True)
+    small = StepLimits(512, 500)
     assert keys(plan(policy, media, limits=small, prefill_in_flight=1)) == [1], "a full plan goes, whatever C is"
 
 
@@ -191,7 +191,7 @@ def test_slack_divides_the_images_of_a_request_among_encoders() -> None:
 
 # weighted: CW1-CW4, PC1, PC2
 
-CW3 = StepLimits(8192, 8192, True, 8192, 8192)
+CW3 = StepLimits(8192, 8192, 8192, 8192)
 
 
 def worked_example() -> tuple[RequestView, RequestView, RequestView]:
@@ -228,7 +228,7 @@ def test_weighted_keeps_the_order_of_priorities_and_of_age() -> None:
 
 def test_weighted_cuts_a_video_into_chunks_of_the_budget() -> None:
     """CW4: 7680 tokens are four chunks of 2048."""
-    limits, starts, done = StepLimits(2048, 8192, True, 2048, 8192), [], 0
+    limits, starts, done = StepLimits(2048, 8192, 2048, 8192), [], 0
     while done < 7680:
         ((_, start, done),) = chunks(plan(Weighted(), request(1, 7680, next=done, kind="video"), limits=limits))
         starts.append(start)
@@ -245,18 +245,18 @@ def test_weighted_counts_rows_where_encoder_and_prefill_share_a_device() -> None
     """CW1: a row costs a quarter of a token here: 400 tokens are left after the text, so 1600 rows."""
     facts = Facts(100.0, encode=Cost(0, 0.0001, 99), prefill=Cost(0, 0.0004, 99))
     images = request(2, kind="image", rows=(256,) * 20)
-    limits = StepLimits(1000, 1, True, 1000, 8192)
+    limits = StepLimits(1000, 1, 1000, 8192)
     assert len(plan(Weighted(), request(1, 600), images, limits=limits, facts=facts).encode) == 6
     assert len(plan(Weighted(row_weight=0.0), request(1, 600), images, limits=limits, facts=facts).encode) == 20
 
 
 def test_weighted_plans_something_however_many_rows_decode() -> None:
-    assert chunks(plan(Weighted(), request(1, 600), limits=StepLimits(256, 1024, False), num_decode_tokens=300)) == [(1, 0, 64)]
+    assert chunks(plan(Weighted(), request(1, 600), limits=StepLimits(256, 1024), num_decode_tokens=300)) == [(1, 0, 64)]
 
 
 # monolithic and split: US15
 
-WHOLE = StepLimits(2048, 8192, True)
+WHOLE = StepLimits(2048, 8192)
 
 
 def stages(*found: SegmentStage) -> tuple[SegmentView, ...]:

@@ -70,9 +70,9 @@ def spec(num_tokens: int = 5, max_new: int | None = 4, media: tuple[int, ...] = 
 
 
 @settings(deadline=None)
-@given(views(), st.integers(1, 60), st.integers(1, 60), st.booleans())
-def test_a_plan_keeps_to_budgets_credit_and_pages(view: View, tau: int, alpha: int, exclusive: bool) -> None:
-    limits = StepLimits(tau, alpha, exclusive)
+@given(views(), st.integers(1, 60), st.integers(1, 60))
+def test_a_plan_keeps_to_budgets_credit_and_pages(view: View, tau: int, alpha: int) -> None:
+    limits = StepLimits(tau, alpha)
     step, _ = UNIFIED.plan(view, limits, None)
     assert check(view, limits, step) == (step, 0)
     by_key = {request.key: request for request in view.requests}
@@ -98,9 +98,9 @@ def test_a_plan_keeps_to_budgets_credit_and_pages(view: View, tau: int, alpha: i
     segments = [_segment(by_key, choice) for choice in step.preprocess]
     assert all(segment.stage == SegmentStage.PENDING for segment in segments)
     assert sum(segment.patch_pages for segment in segments) <= view.num_free_patch_pages
-    # credit and exclusion
+    # credit and turns
     assert not (step.encode and not view.encoder_credit) and not (step.prefill and not view.prefill_credit)
-    if exclusive and view.num_decoding:
+    if view.num_decoding:
         num_new = bool(step.encode) + bool(step.prefill)
         assert not num_new or view.encode_in_flight + view.prefill_in_flight + num_new <= view.num_turns
     for choices in (step.encode, step.prefill):
@@ -118,12 +118,12 @@ def request(key: int, ready: int = 0, done: int = 0, kv: bool = True, decoded: i
     return RequestView(key, key, has_kv=kv, members=(MemberView(done, ready, ready),), segments=segments)
 
 
-def plan(*requests: RequestView, tau: int = 16, alpha: int = 16, exclusive: bool = True, **view: object) -> StepPlan:
+def plan(*requests: RequestView, tau: int = 16, alpha: int = 16, **view: object) -> StepPlan:
     values = {
         "video_credit": 2, "encoder_credit": 2, "prefill_credit": 2,
         "num_patch_pages": 8, "num_free_patch_pages": 8, "num_embedding_pages": 8, "num_free_embedding_pages": 8,
     }  # fmt: skip
-    return UNIFIED.plan(View(requests, **(values | view)), StepLimits(tau, alpha, exclusive), None)[0]  # type: ignore[arg-type]
+    return UNIFIED.plan(View(requests, **(values | view)), StepLimits(tau, alpha), None)[0]  # type: ignore[arg-type]
 
 
 def test_partial_prefills_come_first() -> None:
@@ -156,7 +156,6 @@ def test_encode_and_prefill_take_turns_beside_decode() -> None:
     assert plan(both, num_decoding=1, last="prefill").encode and not plan(both, num_decoding=1, last="prefill").prefill
     assert plan(both, num_decoding=1, last="encode").prefill and not plan(both, num_decoding=1, last="encode").encode
     assert not plan(both, num_decoding=1, encode_in_flight=1)
-    assert plan(both, num_decoding=1, encode_in_flight=1, exclusive=False).prefill
 
 
 def test_with_several_actors_as_many_plans_run_beside_decode_as_the_larger_stage_has() -> None:
