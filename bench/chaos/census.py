@@ -21,7 +21,9 @@ from .run_view import RunView
 _LONG_LIVED = (SUPERVISOR, ZYGOTE)
 # Opened by a process on first use; counts of two generations of an actor may differ by that much.
 _FD_SLACK = 2
-_AFTER_DEATHS = frozenset(f"{actor}.exit" for actor in ALL_ACTORS)  # what the supervisor notes of the last death of each
+# What the supervisor notes of the last death of each; lock and recorder of one that has left, for the next of that name.
+_STAYING = frozenset(f"{actor}.{suffix}" for actor in ALL_ACTORS for suffix in ("exit", "lock"))
+_RECORDERS = frozenset(f"flight-{actor}" for actor in ALL_ACTORS)
 _THREAD_SLACK = 4  # executor threads of asyncio and media decoders come with work
 
 
@@ -72,14 +74,16 @@ def compare(now: Count, before: Count) -> list[str]:
         problems.append(f"{now.rows_used} rows, {now.requests} requests and {now.plans} plans are in use")
     if now.processes != before.processes:
         problems.append(f"processes are {now.processes}, at first they were {before.processes}")
-    for what, slack in (("fds", _FD_SLACK), ("threads", _THREAD_SLACK)):
+    surplus = set(now.files) - set(before.files) - _STAYING
+    recorders = {name for name in surplus if name.rpartition(".")[0] in _RECORDERS}  # the gateway keeps them open for traces
+    for what, slack in (("fds", _FD_SLACK + len(recorders)), ("threads", _THREAD_SLACK)):
         now_by: Mapping[str, int] = getattr(now, what)
         before_by: Mapping[str, int] = getattr(before, what)
         for name, number in now_by.items():
             if number > before_by.get(name, 0) + slack:
                 problems.append(f"{name} has {number} {what}, at first it had {before_by.get(name, 0)}")
-    if surplus := set(now.files) - set(before.files) - _AFTER_DEATHS:
-        problems.append(f"the run directory has {', '.join(sorted(surplus))}, which it had not at first")
+    if surplus - recorders:
+        problems.append(f"the run directory has {', '.join(sorted(surplus - recorders))}, which it had not at first")
     if missing := set(before.files) - set(now.files):
         problems.append(f"the run directory has lost {', '.join(sorted(missing))}")
     return problems

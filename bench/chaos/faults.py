@@ -11,10 +11,10 @@ from typing import Literal, get_args
 
 import msgspec
 
-from ...runtime.stage_table import DEFAULT_LAYOUT, actors_of, stage_of, torch_actors
+from ...runtime.stage_table import DEFAULT_LAYOUT, STAGES, actors_of, instance_id, stage_of, torch_actors
 from ..processes import ZYGOTE
 
-Kind = Literal["kill", "stop", "pause", "term", "exit", "oom", "enospc", "lost", "late", "restart"]
+Kind = Literal["kill", "stop", "pause", "term", "exit", "oom", "enospc", "lost", "late", "restart", "scale"]
 Phase = Literal["idle", "queued", "fetching", "decoding", "encoding", "prefill", "hand-over", "mid-stream", "drain"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -31,6 +31,7 @@ MEANINGS: dict[Kind, str] = {
     "lost": "a good part of the process's messages is lost, for a while",
     "late": "many of the process's messages come late and out of order, for a while",
     "restart": "mmrt restart: a new generation takes over while the old one works",
+    "scale": "mmrt scale: one more of the stage, and as many as before after a while",
 }
 # The zygote has no bus and no fault hook; the kernel would handle its lack of memory.
 _ZYGOTE_KINDS: frozenset[Kind] = frozenset({"kill", "stop", "pause", "term"})
@@ -40,6 +41,7 @@ _LENGTHS_S: dict[Kind, tuple[float, float]] = {
     "enospc": (0.5, 2.0),
     "lost": (0.5, 2.0),
     "late": (0.5, 2.0),
+    "scale": (0.0, 2.0),
 }
 
 
@@ -79,16 +81,29 @@ def targets_of(layout: str) -> tuple[str, ...]:
     return *actors_of(layout), ZYGOTE
 
 
-def cells(kinds: Sequence[Kind], targets: Sequence[str], phases: Sequence[Phase]) -> list[Cell]:
+def cells(kinds: Sequence[Kind], targets: Sequence[str], phases: Sequence[Phase], layout: str = DEFAULT_LAYOUT) -> list[Cell]:
     """Every cell that makes sense, in a fixed order."""
     found = set()
     for kind, target, phase in itertools.product(kinds, targets, phases):
         if target == ZYGOTE and kind not in _ZYGOTE_KINDS:
             continue
-        if phase == "drain" and kind in ("oom", "enospc", "restart"):
-            continue  # the run is going away: the first two would only say so later, the last is refused
+        if phase == "drain" and kind in ("oom", "enospc", "restart", "scale"):
+            continue  # the run is going away: the first two would only say so later, the others are refused
+        if kind == "scale" and target != _first_of_scalable(target, layout):
+            continue
         found.add(Cell(kind, EVERYBODY if kind == "enospc" else target, phase))
     return sorted(found)
+
+
+def _first_of_scalable(target: str, layout: str) -> str:
+    """The first actor of the target's stage; "" if there cannot be one more."""
+    stage = STAGES.get(stage_of(target))
+    return stage_of(target) if stage is not None and stage.letter and _count(target, layout) < stage.max_count else ""
+
+
+def _count(target: str, layout: str) -> int:
+    """The number of actors of the target's stage."""
+    return sum(stage_of(actor) == stage_of(target) for actor in actors_of(layout))
 
 
 def fault_at(seed: int, index: int, choice: Sequence[Cell], pairs: float = 0.0, layout: str = DEFAULT_LAYOUT) -> Fault:
@@ -108,6 +123,8 @@ def fault_at(seed: int, index: int, choice: Sequence[Cell], pairs: float = 0.0, 
         # A hung zygote goes unnoticed until an actor must be forked.
         others, pairs = sorted(target for target in targets if stage_of(target) in torch_actors()), 1.0
     siblings = [other for other in others if stage_of(other) == stage_of(cell.target)]
+    if cell.kind == "scale":
+        siblings.append(instance_id(stage_of(cell.target), _count(cell.target, layout)))  # the one that comes and goes
     is_paired = bool(others) and rng.random() < pairs
     second = rng.choice(siblings if is_paired and siblings and rng.random() < 0.5 else others) if is_paired else ""
     return Fault(

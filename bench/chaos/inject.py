@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from ...runtime.bus.faults import EXIT_SIGNAL, FaultFile
+from ...runtime.stage_table import stage_of
 from ..processes import is_gone, send_signal
 from .faults import EVERYBODY, Fault
 from .private_tmpfs import PrivateTmpfs
@@ -44,15 +45,15 @@ class Injector:
         tmpfs: PrivateTmpfs | None,
         limits: Limits,
         drain_s: float,
-        restart: Callable[[str], Awaitable[str]],
+        command: Callable[..., Awaitable[str]],
     ) -> None:
-        """``restart`` replaces an actor as a user would, and returns the problem."""
+        """``command`` runs ``mmrt ARGUMENTS`` on the run as a user would, and returns the problem."""
         self._view = view
         self._faults = faults
         self._tmpfs = tmpfs
         self._limits = limits
         self._drain_s = drain_s
-        self._restart = restart
+        self._command = command
 
     async def strike(self, fault: Fault) -> str:
         """Inject the fault and wait until its cause is over. Returns the problem, "" if there was none."""
@@ -70,8 +71,10 @@ class Injector:
     async def _strike(self, fault: Fault) -> str:
         cell = fault.cell
         if cell.kind == "restart":
-            problem = await self._restart(cell.target)
+            problem = await self._command("restart", cell.target)
             return "" if fault.second else problem  # with a second fault it may be refused
+        if cell.kind == "scale":
+            return await self._scale(fault)
         if cell.kind == "enospc":
             return await self._fill(fault)
         if cell.kind in ("lost", "late"):
@@ -103,6 +106,19 @@ class Injector:
             return ""
         missing = ", ".join(sorted(self._view.serving().missing)) or "the zygote"
         return f"{missing} did not come back within {self._limits.back_s:g} s"
+
+    async def _scale(self, fault: Fault) -> str:
+        """Have one more of the stage, and then as many as before. With a second fault either may be refused for a while."""
+        stage = stage_of(fault.cell.target)
+        count = sum(stage_of(actor) == stage for actor in self._view.actors)
+        problem = await self._command("scale", f"{stage}={count + 1}")
+        await asyncio.sleep(fault.length_s)
+        end_s = time.monotonic() + self._limits.back_s
+        while refusal := await self._command("scale", f"{stage}={count}"):
+            problem = problem or refusal
+            if time.monotonic() > end_s:
+                return refusal
+        return "" if fault.second else problem
 
     async def _disturb_bus(self, fault: Fault) -> str:
         self._faults.begin(fault.cell.target, seed=fault.seed + fault.index, lost=fault.lost, late=fault.late, max_delay_s=_MAX_DELAY_S)

@@ -82,11 +82,11 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def storm_cells(self) -> list[Cell]:
-        return cells(self.kinds, self.targets, [phase for phase in self.phases if phase != "drain"])
+        return cells(self.kinds, self.targets, [phase for phase in self.phases if phase != "drain"], self.layout)
 
     @property
     def drain_cells(self) -> list[Cell]:
-        return cells(self.kinds, self.targets, [phase for phase in self.phases if phase == "drain"])
+        return cells(self.kinds, self.targets, [phase for phase in self.phases if phase == "drain"], self.layout)
 
 
 def parse_options(argv: Sequence[str] | None) -> ChaosOptions:

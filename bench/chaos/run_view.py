@@ -52,7 +52,11 @@ class RunView:
             self._stats = ControllerStats.attach(run, writable=False)
             self._table = SequenceTable.attach(run, writable=False)
             self._gaps = StepGaps.attach(run)
-        self.actors = self._actors.actors
+
+    @property
+    def actors(self) -> tuple[str, ...]:
+        """Those that belong to the run now."""
+        return self._actors.present
 
     def close(self) -> None:
         self._actors.close()
@@ -81,6 +85,8 @@ class RunView:
     def pid(self, target: str) -> int | None:
         """The process that does this work now; None if there is none."""
         if target != ZYGOTE:
+            if target not in self.actors:
+                return None
             row = self._actors.read(target)
             return row.pid if row.pid and RoleLock.holder(self._run, target) == row.pid else None
         return next((pid for pid in children(self.supervisor_pid) if what_is(pid) == ZYGOTE), None)

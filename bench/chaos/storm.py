@@ -177,7 +177,9 @@ class Storm:
 
     def _check_bystanders(self, fault: Fault, before: dict[str, int]) -> None:
         """Check that no other actor died of the fault, except those that share a process."""
-        may_die = self._together({fault.second} | ({fault.cell.target} if fault.cell.kind not in ("pause", "lost", "late") else set()))
+        may_die = self._together(
+            {fault.second} | ({fault.cell.target} if fault.cell.kind not in ("pause", "lost", "late", "scale") else set())
+        )
         for name, generation in before.items():
             if self._view.generation(name) != generation and name not in may_die and fault.cell.kind != "enospc":
                 self._note(f"{name} was replaced as well: generation {generation}, now {self._view.generation(name)}")
@@ -185,7 +187,7 @@ class Storm:
     def _longest_gap_s(self, fault: Fault, before: Mapping[str, Sequence[int]]) -> float:
         """The longest time between tokens since then, of decodes in processes that the fault did not hit."""
         hit, gaps = self._together({fault.cell.target, fault.second}), self._view.gaps()
-        bystanders = [name for name in before if name not in hit]
+        bystanders = [name for name in before if name not in hit and name in gaps]
         return max((longest_s([*map(sub, gaps[name], before[name])]) for name in bystanders), default=0.0)
 
     def _together(self, names: set[str]) -> set[str]:
@@ -276,14 +278,14 @@ class Storm:
         self._view = RunView(self._run.run, report.supervisor_pid)
         if self._tmpfs is not None:
             self._tmpfs.limit(ENOSPC_SPARE_BYTES)
-        self._injector = Injector(self._view, self._fault_file, self._tmpfs, self._limits, DRAIN_S, self._restart)
+        self._injector = Injector(self._view, self._fault_file, self._tmpfs, self._limits, DRAIN_S, self._command)
         self._load.connect(self._url, Path(self._config.model.path).name)
         self._watching = asyncio.create_task(self._truth.watch(self._url, self._view))
 
-    async def _restart(self, actor: str) -> str:
+    async def _command(self, *arguments: str) -> str:
         """As a user does it. Returns what went wrong."""
         try:
-            await asyncio.to_thread(self._run.command, "restart", actor)
+            await asyncio.to_thread(self._run.command, *arguments)
         except OwnRunError as error:
             return str(error)
         return ""

@@ -31,6 +31,12 @@ def test_nothing_has_changed() -> None:
     assert compare(but(fds={"decode": 21, "zygote": 9}), BASE) == []  # opened when it was first needed
 
 
+def test_what_stays_of_an_actor_that_has_left() -> None:
+    kept = ["decode.1.lock", "flight-decode.1.408913008bfe", "decode.1.exit"]
+    assert compare(but(files=[*BASE.files, *kept], fds={"decode": 23, "zygote": 9}), BASE) == []
+    assert compare(but(files=[*BASE.files, *kept], fds={"decode": 24, "zygote": 9}), BASE) == ["decode has 24 fds, at first it had 20"]
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [

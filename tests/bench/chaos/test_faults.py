@@ -24,6 +24,10 @@ def test_cells_that_make_no_sense_are_left_out() -> None:
     assert {cell.target for cell in choice if cell.kind == "enospc"} == {EVERYBODY}
     assert {cell.kind for cell in choice if cell.target == ZYGOTE} == {"kill", "stop", "pause", "term"}
     assert not [cell for cell in choice if cell.phase == "drain" and cell.kind in ("oom", "enospc")]
+    assert {cell.target for cell in choice if cell.kind == "scale"} == {"encoder", "prefill", "decode"}
+    several = cells(["scale"], targets_of("8E+P+2D"), PHASES, "8E+P+2D")
+    assert {cell.target for cell in several} == {"prefill", "decode"}, "no ninth encoder, and each stage once"
+    assert not [cell for cell in several if cell.phase == "drain"]
     assert {cell.phase for cell in choice} == set(PHASES) and {cell.kind for cell in choice} == set(KINDS)
 
 
@@ -36,6 +40,8 @@ def test_pairs_are_two_different_processes() -> None:
     assert "encoder.1" in {fault_at(1, index, choice, 0.5, "2E+P+D").second for index in range(400)}
     decodes = [fault_at(1, index, cells(["kill"], ["decode"], ["idle"]), 1.0, "E+P+2D").second for index in range(400)]
     assert 200 <= decodes.count("decode.1") < 300, "half of them, at least, hit the other decode"
+    comes = {fault_at(1, index, cells(["scale"], ["decode"], ["idle"]), 1.0, "E+P+2D").second for index in range(100)}
+    assert "decode.2" in comes, "the one that comes and goes"
     alone = [fault for fault in (fault_at(1, index, choice) for index in range(400)) if fault.second]
     assert {(fault.cell.kind, fault.cell.target) for fault in alone} <= {("stop", ZYGOTE)}  # which is found when it is needed
 

@@ -11,7 +11,7 @@ from mmrt.schema.gap_buckets import longest_s
 from mmrt.shm.controller_stats import ControllerStats
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
-from mmrt.shm.status import ActorTable
+from mmrt.shm.status import ActorTable, Membership
 from mmrt.shm.step_gaps import StepGaps
 
 
@@ -32,6 +32,18 @@ def test_a_step_of_any_encoder_is_a_phase(run: RunDirectory) -> None:
     with table.writer("encoder.1", 1).step(7, deadline_s=60):
         assert view.phases() == {"encoding"}
     assert view.phases() == {"idle"}
+    view.close()
+    table.close()
+
+
+def test_actors_come_and_go(run: RunDirectory) -> None:
+    view, table = RunView(run.path, supervisor_pid=0), ActorTable.attach(run)
+    before = view.actors
+    assert view.pid("decode.2") is None
+    table.set_membership("decode.2", Membership.PRESENT)
+    assert view.actors == (*before, "decode.2") and "decode.2" in view.serving().missing
+    table.set_membership("decode.2", Membership.GONE)
+    assert view.actors == before and "decode.2" not in view.serving().missing
     view.close()
     table.close()
 

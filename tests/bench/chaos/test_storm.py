@@ -74,6 +74,14 @@ def test_formats_of_numbers(storm: Storm, formats: tuple[str, str]) -> None:
     assert len(report["hits"]) == 41 and report["problems"] == []
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+def test_a_layout_that_changes(storm: Storm) -> None:
+    stages = "encoder,prefill,decode,controller,zygote"
+    report = storm("--kinds", "kill,scale", "--actors", stages, "--pairs", "0.6", "--faults", "40", timeout_s=880)
+    assert len(report["hits"]) == 41 and report["problems"] == []
+
+
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """Sockets have short names, pytest's directories long ones."""
