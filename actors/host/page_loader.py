@@ -1,5 +1,6 @@
-"""Saved pages (``cache.dir``) come back: prefill and encoder read them from the files that ``memory`` writes, instead of computing
-them. The controller knows their slots; each page is checked when it is read."""
+"""Pages that are there already come back: prefill and encoder read them from the files that ``memory`` writes (``cache.dir``), or
+prefill from the pool of another device, instead of computing them. The controller knows their places. Each page of a file is checked
+when it is read; one of a pool stays while the plan is in the plan table."""
 
 import logging
 import time
@@ -21,23 +22,29 @@ LEAST_PAGES = 4  # of a chunk in that time: a slower disk is asked for no more
 
 
 class PageLoader:
-    """Loads pages of one pool. It opens the file when it is first asked. A file that cannot be read has no pages."""
+    """Loads pages of one pool. It opens what it reads when it is first asked. A file that cannot be read has no pages."""
 
     def __init__(self, run: RunDirectory, pool: PagePool) -> None:
         self._run = run
         self._pool = pool
         self._reader: PageFileReader | None = None
+        self._others: dict[str, PagePool] = {}
 
     def load_chunks(self, plan: Load, table: SequenceTable) -> Loaded:
-        """Load leading pages of each chunk into the pages of its row, as far as the file has them and time allows."""
-        ends, more = list[int](), list[bool]()
+        """Load leading pages of each chunk into the pages of its row, as far as the source has them and time allows."""
+        ends, more, num_copied = list[int](), list[bool](), 0
         for chunk in plan.chunks:
             page_tokens = (chunk.end - chunk.start) // len(chunk.keys)
             pages = table.prefill_pages(chunk.row, chunk.member)[chunk.start // page_tokens : chunk.end // page_tokens].tolist()
-            num_loaded, is_late = self._load(pages, chunk.keys, chunk.slots, time.monotonic() + LOAD_S)
+            until_s = time.monotonic() + LOAD_S
+            if plan.source:
+                num_loaded, is_late = self._copy(pages, plan.source, chunk.slots, until_s)
+                num_copied += num_loaded
+            else:
+                num_loaded, is_late = self._load(pages, chunk.keys, chunk.slots, until_s)
             ends.append(chunk.start + num_loaded * page_tokens)
             more.append(num_loaded >= LEAST_PAGES if is_late else num_loaded == len(pages))
-        return Loaded(ends, more)
+        return Loaded(ends, more, num_copied * self._pool.page_bytes)
 
     def load_segments(self, plan: LoadSegments) -> Loaded:
         """Load the pages of segments, of each all or none; of all but the first only while there is time."""
@@ -50,6 +57,16 @@ class PageLoader:
             ends.append(part.num_tokens if num_loaded == len(part.keys) else 0)
             more.append(is_late)
         return Loaded(ends, more)
+
+    def _copy(self, pages: Sequence[int], source: str, theirs: Sequence[int], until_s: float) -> tuple[int, bool]:
+        """Copy pages of another pool. Returns how many, and whether time was short."""
+        if source not in self._others:
+            self._others[source] = PagePool.attach(self._run, source, writable=False)
+        for num_copied, (page, other) in enumerate(zip(pages, theirs, strict=True)):
+            if time.monotonic() >= until_s:
+                return num_copied, True
+            self._pool.page(page)[:] = self._others[source].page(other)
+        return len(pages), False
 
     def _load(
         self, pages: Sequence[int], keys: Sequence[bytes], slots: Sequence[int], until_s: float = float("inf")

@@ -1,6 +1,7 @@
 """Plans that fill pages without computing: from the file of ``cache.dir``, or from another KV pool."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -11,8 +12,8 @@ from .wire import Record
 
 
 class LoadChunk(Record, frozen=True):
-    """Tokens [start, end) of one member of a row: whole pages, which have these keys, in these slots of the file. They go where the
-    row's block table says."""
+    """Tokens [start, end) of one member of a row: whole pages, which have these keys, in these slots of the file, or on these pages of
+    another pool. They go where the row's block table says."""
 
     row: int
     row_generation: int
@@ -24,25 +25,31 @@ class LoadChunk(Record, frozen=True):
 
 
 class Load(ChunkPlan, frozen=True):
-    """prefill: read KV pages of one row from the file of ``cache.dir`` instead of computing them, up to the first that it lacks. The
-    result is ``Loaded``."""
+    """prefill: read KV pages of one row instead of computing them: from the pool ``source`` of another device, or if that is "" from
+    the file of ``cache.dir``, up to the first that it lacks. The result is ``Loaded``."""
 
     STAGE = "prefill"
     KIND = PlanKind.LOAD
 
     chunks: list[LoadChunk]
+    source: PoolName = ""
 
     @property
     def parts(self) -> Sequence[LoadChunk]:
         return self.chunks
 
+    def only(self, is_alive: Callable[[int, int], bool]) -> "Load | None":
+        """Return the plan if its row is alive."""
+        return self if all(is_alive(*row) for row in self.rows) else None
+
     def reads(self) -> dict[PoolName, list[int]]:
-        return {}
+        """Return the pages of the other pool: they stay until the plan is done."""
+        return {self.source: list(dict.fromkeys(chain(*(chunk.slots for chunk in self.chunks))))} if self.source else {}
 
     def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "Load":
         """Return the plan with other rows, of generation 1."""
         del run
-        return Load([msgspec.structs.replace(chunk, row=row(chunk.row), row_generation=1) for chunk in self.chunks])
+        return Load([msgspec.structs.replace(chunk, row=row(chunk.row), row_generation=1) for chunk in self.chunks], self.source)
 
 
 class LoadPart(Record, frozen=True):

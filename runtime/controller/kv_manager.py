@@ -17,7 +17,7 @@ from .guidance import Lengths, num_pages, wanted_pages
 from .lifecycle import preempt, settle
 from .ownership import hand_over, is_orphan
 from .placement import Placement, able_pools, choose_pools
-from .prefix_cache import append_hits, append_to_prefill, chunks_to_load, find_hits, learn_ids, name_pages, note_hits, share_hits
+from .prefix_cache import append_hits, append_to_prefill, find_hits, learn_ids, load_plan, name_pages, note_hits, share_hits
 from .request import Request
 from .scheduling.admission import Holder, ResourceGate, choose_victims, pages_ahead, spare_pages_ahead
 from .scheduling.budgets import steer_share
@@ -186,7 +186,7 @@ def grant_kv(state: ControllerState, request: Request, placement: Placement) -> 
         _append(state, request, member, count)
     request.blocked_s = -1.0
     if request.keys:
-        request.may_load, request.num_loads = bool(chunks_to_load(state, request)), 0
+        request.may_load, request.num_loads = load_plan(state, request) is not None, 0
         note_hits(state, request)
     return True
 

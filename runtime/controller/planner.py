@@ -24,7 +24,7 @@ from .media_sharing import hide_shared, take_shared
 from .plan_dispatch import credit, place_plan
 from .poison import is_suspect
 from .policy_calls import choose
-from .prefix_cache import PAGES_AT_ONCE, chunks_to_load, note_hits
+from .prefix_cache import PAGES_AT_ONCE, load_plan, note_hits
 from .request import Request
 from .scheduling.budgets import allowance_s, retarget
 from .scheduling.facts import Objective, RequestKind
@@ -334,14 +334,14 @@ def _issue_loads(state: ControllerState, now: float) -> None:
     loading = [request for inflight in state.plans.values() if isinstance(inflight.plan, Load) for request in inflight.requests]
     goes_on = any(request.num_loads > 1 and not request.ending for request in loading)
     for request in sorted(rows, key=BY_RANK):
-        if not (chunks := chunks_to_load(state, request)):
+        if (plan := load_plan(state, request)) is None:
             request.may_load = False
             state.touch(request)
             note_hits(state, request)
         elif credit(state, "prefill", request.prefill_pool) and not (request.num_loads and goes_on):
             goes_on = goes_on or request.num_loads > 0
             request.num_loads += 1
-            place_plan(state, Load(chunks), [request], now, request.prefill_pool)
+            place_plan(state, plan, [request], now, request.prefill_pool)
 
 
 def _issue_prefill(state: ControllerState, choices: tuple[ChunkChoice, ...], now: float) -> None:

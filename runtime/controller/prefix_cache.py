@@ -6,7 +6,7 @@ token are given: decode feeds that token, and a page with a key is never written
 more and all its tokens are in it: after the plan that filled it is cleared, or when decode has gone beyond it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ...schema.media import MediaSpan
@@ -24,6 +24,8 @@ PAGES_AT_ONCE = 1024  # of a member, in a plan to load them
 
 Hits = list[list[int]]
 """Pages per member."""
+FindLeading = Callable[[list[bytes]], list[int]]
+"""Return where the pages of the leading keys are, up to the first that is nowhere."""
 
 
 def set_keys(state: ControllerState, request: Request, prompts: Sequence[Sequence[int]], spans: Sequence[MediaSpan] = ()) -> None:
@@ -164,8 +166,17 @@ def note_hits(state: ControllerState, request: Request) -> None:
         state.save(request)
 
 
-def chunks_to_load(state: ControllerState, request: Request) -> list[LoadChunk]:
-    """Return the whole pages behind those that have keys, as far as the file has them, nothing of them is prefilled and decode writes
+def load_plan(state: ControllerState, request: Request) -> Load | None:
+    """Return a plan to load the row's next pages: from the pool of another device where its cache has as many of them as the file, such
+    as those of an answer that was decoded there; None if nobody has any."""
+    others = [pool for pool in state.kv_pools if pool != request.prefill_pool]
+    plans = [Load(chunks_to_load(state, request, state.pools[pool].cache.find_leading), pool) for pool in others]
+    best = max([*plans, Load(chunks_to_load(state, request, state.saved["kv"].find_leading))], key=lambda plan: plan.units)
+    return best if best.chunks else None
+
+
+def chunks_to_load(state: ControllerState, request: Request, find: FindLeading) -> list[LoadChunk]:
+    """Return the whole pages behind those that have keys, as far as ``find`` has them, nothing of them is prefilled and decode writes
     none of them."""
     page_tokens = state.limits.kv_page_tokens
     chunks = []
@@ -174,7 +185,7 @@ def chunks_to_load(state: ControllerState, request: Request) -> list[LoadChunk]:
         start = first * page_tokens
         if request.prefilled[member] == start:
             names = keys.up_to(_num_reusable(request, member), first)[:PAGES_AT_ONCE]
-            slots = state.saved["kv"].find_leading(names)
+            slots = find(names)
             if slots:
                 end = start + len(slots) * page_tokens
                 chunks.append(LoadChunk(*request.key_in_table, member, start, end, names[: len(slots)], slots))
@@ -184,8 +195,9 @@ def chunks_to_load(state: ControllerState, request: Request) -> list[LoadChunk]:
 def apply_loaded(state: ControllerState, request: Request, plan: Load, result: Loaded) -> None:
     """Record the pages that have been loaded."""
     request.may_load = any(result.more)
+    state.totals.transferred_bytes += result.num_bytes
     for chunk, end, may_ask_again in zip(plan.chunks, result.ends, result.more, strict=True):
-        if not may_ask_again:
+        if not may_ask_again and not plan.source:
             state.saved["kv"].note_lacking(chunk.keys[(end - chunk.start) // state.limits.kv_page_tokens])
         if request.record.evicting or request.prefilled[chunk.member] >= end:
             continue

@@ -47,6 +47,17 @@ class Run:
         chunk = LoadChunk(0, int(self.table.generation[0]), 0, 16 * first, 16 * (first + len(keys)), keys, numbers)
         return self.loader.load_chunks(Load([chunk]), self.table)
 
+    def fetch(self, first: int, theirs: list[int]) -> Loaded:
+        """From another pool, whose page n holds n."""
+        other = PagePool.create(self.directory, "kv.1", 8, 32)
+        for page in range(8):
+            other.write_bytes([page], bytes([page + 97]) * 32)
+        keys = KEYS[: len(theirs)]
+        chunk = LoadChunk(0, int(self.table.generation[0]), 0, 16 * first, 16 * (first + len(theirs)), keys, theirs)
+        loaded = self.loader.load_chunks(Load([chunk], "kv.1"), self.table)
+        other.close()
+        return loaded
+
     def load_segments(self, *segments: list[int]) -> Loaded:
         """Into the pages with the numbers of their contents."""
         generations = self.kv.generations.tolist()
@@ -139,3 +150,9 @@ def test_pages_that_were_given_away_are_not_written(run: Run) -> None:
     with pytest.raises(StalePage):
         run.loader.load_segments(LoadSegments([LoadPart(0, 1, PageRun([3], [2]), 10, KEYS[:1], [0])]))
     assert run.contents() == bytes(8)
+
+
+def test_pages_of_another_pool_go_where_the_block_table_says(run: Run) -> None:
+    assert run.fetch(1, [4, 0, 6]) == Loaded([64], [True], 96)
+    assert [run.contents()[page] for page in (2, 5, 3)] == [ord("e"), ord("a"), ord("g")]
+    assert run.contents()[7] == 0 == run.contents()[6]

@@ -133,6 +133,20 @@ def test_a_conversation_is_found_where_it_was_prefilled(apart: Server) -> None:
     apart.wait_until_empty()
 
 
+def test_an_answer_is_found_where_it_was_decoded(apart: Server, server: Server) -> None:
+    """The next turn of a conversation, as token ids."""
+    create, model = apart.client.completions.create, apart.checkpoint.name
+    prompt, extra = list(range(5, 45)), {"cache_salt": "of this answer", "return_token_ids": True}
+    ask = {"model": model, "max_tokens": 40, "temperature": 0, "extra_body": extra}
+    answer = create(prompt=prompt, **ask).choices[0].token_ids
+    turn = [*prompt, *answer, *range(50, 60)]
+    second = create(prompt=turn, **ask)
+    assert second.usage.prompt_tokens_details.cached_tokens == (len(prompt) + len(answer) - 1) // 16 * 16
+    alone = server.client.completions.create(prompt=turn, **{**ask, "model": server.checkpoint.name})
+    assert second.choices[0].token_ids == alone.choices[0].token_ids
+    apart.wait_until_empty()
+
+
 @pytest.mark.parametrize(
     "victims",
     [

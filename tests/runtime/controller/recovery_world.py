@@ -207,7 +207,9 @@ class World:
         self.gateway: dict[int, AtGateway] = {}
         self.outcomes: dict[int, str] = {}
         self.computed: dict[tuple[int, int], set[int]] = {}  # tokens of which prefill has had hidden states, by row and generation
-        self.num_crashes = self.num_preempted = self.num_evicted = self.num_cached = self.num_loaded = self.num_loaded_segments = 0
+        self.num_crashes = self.num_preempted = self.num_evicted = self.num_cached = self.num_loaded = self.num_loaded_segments = (
+            self.num_fetched
+        ) = 0
         self.num_transferred = 0
 
     # ------------------------------------------------------------------------------------------------ plumbing
@@ -598,8 +600,8 @@ class World:
                 for index, (page, generation) in enumerate(zip(part.target.pages, part.target.generations, strict=True)):
                     writes.append(("embedding", page, generation, 0, (medium, segment, index)))
         elif isinstance(plan, Load):
-            found = [self.begin_load(chunk, kv, writes) for chunk in plan.chunks]
-            return writes, m.Loaded([end for end, _ in found], [more for _, more in found])
+            found = [self.begin_load(chunk, kv, writes, plan.source) for chunk in plan.chunks]
+            return writes, m.Loaded([end for end, _ in found], [more for _, more in found], len(writes) if plan.source else 0)
         elif isinstance(plan, LoadSegments):
             found = [self.begin_segment(part, writes, at) for at, part in enumerate(plan.parts)]
             return writes, m.Loaded([end for end, _ in found], [more for _, more in found])
@@ -661,7 +663,7 @@ class World:
             page = pages[position // 4]
             writes.append((kv, page, int(self.pools[kv].generations[page]), position % 4, values[position]))
 
-    def begin_load(self, chunk: LoadChunk, kv: str, writes: list) -> tuple[int, bool]:
+    def begin_load(self, chunk: LoadChunk, kv: str, writes: list, source: str) -> tuple[int, bool]:
         generation, _ = self.table.phase(chunk.row)
         assert generation == chunk.row_generation, "pages are loaded for a row that is gone"
         assert chunk.end - chunk.start == 4 * len(chunk.keys) and chunk.start % 4 == 0
@@ -670,11 +672,15 @@ class World:
         for page, key, slot in zip(pages, chunk.keys, chunk.slots, strict=False):
             if found and self.random.random() < 0.1:  # time is short
                 break
-            if (contents := self.read_saved("kv", key, slot)) is None:
+            if source:
+                assert self.pools[source].read_keys().get(slot) == key, "a page of another pool was given away while a plan reads it"
+            contents = self.content[source][slot] if source else self.read_saved("kv", key, slot)
+            if contents is None:
                 more = False
                 break
             writes += [(kv, page, int(self.pools[kv].generations[page]), slot, value) for slot, value in contents.items()]
             found += 1
+            self.num_fetched += bool(source)
         self.num_loaded += found
         return chunk.start + 4 * found, more
 

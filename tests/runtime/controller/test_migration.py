@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmrt.runtime.bus import messages as m
-from mmrt.runtime.bus.copy_plans import Transfer
+from mmrt.runtime.bus.copy_plans import Load, Transfer
+from mmrt.runtime.bus.plans import Plan, Prefill
 from mmrt.runtime.controller.effects import AppendPages, AppendSourcePages, ClearSource, Effect, SetPhase, WriteState
 from mmrt.runtime.controller.instances import drained
 from mmrt.runtime.controller.lifecycle import preempt
@@ -45,12 +46,19 @@ def copied(driver: Driver) -> list[tuple[int, int, int]]:
     return [(chunk.member, chunk.start, chunk.end) for chunk in plan.chunks]
 
 
+def result_of(plan: Plan) -> m.Result | None:
+    """All that a plan is to copy has been copied."""
+    if isinstance(plan, Load):
+        return m.Loaded([chunk.end for chunk in plan.chunks], [True] * len(plan.chunks), 8)
+    return m.Transferred(8) if isinstance(plan, Transfer) else None
+
+
 def finish(driver: Driver, key: int, decode: str = "decode") -> list[Effect]:
     """Let all plans of a request be done, and decode end it."""
     effects: list[Effect] = []
     while driver.state.plans:
         inflight = next(iter(driver.state.plans.values()))
-        effects += driver.done(inflight.actor, m.Transferred(8) if isinstance(inflight.plan, Transfer) else None)
+        effects += driver.done(inflight.actor, result_of(inflight.plan))
     request = driver.state.requests[key]
     driver.counts[request.row] = (4, EndCode.LENGTH)
     (drop,) = sent(driver.tick(), m.Drop)
@@ -192,6 +200,45 @@ def test_a_prompt_is_found_again_where_it_was_prefilled() -> None:
     driver.submit(text(12), 2)
     assert driver.state.totals.cached_tokens == 8, "all but the page of the last token"
     assert copied(driver) == [(0, 0, 8)], "what is found is there to be copied"
+    finish(driver, 2)
+
+
+def test_an_answer_is_fetched_from_the_device_that_decoded_it() -> None:
+    """The next turn of a conversation: prefill has the first prompt, and decode of the other device the answer as well."""
+    driver = cached("EP@0+D@1")
+    prompt, answer = list(range(1, 13)), list(range(500, 504))
+    driver.submit(m.RequestSpec("r", prompt, [], m.Sampling(), 4), 1)
+    finish(driver, 1)
+    free = [driver.state.pools[pool].num_free for pool in ("kv", "kv.1")]
+    driver.submit(m.RequestSpec("r", [*prompt, *answer, 1, 2, 3], [], m.Sampling(), 4), 2)
+    _, plan = driver.plan("prefill")
+    assert isinstance(plan, Load) and plan.source == "kv.1"
+    assert [(chunk.member, chunk.start, chunk.end) for chunk in plan.chunks] == [(0, 8, 12)], "15 of 16 tokens were written"
+    page = plan.chunks[0].slots[0]
+    assert driver.state.pools["kv.1"].cache.key_of(page) == plan.chunks[0].keys[0]
+    assert not driver.state.pools["kv.1"].cache.is_idle(page), "the page stays until it has been copied"
+    before = driver.state.totals.transferred_bytes
+    driver.done("prefill", m.Loaded([12], [True], 8))
+    assert driver.state.totals.transferred_bytes == before + 8 and driver.state.totals.cached_tokens == 12
+    _, plan = driver.plan("prefill")
+    assert isinstance(plan, Prefill) and [(chunk.start, chunk.end) for chunk in plan.chunks] == [(12, 18)]
+    finish(driver, 2)
+    driver.submit(m.RequestSpec("r", [*prompt, *answer, 1, 2, 3], [], m.Sampling(), 4), 3)
+    assert driver.state.totals.cached_tokens == 12 + 16, "now they are in the pool of prefill"
+    finish(driver, 3)
+    assert [driver.state.pools[pool].num_free for pool in ("kv", "kv.1")] == free
+
+
+@pytest.mark.parametrize("is_skipped", [False, True])
+def test_pages_that_are_not_fetched_are_computed(is_skipped: bool) -> None:
+    driver = cached("EP@0+D@1")
+    driver.submit(m.RequestSpec("r", list(range(1, 13)), [], m.Sampling(), 4), 1)
+    finish(driver, 1)
+    driver.submit(m.RequestSpec("r", [*range(1, 13), *range(500, 507)], [], m.Sampling(), 4), 2)
+    driver.done("prefill", m.Skipped() if is_skipped else m.Loaded([8], [False]))
+    _, plan = driver.plan("prefill")
+    assert isinstance(plan, Prefill) and [(chunk.start, chunk.end) for chunk in plan.chunks] == [(8, 18)]
+    assert driver.state.totals.cached_tokens == 8
     finish(driver, 2)
 
 

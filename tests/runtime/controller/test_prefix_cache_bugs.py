@@ -15,11 +15,12 @@ import pytest
 
 from mmrt.runtime.bus.copy_plans import Load, LoadChunk
 from mmrt.runtime.bus.messages import Loaded
-from mmrt.runtime.controller import kv_manager, lifecycle, ownership, page_keys, placement, plan_results, planner, prefix_cache
+from mmrt.runtime.controller import kv_manager, lifecycle, ownership, page_keys, placement, plan_results, prefix_cache
 from mmrt.runtime.controller.effects import SetPrefilled
 from mmrt.runtime.controller.inflight_plan import InflightPlan
 from mmrt.runtime.controller.page_keys import PageKeys
 from mmrt.runtime.controller.plan_dispatch import clear_plan
+from mmrt.runtime.controller.prefix_cache import FindLeading
 from mmrt.runtime.controller.request import Request
 from mmrt.runtime.controller.state import ControllerState
 from mmrt.schema.rows import Phase
@@ -142,12 +143,12 @@ def load_another_page(patch: pytest.MonkeyPatch) -> None:
     """Pages are loaded into the places of others."""
     chunks_to_load = prefix_cache.chunks_to_load
 
-    def shifted(state: ControllerState, request: Request) -> list[LoadChunk]:
-        chunks = chunks_to_load(state, request)
+    def shifted(state: ControllerState, request: Request, find: FindLeading) -> list[LoadChunk]:
+        chunks = chunks_to_load(state, request, find)
         replace = msgspec.structs.replace
         return [replace(c, keys=[*c.keys[1:], c.keys[0]], slots=[*c.slots[1:], c.slots[0]]) for c in chunks]
 
-    patch.setattr(planner, "chunks_to_load", shifted)
+    patch.setattr(prefix_cache, "chunks_to_load", shifted)
 
 
 BUGS: list[Any] = [
