@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mmrt.bench.serve.command import main as bench
 from mmrt.runtime.bus.copy_plans import Transfer
 from mmrt.runtime.bus.plans import decode_plan
 from mmrt.runtime.stage_table import ProcessSpec, format_layout
@@ -219,3 +220,20 @@ def test_fifty_layouts_over_two_devices_change_no_token(launch: Callable[..., Se
                 set_layout(both, format_layout(ProcessSpec((stage,), 1, at) for stage, places in devices.items() for at in places))
     both.wait_until_empty()
     assert transferred(both) > 0
+
+
+@pytest.mark.slow
+def test_two_devices_find_prefixes_as_often_as_one_pool(launch: Callable[..., Server], tmp_path: Path) -> None:
+    """Twelve conversations, four at a time: a later turn may be prefilled on another device than the one before."""
+    one, two = (hits(launch(None, SETTINGS.format(layout)), tmp_path) for layout in ("EPD@left", "2EPD@*"))
+    assert one > 0.5 and two >= 0.9 * one
+
+
+def hits(server: Server, tmp_path: Path) -> float:
+    """Return the share of the prompts' tokens that the prefix cache had."""
+    file = tmp_path / "report.json"
+    load = ["--scenario", "chat", "--modality", "text", "--num-requests", "12", "--turns", "4", "--concurrency", "4"]
+    assert bench(["--url", server.url, *load, "--json", str(file)]) == 0
+    turns = json.loads(file.read_text())["chat"]
+    assert [turn["num_requests"] for turn in turns] == [12] * 4
+    return float(sum(turn["num_cached_tokens"] for turn in turns) / sum(turn["num_prompt_tokens"] for turn in turns))
