@@ -91,6 +91,6 @@ BUGS: list[Any] = [
 def test_the_world_finds(bug: Callable[[pytest.MonkeyPatch], None], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
     with pytest.raises(AssertionError) as found:
-        for seed in random.Random(7).sample(range(10**6), NUM_SEEDS):
+        for seed in random.Random(4).sample(range(10**6), NUM_SEEDS):
             live_through(seed, place)
     print(f"{bug.__name__}: {found.value}".splitlines()[0])
