@@ -115,7 +115,7 @@ class PageCopier:
                 yield num_bytes
 
     def _reader(self, name: str) -> ReadPage:
-        """How the pages of another device's pool are read. This process never writes there."""
+        """Return what reads the pages of another device's pool. This process never writes there."""
         if name not in self._sources:
             pool = PagePool.attach(self._actor.run, name, writable=False)
             packed = None if self._packing is None else PackedPages(self._actor, pool, self._packing, writable=False)

@@ -38,7 +38,7 @@ def too_many_large() -> RequestError:
 
 
 def due_s(began_s: float, num_bytes: int, now_s: float) -> float:
-    """Return when more must have come of a body that began then, and of which so much is there."""
+    """Return the time by which more of a body must come. It began at ``began_s``, and ``num_bytes`` have come."""
     return min(began_s + BODY_TIMEOUT_S + num_bytes / LEAST_BYTES_S, now_s + BODY_TIMEOUT_S)
 
 

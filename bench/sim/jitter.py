@@ -1,4 +1,4 @@
-"""How times vary about what the cost model's lines and rates say: by measured factors, drawn by the seed (pure)."""
+"""Times vary around the cost model's lines and rates: each is multiplied by a measured factor, which the seed draws (pure)."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -20,15 +20,15 @@ class StepTimes:
         self._sums = [0, *accumulate(max(1, round(length_ns * factor)) for factor in factors)]
 
     def total(self, first: int, count: int) -> int:
-        """The time of so many steps from this one on."""
+        """Return the time of ``count`` steps from this one on."""
         return self._upto(first + count) - self._upto(first)
 
     def gaps(self, first: int, count: int) -> list[int]:
-        """The time of each of them."""
+        """Return the time of each of these steps."""
         return [self.total(step, 1) for step in range(first, first + count)]
 
     def num_within(self, first: int, most: int, time_ns: int) -> int:
-        """How many steps from this one on end within that time, ``most`` at most."""
+        """Return the number of steps, from this one on, that end within that time: ``most`` at most."""
         return bisect_right(range(1, most + 1), time_ns, key=lambda count: self.total(first, count))
 
     def _upto(self, step: int) -> int:

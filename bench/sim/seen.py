@@ -1,4 +1,4 @@
-"""What a phase of ``profile`` has left behind."""
+"""A finished phase of ``profile``, with its flight records."""
 
 from typing import NamedTuple
 

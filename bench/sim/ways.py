@@ -1,4 +1,4 @@
-"""How long messages, ticks and a request's way in take at this moment: as measured while decode works, or while it does not."""
+"""The times of messages, ticks and a request's way in. They were measured twice: while decode worked, and while it did not."""
 
 from collections.abc import Callable
 

@@ -5,9 +5,9 @@ once, and prefill and decode have one copy. Shapes: M rows of activations, N row
 
 int8 is multiplied by activations in int8 (W8A8) where the processor has the instructions for it (VNNI, AMX): a row's numbers do not
 depend on how many are beside it. Elsewhere torch's kernels for int8, and everywhere those for int4, have vector instructions for
-activations and results in bfloat16 alone; they add up in float32. Many rows are multiplied by blocks, which is faster. Under
-activations in float32 they are rounded to bfloat16 just so: there, too, a row's numbers must not depend on how many are beside it.
-Under bfloat16 they still do: a block rounds its products (int8) or its weights (int4) as well.
+activations and results in bfloat16 alone; they add up in float32. Many rows are multiplied by blocks, which is faster. Blocks round
+activations in float32 to bfloat16, as those kernels do, so that a row's numbers do not depend on how many are beside it.
+Under activations in bfloat16 they still do: a block rounds its products (int8) or its weights (int4) as well.
 """
 
 from functools import cache
@@ -208,8 +208,8 @@ def round_rows(x_MK: Tensor) -> Parts:
 
 @cache
 def sums_are_exact() -> bool:
-    """Whether products of int8 are added up exactly. oneDNN adds pairs of them in 16 bits, and cuts what is larger, where there is no
-    instruction for 32 bits; which instructions it uses also depends on ONEDNN_MAX_CPU_ISA, so this is tried."""
+    """Return whether products of int8 are added up exactly. Without an instruction that adds in 32 bits, oneDNN adds pairs of them in
+    16 bits and cuts larger sums. ONEDNN_MAX_CPU_ISA also limits what it uses, so a product is tried."""
     largest = torch.full((_TRIED, _TRIED), MOST, dtype=torch.int8)
     expected = _TRIED * MOST * MOST
     return all(bool((torch._int_mm(largest[:rows], largest.t()) == expected).all()) for rows in (1, _TRIED))
