@@ -2,10 +2,12 @@
 
 Keys are a hash chain over the messages in blocks of 1 KiB, so that a later turn of a conversation has the keys of the turns before
 it, and requests with an equal beginning share keys. The chain starts from the caller's credentials and ``cache_salt``, as the nodes'
-own caches do. Media count with a fixed number of tokens, since nothing is decoded here.
+own caches do. Media count with a fixed number of tokens, since nothing is decoded here. Ids of tokens count as they are. Of a body of
+more than ``MAX_VALUES`` values the rest counts by its bytes: others wait while a body is read.
 """
 
 import hashlib
+from array import array
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ DEFAULT_ANSWER_TOKENS = 256
 MAX_KEYS = 512  # of one request; the beginnings beyond them are not told apart
 MAX_MEDIA = 64  # of one request; those beyond them count, and are not told apart
 MAX_DEPTH = 16
+MAX_VALUES = 1 << 16  # of one request; those beyond them are not told apart
 MAX_ANSWER_TOKENS = 1 << 20  # no model gives more
 
 _decode, _encode = msgspec.json.Decoder().decode, msgspec.json.encode
@@ -41,6 +44,7 @@ class Features(NamedTuple):
 class _Medium(NamedTuple):
     digest: bytes
     tokens: int
+    num_bytes: int
 
 
 def read_features(body: bytes | bytearray, credentials: str) -> Features:
@@ -54,21 +58,27 @@ def read_features(body: bytes | bytearray, credentials: str) -> Features:
         return Features()
     keys: list[tuple[bytes, int]] = []
     media: list[tuple[bytes, int]] = []
-    num_bytes = media_tokens = 0
+    num_bytes = media_tokens = media_bytes = 0
+    reader = _Reader()
     for message in _messages(fields):
+        if reader.num_left <= 0:
+            break
         text = bytearray()
-        for part in _parts(message, 0):
+        for part in reader.parts(message):
             if isinstance(part, _Medium):
                 media += [(part.digest, part.tokens)] if len(media) < MAX_MEDIA else []
                 media_tokens += part.tokens
+                media_bytes += part.num_bytes
                 text += part.digest
             else:
-                text += part.encode()
+                text += part
         for start in range(0, len(text), BLOCK_BYTES)[: MAX_KEYS - len(keys)]:
             block = text[start : start + BLOCK_BYTES]
             digest = hashlib.sha256(digest + block).digest()
             keys.append((digest, (num_bytes + start + len(block)) // BYTES_PER_TOKEN + media_tokens))
         num_bytes += len(text)
+    if reader.num_left <= 0:
+        num_bytes = max(num_bytes, len(body) - media_bytes)
     limit = next((fields[name] for name in _LIMITS if type(fields.get(name)) is int), DEFAULT_ANSWER_TOKENS)
     return Features(
         text_tokens=num_bytes // BYTES_PER_TOKEN,
@@ -102,22 +112,50 @@ def _messages(fields: dict[str, Any]) -> Iterator[object]:
         yield from value if isinstance(value, list) else () if value is None else (value,)
 
 
-def _parts(value: object, depth: int, kind: str = "image") -> Iterator[str | _Medium]:
-    """The texts and media within a message, in order. ``kind`` is that of media below."""
-    if isinstance(value, str):
-        yield _medium(value, kind) if value.startswith("data:") else value
-    elif isinstance(value, list) and depth < MAX_DEPTH:
-        for item in value:
-            yield from _parts(item, depth + 1, kind)
-    elif isinstance(value, dict) and depth < MAX_DEPTH:
-        name = str(value.get("type", ""))
-        kind = next((known for known in MEDIA_TOKENS if known in name), kind)
-        for key, item in value.items():
-            if key in ("url", "image_url", "data", "images") and not isinstance(item, dict):
-                yield from (_medium(text, kind) for text in (item if isinstance(item, list) else [item]) if isinstance(text, str))
-            elif key not in ("type", "id"):
-                yield from _parts(item, depth + 1, kind)
+class _Reader:
+    """Reads messages. ``num_left``: values that it still looks at."""
+
+    def __init__(self) -> None:
+        self.num_left = MAX_VALUES
+
+    def parts(self, message: object) -> list[bytes | _Medium]:
+        """The texts, ids and media within a message, in order."""
+        found: list[bytes | _Medium] = []
+        self._read(message, 0, "image", found)
+        return found
+
+    def _read(self, value: object, depth: int, kind: str, found: list[bytes | _Medium]) -> None:
+        """``kind`` is that of media below."""
+        self.num_left -= 1
+        if isinstance(value, str):
+            found.append(_medium(value, kind) if value.startswith("data:") else value.encode())
+        elif isinstance(value, list) and depth < MAX_DEPTH:
+            if ids := _ids_in(value):
+                found.append(ids)
+                return
+            for item in value[: max(0, self.num_left)]:
+                self._read(item, depth + 1, kind, found)
+        elif isinstance(value, dict) and depth < MAX_DEPTH:
+            name = str(value.get("type", ""))
+            kind = next((known for known in MEDIA_TOKENS if known in name), kind)
+            for key, item in value.items():
+                if self.num_left <= 0:
+                    break
+                if key in ("url", "image_url", "data", "images") and not isinstance(item, dict):
+                    texts = item[: self.num_left] if isinstance(item, list) else [item]
+                    self.num_left -= len(texts)
+                    found += [_medium(text, kind) for text in texts if isinstance(text, str)]
+                elif key not in ("type", "id"):
+                    self._read(item, depth + 1, kind, found)
+
+
+def _ids_in(values: list[Any]) -> bytes:
+    """Return ids of tokens in as many bytes as tokens of a text have; nothing for other lists."""
+    try:
+        return array("I", values).tobytes()
+    except (TypeError, OverflowError):
+        return b""
 
 
 def _medium(text: str, kind: str) -> _Medium:
-    return _Medium(hashlib.sha256(text.encode()).digest(), MEDIA_TOKENS[kind])
+    return _Medium(hashlib.sha256(text.encode()).digest(), MEDIA_TOKENS[kind], len(text))

@@ -85,7 +85,7 @@ class Router:
             self._known.popitem(last=False)
 
     def _known_tokens(self, features: Features) -> dict[str, float]:
-        """Return the tokens of the request that each node has seen: its longest beginning, and its media besides."""
+        """Return the tokens of the request that each node has seen: its longest beginning, or its media if they are more."""
         known: dict[str, float] = {}
         for digest, tokens in features.media:
             if digest in self._known:

@@ -4,6 +4,7 @@ import json
 import time
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,8 +12,10 @@ from mmrt.cluster.request_features import (
     BLOCK_BYTES,
     DEFAULT_ANSWER_TOKENS,
     MAX_ANSWER_TOKENS,
+    MAX_DEPTH,
     MAX_KEYS,
     MAX_MEDIA,
+    MAX_VALUES,
     MEDIA_TOKENS,
     Features,
     read_features,
@@ -68,10 +71,11 @@ def test_nothing_is_shared_between_callers() -> None:
 def test_what_is_no_request_has_no_features() -> None:
     for body in (b"", b"{", b"[1]", b"\xff", b"[" * 100_000, b'"text"'):
         assert read_features(body, "") == Features()
-    deep: Any = "end"
-    for _ in range(60):
+    deep: Any = "ends"
+    for _ in range(MAX_DEPTH):
         deep = [deep]
-    assert features(messages=deep).text_tokens == 0, "nobody looks deeper than that"
+    assert features(messages=[deep]).text_tokens == 1
+    assert features(messages=[[deep]]).text_tokens == 0, "nobody looks deeper than that"
     assert len(features(prompt="x" * (2 * MAX_KEYS * BLOCK_BYTES)).keys) == MAX_KEYS
     assert features(max_tokens="7").answer_tokens == DEFAULT_ANSWER_TOKENS
     assert features(max_tokens=-7).answer_tokens == 0
@@ -85,6 +89,39 @@ def test_many_media_take_time_by_their_number() -> None:
     found = read_features(b'{"messages": [%s""]}' % (b'"data:", ' * 10_000), "")
     assert time.process_time() - began_s < 0.5
     assert len(found.media) == MAX_MEDIA and found.media_tokens == 10_000 * MEDIA_TOKENS["image"]
+
+
+def test_ids_of_tokens_count_as_tokens() -> None:
+    found = features(prompt=[*range(1000)], max_tokens=7)
+    assert found.text_tokens == 1000 and [tokens for _, tokens in found.keys] == [256, 512, 768, 1000]
+    assert features(prompt=[[*range(1000)], [7, 8]]).text_tokens == 1002
+    assert features(prompt=[*range(999), -1]).keys != found.keys and features(prompt=[*range(1, 1001)]).keys[0] != found.keys[0]
+    assert features(prompt=[-1, 2**40, 0.5]).text_tokens == 0
+
+
+@pytest.mark.parametrize("many", [{"messages": ["a"]}, {"messages": [{}]}, {"prompt": ["a"]}, {"messages": [{"images": [""]}]}])
+def test_of_very_many_values_the_rest_counts_by_its_bytes(many: dict[str, list[Any]]) -> None:
+    """However many there are, few are looked at."""
+    name, values = next(iter(many.items()))
+    fields = {name: 300_000 * values} if values != [{"images": [""]}] else {name: [{"images": 300_000 * [""]}]}
+    body = json.dumps(fields).encode()
+    began_s = time.process_time()
+    found = read_features(body, "")
+    assert time.process_time() - began_s < 1.0
+    assert found.text_tokens > 0.9 * len(body) / 4 and (found.media or found.text_tokens <= len(body) / 4)
+    assert found.media_tokens <= MAX_VALUES * MEDIA_TOKENS["image"]
+
+
+def test_the_longest_known_beginning_counts_in_any_order_of_what_is_known() -> None:
+    nodes = router("a", "b")
+    for node, key, tokens in (("a", b"1", 100), ("b", b"2", 150), ("a", b"3", 200)):
+        nodes._note([key], node)
+        assert nodes._known_tokens(Features(keys=((key, tokens),))) == {node: tokens}
+    keys = ((b"1", 100), (b"2", 150), (b"3", 200))
+    assert nodes._known_tokens(Features(keys=keys)) == {"a": 200, "b": 150}, "one beginning holds the other"
+    assert routed(nodes.route(Features(keys=keys))) == "a"
+    nodes._note([b"m"], "a")
+    assert nodes._known_tokens(Features(keys=((b"2", 150),), media=((b"m", 1000),))) == {"a": 1000}
 
 
 def test_the_response_that_a_request_goes_on_with() -> None:

@@ -1,6 +1,7 @@
 """The front between a client and nodes that answer, stream, and are lost at any moment. Nodes are servers on real sockets."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -278,6 +279,24 @@ def test_headers_are_those_of_the_client() -> None:
             assert sent == {"authorization": "Bearer key", "accept": "text/plain", "name": "\u00e9", "content-length": str(len(BODY))}
 
     with_nodes(test, headers)
+
+
+def test_answers_are_passed_on_as_they_are() -> None:
+    """Compressed ones stay so, and a client follows a redirect itself."""
+    packed = gzip.compress(b"packed")
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path == "/v1/old":
+            return web.Response(status=307, headers={"location": "/v1/new"})
+        return web.Response(body=packed, headers={"content-encoding": "gzip"})
+
+    async def test(client: Callable[[], Client]) -> None:
+        moved = await client().ask("/v1/old")
+        assert (moved.status, moved.headers["location"], moved.body) == (307, "/v1/new", b"")
+        found = await client().ask("/v1/new")
+        assert (found.headers["content-encoding"], found.body) == ("gzip", packed)
+
+    with_nodes(test, answer)
 
 
 def test_a_large_body_is_passed_on() -> None:
