@@ -8,7 +8,7 @@ More are wanted as soon as the last seconds need them; fewer when fewer would al
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -90,22 +90,28 @@ class Meter:
             units = sum(count for actor, count in done.items() if stage_of(actor) == stage)
             if units > 0:
                 self._unit_s[stage] = sum(busy for actor, busy in busy_s.items() if stage_of(actor) == stage) / units
-        growth = {"encoder": sample.rows_left - before.rows_left, "prefill": sample.tokens_left - before.tokens_left}
-        return {kind: self._figures(processes, busy_s, done, growth, sample, before) for kind, processes in kinds.items()}
+        numbers = Counter(stage_of(actor) for processes in kinds.values() for actors in processes for actor in actors)
+        return {kind: self._figures(processes, busy_s, done, numbers, sample, before) for kind, processes in kinds.items()}
 
     def _figures(
         self,
         processes: Sequence[Sequence[InstanceId]],
         busy_s: Mapping[InstanceId, float],
         done: Mapping[InstanceId, float],
-        growth: Mapping[str, int],
+        numbers: Mapping[str, int],
         sample: Sample,
         before: Sample,
     ) -> KindFigures:
+        """``numbers``: the actors of each stage, in processes of any kind. What waits for a stage is divided among them."""
         count, passed_s = len(processes), sample.at_s - before.at_s
         stages = {stage_of(actor) for actors in processes for actor in actors}
         computed = {stage: 0.0 for stage in stages}
-        come_s = {stage: self._unit_s.get(stage, 0.0) * growth.get(stage, 0) for stage in stages}
+        left = {"encoder": (before.rows_left, sample.rows_left), "prefill": (before.tokens_left, sample.tokens_left)}
+        wait_s = {}
+        for stage in stages:
+            unit_s = self._unit_s.get(stage, 0.0) * count / numbers[stage]
+            wait_s[stage] = [unit_s * units for units in left.get(stage, (0, 0))]
+        come_s = {stage: after_s - before_s for stage, (before_s, after_s) in wait_s.items()}
         for actors in processes:
             for actor in actors:
                 computed[stage_of(actor)] += busy_s.get(actor, 0.0)
@@ -113,13 +119,12 @@ class Meter:
         lateness = 0.0
         if "decode" in stages and sample.tbt_p99_s is not None and sample.tbt_objective_s > 0:
             lateness = sample.tbt_p99_s / sample.tbt_objective_s
-        left = {"encoder": sample.rows_left, "prefill": sample.tokens_left}
         return KindFigures(
             num=count,
             passed_s=passed_s,
             come_s=max(come_s.values(), default=0.0),
             busy=min(1.0, max(computed.values(), default=0.0) / passed_s / count) if count else 0.0,
-            backlog_s=sum(self._unit_s.get(stage, 0.0) * left.get(stage, 0) for stage in stages) / max(1, count),
+            backlog_s=sum(after_s for _, after_s in wait_s.values()) / max(1, count),
             lateness=lateness,
         )
 

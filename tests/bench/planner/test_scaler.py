@@ -14,7 +14,7 @@ from mmrt.bench.planner.advice import Adviser, load_plan, scaled
 from mmrt.bench.planner.demand import Demand
 from mmrt.bench.planner.drift import LOOKS, DriftDetector
 from mmrt.bench.planner.heuristic import Division
-from mmrt.bench.planner.scaler import KindFigures, Meter, Proposal, Rules, Sample, Scaler, kinds_of
+from mmrt.bench.planner.scaler import WINDOW_S, KindFigures, Meter, Proposal, Rules, Sample, Scaler, kinds_of
 from mmrt.runtime.config import RuntimeConfig
 from mmrt.runtime.errors import UserError
 from mmrt.runtime.stage_table import InstanceId, check_layout, processes_of
@@ -128,6 +128,32 @@ def test_figures_of_the_time_since_the_last_look() -> None:
     assert again["E"].busy == pytest.approx(0.4)  # a new process of that name counts from 0
     with pytest.raises(ValueError, match="must be later"):
         meter.look(sample(130.0, (4.0, 18.0, 12.0), (80, 300, 300)), kinds)
+
+
+def test_kinds_that_share_a_stage_divide_what_waits_for_it() -> None:
+    """All of a flood for each kind would ask for it twice."""
+    names = [InstanceId(name) for name in ("encoder", "prefill", "prefill.1", "prefill.2")]
+
+    def look(at_s: float, units: int, tokens_left: int) -> Sample:
+        busy = {name: units / 100 for name in names}
+        return Sample(at_s=at_s, busy_s=busy, units=dict.fromkeys(names, units), tokens_left=tokens_left)
+
+    kinds = {"P": [[names[1]]], "EP": [[names[0], names[2]]], "PD": [[names[3], InstanceId("decode")]]}
+    found = Meter(look(0.0, 0, 300)).look(look(10.0, 100, 900), kinds)
+    for kind in kinds:
+        assert found[kind].come_s == pytest.approx((100 + 200) / 100), "100 tokens done, and a third of 600 more that wait"
+        assert found[kind].backlog_s == pytest.approx(900 / 3 / 100)
+    (alone,) = Meter(look(0.0, 0, 300)).look(look(10.0, 100, 900), {"P": [[names[1]], [names[2]], [names[3]]]}).values()
+    assert alone.come_s == pytest.approx((300 + 600) / 100) and alone.backlog_s == pytest.approx(900 / 3 / 100)
+
+
+def test_a_number_that_just_does_is_not_rounded_up() -> None:
+    rules = Rules(busy=0.7)
+    come_s = 2.1 * WINDOW_S
+    assert come_s / WINDOW_S / rules.busy > 3, "by the last bit"
+    scaler = Scaler(rules)
+    for at_s in (10.0, 20.0):
+        assert scaler.propose(at_s, {"PD": KindFigures(num=3, passed_s=WINDOW_S, come_s=come_s)}) == []
 
 
 PLANNED = Demand(num_requests=100, encode_rows=40000, prompt_tokens=30000, decode_tokens=5000)
