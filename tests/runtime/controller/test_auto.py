@@ -3,13 +3,13 @@
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from mmrt.runtime.controller.scheduling.auto import Auto, Memory, looked
+from mmrt.runtime.controller.scheduling.auto import Auto, Memory, batches, budgets, looked
 from mmrt.runtime.controller.scheduling.costs import Costs
-from mmrt.runtime.controller.scheduling.facts import Facts
+from mmrt.runtime.controller.scheduling.facts import Cost, Facts
 from mmrt.runtime.controller.scheduling.feedback import LEAST_SHARE, MAX_HOLD_S, MOST_SHARE, Shares, StageShare, left_s, steer
 from mmrt.runtime.controller.scheduling.gap_window import GapWindow
 from mmrt.runtime.controller.scheduling.overlap_trial import FIRST_S, NUM_PAIRS, RARE, Trial
@@ -173,6 +173,17 @@ def test_where_overlap_does_not_pay_pairs_stay_rare() -> None:
     assert shared.p99_s(10, 300) <= 1.02 * OBJECTIVE_S
 
 
+def test_each_pair_counts_once() -> None:
+    """Fewer than ``NUM_PAIRS`` say nothing, however much each saved."""
+    trial = Trial(next_s=0.0)
+    for number in range(1, NUM_PAIRS + 1):
+        sent = trial.begun(Facts(10.0 * number, encode=Cost(unit_s=0.001), prefill=Cost(unit_s=0.001)), 1000, 1000)
+        assert sent.look(View((), Facts(10.0 * number + 0.5), encode_in_flight=1, num_decoding=1), 0.0) == sent
+        trial = sent.look(View((), Facts(10.0 * number + 1.0), num_decoding=1), 0.0)
+        assert trial.pair is None and trial.saved == ((1.0, 1.0),) * number
+        assert trial.together == (number == NUM_PAIRS) and trial.next_s == 10.0 * number + 1.0 + 1.0 / RARE
+
+
 def test_overlap_that_makes_tokens_late_is_taken_back() -> None:
     """Not for tokens that were late before it: they may have been so because of the pairs."""
     memory = Memory(Shares(changed_s=9.5), Trial(together=True, next_s=9.0))
@@ -187,6 +198,26 @@ def test_overlap_that_makes_tokens_late_is_taken_back() -> None:
 
 def facts(now: float, p99_s: float, late_share: float, window_s: float = 1.0) -> Facts:
     return Facts(now, tbt_s=OBJECTIVE_S, late_share=late_share, tbt_p99_s=p99_s, tbt_window_s=window_s, step_s=0.03)
+
+
+def test_while_nobody_decodes_plans_are_those_of_unified() -> None:
+    shares = Shares(StageShare(0.5), StageShare(0.5))
+    cost = Cost(unit_s=0.0001, largest=1000)
+    view = View((), Facts(1.0, encode=cost, prefill=cost, tbt_s=OBJECTIVE_S), num_decoding=0)
+    assert budgets(shares, False, view, LIMITS) == budgets(shares, True, view, LIMITS) == (LIMITS.encode_rows, LIMITS.prefill_tokens)
+    beside = budgets(shares, False, replace(view, num_decoding=1), LIMITS)
+    assert beside == (450, 450), "half of 90 ms"
+
+
+def test_who_passes_others_goes_with_those_that_have_begun() -> None:
+    """In the order given: a request that has passed another is not behind every prompt that has begun."""
+    fresh, begun = (RequestView(key, key, has_kv=True, members=(MemberView(done, 500, 500),)) for key, done in ((1, 0), (2, 100)))
+    view = View((fresh, begun), Facts(1.0), prefill_credit=1)
+
+    def first(early: set[int]) -> int:
+        return batches(view, view.requests, early, 0, 256)[1].chunks[0].key
+
+    assert first({1}) == 1 and first(set()) == 2
 
 
 def test_a_stage_without_plans_keeps_its_share() -> None:
