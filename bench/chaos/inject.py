@@ -31,7 +31,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Time limits, in seconds."""
 
     end_s: float = 15.0  # a process that was killed or asked to end; for a gateway its drain comes on top
-    hang_s: float = 160.0  # a stopped process until its watchdog has found it: watchdog, or the limit of its step
+    hang_s: float = 20.0  # a stopped process until its watchdog has found it, beyond the deadline of its step: processors are shared
+    zygote_hang_s: float = 160.0  # a hung zygote is found when it must fork
     back_s: float = 60.0  # from a death until the next generation serves: processors are shared
 
 
@@ -90,7 +91,10 @@ class Injector:
             send_signal(pid, signal.SIGCONT)
             return ""
         send_signal(pid, _SIGNALS[cell.kind])
-        limit_s = self._limits.hang_s if cell.kind == "stop" else self._limits.end_s
+        limit_s = self._limits.end_s
+        if cell.kind == "stop":
+            is_zygote = cell.target == "zygote"
+            limit_s = self._limits.zygote_hang_s if is_zygote else self._limits.hang_s + self._view.step_left_s(pid)
         if cell.target == "gateway" and cell.kind == "term":
             limit_s += self._drain_s
         if not await until(lambda: is_gone(pid), limit_s):

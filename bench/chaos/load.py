@@ -135,8 +135,8 @@ class Load:
             answer.end, answer.status, answer.detail = "refused", error.status_code, str(error)
         except openai.APIConnectionError as error:
             answer.end, answer.detail = "broken", repr(error.__cause__ or error)
-        except ValueError as error:
-            answer.end, answer.detail = "garbled", str(error)
+        except (ValueError, KeyError, TypeError) as error:  # no JSON, or not what was to be in it
+            answer.end, answer.detail = "garbled", repr(error)
         except _TransportError as error:
             answer.end, answer.detail = "broken", repr(error)
         return answer.outcome()
@@ -169,7 +169,7 @@ class Load:
                 for event in parser.feed(data):
                     answer.take_event(event)
                     num_events += 1
-                    if num_events == leave_after and answer.end == "silent":
+                    if num_events == leave_after and answer.is_open:
                         answer.end = "cancelled"
                         return
 
@@ -189,6 +189,11 @@ class _Answer:
         self._usage: int | None = None
         self._id = ""
         self._failed = False
+
+    @property
+    def is_open(self) -> bool:
+        """True while more may come: neither an error nor the end has."""
+        return self.end == "silent" and not self._failed
 
     def take_event(self, data: bytes) -> None:
         """Take the data of one event. Raises: ValueError for an invalid event."""

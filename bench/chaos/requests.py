@@ -1,4 +1,5 @@
-"""Requests to the run during a storm: a fixed catalogue of text, image, video, sound and guided requests.
+"""Requests to the run during a storm: a fixed catalogue of text, image, video, sound and guided requests, and of what else decode and
+detokenizer keep of an answer: counts for penalties, the state of a grammar, the beginning of a stop string.
 
 Pure. Each has one right answer: it is greedy, or seeded, and computed in float32. Called by ``storm`` and by tests, which have
 transformers confirm the answers.
@@ -13,6 +14,18 @@ from ..serve.samples import make_audio, make_image, make_video
 
 _WORDS = "river stone window paper orange silence engine morning letter garden bridge winter copper table signal mirror"
 
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "sizes": {"type": "array", "items": {"type": "integer"}, "maxItems": 8},
+    },
+    "required": ["name", "sizes"],
+    "additionalProperties": False,
+}
+_DRAWN = {"temperature": 1.0, "seed": 9}
+_JSON = {"type": "json_schema", "json_schema": {"name": "thing", "schema": _SCHEMA}}
+
 
 class ChaosRequest(msgspec.Struct, frozen=True, kw_only=True):
     """``body`` is complete except for the model's name; ``is_whole``: not streamed."""
@@ -20,6 +33,11 @@ class ChaosRequest(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     body: dict[str, Any]
     is_whole: bool = False
+
+    @property
+    def has_fixed_length(self) -> bool:
+        """True if its answer has as many tokens as it asks for, whatever they are."""
+        return bool(self.body["ignore_eos"])
 
 
 def catalogue(max_tokens: int = 120) -> list[ChaosRequest]:
@@ -44,6 +62,9 @@ def catalogue(max_tokens: int = 120) -> list[ChaosRequest]:
         "everything": _body([picture, film, sound, _text("Do they match?")], short),
         "guided": _body("A guided answer.", long, guidance_scale=2.0, negative_prompt="Nothing."),
         "guided-image": _body([picture, ask], middle, guidance_scale=1.5, temperature=0.7, seed=3),
+        "penalties": _body("Say it otherwise.", long, frequency_penalty=1.5, repetition_penalty=1.3, **_DRAWN),
+        "json": _body("An object.", long, ignore_eos=False, response_format=_JSON, **_DRAWN),
+        "stop": _body("Stop in time.", long, ignore_eos=False, stop=["e"], min_tokens=short, **_DRAWN),
         "whole": _body("Not streamed.", middle),
     }
     return [ChaosRequest(name=name, body=body, is_whole=name == "whole") for name, body in entries.items()]

@@ -76,8 +76,14 @@ class RunView:
             found[name] = row.generation if serves else 0
         return Serving(found)
 
-    def generation(self, actor: str) -> int:
-        return self._actors.read(actor).generation
+    def generations(self) -> dict[str, int]:
+        """The newest generation of each actor."""
+        return {actor: self._actors.read(actor).generation for actor in self.actors}
+
+    def step_left_s(self, pid: int) -> float:
+        """The time until the last deadline of the steps that this process is in; 0 if it is in none."""
+        rows = [row for row in map(self._actors.read, self.actors) if row.pid == pid]
+        return max([0.0, *(1e-9 * (row.step_deadline_ns - time.monotonic_ns()) for row in rows)])
 
     def stats(self) -> StatsSnapshot:
         return self._stats.read()

@@ -16,6 +16,7 @@ from ...schema.gap_buckets import longest_s
 from ..own_run import OwnRun, OwnRunError
 from ..processes import descendants, is_gone
 from . import census
+from .bystanders import Bystanders
 from .faults import PHASES, Fault, fault_at
 from .faults import Phase as StormPhase
 from .findings import Findings
@@ -67,9 +68,10 @@ class Storm:
         self._injector: Injector
         self._watching: asyncio.Task[None]
         self._baseline: census.Count
+        self._bystanders: Bystanders
         self._counts: list[tuple[float, census.Count]] = []
         self._load = Load(
-            catalogue(options.max_tokens),
+            [request for request in catalogue(options.max_tokens) if options.is_exact or request.has_fixed_length],
             options.seed,
             options.concurrency,
             options.cancel_share,
@@ -151,7 +153,6 @@ class Storm:
         if cell.phase == "idle":
             await self._load.pause()
             await until(lambda: census.is_settled(self._view), _SETTLE_S)
-        generations = {name: self._view.generation(name) for name in self._view.actors}
         gaps = self._view.gaps()
         seen = await self._await_phase(cell.phase, fault.delay_s)
         self._findings.begin(fault)
@@ -161,7 +162,7 @@ class Storm:
         if is_gone(self._view.supervisor_pid):
             self._note("the supervisor is gone: the run has ended")
             raise StormEnd
-        self._check_bystanders(fault, generations)
+        self._check_bystanders(fault)
         if cell.phase == "idle":
             self._load.resume()
 
@@ -175,14 +176,10 @@ class Storm:
             return phase
         return max(found, key=PHASES.index)
 
-    def _check_bystanders(self, fault: Fault, before: dict[str, int]) -> None:
-        """Check that no other actor died of the fault, except those that share a process."""
-        may_die = self._together(
-            {fault.second} | ({fault.cell.target} if fault.cell.kind not in ("pause", "lost", "late", "scale") else set())
-        )
-        for name, generation in before.items():
-            if self._view.generation(name) != generation and name not in may_die and fault.cell.kind != "enospc":
-                self._note(f"{name} was replaced as well: generation {generation}, now {self._view.generation(name)}")
+    def _check_bystanders(self, fault: Fault | None = None) -> None:
+        """Check that since the last check only those were replaced that this fault has hit."""
+        for problem in self._bystanders.check(self._view.generations(), fault):
+            self._note(problem)
 
     def _longest_gap_s(self, fault: Fault, before: Mapping[str, Sequence[int]]) -> float:
         """The longest time between tokens since then, of decodes in processes that the fault did not hit."""
@@ -212,15 +209,19 @@ class Storm:
         self._note(problem)
         await self._load.pause()
         await self._load.disconnect()
+        self._check_watching()
         self._watching.cancel()
         self._findings.end("drain")
-        left = {name for pid, name in pids.items() if not is_gone(pid)}
-        if left:
+        self._check_nothing_is_left(pids)
+        self._view.close()
+        self._is_up = self._findings.is_draining = False
+
+    def _check_nothing_is_left(self, pids: Mapping[int, str]) -> None:
+        """Check that after ``mmrt down`` these processes and the run directory are gone."""
+        if left := {name for pid, name in pids.items() if not is_gone(pid)}:
             self._note(f"after down there still is {', '.join(sorted(left))}")
         if self._run.run.exists():
             self._note(f"after down there still is {self._run.run}")
-        self._view.close()
-        self._is_up = self._findings.is_draining = False
 
     async def _await_unready(self) -> None:
         """Wait until /ready shows that the drain has begun."""
@@ -243,11 +244,11 @@ class Storm:
         return census.count(self._view)
 
     async def _quiet_point(self) -> None:
-        if self._watching.done():
-            self._watching.result()  # any exception that ended it is a bug of the storm itself
+        self._check_watching()
         await self._load.pause()
         await self._reconnect()
         await until(lambda: census.is_settled(self._view), _SETTLE_S)
+        self._check_bystanders()
         problems: list[str] = []
 
         def is_back() -> bool:
@@ -261,6 +262,11 @@ class Storm:
             self._counts.append((time.monotonic(), census.count(self._view, with_memory=True)))
         self.report.num_quiet_points += 1
         self._load.resume()
+
+    def _check_watching(self) -> None:
+        """Raise any exception that has ended the polls: a bug of the storm itself."""
+        if self._watching.done():
+            self._watching.result()
 
     async def _reconnect(self) -> None:
         """Connections that are kept alive would count as descriptors."""
@@ -276,6 +282,7 @@ class Storm:
         assert report.supervisor_pid is not None
         self._url = report.endpoint
         self._view = RunView(self._run.run, report.supervisor_pid)
+        self._bystanders = Bystanders(self._together, self._view.generations())
         if self._tmpfs is not None:
             self._tmpfs.limit(ENOSPC_SPARE_BYTES)
         self._injector = Injector(self._view, self._fault_file, self._tmpfs, self._limits, DRAIN_S, self._command)
@@ -298,7 +305,9 @@ class Storm:
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
         self._view.close()
+        pids = descendants(self._view.supervisor_pid)
         try:
             await asyncio.to_thread(self._run.down)
         except OwnRunError as error:
             self._note(f"down failed: {error}")
+        self._check_nothing_is_left(pids)

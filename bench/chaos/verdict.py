@@ -80,13 +80,15 @@ def _judge_whole(outcome: Outcome, reference: Reference, is_exact: bool) -> str:
         return (
             f"it lacks an end: {len(outcome.ids)} of {len(reference.ids)} ids, {len(outcome.text)} of {len(reference.text)} characters"
         )
-    if outcome.usage_tokens is not None and outcome.usage_tokens != len(reference.ids):
+    if outcome.usage_tokens != len(reference.ids):
         return f"its usage says {outcome.usage_tokens} tokens, it has {len(reference.ids)}"
     return ""
 
 
 def is_excused(outcome: Outcome, around: Sequence[Trouble]) -> bool:
     """True if one of the faults around an unfinished request excuses its end."""
+    if 400 <= outcome.status < 500:
+        return False  # it would be the client's fault, and the same request has been answered before
     guilty = 0
     for trouble in around:
         cell = trouble.fault.cell

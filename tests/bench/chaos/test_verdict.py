@@ -35,6 +35,7 @@ def test_the_reference_itself() -> None:
         ({"text": "one two"}, "lacks an end"),
         ({"finish": "stop"}, "finish reason is 'stop'"),
         ({"usage_tokens": 4}, "usage says 4"),
+        ({"usage_tokens": None}, "usage says None"),
         ({"end": "silent"}, "ended silent"),
         ({"end": "overdue"}, "ended overdue"),
         ({"end": "garbled", "detail": "what?"}, "what?"),
@@ -78,6 +79,12 @@ def test_the_death_of_the_gateway_excuses_its_connections_at_that_time(kind: str
     assert judge(broken, REFERENCE, [trouble(kind, "decode")]) != ""
     assert judge(outcome(end="silent"), REFERENCE, [trouble(kind, "gateway")]) != ""
     assert judge(outcome(end="broken", text="two"), REFERENCE, [trouble(kind, "gateway")]) != ""
+
+
+def test_nothing_makes_a_good_request_a_bad_one() -> None:
+    refused = outcome(end="refused", status=404, text="", ids=[])
+    for kind, target in (("kill", "gateway"), ("restart", "gateway"), ("enospc", "all"), ("oom", "prefill")):
+        assert "ended refused (404" in judge(refused, REFERENCE, [trouble(kind, target)])
 
 
 def test_a_restart_of_the_gateway_breaks_no_answer_that_has_begun() -> None:
