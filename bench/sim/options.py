@@ -84,6 +84,8 @@ def base_config(given: argparse.Namespace, costs: Costs | None) -> RuntimeConfig
     configured = convert_config(data)
     if costs is not None and configured.actors.turns == "layers":
         raise ConfigError('actors.turns = "layers": the simulator does not interrupt plans')
+    if costs is not None and configured.num_kv_pools > 1:
+        raise ConfigError(f"[[devices]] makes {configured.num_kv_pools} KV pools: the simulator has one")
     return configured
 
 

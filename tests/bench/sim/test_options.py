@@ -57,6 +57,15 @@ def test_what_the_model_does_not_take_is_refused(arguments: list[str], message: 
     assert message in capsys.readouterr().err
 
 
+def test_devices_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their KV pools, and the copies between them, are not simulated."""
+    config = tmp_path / "devices.toml"
+    config.write_text('[actors]\nlayout = "EP@left+D@right"\n[[devices]]\nname = "left"\n[[devices]]\nname = "right"\n')
+    with pytest.raises(SystemExit):
+        main(["--config", str(config)])
+    assert "[[devices]] makes 2 KV pools: the simulator has one" in capsys.readouterr().err
+
+
 def test_a_trace_that_runs_backwards_is_refused_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "t.jsonl"
     lines = [{"timestamp": at, "input_length": 9, "output_length": 3} for at in (0, 2000, 1000)]
