@@ -12,7 +12,8 @@ Cuts must help. Where stages compete for cores or memory, any plan beside a step
 delay media. Cuts that take a part of ``DEEP`` or more off a share should take as large a part off what plans add to P99. If they take
 less than ``HELPS`` of that, they are undone, shares below 1 return to 1, and the next cut waits ``FIRST_HOLD_S``, then twice as long,
 up to ``MAX_HOLD_S``, unless P99 has fallen by ``EASED``. If P99 is ``GREW`` times that before the cuts, the load has grown, and only
-later cuts are judged. Shares at their least for ``MAX_HOLD_S`` without success return to 1 and are judged anew.
+later cuts are judged. Shares that stay as they are for ``MAX_HOLD_S`` while tokens are late, at their least or for want of plans,
+return to 1 and are judged anew.
 """
 
 import math

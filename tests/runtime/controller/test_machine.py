@@ -539,6 +539,21 @@ def test_a_new_row_has_pages_for_six_seconds_while_half_of_the_pool_is_free() ->
     assert driver.state.pools["kv"].num_free == 256, "of 6,000 tokens it gets what leaves half of the pool"
 
 
+def test_a_row_keeps_six_seconds_ahead_while_half_of_the_pool_is_free() -> None:
+    driver = Driver(num_kv_pages=512, max_context=1024)
+    driver.submit(text(6, 1000))
+    driver.state.steering.undisturbed_s = 0.1
+    driver.done("prefill")
+    table = driver.state.requests[KEY].block_tables[0]
+    assert len(table) == 2 + 16, "61 tokens at 10 tokens/s"
+    driver.counts[0] = (0, 0)
+    driver.tick()
+    for committed in (5, 10, 15, 20):
+        driver.counts[0] = (committed, 0)
+        driver.tick(0.5)
+        assert len(table) == -(-(6 + committed) // 4) + 16
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_no_row_reaches_further_than_two_seconds_into_the_second_half_of_a_pool(seed: int) -> None:
     rng = random.Random(seed)
