@@ -131,6 +131,13 @@ def test_a_slow_disk_does_not_hold_up_other_prompts(run: Run, monkeypatch: pytes
     assert run.load(0, [0, 1, 2, 3, 4]) == Loaded([16 * 3], [False]), "a slow disk is asked for no more"
 
 
+def test_a_long_copy_does_not_hold_up_other_prompts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter(0.1 * number for number in range(100))
+    monkeypatch.setattr(page_loader.time, "monotonic", lambda: next(times))
+    assert run.fetch(0, [0, 1, 2, 3, 4]) == Loaded([16 * 4], [True], 4 * 32), "after 0.5 s, of a page each 0.1 s"
+    assert run.contents() == b"\0\0bd\0c\0a", "the fifth page stays as it was"
+
+
 def test_segments_are_loaded_whole_or_not_at_all(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     run.fill()
     run.damage(2)

@@ -47,6 +47,7 @@ def test_with_many_gaps_the_window_is_short_and_with_few_long() -> None:
     assert fed((20.0, 0, many), (LEAST_S, many, 0)).late_share == 0
     assert fed((20.0, 0, few), (LEAST_S, few, 0)).late_share == pytest.approx(1 - LEAST_S / MOST_S)
     assert fed((20.0, 0, few), (MOST_S, few, 0)).late_share == 0
+    assert (fed((20.0, many, 0)).began_s, fed((20.0, few, 0)).began_s) == (20.0 - LEAST_S, 20.0 - MOST_S)
 
 
 def test_looks_within_a_slice_cost_nothing() -> None:

@@ -25,7 +25,7 @@ from mmrt.runtime.controller.effects import (
 )
 from mmrt.runtime.controller.kv_manager import WINDOW_S, Progress, wanted_kv
 from mmrt.runtime.controller.lifecycle import preempt, reset_media
-from mmrt.runtime.controller.machine import Controller
+from mmrt.runtime.controller.machine import LOOK_S, SOON_S, Controller
 from mmrt.runtime.controller.records import Ended, Refused, Submitted
 from mmrt.runtime.controller.request import Request
 from mmrt.runtime.controller.scheduling.types import Limits
@@ -525,10 +525,12 @@ def test_a_new_row_has_pages_for_six_seconds_while_half_of_the_pool_is_free() ->
     first = driver.state.requests[1]
     assert index(effects, AppendPages) < index(effects, m.Admit), "decode finds them with the row"
     assert len(first.block_tables[0]) == 2 + 151, "600 tokens, as nothing is known of the run"
+    assert driver.machine.next_tick_s() == SOON_S, "its rate is to be measured, however many pages it has"
     driver.counts[0] = (0, 0)
     driver.tick()
     driver.counts[0] = (5, 0)
     driver.tick(0.5)  # 10 tokens/s
+    assert driver.machine.next_tick_s() == LOOK_S
     driver.submit(text(6, 1000), key=2)
     driver.done("prefill")
     second = driver.state.requests[2]
