@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus.copy_plans import Load, Transfer
 from mmrt.runtime.bus.plans import Plan, Prefill
-from mmrt.runtime.controller.effects import AppendPages, AppendSourcePages, ClearSource, Effect, SetPhase, WriteState
+from mmrt.runtime.controller.effects import AppendPages, AppendSourcePages, ClearSource, Effect, SetPhase, SetPrefilled, WriteState
 from mmrt.runtime.controller.instances import drained
 from mmrt.runtime.controller.lifecycle import preempt
 from mmrt.runtime.controller.recovery import recover
@@ -226,6 +226,39 @@ def test_an_answer_is_fetched_from_the_device_that_decoded_it() -> None:
     driver.submit(m.RequestSpec("r", [*prompt, *answer, 1, 2, 3], [], m.Sampling(), 4), 3)
     assert driver.state.totals.cached_tokens == 12 + 16, "now they are in the pool of prefill"
     finish(driver, 3)
+    assert [driver.state.pools[pool].num_free for pool in ("kv", "kv.1")] == free
+
+
+def test_pages_are_fetched_from_any_other_device() -> None:
+    """Of two conversations each was decoded on a device of its own."""
+    driver = cached("EP@0+D@1+D@2", num_devices=3)
+    prompts = {1: list(range(1, 13)), 2: list(range(21, 33))}
+    for key, prompt in prompts.items():
+        driver.submit(m.RequestSpec("r", prompt, [], m.Sampling(), 4), key)
+    pools = {key: driver.state.requests[key].kv_pool for key in prompts}
+    assert {*pools.values()} == {"kv.1", "kv.2"}
+    for key, pool in pools.items():
+        finish(driver, key, "decode" if pool == "kv.1" else "decode.1")
+    for key, prompt in prompts.items():
+        driver.submit(m.RequestSpec("r", [*prompt, *range(500, 504), 1, 2, 3], [], m.Sampling(), 4), key + 2)
+        (plan,) = [inflight.plan for inflight in driver.state.plans.values() if isinstance(inflight.plan, Load)]
+        assert plan.source == pools[key]
+        driver.done("prefill", m.Loaded([12], [True], 8))
+
+
+def test_a_row_that_is_preempted_while_its_pages_are_fetched_begins_anew() -> None:
+    driver = cached("EP@0+D@1")
+    driver.submit(m.RequestSpec("r", list(range(1, 13)), [], m.Sampling(), 4), 1)
+    finish(driver, 1)
+    free = [driver.state.pools[pool].num_free for pool in ("kv", "kv.1")]
+    driver.submit(m.RequestSpec("r", [*range(1, 13), *range(500, 507)], [], m.Sampling(), 4), 2)
+    assert isinstance(driver.plan("prefill")[1], Load)
+    preempt(driver.state, driver.state.requests[2])
+    assert not [effect for effect in driver.done("prefill", m.Loaded([12], [True], 8)) if isinstance(effect, SetPrefilled)]
+    effects = [*driver.done("decode", m.Transferred(8)), *driver.tick()]
+    assert [effect.num_tokens for effect in effects if isinstance(effect, SetPrefilled)] == [8], "what the cache of its device has"
+    assert isinstance(driver.plan("prefill")[1], Load)
+    finish(driver, 2)
     assert [driver.state.pools[pool].num_free for pool in ("kv", "kv.1")] == free
 
 
