@@ -115,6 +115,8 @@ def _capture(path: Path, actor: str, count: int, directory: Path, out: Path | No
         write_order(path, actor, CaptureOrder(str(directory), count))
     except FileNotFoundError:
         raise RunError(f"no run is up in {path} (mmrt up)") from None
+    plans = "next plan" if count == 1 else f"next {count} plans"
+    print(f"waiting up to {wait_s:g} s (--wait) for the {plans} of {actor}: ask the server something", file=sys.stderr)
     try:
         deadline_s = time.monotonic() + wait_s
         # Not attached meanwhile: a run that ends removes its memory only when no process is attached.

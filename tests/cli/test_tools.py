@@ -93,7 +93,9 @@ def test_no_plan_in_time_leaves_no_order(tmp_path: Path, capsys: Captured) -> No
     with RunDirectory.create(tmp_path / "run", {"config": {}}) as directory:
         PlanTable.create(directory)
         assert run(["replay", "--capture", "encoder", "--wait", "0.1"]) == 1
-        assert "encoder was given no plan within 0.1 s (--wait)" in capsys.readouterr().err
+        waited, failed = capsys.readouterr().err.splitlines()
+        assert waited == "waiting up to 0.1 s (--wait) for the next plan of encoder: ask the server something"
+        assert "encoder was given no plan within 0.1 s (--wait)" in failed
         assert not (tmp_path / "run" / "capture-encoder").exists()
 
 
