@@ -297,6 +297,36 @@ def test_rows_are_spread_over_devices() -> None:
     assert {plan.actor: len(plan.plan.parts) for plan in driver.state.plans.values()}.keys() == {"prefill", "prefill.1"}
 
 
+def test_a_long_prompt_keeps_others_away_and_a_known_beginning_brings_them() -> None:
+    """What counts are the tokens to be prefilled before a row has its first one, in the pool that it would be prefilled in."""
+    driver = cached("EPD@0+EPD@1")
+    driver.submit(text(60, 4), 1)
+    for key in (2, 3):
+        driver.submit(m.RequestSpec("r", list(range(100 * key, 100 * key + 12)), [], m.Sampling(), 4), key)
+    assert [driver.state.requests[key].kv_pool for key in (1, 2, 3)] == ["kv", "kv.1", "kv.1"], "not in turn"
+    while driver.state.plans:
+        inflight = next(iter(driver.state.plans.values()))
+        driver.done(inflight.actor, result_of(inflight.plan))
+    driver.submit(m.RequestSpec("r", [*range(200, 212), 7, 8], [], m.Sampling(), 4), 4)
+    assert driver.state.requests[4].kv_pool == "kv.1", "it has two pages of it, and one row more"
+
+
+def test_pages_of_a_plan_that_a_new_controller_finds_are_not_copied_before_its_end() -> None:
+    """The last controller died between the word that they are prefilled and the end of the plan: it is done again."""
+    driver = apart(prefill_budget=6)
+    driver.submit(text(12))
+    plans = remains(driver).plans
+    driver.done("prefill")
+    snapshot = remains(driver)
+    machine = driver.machine = recover(driver.state.limits, 4, snapshot._replace(plans=plans))
+    driver.state = machine.state
+    driver.tick()
+    assert driver.state.requests[KEY].prefilled[0] == 6
+    assert not [inflight for inflight in driver.state.plans.values() if isinstance(inflight.plan, Transfer)]
+    finish(driver, KEY)
+    assert driver.is_empty
+
+
 def test_a_device_that_has_decode_alone_gets_its_share() -> None:
     driver = on_devices("EPD@0+D@1", prefill_budget=64)
     for key in range(1, 5):
