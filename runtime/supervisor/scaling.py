@@ -62,7 +62,8 @@ class Scaling:
             return await self._change(layout)
 
     async def change(self, layout: str) -> tuple[str, list[str]]:
-        """Have another layout, of the same processes, more of them or fewer. Returns and raises as ``scale``."""
+        """Have another layout, of the same processes, more of them or fewer. Returns and raises as ``scale``; where some have come and
+        others stay, the error says so."""
         async with self._lock:
             return await self._change(layout)
 
@@ -94,7 +95,12 @@ class Scaling:
             await self._grow(join_layouts(host.config.actors.layout, layout) if going else layout, new)
             messages.append(f"{_names(new, after)}: in the run, and serving")
         if going:
-            await self._shrink(layout, going, before)
+            try:
+                await self._shrink(layout, going, before)
+            except RunError as error:
+                if not messages:
+                    raise
+                raise RunError(f"{error}; {messages[0]}, and the layout is {host.config.actors.layout}") from None
             messages.append(f"{_names(going, before)}: left the run, without work")
         for message in messages:
             host.say(message)

@@ -92,6 +92,21 @@ def test_one_that_keeps_work_stays(place: RunDirectory) -> None:
     assert table.leaving == () and table.present == host.config.instances and host.config.actors.layout == "E+P+2D"
 
 
+def test_those_that_have_come_are_named_where_others_stay(place: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    changer, host = scaling_of(place, '[actors]\nlayout = "2E+P+D"\n[supervisor]\ndrain_s = 0.05\n')
+
+    async def all_serve(_: object) -> None:
+        return None
+
+    monkeypatch.setattr(changer, "_all_serve", all_serve)
+    monkeypatch.setattr(scaling, "read_host_room", lambda _: HostRoom(1 << 50, 1 << 50))
+    assert refused(changer.change("E+P+2D")) == (
+        "encoder.1 still had work after 0.05 s (supervisor.drain_s), and stays; "
+        "decode.1: in the run, and serving, and the layout is 2E+P+2D"
+    )
+    assert host.config.actors.layout == "2E+P+2D" and {"encoder.1", "decode.1"} <= {*ActorTable.attach(place).present}
+
+
 def test_one_that_served_hands_its_work_over_before_it_is_taken_back(place: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two new decodes one does not come up; the other has rows by then."""
     changer, host = scaling_of(place, "")
