@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from mmrt.actors.gateway.bodies import LEAST_BYTES_S, due_s
 from mmrt.cluster.front import HELD_BODIES, SMALL_BYTES, Front
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -199,6 +200,12 @@ def test_bodies_are_bounded_together_and_kept_no_longer_than_needed() -> None:
         assert front._num_body_bytes == HELD_BODIES * limit - SMALL_BYTES
 
     with_nodes(test, slow)
+
+
+def test_a_body_has_longer_the_more_of_it_has_come_but_never_without_a_byte() -> None:
+    assert due_s(100.0, 0, 100.0) == due_s(100.0, 0, 150.0) == 160.0
+    assert due_s(100.0, 10 * LEAST_BYTES_S, 120.0) == 170.0, "ten seconds longer"
+    assert due_s(100.0, 1 << 40, 120.0) == 180.0
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

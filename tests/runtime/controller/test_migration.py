@@ -262,6 +262,20 @@ def test_a_row_that_is_preempted_while_its_pages_are_fetched_begins_anew() -> No
     assert [driver.state.pools[pool].num_free for pool in ("kv", "kv.1")] == free
 
 
+def test_pages_that_are_being_filled_from_elsewhere_stay_when_their_row_leaves() -> None:
+    driver = cached("EP@0+D@1")
+    driver.submit(m.RequestSpec("r", list(range(1, 13)), [], m.Sampling(), 4), 1)
+    finish(driver, 1)
+    driver.submit(m.RequestSpec("r", [*range(1, 13), *range(500, 507)], [], m.Sampling(), 4), 2)
+    driver.done("decode", m.Transferred(8))
+    assert [type(inflight.plan) for inflight in driver.state.plans.values()] == [Load]
+    before = used(driver)
+    driver.receive("gateway", m.Cancel(1, 2)).tick()
+    assert used(driver) == before, "prefill writes the ones and reads the others, and may do so to the plan's end"
+    driver.done("prefill", m.Loaded([12], [True], 8))
+    assert used(driver) == [0, 0]
+
+
 @pytest.mark.parametrize("is_skipped", [False, True])
 def test_pages_that_are_not_fetched_are_computed(is_skipped: bool) -> None:
     driver = cached("EP@0+D@1")
