@@ -37,9 +37,9 @@ from ..runtime.bus.messages import (
 from ..runtime.bus.plans import Analyse
 from ..runtime.bus.sampling import Sampling
 from ..runtime.controller.effects import BeginRow, Effect, Send
-from ..runtime.controller.kv_manager import Progress
 from ..runtime.controller.machine import Controller
 from ..runtime.controller.planner import make_view
+from ..runtime.controller.progress import Progress
 from ..runtime.controller.scheduling.policy import POLICIES, UNIFIED
 from ..runtime.controller.scheduling.types import Limits, StepLimits
 from ..runtime.stage_table import WORKERS, InstanceId

@@ -1,4 +1,4 @@
-"""The costs of plans, kept on disk from run to run: ``$XDG_STATE_HOME/mmrt/costs.json``.
+"""The costs of plans and of decode's steps, kept on disk from run to run: ``$XDG_STATE_HOME/mmrt/costs.json``.
 
 A line per stage for each setup: model, number formats, device, layout and threads. Whatever is wrong with the file is logged, and the
 run learns anew. Runs at the same time replace the file whole, each with its own setup changed: the last one wins.
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 COSTS_NAME = "costs.json"
 MAX_SETUPS = 32  # the oldest go first
 MAX_BYTES = 1 << 20
-MIN_UNITS = 64  # of the largest plan: smaller ones say little of larger ones
+MIN_UNITS = 64  # of the largest plan: smaller ones say little of larger ones. A step of decode counts as it is
 _STAGES = ("encoder", "prefill", "decode")  # those whose threads count
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
@@ -68,7 +68,7 @@ class CostsFile:
 
     def save(self, costs: Mapping[str, Cost]) -> None:
         """Write the lines; those of other setups stay."""
-        lines = {stage: Line(*cost) for stage, cost in costs.items() if cost.largest >= MIN_UNITS}
+        lines = {stage: Line(*cost) for stage, cost in costs.items() if cost.largest >= MIN_UNITS or stage == "decode"}
         if not lines:
             return
         part = self._path.with_suffix(f".{os.getpid()}.part")

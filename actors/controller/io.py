@@ -24,7 +24,7 @@ from ...runtime.controller.effects import (
     WriteSpec,
     WriteState,
 )
-from ...runtime.controller.kv_manager import IdSpan, Progress
+from ...runtime.controller.progress import IdSpan, Progress
 from ...runtime.controller.records import JournalState
 from ...runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot
 from ...runtime.pools import pools_of

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...runtime.controller.kv_manager import Progress
 from ...runtime.controller.machine import Controller
+from ...runtime.controller.progress import Progress
 from ...runtime.controller.request import Request
 from .step_log import StepLog
 

@@ -16,9 +16,9 @@ from ...runtime.bus.plans import Analyse, Encode, Plan, Prefill
 from ...runtime.config import RuntimeConfig
 from ...runtime.controller.effects import AppendPages, BeginRow, ClearPlan, Effect, Send, WritePlan
 from ...runtime.controller.guidance import num_pages
-from ...runtime.controller.kv_manager import IdSpan, NewIds, Progress
 from ...runtime.controller.machine import Controller
 from ...runtime.controller.policy_calls import swap
+from ...runtime.controller.progress import IdSpan, NewIds, Progress
 from ...runtime.controller.scheduling.policy import Policy
 from ...runtime.controller.scheduling.types import Limits
 from ...runtime.observe.breakdown import Work

@@ -1,137 +1,26 @@
-"""KV pages and decode: grants, growth ahead of the tokens, preemption, admission to decode, progress (pure; rules over
-``ControllerState``).
+"""KV pages and decode: grants, growth ahead of the tokens, preemption, admission to decode (pure; rules over ``ControllerState``).
 
-The controller is not on the token path: it reads decode's words on a timer and keeps every member at least two pages and two
-seconds of tokens ahead, and six seconds while half of the pool is free: a new row too, so that it goes on while a controller starts.
+The controller is not on the token path: it reads decode's words on a timer (``progress``) and keeps every member at least two pages and
+two seconds of tokens ahead, and six seconds while half of the pool is free: a new row too, so that it goes on while a controller
+starts.
 When pages run short, the last rows in order give theirs back (``admission.choose_victims``).
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
 
 from ...schema.rows import Phase
 from ..pools import PoolName
 from .effects import AppendPages
 from .guidance import Lengths, num_pages, wanted_pages
-from .lifecycle import preempt, settle
+from .lifecycle import preempt
 from .ownership import hand_over, is_orphan
 from .placement import Placement, able_pools, choose_pools
-from .prefix_cache import append_hits, append_to_prefill, find_hits, learn_ids, load_plan, name_pages, note_hits, share_hits
+from .prefix_cache import append_hits, append_to_prefill, find_hits, load_plan, note_hits, share_hits
 from .request import Request
 from .scheduling.admission import Holder, ResourceGate, choose_victims, pages_ahead, spare_pages_ahead
-from .scheduling.budgets import steer_share
 from .state import BY_RANK, ControllerState, membership
 
-WINDOW_S = 0.25
-NAMED_AT_ONCE = 4  # pages
-START_RATE = 100.0  # tokens/s assumed for a row while none of the run has been measured
-_FORGET = 0.2  # weight of the newest window in the time of an undisturbed step
-
-
-class Progress(NamedTuple):
-    """decode's words for a row, read from the sequence table."""
-
-    row: int
-    row_generation: int
-    committed: int
-    end_code: int
-
-
-class IdSpan(NamedTuple):
-    """Committed ids [first, last) of a row."""
-
-    row: int
-    row_generation: int
-    first: int
-    last: int
-
-
-NewIds = Sequence[tuple[IdSpan, Sequence[int]]]
-
-
-def wanted_ids(state: ControllerState, progress: Sequence[Progress], *, all_of_them: bool = False) -> list[IdSpan]:
-    """Return the ids to read, given the rows' words. They name pages: a row's are wanted some pages at a time, and to the end once it
-    has ended or decode has dropped it."""
-    if not state.limits.prefix_cache:
-        return []
-    spans, enough = [], NAMED_AT_ONCE * state.limits.kv_page_tokens
-    for row, row_generation, committed, end_code in progress:
-        request = state.rows[row]
-        if request is None or request.row_generation != row_generation:
-            continue
-        num_new = committed - len(request.ids)
-        if num_new >= enough or num_new > 0 and (end_code or all_of_them or not request.counts_known):
-            spans.append(IdSpan(row, row_generation, committed - num_new, committed))
-    return spans
-
-
-def note_last_words(state: ControllerState, progress: Sequence[Progress], new_ids: NewIds) -> None:
-    """Name what decode has filled of rows that are about to end."""
-    for words, (_, ids) in zip(progress, new_ids, strict=False):
-        request = state.rows[words.row]
-        if request is not None and request.row_generation == words.row_generation:
-            request.committed = max(request.committed, words.committed)
-            learn_ids(request, ids)
-            name_pages(state, request)
-
-
-def observe(state: ControllerState, progress: Sequence[Progress], new_ids: NewIds, now: float) -> None:
-    """Record committed ids and ends; measure rates and the time between tokens."""
-    ids_of = {(span.row, span.row_generation): ids for span, ids in new_ids}
-    if any(inflight.disturbs_decode for inflight in state.plans.values()):
-        state.steering.disturbed_s = now
-    num_tokens, span_s = 0, 0.0
-    quiet_tokens, quiet_s = 0, 0.0
-    for row, row_generation, committed, end_code in progress:
-        request = state.rows[row]
-        if request is None or request.row_generation != row_generation or request.ending:
-            continue
-        if not request.counts_known and request.record.member_of is None:
-            state.note_counts(request, True)
-        if committed > request.committed:
-            request.committed = committed
-        if (ids := ids_of.get((row, row_generation))) is not None:
-            learn_ids(request, ids)
-            name_pages(state, request)
-        if request.phase == Phase.DECODE and request.window is not None:
-            began_s, began = request.window
-            if now - began_s >= WINDOW_S:
-                request.rate = (request.committed - began) / (now - began_s)
-                state.touch(request)
-                num_tokens += request.committed - began
-                span_s += now - began_s
-                if began_s > state.steering.disturbed_s:
-                    quiet_tokens += request.committed - began
-                    quiet_s += now - began_s
-                request.window = (now, request.committed)
-        else:
-            request.window = (now, request.committed)
-        if end_code and not request.end_code:
-            state.note_end(request, end_code)
-            settle(state, request)
-    if num_tokens and now - state.steering.steered_s >= WINDOW_S:  # once per window, even if rows' windows are staggered
-        state.steering.steered_s = now
-        if quiet_tokens:
-            _learn_undisturbed(state, quiet_s / quiet_tokens)
-        _steer(state, span_s / num_tokens)
-
-
-def expose_finished_rows(state: ControllerState) -> None:
-    """Put rows that ended during their preemption into phase DECODE, where readers look for ends."""
-    for request in state.touched():
-        if request.phase == Phase.PREPARE and request.is_finished and not request.record.evicting:
-            state.set_phase(request, Phase.DECODE)
-
-
-def _learn_undisturbed(state: ControllerState, tbt_s: float) -> None:
-    known_s = state.steering.undisturbed_s
-    state.steering.undisturbed_s = tbt_s if known_s is None else known_s + _FORGET * (tbt_s - known_s)
-
-
-def _steer(state: ControllerState, tbt_s: float) -> None:
-    state.steering.tbt_s = tbt_s
-    state.steering.share = steer_share(state.steering.share, tbt_s, state.tbt_target_s)
+START_RATE = 100.0  # tokens/s assumed for a row while neither this run nor an earlier one has measured any
 
 
 def wanted_kv(state: ControllerState, lengths: Lengths, committed: int, max_new_tokens: int, rate: float) -> Lengths:
@@ -260,8 +149,8 @@ def _half(state: ControllerState) -> int:
 
 
 def _rate(state: ControllerState, request: Request) -> float:
-    """Return the row's tokens/s: measured, or as rows of the run have them, best while nothing is prefilled."""
-    tbt_s = state.steering.undisturbed_s or state.steering.tbt_s
+    """Return the row's tokens/s: measured, or as rows of the run have them, best while nothing is prefilled, or of an earlier run."""
+    tbt_s = state.steering.undisturbed_s or state.steering.tbt_s or state.costs.of("decode").base_s
     return request.rate or (1 / tbt_s if tbt_s else START_RATE)
 
 

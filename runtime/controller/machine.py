@@ -33,22 +33,7 @@ from .effects import Effect, Send
 from .inflight_plan import LONG_AGO_S
 from .instances import empty_leaving, set_instances
 from .intake import admit, cancel_older_gateways, check_deadlines, load, prepare_analysed, probe_silent_requests, send_replies, submit
-from .kv_manager import (
-    IdSpan,
-    NewIds,
-    Progress,
-    admit_to_decode,
-    expose_finished_rows,
-    grant_kv,
-    grow,
-    make_room,
-    needs_kv,
-    note_last_words,
-    num_grantable,
-    observe,
-    place_row,
-    wanted_ids,
-)
+from .kv_manager import admit_to_decode, grant_kv, grow, make_room, needs_kv, num_grantable, place_row
 from .lifecycle import end, failed_message
 from .migration import issue_transfers
 from .outages import fail_stranded
@@ -59,6 +44,7 @@ from .plan_results import finish_plan, skip_plans
 from .planner import issue
 from .policy_calls import rank_requests
 from .prefix_cache import PagesToCome
+from .progress import IdSpan, NewIds, Progress, expose_finished_rows, note_last_words, observe, wanted_ids
 from .scheduling.admission import ResourceGate, overloaded
 from .scheduling.types import Limits
 from .state import BY_RANK, GATEWAY, ControllerState

@@ -1,8 +1,8 @@
 """The controller's state and its basic changes: requests, rows, effects, page grants, replies.
 
-``lifecycle``, ``intake``, ``outages``, ``planner``, ``plan_dispatch``, ``plan_results``, ``poison``, ``kv_manager``, ``cache_eras`` and
-``recovery`` are the rules, as functions over this; ``machine.Controller`` calls them. All of it is either in the journal, the rows and
-the plan table, or derived from them, except ``outages``, which the supervisor provides.
+``lifecycle``, ``intake``, ``outages``, ``planner``, ``plan_dispatch``, ``plan_results``, ``poison``, ``kv_manager``, ``progress``,
+``cache_eras`` and ``recovery`` are the rules, as functions over this; ``machine.Controller`` calls them. All of it is either in the
+journal, the rows and the plan table, or derived from them, except ``outages``, which the supervisor provides.
 """
 
 from collections import OrderedDict

@@ -1,4 +1,5 @@
-"""What plans cost: lines fitted to the plans of each actor that reports (units, elapsed), and to those of its stage (pure)."""
+"""What plans cost: lines fitted to the plans of each actor that reports (units, elapsed), and to those of its stage; and what a step of
+decode costs (pure)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -96,6 +97,10 @@ class Costs:
         models = [model for other, model in self._models.items() if stage_of(other) == stage]
         largest = max(self.of(stage).largest, units)
         self.by_stage = {**self.by_stage, stage: Cost(*sum(models, CostModel()).line, largest)}
+
+    def note_step(self, seconds: float) -> None:
+        """Learn decode's time between tokens while nothing disturbs it: a line of one token, however many rows a step has."""
+        self.by_stage = {**self.by_stage, "decode": Cost(seconds, 0.0, 1)}
 
     def of(self, stage: str) -> Cost:
         """Return the line of a stage's plans, whichever actor does them."""

@@ -34,6 +34,12 @@ def test_what_is_saved_is_loaded_for_the_same_setup_alone(path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["costs.json"]
 
 
+def test_a_step_of_decode_is_kept_whatever_its_size(path: Path) -> None:
+    step = {"decode": Cost(0.007, 0.0, 1)}
+    CostsFile(path, SETUP).save({**step, "encoder": Cost(0.1, 0.1, MIN_UNITS - 1)})
+    assert CostsFile(path, SETUP).load() == step
+
+
 def test_nothing_learned_is_nothing_written(path: Path) -> None:
     CostsFile(path, SETUP).save({"prefill": Cost(), "encoder": Cost(0.1, 0.1, MIN_UNITS - 1)})
     assert not path.exists()

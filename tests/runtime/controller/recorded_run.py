@@ -20,8 +20,8 @@ import msgspec
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.controller import effects as e
-from mmrt.runtime.controller.kv_manager import Progress
 from mmrt.runtime.controller.machine import Controller
+from mmrt.runtime.controller.progress import Progress
 from mmrt.runtime.controller.records import JournalState
 from mmrt.runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
 from mmrt.runtime.controller.request import decode_record

@@ -23,11 +23,14 @@ from mmrt.runtime.controller.effects import (
     WriteSpec,
     WriteState,
 )
-from mmrt.runtime.controller.kv_manager import WINDOW_S, Progress, wanted_kv
+from mmrt.runtime.controller.kv_manager import wanted_kv
 from mmrt.runtime.controller.lifecycle import preempt, reset_media
 from mmrt.runtime.controller.machine import LOOK_S, SOON_S, Controller
+from mmrt.runtime.controller.progress import WINDOW_S, Progress
 from mmrt.runtime.controller.records import Ended, Refused, Submitted
 from mmrt.runtime.controller.request import Request
+from mmrt.runtime.controller.scheduling.costs import Costs
+from mmrt.runtime.controller.scheduling.facts import Cost
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.stage_table import InstanceId, actors_of, number_of
 from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
@@ -554,6 +557,18 @@ def test_a_row_keeps_six_seconds_ahead_while_half_of_the_pool_is_free() -> None:
         driver.counts[0] = (committed, 0)
         driver.tick(0.5)
         assert len(table) == -(-(6 + committed) // 4) + 16
+
+
+def test_a_run_begins_with_the_rate_of_an_earlier_one() -> None:
+    driver = Driver(num_kv_pages=512, max_context=2048)
+    driver.state.costs = Costs({"decode": Cost(0.05, 0.0, 1)})
+    driver.submit(text(6, 1000), key=1)
+    driver.done("prefill")
+    assert len(driver.state.requests[1].block_tables[0]) == 2 + 31, "121 tokens at 20 tokens/s"
+    for committed, seconds in ((0, 0.0), (5, 0.5), (10, 0.5)):
+        driver.counts[0] = (committed, 0)
+        driver.tick(seconds)
+    assert driver.state.costs.by_stage["decode"] == Cost(0.1, 0.0, 1), "what this run has measured is kept for the next"
 
 
 @pytest.mark.parametrize("seed", range(8))

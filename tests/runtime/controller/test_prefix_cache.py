@@ -10,11 +10,11 @@ from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.copy_plans import Load, LoadChunk
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.controller.effects import AppendPages, Effect, SetPageKeys, SetPrefilled, WriteState
-from mmrt.runtime.controller.kv_manager import Progress
 from mmrt.runtime.controller.lifecycle import preempt
 from mmrt.runtime.controller.page_keys import content_digest
 from mmrt.runtime.controller.pages import Owner
 from mmrt.runtime.controller.prefix_cache import PagesToCome, find_hits
+from mmrt.runtime.controller.progress import Progress
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.request import decode_record, encode_record
 from mmrt.runtime.stage_table import InstanceId

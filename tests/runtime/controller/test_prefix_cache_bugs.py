@@ -15,7 +15,7 @@ import pytest
 
 from mmrt.runtime.bus.copy_plans import Load, LoadChunk
 from mmrt.runtime.bus.messages import Loaded
-from mmrt.runtime.controller import kv_manager, lifecycle, ownership, page_keys, placement, plan_results, prefix_cache
+from mmrt.runtime.controller import kv_manager, lifecycle, ownership, page_keys, placement, plan_results, prefix_cache, progress
 from mmrt.runtime.controller.effects import SetPrefilled
 from mmrt.runtime.controller.inflight_plan import InflightPlan
 from mmrt.runtime.controller.page_keys import PageKeys
@@ -72,7 +72,7 @@ def name_too_early(patch: pytest.MonkeyPatch) -> None:
         if request.phase == Phase.DECODE:
             request.committed -= 1
 
-    patch.setattr(kv_manager, "name_pages", name)
+    patch.setattr(progress, "name_pages", name)
 
 
 def round_up(patch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def name_pages_given_back(patch: pytest.MonkeyPatch) -> None:
         for table, num_tokens, keys in zip(tables, prefilled, request.keys, strict=False):
             state.name_pages("kv", zip(table, keys.up_to(num_tokens), strict=False))
 
-    for module in (plan_results, kv_manager):
+    for module in (plan_results, progress):
         patch.setattr(module, "name_pages", lambda *_: None)
     patch.setattr(lifecycle, "clear_pages", clear)
 

@@ -7,9 +7,9 @@ import pytest
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus.wire import encode
 from mmrt.runtime.controller.effects import AppendPages, ClearPages, Send
-from mmrt.runtime.controller.kv_manager import Progress
 from mmrt.runtime.controller.machine import Controller
 from mmrt.runtime.controller.pages import CACHE
+from mmrt.runtime.controller.progress import Progress
 from mmrt.runtime.controller.records import CacheEra, JournalState, Submitted
 from mmrt.runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
 from mmrt.runtime.controller.request import encode_record
