@@ -1,4 +1,5 @@
-"""Generations of the actors from one fault to the next: only those that a fault hits are replaced, and once (pure).
+"""Generations of the actors from one fault to the next: only those that a fault hits are replaced, and once (pure). Those that another
+layout lacks are, too.
 
 Called by ``storm`` after each fault and at quiet points, so that a death between two faults counts as well.
 """
@@ -6,9 +7,10 @@ Called by ``storm`` after each fault and at quiet points, so that a death betwee
 import math
 from collections.abc import Callable, Mapping
 
-from .faults import EVERYBODY, Fault
+from ...runtime.stage_table import actors_of
+from .faults import Fault
 
-_SURVIVED = frozenset({"pause", "lost", "late", "scale"})  # kinds after which the target goes on
+_SURVIVED = frozenset({"pause", "lost", "late", "scale", "layout"})  # kinds after which the target goes on
 
 
 class Bystanders:
@@ -39,9 +41,11 @@ class Bystanders:
     def _allowed(self, fault: Fault) -> dict[str, float]:
         """Return how often each may be replaced."""
         cell = fault.cell
-        if cell.target == EVERYBODY:
+        if cell.kind == "enospc":
             return dict.fromkeys(self._together({*self._last}), math.inf)
         hit = {fault.second} | ({cell.target} if cell.kind not in _SURVIVED else set())
+        if fault.layout:
+            hit |= {*self._last} - {*actors_of(fault.layout)}  # they leave, and come again
         return dict.fromkeys(self._together(hit), math.inf if fault.second else 1)
 
 

@@ -11,14 +11,14 @@ from typing import Literal, get_args
 
 import msgspec
 
-from ...runtime.stage_table import DEFAULT_LAYOUT, STAGES, actors_of, instance_id, stage_of, torch_actors
+from ...runtime.stage_table import DEFAULT_LAYOUT, STAGES, actors_of, format_layout, instance_id, parse_layout, stage_of, torch_actors
 from ..processes import ZYGOTE
 
-Kind = Literal["kill", "stop", "pause", "term", "exit", "oom", "enospc", "lost", "late", "restart", "scale"]
+Kind = Literal["kill", "stop", "pause", "term", "exit", "oom", "enospc", "lost", "late", "restart", "scale", "layout"]
 Phase = Literal["idle", "queued", "fetching", "decoding", "encoding", "prefill", "hand-over", "mid-stream", "drain"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PHASES: tuple[Phase, ...] = get_args(Phase)
-EVERYBODY = "all"  # the target of a full file system
+EVERYBODY = "all"  # the target of a full file system, and of another layout
 
 MEANINGS: dict[Kind, str] = {
     "kill": "SIGKILL",
@@ -32,9 +32,12 @@ MEANINGS: dict[Kind, str] = {
     "late": "many of the process's messages come late and out of order, for a while",
     "restart": "mmrt restart: a new generation takes over while the old one works",
     "scale": "mmrt scale: one more of the stage, and as many as before after a while",
+    "layout": "mmrt layout set: other numbers of all processes of the stages, and the first layout after a while",
 }
 # The zygote has no bus and no fault hook; the kernel would handle its lack of memory.
 _ZYGOTE_KINDS: frozenset[Kind] = frozenset({"kill", "stop", "pause", "term"})
+_MOST = 3  # processes of a kind in another layout
+_SCALABLE = frozenset(name for name, stage in STAGES.items() if stage.letter)
 _LENGTHS_S: dict[Kind, tuple[float, float]] = {
     "pause": (0.05, 1.0),
     "oom": (1.0, 3.0),
@@ -42,6 +45,7 @@ _LENGTHS_S: dict[Kind, tuple[float, float]] = {
     "lost": (0.5, 2.0),
     "late": (0.5, 2.0),
     "scale": (0.0, 2.0),
+    "layout": (0.0, 2.0),
 }
 
 
@@ -65,6 +69,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     late: float = 0.0
     second: str = ""  # a second target that is killed as well
     second_delay_s: float = 0.0
+    layout: str = ""  # of the run for a while
 
     @property
     def name(self) -> str:
@@ -87,23 +92,37 @@ def cells(kinds: Sequence[Kind], targets: Sequence[str], phases: Sequence[Phase]
     for kind, target, phase in itertools.product(kinds, targets, phases):
         if target == ZYGOTE and kind not in _ZYGOTE_KINDS:
             continue
-        if phase == "drain" and kind in ("oom", "enospc", "restart", "scale"):
+        if phase == "drain" and kind in ("oom", "enospc", "restart", "scale", "layout"):
             continue  # the run is going away: the first two would only say so later, the others are refused
         if kind == "scale" and target != _first_of_scalable(target, layout):
             continue
-        found.add(Cell(kind, EVERYBODY if kind == "enospc" else target, phase))
+        if kind == "layout" and stage_of(target) not in _SCALABLE:
+            continue
+        found.add(Cell(kind, EVERYBODY if kind in ("enospc", "layout") else target, phase))
     return sorted(found)
 
 
 def _first_of_scalable(target: str, layout: str) -> str:
     """The first actor of the target's stage; "" if there cannot be one more."""
-    stage = STAGES.get(stage_of(target))
-    return stage_of(target) if stage is not None and stage.letter and _count(target, layout) < stage.max_count else ""
+    stage = stage_of(target)
+    return stage if stage in _SCALABLE and _count(target, layout) < STAGES[stage].max_count else ""
 
 
 def _count(target: str, layout: str) -> int:
     """The number of actors of the target's stage."""
     return sum(stage_of(actor) == stage_of(target) for actor in actors_of(layout))
+
+
+def _other_layout(rng: random.Random, layout: str) -> str:
+    """One to three of each process, so that not all are as they were. Those before others with the same stages stay."""
+    processes = parse_layout(layout)
+    while True:
+        others = []
+        for place, process in enumerate(processes):
+            is_last = not any({*process.stages} & {*later.stages} for later in processes[place + 1 :])
+            others.append(msgspec.structs.replace(process, count=rng.randint(1, _MOST) if is_last else process.count))
+        if (another := format_layout(others)) != layout:
+            return another
 
 
 def fault_at(seed: int, index: int, choice: Sequence[Cell], pairs: float = 0.0, layout: str = DEFAULT_LAYOUT) -> Fault:
@@ -125,6 +144,9 @@ def fault_at(seed: int, index: int, choice: Sequence[Cell], pairs: float = 0.0, 
     siblings = [other for other in others if stage_of(other) == stage_of(cell.target)]
     if cell.kind == "scale":
         siblings.append(instance_id(stage_of(cell.target), _count(cell.target, layout)))  # the one that comes and goes
+    another = _other_layout(rng, layout) if cell.kind == "layout" else ""
+    if another:
+        siblings = sorted({*actors_of(layout)} ^ {*actors_of(another)})
     is_paired = bool(others) and rng.random() < pairs
     second = rng.choice(siblings if is_paired and siblings and rng.random() < 0.5 else others) if is_paired else ""
     return Fault(
@@ -137,6 +159,7 @@ def fault_at(seed: int, index: int, choice: Sequence[Cell], pairs: float = 0.0, 
         late=rng.uniform(0.3, 1.0) if cell.kind == "late" else 0.0,
         second=second,
         second_delay_s=rng.choice((0.0, rng.uniform(0, 0.05), rng.uniform(0, 1.0))) if second else 0.0,
+        layout=another,
     )
 
 

@@ -47,14 +47,16 @@ class Injector:
         limits: Limits,
         drain_s: float,
         command: Callable[..., Awaitable[str]],
+        layout: str,
     ) -> None:
-        """``command`` runs ``mmrt ARGUMENTS`` on the run as a user would, and returns the problem."""
+        """``command`` runs ``mmrt ARGUMENTS`` on the run as a user would, and returns the problem. ``layout``: of the run."""
         self._view = view
         self._faults = faults
         self._tmpfs = tmpfs
         self._limits = limits
         self._drain_s = drain_s
         self._command = command
+        self._layout = layout
 
     async def strike(self, fault: Fault) -> str:
         """Inject the fault and wait until its cause is over. Returns the problem, "" if there was none."""
@@ -74,8 +76,8 @@ class Injector:
         if cell.kind == "restart":
             problem = await self._command("restart", cell.target)
             return "" if fault.second else problem  # with a second fault it may be refused
-        if cell.kind == "scale":
-            return await self._scale(fault)
+        if cell.kind in ("scale", "layout"):
+            return await self._change(fault)
         if cell.kind == "enospc":
             return await self._fill(fault)
         if cell.kind in ("lost", "late"):
@@ -111,14 +113,19 @@ class Injector:
         missing = ", ".join(sorted(self._view.serving().missing)) or "the zygote"
         return f"{missing} did not come back within {self._limits.back_s:g} s"
 
-    async def _scale(self, fault: Fault) -> str:
-        """Have one more of the stage, and then as many as before. With a second fault either may be refused for a while."""
-        stage = stage_of(fault.cell.target)
-        count = sum(stage_of(actor) == stage for actor in self._view.actors)
-        problem = await self._command("scale", f"{stage}={count + 1}")
+    async def _change(self, fault: Fault) -> str:
+        """Have one more of the stage, or another layout, and then the first again. Beside a second fault both may be refused first."""
+        if fault.layout:
+            there: tuple[str, ...] = ("layout", "set", fault.layout)
+            back: tuple[str, ...] = ("layout", "set", self._layout)
+        else:
+            stage = stage_of(fault.cell.target)
+            count = sum(stage_of(actor) == stage for actor in self._view.actors)
+            there, back = ("scale", f"{stage}={count + 1}"), ("scale", f"{stage}={count}")
+        problem = await self._command(*there)
         await asyncio.sleep(fault.length_s)
         end_s = time.monotonic() + self._limits.back_s
-        while refusal := await self._command("scale", f"{stage}={count}"):
+        while refusal := await self._command(*back):
             problem = problem or refusal
             if time.monotonic() > end_s:
                 return refusal

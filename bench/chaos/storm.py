@@ -285,7 +285,8 @@ class Storm:
         self._bystanders = Bystanders(self._together, self._view.generations())
         if self._tmpfs is not None:
             self._tmpfs.limit(ENOSPC_SPARE_BYTES)
-        self._injector = Injector(self._view, self._fault_file, self._tmpfs, self._limits, DRAIN_S, self._command)
+        layout = self._options.layout
+        self._injector = Injector(self._view, self._fault_file, self._tmpfs, self._limits, DRAIN_S, self._command, layout)
         self._load.connect(self._url, Path(self._config.model.path).name)
         self._watching = asyncio.create_task(self._truth.watch(self._url, self._view))
 

@@ -1,5 +1,6 @@
 """Which actors a fault may have replaced, and how often."""
 
+import msgspec
 import pytest
 
 from mmrt.bench.chaos.bystanders import Bystanders
@@ -61,6 +62,15 @@ def test_second_faults_and_a_full_file_system() -> None:
     assert bystanders().check(after(decode=4, prefill=2), fault("kill", "decode", "prefill")) == []
     assert len(bystanders().check(after(gateway=2), fault("kill", "decode", "prefill"))) == 1
     assert bystanders().check(after(decode=3, gateway=2), fault("enospc", "all")) == []
+
+
+def test_those_that_another_layout_lacks_come_again_once() -> None:
+    before = after(encoder=1) | {"decode.1": 1}
+    changed = msgspec.structs.replace(fault("layout", "all"), layout="2E+P+D")
+    watched = Bystanders(lambda names: names, before)
+    assert watched.check(before | {"decode.1": 2}, changed) == []
+    (problem,) = watched.check(before | {"decode.1": 3, "decode": 2}, changed)
+    assert problem == "decode was replaced once, but nothing has hit it: its generation is 2"
 
 
 def test_actors_come_and_go() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from mmrt.bench.chaos.faults import EVERYBODY, KINDS, PHASES, ZYGOTE, Cell, cells, fault_at, parse_name, targets_of
-from mmrt.runtime.stage_table import DEFAULT_LAYOUT
+from mmrt.runtime.stage_table import DEFAULT_LAYOUT, actors_of, check_layout, devices_of, processes_of
 
 
 def test_a_fault_is_a_function_of_seed_and_index() -> None:
@@ -28,6 +28,8 @@ def test_cells_that_make_no_sense_are_left_out() -> None:
     several = cells(["scale"], targets_of("8E+P+2D"), PHASES, "8E+P+2D")
     assert {cell.target for cell in several} == {"prefill", "decode"}, "no ninth encoder, and each stage once"
     assert not [cell for cell in several if cell.phase == "drain"]
+    assert {cell.target for cell in choice if cell.kind == "layout"} == {EVERYBODY}
+    assert not cells(["layout"], ["gateway", ZYGOTE], PHASES), "no stage whose number may change"
     assert {cell.phase for cell in choice} == set(PHASES) and {cell.kind for cell in choice} == set(KINDS)
 
 
@@ -44,6 +46,20 @@ def test_pairs_are_two_different_processes() -> None:
     assert "decode.2" in comes, "the one that comes and goes"
     alone = [fault for fault in (fault_at(1, index, choice) for index in range(400)) if fault.second]
     assert {(fault.cell.kind, fault.cell.target) for fault in alone} <= {("stop", ZYGOTE)}  # which is found when it is needed
+
+
+@pytest.mark.parametrize("layout", ["2E+2P+2D", "EPD", "EP@0+D@1", "EPD@0+EPD@1"])
+def test_other_layouts_are_ones_that_a_live_run_may_have(layout: str) -> None:
+    choice = cells(["layout"], targets_of(layout), ["idle"], layout)
+    faults = [fault_at(1, index, choice, 0.5, layout) for index in range(50)]
+    assert len({fault.layout for fault in faults}) > 1 and layout not in {fault.layout for fault in faults}
+    before = processes_of(layout)
+    for fault in faults:
+        check_layout(fault.layout, ("0", "1"))
+        after, devices = processes_of(fault.layout), {**devices_of(layout), **devices_of(fault.layout)}
+        assert all(before[name] == after[name] for name in before.keys() & after.keys())
+        assert all(devices[name] == device for name, device in devices_of(layout).items())
+    assert any(fault.second in {*actors_of(fault.layout)} ^ {*actors_of(layout)} for fault in faults), "one that comes or goes"
 
 
 def test_no_cells() -> None:

@@ -78,7 +78,7 @@ def test_formats_of_numbers(storm: Storm, formats: tuple[str, str]) -> None:
 @pytest.mark.slow
 def test_a_layout_that_changes(storm: Storm) -> None:
     stages = "encoder,prefill,decode,controller,zygote"
-    report = storm("--kinds", "kill,scale", "--actors", stages, "--pairs", "0.6", "--faults", "40", timeout_s=880)
+    report = storm("--kinds", "kill,scale,layout", "--actors", stages, "--pairs", "0.6", "--faults", "40", timeout_s=880)
     assert len(report["hits"]) == 41 and report["problems"] == []
 
 
