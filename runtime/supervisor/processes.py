@@ -148,6 +148,17 @@ def children() -> list[int]:
     return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
 
 
+def is_ending(pid: int) -> bool:
+    """Return whether this child has given back its memory, and with it its command line, but cannot be waited for yet: its own children
+    become ours only then."""
+    try:
+        if Path(f"/proc/{pid}/cmdline").read_bytes():
+            return False
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except OSError:
+        return False
+
+
 def end_strangers(timeout_s: float = 2.0) -> None:
     """Kill and reap every remaining child at the end of a run: no other process would."""
     deadline_s = time.monotonic() + timeout_s

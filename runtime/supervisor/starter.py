@@ -16,7 +16,7 @@ from ..process.crash_cause import is_from_outside, oom_kills
 from .launcher import Zygote, ZygoteDiedError, ZygoteError, is_fork, pipe_to_logs
 from .logs import LogPump
 from .managed_actor import ActorSpec
-from .processes import CHILD_LIFELINE_FD, Process, children, reap_strangers, spawn
+from .processes import CHILD_LIFELINE_FD, Process, children, is_ending, reap_strangers, spawn
 from .restart_policy import Broken, Cause, RestartHistory, RestartPolicy, decide
 
 NOTIFY_NAME = "notify"
@@ -180,16 +180,20 @@ class Starter:
         """
         await zygote.process.wait(_FORKS_END_S)  # then its children are ours
         killed: set[int] = set()
+        before: set[int] | None = None
         end_s = time.monotonic() + _FORKS_END_S
         while self._zygote in (zygote, None) and not self._ending and time.monotonic() < end_s:
-            # A fork that is under way may have been announced. A fork has two steps: the first is killed, the second appears.
+            # A fork that is under way may have been announced. A fork has two steps: the first is killed, the second appears once the
+            # first has ended. So two looks must find the same processes, none of them a fork or one that is ending.
             if not zygote.busy:
-                forks = {pid for pid in set(children()) - self._own() if is_fork(pid, self._run)}
-                if not forks:
+                strangers = set(children()) - self._own()
+                forks = {pid for pid in strangers if is_fork(pid, self._run)}
+                if not forks and strangers == before:
                     return
                 for pid in forks - killed:
                     self._kill_stranger(pid)
                 killed |= forks
+                before = None if forks or any(map(is_ending, strangers)) else strangers
             await asyncio.sleep(_FORKS_POLL_S)
 
     def _own(self) -> set[int]:

@@ -208,6 +208,42 @@ def test_what_a_zygote_forks_and_dies_before_it_says_so_is_killed_first(forking:
     forking.assert_nothing_left()
 
 
+ENDS_SLOWLY = """
+import ctypes, os, pathlib, platform, signal, sys, time, _thread
+exit, wait, words = os._exit, os.waitpid, pathlib.Path(__file__).with_name("dies")
+def end_slowly(status):
+    if "mmrt.runtime.supervisor.zygote" in sys.orig_argv and words.exists():
+        _thread.start_new_thread(lambda: (time.sleep(0.3), exit(status)), ())
+        ctypes.CDLL(None).syscall(93 if platform.machine() == "aarch64" else 60, 0)  # exit: this thread alone
+    exit(status)
+def die_first(pid, options):
+    if "mmrt.runtime.supervisor.zygote" in sys.orig_argv and words.exists():
+        while pathlib.Path(f"/proc/{pid}/cmdline").read_bytes():
+            time.sleep(0.001)
+        words.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return wait(pid, options)
+os._exit, os.waitpid = end_slowly, die_first
+"""
+
+
+def test_a_fork_whose_parent_is_still_ending_is_killed_first(forking: "ToyRun") -> None:
+    """The zygote dies between the two steps of a fork. The first fork has no memory any more, but keeps the second until its end."""
+    forking.toys.joinpath("sitecustomize.py").write_text(ENDS_SLOWLY)
+    forking.start("memory", "decode")
+    forking.wait_for("ready")
+    forking.toys.joinpath("dies").touch()
+    forking.forget()
+    os.kill(forking.pid("decode"), signal.SIGKILL)
+    forking.wait_for("message", lambda event: "the zygote died: starts without it" in event["text"])
+    forking.wait_for("progress", lambda event: event["actor"] == "decode" and event["state"] == "active")
+    order = [event.get("text") or event.get("state", "") for event in forking.events]
+    assert [number for number, text in enumerate(order[: order.index("starting")]) if "killed orphan process" in text]
+    forking.call(DownRequest())
+    assert forking.end() == 0
+    forking.assert_nothing_left()
+
+
 def test_what_an_actor_leaves_behind_is_killed(forking: "ToyRun") -> None:
     """It becomes the supervisor's child, as does what a zygote forks and dies before it can say so."""
     forking.toys.joinpath("decode").write_text("parent")
