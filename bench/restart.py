@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from operator import sub
 from pathlib import Path
 
 import aiohttp
@@ -27,9 +28,11 @@ from ..runtime.config_sections import ModelSection, ServerSection, SupervisorSec
 from ..runtime.errors import RunError
 from ..runtime.stage_table import ACTORS, number_of
 from ..runtime.supervisor.control import LayoutReply, RestartReply, RestartRequest, ScaleRequest, call
+from ..schema.gap_buckets import longest_s
 from ..shm.run_directory import RunDirectory
 from ..shm.sequence_table import SequenceTable
 from ..shm.status import ActorState, ActorTable
+from ..shm.step_gaps import StepGaps
 from .environment import Environment, read_environment
 from .output import JSON_HELP, run_bench
 from .own_run import OwnRun, OwnRunError, own_run
@@ -147,17 +150,18 @@ async def _measure(run: OwnRun, options: argparse.Namespace, source: Path | None
         RunDirectory.attach(run.run) as directory,
         closing(ActorTable.attach(directory, writable=False)) as table,
         closing(SequenceTable.attach(directory, writable=False)) as rows,
+        closing(StepGaps.attach(directory)) as gaps,
     ):
-        return await _all_series(run, table, rows, options, source)
+        return await _all_series(run, table, rows, gaps, options, source)
 
 
 async def _all_series(
-    run: OwnRun, table: ActorTable, rows: SequenceTable, options: argparse.Namespace, source: Path | None
+    run: OwnRun, table: ActorTable, rows: SequenceTable, gaps: StepGaps, options: argparse.Namespace, source: Path | None
 ) -> list[Series]:
     url = run.report().endpoint
     async with open_session(3600.0) as session:
         streams = SteadyStreams(session, url, await find_model(session, url), options.streams)
-        trials = _Trials(run.run, table, rows, session, url, streams)
+        trials = _Trials(run.run, table, rows, gaps, session, url, streams)
         series = [await trials.undisturbed(options.count)]
         for actor in options.actors:
             for kind in options.kinds:
@@ -166,7 +170,7 @@ async def _all_series(
         if source is not None:
             series.append(await trials.reloads(source, options.reloads))
         if options.drains:
-            series += [await trials.drains(options.drains), await trials.siblings(options.drains)]
+            series += [await trials.drains(options.drains), *await trials.siblings(options.drains)]
         return series
 
 
@@ -174,11 +178,19 @@ class _Trials:
     """One run and the trials on it. An actor's status words show that it serves, at no cost to the run."""
 
     def __init__(
-        self, run: Path, table: ActorTable, rows: SequenceTable, session: aiohttp.ClientSession, url: str, streams: SteadyStreams
+        self,
+        run: Path,
+        table: ActorTable,
+        rows: SequenceTable,
+        gaps: StepGaps,
+        session: aiohttp.ClientSession,
+        url: str,
+        streams: SteadyStreams,
     ) -> None:
         self._run = run
         self._table = table
         self._rows = rows
+        self._gaps = gaps
         self._session = session
         self._url = url
         self._streams = streams
@@ -225,21 +237,29 @@ class _Trials:
                 values.append(await self._silence(lambda: self._scale_decode(1)))
         return Series(kind="drain", actor="decode of two", measure="silence", values_s=values, target_s=DRAIN_TARGET_S)
 
-    async def siblings(self, count: int) -> Series:
-        """Kill one of two decodes: the longest silence of the other's streams."""
+    async def siblings(self, count: int) -> list[Series]:
+        """Kill one of two decodes: the longest silence of the other's streams, and between the commits of its tokens. What clients wait
+        longer than that they wait for a processor: for the detokenizer's, the gateway's or their own."""
         await self._scale_decode(2)
         values: list[float] = []
+        commits: list[float] = []
         async with self._streams.running():
             while len(values) < count:
                 await self._streams.flow()
                 start_s, num_lost = time.monotonic(), len(self._rows.rows_of(number_of(_VICTIM)))
+                before = self._gaps.read_each()[0]
                 await self._kill(_VICTIM)
                 await asyncio.sleep(_TAIL_S)
                 await self._streams.flow()
                 silences = self._streams.silences(start_s, time.monotonic())
                 if (silence := silence_of_others(silences, num_lost)) is not None:
                     values.append(silence)
-        return Series(kind="kill", actor="sibling of decode", measure="silence", values_s=values, target_s=SIBLING_TARGET_S)
+                    commits.append(longest_s([*map(sub, self._gaps.read_each()[0], before)]))
+        measured = {"silence": values, "in decode": commits}
+        return [
+            Series(kind="kill", actor="sibling of decode", measure=measure, values_s=values, target_s=SIBLING_TARGET_S)
+            for measure, values in measured.items()
+        ]
 
     async def _scale_decode(self, count: int) -> None:
         assert isinstance(await asyncio.to_thread(call, self._run, ScaleRequest("decode", count), None), LayoutReply)

@@ -101,7 +101,7 @@ def test_connections_that_a_dying_gateway_resets_are_tried_again() -> None:
         nobody: Any = None
         async with server, open_session(5.0) as session:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            return await _Trials(nobody, nobody, nobody, session, url, nobody)._answer_after(lambda: asyncio.sleep(0.2))
+            return await _Trials(nobody, nobody, nobody, nobody, session, url, nobody)._answer_after(lambda: asyncio.sleep(0.2))
 
     assert 0 < asyncio.run(answered()) < 5
     assert num_accepted > 2
