@@ -1,5 +1,5 @@
 """Tells the controller which actors are broken, by the supervisor's table or, in a run without one, by their absence; and which of
-these are dead, by their role locks."""
+these, and of those that have others of their stage, are dead, by their role locks."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -12,6 +12,7 @@ from ...shm.role_lock import RoleLock
 from ...shm.run_directory import RunDirectory
 
 _LOOK_S = 1.0
+_GLANCE_S = 0.02  # a look at a role costs 20 µs
 _GONE_S = 0.1  # a dead process's role is free before its device is closed: see ``host.actor.GRACE_S``
 
 
@@ -30,7 +31,9 @@ class OutageWatch:
         self._version = 0
         self._look_at_s = 0.0
         self._seen_s = dict.fromkeys((actor for actor in actors if stage_of(actor) in replaceable()), time.monotonic())
-        self._absent: tuple[str, ...] = ()
+        self._absent: tuple[str, ...] = ()  # for long
+        self._glance_at_s = 0.0
+        self._absent_now: frozenset[InstanceId] = frozenset()
         self._free_s: dict[InstanceId, float] = {}  # since when nobody was seen to hold their roles
 
     def changed(self, now_s: float) -> Sequence[Outage] | None:
@@ -54,6 +57,13 @@ class OutageWatch:
         free = [actor for actor in actors if not RoleLock.is_held(self._run, actor)]
         self._free_s = {actor: self._free_s.get(actor, now_s) for actor in free}
         return [actor for actor, since_s in self._free_s.items() if now_s - since_s >= _GONE_S]
+
+    def absent(self, actors: Iterable[InstanceId], now_s: float) -> frozenset[InstanceId]:
+        """Return those of these actors whose role nobody holds, as seen lately."""
+        if now_s >= self._glance_at_s:
+            self._glance_at_s = now_s + _GLANCE_S
+            self._absent_now = frozenset(actor for actor in actors if not RoleLock.is_held(self._run, actor))
+        return self._absent_now
 
     def _look(self, now_s: float) -> Sequence[Outage] | None:
         for actor in self._seen_s:

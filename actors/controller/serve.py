@@ -323,6 +323,7 @@ class Serving:
             progress = self._io.progress(self._controller.watched())
             new_ids = self._io.ids(self._controller.wanted_ids(progress))
             gone = self._outages.gone(self._controller.unanswering(), now)
+            self._controller.set_absent(self._outages.absent(self._controller.twins(), now))
             effects = self._controller.tick(now, progress, new_ids, self._io.gaps.read(), gone)
             self._perform(effects)
             self._flight.tick(began_ns, len(effects))

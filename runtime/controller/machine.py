@@ -5,6 +5,7 @@
 it from the journal, the rows and the plan table.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from ...schema.outage import Outage
@@ -170,6 +171,17 @@ class Controller:
     def set_outages(self, outages: Collection[Outage]) -> None:
         """Set the broken actors. Requests that need them are refused from now on, and ended by the next ``tick``."""
         self.state.outages = {InstanceId(outage.actor): outage for outage in outages}
+
+    def twins(self) -> list[InstanceId]:
+        """Return the actors that are not the only ones of their stage, while there are requests: ``set_absent`` needs the dead ones."""
+        if not self.state.requests:
+            return []
+        counts = Counter(map(stage_of, self.state.staying))
+        return [actor for actor in self.state.staying if counts[stage_of(actor)] > 1]
+
+    def set_absent(self, actors: Collection[InstanceId]) -> None:
+        """Set the ``twins`` that are dead, broken or not: while another one of the stage is there, they get no new work."""
+        self.state.absent = frozenset(actors)
 
     def set_saved(self, saved: Mapping[PoolName, Mapping[bytes, int]]) -> None:
         """Set what the files of some pools have from now on: the slots of their pages, by key."""

@@ -47,6 +47,7 @@ def choose_decode(state: ControllerState, pool: PoolName) -> InstanceId:
     actors = [actor for actor in state.staying if stage_of(actor) == "decode" and state.pool_of(actor) == pool]
     unbroken = [actor for actor in actors if actor not in state.outages] or actors
     serving = [actor for actor in unbroken if actor in state.actors] or unbroken
+    serving = [actor for actor in serving if actor not in state.absent] or serving
     if len(serving) == 1:
         return serving[0]
     loads = {actor: [0, 0] for actor in serving}

@@ -25,9 +25,10 @@ def credit(state: ControllerState, stage: str, pool: PoolName | None = None) -> 
 
 
 def _loads(state: ControllerState, stage: str, pool: PoolName | None) -> dict[InstanceId, int]:
-    """Return the unacknowledged plans of each active actor of a stage that gets work."""
+    """Return the unacknowledged plans of each active actor of a stage that gets work: dead ones get some only if all are."""
     active = (actor for actor in state.staying if stage_of(actor) == stage and actor in state.actors)
-    loads = {actor: 0 for actor in active if actor not in state.outages and pool in (None, state.pool_of(actor))}
+    able = [actor for actor in active if actor not in state.outages and pool in (None, state.pool_of(actor))]
+    loads = dict.fromkeys([actor for actor in able if actor not in state.absent] or able, 0)
     for inflight in state.plans.values():
         if inflight.actor in loads:
             loads[inflight.actor] += 1

@@ -2,7 +2,7 @@
 
 ``lifecycle``, ``intake``, ``outages``, ``planner``, ``plan_dispatch``, ``plan_results``, ``poison``, ``kv_manager``, ``progress``,
 ``cache_eras`` and ``recovery`` are the rules, as functions over this; ``machine.Controller`` calls them. All of it is either in the
-journal, the rows and the plan table, or derived from them, except ``outages``, which the supervisor provides.
+journal, the rows and the plan table, or derived from them, except ``outages``, which the supervisor provides, and ``absent``.
 """
 
 from collections import OrderedDict
@@ -111,6 +111,7 @@ class ControllerState:
     heard_s: float = LONG_AGO_S  # for every request, the gateway's last message was then or later
     ended: "OrderedDict[int, None]" = field(default_factory=OrderedDict)
     outages: Mapping[InstanceId, Outage] = field(default_factory=dict)  # by actor: see ``outages``
+    absent: frozenset[InstanceId] = frozenset()  # those of ``machine.Controller.twins`` that are dead, until others take their roles
     pending_replies: dict[int, int] = field(default_factory=dict)  # key -> gateway generation that gets an answer
     next_arrival: int = 0
     now: float = 0.0  # of the message or tick that is being handled

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmrt.actors.controller.outage_watch import OutageWatch
-from mmrt.runtime.stage_table import ACTORS, MAX_INSTANCES, actors_of, replaceable
+from mmrt.runtime.stage_table import ACTORS, MAX_INSTANCES, InstanceId, actors_of, replaceable
 from mmrt.schema.outage import Outage
 from mmrt.shm.controller_stats import ControllerStats, StatsSnapshot
 from mmrt.shm.errors import MissingError
@@ -50,6 +50,20 @@ def test_every_actor_of_the_largest_run_may_be_broken_for_a_long_reason(run: Run
         broken = {outage.actor: outage.reason for outage in found}
         stats.publish(StatsSnapshot(broken=broken))
         assert stats.read().broken == broken
+
+
+def test_who_is_dead_at_this_moment(run: RunDirectory) -> None:
+    first, second = map(InstanceId, ("decode", "decode.1"))
+    watch = OutageWatch(run, 30.0, ACTORS)
+    with RoleLock(run, first) as one, RoleLock(run, second) as other:
+        assert one.try_acquire() and other.try_acquire()
+        assert watch.absent([first, second], 10.0) == set()
+        other.release()
+        assert watch.absent([first, second], 10.001) == set(), "not at every tick"
+        assert watch.absent([first, second], 10.1) == {second}
+        assert other.try_acquire()
+        assert watch.absent([first, second], 10.2) == set()
+    watch.close()
 
 
 def test_without_a_supervisor_who_is_absent_for_long_is_broken(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -342,6 +342,7 @@ class World:
             self.scale()
             progress = self.io.progress(self.controller.watched())
             gone = [name for name in self.controller.unanswering() if not self.processes[name].generation]
+            self.controller.set_absent([name for name in self.controller.twins() if not self.processes[name].generation])
             self.perform(self.controller.tick(self.now, progress, self.io.ids(self.controller.wanted_ids(progress)), (), gone))
             if self.io is not None:
                 wait_s = self.controller.next_tick_s()

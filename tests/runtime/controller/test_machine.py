@@ -1021,6 +1021,19 @@ def places(driver: Driver, stage: str) -> list[str]:
     return sorted(inflight.actor for inflight in driver.state.plans.values() if inflight.plan.STAGE == stage)
 
 
+def test_no_plan_goes_to_an_actor_that_is_dead_while_another_is_there() -> None:
+    driver = several("E+2P+D", num_rows=8, depth=1)
+    assert driver.machine.twins() == [], "nothing to do"
+    driver.machine.set_absent([InstanceId("prefill")])
+    driver.submit(text(6, 9), 1)
+    driver.submit(text(6, 9), 2)
+    assert driver.machine.twins() == ["prefill", "prefill.1"]
+    assert places(driver, "prefill") == ["prefill.1"], "one plan at a time: the other waits for this actor"
+    driver.machine.set_absent([])
+    driver.tick()
+    assert places(driver, "prefill") == ["prefill", "prefill.1"]
+
+
 def test_plans_go_to_the_least_busy_of_a_stage() -> None:
     driver = several("E+3P+D", num_rows=8, depth=2, prefill_budget=6)
     for key in range(1, 6):

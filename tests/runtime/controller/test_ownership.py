@@ -61,6 +61,21 @@ def test_a_row_goes_to_the_decode_with_the_fewest_sequences() -> None:
     assert owners(driver)[-1] == SECOND, "as many sequences, with fewer tokens"
 
 
+def test_no_row_goes_to_a_decode_that_is_dead_while_another_is_there() -> None:
+    """It would wait until the dead one is back."""
+    driver = two(1)
+    assert driver.machine.twins() == [FIRST, SECOND]
+    driver.machine.set_absent([SECOND])
+    driver.submit(text(1, 40), 2)
+    assert owners(driver) == [FIRST, FIRST], "not to the one with fewer sequences"
+    driver.machine.set_absent([FIRST, SECOND])
+    driver.submit(text(1, 40), 3)
+    assert owners(driver)[-1] == SECOND, "nobody is there: as usual"
+    driver.machine.set_absent([])
+    driver.submit(text(1, 40), 4)
+    assert owners(driver)[-1] == SECOND
+
+
 def test_the_owner_is_written_before_the_phase_and_told_last() -> None:
     driver = two(1)
     effects = driver.submit(text(1, 40), 2)
