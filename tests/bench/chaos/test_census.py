@@ -31,6 +31,12 @@ def test_nothing_has_changed() -> None:
     assert compare(but(fds={"decode": 21, "zygote": 9}), BASE) == []  # opened when it was first needed
 
 
+def test_a_gateway_has_one_process_for_grammars_at_most() -> None:
+    one, two = but(processes={**BASE.processes, "grammars": 1}), but(processes={**BASE.processes, "grammars": 2})
+    assert compare(BASE, one) == compare(one, BASE) == []
+    assert "processes are" in compare(two, one)[0] and "processes are" in compare(two, BASE)[0]
+
+
 def test_what_stays_of_an_actor_that_has_left() -> None:
     kept = ["decode.1.lock", "flight-decode.1.408913008bfe", "decode.1.exit"]
     assert compare(but(files=[*BASE.files, *kept], fds={"decode": 23, "zygote": 9}), BASE) == []
