@@ -130,7 +130,7 @@ class Actor:
 
     def open_turn(self, finish: Callable[[], object]) -> None:
         """Open its ``turn``, once ``memory`` has made every segment. ``finish`` waits for all that it has launched."""
-        self.turn = open_turn(self.run, self.config, self.name, self._wait_for_turn, finish)
+        self.turn = open_turn(self.run, self.config, self.name, self._wait_for_turn, self.check_ending, finish)
 
     def _wait_for_turn(self, wait_ns: int) -> None:
         if self.status is not None:
@@ -139,9 +139,13 @@ class Actor:
 
     def pause(self, seconds: float) -> None:
         """Sleep a little. Raises Ending when told to end."""
+        self.check_ending()
+        time.sleep(seconds)
+
+    def check_ending(self) -> None:
+        """Raises Ending when told to end."""
         if self.ending:
             raise Ending
-        time.sleep(seconds)
 
     def become_active(self) -> ActorStatus:
         """Report a warm standby, wait for the role lock, and open the status words. Raises Ending.

@@ -49,15 +49,18 @@ class FreeTurn:
         """Note that a step of decode has taken so long, in its turn."""
 
 
-def open_turn(run: RunDirectory, config: RuntimeConfig, actor: str, beat: Beat, finish: Callable[[], object]) -> FreeTurn:
-    """Open an actor's turn. ``beat`` is called now and then while it waits, ``finish`` waits for all that it has launched.
+def open_turn(
+    run: RunDirectory, config: RuntimeConfig, actor: str, beat: Beat, check: Callable[[], object], finish: Callable[[], object]
+) -> FreeTurn:
+    """Open an actor's turn. ``beat`` is called now and then while it waits, and ``check`` as well while it has not begun its plan or
+    step: what it raises ends the wait. ``finish`` waits for all that it has launched.
 
     Raises: MissingError, SegmentError.
     """
     if config.actors.turns == "off":
         return FreeTurn()
     turns = Turns.attach(run)
-    return StepTurn(turns, config, beat) if stage_of(actor) == "decode" else PlanTurn(turns, config, beat, finish)
+    return StepTurn(turns, config, beat, check) if stage_of(actor) == "decode" else PlanTurn(turns, config, beat, check, finish)
 
 
 class _Place:
@@ -81,16 +84,16 @@ class _Place:
 class _SharedTurn(FreeTurn):
     """A turn among those of the run."""
 
-    def __init__(self, turns: Turns, config: RuntimeConfig, beat: Beat) -> None:
+    def __init__(self, turns: Turns, config: RuntimeConfig, beat: Beat, check: Callable[[], object]) -> None:
         self._turns = turns
         self._rule = tbt_rule(config)
         self._is_whole = config.actors.turns == "plans"
         self._turn = _Place(turns.turn)
-        self._beat = beat
+        self._beat, self._check = beat, check
         self._since_ns = 0
 
     def __enter__(self) -> None:
-        self._take_turn()
+        self._take_turn(self._note_wait_to_begin)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._turn.leave()
@@ -99,13 +102,17 @@ class _SharedTurn(FreeTurn):
     def _objective_s(self) -> float:
         return objective_s(self._rule, self._turns.step_s)
 
-    def _take_turn(self) -> None:
-        self._wait(self._turn, max(LEAST_PATIENCE_S, PATIENCE * self._objective_s))
+    def _take_turn(self, beat: Callable[[], None]) -> None:
+        self._wait(self._turn, max(LEAST_PATIENCE_S, PATIENCE * self._objective_s), beat)
 
-    def _wait(self, place: _Place, patience_s: float) -> None:
+    def _wait(self, place: _Place, patience_s: float, beat: Callable[[], None]) -> None:
         self._since_ns = time.monotonic_ns()
-        place.enter(math.inf if self._is_whole else patience_s, self._objective_s, self._note_wait)
+        place.enter(math.inf if self._is_whole else patience_s, self._objective_s, beat)
         self._note_wait()
+
+    def _note_wait_to_begin(self) -> None:
+        self._note_wait()
+        self._check()
 
     def _note_wait(self) -> None:
         since_ns, self._since_ns = self._since_ns, time.monotonic_ns()
@@ -116,8 +123,8 @@ class _SharedTurn(FreeTurn):
 class StepTurn(_SharedTurn):
     """decode's: it tells the others how long a step takes."""
 
-    def __init__(self, turns: Turns, config: RuntimeConfig, beat: Beat) -> None:
-        super().__init__(turns, config, beat)
+    def __init__(self, turns: Turns, config: RuntimeConfig, beat: Beat, check: Callable[[], object]) -> None:
+        super().__init__(turns, config, beat, check)
         self._steps_s: deque[float] = deque(maxlen=NUM_STEPS)
 
     def took(self, step_s: float) -> None:
@@ -129,8 +136,10 @@ class StepTurn(_SharedTurn):
 class PlanTurn(_SharedTurn):
     """encoder's or prefill's. One plan of both at a time asks for the turn."""
 
-    def __init__(self, turns: Turns, config: RuntimeConfig, beat: Beat, finish: Callable[[], object]) -> None:
-        super().__init__(turns, config, beat)
+    def __init__(
+        self, turns: Turns, config: RuntimeConfig, beat: Beat, check: Callable[[], object], finish: Callable[[], object]
+    ) -> None:
+        super().__init__(turns, config, beat, check)
         self._plans = _Place(turns.plans)
         self._finish = finish
         self._quantum = Quantum(0.0, 0.0)
@@ -138,8 +147,12 @@ class PlanTurn(_SharedTurn):
             self.after_layer = self._pause_when_over
 
     def __enter__(self) -> None:
-        self._wait(self._plans, PLAN_PATIENCE_S)
-        self._take_turn()
+        self._wait(self._plans, PLAN_PATIENCE_S, self._note_wait_to_begin)
+        try:
+            self._take_turn(self._note_wait_to_begin)
+        except BaseException:
+            self._plans.leave()
+            raise
         self._quantum = Quantum(time.monotonic(), self._quantum_s())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -154,7 +167,7 @@ class PlanTurn(_SharedTurn):
             return
         if not self._turn.is_in or self._turn.turnstile.is_wanted:
             self._turn.leave()
-            self._take_turn()
+            self._take_turn(self._note_wait)
         self._quantum.begin(time.monotonic(), self._quantum_s())
 
     def _quantum_s(self) -> float:

@@ -31,7 +31,7 @@ def config(turns: str = "layers", tbt_target_ms: float = 20.0) -> RuntimeConfig:
 
 
 def open_as(run: RunDirectory, actor: str, turns: str = "layers", beat: Callable[[int], None] = lambda _: None) -> FreeTurn:
-    return open_turn(run, config(turns), actor, beat, lambda: None)
+    return open_turn(run, config(turns), actor, beat, lambda: None, lambda: None)
 
 
 class Layers:
@@ -150,6 +150,42 @@ def test_one_that_is_stopped_holds_up_nobody_for_long(
                 break
         assert time.monotonic() < until_s
         time.sleep(0.001)
+
+
+class Told(Exception):
+    """The actor is to end."""
+
+
+@pytest.mark.parametrize("kind", ["layers", "plans"])
+@pytest.mark.parametrize("actor", ["decode", "encoder"])
+def test_one_that_is_told_to_end_waits_no_longer(run: RunDirectory, actor: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that has the turn is stopped. Whoever gives up leaves no place taken."""
+    monkeypatch.setattr(module, "LEAST_PATIENCE_S", LONG_S)
+    monkeypatch.setattr(module, "PLAN_PATIENCE_S", LONG_S)
+    others = Plans(run, turns=kind)
+
+    def check() -> None:
+        raise Told
+
+    turn = open_turn(run, config(kind), actor, lambda _: None, check, lambda: None)
+    try:
+        for _ in range(100):
+            os.kill(others.child.pid, signal.SIGSTOP)
+            try:
+                with turn:
+                    pass  # it was stopped between its turns
+            except Told:
+                break
+            os.kill(others.child.pid, signal.SIGCONT)
+            others.wait_for_layers(1)
+        else:
+            pytest.fail("nothing ended the wait")
+        os.kill(others.child.pid, signal.SIGCONT)
+        later = open_as(run, "encoder", kind)
+        with later:
+            assert later.waited_ns < LONG_S * 1e9 / 2
+    finally:
+        others.child.kill()
 
 
 def kill_in_a_plan(run: RunDirectory, kills: int, plans: Plans) -> list[float]:
