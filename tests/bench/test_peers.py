@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -49,8 +50,8 @@ def test_goals_are_those_of_the_width() -> None:
     assert [goal("int4", count) for count in (1, 4, 16)] == [1.1, 0.9, 0.8]
 
 
-@pytest.mark.skipif(HAS_EXTRA, reason="the extra peers is installed")
-def test_without_the_extra_it_says_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)  # not to be found, also where it is installed
     assert main([]) == 1
     assert "the package llama_cpp is missing: pip install 'mmrt[peers]'" in capsys.readouterr().err
 
