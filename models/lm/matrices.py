@@ -3,34 +3,31 @@
 No process packs a copy of its own: all formats lie in the memory that the run's processes share, so a restarted process has them at
 once, and prefill and decode have one copy. Shapes: M rows of activations, N rows of the matrix, K columns.
 
-int8 is multiplied by activations in int8 (W8A8) where the processor has the instructions for it (VNNI, AMX): a row's numbers do not
-depend on how many are beside it. Elsewhere torch's kernels for int8, and everywhere those for int4, have vector instructions for
-activations and results in bfloat16 alone; they add up in float32. Many rows are multiplied by blocks, which is faster. Blocks round
-activations in float32 to bfloat16, as those kernels do, so that a row's numbers do not depend on how many are beside it.
-Under activations in bfloat16 they still do: a block rounds its products (int8) or its weights (int4) as well.
+int8 is multiplied by activations in int8 (W8A8), which are whole numbers of 8 bits, or 7 without VNNI and AMX. Their sums are exact, so
+a row's numbers do not depend on how many are beside it. torch's kernel for int8 takes such numbers in bfloat16, which has them all, and
+adds up in float32: its sums are exact up to 2^24, too.
+
+torch's kernel for int4 has vector instructions for activations and results in bfloat16 alone; it adds up in float32. Many rows are
+multiplied by blocks, which is faster. Blocks round activations in float32 to bfloat16, as the kernel does, so that a row's numbers do
+not depend on how many are beside it. Under activations in bfloat16 they still do: a block rounds its weights as well.
 """
 
-from functools import cache
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..checkpoint.int4 import unpack
-from ..checkpoint.narrowing import MOST
 from ..checkpoint.weight_specs import scales_of
+from .int8_rows import Parts, level_of_rows, round_rows
 
 _BLOCK_BYTES = 1 << 20  # of a matrix's block in the dtype of the activations: it stays in the cache of a core
 _MANY_ROWS = 64  # of activations: from so many on, twice as large blocks are faster
 _BLOCK_ROWS = 64  # a block has a multiple of so many rows, and is larger where these alone are
 _KERNEL_COLUMNS = 32  # torch's kernel for int8 takes so many at once, and does not check that there are as many
-_HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-_FEW_ROWS = 10 if _HAS_AVX512 else 16  # of activations: up to so many, that kernel is faster than blocks
-_MOST_OF_RMS = 16  # an outlier is more than so many times the root mean square of its row
-_LEAST = 1e-30  # in a row whose numbers are all smaller, they may be rounded to zero
-_TRIED = 64  # rows and columns of the product by which exactness is tried
-_FEW_ROWS_INT4 = 48  # as _FEW_ROWS, of torch's kernel for int4
+_FEW_ROWS_INT8 = 4  # of activations: up to so many, that kernel is faster than products of integers without VNNI
+_FEW_ROWS_INT4 = 48  # of activations: up to so many, torch's kernel for int4 is faster than blocks
 
 
 class Matrix(Protocol):
@@ -64,8 +61,7 @@ def table_of(weights: dict[str, Tensor], name: str, dtype: torch.dtype) -> Table
     """As ``matrix_of``, for a matrix that is no int4."""
     values = weights[name]
     if values.dtype == torch.int8:
-        form = W8A8Matrix if sums_are_exact() else Int8Matrix
-        return form(values, weights[scales_of(name)])
+        return Int8Matrix(values, weights[scales_of(name)])
     return PlainMatrix(values) if values.dtype == dtype else HalfMatrix(values)
 
 
@@ -103,52 +99,60 @@ class HalfMatrix:
 
 
 class Int8Matrix:
-    """Kept in int8 with a scale in bfloat16 for each row, multiplied by activations in bfloat16."""
+    """Kept in int8 with a scale in bfloat16 for each row, multiplied by activations in int8 (``int8_rows``): a row of the result is the
+    same bits in any batch."""
 
     def __init__(self, values: Tensor, scales: Tensor) -> None:
         self._values, self._scales = values, scales
+        self._level = level_of_rows()
+        self._steps = scales.float()
+        shift = self._level.shift
+        zeros = torch.full((1, values.shape[1]), -shift, dtype=torch.int8)
+        self._of_zeros = torch._int_mm(zeros, values.t())[0] if shift else None  # a row's products where it is zero
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
-        if x_MK.shape[0] <= _FEW_ROWS and x_MK.shape[1] % _KERNEL_COLUMNS == 0:
-            out = torch._weight_int8pack_mm(x_MK.bfloat16(), self._values, self._scales).to(x_MK.dtype)
+        parts = round_rows(x_MK, self._level.most)
+        if self._of_zeros is not None and len(parts.codes) <= _FEW_ROWS_INT8 and x_MK.shape[1] % _KERNEL_COLUMNS == 0:
+            sums = torch._weight_int8pack_mm(parts.codes.bfloat16(), self._values, self._scales)
+            out = _joined(sums.float().mul_(parts.steps), parts).to(x_MK.dtype)
         else:
-            out = _rounded(_product_by_blocks(_rounded(x_MK), self._values).mul_(self._scales.to(x_MK.dtype)))
+            out = self._product_by_blocks(x_MK, parts)
         return out if bias is None else out.add_(bias)
 
     def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         return F.embedding(ids, self._values).to(dtype).mul_(F.embedding(ids, self._scales.unsqueeze(1)))
 
     def rows_from(self, first: int) -> Table:
-        return type(self)(self._values[first:], self._scales[first:])
+        return Int8Matrix(self._values[first:], self._scales[first:])
 
-
-class W8A8Matrix(Int8Matrix):
-    """As ``Int8Matrix``, multiplied by activations in int8: a row of the result is the same bits in any batch."""
-
-    def __init__(self, values: Tensor, scales: Tensor) -> None:
-        super().__init__(values, scales)
-        self._steps = scales.float()
-
-    def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
-        parts = round_rows(x_MK)
+    def _product_by_blocks(self, x_MK: Tensor, parts: Parts) -> Tensor:
+        shift = self._level.shift
+        codes = (parts.codes.sub_(shift) if shift else parts.codes).to(torch.int8)
         num_values = self._values.shape[0]
-        num_rows = max(1, _BLOCK_BYTES // (4 * parts.codes.shape[0] * _BLOCK_ROWS)) * _BLOCK_ROWS  # sums of a block stay in cache
-        if num_rows >= num_values:
-            out = self._block(parts, slice(None)).to(x_MK.dtype)
-        else:
-            out = x_MK.new_empty(x_MK.shape[0], num_values)
-            for first in range(0, num_values, num_rows):
-                rows = slice(first, first + num_rows)
-                out[:, rows] = self._block(parts, rows)
-        return out if bias is None else out.add_(bias)
+        num_rows = max(1, _BLOCK_BYTES // (4 * len(codes) * _BLOCK_ROWS)) * _BLOCK_ROWS  # sums of a block stay in cache
+        num_blocks = max(1, num_values // num_rows)
+        if num_blocks == 1:
+            return _joined(self._block(codes, slice(None)).mul_(parts.steps), parts).to(x_MK.dtype)
+        out = x_MK.new_empty(x_MK.shape[0], num_values)
+        for number in range(num_blocks):  # the last one also has what is left
+            rows = slice(number * num_rows, (number + 1) * num_rows if number + 1 < num_blocks else None)
+            out[:, rows] = _joined(self._block(codes, rows).mul_(parts.steps), parts)
+        return out
 
-    def _block(self, parts: "Parts", rows: slice) -> Tensor:
-        """Products with some rows of the matrix, float32."""
-        sums = torch._int_mm(parts.codes, self._values[rows].t()).float().mul_(self._steps[rows]).mul_(parts.steps)
-        if parts.split is None:
-            return sums
-        first, second = sums.tensor_split([len(sums) - len(parts.split)])
-        return first.index_add_(0, parts.split, second)
+    def _block(self, codes: Tensor, rows: slice) -> Tensor:
+        """Products with some rows of the matrix, float32; rounded where the kernel for few rows rounds them."""
+        sums = torch._int_mm(codes, self._values[rows].t())
+        if self._of_zeros is None:
+            return sums.float().mul_(self._steps[rows])
+        return sums.sub_(self._of_zeros[rows]).float().mul_(self._steps[rows]).bfloat16().float()
+
+
+def _joined(products: Tensor, parts: Parts) -> Tensor:
+    """Products of rows, from those of their parts."""
+    if parts.split is None:
+        return products
+    first, second = products.tensor_split([len(products) - len(parts.split)])
+    return first.index_add_(0, parts.split, second)
 
 
 class Int4Matrix:
@@ -180,39 +184,6 @@ class Int4Matrix:
             unpack(self._packed[rows], self._scales[:, rows], values_KR)
             torch.mm(x_MK, values_KR, out=out[:, rows])
         return out
-
-
-class Parts(NamedTuple):
-    """Rows of activations in int8. A row is its part's codes x steps, plus those of its second part if it has one."""
-
-    codes: Tensor  # int8 [P, K], P >= M: a part of each row, then the second ones
-    steps: Tensor  # float32 [P, 1]
-    split: Tensor | None  # int64 [P - M]: the rows that have a second part
-
-
-def round_rows(x_MK: Tensor) -> Parts:
-    """Round each row by itself. Its largest number is 127 steps. Where that leaves too few steps for the others, because the largest is
-    an outlier, a second part holds what the first leaves, in steps 254 times as fine."""
-    x = x_MK.float()
-    most = torch.linalg.vector_norm(x, float("inf"), 1, keepdim=True)
-    steps = most.clamp(min=_LEAST).div_(MOST)
-    scaled = x / steps
-    codes = scaled.round()
-    has_outlier = most > torch.linalg.vector_norm(x, 2, 1, keepdim=True).mul_(_MOST_OF_RMS / x.shape[1] ** 0.5)
-    if not has_outlier.any():
-        return Parts(codes.to(torch.int8), steps, None)
-    split = has_outlier.squeeze(1).nonzero().squeeze(1)
-    left = scaled[split].sub_(codes[split]).mul_(2 * MOST).round_()
-    return Parts(torch.cat([codes, left]).to(torch.int8), torch.cat([steps, steps[split] / (2 * MOST)]), split)
-
-
-@cache
-def sums_are_exact() -> bool:
-    """Return whether products of int8 are added up exactly. Without an instruction that adds in 32 bits, oneDNN adds pairs of them in
-    16 bits and cuts larger sums. ONEDNN_MAX_CPU_ISA also limits what it uses, so a product is tried."""
-    largest = torch.full((_TRIED, _TRIED), MOST, dtype=torch.int8)
-    expected = _TRIED * MOST * MOST
-    return all(bool((torch._int_mm(largest[:rows], largest.t()) == expected).all()) for rows in (1, _TRIED))
 
 
 def _rounded(values: Tensor) -> Tensor:

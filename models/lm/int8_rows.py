@@ -1,0 +1,75 @@
+"""Activations in int8, for products of integers with a matrix in int8 (W8A8): how many bits they have here, and how they are rounded.
+
+With VNNI or AMX, sums of products are exact for any int8. Without them oneDNN adds 128 to activations, multiplies, and adds up pairs of
+products in 16 bits, where larger sums are cut. With 7 bits no sum is larger: activations are -64 to 64, of which 64 is subtracted. So
+oneDNN has 0 to 128, and a pair of products is at most 2 x 128 x 127 = 32,512. What was subtracted is added to the sums later.
+
+A matrix must have two rows and columns. Of one row oneDNN exchanges the sides (with AVX512), of one column torch's products are wrong.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..checkpoint.narrowing import MOST
+
+_MOST_OF_RMS = 16  # an outlier is more than so many times the root mean square of its row
+_LEAST = 1e-30  # in a row whose numbers are all smaller, they may be rounded to zero
+_TRIED = 64  # rows and columns of the product by which exactness is tried
+
+
+class Level(NamedTuple):
+    """How finely a row is rounded. Its numbers are -most to most steps."""
+
+    most: int
+    shift: int  # subtracted from the numbers before they are multiplied
+
+
+FULL = Level(MOST, 0)
+PAIRS = Level(64, 64)
+
+
+class Parts(NamedTuple):
+    """Rows of activations. A row is its part's codes x steps, plus those of its second part if it has one."""
+
+    codes: Tensor  # float32 [P, K], whole numbers, P >= M: a part of each row, then the second ones
+    steps: Tensor  # float32 [P, 1]
+    split: Tensor | None  # int64 [P - M]: the rows that have a second part
+
+
+def round_rows(x_MK: Tensor, most: int) -> Parts:
+    """Round each row by itself. Its largest number is ``most`` steps. Where that leaves too few steps for the others, because the
+    largest is an outlier, a second part holds what the first leaves, in steps 2 x ``most`` times as fine."""
+    x = x_MK.float()
+    largest = x.abs().amax(1, keepdim=True)  # the norm of this order takes 20 times as long
+    steps = largest.clamp(min=_LEAST).div_(most)
+    codes = x.div(steps).round_()
+    has_outlier = largest > torch.linalg.vector_norm(x, 2, 1, keepdim=True).mul_(_MOST_OF_RMS / x.shape[1] ** 0.5)
+    if not has_outlier.any():
+        return Parts(codes, steps, None)
+    split = has_outlier.squeeze(1).nonzero().squeeze(1)
+    left = x[split].div_(steps[split]).sub_(codes[split]).mul_(2 * most).round_()
+    return Parts(torch.cat([codes, left]), torch.cat([steps, steps[split] / (2 * most)]), split)
+
+
+@cache
+def level_of_rows() -> Level:
+    """The finest level at which sums are exact. ONEDNN_MAX_CPU_ISA also limits what oneDNN uses, so products are tried.
+
+    Raises: RuntimeError where sums are not exact at any.
+    """
+    for level in (FULL, PAIRS):
+        if _is_exact(level):
+            return level
+    raise RuntimeError(f"products of int8 are not exact here, not even up to {PAIRS.most}: set model.weights to another format")
+
+
+def _is_exact(level: Level) -> bool:
+    """Try the largest sums, of both signs, with few rows and many."""
+    codes = torch.full((_TRIED, _TRIED), level.most - level.shift, dtype=torch.int8)
+    values = torch.full((_TRIED, _TRIED), MOST, dtype=torch.int8)
+    values[::2] = -MOST
+    expected = codes.int() @ values.int().t()
+    return all(torch.equal(torch._int_mm(codes[:rows], values.t()), expected[:rows]) for rows in (1, _TRIED))
