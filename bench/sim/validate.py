@@ -1,7 +1,7 @@
 """``mmrt bench sim --validate``: the same loads live and simulated, side by side, with the spread of the live runs.
 
 The loads are closed loops, which suit a model of any speed. A run begins with all clients at once, so the requests that were sent
-first do not count. Each round has requests of its own, the same live and simulated.
+first do not count. Each load of each round has requests of its own, which no other leaves in the caches, the same live and simulated.
 """
 
 import asyncio
@@ -128,16 +128,21 @@ def validate(
         run.up(config)
         url = run.report().endpoint
         for number in range(num_rounds):
-            for load, arguments in LOADS.items():
+            for at, (load, arguments) in enumerate(LOADS.items()):
                 tell(f"{load}, live: {number + 1} of {num_rounds}")
-                options = parse_options([*arguments, *more, "--url", url, "--seed", str(number)])
+                options = parse_options([*arguments, *more, "--url", url, "--seed", _seed(number, at)])
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                     live[load].append(runner.run(run_bench(options, [url], Console(quiet=True)))[1])
     simulated: dict[str, list[Sequence[Record]]] = {}
-    for load, arguments in LOADS.items():
-        simulated[load] = [simulate([*arguments, *more, "--seed", str(number)]) for number in range(num_rounds)]
+    for at, (load, arguments) in enumerate(LOADS.items()):
+        simulated[load] = [simulate([*arguments, *more, "--seed", _seed(number, at)]) for number in range(num_rounds)]
     comparisons = [one for load in LOADS for one in compare(load, live[load], simulated[load])]
     return Validation(environment=environment, costs=costs.title, num_rounds=num_rounds, comparisons=comparisons)
+
+
+def _seed(number: int, load: int) -> str:
+    """Of a load in this round."""
+    return str(number * len(LOADS) + load)
 
 
 def check_model(checkpoint: Path | None, costs: Costs) -> None:
