@@ -17,7 +17,7 @@ from ...runtime.bus.plans import Analyse, Encode, Plan, Prefill, PreprocessSegme
 from ...schema.media import MediaKind, SegmentShape
 from ..environment import Environment
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CONTEXT_QUANTUM = 256  # tokens: the cost of a decode step changes with so many more in its batch
 SHIPPED = Path(__file__).with_name("costs")
 
@@ -44,16 +44,26 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Overheads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Times outside the stages. ``ingress_s``: of a request from its client to the controller, and ``ingress_byte_s`` for each byte of
-    its media; ``fill_byte_s``: to write media pages; ``egress_s``: of a token from its commit to the client; ``message_s``: of a
-    message on the bus; ``tick_s``: from a message's arrival to the controller's decision."""
+    """Times outside the stages. ``ingress_s``: of a request from its client to the controller, one request after the other, and
+    ``ingress_token_s`` for each token of its prompt, ``ingress_byte_s`` for each byte of its media; ``fill_byte_s``: to write media
+    pages; ``egress_s``: of a token from its commit to the client; ``message_s``: of a message on the bus; ``tick_s``: from a
+    message's arrival to the controller's decision."""
 
     ingress_s: float = 0.0
+    ingress_token_s: float = 0.0
     ingress_byte_s: float = 0.0
     fill_byte_s: float = 0.0
     egress_s: float = 0.0
     message_s: float = 0.0
     tick_s: float = 0.0
+
+
+class Delays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Measured times outside the stages, all equally likely, in place of those of ``Overheads``. An empty list: as there."""
+
+    ingress_s: list[float] = []
+    message_s: list[float] = []
+    tick_s: list[float] = []
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,9 +74,10 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     alone. ``threads`` and ``nice`` of stages and ``num_cores`` tell what other sets and further instances cost (``interference``).
     ``environment``: where it was measured; None for a roofline.
 
-    ``overheads_beside``: while decode works; None: as ``overheads``. ``egress``: a token's times from commit to client while decode
-    works, all equally likely; empty: as ``overheads``. ``spreads``: by set of stages at work, as in ``interference``, and by stage:
-    factors, all equally likely, that tell what plans and steps took of what lines and rates say; empty: none vary.
+    ``alone``, ``beside``: while decode does nothing, and while it works. ``egress``: measured times of a stream's tokens from commit to
+    client, one after the other, for a stall delays several; None: with the next token; empty: as ``overheads``. ``egress_single``:
+    likewise, of steps over one sequence. ``spreads``: by set of stages at work, as in ``interference``, and by stage: factors, all
+    equally likely, that tell what plans and steps took of what lines and rates say; empty: none vary.
     """
 
     format_version: int = FORMAT_VERSION
@@ -87,8 +98,10 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     decode_context_s: float  # per token in the KV cache of a step's batch
     overheads: Overheads
     interference: dict[str, dict[str, float]]
-    overheads_beside: Overheads | None = None
-    egress: list[float] = []
+    alone: Delays = Delays()
+    beside: Delays = Delays()
+    egress: list[float | None] = []
+    egress_single: list[float | None] = []
     spreads: dict[str, dict[str, list[float]]] = {}
 
     @property
@@ -136,9 +149,12 @@ def _check(path: Path, costs: Costs) -> None:
     for name, kinds in (("analyse", costs.analyse), ("preprocess", costs.preprocess), ("encode", costs.encode)):
         lines |= {f"{name}.{kind}": line for kind, line in kinds.items()}
     times = {"decode_context_s": costs.decode_context_s}
-    times |= {f"egress {number}": seconds for number, seconds in enumerate(costs.egress)}
-    beside = costs.overheads_beside or costs.overheads
-    for name, struct in (*lines.items(), ("overheads", costs.overheads), ("overheads_beside", beside)):
+    for name, ways in (("egress", costs.egress), ("egress_single", costs.egress_single)):
+        times |= {f"{name} {number}": seconds for number, seconds in enumerate(ways) if seconds is not None}
+    for name, delays in (("alone", costs.alone), ("beside", costs.beside)):
+        for field, values in msgspec.structs.asdict(delays).items():
+            times |= {f"{name}.{field} {number}": seconds for number, seconds in enumerate(values)}
+    for name, struct in (*lines.items(), ("overheads", costs.overheads)):
         times |= {f"{name}.{field}": value for field, value in msgspec.structs.asdict(struct).items()}
     for what, value in times.items():
         if not 0 <= value < math.inf:

@@ -36,12 +36,14 @@ class Sample(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A plan or a step that was worked on: when, in ns, and how long it takes alone."""
+    """A plan or a step that was worked on: when, in ns, and how long it takes alone. ``is_first``: a step after a pause. It takes
+    longer than others and tells nothing of them."""
 
     stage: str
     begin_ns: int
     end_ns: int
     alone_s: float
+    is_first: bool = False
 
 
 def fit_line(samples: Iterable[Sample], middle: Middle = statistics.median) -> Line:
@@ -79,7 +81,7 @@ def fit_interference(works: Sequence[Work], assume: Callable[[Mapping[str, int]]
     shared = _Timeline(works)
     interference: dict[str, dict[str, float]] = {}
     for stage in sorted({work.stage for work in works}):
-        mine = [work for work in works if work.stage == stage]
+        mine = [work for work in works if work.stage == stage and not work.is_first]
         sets = sorted(together for together in shared.sets_with(stage) if len(together) > 1)
         if not sets:
             continue
@@ -101,7 +103,7 @@ def fit_spreads(works: Sequence[Work], rates: Callable[[Mapping[str, int]], Mapp
     shared = _Timeline(works)
     spreads: dict[str, dict[str, list[float]]] = {}
     for stage in sorted({work.stage for work in works}):
-        mine = [work for work in works if work.stage == stage and work.alone_s > 0 and work.end_ns > work.begin_ns]
+        mine = [w for w in works if w.stage == stage and not w.is_first and w.alone_s > 0 and w.end_ns > w.begin_ns]
         sets = sorted(shared.sets_with(stage))
         overlap = np.array([[shared.seconds(work, together) for together in sets] for work in mine])
         rate = np.array([rates(dict.fromkeys(together, 1))[stage] for together in sets])
@@ -116,6 +118,8 @@ def fit_spreads(works: Sequence[Work], rates: Callable[[Mapping[str, int]], Mapp
 
 def spread_of(values: Sequence[float]) -> list[float]:
     """The means of ``NUM_FACTORS`` equal parts of the sorted values, of fewer values themselves: so their mean is kept."""
+    if not values:
+        return []
     parts = np.array_split(np.sort(np.array(values)), min(NUM_FACTORS, len(values)))
     return [float(f"{part.mean():.4g}") for part in parts]
 

@@ -7,6 +7,7 @@ import msgspec
 
 from ...runtime.bus.messages import Cancel, Delivered, Failed, Filled, Granted, Prepared, Submit, ToActor, ToController
 from ..serve.workload import RequestPlan
+from .costs import Overheads
 from .events import NS, EventQueue, to_ns
 from .requests import Asked
 from .ways import Ways
@@ -49,11 +50,13 @@ class Client(msgspec.Struct, kw_only=True):
 class Gateway:
     """``post``: sends to the controller. ``timeout_s``: of a request (``server.request_timeout_s``)."""
 
-    def __init__(self, ways: Ways, queue: EventQueue, post: Callable[[str, ToController], None], timeout_s: float) -> None:
+    def __init__(
+        self, overheads: Overheads, ways: Ways, queue: EventQueue, post: Callable[[str, ToController], None], timeout_s: float
+    ) -> None:
         self.records: list[SimRecord] = []
         self.num_open = 0
         self.changed_ns = queue.now_ns  # when a request was last sent or ended
-        self._ways, self._queue, self._post, self._timeout_s = ways, queue, post, timeout_s
+        self._overheads, self._ways, self._queue, self._post, self._timeout_s = overheads, ways, queue, post, timeout_s
         self._clients: dict[int, Client] = {}
         self._cut: dict[int, SimRecord] = {}  # whose tokens decode has yet to report; those after the cut are left out by ``report``
         self._num_requests = 0
@@ -68,9 +71,7 @@ class Gateway:
         self._clients[client.key] = client
         self.num_open += 1
         self.changed_ns = now_ns
-        overheads = self._ways.now
-        on_way_s = overheads.ingress_s + overheads.ingress_byte_s * asked.num_bytes
-        self._queue.after(to_ns(on_way_s), self._submit, client)
+        self._queue.at(self._ways.in_ns(len(asked.spec.prompt_ids), asked.num_bytes), self._submit, client)
         return client
 
     def client(self, key: int) -> Client | None:
@@ -97,7 +98,7 @@ class Gateway:
         if isinstance(message, Granted):
             if not client.is_filled:
                 client.is_filled = True
-                fill_ns = to_ns(self._ways.now.fill_byte_s * client.asked.num_bytes)
+                fill_ns = to_ns(self._overheads.fill_byte_s * client.asked.num_bytes)
                 self._queue.after(fill_ns, self._post, "gateway", Filled(1, client.key))
         elif isinstance(message, Prepared):
             client.record.num_prompt_tokens = message.num_prompt_tokens
@@ -118,7 +119,7 @@ class Gateway:
     def take_end(self, key: int) -> None:
         """decode has committed the last token of a request."""
         if (client := self._clients.get(key)) is not None:
-            self._queue.after(to_ns(self._ways.now.egress_s), self._delivered, client)
+            self._queue.after(to_ns(self._overheads.egress_s), self._delivered, client)
 
     def _submit(self, client: Client) -> None:
         deadline_s = self._queue.now_ns / NS + self._timeout_s

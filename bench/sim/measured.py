@@ -18,8 +18,8 @@ from ..environment import Environment
 from .costs import Costs, Line, encode_squares, prefill_squares, step_seconds
 from .fits import Middle, Sample, Work, fit_interference, fit_line, fit_not_negative, fit_spreads
 from .interference import Interference
-from .overheads import fit_beside, fit_overheads, quick
-from .phases import STREAM_INPUT, STREAM_TOKENS
+from .overheads import fit_delays, fit_egress, fit_overheads, quick
+from .phases import NUM_STREAMS, STREAM_INPUT, STREAM_TOKENS
 from .requests import make_sample
 from .seen import Seen
 
@@ -48,7 +48,7 @@ def fit(name: str, model: ModelConfig, machine: Machine, seen: Sequence[Seen]) -
     phases: dict[str, list[Seen]] = {}
     for one in seen:
         phases.setdefault(one.run.phase.name, []).append(one)
-    quiet = min(one.running(stage, threads[stage]) for stage in ("prefill", "decode") for one in phases[stage])
+    quiet = min(statistics.median(one.running(stage, threads[stage]) for one in phases[stage]) for stage in ("prefill", "decode"))
     scaled: Mapping[str, int] = {} if quiet >= _QUIET else threads
     middle: Middle = statistics.median if quiet >= _QUIET else statistics.fmean  # a share of the time is one of the mean
     media = phases.get("media", [])
@@ -85,9 +85,16 @@ def fit(name: str, model: ModelConfig, machine: Machine, seen: Sequence[Seen]) -
     together = [work for one in phases["together"] for work in _works(model, costs, one)]
     costs = msgspec.structs.replace(costs, interference=fit_interference(together, Interference(costs).rates))
     alone = [work for name in ("prefill", "decode", "media") for one in phases.get(name, []) for work in _works(model, costs, one)]
-    overheads, egress = fit_beside(phases["decode"], costs.overheads)
     spreads = fit_spreads([*alone, *together], Interference(costs).rates)
-    return msgspec.structs.replace(costs, overheads_beside=overheads, egress=egress, spreads=spreads)
+    single, beside = ([one for one in phases["decode"] if one.run.phase.num_at_once == count] for count in (1, NUM_STREAMS))
+    return msgspec.structs.replace(
+        costs,
+        alone=fit_delays(model, [*phases["prefill"], *media], costs.overheads),
+        beside=fit_delays(model, beside, costs.overheads),
+        egress=fit_egress(beside),
+        egress_single=fit_egress(single),
+        spreads=spreads,
+    )
 
 
 def _plans(records: Iterable[FlightRecord], kind: PlanKind) -> list[FlightRecord]:
@@ -172,7 +179,7 @@ def _steps_together(costs: Costs, seen: Seen) -> list[Work]:
             context = num_streams * (STREAM_INPUT + STREAM_TOKENS / 2) + num_others
             follows = before is not None and before.key + 1 == record.key and record.time_ns - before.end_ns < _GAP_NS
             begin_ns = before.end_ns if before is not None and follows else record.time_ns
-            works.append(Work("decode", begin_ns, record.end_ns, step_seconds(costs, record.a, round(context))))
+            works.append(Work("decode", begin_ns, record.end_ns, step_seconds(costs, record.a, round(context)), not follows))
             before = record
     return works
 

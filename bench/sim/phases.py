@@ -15,9 +15,11 @@ from ..serve.record import Record
 from ..serve.target import Target
 from ..serve.workload import Lengths, MediaShapes, Modality, RequestPlan, plan_steady
 
+NUM_STREAMS = 4  # beside which stages are measured
 STREAM_INPUT, STREAM_TOKENS = 16, 128  # short, so that their mean tells how many tokens they have
 SETTLE_S = 0.5
 _MOST_S = 3.0  # of a phase: the controller writes some thousand flight records per second, and 16,384 are kept
+_NUM_PROMPTS = 16  # that texts with answers have in turn: how many tokens come together depends on the answer
 MAX_CONTEXT_SHARE = 8  # long prompts take this part of the context at most
 
 
@@ -51,8 +53,11 @@ def make_phases(kinds: Sequence[Modality], max_context: int, seconds: float) -> 
     long_tokens = min(1024, max_context // MAX_CONTEXT_SHARE)
     alone = [
         *(Phase(name="prefill", num_input_tokens=tokens, seconds=1) for tokens in (32, long_tokens // 4, long_tokens)),
-        *(Phase(name="decode", num_at_once=count, num_input_tokens=16, max_tokens=64, seconds=1.5) for count in (1, 4, 16)),
-        Phase(name="decode", num_at_once=4, num_input_tokens=long_tokens, max_tokens=64, seconds=1.5),
+        *(Phase(name="decode", num_at_once=count, num_input_tokens=16, max_tokens=64, seconds=1.5) for count in (1, NUM_STREAMS, 16)),
+        *(
+            Phase(name="decode", num_at_once=count, num_input_tokens=long_tokens, max_tokens=64, seconds=1.5)
+            for count in (1, NUM_STREAMS)
+        ),
     ]
     pictures = [MediaShapes(image_size=(side, side)) for side in (112, 336, 560)]
     clips = [MediaShapes(video_size=(side, side), video_s=2.0, video_fps=8) for side in (224, 560)]  # smaller ones would be enlarged
@@ -64,10 +69,10 @@ def make_phases(kinds: Sequence[Modality], max_context: int, seconds: float) -> 
             alone.append(
                 Phase(name="media", kinds=(kind,), num_items=4, shapes=sizes[0], seconds=1.5)
             )  # batches, where sizes are alike
-    together = [Phase(name="together", num_input_tokens=long_tokens // 2, num_at_once=2, num_streams=4, seconds=3)]
+    together = [Phase(name="together", num_input_tokens=long_tokens // 2, num_at_once=2, num_streams=NUM_STREAMS, seconds=3)]
     if "image" in kinds:
         together += [
-            Phase(name="together", kinds=("image",), num_at_once=3, num_streams=4, shapes=pictures[1], seconds=4),
+            Phase(name="together", kinds=("image",), num_at_once=3, num_streams=NUM_STREAMS, shapes=pictures[1], seconds=4),
             Phase(name="together", kinds=("image",), num_at_once=4, shapes=pictures[1], seconds=3),
             Phase(name="together", kinds=("image", "text"), num_at_once=4, num_input_tokens=long_tokens // 2, seconds=3),
         ]
@@ -83,16 +88,17 @@ def _divided(phase: Phase, seconds: float) -> list[Phase]:
 
 
 async def drive(target: Target, phase: Phase, pids: Mapping[int, str]) -> PhaseRun:
-    """Drive a phase, after a request of each kind to warm up. The caches of the run are off: all requests of a kind are the same one.
-    ``pids``: the processes of the run, by their names.
+    """Drive a phase, after a request of each kind to warm up. The caches of the run are off: requests repeat. ``pids``: the processes
+    of the run, by their names.
 
     Raises: BenchError if a request fails.
     """
     target.options = msgspec.structs.replace(target.options, shapes=phase.shapes)
-    plans = [_plan(phase, kind, phase.max_tokens) for kind in phase.kinds]
-    stream = _plan(msgspec.structs.replace(phase, num_input_tokens=STREAM_INPUT, num_items=1), "text", STREAM_TOKENS)
+    numbers = range(_NUM_PROMPTS if phase.kinds == ("text",) and phase.max_tokens > 1 else 1)
+    plans = [_plan(phase, kind, phase.max_tokens, number) for number in numbers for kind in phase.kinds]
+    stream = _plan(msgspec.structs.replace(phase, num_input_tokens=STREAM_INPUT, num_items=1), "text", STREAM_TOKENS, 0)
     target.prepare([*plans, stream])
-    for plan in plans:
+    for plan in plans[: len(phase.kinds)]:
         await _ask(target, plan)
     streams = [asyncio.create_task(_keep(target, itertools.repeat(stream), math.inf)) for _ in range(phase.num_streams)]
     try:
@@ -130,8 +136,8 @@ async def _ask(target: Target, plan: RequestPlan) -> Record:
     return record
 
 
-def _plan(phase: Phase, kind: Modality, max_tokens: int) -> RequestPlan:
+def _plan(phase: Phase, kind: Modality, max_tokens: int, number: int) -> RequestPlan:
     lengths = Lengths(input_low=phase.num_input_tokens, input_high=phase.num_input_tokens, max_tokens=max_tokens)
     (plan,) = plan_steady({kind: 1.0}, 1, lengths, 0)
-    seed = f"profile/{phase.name}/{kind}/{phase.num_input_tokens}/{max_tokens}/{phase.num_items}"
+    seed = f"profile/{phase.name}/{kind}/{phase.num_input_tokens}/{max_tokens}/{phase.num_items}/{number}"
     return msgspec.structs.replace(plan, seed=seed, media=plan.media * phase.num_items)

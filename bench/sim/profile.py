@@ -6,6 +6,7 @@ Starts a run without caches, drives the ``phases`` against it, and reads from it
 
 import argparse
 import asyncio
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -144,9 +145,11 @@ def show(console: Console, costs: Costs) -> None:
         [together, ", ".join(f"{stage} {rate:.2f}" for stage, rate in found.items())] for together, found in costs.interference.items()
     ]
     show_table(console, "rates together", ["at work", "share of the speed alone"], rates)
-    alone, beside = costs.overheads, costs.overheads_beside or costs.overheads
-    times = [[name, f"{1e6 * getattr(alone, name):.3g}", f"{1e6 * getattr(beside, name):.3g}"] for name in alone.__struct_fields__]
-    show_table(console, "elsewhere, us", ["", "alone", "beside decode"], times)
+    times = []
+    for name, seconds in msgspec.structs.asdict(costs.overheads).items():
+        drawn = [getattr(delays, name, ()) for delays in (costs.alone, costs.beside)]
+        times.append([name, f"{1e6 * seconds:.3g}", *(f"{1e6 * statistics.fmean(found):.3g}" if found else "" for found in drawn)])
+    show_table(console, "elsewhere, us", ["", "typical", "mean alone", "mean beside decode"], times)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,10 @@ from .events import NS, to_ns
 from .gateway import SimRecord
 from .loads import Load, Stall
 from .simulation import Simulation
-from .step_log import Ints, Stretch, pauses, weights
+from .step_log import Ints, Stretch, num_rows, pauses, weights
+
+_RUN = 100  # consecutive measured times of tokens' ways out
+_WITH_NEXT = -1  # in place of a token's time: it comes with the next one
 
 
 class Steps:
@@ -41,7 +44,7 @@ class Steps:
     def __init__(self, simulation: Simulation, costs: Costs) -> None:
         self.gaps = np.concatenate([log.gaps() for log in simulation.logs])
         self.commits = np.concatenate([log.commits() for log in simulation.logs])
-        arrivals = [_arrivals(log.commits(), costs, simulation.seed) for log in simulation.logs]
+        arrivals = [_arrivals(decode, log.commits(), simulation, costs) for decode, log in enumerate(simulation.logs)]
         self.arrivals = np.concatenate(arrivals)
         self.tbts = np.concatenate([np.diff(of_one, prepend=of_one[:1]) for of_one in arrivals]) if costs.egress else self.gaps
         self._firsts = [0, *accumulate(log.num_steps for log in simulation.logs)]
@@ -97,12 +100,34 @@ class Steps:
         return break_down(record.sent_ns, record.end_ns, [*works, *decoded], "decode")
 
 
-def _arrivals(commits: Ints, costs: Costs, seed: int) -> Ints:
-    """When tokens committed at these times come to their clients: those of one step together, and in order."""
-    if not costs.egress:
+def _arrivals(decode: int, commits: Ints, simulation: Simulation, costs: Costs) -> Ints:
+    """When the tokens of this decode, committed at these times, come to their clients: those of one step together, and in order. Some
+    come with the next, but not the last of a request. Measured times come in runs of consecutive ones, which begin anywhere."""
+    if not costs.egress or not len(commits):
         return commits + to_ns(costs.overheads.egress_s)
-    ways_ns = [to_ns(seconds) for seconds in Random(seed).choices(costs.egress, k=len(commits))]
-    return np.maximum.accumulate(commits + np.array(ways_ns, np.int64)) if ways_ns else commits
+    stretches = [
+        [(first, last) for number, first, last in record.stretches if number == decode] for record in simulation.gateway.records
+    ]
+    ways_ns = _ways_ns(costs.egress, len(commits), simulation.seed)
+    if costs.egress_single:
+        singles_ns = _ways_ns(costs.egress_single, len(commits), simulation.seed)
+        ways_ns = np.where(num_rows(len(commits), stretches) == 1, singles_ns, ways_ns)
+    lasts = [last for row in stretches for _, last in row[-1:]]
+    at_last = ways_ns[lasts]
+    ways_ns[lasts] = np.where(at_last == _WITH_NEXT, to_ns(costs.overheads.egress_s), at_last)
+    is_held = ways_ns == _WITH_NEXT
+    arrivals = np.maximum.accumulate(commits + np.where(is_held, 0, ways_ns))
+    last_step = len(commits) - 1
+    with_step = np.minimum.accumulate(np.where(is_held, last_step, np.arange(len(commits)))[::-1])[::-1]  # the next that is not held
+    return arrivals[with_step]
+
+
+def _ways_ns(measured: Sequence[float | None], count: int, seed: int) -> Ints:
+    """So many times, in runs of consecutive measured ones."""
+    length = min(_RUN, len(measured))
+    starts = Random(seed).choices(range(len(measured) - length + 1), k=-(-count // length))
+    order = (np.array(starts)[:, None] + np.arange(length)).ravel()[:count]
+    return np.array([_WITH_NEXT if seconds is None else to_ns(seconds) for seconds in measured], np.int64)[order]
 
 
 def make_report(options: LoadOptions, config: RuntimeConfig, costs: Costs, simulation: Simulation, load: Load) -> Report:

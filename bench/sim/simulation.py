@@ -1,4 +1,4 @@
-"""The simulated run: the controller's unchanged machine among modelled actors. A message takes a fixed time, and nothing is lost.
+"""The simulated run: the controller's unchanged machine among modelled actors. A message takes a measured time, and nothing is lost.
 
 As in ``actors/controller/serve``, messages are recorded when they come and a tick follows them; while the controller is at it,
 further ones join. A timer adds ticks.
@@ -84,8 +84,8 @@ class Simulation:
         self.timeout_s = config.server.request_timeout_s
         self.seed = seed
         self._jitter = Jitter(costs.spreads, seed)
-        self._ways = Ways(costs, queue, lambda: any(decode.is_running for decode in self.decodes.values()))
-        self.gateway = Gateway(self._ways, queue, self.post, self.timeout_s)
+        self._ways = Ways(costs, queue, lambda: any(decode.is_running for decode in self.decodes.values()), seed)
+        self.gateway = Gateway(costs.overheads, self._ways, queue, self.post, self.timeout_s)
         self.decodes: dict[InstanceId, Decode] = {}
         self.workers: dict[InstanceId, Worker] = {}
         self.gap_counts = [0] * NUM_BUCKETS  # of times between tokens, by bucket
@@ -93,12 +93,12 @@ class Simulation:
         self._costs = costs
         self._takes_turns = config.actors.turns == "plans"
         self._turns: dict[Processors, Turns] = {}
-        self._ready_ns: dict[int, int] = {}  # by plan: when what it reads is on its device
+        self._moves_ns: dict[int, int] = {}  # by plan: from its message to when what it reads is on its device
         self._slots: dict[int, int] = {}
         self._soon = False  # a tick is coming
         self._timer = 0  # version
         self._takers: dict[str, Callable[[ToActor], None]] = {"gateway": self.gateway.take}
-        self._receive(InstanceId("gateway"), Hello("gateway", 1, 1, True))
+        self._receive(InstanceId("gateway"), Hello("gateway", 1, 1, True), queue.now_ns)
         processes = {actor: InstanceId(config.process_of(actor)) for actor in limits.actors}
         decodes = {actor: process for actor, process in processes.items() if stage_of(actor) == "decode"}
         self.start(decodes)
@@ -111,7 +111,7 @@ class Simulation:
             has_turns = self._takes_turns and STAGES[stage_of(actor)].letter
             self._make(actor, processors, self._turns.setdefault(processors, Turns()) if has_turns else None)
         for actor in actors:
-            self._receive(actor, Hello(actor, 1, 1, True))
+            self._receive(actor, Hello(actor, 1, 1, True), self.queue.now_ns)
 
     def stop(self, actors: Iterable[InstanceId]) -> None:
         """Stop these actors, of which the controller has been told that they leave, and which hold nothing."""
@@ -137,23 +137,20 @@ class Simulation:
 
     def post(self, actor: str, message: ToController) -> None:
         """Send to the controller."""
-        self.queue.at(self._ways.arrival_ns(f"from {actor}"), self._receive, InstanceId(actor), message)
+        queue = self.queue
+        queue.at(self._ways.arrival_ns(f"from {actor}"), self._receive, InstanceId(actor), message, queue.now_ns)
 
-    @property
-    def _message_ns(self) -> int:
-        return to_ns(self._ways.now.message_s)
-
-    def _receive(self, actor: InstanceId, message: ToController) -> None:
+    def _receive(self, actor: InstanceId, message: ToController, sent_ns: int) -> None:
         controller, now_s = self.controller, self.queue.now_s
         if self.works is not None and isinstance(message, PlanDone):
-            self._keep_work(self.works, message)
+            self._keep_work(self.works, message, sent_ns)
         ended = controller.ended_by(message)
         words = self._progress(ended) if ended else ()
         ids = self._ids(controller.wanted_ids(words, all_of_them=True)) if words else ()
         self._perform(controller.on_message(actor, 1, message, now_s, words, ids))
         if not self._soon:
             self._soon = True
-            self.queue.after(to_ns(self._ways.now.tick_s), self._tick, 0)
+            self.queue.after(self._ways.tick_ns(), self._tick, 0)
 
     def _tick(self, timer: int) -> None:
         """Decide. ``timer``: 0 for a tick after messages, else the timer's version."""
@@ -182,13 +179,12 @@ class Simulation:
             found.append((span, answer_ids(request.key, span.first, span.last)))
         return found
 
-    def _keep_work(self, works: dict[int, list[Work]], done: PlanDone) -> None:
-        """Note a plan for each request that it names."""
+    def _keep_work(self, works: dict[int, list[Work]], done: PlanDone, end_ns: int) -> None:
+        """Note a plan that has ended for each request that it names."""
         plan = self.plans.get(done.plan_id)
         if plan is None or isinstance(done.result, Skipped):
             return
         known_ns = self.queue.now_ns
-        end_ns = known_ns - self._message_ns
         work = Work("prefill" if plan.STAGE == "prefill" else "encode", end_ns - to_ns(done.elapsed_s), end_ns, known_ns)
         for row, generation in dict.fromkeys(plan.rows):
             if (request := self.rows.request(row, generation)) is not None:
@@ -205,8 +201,8 @@ class Simulation:
             if isinstance(effect, Send):
                 taker = self._takers.get(effect.actor)
                 if taker is not None and not isinstance(effect.message, Welcome):
-                    ready_ns = self._ready_at(effect.actor, effect.message)
-                    self.queue.at(max(self._ways.arrival_ns(effect.actor), ready_ns), taker, effect.message)
+                    arrival_ns = self._ways.arrival_ns(effect.actor)
+                    self.queue.at(self._ready_ns(effect.actor, effect.message, arrival_ns), taker, effect.message)
             elif isinstance(effect, BeginRow):
                 self.rows.begin(effect.row)
             elif isinstance(effect, AppendPages):
@@ -215,20 +211,19 @@ class Simulation:
             elif isinstance(effect, WritePlan):
                 self._slots[effect.slot] = effect.plan_id
                 self.plans[effect.plan_id] = plan = self.controller.state.plans[effect.plan_id].plan
-                self._ready_ns[effect.plan_id] = self.queue.now_ns + self._message_ns + to_ns(self._move(plan, effect.actor))
+                self._moves_ns[effect.plan_id] = to_ns(self._move(plan, effect.actor))
             elif isinstance(effect, ClearPlan):
                 plan_id = self._slots.pop(effect.slot)
-                del self.plans[plan_id], self._ready_ns[plan_id]
+                del self.plans[plan_id], self._moves_ns[plan_id]
 
-    def _ready_at(self, actor: InstanceId, message: ToActor) -> int:
+    def _ready_ns(self, actor: InstanceId, message: ToActor, arrival_ns: int) -> int:
         """The time at which what the receiver reads is on its device: it pulls once it has the message (TI6)."""
         if isinstance(message, Run):
-            return self._ready_ns.get(message.plan_id, 0)
+            return arrival_ns + self._moves_ns.get(message.plan_id, 0)
         request = self.rows.request(message.row, message.row_generation) if isinstance(message, Admit) else None
         if request is None:
-            return 0
-        moved_s = sum(self.devices.bring("kv", table, actor) for table in request.block_tables)
-        ready_ns = self.queue.now_ns + self._message_ns + to_ns(moved_s)
+            return arrival_ns
+        ready_ns = arrival_ns + to_ns(sum(self.devices.bring("kv", table, actor) for table in request.block_tables))
         if self.works and (works := self.works.get(request.key)):
             works[-1] = works[-1]._replace(known_ns=max(works[-1].known_ns, ready_ns))
         return ready_ns

@@ -60,6 +60,14 @@ def weights(num_steps: int, stretches: Iterable[Sequence[Stretch]]) -> Ints:
     return np.cumsum(edges[:-1])
 
 
+def num_rows(num_steps: int, stretches: Iterable[Sequence[Stretch]]) -> Ints:
+    """How many rows, of those with these stretches, have a token of each step."""
+    edges = np.zeros(num_steps + 1, np.int64)
+    np.add.at(edges, [first for row in stretches for first, _ in row], 1)
+    np.add.at(edges, [last + 1 for row in stretches for _, last in row], -1)
+    return np.cumsum(edges[:-1])
+
+
 def pauses(commits: Ints, stretches: Sequence[Stretch]) -> list[int]:
     """The times between a row's stretches, in ns."""
     return [int(commits[after[0]] - commits[before[1]]) for before, after in zip(stretches, stretches[1:], strict=False)]

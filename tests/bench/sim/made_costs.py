@@ -8,7 +8,7 @@ import mmrt
 from mmrt.bench.serve.load_options import LoadOptions
 from mmrt.bench.serve.planned import plan_requests
 from mmrt.bench.sim.command import make_load, run
-from mmrt.bench.sim.costs import Costs, Line, Overheads
+from mmrt.bench.sim.costs import Costs, Delays, Line, Overheads
 from mmrt.bench.sim.devices import Link
 from mmrt.bench.sim.loads import Load
 from mmrt.bench.sim.options import parse_sim
@@ -25,8 +25,9 @@ INTERFERENCE = {
 }
 
 VARIED: dict[str, Any] = dict(
-    overheads_beside=Overheads(ingress_s=0.005, egress_s=0.003, message_s=0.0007, tick_s=0.0005),
-    egress=[0.001, 0.002, 0.006],
+    alone=Delays(ingress_s=[0.002, 0.004]),
+    beside=Delays(ingress_s=[0.004, 0.005, 0.009], message_s=[0.0002, 0.0007], tick_s=[0.0005]),
+    egress=[0.001, 0.002, 0.006] * 8 + [None],
     spreads={
         "decode": {"decode": [0.7, 0.9, 1.0, 1.4]},
         "decode+prefill": {"decode": [0.5, 1.5], "prefill": [0.8, 1.2]},

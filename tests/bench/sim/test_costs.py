@@ -21,7 +21,7 @@ from mmrt.bench.sim.costs import (
     shipped_costs,
     step_seconds,
 )
-from mmrt.bench.sim.fits import Sample, Work, fit_interference, fit_line
+from mmrt.bench.sim.fits import Sample, Work, fit_interference, fit_line, fit_spreads
 from mmrt.bench.sim.interference import Interference
 from mmrt.bench.sim.report import weighted_distribution
 from mmrt.bench.sim.roofline import PEAKS, renew, roofline
@@ -117,7 +117,7 @@ def test_a_roofline_by_hand() -> None:
         ({"egress": [0.001, -1.0]}, "egress 1 is -1.0, it must be at least 0"),
         ({"interference": {"decode+video": {"prefill": 0.5}}}, "a rate of prefill, which is not one of them"),
         ({"num_cores": 0}, "num_cores is 0, it must be at least 1"),
-        ({"format_version": 99}, "has format 99, this version reads 1"),
+        ({"format_version": 99}, "has format 99, this version reads 2"),
     ],
 )
 def test_bad_cost_files_are_refused_with_value_and_limit(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -189,3 +189,8 @@ def test_a_step_log_is_its_commits(runs: list[tuple[int, int, int]], data: st.Da
     tokens = [commits[1 + step] for a, b in stretches for step in range(a, b + 1)]
     counted = np.repeat(log.gaps(), weights(log.num_steps, [stretches])).tolist() + pauses(log.commits(), stretches)
     assert sorted(counted) == sorted(b - a for a, b in pairwise(tokens))
+
+
+def test_steps_after_a_pause_tell_nothing_of_others() -> None:
+    works = [Work("decode", at * 10**7, at * 10**7 + 10**6 * (3 if at % 2 else 1), 0.001, is_first=at % 2 == 1) for at in range(400)]
+    assert fit_spreads(works, lambda counts: dict.fromkeys(counts, 1.0)) == {"decode": {"decode": [1.0] * 100}}

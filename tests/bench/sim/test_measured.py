@@ -4,13 +4,15 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from mmrt.bench.environment import read_environment
 from mmrt.bench.serve.record import Chunk, Record
 from mmrt.bench.serve.workload import MediaShapes
-from mmrt.bench.sim.costs import Costs, Line, Overheads, encode_squares, load_costs, prefill_squares, step_seconds
+from mmrt.bench.sim.costs import Costs, Delays, Line, Overheads, encode_squares, load_costs, prefill_squares, step_seconds
 from mmrt.bench.sim.measured import Machine, fit
+from mmrt.bench.sim.overheads import fit_delays, fit_egress
 from mmrt.bench.sim.phases import Phase, PhaseRun, make_phases
 from mmrt.bench.sim.requests import make_sample
 from mmrt.bench.sim.seen import Seen
@@ -24,7 +26,15 @@ TRUE = make_costs(
     preprocess={"image": Line(fixed_s=0.001, per_unit_s=1e-6)},
     encode={"image": Line(fixed_s=0.004, per_unit_s=2e-5)},
     prefill=Line(fixed_s=0.004, per_unit_s=3e-5, per_square_s=1e-8),
-    overheads=Overheads(ingress_s=0.003, ingress_byte_s=1e-8, fill_byte_s=1e-9, egress_s=0.001, message_s=0.0002, tick_s=0.0003),
+    overheads=Overheads(
+        ingress_s=0.003,
+        ingress_token_s=2e-6,
+        ingress_byte_s=1e-8,
+        fill_byte_s=1e-9,
+        egress_s=0.001,
+        message_s=0.0002,
+        tick_s=0.0003,
+    ),
     interference={},
 )
 
@@ -78,13 +88,13 @@ class Tape:
         costs, record = self.costs, Record(index=0, group="", request_id=request_id, scheduled_s=0.0, sent_s=self.now_ns / 1e9)
         tokens = phase.num_input_tokens
         num_bytes = 0
-        self.wait(costs.overheads.ingress_s)
+        self.wait(costs.overheads.ingress_s + costs.overheads.ingress_token_s * phase.num_input_tokens)
         if phase.kinds == ("image",):
             item, shape = make_sample(demo_model(), "image", phase.shapes)
             (segment,), num_bytes = shape.segments, item.num_bytes
             self.wait(costs.overheads.ingress_byte_s * num_bytes)
         self.add("gateway", Kind.RECEIVED, key=key, b=key)
-        self.add("controller", Kind.SUBMITTED, key=key)
+        self.add("controller", Kind.SUBMITTED, key=key, a=phase.num_input_tokens, b=len(phase.kinds) if num_bytes else 0)
         self.add("controller", Kind.ROW, key=key, a=row, b=1)
         if num_bytes:
             self.add("gateway", Kind.WRITTEN, costs.overheads.fill_byte_s * num_bytes, c=num_bytes)
@@ -137,7 +147,10 @@ def together(tape: Tape) -> Seen:
 
 def fitted(slow: float) -> Costs:
     tape = Tape(TRUE, slow)
-    seen: Sequence[Seen] = [*(tape.seen(phase) for phase in phases()), together(tape)]
+    return fit_seen([*(tape.seen(phase) for phase in phases()), together(tape)])
+
+
+def fit_seen(seen: Sequence[Seen]) -> Costs:
     return fit("found", demo_model(), Machine(read_environment(), 2, THREADS, {"encoder": 5}), seen)
 
 
@@ -149,7 +162,7 @@ def assert_found(costs: Costs) -> None:
         assert found.seconds(units, units**2) == pytest.approx(true.seconds(units, units**2), rel=0.05), work
     for count, context in ((1, 2000), (8, 16_000), (4, 24_000)):
         assert step_seconds(costs, count, context) == pytest.approx(step_seconds(TRUE, count, context), rel=0.05)
-    for name, value in {"ingress_s": 0.003, "egress_s": 0.001, "message_s": 0.0002, "tick_s": 0.0003}.items():
+    for name, value in {"ingress_s": 0.003, "ingress_token_s": 2e-6, "egress_s": 0.001, "message_s": 0.0002, "tick_s": 0.0003}.items():
         assert getattr(costs.overheads, name) == pytest.approx(value, rel=0.05), name
 
 
@@ -163,9 +176,59 @@ def test_a_quiet_machine_is_found_again() -> None:
     assert statistics.fmean(steps) == pytest.approx(1 + 0.5 / 8, abs=0.03) and steps[80] == pytest.approx(1.0, abs=0.05)
     assert steps[99] == pytest.approx(1.5, abs=0.08)
     assert costs.spreads["decode+encoder"]["encoder"][50] == pytest.approx(1.0, abs=0.05)
-    assert costs.overheads_beside is not None
-    assert (costs.overheads_beside.ingress_s, costs.overheads_beside.message_s) == pytest.approx((0.003, 0.0002), rel=0.01)
-    assert (costs.egress[10], costs.egress[90]) == pytest.approx((0.001, 0.0015), rel=0.01)
+    for delays in (costs.alone, costs.beside):
+        medians = [statistics.median(times) for times in (delays.ingress_s, delays.message_s, delays.tick_s)]
+        assert medians == pytest.approx([0.003, 0.0002, 0.0003], rel=0.01)
+    assert costs.egress[:4] == pytest.approx([0.001, 0.0015, 0.001, 0.0015], rel=0.01)  # in their order
+
+
+def test_one_disturbed_phase_does_not_make_a_machine_busy() -> None:
+    quiet, busy = Tape(TRUE), Tape(TRUE, slow=4.0, now_ns=10**15)
+    first, *rest = phases()
+    costs = fit_seen([quiet.seen(first), busy.seen(first), *(quiet.seen(phase) for phase in (first, *rest)), together(quiet)])
+    assert costs.note == "" and costs.interference != {}
+    assert_found(costs)
+
+
+def test_requests_at_the_same_time_go_in_one_after_the_other() -> None:
+    """Four at once, and one in a hundred stalls: the typical time is found, not the time in the queue, nor that of the stalls."""
+    records, asked, now_ns = [], [], 1_000_000_000
+    for turn in range(100):
+        sent_ns = now_ns
+        for number in range(4):
+            key = 4 * turn + number + 1
+            now_ns += 2_000_000 + 40_000_000 * (key % 100 == 0)
+            records.append(FlightRecord("gateway", 1, Kind.RECEIVED, now_ns, 0, key, 0, key, 0))
+            records.append(FlightRecord("controller", 1, Kind.SUBMITTED, now_ns, 0, key, 0, 0, 0))
+            asked.append(Record(index=key, group="", scheduled_s=0.0, sent_s=sent_ns / 1e9, request_id=unpack_id(0, key)))
+        now_ns += 50_000_000
+    phase = Phase(name="decode", seconds=1, num_at_once=4)
+    found = fit_delays(demo_model(), [Seen(PhaseRun(phase, 0, now_ns, asked, {}), records)], Overheads())
+    assert found.ingress_s[:99] == pytest.approx([0.002] * 99) and found.ingress_s[99] == pytest.approx(0.042)
+
+
+def test_a_message_to_an_actor_at_work_is_not_measured() -> None:
+    """Its command waits in the actor's socket until the plan before it is done."""
+    records = []
+    for key, (issued_ms, begin_ms, end_ms) in enumerate(((0, 1, 101), (5, 102, 110), (120, 122, 130)), 1):
+        records.append(FlightRecord("controller", 1, Kind.ISSUED, issued_ms * 10**6, 0, key, 0, 0, 0))
+        kind = pack_plan(PlanKind.PREFILL, 0, 0)
+        records.append(FlightRecord("prefill", 1, Kind.PLAN, begin_ms * 10**6, (end_ms - begin_ms) * 10**6, key, kind, 1, 0))
+        records.append(FlightRecord("controller", 1, Kind.ACKNOWLEDGED, (end_ms + 3) * 10**6, 0, key, 0, 0, 0))
+    seen = Seen(PhaseRun(Phase(name="decode", seconds=1), 0, 10**9, [], {}), records)
+    assert fit_delays(demo_model(), [seen], Overheads()).message_s == pytest.approx([0.001, 0.002, 0.003, 0.003, 0.003])
+
+
+def test_a_stall_delays_consecutive_tokens_and_some_come_with_the_next() -> None:
+    phase, tape = Phase(name="decode", seconds=1, num_at_once=4, max_tokens=64), Tape(TRUE)
+    seen = tape.seen(phase)
+    for record in seen.run.records[::8]:
+        record.chunks[20:24] = [msgspec.structs.replace(chunk, time_s=chunk.time_s + 0.03) for chunk in record.chunks[20:24]]
+        record.chunks[40:42] = [Chunk(record.chunks[41].time_s, 2)]
+    times = fit_egress([seen])
+    late = [at for at, seconds in enumerate(times) if seconds is not None and seconds > 0.02]
+    assert [at for at, seconds in enumerate(times[:64]) if seconds is None] == [40]
+    assert len(times) <= 2048 and late[:4] == [20, 21, 22, 23] and len(late) == pytest.approx(len(times) / 64 / 8 * 4, abs=8)
 
 
 def test_on_a_busy_machine_processor_time_counts() -> None:
@@ -174,6 +237,7 @@ def test_on_a_busy_machine_processor_time_counts() -> None:
     assert (
         costs.interference == costs.spreads == {}
         and costs.egress == []
+        and costs.alone == costs.beside == Delays()
         and "stages alone had a processor for 25% of their time" in costs.note
     )
 

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import Counter
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from mmrt.bench.serve.report import GroupSummary, summarise_groups, summarise_sl
 from mmrt.bench.serve.slo import Slo
 from mmrt.bench.sim import simulation as simulation_module
 from mmrt.bench.sim.command import simulate
-from mmrt.bench.sim.costs import Line, Overheads
+from mmrt.bench.sim.costs import Delays, Line, Overheads
 from mmrt.bench.sim.decode import Decode
 from mmrt.bench.sim.events import EventQueue
 from mmrt.bench.sim.report import Steps, encode_report, make_report, time_between_tokens
 from mmrt.bench.sim.simulation import Simulation, SimulationError
+from mmrt.bench.sim.step_log import num_rows
 from mmrt.bench.sim.ways import Ways
 from mmrt.schema.gap_buckets import bucket_of
 from mmrt.tests.bench.sim.made_costs import FREE, VARIED, make_costs, options_of, simulate_costs
@@ -183,7 +184,7 @@ def assert_equal(mine: GroupSummary, theirs: GroupSummary) -> None:
 
 def test_steps_take_the_factors_of_the_stages_at_work() -> None:
     """A request alone: its prefill, then steps with each factor equally often, and a way out of its own for each step."""
-    costs = make_costs(decode_context_s=0.0, **VARIED)
+    costs = make_costs(decode_context_s=0.0, **(VARIED | {"egress": [0.001, 0.002, 0.006]}))
     load = ("--num-requests", "1", "--max-tokens", "1000", "--input-tokens", "33", "--concurrency", "1")
     simulation, _ = simulate_costs(costs, *load)
     gaps = Counter(simulation.logs[0].gaps().tolist()[1:])
@@ -195,13 +196,63 @@ def test_steps_take_the_factors_of_the_stages_at_work() -> None:
 
 
 def test_messages_take_longer_while_decode_works_and_stay_in_order() -> None:
-    costs, queue = make_costs(**VARIED), EventQueue()
+    costs, queue = make_costs(beside=Delays(message_s=[0.0007, 0.0009])), EventQueue()
     is_busy = True
-    ways = Ways(costs, queue, lambda: is_busy)
-    assert (ways.now.ingress_s, ways.arrival_ns("a") - queue.now_ns) == (0.005, 700_000)
+    ways = Ways(costs, queue, lambda: is_busy, seed=3)
+    assert sorted(ways.message_ns() for _ in range(1000)) == [700_000] * 500 + [900_000] * 500
+    assert ways.tick_ns() == 300_000  # not measured beside decode
+    late_ns = max(ways.arrival_ns("a") for _ in range(20)) - queue.now_ns
     is_busy = False
-    assert (ways.now.ingress_s, ways.arrival_ns("b") - queue.now_ns) == (0.003, 200_000)
-    assert ways.arrival_ns("a") - queue.now_ns == 700_000
+    assert ways.message_ns() == 200_000 and ways.arrival_ns("b") - queue.now_ns == 200_000
+    assert late_ns == 900_000 == ways.arrival_ns("a") - queue.now_ns
+
+
+def test_requests_go_in_one_after_the_other() -> None:
+    queue = EventQueue()
+    costs = make_costs(overheads=Overheads(ingress_s=0.003, ingress_token_s=1e-6, ingress_byte_s=1e-8))
+    ways = Ways(costs, queue, lambda: False, seed=0)
+    assert [ways.in_ns(tokens, size) - queue.now_ns for tokens, size in ((0, 0), (1000, 0), (0, 10**5))] == [
+        3_000_000,
+        7_000_000,
+        11_000_000,
+    ]
+    queue.now_ns += 20_000_000
+    assert ways.in_ns(0, 0) - queue.now_ns == 3_000_000
+
+
+def test_measured_ways_out_come_in_runs() -> None:
+    """Of 400 measured times ten in a row belong to one stall: tokens that meet it are late one after the other."""
+    costs = make_costs(decode_context_s=0.0, egress=[0.001] * 200 + [0.009] * 10 + [0.001] * 190)
+    load = ("--num-requests", "1", "--max-tokens", "2000", "--input-tokens", "33", "--concurrency", "1")
+    simulation, _ = simulate_costs(costs, *load)
+    (record,) = simulation.gateway.records
+    times = [chunk.time_s for chunk in Steps(simulation, costs).record(record).chunks]
+    ways_ms = [round(1e3 * at_s - commit / 1e6) for at_s, commit in zip(times, simulation.logs[0].commits(), strict=True)]
+    stalls = [len([*run]) for is_late, run in groupby(ways_ms, lambda way_ms: way_ms > 5) if is_late]
+    assert len(stalls) > 2 and max(stalls) >= 10 and sum(stalls) / len(ways_ms) < 0.08
+
+
+def test_some_tokens_come_with_the_next_but_not_the_last() -> None:
+    costs = make_costs(decode_context_s=0.0, egress=[0.001, None])
+    load = ("--num-requests", "1", "--max-tokens", "101", "--input-tokens", "33", "--concurrency", "1")
+    simulation, _ = simulate_costs(costs, *load)
+    (record,) = simulation.gateway.records
+    tbts = [round(1e3 * tbt_s, 3) for tbt_s in Steps(simulation, costs).record(record).tbts_s]
+    assert set(tbts) <= {0.0, 4.2, 8.4} and tbts.count(0.0) == pytest.approx(50, abs=2) and tbts.count(8.4) > 40
+    assert sum(tbts) == pytest.approx(420, abs=4.3)  # none came after its time
+
+
+def test_a_sequence_alone_has_ways_out_of_its_own() -> None:
+    costs = make_costs(decode_context_s=0.0, egress=[0.001], egress_single=[0.003])
+    load = ("--num-requests", "2", "--max-tokens", "100", "--input-tokens", "33", "--concurrency", "2")
+    simulation, _ = simulate_costs(costs, *load)
+    (log,), steps = simulation.logs, Steps(simulation, costs)
+    ways_ms = np.round((steps.arrivals - log.commits()) / 1e6, 3)
+    stretches = [[(first, last)] for record in simulation.gateway.records for _, first, last in record.stretches]
+    rows = num_rows(log.num_steps, stretches)
+    assert (
+        set(ways_ms[rows == 1]) == {3.0} and set(ways_ms[rows == 2][3:]) == {1.0} and (rows == 1).sum() > 1 and (rows == 2).sum() > 50
+    )
 
 
 def test_a_conversation_finds_its_beginning_in_the_caches() -> None:
@@ -238,11 +289,11 @@ def test_stages_that_take_turns_hold_up_decode(tmp_path: Path) -> None:
 
 
 def test_a_queue_that_is_full_refuses() -> None:
-    costs = make_costs(decode=Line(fixed_s=0.5))
+    costs = make_costs(decode=Line(fixed_s=0.5), overheads=Overheads())
     options, config = options_of("--num-requests", "270", "--rate", "inf", "--rows", "1", "--max-tokens", "1", "--no-caches")
     report = simulate(options, config, costs)
     ((error, count),) = report.failures.items()
-    assert error == "HTTP 503: 257 requests are waiting, the limit is 256"
+    assert error == "HTTP 503: 256 requests are waiting, the limit is 256"
     assert report.groups[0].num_requests == 270 and report.groups[0].num_failed == count == 13
 
 
