@@ -2,6 +2,9 @@
 of the time between tokens allows (``feedback``). Beside decode, encode and prefill take turns (US1), or work at once where that pays
 (``overlap_trial``).
 
+The first words of a prompt wait for the picture behind them: a plan of their own costs about as much, and slows the encoder
+(``batches``).
+
 Turns: with ``unified`` a request that could have its first token at once waits while media are encoded that came after it. Here a plan
 that ends the prompt of the first request goes before. Otherwise plans are as of ``unified``, and its budgets hold while nobody decodes.
 """
@@ -11,12 +14,15 @@ from typing import Any, NamedTuple
 
 from .batches import Encode, EncodeBatch, Prefill, PrefillBatch, free_turns, in_turn, partial_first
 from .budgets import MIN_TOKENS
+from .facts import Facts
 from .feedback import Shares, left_s, noted, steer
 from .overlap_trial import Trial
 from .timely import timely
 from .types import RequestView, StepLimits, StepPlan, View
 from .unified import Unified
 from .video_order import plan_video
+
+FEW = 0.5  # of the fixed cost of a prefill plan: tokens that take less are seldom worth one
 
 
 class Memory(NamedTuple):
@@ -40,11 +46,12 @@ class Auto(Unified):
             return StepPlan(analyse, preprocess), Memory(shares, trial)
         max_rows, max_tokens = budgets(shares, trial.together, view, limits)
         order, early = timely(view.requests, view.facts)
-        encodes, prefills = batches(view, order, early, max_rows, max_tokens)
+        in_video = {item.key for item in analyse} | {segment.key for segment in preprocess}
+        encodes, prefills = batches(view, order, early, in_video, max_rows, max_tokens)
         encode, prefill = encodes.segments, prefills.chunks
         if takes_turns and encode and prefill and trial.is_due(view.now):
             max_rows, max_tokens = budgets(shares, True, view, limits)
-            encodes, prefills = batches(view, order, early, max_rows, max_tokens)
+            encodes, prefills = batches(view, order, early, in_video, max_rows, max_tokens)
             encode, prefill = encodes.segments, prefills.chunks
             trial = trial.begun(view.facts, encodes.num_rows, prefills.num_tokens)
         elif takes_turns:
@@ -59,10 +66,32 @@ class Auto(Unified):
 
 
 def batches(
-    view: View, order: Sequence[RequestView], early: Collection[int], max_rows: int, max_tokens: int
+    view: View, order: Sequence[RequestView], early: Collection[int], in_video: Collection[int], max_rows: int, max_tokens: int
 ) -> tuple[EncodeBatch, PrefillBatch]:
-    """Return a batch of each stage, in this order; in prefill those that have passed others and begun ones go first (RS5)."""
-    return EncodeBatch(view, max_rows).fill(order), PrefillBatch(view, max_tokens).fill(partial_first(order, early))
+    """Return a batch of each stage, in this order; in prefill those that have passed others and begun ones go first (RS5).
+
+    Few tokens of a request, of which more will come, are prefilled with others only: while something is encoded, or media of it are
+    decoded (``in_video``: from now on). Otherwise they may hold the pages that the others wait for.
+    """
+    encodes, prefills = EncodeBatch(view, max_rows).fill(order), PrefillBatch(view, max_tokens)
+    if prefills.is_closed:
+        return encodes, prefills
+    is_encoding = bool(view.encode_in_flight or encodes.segments)
+    whole: list[RequestView] = []
+    few: list[RequestView] = []
+    for request in partial_first(order, early):
+        comes = is_encoding or request.video_in_flight or request.key in in_video
+        (few if comes and has_few(request, view.facts) else whole).append(request)
+    prefills.fill(whole)
+    if prefills.chunks:
+        prefills.fill(few)
+    return encodes, prefills
+
+
+def has_few(request: RequestView, facts: Facts) -> bool:
+    """Return whether a plan for the ready tokens alone would cost twice the time by which it shortens a later one."""
+    num_ready = request.tokens_ready
+    return num_ready < request.tokens_left and num_ready * facts.prefill.unit_s < FEW * facts.prefill.base_s
 
 
 def looked(memory: Memory, view: View) -> Memory:

@@ -215,7 +215,7 @@ def test_who_passes_others_goes_with_those_that_have_begun() -> None:
     view = View((fresh, begun), Facts(1.0), prefill_credit=1)
 
     def first(early: set[int]) -> int:
-        return batches(view, view.requests, early, 0, 256)[1].chunks[0].key
+        return batches(view, view.requests, early, (), 0, 256)[1].chunks[0].key
 
     assert first({1}) == 1 and first(set()) == 2
 
@@ -312,3 +312,47 @@ def test_contention_that_comes_and_goes() -> None:
 @pytest.mark.parametrize(("step_s", "left"), [(None, 0.09), (0.03, 0.06), (0.085, 0.02), (5.0, 0.02)])
 def test_what_the_objective_leaves(step_s: float | None, left: float) -> None:
     assert left_s(Facts(tbt_s=OBJECTIVE_S, step_s=step_s)) == pytest.approx(left)
+
+
+COSTS = Facts(encode=Cost(0.005, 0.00001, 1024), prefill=Cost(0.006, 0.00002, 256))
+
+
+def picture(ready: int, stage: SegmentStage, key: int = 1) -> RequestView:
+    """A request of 209 tokens with a picture behind the first ``ready``."""
+    segments = (SegmentView(0, 0, stage, 576, 1, 7),)
+    return RequestView(key, key, has_kv=True, members=(MemberView(0, ready, 209),), segments=segments, kind="image")
+
+
+def chunks(*requests: RequestView, encoding: bool = False, free_pages: int = 100, video_credit: int = 0) -> list[tuple[int, int]]:
+    """The chunks that are prefilled next, as (request, tokens)."""
+    view = View(
+        requests, COSTS, video_credit=video_credit, encoder_credit=not encoding, prefill_credit=1, encode_in_flight=encoding,
+        num_embedding_pages=100, num_free_embedding_pages=free_pages, num_patch_pages=100, num_free_patch_pages=100,
+    )  # fmt: skip
+    plan, _ = Auto().plan(view, LIMITS, None)
+    return [(chunk.key, chunk.end - chunk.start) for chunk in plan.prefill]
+
+
+def test_the_first_words_wait_for_their_picture() -> None:
+    """A plan of 5 tokens takes as long as one of 209, and slows the encoder beside it."""
+    assert chunks(picture(5, SegmentStage.PREPROCESSED)) == [], "it is encoded now"
+    assert chunks(picture(5, SegmentStage.ENCODING), encoding=True) == []
+    assert chunks(picture(5, SegmentStage.PREPROCESSED), encoding=True) == [], "another one is encoded before it"
+    assert chunks(picture(200, SegmentStage.ENCODING), encoding=True) == [(1, 200)], "so many are worth a plan"
+
+
+def test_the_first_words_do_not_wait_where_a_plan_is_made_anyway() -> None:
+    text = RequestView(2, 2, has_kv=True, members=(MemberView(0, 5, 5),))
+    assert chunks(picture(5, SegmentStage.ENCODING), text, encoding=True) == [(2, 5), (1, 5)]
+
+
+def test_the_first_words_do_not_wait_where_nothing_can_be_encoded() -> None:
+    """Their pages may be those that the picture needs."""
+    assert chunks(picture(5, SegmentStage.PREPROCESSED), free_pages=0) == [(1, 5)]
+
+
+def test_the_first_words_wait_while_their_picture_is_decoded() -> None:
+    pending = picture(5, SegmentStage.PENDING)
+    assert chunks(pending) == [(1, 5)], "nothing is at work for it"
+    assert chunks(replace(pending, video_in_flight=1)) == []
+    assert chunks(pending, video_credit=1) == [], "it is decoded now"
