@@ -182,7 +182,8 @@ def make_tables(actor: Actor, layout: MemoryLayout) -> None:
     ControllerStats.create(run)
     StepGaps.create(run, MAX_INSTANCES)
     if actor.config.actors.turns != "off":
-        Turns.create(run)
+        for device in range(actor.config.num_kv_pools):
+            Turns.create(run, device)
     for name in (*actors, SUPERVISOR):
         FlightRecorder.create(run, name)
     for name, pool in layout.pools.items():

@@ -3,7 +3,8 @@
 Nothing is read at the start but the heads of the files. The controller knows from them which pages there are
 (``controller/saved_files``), and encoder and prefill load those that a request needs (``host/page_loader``).
 
-The directory has a secret and, for each model and setting that determines what pages hold, one file per pool (``shm/page_file``).
+The directory has a secret and, for each model and setting that determines what pages hold, one file per pool (``shm/page_file``); the
+KV pools of all devices share one.
 The keys of pages depend on the secret and on those settings: a page of another model is never found. Whatever is wrong with the
 directory is logged, and the run goes on without it.
 """
@@ -26,6 +27,7 @@ import numpy as np
 from .. import __version__
 from ..runtime.config import RuntimeConfig
 from ..runtime.fetch_config import FetchSection
+from ..runtime.pools import kind_of_pool
 from ..runtime.process.memory_layout import MemoryLayout
 from ..runtime.process.saved_pages import SavedFiles, SavedPages, write_saved_files
 from ..shm.page_file import PageFile, remove_unused
@@ -52,12 +54,12 @@ class PageStore:
     ``open`` comes before the layout is published; ``start`` afterwards, ``close`` at the end.
     """
 
-    def __init__(self, secret: bytes, files: dict[str, PageFile], pools: dict[str, PagePool]) -> None:
-        """Use ``open``. ``secret``: of the run, for the keys of its pages."""
+    def __init__(self, secret: bytes, files: dict[str, PageFile], pools: dict[str, list[PagePool]]) -> None:
+        """Use ``open``. ``secret``: of the run, for the keys of its pages. ``pools``: those of each file."""
         self.secret = secret
         self._files = files
         self._pools = pools
-        self._seen = {name: np.zeros(pool.num_pages, np.uint64) for name, pool in pools.items()}
+        self._seen = {name: [np.zeros(pool.num_pages, np.uint64) for pool in of_kind] for name, of_kind in pools.items()}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._save_until_ended, name="mmrt-pages", daemon=True)
 
@@ -89,7 +91,8 @@ class PageStore:
             log.warning("cache.dir %s is not used: %s", directory, why)
             return None
         log.info("cache.dir: there are %s", " and ".join(f"{len(file)} {name} pages" for name, file in files.items()))
-        return cls(secret, files, {name: PagePool.attach(run, name) for name in SHARES})
+        pools = {kind: [PagePool.attach(run, name) for name in layout.pools if kind_of_pool(name) == kind] for kind in SHARES}
+        return cls(secret, files, pools)
 
     def start(self) -> None:
         """Write pages behind from now on."""
@@ -124,27 +127,28 @@ class PageStore:
     def _save(self, until_s: float | None = None) -> None:
         """Save the pages that have got keys since the last time; without ``until_s`` until the end is near. Raises: OSError."""
         for name, file in self._files.items():
-            pool, seen = self._pools[name], self._seen[name]
-            for page, generation, key, depth in pool.named_since(seen):
-                if self._ended.is_set() if until_s is None else time.monotonic() > until_s:
-                    return
-                if key not in file or file.read(key) is None:  # damaged: it could not be loaded, and has been made anew
-                    contents = pool.copy(page, generation)
-                    if contents is None:
-                        continue
-                    file.write(key, contents, depth)
-                seen[page] = generation
+            for pool, seen in zip(self._pools[name], self._seen[name], strict=True):
+                for page, generation, key, depth in pool.named_since(seen):
+                    if self._ended.is_set() if until_s is None else time.monotonic() > until_s:
+                        return
+                    if key not in file or file.read(key) is None:  # damaged: it could not be loaded, and has been made anew
+                        contents = pool.copy(page, generation)
+                        if contents is None:
+                            continue
+                        file.write(key, contents, depth)
+                    seen[page] = generation
 
     def _keep(self) -> None:
         """Mark the pages that the pools still have, and save again those that a full file has lost. Raises: OSError."""
         for name, file in self._files.items():
-            pool, seen = self._pools[name], self._seen[name]
-            named = pool.named_since(np.zeros(pool.num_pages, np.uint64))
-            file.keep(key for _, _, key, _ in named)
-            if file.num_slots >= pool.num_pages:  # else they would push each other out for ever
-                for page, _, key, _ in named:
-                    if key not in file:
-                        seen[page] = 0
+            pools = self._pools[name]
+            named = [pool.named_since(np.zeros(pool.num_pages, np.uint64)) for pool in pools]
+            file.keep(key for of_pool in named for _, _, key, _ in of_pool)
+            if file.num_slots >= sum(pool.num_pages for pool in pools):  # else they would push each other out for ever
+                for of_pool, seen in zip(named, self._seen[name], strict=True):
+                    for page, _, key, _ in of_pool:
+                        if key not in file:
+                            seen[page] = 0
 
 
 def _fingerprint(config: RuntimeConfig, layout: MemoryLayout, model: Path) -> bytes:
@@ -156,6 +160,7 @@ def _fingerprint(config: RuntimeConfig, layout: MemoryLayout, model: Path) -> by
         "configs": [(path.name, path.read_bytes()) for path in sorted(model.glob("*config.json"))],
         "media": msgspec.structs.replace(config.media, fetch=FetchSection()),  # wherever they come from
         "dtypes": (layout.dtype, layout.weights, layout.kv_dtype, layout.kv_page_tokens, layout.device),
+        "transfer": config.memory.kv_transfer_dtype,  # pages that were packed on their way differ from others
         "pages": [(name, layout.pools[name].page_bytes) for name in SHARES],
     }
     return blake2b(msgspec.msgpack.encode(facts), digest_size=32).digest()

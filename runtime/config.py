@@ -203,12 +203,6 @@ def _check_devices(config: RuntimeConfig) -> None:
         raise ConfigError(f"devices: scheduling.preset = {show(config.scheduling.preset)} has a layout without devices")
     if config.devices and config.model.on_cuda:
         raise ConfigError(f"devices: are parts of a CPU; model.device = {show(config.model.device)} is one device")
-    if config.num_kv_pools > 1 and config.actors.turns != "off":
-        raise ConfigError(f'actors.turns = {show(config.actors.turns)}: stages of several [[devices]] take no turns, expected "off"')
-    if config.num_kv_pools > 1 and config.cache.dir:
-        raise ConfigError(
-            f"cache.dir = {show(config.cache.dir)}: stores the pages of one KV pool; [[devices]] makes {config.num_kv_pools}"
-        )
     _check_transfer(config)
 
 

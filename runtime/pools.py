@@ -9,9 +9,14 @@ def kv_pool(device: int) -> PoolName:
     return f"kv.{device}" if device else "kv"
 
 
+def kind_of_pool(name: PoolName) -> PoolName:
+    """Return what a pool's pages hold, as the name of the first such pool: "kv" for that of every device."""
+    return name.partition(".")[0]
+
+
 def is_kv_pool(name: PoolName) -> bool:
     """Return whether a pool is the KV pool of some device."""
-    return name.partition(".")[0] == "kv"
+    return kind_of_pool(name) == "kv"
 
 
 def pools_of(num_devices: int) -> tuple[PoolName, ...]:

@@ -1,4 +1,5 @@
-"""The turn to compute: one for a run whose encoder, prefill and decode compute one at a time (``actors.turns``), in any processes.
+"""The turn to compute: one for each device of a run whose encoder, prefill and decode compute one at a time (``actors.turns``), in any
+processes.
 
 Whoever waits sleeps in the kernel, and the turn of one that dies is free at once (``robust_mutex``). So a process can be killed between
 any two instructions here: nothing has to be proven or mended. A turn protects no data: whoever loses patience may go on without one.
@@ -8,6 +9,7 @@ any two instructions here: nothing has to be proven or mended. A turn protects n
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol, Self
 
 import numpy as np
@@ -93,10 +95,11 @@ class Turns:
         self.turn, self.plans = Turnstile(*mutexes[:2]), Turnstile(*mutexes[2:])
 
     @classmethod
-    def create(cls, run: RunDirectory) -> Self:
-        """Make them. Raises: SpaceError, FileExistsError, OSError where the C library has no such mutexes."""
+    def create(cls, run: RunDirectory, device: int = 0) -> Self:
+        """Make those of the device with this number. Raises: SpaceError, FileExistsError, OSError where the C library has no such
+        mutexes."""
         places, _, num_bytes = _layout()
-        segment = Segment.create(run.segment_path("turns"), num_bytes, kind=_KIND, publish=False)
+        segment = Segment.create(_path(run, device), num_bytes, kind=_KIND, publish=False)
         try:
             for place in segment.field(places):
                 make_mutex(place)
@@ -107,9 +110,9 @@ class Turns:
             raise
 
     @classmethod
-    def attach(cls, run: RunDirectory) -> Self:
+    def attach(cls, run: RunDirectory, device: int = 0) -> Self:
         """Map them. Raises: MissingError, SegmentError."""
-        return cls(Segment.attach(run.segment_path("turns"), kind=_KIND))
+        return cls(Segment.attach(_path(run, device), kind=_KIND))
 
     def close(self) -> None:
         """Unmap. The caller has no turn."""
@@ -125,6 +128,10 @@ class Turns:
     def set_step_s(self, seconds: float) -> None:
         """Set it. decode only; of several the last one counts."""
         self._step[0] = int(1e9 * seconds)
+
+
+def _path(run: RunDirectory, device: int) -> Path:
+    return run.segment_path(f"turns.{device}" if device else "turns")
 
 
 def _layout() -> tuple[Field, Field, int]:

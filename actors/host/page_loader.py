@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...runtime.bus.copy_plans import Load, LoadSegments
 from ...runtime.bus.messages import Loaded
+from ...runtime.pools import kind_of_pool
 from ...runtime.process.saved_pages import read_saved_pages
 from ...shm.page_file import PageFileReader
 from ...shm.pool import PagePool
@@ -88,6 +89,6 @@ class PageLoader:
         return num_loaded, False
 
     def _open(self) -> PageFileReader | None:
-        if self._reader is None and (saved := read_saved_pages(self._run.path).get(self._pool.name)) is not None:
+        if self._reader is None and (saved := read_saved_pages(self._run.path).get(kind_of_pool(self._pool.name))) is not None:
             self._reader = PageFileReader.open(Path(saved.path), saved.secret, saved.page_bytes)
         return self._reader

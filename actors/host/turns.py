@@ -1,4 +1,5 @@
-"""An actor's turns to compute, where encoder, prefill and decode compute one at a time (``actors.turns``), on all processors.
+"""An actor's turns to compute, where encoder, prefill and decode compute one at a time (``actors.turns``), on all processors of their
+device.
 
 decode has a turn for each step, the others have one for each plan. By "layers" a plan that decode waits for pauses between two layers
 for a step, so a time between tokens is a step and one ``Quantum`` at most.
@@ -16,7 +17,7 @@ from types import TracebackType
 
 from ...runtime.config import RuntimeConfig
 from ...runtime.controller.scheduling.budgets import objective_s, tbt_rule
-from ...runtime.stage_table import stage_of
+from ...runtime.stage_table import InstanceId, stage_of
 from ...shm.run_directory import RunDirectory
 from ...shm.turns import Turns, Turnstile
 from .quantum import Quantum, quantum_s
@@ -59,7 +60,7 @@ def open_turn(
     """
     if config.actors.turns == "off":
         return FreeTurn()
-    turns = Turns.attach(run)
+    turns = Turns.attach(run, config.actor_devices.get(InstanceId(actor), 0))
     return StepTurn(turns, config, beat, check) if stage_of(actor) == "decode" else PlanTurn(turns, config, beat, check, finish)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ...schema.outage import Outage
 from ...schema.rows import Phase
 from ..bus.messages import PageRun, ToActor
-from ..pools import PoolName, kv_pool
+from ..pools import PoolName, kind_of_pool, kv_pool
 from ..stage_table import InstanceId
 from .effects import Effect, Send, SetPageGenerations, SetPageKeys, SetPhase, WriteJournal, WriteState
 from .inflight_plan import LONG_AGO_S, InflightPlan
@@ -350,7 +350,8 @@ class ControllerState:
             pages = [page for page, _, _ in new]
             run = PageRun(pages, [ledger.generations[page] for page in pages])
             self.emit(SetPageKeys(pool, run, [key for _, key, _ in new], [at for _, _, at in new]))
-            if pool in self.saved and self.saved[pool].note_made(key for _, key, _ in new):
+            index = self.saved.get(kind_of_pool(pool))
+            if index is not None and index.note_made(key for _, key, _ in new):
                 self.touch_preparing()
 
     # ------------------------------------------------------------------------------------------------------- ending

@@ -68,14 +68,15 @@ def plan_threads(config: RuntimeConfig, processors: Processors) -> RuntimeConfig
 
     Where none is configured, a stage gets its share of one node's cores, divided among its actors. The shares of decode and of what
     works beside it add up to all of them: encoder and prefill take turns while decode runs. With ``actors.turns`` each actor of these
-    gets all, and decode's niceness unless another one is configured: decode waits for them, so what they wait for, it does as well.
+    gets all, or its device's part of them, and decode's niceness unless another one is configured: decode waits for them, so what they
+    wait for, it does as well.
     """
     changes = {}
     for name, stage in STAGES.items():
         section = config.actor(name)
         share, num_actors = stage.core_share, sum(stage_of(actor) == name for actor in config.instances)
         if stage.letter and config.actors.turns != "off":
-            share, num_actors = 1.0, 1
+            share, num_actors = 1.0, config.num_kv_pools
             if section.nice == stage.nice:
                 changes[name] = section = msgspec.structs.replace(section, nice=config.actor("decode").nice)
         if stage.imports_torch and not section.threads:

@@ -15,7 +15,7 @@ from mmrt.actors import page_store
 from mmrt.actors.page_store import PageStore
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.runtime.config import RuntimeConfig
-from mmrt.runtime.config_sections import CacheSection, MediaSection
+from mmrt.runtime.config_sections import CacheSection, MediaSection, MemorySection
 from mmrt.runtime.process.memory_layout import MemoryLayout, PoolLayout
 from mmrt.runtime.process.saved_pages import keep_era, read_era, read_saved_pages
 from mmrt.shm.page_file import PageFile, PageFileReader
@@ -94,6 +94,17 @@ def test_the_next_run_has_the_pages_of_this_one(start: Callable[..., Run], caplo
     run.end()
 
 
+def test_one_file_has_the_pages_of_all_devices(start: Callable[..., Run]) -> None:
+    two = msgspec.structs.replace(LAYOUT, pools={**SIZES, "kv.1": PoolLayout(5, 32)})
+    run = start(two)
+    for pool, page, text in (("kv", 1, "left"), ("kv.1", 1, "right"), ("kv", 2, "both"), ("kv.1", 0, "both")):
+        run.name(pool, page, text)
+    run.end()
+    run = start()
+    assert run.saved("kv") == {name: name for name in ("left", "right", "both")}
+    run.end()
+
+
 def test_a_full_file_keeps_the_pages_that_the_pool_still_has(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_store, "KEEP_S", 0.0)
     monkeypatch.setattr(page_store, "SHARES", {"embedding": (2 * 4096 + 14 * 64) / (1 << 20), "kv": 0.5})
@@ -159,10 +170,11 @@ def test_files_of_models_served_longest_ago_go(start: Callable[..., Run], tmp_pa
     [
         {"layout": msgspec.structs.replace(LAYOUT, kv_dtype="int8")},
         {"layout": msgspec.structs.replace(LAYOUT, weights="int8")},
+        {"memory": MemorySection(kv_transfer_dtype="int8")},
         {"layout": msgspec.structs.replace(LAYOUT, kv_page_tokens=8)},
         {"media": MediaSection(fps=3.0)},
     ],
-    ids=["dtype", "weights", "page", "media"],
+    ids=["dtype", "weights", "transfer", "page", "media"],
 )
 def test_other_settings_see_other_pages(start: Callable[..., Run], changes: dict[str, object]) -> None:
     run = start()

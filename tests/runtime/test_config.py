@@ -130,8 +130,6 @@ def test_any_text_survives_toml(text: str) -> None:
         ("devices = 3", "devices = 3: expected `array`, got `int`"),
         ("[[devices]]\nname = '1'\n" * 9, "devices = "),
         (TWO_DEVICES + '[model]\ndevice = "cuda"', 'devices: are parts of a CPU; model.device = "cuda" is one device'),
-        (TWO_DEVICES + '[actors]\nturns = "plans"', 'actors.turns = "plans": stages of several [[devices]] take no turns'),
-        (TWO_DEVICES + '[cache]\ndir = "/x"', 'cache.dir = "/x": stores the pages of one KV pool; [[devices]] makes 2'),
         (TWO_DEVICES + '[scheduling]\npreset = "split"', 'devices: scheduling.preset = "split" has a layout without devices'),
         (
             '[memory]\nkv_transfer_dtype = "int4"',

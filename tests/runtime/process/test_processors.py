@@ -100,6 +100,12 @@ def test_stages_that_compute_one_at_a_time_have_all_cores(num_local: int, thread
     assert tuple(config.actor(name).threads for name in COMPUTING) == threads
 
 
+def test_devices_divide_the_cores_of_stages_that_compute_one_at_a_time() -> None:
+    two = '[actors]\nturns = "plans"\nlayout = "2EPD@*"\n[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n'
+    config = plan_threads(parse_config(two), Processors(8, 8))
+    assert [config.actor(name).threads for name in ("encoder", "prefill", "decode")] == [4, 4, 4]
+
+
 @given(num_cores=st.integers(1, 128), layout=st.sampled_from(["E+P+D", "2E+P+D", "8E+8P+D", "EPD"]))
 def test_any_plan_gives_all_a_thread_and_none_more_than_there_are(num_cores: int, layout: str) -> None:
     config = plan_threads(parse_config(f'[actors]\nlayout = "{layout}"\n'), Processors(num_cores, num_cores))
