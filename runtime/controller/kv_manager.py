@@ -15,7 +15,16 @@ from .guidance import Lengths, num_pages, wanted_pages
 from .lifecycle import preempt
 from .ownership import hand_over, is_orphan
 from .placement import Placement, able_pools, choose_pools
-from .prefix_cache import append_hits, append_to_prefill, find_hits, load_plan, note_hits, share_hits
+from .prefix_cache import (
+    append_hits,
+    append_home_hits,
+    append_to_prefill,
+    find_hits,
+    find_home_hits,
+    load_plan,
+    note_hits,
+    share_hits,
+)
 from .request import Request
 from .scheduling.admission import Holder, ResourceGate, choose_victims, pages_ahead, spare_pages_ahead
 from .state import BY_RANK, ControllerState, membership
@@ -64,7 +73,9 @@ def grant_kv(state: ControllerState, request: Request, placement: Placement) -> 
         record.kv_pool, record.source_pool = placement[:2]
         state.save(request)
     hits = find_hits(state, request, request.prefill_pool)
-    share_hits(state, request, hits)
+    share_hits(state, request, hits, request.prefill_pool)
+    home = [] if record.source_pool is None else find_home_hits(state, request, request.kv_pool, request.targets)
+    share_hits(state, request, home, request.kv_pool)
     for member, count in enumerate(wanted):
         shared = hits[member] if hits else []
         append_hits(state, request, member, shared)
@@ -72,6 +83,9 @@ def grant_kv(state: ControllerState, request: Request, placement: Placement) -> 
             count -= len(shared)
         else:
             _append_source(state, request, member, num_pages(request.targets[member], state.limits.kv_page_tokens) - len(shared))
+            at_home = home[member] if home else []
+            append_home_hits(state, request, member, at_home)
+            count -= len(at_home)
         _append(state, request, member, count)
     request.blocked_s = -1.0
     if request.keys:

@@ -4,9 +4,13 @@ A decode actor of the row's own device copies them (pull), since it may write th
 prefill fills later ones, and the last one at the end of the prompt. A row has one such plan at a time. Pages that a prefill plan may
 still write are not copied.
 
+Leading pages that the cache of the row's own pool has are shared at the grant, and not copied.
+
 Nothing of the progress is stored. A new decode actor does its predecessor's plan again; a new controller begins with the first page
-again. The source's pages stay until all have been copied; after that its cache has those with keys.
+that is not shared again. The source's pages stay until all have been copied; after that its cache has those with keys.
 """
+
+from itertools import takewhile
 
 from ..bus.copy_plans import Transfer, TransferChunk
 from ..bus.messages import Transferred
@@ -52,6 +56,16 @@ def apply_transferred(state: ControllerState, request: Request, plan: Transfer, 
     for chunk in plan.chunks:
         if request.copied[chunk.member] == chunk.start and not request.record.evicting:
             request.copied[chunk.member] = chunk.end
+
+
+def restore_progress(state: ControllerState, request: Request) -> None:
+    """In a new controller: leading pages of a row's own table that have keys are those that it shares. Its other pages get theirs when
+    all have been copied."""
+    if request.record.source_pool is None:
+        return
+    cache, page_tokens = state.pools[request.kv_pool].cache, state.limits.kv_page_tokens
+    for member, table in enumerate(request.block_tables):
+        request.copied[member] = page_tokens * sum(1 for _ in takewhile(lambda page: cache.key_of(page) is not None, table))
 
 
 def leave_source(state: ControllerState, request: Request) -> None:

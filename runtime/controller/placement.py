@@ -16,10 +16,12 @@ from ..pools import PoolName
 from ..stage_table import stage_of
 from .guidance import Lengths, num_pages, prefill_targets
 from .lifecycle import preempt
-from .prefix_cache import Hits, find_hits, num_saved
+from .prefix_cache import Hits, find_hits, find_home_hits, num_saved
 from .request import Request
 from .scheduling.admission import ResourceGate
 from .state import ControllerState
+
+FETCH_SHARE = 1 / 8  # of a page's tokens: the work to have it from another pool. It is less, but then both caches have the page
 
 
 class Placement(NamedTuple):
@@ -39,14 +41,16 @@ def choose_pools(state: ControllerState, request: Request, lengths: Lengths, wan
     homes = able_pools(state, "prefill" if request.spec.is_prefill_only else "decode")
     sources = able_pools(state, "prefill") if any(targets) else homes
     if len(state.kv_pools) == 1:
-        return _placement(state, targets, wanted, sources[0], sources[0], find_hits(state, request))
-    options = []
+        return _placement(state, targets, wanted, sources[0], sources[0], find_hits(state, request), [])
+    options: list[Placement] = []
+    at_home = {pool: find_home_hits(state, request, pool, targets) for pool in {*homes, *sources}}
     for source in sources:
         hits = find_hits(state, request, source)
         pools = [source, *(home for home in homes if home not in sources)] if source in homes else homes
-        options += [_placement(state, targets, wanted, source, pool, hits) for pool in pools]
-    most = max((option.hits for option in options), key=lambda hits: sum(map(len, hits)))
-    options.sort(key=lambda option: _work(state, option, targets))
+        options += [_placement(state, targets, wanted, source, pool, hits, at_home[pool]) for pool in pools]
+    most = max((option.hits for option in options), key=_num_pages)
+    num_anywhere = max(_num_pages(find_hits(state, request, pool)) for pool in state.kv_pools)
+    options.sort(key=lambda option: _work(state, option, targets, num_anywhere))
     return next((option for option in options if gate.has(option.needs)), options[0])._replace(hits=most)
 
 
@@ -71,21 +75,30 @@ def leave_pools(state: ControllerState) -> None:
                 preempt(state, request)
 
 
-def _placement(state: ControllerState, targets: Lengths, wanted: Lengths, source: PoolName, pool: PoolName, hits: Hits) -> Placement:
-    """Return the placement of a row that is prefilled in ``source``, where the cache has ``hits``, and decoded in ``pool``."""
+def _placement(
+    state: ControllerState, targets: Lengths, wanted: Lengths, source: PoolName, pool: PoolName, hits: Hits, at_home: Hits
+) -> Placement:
+    """Return the placement of a row that is prefilled in ``source``, where the cache has ``hits``, and decoded in ``pool``, where the
+    cache has ``at_home`` if that is another one."""
     num_new = -num_saved(state, hits, source)
     if source == pool:
         return Placement(pool, None, hits, {pool: num_new + sum(wanted)})
     num_new += sum(num_pages(target, state.limits.kv_page_tokens) for target in targets)
-    return Placement(pool, source, hits, {pool: sum(wanted), source: num_new})
+    return Placement(pool, source, hits, {pool: sum(wanted) - num_saved(state, at_home, pool), source: num_new})
 
 
-def _work(state: ControllerState, option: Placement, targets: Lengths) -> int:
-    """Return the tokens to be prefilled in the option's pool up to the row's last, and a page of tokens for each sequence of decode."""
+def _work(state: ControllerState, option: Placement, targets: Lengths, num_anywhere: int) -> float:
+    """Return the tokens to be prefilled in the option's pool up to the row's last, and a page of tokens for each sequence of decode.
+    ``num_anywhere``: pages that the cache of some pool has, which can be fetched."""
     source, page_tokens = option.source or option.pool, state.limits.kv_page_tokens
     before = sum([other.tokens_left for other in state.preparing() if other.has_kv and other.prefill_pool == source])
-    num_found = sum(map(len, option.hits))
-    return before + sum(targets) - page_tokens * num_found + page_tokens * _num_sequences(state, option.pool)
+    num_found = _num_pages(option.hits)
+    num_saved_pages = num_found + (1 - FETCH_SHARE) * max(0, num_anywhere - num_found)
+    return before + sum(targets) + page_tokens * (_num_sequences(state, option.pool) - num_saved_pages)
+
+
+def _num_pages(hits: Hits) -> int:
+    return sum(map(len, hits))
 
 
 def _num_sequences(state: ControllerState, pool: PoolName) -> int:

@@ -127,10 +127,26 @@ def num_saved(state: ControllerState, hits: Hits, pool: PoolName = "kv") -> int:
     return sum(map(len, hits)) - len({page for pages in hits for page in pages if cache.is_idle(page)})
 
 
-def share_hits(state: ControllerState, request: Request, hits: Hits) -> None:
+def find_home_hits(state: ControllerState, request: Request, pool: PoolName, targets: Sequence[int]) -> Hits:
+    """Return the pages that the cache of ``pool`` has of a row that would be decoded there and prefilled on another device: they need
+    not be copied. At least one token of each member is: the copy of the last ones ends the row's stay elsewhere."""
+    page_tokens = state.limits.kv_page_tokens
+    found = find_hits(state, request, pool)
+    return [pages[: max(0, target - 1) // page_tokens] for pages, target in zip(found, targets, strict=False)]
+
+
+def share_hits(state: ControllerState, request: Request, hits: Hits, pool: PoolName) -> None:
     """Make the row an owner of these pages before any are allocated for it, which may evict idle ones."""
     for pages in hits:
-        state.pools[request.prefill_pool].share(owner(request), pages)
+        state.pools[pool].share(owner(request), pages)
+
+
+def append_home_hits(state: ControllerState, request: Request, member: int, pages: list[int]) -> None:
+    """Begin the table in which a member is decoded with pages from the cache: they are not copied."""
+    if pages:
+        state.emit(AppendPages(request.row, member, pages))
+        request.block_tables[member].extend(pages)
+        request.copied[member] = len(pages) * state.limits.kv_page_tokens
 
 
 def append_hits(state: ControllerState, request: Request, member: int, pages: list[int]) -> None:

@@ -24,6 +24,7 @@ from .intake import cancel_older_gateways, expand, prompts_of, set_layout
 from .lifecycle import settle
 from .machine import Controller
 from .media_sharing import join, learn_shape, look_up
+from .migration import restore_progress
 from .pages import Owner, PageLedger, User
 from .plan_dispatch import adopt_plan
 from .records import JournalState
@@ -90,6 +91,7 @@ def recover(limits: Limits, epoch: int, snapshot: RunSnapshot) -> Controller:
     _restore_ledgers(state, snapshot.page_keys)
     for request in state.requests_in_rows():
         if not request.ending:
+            restore_progress(state, request)
             _restore_sharing(state, request)
             state.save(request)
         settle(state, request)

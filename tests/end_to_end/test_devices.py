@@ -117,7 +117,7 @@ def test_packed_pages_are_copied_in_fewer_bytes_also_when_decode_is_killed(
     packed.wait_until_empty()
     whole, fewer = transferred(apart) - before, transferred(packed)
     assert fewer == whole * 576 // 2048 > 0
-    asking = Asking(packed, LONG_PROMPT, max_tokens=24)
+    asking = Asking(packed, LONG_PROMPT, max_tokens=24, extra_body={"cache_salt": "unknown"})
     wait_for_half_a_copy(packed)
     packed.kill("decode")
     asking.join(TIMEOUT_S)
@@ -127,11 +127,16 @@ def test_packed_pages_are_copied_in_fewer_bytes_also_when_decode_is_killed(
 
 def test_a_conversation_is_found_where_it_was_prefilled(apart: Server) -> None:
     extra, create = {"cache_salt": "of this conversation"}, apart.client.chat.completions.create
-    asked = [create(model=apart.checkpoint.name, messages=LONG_PROMPT, max_tokens=4, extra_body=extra) for _ in range(2)]  # type: ignore[call-overload]
-    first, second = [answer.usage for answer in asked]
+    usages, num_bytes = [], [transferred(apart)]
+    for _ in range(2):
+        usages.append(create(model=apart.checkpoint.name, messages=LONG_PROMPT, max_tokens=4, extra_body=extra).usage)  # type: ignore[call-overload]
+        apart.wait_until_empty()
+        num_bytes.append(transferred(apart))
+    first, second = usages
     assert first.prompt_tokens_details.cached_tokens == 0
     assert second.prompt_tokens_details.cached_tokens >= second.prompt_tokens - 17, "all but the page of the last token"
-    apart.wait_until_empty()
+    num_pages = -(-(first.prompt_tokens - 1) // 16)
+    assert num_bytes[1] - num_bytes[0] == num_pages * (num_bytes[2] - num_bytes[1]), "one page is copied again: decode has the others"
 
 
 def test_an_answer_is_found_where_it_was_decoded(apart: Server, server: Server) -> None:
@@ -160,7 +165,7 @@ def test_an_answer_is_found_where_it_was_decoded(apart: Server, server: Server) 
 )
 def test_a_kill_in_the_middle_of_a_copy_changes_nothing(apart: Server, server: Server, victims: tuple[str, ...]) -> None:
     expected, before = server.chat(LONG_PROMPT)[1], processes(apart)
-    asking = Asking(apart, LONG_PROMPT, max_tokens=24)
+    asking = Asking(apart, LONG_PROMPT, max_tokens=24, extra_body={"cache_salt": "of a kill of " + "+".join(victims)})
     wait_for_half_a_copy(apart)
     for victim in victims:
         apart.kill(victim)

@@ -199,7 +199,43 @@ def test_a_prompt_is_found_again_where_it_was_prefilled() -> None:
     finish(driver, 1)
     driver.submit(text(12), 2)
     assert driver.state.totals.cached_tokens == 8, "all but the page of the last token"
-    assert copied(driver) == [(0, 0, 8)], "what is found is there to be copied"
+    driver.done("prefill")
+    assert copied(driver) == [(0, 8, 11)], "decode's pool has the first pages as well: they are not copied"
+    finish(driver, 2)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_pages_that_decode_has_are_not_copied_and_not_written(is_restarted: bool) -> None:
+    driver = cached("EP@0+D@1")
+    driver.submit(text(12), 1)
+    finish(driver, 1)
+    cache, before = driver.state.pools["kv.1"].cache, driver.state.totals.transferred_bytes
+    driver.submit(text(12), 2)
+    table, free = driver.state.requests[2].block_tables[0], driver.state.pools["kv.1"].num_free
+    assert [cache.key_of(page) is not None for page in table[:3]] == [True, True, False]
+    if is_restarted:
+        driver.machine = recover(driver.state.limits, 4, remains(driver))
+        driver.state = driver.machine.state
+        driver.tick()
+        assert driver.state.pools["kv.1"].num_free == free
+    driver.done("prefill")
+    assert copied(driver) == [(0, 8, 11)]
+    finish(driver, 2)
+    assert driver.state.totals.transferred_bytes == 8 + (0 if is_restarted else before), "a page's"
+
+
+def test_a_page_that_decode_has_can_be_needed_by_prefill() -> None:
+    """Its pool has lost it: prefill fetches it, and it does not go back."""
+    driver = cached("EP@0+D@1")
+    driver.submit(text(12), 1)
+    finish(driver, 1)
+    driver.state.pools["kv"].forget_idle()
+    driver.submit(text(12), 2)
+    _, plan = driver.plan("prefill")
+    assert isinstance(plan, Load) and [(chunk.start, chunk.end) for chunk in plan.chunks] == [(0, 8)]
+    driver.done("prefill", m.Loaded([8], [True], 8))
+    driver.done("prefill")
+    assert copied(driver) == [(0, 8, 11)]
     finish(driver, 2)
 
 
@@ -222,6 +258,8 @@ def test_an_answer_is_fetched_from_the_device_that_decoded_it() -> None:
     assert driver.state.totals.transferred_bytes == before + 8 and driver.state.totals.cached_tokens == 12
     _, plan = driver.plan("prefill")
     assert isinstance(plan, Prefill) and [(chunk.start, chunk.end) for chunk in plan.chunks] == [(12, 18)]
+    driver.done("prefill")
+    assert copied(driver) == [(0, 12, 18)], "nothing goes back to where it came from"
     finish(driver, 2)
     driver.submit(m.RequestSpec("r", [*prompt, *answer, 1, 2, 3], [], m.Sampling(), 4), 3)
     assert driver.state.totals.cached_tokens == 12 + 16, "now they are in the pool of prefill"
@@ -254,8 +292,7 @@ def test_a_row_that_is_preempted_while_its_pages_are_fetched_begins_anew() -> No
     driver.submit(m.RequestSpec("r", [*range(1, 13), *range(500, 507)], [], m.Sampling(), 4), 2)
     assert isinstance(driver.plan("prefill")[1], Load)
     preempt(driver.state, driver.state.requests[2])
-    assert not [effect for effect in driver.done("prefill", m.Loaded([12], [True], 8)) if isinstance(effect, SetPrefilled)]
-    effects = [*driver.done("decode", m.Transferred(8)), *driver.tick()]
+    effects = [*driver.done("prefill", m.Loaded([12], [True], 8)), *driver.tick()]
     assert [effect.num_tokens for effect in effects if isinstance(effect, SetPrefilled)] == [8], "what the cache of its device has"
     assert isinstance(driver.plan("prefill")[1], Load)
     finish(driver, 2)
@@ -267,7 +304,6 @@ def test_pages_that_are_being_filled_from_elsewhere_stay_when_their_row_leaves()
     driver.submit(m.RequestSpec("r", list(range(1, 13)), [], m.Sampling(), 4), 1)
     finish(driver, 1)
     driver.submit(m.RequestSpec("r", [*range(1, 13), *range(500, 507)], [], m.Sampling(), 4), 2)
-    driver.done("decode", m.Transferred(8))
     assert [type(inflight.plan) for inflight in driver.state.plans.values()] == [Load]
     before = used(driver)
     driver.receive("gateway", m.Cancel(1, 2)).tick()
@@ -303,6 +339,23 @@ def test_prompts_go_where_their_beginnings_are() -> None:
     assert found[1] >= 0.9 * found[0] > 0
 
 
+@pytest.mark.parametrize(("num_others", "device"), [(2, 0), (13, 1)])
+def test_a_prompt_goes_where_less_is_to_do_and_fetches_its_beginning(num_others: int, device: int) -> None:
+    """12 tokens before it, and a page for decode, are fewer than its 48, and more than it costs to fetch them; 1 is not."""
+    driver = cached("EPD@0+EPD@1")
+    driver.submit(m.RequestSpec("r", list(range(100, 149)), [], m.Sampling(), 4), 1)
+    finish(driver, 1)
+    driver.submit(m.RequestSpec("r", list(range(500, 500 + num_others)), [], m.Sampling(), 4), 2)
+    assert driver.state.requests[2].kv_pool == "kv"
+    driver.submit(m.RequestSpec("r", list(range(100, 151)), [], m.Sampling(), 4), 3)
+    assert driver.state.requests[3].kv_pool == driver.state.kv_pools[device]
+    if device:
+        _, plan = driver.plan("prefill.1")
+        assert isinstance(plan, Load) and plan.source == "kv" and [(chunk.start, chunk.end) for chunk in plan.chunks] == [(0, 48)]
+    else:
+        assert driver.state.totals.cached_tokens == 48
+
+
 def test_rows_are_spread_over_devices() -> None:
     driver = on_devices("EPD@0+EPD@1", prefill_budget=64)
     for key in range(1, 5):
@@ -318,11 +371,9 @@ def test_a_long_prompt_keeps_others_away_and_a_known_beginning_brings_them() -> 
     for key in (2, 3):
         driver.submit(m.RequestSpec("r", list(range(100 * key, 100 * key + 12)), [], m.Sampling(), 4), key)
     assert [driver.state.requests[key].kv_pool for key in (1, 2, 3)] == ["kv", "kv.1", "kv.1"], "not in turn"
-    while driver.state.plans:
-        inflight = next(iter(driver.state.plans.values()))
-        driver.done(inflight.actor, result_of(inflight.plan))
+    finish(driver, 3, "decode.1")
     driver.submit(m.RequestSpec("r", [*range(200, 212), 7, 8], [], m.Sampling(), 4), 4)
-    assert driver.state.requests[4].kv_pool == "kv.1", "it has two pages of it, and one row more"
+    assert driver.state.requests[4].kv_pool == "kv.1", "it has two pages of it, and as many rows"
 
 
 def test_pages_of_a_plan_that_a_new_controller_finds_are_not_copied_before_its_end() -> None:
