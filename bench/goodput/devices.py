@@ -4,8 +4,8 @@ import msgspec
 
 from ...runtime.config import RuntimeConfig
 from ..sim.costs import Costs, Line
-from ..sim.devices import Link
 from ..sim.interference import stage_set, stage_sets
+from ..sim.links import Link
 
 _SIDES = ({"encoder", "prefill"}, {"decode"}, {"video"})
 

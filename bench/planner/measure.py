@@ -8,11 +8,11 @@ from ..serve.planned import plan_requests
 from ..serve.report import distribution
 from ..serve.slo import Slo
 from ..sim.command import run_load
+from ..sim.devices import num_kv_devices
 from ..sim.events import to_ns
 from ..sim.options import load_policy
 from ..sim.report import Steps, judge, time_between_tokens
 from ..sim.simulation import Simulation
-from .candidates import processes
 from .options import PlanOptions
 
 _LOOK_S = 0.5  # of the simulation, between looks for requests that have missed their objective
@@ -52,7 +52,6 @@ def measure(options: PlanOptions, layout: str, rate: float, *, to_the_end: bool 
     load, config, slo = options.load_at(rate), options.config(layout), options.objective.slo
     plans = plan_requests(load)
     num_requests = len(plans)
-    num_devices = sum(count for letters, count in processes(layout) if {*letters} & {*"PD"})
     least = 0.0 if to_the_end else options.target
     try:
         simulation, _ = run_load(
@@ -61,7 +60,7 @@ def measure(options: PlanOptions, layout: str, rate: float, *, to_the_end: bool 
             options.costs,
             load_policy(config.scheduling.policy),
             link=options.link,
-            num_devices=num_devices,
+            num_devices=num_kv_devices(layout),
             plans=plans,
             watch=lambda simulation: Watch(simulation, slo, num_requests, least),
         )

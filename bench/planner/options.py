@@ -17,7 +17,8 @@ from ..output import JSON_HELP, json_file
 from ..serve.load_options import LoadOptions, add_load, load_values, number, precision, refuse_options, share
 from ..serve.presets import WORKLOADS
 from ..sim.costs import Costs, CostsError, Line, load_costs
-from ..sim.devices import Link
+from ..sim.link_options import add_link, link_of
+from ..sim.links import Link
 from ..sim.options import add_run, base_config
 from .candidates import LEAST_DEVICES, MOST_DEVICES, colocated
 
@@ -85,7 +86,7 @@ def plan_options(parser: argparse.ArgumentParser, given: argparse.Namespace) -> 
         costs=costs,
         base=base,
         policy=given.policy,
-        link=Link(bytes_per_s=given.link * 1e9, latency_s=given.link_latency),
+        link=link_of(parser, given) or Link(),
         target=given.target,
         precision=given.precision,
         seconds=given.seconds or max(_LEAST_S, _OBJECTIVES * objective.slo.ttft_s),
@@ -144,8 +145,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--devices", type=_devices, default=MOST_DEVICES, metavar="N", help="to divide among the stages (%(default)s)")
     add("--policy", default="stage_level", metavar="NAME|FILE", help=f"{', '.join(POLICIES)}, or NAME.py (%(default)s)")
-    add("--link", type=number("GB/s", float, above=0), default=NVLINK_GB_S, metavar="GB/S", help="between devices (%(default)s)")
-    add("--link-latency", type=number("seconds", float, least=0), default=0.0, metavar="S", help="of each transfer (%(default)s)")
+    add_link(parser, NVLINK_GB_S, "%(default)s")
     add(
         "--decoders",
         type=number("number", int, least=1),

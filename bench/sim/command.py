@@ -24,8 +24,9 @@ from ..serve.record import Record
 from ..serve.report import Report
 from ..serve.workload import RequestPlan
 from .costs import Costs
-from .devices import Link
+from .devices import num_kv_devices
 from .events import NS, to_ns
+from .links import Link
 from .loads import ClosedLoop, Load, OpenLoop, Senders, Stall
 from .options import SimOptions, parse_sim
 from .report import Steps, make_report
@@ -46,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         began_s = time.process_time()
         if given.plot:
             require_matplotlib()
-        simulation, load = run_load(options, config, costs, policy)
+        num_devices = num_kv_devices(options.layout) if options.link else 1
+        simulation, load = run_load(options, config, costs, policy, link=options.link, num_devices=num_devices)
         report = make_report(options, config, costs, simulation, load)
         show_report(console, report)
         _show_speed(console, report, time.process_time() - began_s)
@@ -111,7 +113,7 @@ def run_load(
     plans: Sequence[RequestPlan] | None = None,
     watch: Callable[[Simulation], object] | None = None,
 ) -> tuple[Simulation, Load]:
-    """Simulate a load to its end. ``keeps_works``: with the works on each request (``Simulation.works``). ``link``: see ``devices``.
+    """Simulate a load to its end. ``keeps_works``: with the works on each request (``Simulation.works``). ``link``: see ``links``.
     ``num_devices``: see ``simulated_limits``. ``plans``: in place of the requests of the options. ``watch`` is called before the first
     event, and may add events of its own.
 

@@ -11,17 +11,20 @@ from ...runtime.errors import ConfigError
 from ..output import JSON_HELP, json_file
 from ..serve.load_options import LOAD_NAMES, LoadOptions, add_load, load_values, number, refuse_options
 from .costs import Costs, CostsError, load_costs, shipped_costs
+from .link_options import add_link, link_of
+from .links import Link
 
 DEFAULT_COSTS = "demo-cpu"
 
 
 class SimOptions(LoadOptions, frozen=True, kw_only=True):
-    """The options of a simulation. ``caches``: prefix and embedding caches are on."""
+    """The options of a simulation. ``caches``: prefix and embedding caches are on. ``link``: between devices; None: there is one."""
 
     costs: str
     policy: str
     layout: str
     caches: bool
+    link: Link | None = None
 
 
 def parse_sim(argv: Sequence[str]) -> tuple[SimOptions, RuntimeConfig, Costs, Policy, argparse.Namespace]:
@@ -37,6 +40,7 @@ def parse_sim(argv: Sequence[str]) -> tuple[SimOptions, RuntimeConfig, Costs, Po
         parser.error(str(error))
     if given.validate:
         refuse_options(parser, given, ("plot",), "--validate has many loads")
+        refuse_options(parser, given, ("link",), "--validate compares with runs on one device")
         refuse_options(parser, given, LOAD_NAMES, "--validate has loads of its own")
         if costs.origin == "roofline":
             parser.error(f"--costs {given.costs}: --validate compares with runs on this machine, and nobody measured this model")
@@ -45,7 +49,12 @@ def parse_sim(argv: Sequence[str]) -> tuple[SimOptions, RuntimeConfig, Costs, Po
     if given.rate == float("inf") and given.trace:
         parser.error("--rate inf: a trace is stretched to a finite rate")
     options = SimOptions(
-        **values, costs=given.costs, policy=policy.name, layout=config.actors.layout, caches=config.memory.prefix_cache
+        **values,
+        costs=given.costs,
+        policy=policy.name,
+        layout=config.actors.layout,
+        caches=config.memory.prefix_cache,
+        link=link_of(parser, given),
     )
     return options, config, costs, policy, given
 
@@ -85,7 +94,8 @@ def base_config(given: argparse.Namespace, costs: Costs | None) -> RuntimeConfig
     if costs is not None and configured.actors.turns == "layers":
         raise ConfigError('actors.turns = "layers": the simulator does not interrupt plans')
     if costs is not None and configured.num_kv_pools > 1:
-        raise ConfigError(f"[[devices]] makes {configured.num_kv_pools} KV pools: the simulator has one")
+        hint = "the simulator has one; --link gives each process a device"
+        raise ConfigError(f"[[devices]] makes {configured.num_kv_pools} KV pools: {hint}")
     return configured
 
 
@@ -100,6 +110,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_run(parser)
     add("--policy", metavar="NAME|FILE", help=f"{', '.join(POLICIES)}, or a file NAME.py (the configuration's)")
     add("--layout", metavar="LAYOUT", help="as actors.layout, e.g. 2E+P+D")
+    add_link(parser, None, "none: all processes share one device")
     add_load(parser)
     add(
         "--validate",

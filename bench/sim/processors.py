@@ -36,6 +36,10 @@ class Processors:
         """The set of stages at work."""
         return stage_set(self._counts)
 
+    def rate_of_one_more(self, stage: str) -> float:
+        """Return the rate that another server of this stage would have now."""
+        return self._interference.rates(self._counts + Counter([stage]))[stage]
+
     def start(self, server: Server) -> None:
         """This server works from now on."""
         assert server not in self._rates

@@ -4,7 +4,7 @@ As in ``actors/controller/serve``, messages are recorded when they come and a ti
 further ones join. A timer adds ticks.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from ...actors.controller.serve import limits_of
@@ -19,6 +19,7 @@ from ...runtime.controller.guidance import num_pages
 from ...runtime.controller.machine import Controller
 from ...runtime.controller.policy_calls import swap
 from ...runtime.controller.progress import IdSpan, NewIds, Progress
+from ...runtime.controller.request import Request
 from ...runtime.controller.scheduling.policy import Policy
 from ...runtime.controller.scheduling.types import Limits
 from ...runtime.observe.breakdown import Work
@@ -27,13 +28,16 @@ from ...runtime.process.memory_layout import plan_layout
 from ...runtime.stage_table import STAGES, WORKERS, InstanceId, stage_of
 from ...schema.gap_buckets import NUM_BUCKETS
 from ...schema.media import ItemShape
-from .costs import Costs
+from ...schema.rows import Phase
+from .costs import Costs, prefill_squares
 from .decode import Decode
-from .devices import Devices, Link
+from .devices import Arrival, Devices
 from .events import EventQueue, to_ns
 from .gateway import Client, Gateway
 from .jitter import Jitter
+from .links import Link
 from .processors import Processors
+from .recomputing import Recomputing
 from .requests import answer_ids
 from .rows import Rows
 from .step_log import StepLog
@@ -59,7 +63,7 @@ class SimulationError(Exception):
 
 class Simulation:
     """All actors of a run. ``policy`` None: the configuration's. ``works``: on each request, by its key, if they are kept. ``link``:
-    see ``devices``. ``seed``: of what varies about the costs."""
+    see ``links``. ``seed``: of what varies about the costs."""
 
     def __init__(
         self,
@@ -91,6 +95,7 @@ class Simulation:
         self.gap_counts = [0] * NUM_BUCKETS  # of times between tokens, by bucket
         self.logs: list[StepLog] = []  # of decodes, in the order in which they were started
         self._costs = costs
+        self._recomputes = link is not None and link.recomputes
         self._takes_turns = config.actors.turns == "plans"
         self._turns: dict[Processors, Turns] = {}
         self._moves_ns: dict[int, int] = {}  # by plan: from its message to when what it reads is on its device
@@ -142,6 +147,8 @@ class Simulation:
 
     def _receive(self, actor: InstanceId, message: ToController, sent_ns: int) -> None:
         controller, now_s = self.controller, self.queue.now_s
+        if isinstance(message, PlanDone) and isinstance(plan := self.plans.get(message.plan_id), Prefill):
+            self.devices.fill(self._pages_of(plan), self.queue.now_ns)
         if self.works is not None and isinstance(message, PlanDone):
             self._keep_work(self.works, message, sent_ns)
         ended = controller.ended_by(message)
@@ -199,51 +206,87 @@ class Simulation:
         """Do effects in order, at once; messages arrive later."""
         for effect in effects:
             if isinstance(effect, Send):
-                taker = self._takers.get(effect.actor)
-                if taker is not None and not isinstance(effect.message, Welcome):
-                    arrival_ns = self._ways.arrival_ns(effect.actor)
-                    self.queue.at(self._ready_ns(effect.actor, effect.message, arrival_ns), taker, effect.message)
+                if effect.actor in self._takers and not isinstance(effect.message, Welcome):
+                    self._send(effect.actor, effect.message)
             elif isinstance(effect, BeginRow):
                 self.rows.begin(effect.row)
             elif isinstance(effect, AppendPages):
                 for decode in self.decodes.values():
                     decode.pages_added(effect.row)
+                request = self.controller.state.rows[effect.row]
+                if request is not None and request.phase == Phase.DECODE and request.decode is not None:
+                    self.devices.write("kv", effect.pages, request.decode)
             elif isinstance(effect, WritePlan):
                 self._slots[effect.slot] = effect.plan_id
                 self.plans[effect.plan_id] = plan = self.controller.state.plans[effect.plan_id].plan
-                self._moves_ns[effect.plan_id] = to_ns(self._move(plan, effect.actor))
+                self._moves_ns[effect.plan_id] = self._move(plan, effect.actor) - self.queue.now_ns
             elif isinstance(effect, ClearPlan):
                 plan_id = self._slots.pop(effect.slot)
                 del self.plans[plan_id], self._moves_ns[plan_id]
 
-    def _ready_ns(self, actor: InstanceId, message: ToActor, arrival_ns: int) -> int:
-        """The time at which what the receiver reads is on its device: it pulls once it has the message (TI6)."""
+    def _send(self, actor: InstanceId, message: ToActor) -> None:
+        """Send to an actor. It gets a plan or a row once what it reads is on its device: it pulls once it has the message (TI6)."""
+        arrival_ns, taker = self._ways.arrival_ns(actor), self._takers[actor]
         if isinstance(message, Run):
-            return arrival_ns + self._moves_ns.get(message.plan_id, 0)
+            self.queue.at(arrival_ns + self._moves_ns.get(message.plan_id, 0), taker, message)
+            return
         request = self.rows.request(message.row, message.row_generation) if isinstance(message, Admit) else None
         if request is None:
-            return arrival_ns
-        ready_ns = arrival_ns + to_ns(sum(self.devices.bring("kv", table, actor) for table in request.block_tables))
-        if self.works and (works := self.works.get(request.key)):
-            works[-1] = works[-1]._replace(known_ns=max(works[-1].known_ns, ready_ns))
-        return ready_ns
+            self.queue.at(arrival_ns, taker, message)
+            return
+        found = [self._bring_prompt(request, member, actor, arrival_ns) for member in range(len(request.lengths))]
+        ready_ns = max(arrival.ready_ns for arrival in found)
 
-    def _move(self, plan: Plan, actor: InstanceId) -> float:
-        """Note where a plan's output will lie. Returns the seconds until all that it reads is on the actor's device."""
-        devices, seconds = self.devices, 0.0
+        def hand_over(now_ns: int) -> None:
+            there_ns = max(now_ns, ready_ns)
+            if self.works and (works := self.works.get(request.key)):
+                works[-1] = works[-1]._replace(known_ns=max(works[-1].known_ns, there_ns))
+            self.queue.at(there_ns, taker, message)
+
+        if recompute_s := sum(arrival.recompute_s for arrival in found):
+            Recomputing(self.queue, self.devices.processors_of(actor), recompute_s, arrival_ns, hand_over)
+        else:
+            hand_over(ready_ns)
+
+    def _bring_prompt(self, request: Request, member: int, actor: InstanceId, pulled_ns: int) -> Arrival:
+        """Bring the pages of a prompt to decode's device. Those of media are copied whole: without embeddings none is computed anew."""
+        page_tokens, table = self.rows.page_tokens, request.block_tables[member]
+        end = max(request.prefilled[member], request.lengths[member] + request.committed - 1 if request.committed else 0)
+
+        def recompute(count: int) -> float:
+            start = max(0, end - count * page_tokens)
+            return self._costs.prefill.seconds(end - start, prefill_squares(start, end))
+
+        can = self._recomputes and request.tracker is None
+        num_filled = num_pages(end, page_tokens)
+        self.devices.write("kv", table[num_filled:], actor)
+        message_ns = pulled_ns - self.queue.now_ns
+        return self.devices.bring_prompt(table[:num_filled], actor, pulled_ns, message_ns, recompute if can else None)
+
+    def _move(self, plan: Plan, actor: InstanceId) -> int:
+        """Note where a plan's output will lie. Returns when all that it reads is on the actor's device."""
+        devices, now_ns = self.devices, self.queue.now_ns
+        ready_ns = now_ns
         if isinstance(plan, Encode):
             for part in plan.parts:
                 devices.write("embedding", part.target.pages, actor)
         elif isinstance(plan, Prefill):
-            page_tokens = self.rows.page_tokens
             for chunk in plan.chunks:
                 request = self.controller.state.rows[chunk.row]
                 assert request is not None
-                table, first = request.block_tables[chunk.member], chunk.start // page_tokens
-                seconds += devices.bring("kv", table[:first], actor)
-                seconds += sum(devices.bring("embedding", span.source.pages, actor) for span in chunk.spans)
-                devices.write("kv", table[first : num_pages(chunk.end, page_tokens)], actor)
-        return seconds
+                before = request.block_tables[chunk.member][: chunk.start // self.rows.page_tokens]
+                ready_ns = max(ready_ns, devices.bring("kv", before, actor, now_ns))
+                for span in chunk.spans:
+                    ready_ns = max(ready_ns, devices.bring("embedding", span.source.pages, actor, now_ns))
+            devices.write("kv", self._pages_of(plan), actor)
+        return ready_ns
+
+    def _pages_of(self, plan: Prefill) -> Iterator[int]:
+        """Yield the pages that a plan writes, of rows that are alive."""
+        page_tokens = self.rows.page_tokens
+        for chunk in plan.chunks:
+            if (request := self.rows.request(chunk.row, chunk.row_generation)) is not None:
+                yield from request.block_tables[chunk.member][chunk.start // page_tokens : num_pages(chunk.end, page_tokens)]
 
     def has_token(self, client: Client) -> bool:
         """decode has committed a token of this request."""

@@ -17,7 +17,7 @@ from mmrt.bench.goodput.systems import configure
 from mmrt.bench.serve.client import BenchError
 from mmrt.bench.serve.slo import Slo
 from mmrt.bench.sim.costs import load_costs
-from mmrt.bench.sim.devices import Link
+from mmrt.bench.sim.links import Link
 from mmrt.runtime.config import RuntimeConfig
 from mmrt.runtime.observe.breakdown import PARTS
 from mmrt.schema.policy_report import PolicyReport

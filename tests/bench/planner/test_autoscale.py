@@ -13,7 +13,7 @@ from mmrt.bench.planner.scaled_run import ScaledRun
 from mmrt.bench.planner.scaler import Proposal, Scaler
 from mmrt.bench.serve.planned import plan_requests
 from mmrt.bench.sim.command import make_load, run
-from mmrt.bench.sim.devices import Link
+from mmrt.bench.sim.links import Link
 from mmrt.bench.sim.requests import Requests
 from mmrt.bench.sim.simulation import Simulation, simulated_limits
 from mmrt.runtime.stage_table import InstanceId

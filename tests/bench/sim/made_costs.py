@@ -9,7 +9,7 @@ from mmrt.bench.serve.load_options import LoadOptions
 from mmrt.bench.serve.planned import plan_requests
 from mmrt.bench.sim.command import make_load, run
 from mmrt.bench.sim.costs import Costs, Delays, Line, Overheads
-from mmrt.bench.sim.devices import Link
+from mmrt.bench.sim.links import Link
 from mmrt.bench.sim.loads import Load
 from mmrt.bench.sim.options import parse_sim
 from mmrt.bench.sim.requests import Requests

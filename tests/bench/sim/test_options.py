@@ -34,6 +34,10 @@ from mmrt.runtime.controller.scheduling.policy import POLICIES
         (["--validate", "2", "--scenario", "chat"], "--scenario chat: --validate has loads of its own"),
         (["--validate", "2", "--costs", "qwen2.5-vl-7b-h200"], "--validate compares with runs on this machine"),
         (["--checkpoint", "x"], "--checkpoint is for the live runs of --validate"),
+        (["--link", "0"], "GB/s 0 must be above 0"),
+        (["--link-packing", "int8"], "--link-packing int8: there is no --link"),
+        (["--link-recompute"], "--link-recompute True: there is no --link"),
+        (["--validate", "2", "--link", "3"], "--link 3.0: --validate compares with runs on one device"),
     ],
 )
 def test_what_is_impossible_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,6 +91,20 @@ def test_a_trace_is_simulated_and_the_report_written(tmp_path: Path) -> None:
     assert report["groups"][0]["num_output_tokens"] == sum(range(9)) + 1  # none becomes one
     assert report["simulated"]["layout"] == "2E+P+D" and report["simulated"]["origin"] == "measured"
     assert report["slo"]["attainment"] == 1.0 and report["settings"]["rate"] == 4
+
+
+def test_a_link_gives_each_process_a_device(tmp_path: Path) -> None:
+    out = tmp_path / "report.json"
+    load = ["--num-requests", "4", "--input-tokens", "200", "--layout", "EP+D", "--no-caches", "--json", str(out)]
+
+    def ttft_s(*link: str) -> float:
+        assert main([*load, *link]) == 0
+        report = json.loads(out.read_text())
+        assert report["settings"].get("link.bytes_per_s") == (1e9 * float(link[1]) if link else None)
+        return float(report["groups"][0]["ttft"]["mean"])
+
+    fast, slow, packed = ttft_s("--link", "64"), ttft_s("--link", "0.002"), ttft_s("--link", "0.002", "--link-packing", "int4")
+    assert slow > 2 * packed > 2 * fast
 
 
 def test_a_configuration_gives_what_no_flag_says(tmp_path: Path) -> None:
