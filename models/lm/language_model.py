@@ -35,16 +35,15 @@ class _Layer:
         prefix, following = f"layers.{index}.", f"layers.{index + 1}.input_norm"
         self.index = index
         self.input_norm = weights[f"{prefix}input_norm"]
-        dtype = self.input_norm.dtype
-        self.qkv = matrix_of(weights, f"{prefix}qkv", dtype)
+        self.qkv = matrix_of(weights, f"{prefix}qkv")
         self.kv = self.qkv.rows_from(config.num_heads * config.head_dim)
         self.qkv_bias = weights[f"{prefix}qkv_bias"] if config.qkv_bias else None
         self.qk_norms = (weights[f"{prefix}q_norm"], weights[f"{prefix}k_norm"]) if config.qk_norm else None
         self.kv_bias = None if self.qkv_bias is None else self.qkv_bias[config.num_heads * config.head_dim :]
-        self.o = matrix_of(weights, f"{prefix}o", dtype)
+        self.o = matrix_of(weights, f"{prefix}o")
         self.post_norm = weights[f"{prefix}post_norm"]
-        self.gate_up = matrix_of(weights, f"{prefix}gate_up", dtype)
-        self.down = matrix_of(weights, f"{prefix}down", dtype)
+        self.gate_up = matrix_of(weights, f"{prefix}gate_up")
+        self.down = matrix_of(weights, f"{prefix}down")
         self.next_norm = weights[following if index + 1 < config.num_layers else "norm"]
 
 
@@ -63,8 +62,8 @@ class LanguageModel:
         self._config = language
         self._device = kv.device
         self._dtype = torch_dtype(config.dtype)
-        self._embeddings = table_of(weights, "embed", self._dtype)
-        self._head: Matrix = self._embeddings if language.tie_embeddings else table_of(weights, "lm_head", self._dtype)
+        self._embeddings = table_of(weights, "embed")
+        self._head: Matrix = self._embeddings if language.tie_embeddings else table_of(weights, "lm_head")
         self._layers = [_Layer(weights, i, language) for i in range(language.num_layers)]
         self._operations = make_operations(language, KvPages(language, kv, page_tokens, self._dtype, config.kv_dtype))
         self._attention = self._operations.attention

@@ -3,13 +3,10 @@
 No process packs a copy of its own: all formats lie in the memory that the run's processes share, so a restarted process has them at
 once, and prefill and decode have one copy. Shapes: M rows of activations, N rows of the matrix, K columns.
 
-int8 is multiplied by activations in int8 (W8A8), which are whole numbers of 8 bits, or 7 without VNNI and AMX. Their sums are exact, so
-a row's numbers do not depend on how many are beside it. torch's kernel for int8 takes such numbers in bfloat16, which has them all, and
-adds up in float32: its sums are exact up to 2^24, too.
-
-torch's kernel for int4 has vector instructions for activations and results in bfloat16 alone; it adds up in float32. Many rows are
-multiplied by blocks, which is faster. Blocks round activations in float32 to bfloat16, as the kernel does, so that a row's numbers do
-not depend on how many are beside it. Under activations in bfloat16 they still do: a block rounds its weights as well.
+Few rows are multiplied by kernels that read a matrix as it is and compute in float32 (``row_kernels``, ``int4_kernels``). Many are
+multiplied by torch, a converted block of a narrow matrix at a time; under activations in bfloat16 a block rounds its weights as well.
+int8 is multiplied by activations in int8 (W8A8), which are whole numbers of 8 bits, or 7 without VNNI and AMX. Their sums are exact in
+int32, and up to 2^24 in float32, so a row's numbers do not depend on how many are beside it.
 """
 
 from typing import Protocol
@@ -20,14 +17,14 @@ from torch import Tensor
 
 from ..checkpoint.int4 import unpack
 from ..checkpoint.weight_specs import scales_of
-from .int8_rows import Parts, level_of_rows, round_rows
+from . import int4_kernels
+from .int8_rows import FULL, PAIRS, Parts, level_of_rows, round_rows
+from .row_kernels import most_rows, multiply
 
 _BLOCK_BYTES = 1 << 20  # of a matrix's block in the dtype of the activations: it stays in the cache of a core
 _MANY_ROWS = 64  # of activations: from so many on, twice as large blocks are faster
 _BLOCK_ROWS = 64  # a block has a multiple of so many rows, and is larger where these alone are
-_KERNEL_COLUMNS = 32  # torch's kernel for int8 takes so many at once, and does not check that there are as many
-_FEW_ROWS_INT8 = 4  # of activations: up to so many, that kernel is faster than products of integers without VNNI
-_FEW_ROWS_INT4 = 48  # of activations: up to so many, torch's kernel for int4 is faster than blocks
+_FEW_ROWS_INT8 = {FULL: 4, PAIRS: 8}  # of activations: with more, products of integers are faster than a kernel in float32
 
 
 class Matrix(Protocol):
@@ -51,51 +48,41 @@ class Table(Matrix, Protocol):
         ...
 
 
-def matrix_of(weights: dict[str, Tensor], name: str, dtype: torch.dtype) -> Matrix:
-    """The matrix of this name, to be multiplied with activations in ``dtype``."""
+def matrix_of(weights: dict[str, Tensor], name: str) -> Matrix:
+    """The matrix of this name."""
     values = weights[name]
-    return Int4Matrix(values, weights[scales_of(name)]) if values.dtype == torch.uint8 else table_of(weights, name, dtype)
+    return Int4Matrix(values, weights[scales_of(name)]) if values.dtype == torch.uint8 else table_of(weights, name)
 
 
-def table_of(weights: dict[str, Tensor], name: str, dtype: torch.dtype) -> Table:
+def table_of(weights: dict[str, Tensor], name: str) -> Table:
     """As ``matrix_of``, for a matrix that is no int4."""
     values = weights[name]
     if values.dtype == torch.int8:
         return Int8Matrix(values, weights[scales_of(name)])
-    return PlainMatrix(values) if values.dtype == dtype else HalfMatrix(values)
+    return FloatMatrix(values)
 
 
-class PlainMatrix:
-    """Kept in the dtype of the activations, on any device."""
-
-    def __init__(self, values: Tensor) -> None:
-        self._values = values
-
-    def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x_MK, self._values, bias)
-
-    def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        return F.embedding(ids, self._values)
-
-    def rows_from(self, first: int) -> Table:
-        return PlainMatrix(self._values[first:])
-
-
-class HalfMatrix:
-    """Kept in bfloat16 or float16, multiplied in float32."""
+class FloatMatrix:
+    """Kept in a floating dtype, on any device. On a CPU it may be narrower than the activations, which are then in float32."""
 
     def __init__(self, values: Tensor) -> None:
         self._values = values
+        self._few_rows = most_rows(values)
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
-        out = _product_by_blocks(x_MK, self._values)
+        if x_MK.shape[0] <= self._few_rows:
+            out = multiply(x_MK, self._values).to(x_MK.dtype)
+        elif x_MK.dtype == self._values.dtype:
+            return F.linear(x_MK, self._values, bias)
+        else:
+            out = _product_by_blocks(x_MK, self._values)
         return out if bias is None else out.add_(bias)
 
     def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         return F.embedding(ids, self._values).to(dtype)
 
     def rows_from(self, first: int) -> Table:
-        return HalfMatrix(self._values[first:])
+        return FloatMatrix(self._values[first:])
 
 
 class Int8Matrix:
@@ -105,6 +92,7 @@ class Int8Matrix:
     def __init__(self, values: Tensor, scales: Tensor) -> None:
         self._values, self._scales = values, scales
         self._level = level_of_rows()
+        self._few_rows = min(most_rows(values), _FEW_ROWS_INT8[self._level])
         self._steps = scales.float()
         shift = self._level.shift
         zeros = torch.full((1, values.shape[1]), -shift, dtype=torch.int8)
@@ -112,9 +100,9 @@ class Int8Matrix:
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
         parts = round_rows(x_MK, self._level.most)
-        if self._of_zeros is not None and len(parts.codes) <= _FEW_ROWS_INT8 and x_MK.shape[1] % _KERNEL_COLUMNS == 0:
-            sums = torch._weight_int8pack_mm(parts.codes.bfloat16(), self._values, self._scales)
-            out = _joined(sums.float().mul_(parts.steps), parts).to(x_MK.dtype)
+        if len(parts.codes) <= self._few_rows:
+            sums = multiply(parts.codes, self._values).mul_(self._steps)
+            out = _joined(sums.mul_(parts.steps), parts).to(x_MK.dtype)
         else:
             out = self._product_by_blocks(x_MK, parts)
         return out if bias is None else out.add_(bias)
@@ -140,11 +128,11 @@ class Int8Matrix:
         return out
 
     def _block(self, codes: Tensor, rows: slice) -> Tensor:
-        """Products with some rows of the matrix, float32; rounded where the kernel for few rows rounds them."""
+        """Products with some rows of the matrix, float32."""
         sums = torch._int_mm(codes, self._values[rows].t())
-        if self._of_zeros is None:
-            return sums.float().mul_(self._steps[rows])
-        return sums.sub_(self._of_zeros[rows]).float().mul_(self._steps[rows]).bfloat16().float()
+        if self._of_zeros is not None:
+            sums.sub_(self._of_zeros[rows])
+        return sums.float().mul_(self._steps[rows])
 
 
 def _joined(products: Tensor, parts: Parts) -> Tensor:
@@ -156,18 +144,17 @@ def _joined(products: Tensor, parts: Parts) -> Tensor:
 
 
 class Int4Matrix:
-    """Kept in int4 in groups of columns, in the layout of torch's kernel (``checkpoint.int4``)."""
+    """Kept in int4 in groups of columns, in the layout of ``checkpoint.int4``."""
 
     def __init__(self, packed: Tensor, scales: Tensor) -> None:
         self._packed, self._scales = packed, scales.contiguous()
-        self._group = 2 * packed.shape[1] // scales.shape[0]
+        self._few_rows = int4_kernels.most_rows()
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
-        if x_MK.shape[0] <= _FEW_ROWS_INT4:
-            product = torch.ops.aten._weight_int4pack_mm_for_cpu
-            out: Tensor = product(x_MK.bfloat16(), self._packed, self._group, self._scales).to(x_MK.dtype)
+        if x_MK.shape[0] <= self._few_rows:
+            out = int4_kernels.multiply(x_MK, self._packed, self._scales).to(x_MK.dtype)
         else:
-            out = _rounded(self._product_by_blocks(_rounded(x_MK)))
+            out = self._product_by_blocks(x_MK)
         return out if bias is None else out.add_(bias)
 
     def rows_from(self, first: int) -> Matrix:
@@ -184,11 +171,6 @@ class Int4Matrix:
             unpack(self._packed[rows], self._scales[:, rows], values_KR)
             torch.mm(x_MK, values_KR, out=out[:, rows])
         return out
-
-
-def _rounded(values: Tensor) -> Tensor:
-    """The nearest numbers of bfloat16, in the dtype of ``values``."""
-    return values.bfloat16().to(values.dtype)
 
 
 def _block_rows(x_MK: Tensor) -> int:

@@ -1,0 +1,199 @@
+"""Kernels of matrix products for a CPU, in machine code that LLVM makes for the processor at hand when a process first needs it.
+
+A product of M rows of activations with a matrix of N rows is made of tiles: some rows of activations by one block of the matrix, which
+stays in cache while all rows of activations are multiplied by it. ``row_kernels`` and ``int4_kernels`` emit a tile; which tiles there
+are, and which thread computes them, is decided here.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from llvmlite import binding, ir
+
+MOST_ROWS = 4  # of activations in a tile
+INT, FLOAT, POINTER = ir.IntType(64), ir.FloatType(), ir.PointerType()
+
+_WIDTHS = {"AVX2": 8, "AVX512": 16}  # numbers in a vector of float32, by torch's name of the instructions
+_CPUS = {"AVX2": "haswell", "AVX512": "skylake-avx512"}  # LLVM's names of processors that have them
+
+EmitTile = Callable[[ir.IRBuilder, int, Sequence[ir.Value]], None]
+"""Emits a tile of so many rows of activations. The values are the address of the product's words, the first row of activations, and the
+block's first row of the matrix and its end."""
+
+
+def vector_width() -> int | None:
+    """Numbers in a vector of float32 on this processor; None where no kernels are made for it."""
+    return _WIDTHS.get(torch.backends.cpu.get_cpu_capability()) if _openmp() is not None else None
+
+
+class Kernel(NamedTuple):
+    """A product's code."""
+
+    part: Callable[..., None]  # (words, i, n): the i-th of n parts of a product, blocks that follow one another
+    member: int  # address of a function (words): the calling thread's part of a product
+    team: Callable[..., None]  # GOMP_parallel: calls ``member`` in each of torch's threads
+    engine: binding.ExecutionEngine  # owns the code
+
+    def run(self, words: Sequence[int], num_threads: int) -> None:
+        """Compute a product: M, N, and what its tiles read."""
+        array = (ctypes.c_int64 * len(words))(*words)
+        if num_threads == 1:
+            self.part(array, 0, 1)
+        else:
+            self.team(self.member, array, num_threads, 0)
+
+
+def compile_kernel(emit_tile: EmitTile, block_rows: int) -> Kernel:
+    """The kernel of these tiles, with blocks of so many rows. Takes 0.1 s."""
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    target = binding.Target.from_default_triple().create_target_machine(cpu=_CPUS[torch.backends.cpu.get_cpu_capability()], opt=3)
+    code = binding.parse_assembly(str(_module(emit_tile, block_rows)))
+    passes = binding.create_new_module_pass_manager()
+    passes.add_sroa_pass()  # variables to registers
+    passes.add_instruction_combine_pass()
+    passes.run(code, binding.create_pass_builder(target, binding.create_pipeline_tuning_options()))
+    openmp = _openmp()
+    assert openmp is not None
+    for name in ("omp_get_thread_num", "omp_get_num_threads"):
+        binding.add_symbol(name, ctypes.cast(openmp[name], ctypes.c_void_p).value)
+    engine = binding.create_mcjit_compiler(code, target)
+    engine.finalize_object()
+    part = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(engine.get_function_address("part"))
+    team = openmp["GOMP_parallel"]
+    team.argtypes, team.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return Kernel(part, engine.get_function_address("member"), team, engine)
+
+
+@contextmanager
+def loop(builder: ir.IRBuilder, start: ir.Value, stop: ir.Value, step: int) -> Iterator[Any]:
+    """Emit what the body emits for each index from ``start`` to ``stop``, int64."""
+    before, head, body, after = builder.block, *(builder.append_basic_block() for _ in range(3))
+    builder.branch(head)
+    builder.position_at_end(head)
+    index = builder.phi(INT)
+    index.add_incoming(start, before)
+    builder.cbranch(builder.icmp_signed("<", index, stop), body, after)
+    builder.position_at_end(body)
+    yield index
+    index.add_incoming(builder.add(index, constant(step)), builder.block)
+    builder.branch(head)
+    builder.position_at_end(after)
+
+
+def constant(value: int) -> ir.Constant:
+    """An int64."""
+    return ir.Constant(INT, value)
+
+
+def load_word(builder: ir.IRBuilder, words: ir.Value, index: int, kind: ir.Type = INT) -> ir.Value:
+    """A word of a product."""
+    return builder.load(builder.gep(words, [constant(index)], source_etype=INT), typ=kind)
+
+
+def address(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, kind: ir.Type = FLOAT) -> ir.Value:
+    """Of an element of a contiguous tensor."""
+    return builder.gep(base, [index], source_etype=kind)
+
+
+def load_vector(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, width: int, kind: ir.Type = FLOAT) -> ir.Value:
+    """``width`` elements of a contiguous tensor."""
+    return builder.load(address(builder, base, index, kind), align=1, typ=ir.VectorType(kind, width))
+
+
+def prefetch(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, kind: ir.Type = FLOAT) -> None:
+    """Ask for the cache line of an element, which need not exist."""
+    name, word = "llvm.prefetch.p0", ir.IntType(32)
+    function = builder.module.globals.get(name) or ir.Function(
+        builder.module, ir.FunctionType(ir.VoidType(), [POINTER, word, word, word]), name
+    )
+    builder.call(function, [address(builder, base, index, kind), *(ir.Constant(word, flag) for flag in (0, 3, 1))])
+
+
+def new_sums(builder: ir.IRBuilder, num_rows: int, num_columns: int, width: int) -> list[list[ir.Value]]:
+    """Variables, each a vector of float32. They are not cleared."""
+    with builder.goto_entry_block():
+        return [[builder.alloca(ir.VectorType(FLOAT, width)) for _ in range(num_columns)] for _ in range(num_rows)]
+
+
+def clear(builder: ir.IRBuilder, sums: Sequence[Sequence[ir.Value]], width: int) -> None:
+    for total in (total for row in sums for total in row):
+        builder.store(ir.Constant(ir.VectorType(FLOAT, width), None), total)
+
+
+def add_product(builder: ir.IRBuilder, total: ir.Value, one: ir.Value, other: ir.Value) -> None:
+    """Add one x other to a variable."""
+    builder.store(multiply_add(builder, one, other, builder.load(total, typ=one.type)), total)
+
+
+def multiply_add(builder: ir.IRBuilder, one: ir.Value, other: ir.Value, added: ir.Value) -> ir.Value:
+    """one x other + added, of vectors of float32, rounded once."""
+    name = f"llvm.fma.v{one.type.count}f32"
+    function = builder.module.globals.get(name) or ir.Function(builder.module, ir.FunctionType(one.type, [one.type] * 3), name)
+    return builder.call(function, [one, other, added])
+
+
+def from_bfloat16(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
+    """float32 of bfloat16's bits, which are float32's upper half."""
+    words = ir.VectorType(ir.IntType(32), bits.type.count)
+    shifted = builder.shl(builder.zext(bits, words), ir.Constant(words, [16] * bits.type.count))
+    return builder.bitcast(shifted, ir.VectorType(FLOAT, bits.type.count))
+
+
+@cache
+def _openmp() -> ctypes.CDLL | None:
+    """The library of torch's threads, if it is GNU's or can be called like it."""
+    loaded = ctypes.CDLL(None)
+    return loaded if hasattr(loaded, "GOMP_parallel") else None
+
+
+def _module(emit_tile: EmitTile, block_rows: int) -> ir.Module:
+    module = ir.Module()
+    tiles = {num_rows: _function_of_tile(module, emit_tile, num_rows) for num_rows in range(1, MOST_ROWS + 1)}
+    part = _emit_part(module, tiles, block_rows)
+    member = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "member")
+    builder = ir.IRBuilder(member.append_basic_block())
+    number = ir.FunctionType(ir.IntType(32), [])
+    counts = [builder.call(ir.Function(module, number, name), []) for name in ("omp_get_thread_num", "omp_get_num_threads")]
+    builder.call(part, [member.args[0], *(builder.zext(count, INT) for count in counts)])
+    builder.ret_void()
+    return module
+
+
+def _function_of_tile(module: ir.Module, emit_tile: EmitTile, num_rows: int) -> ir.Function:
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, INT, INT, INT]), f"tile_{num_rows}")
+    function.linkage = "internal"
+    builder = ir.IRBuilder(function.append_basic_block())
+    emit_tile(builder, num_rows, function.args)
+    builder.ret_void()
+    return function
+
+
+def _emit_part(module: ir.Module, tiles: dict[int, ir.Function], block_rows: int) -> ir.Function:
+    part = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, INT, INT]), "part")
+    words, index, count = part.args
+    builder = ir.IRBuilder(part.append_basic_block())
+    num_rows, num_values = load_word(builder, words, 0), load_word(builder, words, 1)
+    num_blocks = builder.udiv(builder.add(num_values, constant(block_rows - 1)), constant(block_rows))
+    first, last = (
+        builder.mul(builder.udiv(builder.mul(num_blocks, number), count), constant(block_rows))
+        for number in (index, builder.add(index, constant(1)))
+    )
+    whole = builder.and_(num_rows, constant(-MOST_ROWS))
+    with loop(builder, first, _least(builder, last, num_values), block_rows) as start:
+        stop = _least(builder, builder.add(start, constant(block_rows)), num_values)
+        with loop(builder, constant(0), whole, MOST_ROWS) as row:
+            builder.call(tiles[MOST_ROWS], [words, row, start, stop])
+        for left in range(1, MOST_ROWS):
+            with builder.if_then(builder.icmp_unsigned("==", builder.sub(num_rows, whole), constant(left))):
+                builder.call(tiles[left], [words, whole, start, stop])
+    builder.ret_void()
+    return part
+
+
+def _least(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> ir.Value:
+    return builder.select(builder.icmp_signed("<", one, other), one, other)

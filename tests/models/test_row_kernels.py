@@ -1,0 +1,130 @@
+"""Products of few rows against float64, for each kind of processor that has kernels. AVX2 is what a process is told that it has."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mmrt.models.checkpoint.int4 import quantize
+from mmrt.models.checkpoint.narrowing import narrow
+from mmrt.models.lm import int4_kernels, machine_code, row_kernels
+
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
+
+pytestmark = pytest.mark.skipif(machine_code.vector_width() is None, reason="this processor has no kernels")
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def matrix(num_values: int, num_columns: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    values = torch.randn(num_values, num_columns, generator=torch.Generator().manual_seed(seed))
+    return (values * 40).round().clamp(-127, 127).to(dtype) if dtype == torch.int8 else values.to(dtype)
+
+
+def int4_matrix(num_values: int, num_columns: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A packed matrix, its scales and zeros, and its values in float64."""
+    packed = torch.empty(num_values, num_columns // 2, dtype=torch.uint8)
+    scales = torch.empty(num_columns // group, num_values, 2, dtype=torch.bfloat16)
+    values = matrix(num_values, num_columns, torch.float32)
+    codes, steps, zeros = (part.double() for part in quantize(values.clone(), num_columns // group))
+    narrow(values, packed, scales)
+    exact = (codes.view(num_values, -1, group) - 8) * steps.unsqueeze(2) + zeros.unsqueeze(2)
+    return packed, scales, exact.flatten(1)
+
+
+def assert_product(found: Tensor, x: Tensor, exact: Tensor) -> None:
+    """Sums of float32 are off by some units in the last place of what they add up."""
+    added = x.double().abs() @ exact.abs().T
+    assert found.dtype == torch.float32 and found.shape == added.shape
+    assert ((found.double() - x.double() @ exact.T).abs() <= 1e-6 * added + 1e-30).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dtype=st.sampled_from(DTYPES),
+    num_rows=st.integers(1, 13),
+    num_values=st.integers(1, 150),
+    vectors=st.integers(1, 9),
+    narrow_x=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_products_are_exact(dtype: torch.dtype, num_rows: int, num_values: int, vectors: int, narrow_x: bool, seed: int) -> None:
+    values = matrix(num_values, 16 * vectors, dtype, seed)
+    x = torch.randn(num_rows, 16 * vectors).to(torch.bfloat16 if narrow_x else torch.float32)
+    assert row_kernels.most_rows(values) > 0
+    assert_product(row_kernels.multiply(x, values), x, values.double())
+
+
+@settings(max_examples=30, deadline=None)
+@given(num_rows=st.integers(1, 13), blocks=st.integers(1, 4), groups=st.integers(1, 4), group=st.sampled_from([32, 64, 96, 128]))
+def test_products_with_int4_are_exact(num_rows: int, blocks: int, groups: int, group: int) -> None:
+    packed, scales, exact = int4_matrix(64 * blocks, groups * group, group)
+    x = torch.randn(num_rows, groups * group)
+    assert_product(int4_kernels.multiply(x, packed, scales), x, exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_is_the_same_bits_in_any_batch_and_team(dtype: torch.dtype) -> None:
+    """The matrix has enough rows for several threads, and blocks that do not divide evenly."""
+    values = matrix(1500, 256, dtype)
+    x = torch.randn(19, 256)
+    expected = row_kernels.multiply(x, values)
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        for first, last in ((0, 1), (3, 5), (4, 7), (1, 5), (2, 7), (5, 19), (0, 19)):
+            assert torch.equal(row_kernels.multiply(x[first:last], values), expected[first:last]), (num_threads, first, last)
+
+
+def test_a_row_with_int4_is_the_same_bits_in_any_batch_and_team() -> None:
+    packed, scales, _ = int4_matrix(640, 256, 32)
+    x = torch.randn(19, 256)
+    expected = int4_kernels.multiply(x, packed, scales)
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        for first, last in ((0, 1), (3, 5), (4, 7), (1, 5), (5, 19), (0, 19)):
+            found = int4_kernels.multiply(x[first:last], packed, scales)
+            assert torch.equal(found, expected[first:last]), (num_threads, first, last)
+
+
+def test_activations_may_be_a_part_of_a_wider_tensor() -> None:
+    values = matrix(70, 64, torch.float32)
+    wide = torch.randn(5, 200)
+    assert_product(row_kernels.multiply(wide[:, 100:164], values), wide[:, 100:164], values.double())
+
+
+def test_matrices_without_a_kernel() -> None:
+    for values in (
+        matrix(8, 20, torch.float32),  # no whole vectors
+        matrix(32, 32, torch.float32).t()[:, :16],  # not contiguous
+        torch.zeros(8, 64, dtype=torch.float64),
+        torch.zeros(0, 64),
+        torch.zeros(8, 64, device="meta"),
+    ):
+        assert row_kernels.most_rows(values) == 0
+
+
+@pytest.mark.skipif(CAPABILITY != "AVX512", reason="the other tests ran with less than AVX512")
+def test_all_of_this_with_avx2() -> None:
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
+    arguments = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", str(Path(__file__))]
+    ended = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0 and "1 skipped" in ended.stdout, ended.stdout + ended.stderr
+
+
+def test_a_processor_without_avx2_has_no_kernels() -> None:
+    program = f"from {machine_code.__name__} import vector_width; print(vector_width())"
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
+    assert subprocess.check_output([sys.executable, "-c", program], env=environment, text=True) == "None\n"
