@@ -141,10 +141,9 @@ def run_together(actors: Sequence[Actor], lifeline: Lifeline, live: Callable[[Ac
 
 
 def _be(actor: Actor, actors: Sequence[Actor], live: Callable[[Actor], int]) -> None:
-    """Run one actor under its name and niceness. Returns if it was told to end."""
+    """Run one actor under its name, with its niceness from the start: its own threads inherit it. Returns if it was told to end."""
     name_thread(actor.name)
-    with suppress(OSError):  # only root may lower niceness again
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), actor.config.actor(actor.name).nice)
+    os.nice(actor.config.actor(actor.name).nice)  # of this thread, on Linux
     try:
         status = live(actor)
     except BaseException as error:  # SystemExit, too, would end this thread alone

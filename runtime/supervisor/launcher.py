@@ -142,7 +142,6 @@ class Zygote:
         environment: Mapping[str, str],
         output_fd: int,
         lifeline_fd: int,
-        nice: int = 0,
     ) -> Process:
         """Fork a process that calls ``entry`` ("module:function") with ``argument``, once the stage ``needs`` is imported.
 
@@ -152,7 +151,7 @@ class Zygote:
             raise ZygoteError("the zygote is gone")
         number = next(self._ids)
         variables = b"\0".join(os.fsencode(f"{key}={value}") for key, value in environment.items())
-        request = Fork(number, name, needs, entry, argument, variables, nice)
+        request = Fork(number, name, needs, entry, argument, variables)
         reply: asyncio.Future[int] = self._loop.create_future()
         self._replies[number] = reply
         try:

@@ -22,7 +22,7 @@ from ..process.json_log import readable
 from ..process.notify import Notification
 from .launcher import pipe_to_logs
 from .logs import LogPump
-from .processes import Process
+from .processes import Process, make_nicer
 from .restart_policy import CONFIGURATION_STATUS, Broken, Cause, RestartHistory, RestartPolicy, decide
 
 State = Literal[
@@ -40,7 +40,7 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     entry: str = ""  # the function that the fork calls with the actor's name, "module:function"
     requires: frozenset[str] = frozenset()  # actors that must be ready before this one counts as ready
     threads: int = 1
-    nice: int = 0
+    nice: int = 0  # of its one actor once it serves, on top of the run's; several see to theirs (actors/host/shared_process)
     stop_grace_s: float = 5.0  # between SIGTERM and SIGKILL
     handover_grace_s: float = 5.0  # the same if a successor waits: the current step is finished, and the watchdog handles hangs
     ready_timeout_s: float = 180.0
@@ -310,6 +310,8 @@ class SupervisedActor:
         if notification.ready:
             instance.ready.set()
         if notification.active:
+            if self.spec.nice and not instance.active.is_set():
+                make_nicer(instance.process.pid, self.spec.nice)
             instance.ready.set()
             instance.active.set()
             self._mended()

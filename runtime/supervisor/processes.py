@@ -18,6 +18,7 @@ from ..environment import CHILD_LISTEN_FD
 
 _PR_SET_CHILD_SUBREAPER = 36
 CHILD_LIFELINE_FD = 3
+MAX_NICE = 19
 TERMINATE = signal.SIGTERM  # in class Process ``signal`` is a method
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -106,7 +107,6 @@ def spawn(
     output_fd: int,
     lifeline_fd: int,
     listen_fds: Sequence[int] = (),
-    nice: int = 0,
 ) -> Process:
     """Start a program: no input, both outputs to ``output_fd``, the lifeline as descriptor 3, ``listen_fds`` from 4 on, no others."""
     pid = os.posix_spawn(
@@ -124,11 +124,20 @@ def spawn(
         setsigmask=[],
         setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
     )
-    process = Process(pid)
-    if nice:
-        with contextlib.suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, pid, nice)
-    return process
+    return Process(pid)
+
+
+def make_nicer(pid: int, nice: int) -> None:
+    """Give every thread of the process this niceness on top of ours. No effect on threads that have ended, or on those with more."""
+    wanted = min(os.getpriority(os.PRIO_PROCESS, 0) + nice, MAX_NICE)
+    done: set[int] = set()
+    with contextlib.suppress(OSError):  # the process has ended
+        while tasks := {int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()} - done:  # one may start another meanwhile
+            for task in tasks:
+                with contextlib.suppress(ProcessLookupError):
+                    if os.getpriority(os.PRIO_PROCESS, task) < wanted:
+                        os.setpriority(os.PRIO_PROCESS, task, wanted)
+            done |= tasks
 
 
 def reap_strangers(known: set[int]) -> None:

@@ -31,7 +31,7 @@ def actor_specs(config: RuntimeConfig, commands: Mapping[str, Sequence[str]] | N
                 entry=ACTOR_ENTRY,
                 requires=frozenset({"memory"}) - {name},
                 threads=section.threads,
-                nice=min(config.actor(actor).nice for actor in actors),
+                nice=0 if len(actors) > 1 else section.nice,
                 stop_grace_s=grace_s,
                 handover_grace_s=grace_s + max(config.step_limit_s(actor) for actor in actors),
                 ready_timeout_s=config.supervisor.ready_timeout_s,

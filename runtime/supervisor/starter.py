@@ -150,7 +150,6 @@ class Starter:
                     environment=environment,
                     output_fd=output_fd,
                     lifeline_fd=self._lifeline,
-                    nice=spec.nice,
                 )
                 self._remember(process)
                 return process
@@ -168,7 +167,6 @@ class Starter:
             output_fd=output_fd,
             lifeline_fd=self._lifeline,
             listen_fds=self.listen_fds(spec),
-            nice=spec.nice,
         )
         self._remember(process)
         return process

@@ -46,7 +46,6 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     entry: str
     argument: str
     environment: bytes  # NAME=VALUE, separated by zero bytes: these need not be UTF-8
-    nice: int
 
 
 class Guard(msgspec.Struct, frozen=True, tag=True):
@@ -185,7 +184,7 @@ class _Zygote:
 
 
 def _become_actor(request: Fork, fds: list[int]) -> NoReturn:
-    """Turn the grandchild into an actor: set descriptors, environment and priority, drop the zygote's state, run the entry, exit."""
+    """Turn the grandchild into an actor: set descriptors and environment, drop the zygote's state, run the entry, exit."""
     status = 1
     try:
         output, lifeline = fds
@@ -201,7 +200,6 @@ def _become_actor(request: Fork, fds: list[int]) -> NoReturn:
         for variable in filter(None, request.environment.split(b"\0")):
             name, _, value = variable.partition(b"=")
             os.environb[name] = value
-        os.setpriority(os.PRIO_PROCESS, 0, request.nice)
         ctypes.CDLL(None).prctl(_PR_SET_NAME, request.name.encode()[:15], 0, 0, 0)
         sys.argv = ["mmrt", "actor", request.argument]
         random.seed()

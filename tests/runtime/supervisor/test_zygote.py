@@ -18,7 +18,7 @@ import pytest
 
 from mmrt.runtime.supervisor.control import DownRequest
 from mmrt.runtime.supervisor.launcher import Patience
-from mmrt.runtime.supervisor.processes import Activity, activity
+from mmrt.runtime.supervisor.processes import Activity, activity, make_nicer
 from mmrt.runtime.supervisor.zygote import Guard
 from mmrt.shm.run_directory import RunDirectory
 
@@ -56,13 +56,47 @@ def test_forks_are_the_supervisors_children(forking: "ToyRun") -> None:
     assert stat_field(pid, 1) == forking.process.pid, "the supervisor is the parent, to wait for it"
     assert stat_field(pid, 2) == pid, "a process group of its own"
     assert stat_field(pid, 3) == stat_field(forking.process.pid, 3), "the session is the supervisor's: niceness works inside one"
-    assert stat_field(pid, 16) == 3, "niceness"
     assert Path(f"/proc/{pid}/comm").read_text() == "decode\n"
     assert b"zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()
     assert os.readlink(f"/proc/{pid}/fd/3").startswith("pipe:"), "the lifeline, where the zygote has its control socket"
     forking.call(DownRequest())
     assert forking.end() == 0
     forking.assert_nothing_left()
+
+
+@pytest.mark.parametrize("kind", ["forked", "plain"])
+def test_an_actor_gets_its_niceness_when_it_serves(forking: "ToyRun", kind: str) -> None:
+    """What a death has taken is loaded as fast as its run may compute: on a busy machine a nicer process would wait for the others."""
+    if kind == "plain":
+        forking.environment.pop("TOY_ENTRY")
+    forking.environment["TOY_NICE"] = "3"
+    forking.behave("decode", "slow")
+    os.mkfifo(forking.toys / "decode.go")
+    forking.start("memory", "decode")
+    forking.wait_for("lines", lambda event: event["lines"] == ["decode begins"])
+    assert forking.process is not None
+    pid, own = forking.pid("decode"), stat_field(forking.process.pid, 16)
+    assert (b"zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()) == (kind == "forked")
+    assert stat_field(pid, 16) == own
+    (forking.toys / "decode.go").write_text("")
+    forking.wait_for("progress", lambda event: event["actor"] == "decode" and event["state"] == "active")
+    assert stat_field(pid, 16) == min(own + 3, 19)
+
+
+def test_all_threads_of_a_process_get_its_niceness() -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    source = "import os, threading\nthreading.Thread(target=os.read, args=(0, 1)).start()\nprint(flush=True)\nos.read(0, 1)"
+    process = subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    with process.stdin, process.stdout:
+        assert process.stdout.readline()
+        for nice in (2, 1):  # the second has no effect: only root could take it back
+            make_nicer(process.pid, nice)
+            tasks = [int(task.name) for task in Path(f"/proc/{process.pid}/task").iterdir()]
+            assert [os.getpriority(os.PRIO_PROCESS, task) for task in tasks] == 2 * [min(own + 2, 19)]
+        process.kill()
+    process.wait()
+    make_nicer(process.pid, 3)
 
 
 def test_a_fork_loads_the_code_as_it_is_now(forking: "ToyRun") -> None:

@@ -2,7 +2,8 @@
 
 Usage: toy_supervisor.py RUN TOYS LOGS SETTINGS ACTOR…; SETTINGS is the [supervisor] table as JSON. Prints what it reports as JSON
 lines. $TOY_PROGRAM is what actors are started with instead of Python.
-With $TOY_ENTRY there is a zygote (importing $TOY_MODULES) that calls it in each fork; with $TOY_DETACH it is a daemon.
+With $TOY_ENTRY there is a zygote (importing $TOY_MODULES) that calls it in each fork; with $TOY_DETACH it is a daemon. $TOY_NICE is the
+niceness of all.
 """
 
 import asyncio
@@ -53,7 +54,8 @@ def main(reporter: Reporter, run: str, toys: str, logs: str, settings: str, *act
     forking = "TOY_ENTRY" in os.environ
     if forking:
         entry = os.environ["TOY_ENTRY"]
-        specs = [msgspec.structs.replace(spec, needs=TORCH_STAGE, entry=entry, nice=3) for spec in specs]
+        specs = [msgspec.structs.replace(spec, needs=TORCH_STAGE, entry=entry) for spec in specs]
+    specs = [msgspec.structs.replace(spec, nice=int(os.environ.get("TOY_NICE", "0"))) for spec in specs]
 
     setup = RunSetup(
         path=Path(run),
