@@ -85,10 +85,10 @@ class _Tiles:
         group_columns = builder.udiv(num_columns, num_groups)
         rows = [builder.add(first, constant(index)) for index in range(num_rows)]
         values = [builder.add(start, constant((2 * half + index) * self._width)) for half in halves for index in range(2)]
-        totals, partial = (new_sums(builder, num_rows, len(values), self._width) for _ in range(2))
-        clear(builder, totals, self._width)
+        totals, partial = (new_sums(builder, num_rows, len(values), self._floats) for _ in range(2))
+        clear(builder, totals, self._floats)
         with loop(builder, constant(0), num_groups, 1) as group:
-            clear(builder, partial, self._width)
+            clear(builder, partial, self._floats)
             begin = builder.mul(group, group_columns)
             self._add_columns(builder, arguments, rows, halves, (begin, builder.add(begin, group_columns)), partial)
             for index, value in enumerate(values):

@@ -107,34 +107,36 @@ def load_vector(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, width: i
 
 def prefetch(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, kind: ir.Type = FLOAT) -> None:
     """Ask for the cache line of an element, which need not exist."""
-    name, word = "llvm.prefetch.p0", ir.IntType(32)
-    function = builder.module.globals.get(name) or ir.Function(
-        builder.module, ir.FunctionType(ir.VoidType(), [POINTER, word, word, word]), name
-    )
-    builder.call(function, [address(builder, base, index, kind), *(ir.Constant(word, flag) for flag in (0, 3, 1))])
+    flags = [ir.Constant(ir.IntType(32), flag) for flag in (0, 3, 1)]  # to read, into the nearest cache, data
+    call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), [address(builder, base, index, kind), *flags])
 
 
-def new_sums(builder: ir.IRBuilder, num_rows: int, num_columns: int, width: int) -> list[list[ir.Value]]:
-    """Variables, each a vector of float32. They are not cleared."""
+def new_sums(builder: ir.IRBuilder, num_rows: int, num_columns: int, kind: ir.VectorType) -> list[list[ir.Value]]:
+    """Variables. They are not cleared."""
     with builder.goto_entry_block():
-        return [[builder.alloca(ir.VectorType(FLOAT, width)) for _ in range(num_columns)] for _ in range(num_rows)]
+        return [[builder.alloca(kind) for _ in range(num_columns)] for _ in range(num_rows)]
 
 
-def clear(builder: ir.IRBuilder, sums: Sequence[Sequence[ir.Value]], width: int) -> None:
+def clear(builder: ir.IRBuilder, sums: Sequence[Sequence[ir.Value]], kind: ir.VectorType) -> None:
     for total in (total for row in sums for total in row):
-        builder.store(ir.Constant(ir.VectorType(FLOAT, width), None), total)
+        builder.store(ir.Constant(kind, None), total)
 
 
 def add_product(builder: ir.IRBuilder, total: ir.Value, one: ir.Value, other: ir.Value) -> None:
-    """Add one x other to a variable."""
+    """Add one x other, vectors of float32, to a variable."""
     builder.store(multiply_add(builder, one, other, builder.load(total, typ=one.type)), total)
+
+
+def call_intrinsic(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: Sequence[ir.Value]) -> ir.Value:
+    """Call an operation of LLVM's own."""
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    return builder.call(function, arguments)
 
 
 def multiply_add(builder: ir.IRBuilder, one: ir.Value, other: ir.Value, added: ir.Value) -> ir.Value:
     """one x other + added, of vectors of float32, rounded once."""
-    name = f"llvm.fma.v{one.type.count}f32"
-    function = builder.module.globals.get(name) or ir.Function(builder.module, ir.FunctionType(one.type, [one.type] * 3), name)
-    return builder.call(function, [one, other, added])
+    return call_intrinsic(builder, f"llvm.fma.v{one.type.count}f32", one.type, [one, other, added])
 
 
 def from_bfloat16(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:

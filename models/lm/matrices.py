@@ -3,7 +3,7 @@
 No process packs a copy of its own: all formats lie in the memory that the run's processes share, so a restarted process has them at
 once, and prefill and decode have one copy. Shapes: M rows of activations, N rows of the matrix, K columns.
 
-Few rows are multiplied by kernels that read a matrix as it is and compute in float32 (``row_kernels``, ``int4_kernels``). Many are
+Few rows are multiplied by kernels that read a matrix as it is (``row_kernels``, ``int8_kernels``, ``int4_kernels``). Many are
 multiplied by torch, a converted block of a narrow matrix at a time; under activations in bfloat16 a block rounds its weights as well.
 int8 is multiplied by activations in int8 (W8A8), which are whole numbers of 8 bits, or 7 without VNNI and AMX. Their sums are exact in
 int32, and up to 2^24 in float32, so a row's numbers do not depend on how many are beside it.
@@ -17,14 +17,14 @@ from torch import Tensor
 
 from ..checkpoint.int4 import unpack
 from ..checkpoint.weight_specs import scales_of
-from . import int4_kernels
-from .int8_rows import FULL, PAIRS, Parts, level_of_rows, round_rows
+from . import int4_kernels, int8_kernels
+from .int8_rows import FULL, Parts, level_of_rows, round_rows
 from .row_kernels import most_rows, multiply
 
 _BLOCK_BYTES = 1 << 20  # of a matrix's block in the dtype of the activations: it stays in the cache of a core
 _MANY_ROWS = 64  # of activations: from so many on, twice as large blocks are faster
 _BLOCK_ROWS = 64  # a block has a multiple of so many rows, and is larger where these alone are
-_FEW_ROWS_INT8 = {FULL: 4, PAIRS: 8}  # of activations: with more, products of integers are faster than a kernel in float32
+_FEW_ROWS_INT8 = 4  # of activations of 8 bits: with more, products of integers are faster than a kernel in float32
 
 
 class Matrix(Protocol):
@@ -92,7 +92,8 @@ class Int8Matrix:
     def __init__(self, values: Tensor, scales: Tensor) -> None:
         self._values, self._scales = values, scales
         self._level = level_of_rows()
-        self._few_rows = min(most_rows(values), _FEW_ROWS_INT8[self._level])
+        is_full = self._level == FULL
+        self._few_rows = min(most_rows(values), _FEW_ROWS_INT8) if is_full else int8_kernels.most_rows(values)
         self._steps = scales.float()
         shift = self._level.shift
         zeros = torch.full((1, values.shape[1]), -shift, dtype=torch.int8)
@@ -101,8 +102,7 @@ class Int8Matrix:
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
         parts = round_rows(x_MK, self._level.most)
         if len(parts.codes) <= self._few_rows:
-            sums = multiply(parts.codes, self._values).mul_(self._steps)
-            out = _joined(sums.mul_(parts.steps), parts).to(x_MK.dtype)
+            out = _joined(self._sums_of_few(parts.codes).mul_(self._steps).mul_(parts.steps), parts).to(x_MK.dtype)
         else:
             out = self._product_by_blocks(x_MK, parts)
         return out if bias is None else out.add_(bias)
@@ -112,6 +112,13 @@ class Int8Matrix:
 
     def rows_from(self, first: int) -> Table:
         return Int8Matrix(self._values[first:], self._scales[first:])
+
+    def _sums_of_few(self, codes: Tensor) -> Tensor:
+        """Products before they are scaled, float32."""
+        if self._of_zeros is None:
+            return multiply(codes, self._values)
+        shifted = codes.add_(self._level.shift).to(torch.uint8)
+        return int8_kernels.multiply(shifted, self._values).add_(self._of_zeros).float()
 
     def _product_by_blocks(self, x_MK: Tensor, parts: Parts) -> Tensor:
         shift = self._level.shift

@@ -32,13 +32,11 @@ from .machine_code import (
     vector_width,
 )
 
-# Rows of activations -> rows of the matrix that they are multiplied by at once. The sums fit in registers.
-_AT_ONCE = {1: 8, 2: 4, 3: 4, 4: 3}
-_BLOCK_ROWS = 48
+BLOCK_ROWS = 48  # of a matrix
 _MOST_ROWS = 48  # of activations: with more, torch's products of large matrices are faster
 _MOST_ROWS_BESIDE_AMX = 4  # as above, of a matrix in bfloat16 where AMX multiplies it
 _STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16), torch.float16: ir.HalfType(), torch.int8: ir.IntType(8)}
-_LEAST_WORK = 1 << 18  # weights: a smaller matrix is left to one thread
+LEAST_WORK = 1 << 18  # weights: a smaller matrix is left to one thread
 
 
 def most_rows(values: Tensor) -> int:
@@ -58,7 +56,7 @@ def multiply(x_MK: Tensor, values: Tensor) -> Tensor:
     x = x_MK.float().contiguous()
     out = x.new_empty(x.shape[0], values.shape[0])
     words = (x.shape[0], *values.shape, x.data_ptr(), values.data_ptr(), out.data_ptr())
-    _kernel(values.dtype).run(words, torch.get_num_threads() if values.numel() >= _LEAST_WORK else 1)
+    _kernel(values.dtype).run(words, torch.get_num_threads() if values.numel() >= LEAST_WORK else 1)
     return out
 
 
@@ -66,18 +64,22 @@ def multiply(x_MK: Tensor, values: Tensor) -> Tensor:
 def _kernel(dtype: torch.dtype) -> Kernel:
     width = vector_width()
     assert width is not None
-    return compile_kernel(_Tiles(_STORED[dtype], width).emit, _BLOCK_ROWS)
+    return compile_kernel(RowTiles(_STORED[dtype], width).emit, BLOCK_ROWS)
 
 
-class _Tiles:
+class RowTiles:
     """Emits tiles for a matrix of one dtype. The words are M, N, K and the addresses of x, the matrix, and the product."""
 
+    at_once = {1: 8, 2: 4, 3: 4, 4: 3}
+    """Rows of activations -> rows of the matrix that they are multiplied by at once. The sums fit in registers."""
+
     def __init__(self, stored: ir.Type, width: int) -> None:
-        self._stored, self._width, self._floats = stored, width, ir.VectorType(FLOAT, width)
+        self._stored, self._width = stored, width
+        self.sums = ir.VectorType(FLOAT, width)
 
     def emit(self, builder: ir.IRBuilder, num_rows: int, arguments: Sequence[ir.Value]) -> None:
         _, _, start, stop = arguments
-        at_once = _AT_ONCE[num_rows]
+        at_once = self.at_once[num_rows]
         whole = builder.sub(stop, builder.urem(builder.sub(stop, start), constant(at_once)))
         with loop(builder, start, whole, at_once) as value:
             self._multiply(builder, num_rows, arguments, value, at_once)
@@ -91,52 +93,61 @@ class _Tiles:
         x, weights, out = (load_word(builder, words, index, POINTER) for index in (3, 4, 5))
         rows = [builder.add(first, constant(index)) for index in range(num_rows)]
         values = [builder.add(value, constant(index)) for index in range(at_once)]
-        sums = new_sums(builder, num_rows, at_once, self._width)
-        clear(builder, sums, self._width)
+        sums = new_sums(builder, num_rows, at_once, self.sums)
+        clear(builder, sums, self.sums)
         with loop(builder, constant(0), num_columns, self._width) as column:
 
             def activation(row: ir.Value) -> ir.Value:
-                return load_vector(builder, x, builder.add(builder.mul(row, num_columns), column), self._width)
+                return self.activation(builder, x, builder.add(builder.mul(row, num_columns), column))
 
             def weight(other: ir.Value) -> ir.Value:
                 place = builder.add(builder.mul(other, num_columns), column)
                 # Without this a step of one row takes 1.3 times as long: memory is read a page and a row at a time.
                 prefetch(builder, weights, builder.add(place, builder.mul(num_columns, constant(at_once))), self._stored)
-                return self._converted(builder, load_vector(builder, weights, place, self._width, self._stored))
+                return self.converted(builder, load_vector(builder, weights, place, self._width, self._stored))
 
             if num_rows > at_once:  # the fewer factors stay in registers while the others come one by one
                 kept = [weight(other) for other in values]
                 for index, row in enumerate(rows):
                     coming = activation(row)
                     for factor, total in zip(kept, sums[index], strict=True):
-                        add_product(builder, total, coming, factor)
+                        self.add(builder, total, coming, factor)
             else:
                 kept = [activation(row) for row in rows]
                 for index, other in enumerate(values):
                     coming = weight(other)
                     for factor, totals in zip(kept, sums, strict=True):
-                        add_product(builder, totals[index], factor, coming)
+                        self.add(builder, totals[index], factor, coming)
         for row, totals in zip(rows, sums, strict=True):
             for other, total in zip(values, totals, strict=True):
-                place = builder.add(builder.mul(row, num_values), other)
-                builder.store(self._sum(builder, builder.load(total, typ=self._floats)), address(builder, out, place), align=4)
+                found = self._sum(builder, builder.load(total, typ=self.sums))
+                builder.store(found, address(builder, out, builder.add(builder.mul(row, num_values), other), found.type), align=4)
 
-    def _converted(self, builder: ir.IRBuilder, values: ir.Value) -> ir.Value:
-        """Weights as they are stored, in float32."""
+    def activation(self, builder: ir.IRBuilder, x: ir.Value, place: ir.Value) -> ir.Value:
+        """A vector of a row of x."""
+        return load_vector(builder, x, place, self._width)
+
+    def converted(self, builder: ir.IRBuilder, values: ir.Value) -> ir.Value:
+        """Weights as they are stored, as they are multiplied: in float32."""
         if isinstance(self._stored, ir.FloatType):
             return values
         if isinstance(self._stored, ir.HalfType):
-            return builder.fpext(values, self._floats)
+            return builder.fpext(values, self.sums)
         if self._stored.width == 16:
             return from_bfloat16(builder, values)
-        return builder.sitofp(builder.sext(values, ir.VectorType(ir.IntType(32), self._width)), self._floats)
+        return builder.sitofp(builder.sext(values, ir.VectorType(ir.IntType(32), self._width)), self.sums)
+
+    def add(self, builder: ir.IRBuilder, total: ir.Value, activation: ir.Value, weight: ir.Value) -> None:
+        """Add products to a variable."""
+        add_product(builder, total, activation, weight)
 
     def _sum(self, builder: ir.IRBuilder, values: ir.Value) -> ir.Value:
         """The sum of a vector's numbers: halves are added until one is left."""
-        width = self._width
+        width = self.sums.count
+        add = builder.fadd if isinstance(self.sums.element, ir.FloatType) else builder.add
         while width > 1:
             width //= 2
             kind = ir.VectorType(ir.IntType(32), width)
             halves = (ir.Constant(kind, list(range(first, first + width))) for first in (0, width))
-            values = builder.fadd(*(builder.shuffle_vector(values, values, half) for half in halves))
+            values = add(*(builder.shuffle_vector(values, values, half) for half in halves))
         return builder.extract_element(values, ir.Constant(ir.IntType(32), 0))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmrt.models.checkpoint.int4 import quantize
 from mmrt.models.checkpoint.narrowing import narrow
-from mmrt.models.lm import int4_kernels, machine_code, row_kernels
+from mmrt.models.lm import int4_kernels, int8_kernels, machine_code, row_kernels
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
@@ -74,6 +74,18 @@ def test_products_with_int4_are_exact(num_rows: int, blocks: int, groups: int, g
     packed, scales, exact = int4_matrix(64 * blocks, groups * group, group)
     x = torch.randn(num_rows, groups * group)
     assert_product(int4_kernels.multiply(x, packed, scales), x, exact)
+
+
+@settings(max_examples=40, deadline=None)
+@given(num_rows=st.integers(1, 13), num_values=st.integers(1, 150), vectors=st.integers(1, 6), seed=st.integers(0, 99))
+def test_sums_of_integers_are_exact(num_rows: int, num_values: int, vectors: int, seed: int) -> None:
+    """Also where every pair of products is the largest that there is, of either sign."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 129, (num_rows, 64 * vectors), generator=generator, dtype=torch.uint8)
+    values = torch.randint(-127, 128, (num_values, 64 * vectors), generator=generator, dtype=torch.int8)
+    codes[0], values[0], values[-1] = 128, 127, -127
+    assert int8_kernels.most_rows(values) > 0
+    assert torch.equal(int8_kernels.multiply(codes, values), codes.int() @ values.int().T)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
