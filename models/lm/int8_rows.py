@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.narrowing import MOST
+from .rounding_kernel import has_kernel, round_to
 
 _MOST_OF_RMS = 16  # an outlier is more than so many times the root mean square of its row
 _LEAST = 1e-30  # in a row whose numbers are all smaller, they may be rounded to zero
@@ -32,26 +33,39 @@ PAIRS = Level(64, 64)
 
 
 class Parts(NamedTuple):
-    """Rows of activations. A row is its part's codes x steps, plus those of its second part if it has one."""
+    """Rows of activations. A row is its part's whole numbers x steps, plus those of its second part if it has one."""
 
-    codes: Tensor  # float32 [P, K], whole numbers, P >= M: a part of each row, then the second ones
+    codes: Tensor  # int8 [P, K], whole numbers plus the shift as bytes, P >= M: a part of each row, then the second ones
     steps: Tensor  # float32 [P, 1]
     split: Tensor | None  # int64 [P - M]: the rows that have a second part
 
 
-def round_rows(x_MK: Tensor, most: int) -> Parts:
+def round_rows(x_MK: Tensor, most: int, shift: int) -> Parts:
     """Round each row by itself. Its largest number is ``most`` steps. Where that leaves too few steps for the others, because the
     largest is an outlier, a second part holds what the first leaves, in steps 2 x ``most`` times as fine."""
-    x = x_MK.float()
-    largest = x.abs().amax(1, keepdim=True)  # the norm of this order takes 20 times as long
-    steps = largest.clamp(min=_LEAST).div_(most)
-    codes = x.div(steps).round_()
-    has_outlier = largest > torch.linalg.vector_norm(x, 2, 1, keepdim=True).mul_(_MOST_OF_RMS / x.shape[1] ** 0.5)
+    x = x_MK.float().contiguous()
+    rounding = round_to if has_kernel(x.shape[1]) else _round_to
+    codes, largest, norms = rounding(x, most, _LEAST, shift)
+    steps = largest.clamp(min=_LEAST).div_(most).unsqueeze(1)
+    has_outlier = largest > norms.mul_(_MOST_OF_RMS / x.shape[1] ** 0.5)
     if not has_outlier.any():
         return Parts(codes, steps, None)
-    split = has_outlier.squeeze(1).nonzero().squeeze(1)
-    left = x[split].div_(steps[split]).sub_(codes[split]).mul_(2 * most).round_()
-    return Parts(torch.cat([codes, left]), torch.cat([steps, steps[split] / (2 * most)]), split)
+    split = has_outlier.nonzero().squeeze(1)
+    whole = (codes[split].int() - shift + 128) % 256 - 128
+    left = x[split].div_(steps[split]).sub_(whole).mul_(2 * most).round_().add_(shift)
+    return Parts(torch.cat([codes, _bytes(left)]), torch.cat([steps, steps[split] / (2 * most)]), split)
+
+
+def _round_to(x_MK: Tensor, most: int, least: float, shift: int) -> tuple[Tensor, Tensor, Tensor]:
+    """``rounding_kernel.round_to`` in torch."""
+    largest = x_MK.abs().amax(1)
+    factors = most / largest.clamp(min=least).unsqueeze(1)
+    return _bytes((x_MK * factors).round_().add_(shift)), largest, torch.linalg.vector_norm(x_MK, 2, 1)
+
+
+def _bytes(whole: Tensor) -> Tensor:
+    """Whole numbers from -128 to 255, as bytes."""
+    return whole.int().to(torch.int8)
 
 
 @cache

@@ -146,6 +146,17 @@ def from_bfloat16(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
     return builder.bitcast(shifted, ir.VectorType(FLOAT, bits.type.count))
 
 
+def reduce(builder: ir.IRBuilder, values: ir.Value, join: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+    """One number of a vector's: its halves are joined until one is left."""
+    width = values.type.count
+    while width > 1:
+        width //= 2
+        kind = ir.VectorType(ir.IntType(32), width)
+        halves = (ir.Constant(kind, list(range(first, first + width))) for first in (0, width))
+        values = join(*(builder.shuffle_vector(values, values, half) for half in halves))
+    return builder.extract_element(values, ir.Constant(ir.IntType(32), 0))
+
+
 @cache
 def _openmp() -> ctypes.CDLL | None:
     """The library of torch's threads, if it is GNU's or can be called like it."""

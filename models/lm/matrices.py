@@ -100,11 +100,12 @@ class Int8Matrix:
         self._of_zeros = torch._int_mm(zeros, values.t())[0] if shift else None  # a row's products where it is zero
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
-        parts = round_rows(x_MK, self._level.most)
-        if len(parts.codes) <= self._few_rows:
+        shift = self._level.shift
+        if x_MK.shape[0] <= self._few_rows:
+            parts = round_rows(x_MK, self._level.most, shift)
             out = _joined(self._sums_of_few(parts.codes).mul_(self._steps).mul_(parts.steps), parts).to(x_MK.dtype)
         else:
-            out = self._product_by_blocks(x_MK, parts)
+            out = self._product_by_blocks(x_MK, round_rows(x_MK, self._level.most, -shift))
         return out if bias is None else out.add_(bias)
 
     def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
@@ -117,29 +118,20 @@ class Int8Matrix:
         """Products before they are scaled, float32."""
         if self._of_zeros is None:
             return multiply(codes, self._values)
-        shifted = codes.add_(self._level.shift).to(torch.uint8)
-        return int8_kernels.multiply(shifted, self._values).add_(self._of_zeros).float()
+        return int8_kernels.multiply(codes.view(torch.uint8), self._values).add_(self._of_zeros).float()
 
     def _product_by_blocks(self, x_MK: Tensor, parts: Parts) -> Tensor:
-        shift = self._level.shift
-        codes = (parts.codes.sub_(shift) if shift else parts.codes).to(torch.int8)
         num_values = self._values.shape[0]
-        num_rows = max(1, _BLOCK_BYTES // (4 * len(codes) * _BLOCK_ROWS)) * _BLOCK_ROWS  # sums of a block stay in cache
+        num_rows = max(1, _BLOCK_BYTES // (4 * len(parts.codes) * _BLOCK_ROWS)) * _BLOCK_ROWS  # sums of a block stay in cache
         num_blocks = max(1, num_values // num_rows)
-        if num_blocks == 1:
-            return _joined(self._block(codes, slice(None)).mul_(parts.steps), parts).to(x_MK.dtype)
-        out = x_MK.new_empty(x_MK.shape[0], num_values)
+        out = torch.empty(len(parts.codes), num_values)
         for number in range(num_blocks):  # the last one also has what is left
             rows = slice(number * num_rows, (number + 1) * num_rows if number + 1 < num_blocks else None)
-            out[:, rows] = _joined(self._block(codes, rows).mul_(parts.steps), parts)
-        return out
-
-    def _block(self, codes: Tensor, rows: slice) -> Tensor:
-        """Products with some rows of the matrix, float32."""
-        sums = torch._int_mm(codes, self._values[rows].t())
-        if self._of_zeros is not None:
-            sums.sub_(self._of_zeros[rows])
-        return sums.float().mul_(self._steps[rows])
+            sums = torch._int_mm(parts.codes, self._values[rows].t())
+            if self._of_zeros is not None:
+                sums.sub_(self._of_zeros[rows])
+            torch.mul(sums, self._steps[rows], out=out[:, rows]).mul_(parts.steps)
+        return _joined(out, parts).to(x_MK.dtype)
 
 
 def _joined(products: Tensor, parts: Parts) -> Tensor:

@@ -29,6 +29,7 @@ from .machine_code import (
     loop,
     new_sums,
     prefetch,
+    reduce,
     vector_width,
 )
 
@@ -118,9 +119,10 @@ class RowTiles:
                     coming = weight(other)
                     for factor, totals in zip(kept, sums, strict=True):
                         self.add(builder, totals[index], factor, coming)
+        join = builder.fadd if isinstance(self.sums.element, ir.FloatType) else builder.add
         for row, totals in zip(rows, sums, strict=True):
             for other, total in zip(values, totals, strict=True):
-                found = self._sum(builder, builder.load(total, typ=self.sums))
+                found = reduce(builder, builder.load(total, typ=self.sums), join)
                 builder.store(found, address(builder, out, builder.add(builder.mul(row, num_values), other), found.type), align=4)
 
     def activation(self, builder: ir.IRBuilder, x: ir.Value, place: ir.Value) -> ir.Value:
@@ -140,14 +142,3 @@ class RowTiles:
     def add(self, builder: ir.IRBuilder, total: ir.Value, activation: ir.Value, weight: ir.Value) -> None:
         """Add products to a variable."""
         add_product(builder, total, activation, weight)
-
-    def _sum(self, builder: ir.IRBuilder, values: ir.Value) -> ir.Value:
-        """The sum of a vector's numbers: halves are added until one is left."""
-        width = self.sums.count
-        add = builder.fadd if isinstance(self.sums.element, ir.FloatType) else builder.add
-        while width > 1:
-            width //= 2
-            kind = ir.VectorType(ir.IntType(32), width)
-            halves = (ir.Constant(kind, list(range(first, first + width))) for first in (0, width))
-            values = add(*(builder.shuffle_vector(values, values, half) for half in halves))
-        return builder.extract_element(values, ir.Constant(ir.IntType(32), 0))

@@ -18,8 +18,10 @@ from mmrt.models.architecture import WeightFormat
 from mmrt.models.checkpoint.int4 import unpack
 from mmrt.models.checkpoint.narrowing import narrow
 from mmrt.models.checkpoint.weight_specs import INT4_ROWS
+from mmrt.models.lm import int8_rows
 from mmrt.models.lm.int8_rows import FULL, PAIRS, level_of_rows, round_rows
 from mmrt.models.lm.matrices import matrix_of
+from mmrt.models.lm.rounding_kernel import has_kernel, round_to
 
 Loaded = Any  # conftest.Loaded
 
@@ -164,12 +166,29 @@ def test_rows_in_int8(most: int) -> None:
     """Zeros, small and large numbers, and an outlier: a row is its parts' sum."""
     x = torch.randn(6, 512, generator=torch.Generator().manual_seed(0))
     x[1], x[2], x[3, 5], x[4] = 0, 1e-15, 900, 1e15 * x[4]
-    codes, steps, split = round_rows(x, most)
+    bytes_, steps, split = round_rows(x, most, 0)
+    codes = bytes_.float()
     assert split is not None and split.tolist() == [3]
-    assert codes.shape == (7, 512) and codes.abs().max() == most and torch.equal(codes, codes.round())
+    assert codes.shape == (7, 512) and codes.abs().max() == most
     found = codes[:6] * steps[:6]
     found[3] += codes[6] * steps[6]
     assert ((found - x).abs().amax(1) <= steps[[0, 1, 2, 6, 4, 5], 0] * 0.501).all()
+
+
+@pytest.mark.parametrize(("most", "shift"), [(127, 0), (64, 64), (64, -64)])
+def test_rows_are_rounded_as_by_torch(most: int, shift: int) -> None:
+    """By the kernel and by torch's operations, which take rows that are no whole vectors."""
+    if not has_kernel(512):
+        pytest.skip("this processor has no kernels")
+    x = torch.randn(40, 512, generator=torch.Generator().manual_seed(0))
+    x[1], x[2], x[3, 5], x[4], x[5, 5] = 0, 1e-35, 900, 1e15 * x[4], float("inf")
+    x[6, 7] = float("nan")
+    codes, largest, norms = round_to(x, most, 1e-30, shift)
+    expected = int8_rows._round_to(x, most, 1e-30, shift)
+    torch.testing.assert_close(largest, expected[1], rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(norms, expected[2], rtol=1e-5, atol=0, equal_nan=True)
+    finite = [row for row in range(40) if row not in (5, 6)]
+    assert torch.equal(codes[finite], expected[0][finite])
 
 
 @given(
