@@ -294,7 +294,7 @@ class Supervisor:
         self._on_notify()  # its last words
         words = self._words_of(actor, instance)
         blamed = conclude(self._run.path, actor, instance, words)
-        whose = f", in what {' and '.join(blamed)} did" if blamed and len(blamed) < len(words) else ""
+        whose = f", in what {' and '.join(blamed)} did" if blamed and len(blamed) < len(actor.spec.roles) else ""
         reason = f"{actor.name} ended with {instance.describe_exit()}{whose}" if unexpected else ""
         if reason and whose:
             self.say(reason)
