@@ -1,5 +1,5 @@
-"""Generations of the actors from one fault to the next: only those that a fault hits are replaced, and once (pure). Those that another
-layout lacks are, too.
+"""Generations of the actors from one fault to the next (pure): only those that a fault hits are replaced, and each once. A change of
+the layout also replaces the actors that the other layout lacks.
 
 Called by ``storm`` after each fault and at quiet points, so that a death between two faults counts as well.
 """

@@ -26,7 +26,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Way(NamedTuple):
-    """How pages travel: their bytes on the link, and the seconds to pack one before and to unpack it after."""
+    """How a page travels: its bytes on the link, and the seconds to pack and to unpack it."""
 
     page_bytes: int
     packing_s: float = 0.0

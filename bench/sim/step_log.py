@@ -51,7 +51,7 @@ def _nothing() -> Ints:
 
 
 def weights(num_steps: int, stretches: Iterable[Sequence[Stretch]]) -> Ints:
-    """How many rows, of those with these stretches, have the gap of each step as a time between two of their tokens."""
+    """Return for each step how many of the rows with these stretches have its gap as a time between two of their tokens."""
     edges = np.zeros(num_steps + 1, np.int64)
     firsts = [first + 1 for row in stretches for first, _ in row]
     lasts = [last + 1 for row in stretches for _, last in row]
@@ -61,7 +61,7 @@ def weights(num_steps: int, stretches: Iterable[Sequence[Stretch]]) -> Ints:
 
 
 def num_rows(num_steps: int, stretches: Iterable[Sequence[Stretch]]) -> Ints:
-    """How many rows, of those with these stretches, have a token of each step."""
+    """Return for each step how many of the rows with these stretches have a token of it."""
     edges = np.zeros(num_steps + 1, np.int64)
     np.add.at(edges, [first for row in stretches for first, _ in row], 1)
     np.add.at(edges, [last + 1 for row in stretches for _, last in row], -1)

@@ -20,6 +20,7 @@ from .machine_code import (
     Kernel,
     add_product,
     address,
+    check_columns,
     clear,
     compile_kernel,
     constant,
@@ -39,9 +40,9 @@ _BYTES_AHEAD = 2048  # of the matrix: asked for before they are needed, which ha
 _BOTH_HALVES = 2  # rows of activations: up to so many, both halves of bytes are multiplied at once; more sums do not fit in registers
 
 
-def most_rows() -> int:
-    """As that of ``row_kernels``, with any matrix in int4."""
-    if vector_width() is None:
+def most_rows(packed: Tensor) -> int:
+    """As that of ``row_kernels``, with a matrix in int4."""
+    if vector_width() is None or packed.device.type != "cpu":
         return 0
     _kernel()
     return _MOST_ROWS
@@ -51,6 +52,7 @@ def multiply(x_MK: Tensor, packed: Tensor, scales_GN2: Tensor) -> Tensor:
     """x W^T, float32 [M, N], of activations in any floating dtype and a packed matrix [N, K / 2]; it and its scales are contiguous."""
     x = x_MK.float().contiguous()
     num_groups, num_values, _ = scales_GN2.shape
+    check_columns(x, 2 * packed.shape[1])
     sums_MG = x.view(x.shape[0], num_groups, -1).sum(2)
     out = x.new_empty(x.shape[0], num_values)
     addresses = (tensor.data_ptr() for tensor in (x, packed, scales_GN2, sums_MG, out))

@@ -10,7 +10,7 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from .machine_code import Kernel, call_intrinsic, compile_kernel, load_vector, vector_width
+from .machine_code import Kernel, call_intrinsic, check_columns, compile_kernel, load_vector, vector_width
 from .row_kernels import BLOCK_ROWS, LEAST_WORK, RowTiles
 
 _BYTE, _SHORT, _WORD = ir.IntType(8), ir.IntType(16), ir.IntType(32)
@@ -22,7 +22,13 @@ _MOST_ROWS = 96  # of activations: with more, torch's products are as fast
 def most_rows(values: Tensor) -> int:
     """As that of ``row_kernels``, of a matrix in int8. Its rows are whole vectors of int8."""
     width = vector_width()
-    if width is None or not values.is_contiguous() or values.numel() == 0 or values.shape[1] % (4 * width):
+    if (
+        width is None
+        or values.device.type != "cpu"
+        or not values.is_contiguous()
+        or values.numel() == 0
+        or values.shape[1] % (4 * width)
+    ):
         return 0
     _kernel()
     return _MOST_ROWS
@@ -30,7 +36,8 @@ def most_rows(values: Tensor) -> int:
 
 def multiply(codes_MK: Tensor, values: Tensor) -> Tensor:
     """codes W^T, int32 [M, N], of contiguous uint8 from 0 to 128 and int8 [N, K] from -127 to 127."""
-    out = torch.empty(codes_MK.shape[0], values.shape[0], dtype=torch.int32)
+    check_columns(codes_MK, values.shape[1])
+    out = codes_MK.new_empty(codes_MK.shape[0], values.shape[0], dtype=torch.int32)
     words = (codes_MK.shape[0], *values.shape, codes_MK.data_ptr(), values.data_ptr(), out.data_ptr())
     _kernel().run(words, torch.get_num_threads() if values.numel() >= LEAST_WORK else 1)
     return out

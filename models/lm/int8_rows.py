@@ -1,8 +1,8 @@
 """Activations in int8, for products of integers with a matrix in int8 (W8A8): how many bits they have here, and how they are rounded.
 
 With VNNI or AMX, sums of products are exact for any int8. Without them oneDNN adds 128 to activations, multiplies, and adds up pairs of
-products in 16 bits, where larger sums are cut. With 7 bits no sum is larger: activations are -64 to 64, of which 64 is subtracted. So
-oneDNN has 0 to 128, and a pair of products is at most 2 x 128 x 127 = 32,512. What was subtracted is added to the sums later.
+products in 16 bits, where larger sums are cut. With 7 bits no sum is that large: activations are -64 to 64, and 64 is
+subtracted from them. So oneDNN has 0 to 128, and a pair of products is at most 2 x 128 x 127 = 32,512. The sums are corrected later.
 
 A matrix must have two rows and columns. Of one row oneDNN exchanges the sides (with AVX512), of one column torch's products are wrong.
 """
@@ -22,10 +22,10 @@ _TRIED = 64  # rows and columns of the product by which exactness is tried
 
 
 class Level(NamedTuple):
-    """How finely a row is rounded. Its numbers are -most to most steps."""
+    """How finely a row is rounded: to whole numbers of steps, from -most to most."""
 
     most: int
-    shift: int  # subtracted from the numbers before they are multiplied
+    shift: int  # subtracted from the whole numbers for oneDNN, added for the kernel of few rows (``int8_kernels``)
 
 
 FULL = Level(MOST, 0)
@@ -44,7 +44,7 @@ def round_rows(x_MK: Tensor, most: int, shift: int) -> Parts:
     """Round each row by itself. Its largest number is ``most`` steps. Where that leaves too few steps for the others, because the
     largest is an outlier, a second part holds what the first leaves, in steps 2 x ``most`` times as fine."""
     x = x_MK.float().contiguous()
-    rounding = round_to if has_kernel(x.shape[1]) else _round_to
+    rounding = round_to if has_kernel(x) else _round_to
     codes, largest, norms = rounding(x, most, _LEAST, shift)
     steps = largest.clamp(min=_LEAST).div_(most).unsqueeze(1)
     has_outlier = largest > norms.mul_(_MOST_OF_RMS / x.shape[1] ** 0.5)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from llvmlite import binding, ir
+from torch import Tensor
 
 MOST_ROWS = 4  # of activations in a tile
 INT, FLOAT, POINTER = ir.IntType(64), ir.FloatType(), ir.PointerType()
@@ -28,6 +29,12 @@ block's first row of the matrix and its end."""
 def vector_width() -> int | None:
     """Numbers in a vector of float32 on this processor; None where no kernels are made for it."""
     return _WIDTHS.get(torch.backends.cpu.get_cpu_capability()) if _openmp() is not None else None
+
+
+def check_columns(x_MK: Tensor, num_columns: int) -> None:
+    """Raises: ValueError for activations that do not fit a matrix of so many columns, which a kernel would read beyond their end."""
+    if x_MK.device.type != "cpu" or x_MK.shape[1] != num_columns:
+        raise ValueError(f"activations {list(x_MK.shape)} on {x_MK.device} by a matrix of {num_columns} columns on the CPU")
 
 
 class Kernel(NamedTuple):

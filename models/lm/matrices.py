@@ -124,7 +124,7 @@ class Int8Matrix:
         num_values = self._values.shape[0]
         num_rows = max(1, _BLOCK_BYTES // (4 * len(parts.codes) * _BLOCK_ROWS)) * _BLOCK_ROWS  # sums of a block stay in cache
         num_blocks = max(1, num_values // num_rows)
-        out = torch.empty(len(parts.codes), num_values)
+        out = x_MK.new_empty(len(parts.codes), num_values, dtype=torch.float32)
         for number in range(num_blocks):  # the last one also has what is left
             rows = slice(number * num_rows, (number + 1) * num_rows if number + 1 < num_blocks else None)
             sums = torch._int_mm(parts.codes, self._values[rows].t())
@@ -147,7 +147,7 @@ class Int4Matrix:
 
     def __init__(self, packed: Tensor, scales: Tensor) -> None:
         self._packed, self._scales = packed, scales.contiguous()
-        self._few_rows = int4_kernels.most_rows()
+        self._few_rows = int4_kernels.most_rows(packed)
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
         if x_MK.shape[0] <= self._few_rows:

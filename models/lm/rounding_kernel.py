@@ -32,14 +32,15 @@ _BYTE, _WORD = ir.IntType(8), ir.IntType(32)
 _LEAST_WORK = 1 << 16  # numbers: fewer are left to one thread
 
 
-def has_kernel(num_columns: int) -> bool:
-    """Return whether ``round_to`` takes rows of so many numbers here: whole vectors."""
+def has_kernel(x_MK: Tensor) -> bool:
+    """Return whether ``round_to`` takes these rows: on a CPU with AVX2, whole vectors."""
     width = vector_width()
-    return width is not None and num_columns % width == 0
+    return width is not None and x_MK.device.type == "cpu" and x_MK.shape[1] % width == 0
 
 
 def round_to(x_MK: Tensor, most: int, least: float, shift: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Round contiguous float32 rows, each to steps of its own, of which ``most`` are its largest number, or ``least`` if that is more.
+    """Round contiguous float32 rows to whole numbers of steps. A row's step is its largest number divided by ``most``, or ``least``
+    divided by ``most`` if that is more.
 
     Returns the whole numbers plus ``shift`` as bytes int8 [M, K], the largest number of each row float32 [M] (NaN where one is missing)
     and its Euclidean norm float32 [M].

@@ -20,6 +20,7 @@ from .machine_code import (
     Kernel,
     add_product,
     address,
+    check_columns,
     clear,
     compile_kernel,
     constant,
@@ -41,8 +42,8 @@ LEAST_WORK = 1 << 18  # weights: a smaller matrix is left to one thread
 
 
 def most_rows(values: Tensor) -> int:
-    """How many rows of activations ``multiply`` takes with this matrix faster than torch; 0 where there is no kernel: on a GPU, on a
-    processor without AVX2, and for rows that are no whole vectors. Makes the kernel, at a process's first matrix of its dtype."""
+    """Return up to how many rows of activations ``multiply`` is faster than torch with this matrix. It is 0 without a kernel: on a GPU,
+    on a processor without AVX2, and for rows that are no whole vectors. A process's first matrix of a dtype makes the kernel."""
     width = vector_width()
     if width is None or values.device.type != "cpu" or values.dtype not in _STORED:
         return 0
@@ -55,6 +56,7 @@ def most_rows(values: Tensor) -> int:
 def multiply(x_MK: Tensor, values: Tensor) -> Tensor:
     """x W^T, float32 [M, N], of activations in any floating dtype and a matrix that has a kernel."""
     x = x_MK.float().contiguous()
+    check_columns(x, values.shape[1])
     out = x.new_empty(x.shape[0], values.shape[0])
     words = (x.shape[0], *values.shape, x.data_ptr(), values.data_ptr(), out.data_ptr())
     _kernel(values.dtype).run(words, torch.get_num_threads() if values.numel() >= LEAST_WORK else 1)

@@ -175,12 +175,20 @@ def test_rows_in_int8(most: int) -> None:
     assert ((found - x).abs().amax(1) <= steps[[0, 1, 2, 6, 4, 5], 0] * 0.501).all()
 
 
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int4"])
+def test_rows_that_do_not_fit_are_refused(form: str) -> None:
+    matrix, _ = make(form, 192, 128, torch.float32)
+    for num_rows in (1, 200):
+        with pytest.raises((ValueError, RuntimeError), match="64"):
+            matrix.product(torch.zeros(num_rows, 64))
+
+
 @pytest.mark.parametrize(("most", "shift"), [(127, 0), (64, 64), (64, -64)])
 def test_rows_are_rounded_as_by_torch(most: int, shift: int) -> None:
     """By the kernel and by torch's operations, which take rows that are no whole vectors."""
-    if not has_kernel(512):
-        pytest.skip("this processor has no kernels")
     x = torch.randn(40, 512, generator=torch.Generator().manual_seed(0))
+    if not has_kernel(x):
+        pytest.skip("this processor has no kernels")
     x[1], x[2], x[3, 5], x[4], x[5, 5] = 0, 1e-35, 900, 1e15 * x[4], float("inf")
     x[6, 7] = float("nan")
     codes, largest, norms = round_to(x, most, 1e-30, shift)

@@ -70,8 +70,8 @@ def batches(
 ) -> tuple[EncodeBatch, PrefillBatch]:
     """Return a batch of each stage, in this order; in prefill those that have passed others and begun ones go first (RS5).
 
-    Few tokens of a request, of which more will come, are prefilled with others only: while something is encoded, or media of it are
-    decoded (``in_video``: from now on). Otherwise they may hold the pages that the others wait for.
+    While something is encoded, or media of a request are decoded (``in_video``: from now on), more of its tokens will come. If few can
+    be prefilled now, they wait for other requests' tokens. At other times they do not: they may hold the pages that others wait for.
     """
     encodes, prefills = EncodeBatch(view, max_rows).fill(order), PrefillBatch(view, max_tokens)
     if prefills.is_closed:

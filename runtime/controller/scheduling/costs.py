@@ -1,5 +1,5 @@
-"""What plans cost: lines fitted to the plans of each actor that reports (units, elapsed), and to those of its stage; and what a step of
-decode costs (pure)."""
+"""What plans and steps of decode cost (pure). Lines are fitted to the plans of each actor that reports (units, elapsed), and to those
+of its stage."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
