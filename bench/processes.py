@@ -8,6 +8,7 @@ from pathlib import Path
 from ..runtime.stage_table import ALL_ACTORS
 
 SUPERVISOR, ZYGOTE, GRAMMARS = "supervisor", "zygote", "grammars"  # the last is the gateway's, for the grammars of its clients
+OTHER = "other"  # none of ours: a program that a library starts for a moment
 # The kernel keeps 15 bytes of a name. "mmrt-" can take five of them.
 _SHORT_NAMES = {length: actor for actor in ALL_ACTORS for length in (actor, actor[:10])}
 
@@ -33,13 +34,13 @@ def children(pid: int) -> list[int]:
 
 
 def what_is(pid: int) -> str:
-    """Kind of a process: an actor, the zygote, the gateway's for grammars, or "other". A forked actor has the zygote's command line,
+    """Kind of a process: an actor, the zygote, the gateway's for grammars, or ``OTHER``. A forked actor has the zygote's command line,
     but its own name."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text().strip().removeprefix("mmrt-")
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return "other"
+        return OTHER
     if name in _SHORT_NAMES:
         return _SHORT_NAMES[name]
     if b"mmrt.runtime.supervisor.zygote" in command:
@@ -47,7 +48,7 @@ def what_is(pid: int) -> str:
     if b"mmrt.actors.gateway.grammar_process" in command:
         return GRAMMARS
     *_, last = command.rstrip(b"\0").split(b"\0")
-    return last.decode() if last.decode(errors="replace") in ALL_ACTORS else "other"
+    return last.decode() if last.decode(errors="replace") in ALL_ACTORS else OTHER
 
 
 def is_gone(pid: int) -> bool:

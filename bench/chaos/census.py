@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...runtime.stage_table import ALL_ACTORS
-from ..processes import GRAMMARS, SUPERVISOR, ZYGOTE, descendants
+from ..processes import GRAMMARS, OTHER, SUPERVISOR, ZYGOTE, descendants
+from .inject import until
 from .run_view import RunView
 
 _LONG_LIVED = (SUPERVISOR, ZYGOTE)
@@ -58,6 +59,21 @@ def count(view: RunView, with_memory: bool = False) -> Count:
         shm_bytes=sum(entry.stat().st_blocks * 512 for entry in view.path.iterdir() if not entry.name.startswith(".")),
         own_bytes={name: anonymous_bytes(pid) for pid, name in pids.items()} if with_memory else {},
     )
+
+
+async def first_count(view: RunView, timeout_s: float) -> Count:
+    """Count the undisturbed run, without the programs that a library starts for a moment: later counts would lack them.
+
+    One that is there for ``timeout_s`` belongs to the run.
+    """
+    found: list[Count] = []
+
+    def is_ours() -> bool:
+        found[:] = [count(view)]
+        return OTHER not in found[0].processes
+
+    await until(is_ours, timeout_s)
+    return found[0]
 
 
 def is_settled(view: RunView) -> bool:

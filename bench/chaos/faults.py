@@ -1,7 +1,8 @@
 """The fault, process and phase for each number of a storm: a function of seed and number, so that each fault can be replayed.
 
-Pure. The cells of the matrix kind x target x phase are shuffled by the seed and taken in turn, again and again: a storm of N
-faults covers N different cells as long as there are as many. Faults in the drain are a separate series, since each ends a run.
+Pure. The kinds come in turn, each as often as the others, in an order that the seed shuffles anew for each turn. So do the cells of
+a kind, process x phase: all of them come once before one comes again. Faults in the drain are a separate series, since each ends a
+run.
 """
 
 import itertools
@@ -125,16 +126,25 @@ def _other_layout(rng: random.Random, layout: str) -> str:
             return another
 
 
+def _cell_at(seed: int, index: int, choice: Sequence[Cell]) -> Cell:
+    """The cell of this number: first its kind, then which of the kind's cells."""
+    kinds = sorted({cell.kind for cell in choice})
+    turn, place = divmod(index, len(kinds))
+    random.Random(f"{seed}:{turn}:kinds").shuffle(kinds)
+    kind = kinds[place]
+    of_kind = [cell for cell in choice if cell.kind == kind]
+    turn, place = divmod(turn, len(of_kind))
+    random.Random(f"{seed}:{turn}:{kind}").shuffle(of_kind)
+    return of_kind[place]
+
+
 def fault_at(seed: int, index: int, choice: Sequence[Cell], pairs: float = 0.0, layout: str = DEFAULT_LAYOUT) -> Fault:
     """The fault of this number; a share of ``pairs`` comes with a second one, half of them
     on the same stage where it has several. Raises: ValueError without cells to choose from."""
     targets = targets_of(layout)
     if not choice:
         raise ValueError("no kind of fault fits these processes and phases")
-    turn, place = divmod(index, len(choice))
-    shuffled = list(choice)
-    random.Random(f"{seed}:{turn}:cells").shuffle(shuffled)
-    cell = shuffled[place]
+    cell = _cell_at(seed, index, choice)
     rng = random.Random(f"{seed}:{index}:{cell.phase}")
     shortest_s, longest_s = _LENGTHS_S.get(cell.kind, (0.0, 0.0))
     others = [target for target in targets if target != cell.target and pairs > 0 and cell.phase != "drain"]

@@ -241,7 +241,7 @@ class Storm:
         """The undisturbed run, after it has answered everything once."""
         await until(lambda: census.is_settled(self._view), _SETTLE_S)
         await self._reconnect()
-        return census.count(self._view)
+        return await census.first_count(self._view, _SETTLE_S)
 
     async def _quiet_point(self) -> None:
         self._check_watching()

@@ -3,17 +3,35 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mmrt.runtime.stage_table import actors_of
+from mmrt.shm.controller_stats import ControllerStats
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.sequence_table import SequenceTable
+from mmrt.shm.status import ActorTable
+from mmrt.shm.step_gaps import StepGaps
 from mmrt.tests.end_to_end.conftest import checkpoints, oracle
 
 __all__ = ["checkpoints", "oracle"]
 
 Storm = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDirectory]:
+    """What a storm sees of a run of 2E+P+2D that does nothing."""
+    directory = RunDirectory.create(tmp_path / "run", {})
+    ActorTable.create(directory, actors_of("2E+P+2D")).close()
+    ControllerStats.create(directory).close()
+    StepGaps.create(directory, 2).close()
+    SequenceTable.create(directory, 2, 64, 16).close()
+    yield directory
+    directory.destroy()
 
 
 @pytest.fixture

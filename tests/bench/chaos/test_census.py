@@ -1,12 +1,20 @@
 """Counts of a run: what counts as a leak, and what as growth."""
 
+import asyncio
+import signal
+import subprocess
+import sys
+import time
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from mmrt.bench.chaos.census import Count, compare, fit_growth, slope_problems
+from mmrt.bench.chaos.census import Count, compare, first_count, fit_growth, slope_problems
+from mmrt.bench.chaos.run_view import RunView
+from mmrt.bench.processes import OTHER, SUPERVISOR, descendants, send_signal
+from mmrt.shm.run_directory import RunDirectory
 
 BASE = Count(
     processes={"decode": 1, "zygote": 1},
@@ -35,6 +43,20 @@ def test_a_gateway_has_one_process_for_grammars_at_most() -> None:
     one, two = but(processes={**BASE.processes, "grammars": 1}), but(processes={**BASE.processes, "grammars": 2})
     assert compare(BASE, one) == compare(one, BASE) == []
     assert "processes are" in compare(two, one)[0] and "processes are" in compare(two, BASE)[0]
+
+
+@pytest.mark.parametrize("lives", ["a moment", "for ever"])
+def test_a_program_that_a_library_starts_for_a_moment_is_not_of_the_undisturbed_run(run: RunDirectory, lives: str) -> None:
+    source = f"import subprocess; subprocess.run(['sleep', '{0.3 if lives == 'a moment' else 60}']); input()"
+    with subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE) as parent:
+        view = RunView(run.path, parent.pid)
+        while OTHER not in descendants(parent.pid).values():
+            time.sleep(0.001)
+        found = asyncio.run(first_count(view, 20.0 if lives == "a moment" else 0.3))
+        assert found.processes == {SUPERVISOR: 1} | ({OTHER: 1} if lives == "for ever" else {})
+        view.close()
+        for pid in descendants(parent.pid):
+            send_signal(pid, signal.SIGKILL)
 
 
 def test_what_stays_of_an_actor_that_has_left() -> None:

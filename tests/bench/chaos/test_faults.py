@@ -12,11 +12,19 @@ def test_a_fault_is_a_function_of_seed_and_index() -> None:
     assert [fault_at(7, index, choice) for index in range(50)] != [fault_at(8, index, choice) for index in range(50)]
 
 
-def test_every_cell_comes_once_before_any_comes_again() -> None:
-    choice = cells(["kill", "stop"], ["decode", "gateway", ZYGOTE], ["idle", "mid-stream"])
-    assert len(choice) == 12
-    for turn in range(3):
-        assert {fault_at(3, 12 * turn + place, choice).cell for place in range(12)} == set(choice)
+def test_kinds_come_in_turn_and_each_cell_of_a_kind_before_any_again() -> None:
+    choice = cells(["kill", "layout", "scale"], ["decode", "prefill", "gateway", ZYGOTE], ["idle", "mid-stream"])
+    number = {kind: sum(cell.kind == kind for cell in choice) for kind in ("kill", "layout", "scale")}
+    assert number == {"kill": 8, "layout": 2, "scale": 4}
+    found = [fault_at(3, index, choice).cell for index in range(3 * 24)]
+    assert all({cell.kind for cell in found[turn : turn + 3]} == {*number} for turn in range(0, len(found), 3))
+    for kind, count in number.items():
+        of_kind = [cell for cell in found if cell.kind == kind]
+        assert all(len({*of_kind[turn : turn + count]}) == count for turn in range(0, len(of_kind), count))
+    assert len({tuple(cell.kind for cell in found[turn : turn + 3]) for turn in range(0, len(found), 3)}) > 1, "not always in one order"
+    actors = ["decode", "gateway"]
+    kills, restarts = ([fault_at(3, index, cells([kind], actors, PHASES)).cell for index in range(8)] for kind in KINDS[:2])
+    assert [cell.phase for cell in kills] != [cell.phase for cell in restarts], "each kind has an order of its own"
 
 
 def test_cells_that_make_no_sense_are_left_out() -> None:

@@ -1,29 +1,10 @@
 """What a storm sees of a run's phases."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from mmrt.bench.chaos.run_view import RunView
-from mmrt.runtime.stage_table import actors_of
 from mmrt.schema.gap_buckets import longest_s
-from mmrt.shm.controller_stats import ControllerStats
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.shm.sequence_table import SequenceTable
 from mmrt.shm.status import ActorTable, Membership
 from mmrt.shm.step_gaps import StepGaps
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[RunDirectory]:
-    directory = RunDirectory.create(tmp_path / "run", {})
-    ActorTable.create(directory, actors_of("2E+P+2D")).close()
-    ControllerStats.create(directory).close()
-    StepGaps.create(directory, 2).close()
-    SequenceTable.create(directory, 2, 64, 16).close()
-    yield directory
-    directory.destroy()
 
 
 def test_a_step_of_any_encoder_is_a_phase(run: RunDirectory) -> None:
