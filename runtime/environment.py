@@ -23,6 +23,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     listen_fds: tuple[int, ...] = ()  # sockets to serve on: MMRT_LISTEN_FDS of them from a supervisor, LISTEN_FDS from systemd
     fault_file: Path | None = None  # MMRT_FAULTS: see runtime/bus/faults.py
     state_home: Path = Path()  # XDG_STATE_HOME/mmrt: logs
+    cache_home: Path = Path()  # XDG_CACHE_HOME/mmrt: what can be made again
     mps_pipe: Path = MPS_PIPE  # CUDA_MPS_PIPE_DIRECTORY: where CUDA's multi-process service takes clients
     api_key: str = ""  # OPENAI_API_KEY: of other servers that `mmrt ask --url` asks
     cpu_capability: str = ""  # ATEN_CPU_CAPABILITY: torch uses no newer instructions than these
@@ -59,6 +60,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         cpu_capability=environ.get("ATEN_CPU_CAPABILITY", ""),
         plain_output=bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb",
         state_home=home("XDG_STATE_HOME", ".local/state"),
+        cache_home=home("XDG_CACHE_HOME", ".cache"),
         mps_pipe=path("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPE,
     )
 

@@ -22,9 +22,9 @@ from .machine_code import (
     address,
     check_columns,
     clear,
-    compile_kernel,
     constant,
     from_bfloat16,
+    load_kernel,
     load_vector,
     load_word,
     loop,
@@ -64,7 +64,7 @@ def multiply(x_MK: Tensor, packed: Tensor, scales_GN2: Tensor) -> Tensor:
 def _kernel() -> Kernel:
     width = vector_width()
     assert width is not None
-    return compile_kernel(_Tiles(width).emit, 4 * width)
+    return load_kernel("int4", _Tiles(width), 4 * width)
 
 
 class _Tiles:

@@ -10,7 +10,7 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from .machine_code import Kernel, call_intrinsic, check_columns, compile_kernel, load_vector, vector_width
+from .machine_code import Kernel, call_intrinsic, check_columns, load_kernel, load_vector, vector_width
 from .row_kernels import BLOCK_ROWS, LEAST_WORK, RowTiles
 
 _BYTE, _SHORT, _WORD = ir.IntType(8), ir.IntType(16), ir.IntType(32)
@@ -47,7 +47,7 @@ def multiply(codes_MK: Tensor, values: Tensor) -> Tensor:
 def _kernel() -> Kernel:
     width = vector_width()
     assert width is not None
-    return compile_kernel(_CodeTiles(width).emit, BLOCK_ROWS)
+    return load_kernel("int8", _CodeTiles(width), BLOCK_ROWS)
 
 
 class _CodeTiles(RowTiles):

@@ -6,14 +6,22 @@ are, and which thread computes them, is decided here.
 """
 
 import ctypes
+import inspect
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Protocol
 
+import llvmlite
 import torch
-from llvmlite import binding, ir
+from llvmlite import ir
 from torch import Tensor
+
+from . import kernel_files
+from .object_code import Image, LoadedCode, link
 
 MOST_ROWS = 4  # of activations in a tile
 INT, FLOAT, POINTER = ir.IntType(64), ir.FloatType(), ir.PointerType()
@@ -21,9 +29,8 @@ INT, FLOAT, POINTER = ir.IntType(64), ir.FloatType(), ir.PointerType()
 _WIDTHS = {"AVX2": 8, "AVX512": 16}  # numbers in a vector of float32, by torch's name of the instructions
 _CPUS = {"AVX2": "haswell", "AVX512": "skylake-avx512"}  # LLVM's names of processors that have them
 
-EmitTile = Callable[[ir.IRBuilder, int, Sequence[ir.Value]], None]
-"""Emits a tile of so many rows of activations. The values are the address of the product's words, the first row of activations, and the
-block's first row of the matrix and its end."""
+_THREAD_NUMBERS = "omp_get_thread_num", "omp_get_num_threads"
+_IMPORTED_S = time.time()
 
 
 def vector_width() -> int | None:
@@ -37,43 +44,76 @@ def check_columns(x_MK: Tensor, num_columns: int) -> None:
         raise ValueError(f"activations {list(x_MK.shape)} on {x_MK.device} by a matrix of {num_columns} columns on the CPU")
 
 
-class Kernel(NamedTuple):
+class Tiles(Protocol):
+    def emit(self, builder: ir.IRBuilder, num_rows: int, arguments: Sequence[ir.Value], /) -> None:
+        """Emit a tile of so many rows of activations. The arguments are the address of the product's words, the first row of
+        activations, and the block's first row of the matrix and its end."""
+        ...
+
+
+class Kernel:
     """A product's code."""
 
-    part: Callable[..., None]  # (words, i, n): the i-th of n parts of a product, blocks that follow one another
-    member: int  # address of a function (words): the calling thread's part of a product
-    team: Callable[..., None]  # GOMP_parallel: calls ``member`` in each of torch's threads
-    engine: binding.ExecutionEngine  # owns the code
+    def __init__(self, image: Image) -> None:
+        openmp = _openmp()
+        assert openmp is not None
+        self._code = LoadedCode(image)  # a function (call): computes the calling thread's part of a product
+        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._code.address)
+        self._team = openmp["GOMP_parallel"]  # calls a function in each of torch's threads
+        self._team.argtypes, self._team.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+        self._numbers = [ctypes.cast(openmp[name], ctypes.c_void_p).value or 0 for name in _THREAD_NUMBERS]
 
     def run(self, words: Sequence[int], num_threads: int) -> None:
         """Compute a product: M, N, and what its tiles read."""
         array = (ctypes.c_int64 * len(words))(*words)
         if num_threads == 1:
-            self.part(array, 0, 1)
+            self._alone((ctypes.c_int64 * 3)(ctypes.addressof(array), 0, 0))
         else:
-            self.team(self.member, array, num_threads, 0)
+            self._team(self._code.address, (ctypes.c_int64 * 3)(ctypes.addressof(array), *self._numbers), num_threads, 0)
 
 
-def compile_kernel(emit_tile: EmitTile, block_rows: int) -> Kernel:
-    """The kernel of these tiles, with blocks of so many rows. Takes 0.1 s."""
+def load_kernel(name: str, tiles: Tiles, block_rows: int) -> Kernel:
+    """The kernel of these tiles, with blocks of so many rows. Its name is its own among kernels of one processor.
+
+    Where no earlier process has kept it, it takes 0.2 s.
+    """
+    cpu = _CPUS[torch.backends.cpu.get_cpu_capability()]
+    file = f"{name}-{cpu}.code"
+    key = _key(file, tiles)
+    image = None if key is None else kernel_files.load(file, key)
+    if image is None:
+        image = _compile(_module(tiles, block_rows), cpu)
+        if key is not None:
+            kernel_files.save(file, key, image)
+    return Kernel(image)
+
+
+def _key(file: str, tiles: Tiles) -> bytes | None:
+    """Digest of all that determines a kernel's code; None where that is not known: its source is gone, or younger than this process."""
+    sources = {Path(inspect.getfile(part)) for part in type(tiles).__mro__ if part.__module__ != object.__module__} | {Path(__file__)}
+    digest = blake2b(f"{file} {llvmlite.__version__}".encode(), digest_size=32)
+    try:
+        for source in sorted(sources):
+            if source.stat().st_mtime >= _IMPORTED_S:
+                return None
+            digest.update(source.read_bytes())
+    except OSError:
+        return None
+    return digest.digest()
+
+
+def _compile(module: ir.Module, cpu: str) -> Image:
+    from llvmlite import binding  # a library of 170 MB that a process with kept kernels does without
+
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    target = binding.Target.from_default_triple().create_target_machine(cpu=_CPUS[torch.backends.cpu.get_cpu_capability()], opt=3)
-    code = binding.parse_assembly(str(_module(emit_tile, block_rows)))
+    target = binding.Target.from_default_triple().create_target_machine(cpu=cpu, opt=3, reloc="pic", codemodel="small")
+    code = binding.parse_assembly(str(module))
     passes = binding.create_new_module_pass_manager()
     passes.add_sroa_pass()  # variables to registers
     passes.add_instruction_combine_pass()
     passes.run(code, binding.create_pass_builder(target, binding.create_pipeline_tuning_options()))
-    openmp = _openmp()
-    assert openmp is not None
-    for name in ("omp_get_thread_num", "omp_get_num_threads"):
-        binding.add_symbol(name, ctypes.cast(openmp[name], ctypes.c_void_p).value)
-    engine = binding.create_mcjit_compiler(code, target)
-    engine.finalize_object()
-    part = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(engine.get_function_address("part"))
-    team = openmp["GOMP_parallel"]
-    team.argtypes, team.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-    return Kernel(part, engine.get_function_address("member"), team, engine)
+    return link(target.emit_object(code))
 
 
 @contextmanager
@@ -171,30 +211,40 @@ def _openmp() -> ctypes.CDLL | None:
     return loaded if hasattr(loaded, "GOMP_parallel") else None
 
 
-def _module(emit_tile: EmitTile, block_rows: int) -> ir.Module:
+def _module(tiles: Tiles, block_rows: int) -> ir.Module:
+    """One global function (call), whose words are the address of the product's words, and those of ``_THREAD_NUMBERS`` or 0 without a
+    team."""
     module = ir.Module()
-    tiles = {num_rows: _function_of_tile(module, emit_tile, num_rows) for num_rows in range(1, MOST_ROWS + 1)}
-    part = _emit_part(module, tiles, block_rows)
+    of_rows = {num_rows: _function_of_tile(module, tiles, num_rows) for num_rows in range(1, MOST_ROWS + 1)}
+    part = _emit_part(module, of_rows, block_rows)
     member = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "member")
+    (call,) = member.args
     builder = ir.IRBuilder(member.append_basic_block())
-    number = ir.FunctionType(ir.IntType(32), [])
-    counts = [builder.call(ir.Function(module, number, name), []) for name in ("omp_get_thread_num", "omp_get_num_threads")]
-    builder.call(part, [member.args[0], *(builder.zext(count, INT) for count in counts)])
+    words = load_word(builder, call, 0, POINTER)
+    is_alone = builder.icmp_unsigned("==", load_word(builder, call, 1), constant(0))
+    with builder.if_else(is_alone) as (alone, in_team):
+        with alone:
+            builder.call(part, [words, constant(0), constant(1)])
+        with in_team:
+            number = ir.FunctionType(ir.IntType(32), []).as_pointer()
+            numbers = (builder.call(load_word(builder, call, 1 + index, number), []) for index in range(len(_THREAD_NUMBERS)))
+            builder.call(part, [words, *(builder.zext(value, INT) for value in numbers)])
     builder.ret_void()
     return module
 
 
-def _function_of_tile(module: ir.Module, emit_tile: EmitTile, num_rows: int) -> ir.Function:
+def _function_of_tile(module: ir.Module, tiles: Tiles, num_rows: int) -> ir.Function:
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, INT, INT, INT]), f"tile_{num_rows}")
     function.linkage = "internal"
     builder = ir.IRBuilder(function.append_basic_block())
-    emit_tile(builder, num_rows, function.args)
+    tiles.emit(builder, num_rows, function.args)
     builder.ret_void()
     return function
 
 
 def _emit_part(module: ir.Module, tiles: dict[int, ir.Function], block_rows: int) -> ir.Function:
     part = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, INT, INT]), "part")
+    part.linkage = "internal"
     words, index, count = part.args
     builder = ir.IRBuilder(part.append_basic_block())
     num_rows, num_values = load_word(builder, words, 0), load_word(builder, words, 1)

@@ -17,8 +17,8 @@ from .machine_code import (
     address,
     call_intrinsic,
     clear,
-    compile_kernel,
     constant,
+    load_kernel,
     load_vector,
     load_word,
     loop,
@@ -62,7 +62,7 @@ def _limits(most: int, least: float, shift: int) -> Tensor:
 def _kernel() -> Kernel:
     width = vector_width()
     assert width is not None
-    return compile_kernel(_Rows(width).emit, 1)
+    return load_kernel("rounding", _Rows(width), 1)
 
 
 class _Rows:

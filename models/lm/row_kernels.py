@@ -22,9 +22,9 @@ from .machine_code import (
     address,
     check_columns,
     clear,
-    compile_kernel,
     constant,
     from_bfloat16,
+    load_kernel,
     load_vector,
     load_word,
     loop,
@@ -67,7 +67,7 @@ def multiply(x_MK: Tensor, values: Tensor) -> Tensor:
 def _kernel(dtype: torch.dtype) -> Kernel:
     width = vector_width()
     assert width is not None
-    return compile_kernel(RowTiles(_STORED[dtype], width).emit, BLOCK_ROWS)
+    return load_kernel(f"rows-{_STORED[dtype]}", RowTiles(_STORED[dtype], width), BLOCK_ROWS)
 
 
 class RowTiles:

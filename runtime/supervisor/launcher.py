@@ -69,7 +69,7 @@ def is_fork(pid: int, run: Path) -> bool:
     return b"mmrt.runtime.supervisor.zygote" in words and os.fsencode(run) in words
 
 
-ZYGOTE_STAGES = {BASE_STAGE: BASE_MODULES, TORCH_STAGE: ("torch",)}
+ZYGOTE_STAGES = {BASE_STAGE: BASE_MODULES, TORCH_STAGE: ("torch", "llvmlite.ir")}
 """The zygote's imports, in order: those that all actors need, and those that most wait for. Each is there when those before it are."""
 
 

@@ -100,6 +100,7 @@ def test_several_at_once_under_load(own: Server) -> None:
     assert streams.errors == [] and streams.ids == [expected] * 4
     after = processes(own)
     assert {name for name in ACTORS if after[name] != before[name]} == set(names)
+    assert "libllvmlite" not in Path(f"/proc/{own.pid('decode')}/maps").read_text()  # its kernels are kept
 
 
 def test_all_in_turn_under_load(own: Server) -> None:

@@ -182,7 +182,9 @@ def test_files_are_named(tmp_path: Path) -> None:
 
 
 def test_the_environment() -> None:
-    assert read_environment({"HOME": "/home/u"}) == Environment(state_home=Path("/home/u/.local/state/mmrt"))
+    assert read_environment({"HOME": "/home/u"}) == Environment(
+        state_home=Path("/home/u/.local/state/mmrt"), cache_home=Path("/home/u/.cache/mmrt")
+    )
     found = read_environment(
         {
             "MMRT_RUN_DIR": "/dev/shm/x",
@@ -190,13 +192,14 @@ def test_the_environment() -> None:
             "NOTIFY_SOCKET": "@n",
             "MMRT_LIFELINE_FD": "3",
             "XDG_STATE_HOME": "/s",
+            "XDG_CACHE_HOME": "/c",
             "NO_COLOR": "1",
             "CUDA_MPS_PIPE_DIRECTORY": "/run/mps",
         }
     )
     assert (found.run_dir, found.config_file, found.notify_socket) == (Path("/dev/shm/x"), Path("/etc/c.toml"), "@n")
     assert (found.lifeline_fd, found.plain_output) == (3, True)
-    assert found.state_home == Path("/s/mmrt")
+    assert (found.state_home, found.cache_home) == (Path("/s/mmrt"), Path("/c/mmrt"))
     assert found.mps_pipe == Path("/run/mps") and read_environment({}).mps_pipe == Path("/tmp/nvidia-mps")
     with pytest.raises(ConfigError, match="MMRT_LIFELINE_FD = 'x' is not a number"):
         read_environment({"MMRT_LIFELINE_FD": "x"})

@@ -1,0 +1,66 @@
+"""Kernels' code, kept from process to process: ``$XDG_CACHE_HOME/mmrt/kernels``. A file is replaced when its kernel changes."""
+
+import logging
+import os
+import struct
+import threading
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+from .object_code import Image
+
+log = logging.getLogger(__name__)
+
+_MAX_BYTES = 1 << 20
+_DIGEST_BYTES = 32
+_ENTRY = struct.Struct("<Q")
+
+_directory: Path | None = None
+
+
+def keep_in(directory: Path) -> None:
+    """Keep the kernels of this process in a directory, which need not exist. Without it none are kept."""
+    global _directory
+    _directory = directory
+
+
+def load(name: str, key: bytes) -> Image | None:
+    """The image that was saved with this key; None where there is none, where it is damaged, and where somebody else may write it."""
+    if _directory is None:
+        return None
+    path = _directory / name
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                log.warning("%s is ignored: others than this user may write it", path)
+                return None
+            data = file.read(_MAX_BYTES)
+    except OSError:
+        return None
+    digest, body = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+    if digest != _digest(key, body):
+        return None
+    return Image(body[_ENTRY.size :], *_ENTRY.unpack_from(body))
+
+
+def save(name: str, key: bytes, image: Image) -> None:
+    """Write a file, whole or not at all. Where that is impossible, each process makes its kernels."""
+    if _directory is None:
+        return
+    body = _ENTRY.pack(image.entry) + image.code
+    path = _directory / name
+    part = path.with_suffix(f".{threading.get_native_id()}.part")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part.write_bytes(_digest(key, body) + body)
+        os.replace(part, path)
+    except OSError as error:
+        log.debug("%s is not written: %s", path, error.strerror)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _digest(key: bytes, body: bytes) -> bytes:
+    return blake2b(body, key=key, digest_size=_DIGEST_BYTES).digest()

@@ -1,0 +1,132 @@
+"""Kernels that are kept: their code comes back as it was, or LLVM makes it again."""
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from llvmlite import binding
+
+from mmrt.models.lm import kernel_files, machine_code, row_kernels
+from mmrt.models.lm.object_code import link
+
+CPU = torch.backends.cpu.get_cpu_capability()
+KEY = bytes(range(32))
+
+pytestmark = pytest.mark.skipif(machine_code.vector_width() is None, reason="this processor has no kernels")
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where kernels are kept. A process's kernel of float32 counts as not loaded yet."""
+    monkeypatch.setattr(kernel_files, "_directory", tmp_path / "kernels")
+    row_kernels._kernel.cache_clear()
+    yield tmp_path / "kernels"
+    row_kernels._kernel.cache_clear()
+
+
+@pytest.fixture
+def makes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What LLVM made."""
+    made: list[str] = []
+    compile_module = machine_code._compile
+    monkeypatch.setattr(machine_code, "_compile", lambda module, cpu: made.append(cpu) or compile_module(module, cpu))
+    return made
+
+
+def product(values: torch.Tensor) -> torch.Tensor:
+    """As a process computes it whose first matrix this is."""
+    row_kernels._kernel.cache_clear()
+    return row_kernels.multiply(torch.ones(3, values.shape[1]), values)
+
+
+def test_a_kept_kernel_is_not_made_again(directory: Path, makes: list[str]) -> None:
+    values = torch.randn(1500, 256)
+    expected = product(values)
+    assert len(makes) == 1 and [file.suffix for file in directory.iterdir()] == [".code"]
+    assert torch.equal(product(values), expected)
+    assert len(makes) == 1
+
+
+@pytest.mark.parametrize("change", ["cut", "bit", "empty", "others may write it", "a directory"])
+def test_a_file_that_is_not_as_it_was_is_replaced(change: str, directory: Path, makes: list[str]) -> None:
+    values = torch.randn(70, 64)
+    expected = product(values)
+    (file,) = directory.iterdir()
+    data = bytearray(file.read_bytes())
+    if change == "cut":
+        file.write_bytes(data[:-1])
+    elif change == "bit":
+        data[-100] ^= 1
+        file.write_bytes(data)
+    elif change == "empty":
+        file.write_bytes(b"")
+    elif change == "others may write it":
+        file.chmod(0o622)
+    else:
+        file.unlink()
+        file.mkdir()
+    assert torch.equal(product(values), expected) and len(makes) == 2
+    if change != "a directory":
+        assert torch.equal(product(values), expected) and len(makes) == 2
+
+
+def test_a_changed_source_makes_the_kernel_again(directory: Path, makes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.randn(70, 64)
+    product(values)
+    monkeypatch.setattr(machine_code.llvmlite, "__version__", "0")  # as much a part of the key as the sources are
+    product(values)
+    assert len(makes) == 2
+
+
+def test_a_source_that_changed_since_it_was_imported_says_nothing(
+    directory: Path, makes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_code, "_IMPORTED_S", 0.0)
+    product(torch.randn(70, 64))
+    assert len(makes) == 1 and not directory.exists()
+
+
+def test_where_nothing_can_be_written_kernels_work(directory: Path, makes: list[str]) -> None:
+    directory.write_text("a file where the directory should be")
+    values = torch.randn(70, 64)
+    assert torch.equal(product(values), product(values)) and len(makes) == 2
+
+
+def test_an_image_needs_another_key_than_its_own(directory: Path) -> None:
+    image = machine_code.Image(b"code", 1)
+    kernel_files.save("a", KEY, image)
+    assert kernel_files.load("a", KEY) == image
+    assert kernel_files.load("a", KEY[::-1]) is None and kernel_files.load("b", KEY) is None
+    assert os.listdir(directory) == ["a"] and (directory / "a").stat().st_uid == os.geteuid()
+
+
+def objects(text: str) -> bytes:
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    target = binding.Target.from_default_triple().create_target_machine(cpu="haswell", reloc="pic", codemodel="small")
+    code: bytes = target.emit_object(binding.parse_assembly(text))
+    return code
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("declare void @other()\ndefine void @f() {\n call void @other()\n ret void\n}", "calls a function that is not in it"),
+        ("@v = global i32 1\ndefine internal i32 @f() {\n %x = load i32, ptr @v\n ret i32 %x\n}", "has variables"),
+    ],
+)
+def test_code_that_needs_more_than_itself_is_refused(text: str, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        link(objects(text))
+
+
+def test_every_kernel_is_an_image(makes: list[str]) -> None:
+    """For each processor, whichever this is: no code that LLVM makes of ours needs a library."""
+    for cpu, dtype in itertools.product(machine_code._CPUS.items(), row_kernels._STORED):
+        width = machine_code._WIDTHS[cpu[0]]
+        tiles = row_kernels.RowTiles(row_kernels._STORED[dtype], width)
+        assert machine_code._compile(machine_code._module(tiles, row_kernels.BLOCK_ROWS), cpu[1]).code
+    assert len(makes) == 2 * len(row_kernels._STORED)
