@@ -75,14 +75,14 @@ class Bracket:
 
 
 def undecided(brackets: Mapping[str, Bracket], chosen_from: Sequence[str]) -> list[str]:
-    """Return the layouts to search further. A layout is undecided while it may still beat the best one or the best of ``chosen_from``;
-    these two are as well."""
+    """Return the layouts to search further. A layout is undecided while it may still beat the best one, and while it may both equal the
+    best of ``chosen_from`` and not; these two are as well."""
     best = max(_least(bracket) for bracket in brackets.values())
     chosen = max(_least(brackets[layout]) for layout in chosen_from)
     return [
         layout
         for layout, bracket in brackets.items()
-        if bracket.width > 1 and (layout in chosen_from or bracket.may_reach > best or _least(bracket) <= chosen < bracket.may_reach)
+        if bracket.width > 1 and (layout in chosen_from or bracket.may_reach > best or _least(bracket) <= chosen <= bracket.may_reach)
     ]
 
 

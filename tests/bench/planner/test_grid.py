@@ -82,6 +82,20 @@ def test_equal_layouts_share_a_rank() -> None:
     assert {one.layout: one.rank for one in layouts} == {"a": 1, "b": 1, "c": 3}
 
 
+@given(st.lists(st.tuples(st.integers(40, 60), st.floats(1.0, 100.0)), min_size=2, max_size=6))
+def test_all_that_share_the_rank_of_the_choice_are_known(layouts: list[tuple[int, float]]) -> None:
+    """Each has a goodput, as a step of the grid, and a rate at which its search begins."""
+    grid = Grid(0.05)
+    steps = {str(number): step for number, (step, _) in enumerate(layouts)}
+    search = Search(grid, {str(number): start for number, (_, start) in enumerate(layouts)}, ["0"], 0.9)
+    search.run(instant({name: grid.rate(step) for name, step in steps.items()}, []), 1, lambda text: None)  # type: ignore[arg-type]
+    ranks = {
+        one.layout: one.rank for one in report_layouts(grid, search.brackets, search.outcomes, dict.fromkeys(steps, 1.0), [*steps])
+    }
+    assert ranks["0"] == 1 + sum(step > steps["0"] for step in steps.values())
+    assert {name for name, rank in ranks.items() if rank == ranks["0"]} == {name for name, step in steps.items() if step == steps["0"]}
+
+
 def test_nothing_is_open_once_all_are_exact() -> None:
     brackets = {name: searched(50, goodput)[0] for name, goodput in (("a", 40), ("b", 70))}
     assert undecided(brackets, ["a"]) == []
