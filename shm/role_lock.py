@@ -5,6 +5,7 @@ left its address space, so holding it proves that no older generation can write 
 """
 
 import os
+import select
 import time
 import weakref
 from pathlib import Path
@@ -124,6 +125,24 @@ class RoleLock:
             return None if try_lock(fd, SHARED) else _read_word(fd, _HOLDER)
         finally:
             os.close(fd)
+
+    @staticmethod
+    def acts(run: Run, actor: str, pid: int) -> bool:
+        """Return whether this process lives and acts as ``actor``. The lock of a successor names its predecessor until it has written
+        its own pid."""
+        return RoleLock.holder(run, actor) == pid and _lives(pid)
+
+
+def _lives(pid: int) -> bool:
+    """Return whether the process has not ended, with all its threads; one that waits to be reaped has."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        return not select.select([fd], [], [], 0)[0]
+    finally:
+        os.close(fd)
 
 
 def _close_inherited() -> None:

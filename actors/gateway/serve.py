@@ -333,6 +333,6 @@ def _publish_endpoint(actor: Actor, url: str) -> None:
 
 
 def _is_ready(actor: Actor, actors: ActorTable, name: str) -> bool:
-    """Return whether the actor serves: its words say so and their writer holds the role lock. A dead actor cannot change its words."""
+    """Return whether the actor serves: its words say so, and their writer lives and holds the role lock."""
     row = actors.read(name)
-    return row.state is ActorState.ACTIVE and RoleLock.holder(actor.run, name) == row.pid
+    return row.state is ActorState.ACTIVE and RoleLock.acts(actor.run, name, row.pid)

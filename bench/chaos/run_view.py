@@ -18,7 +18,7 @@ from ...shm.run_directory import RunDirectory
 from ...shm.sequence_table import SequenceTable
 from ...shm.status import ActorState, ActorTable
 from ...shm.step_gaps import StepGaps
-from ..processes import ZYGOTE, children, is_gone, what_is
+from ..processes import ZYGOTE, children, what_is
 from .faults import Phase as StormPhase
 
 _STEP_PHASES: dict[str, StormPhase] = {"video": "decoding", "encoder": "encoding", "prefill": "prefill"}  # by stage
@@ -65,14 +65,11 @@ class RunView:
         self._gaps.close()
 
     def serving(self) -> Serving:
-        """By the same facts as /ready: the words say active, and their writer holds the role lock.
-
-        And it lives: a successor that has just got the lock has not written its pid yet.
-        """
+        """By the same facts as /ready: the words say active, and their writer lives, with the role lock."""
         found: dict[str, int] = {}
         for name in self.actors:
             row = self._actors.read(name)
-            serves = row.state is ActorState.ACTIVE and RoleLock.holder(self._run, name) == row.pid and not is_gone(row.pid)
+            serves = row.state is ActorState.ACTIVE and RoleLock.acts(self._run, name, row.pid)
             found[name] = row.generation if serves else 0
         return Serving(found)
 

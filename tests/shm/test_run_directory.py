@@ -10,7 +10,7 @@ import pytest
 
 from mmrt.shm import run_directory as module
 from mmrt.shm.errors import BusyError, MissingError, ShmError
-from mmrt.shm.file_lock import is_current
+from mmrt.shm.file_lock import EXCLUSIVE, is_current, open_lock, wait_for_lock
 from mmrt.shm.role_lock import RoleLock, next_generation
 from mmrt.shm.run_directory import RunDirectory, foreign_parent, sweep_dead_run, sweep_dead_runs
 from mmrt.shm.segment import HEADER_BYTES, Segment
@@ -349,6 +349,17 @@ def test_one_holder_at_a_time(run, member):
         assert new.try_acquire() and new.held
         assert RoleLock.holder(run, "decode") == os.getpid()
     assert not new.held and not RoleLock.is_held(run, "decode")
+
+
+def test_a_successor_that_has_not_written_its_pid_is_not_its_predecessor(run, member):
+    old = member(lambda: _holding(run, "decode"))
+    assert RoleLock.acts(run, "decode", old.pid) and not RoleLock.acts(run, "decode", os.getpid())
+    old.kill()
+    lock = open_lock(run.path / "decode.lock")
+    wait_for_lock(lock, EXCLUSIVE)
+    assert RoleLock.holder(run, "decode") == old.pid
+    assert not RoleLock.acts(run, "decode", old.pid)
+    os.close(lock)
 
 
 def test_probes_do_not_count_as_holders(run, crashes):
