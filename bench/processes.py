@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ..runtime.stage_table import ALL_ACTORS
 
-SUPERVISOR, ZYGOTE, GRAMMARS = "supervisor", "zygote", "grammars"  # the last is the gateway's, for the grammars of its clients
+SUPERVISOR, ZYGOTE, SPARE = "supervisor", "zygote", "spare"  # the last takes the zygote's place when that dies
+GRAMMARS = "grammars"  # the gateway's, for the grammars of its clients
 OTHER = "other"  # none of ours: a program that a library starts for a moment
 # The kernel keeps 15 bytes of a name. "mmrt-" can take five of them.
 _SHORT_NAMES = {length: actor for actor in ALL_ACTORS for length in (actor, actor[:10])}
@@ -34,8 +35,8 @@ def children(pid: int) -> list[int]:
 
 
 def what_is(pid: int) -> str:
-    """Kind of a process: an actor, the zygote, the gateway's for grammars, or ``OTHER``. A forked actor has the zygote's command line,
-    but its own name."""
+    """Kind of a process: an actor, the zygote, its spare, the gateway's for grammars, or ``OTHER``. A forked actor has the zygote's
+    command line, but its own name."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text().strip().removeprefix("mmrt-")
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -44,7 +45,7 @@ def what_is(pid: int) -> str:
     if name in _SHORT_NAMES:
         return _SHORT_NAMES[name]
     if b"mmrt.runtime.supervisor.zygote" in command:
-        return ZYGOTE
+        return SPARE if name == SPARE else ZYGOTE
     if b"mmrt.actors.gateway.grammar_process" in command:
         return GRAMMARS
     *_, last = command.rstrip(b"\0").split(b"\0")

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from .processes import Activity, Process, activity, spawn
-from .zygote import MAX_PACKET_BYTES, Fork, Forked, Guard, Imported, Reply, Request
+from .zygote import MAX_PACKET_BYTES, Copy, Fork, Forked, Guard, Imported, Reply, Request
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +101,9 @@ class Zygote:
         self._fit = True
         self.has_hung = False  # in a fork, and was killed for it
         self._importing = set(stages)
+        self._whole = asyncio.Event()  # all is imported, or it is gone
+        if not self._importing:
+            self._whole.set()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(control, self._receive)
 
@@ -147,18 +150,34 @@ class Zygote:
 
         Raises: ZygoteError.
         """
+        variables = b"\0".join(os.fsencode(f"{key}={value}") for key, value in environment.items())
+        number = next(self._ids)
+        return await self._process(Fork(number, name, needs, entry, argument, variables), [output_fd, lifeline_fd])
+
+    async def copy(self, output_fd: int) -> "Zygote":
+        """Fork a spare, once all is imported. Raises: ZygoteError."""
+        await self._whole.wait()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            try:
+                process = await self._process(Copy(next(self._ids)), [output_fd, theirs.fileno()])
+            except BaseException:
+                ours.close()
+                raise
+        return Zygote(process, ours, ())
+
+    async def _process(self, request: Fork | Copy, fds: list[int]) -> Process:
+        """Return the process that a fork makes. Raises: ZygoteError."""
         if not self.usable:
             raise ZygoteError("the zygote is gone")
-        number = next(self._ids)
-        variables = b"\0".join(os.fsencode(f"{key}={value}") for key, value in environment.items())
-        request = Fork(number, name, needs, entry, argument, variables)
         reply: asyncio.Future[int] = self._loop.create_future()
-        self._replies[number] = reply
+        self._replies[request.id] = reply
         try:
-            self._send(request, [output_fd, lifeline_fd])
+            self._send(request, fds)
             return Process(await self._forked(reply))
         finally:
-            del self._replies[number]
+            del self._replies[request.id]
 
     async def _forked(self, reply: asyncio.Future[int]) -> int:
         """Wait for the pid of the fork. A zygote that waits for a processor, on a busy machine, gets more time."""
@@ -220,6 +239,8 @@ class Zygote:
         if isinstance(message, Imported):
             log.debug("zygote: %s in after %.2f s", message.stage, message.seconds)
             self._importing.discard(message.stage)
+            if not self._importing:
+                self._whole.set()
             if message.error:
                 log.warning("zygote: %s", message.error)
             if message.unfit:
@@ -235,6 +256,7 @@ class Zygote:
             reply.set_exception(ZygoteError(message.error))
 
     def _fail_all(self, reason: str) -> None:
+        self._whole.set()
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(ZygoteDiedError(reason))

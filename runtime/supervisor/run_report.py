@@ -61,7 +61,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     model: str
     supervisor_pid: int | None
     uptime_s: float
-    overhead_bytes: int = 0  # memory (PSS) of supervisor and zygote
+    overhead_bytes: int = 0  # memory (PSS) of supervisor, zygote and spare
     actors: list[ActorReport]
     pools: dict[str, PoolReport]
     requests: RequestsReport

@@ -50,6 +50,8 @@ class Starter:
         self._stages = stages
         self._listeners = listeners
         self._zygote: Zygote | None = None
+        self._spare: Zygote | None = None  # a copy of the zygote, for its death
+        self._pumps: dict[int, LogPump] = {}  # of the two, by pid
         self._children: list[Process] = []
         self._strangers: set[int] = set()
         self._ending = False
@@ -57,60 +59,130 @@ class Starter:
         self._lifeline, self._lifeline_end = os.pipe()
 
     @property
-    def zygote_pid(self) -> int | None:
-        return self._zygote.process.pid if self._zygote is not None and self._zygote.process.alive else None
+    def zygote_pids(self) -> list[int]:
+        """The zygote and its spare, those that live."""
+        return [zygote.process.pid for zygote in (self._zygote, self._spare) if zygote is not None and zygote.process.alive]
 
     def end(self) -> None:
         """Start no more processes; callers that wait for a fork get a RunError."""
         self._ending = True
-        if self._zygote is not None:
-            self._zygote.close()
+        for zygote in (self._zygote, self._spare):
+            if zygote is not None:
+                zygote.close()
 
     def close(self) -> None:
         os.close(self._lifeline)
         os.close(self._lifeline_end)
 
     async def keep_zygote(self) -> None:
-        """Keep a zygote running until cancelled. While it is broken, actors start plainly."""
+        """Keep a zygote and a spare running until cancelled. While the zygote is broken, actors start plainly."""
         history = RestartHistory()
         try:
             while True:
-                read_end, write_end = pipe_to_logs()
-                environment = {**self._environment, "OMP_NUM_THREADS": "1"}
-                try:
-                    zygote = Zygote.start(self._run, self._stages, environment, output_fd=write_end)
-                except OSError as error:  # no more processes, no memory
-                    os.close(read_end)
-                    self._host.on_message("zygote", f"cannot be started: {error.strerror}; actors start without it")
-                    self._zygote = None
-                    await asyncio.Event().wait()
-                finally:
-                    os.close(write_end)
-                pump = LogPump(read_end, partial(self._on_lines, zygote.process.pid))
-                self._zygote, kills = zygote, oom_kills()
-                self._children = [child for child in self._children if child.alive]
-                for child in self._children:
-                    zygote.guard(child)
+                if self._zygote is None or not self._zygote.process.alive:  # else a start has put the spare in its place
+                    if self._zygote is not None:
+                        self._forget(self._zygote)
+                    if not self._take_over() and not self._start_zygote():
+                        await asyncio.Event().wait()
+                zygote, kills = self._zygote, oom_kills()
+                assert zygote is not None
+                await self._keep_spare(zygote)
                 await zygote.process.wait()
-                status = zygote.process.exit_status
-                pump.finish()
-                zygote.close()
-                lifetime_s = zygote.process.lifetime_s
-                is_killed = not zygote.has_hung and is_from_outside(status, False, oom_kills() - kills)
+                self._forget(zygote)
+                is_killed = not zygote.has_hung and is_from_outside(zygote.process.exit_status, False, oom_kills() - kills)
                 cause: Cause = "outside" if is_killed else "itself"
+                lifetime_s, status = zygote.process.lifetime_s, zygote.process.exit_status
                 decision, history = decide(self._host.policy, history, lifetime_s=lifetime_s, status=status, jitter=0.0, cause=cause)
                 if self._ending:
                     return
                 if isinstance(decision, Broken):
                     self._host.on_message("zygote", f"is broken: {decision.reason}; actors start without it")
-                    self._zygote = None
-                await asyncio.sleep(max(decision.delay_s, self._host.policy.backoff_s))
-                async with self._clearing:  # of the dead one's forks: with two zygotes they cannot be attributed
-                    pass
+                    if self._spare is not None:
+                        await self._end(self._spare)
+                    self._zygote = self._spare = None
+                if self._spare is None:
+                    await asyncio.sleep(max(decision.delay_s, self._host.policy.backoff_s))
+                await self._clear(zygote)
         finally:
-            if self._zygote is not None:
-                self._zygote.close()
-                await self._zygote.process.wait()
+            for last in (self._zygote, self._spare):
+                if last is not None:
+                    await self._end(last)
+
+    def _start_zygote(self) -> bool:
+        """Start a zygote, which begins to import. Returns False if that is impossible."""
+        read_end, write_end = pipe_to_logs()
+        try:
+            self._zygote = Zygote.start(self._run, self._stages, {**self._environment, "OMP_NUM_THREADS": "1"}, output_fd=write_end)
+        except OSError as error:  # no more processes, no memory
+            os.close(read_end)
+            self._host.on_message("zygote", f"cannot be started: {error.strerror}; actors start without it")
+            self._zygote = None
+            return False
+        finally:
+            os.close(write_end)
+        self._pump(self._zygote, read_end)
+        self._guard_children()
+        return True
+
+    async def _keep_spare(self, zygote: Zygote) -> None:
+        """Keep a spare for this zygote until that dies. Returns earlier if there can be none."""
+        while True:
+            if self._spare is None:
+                read_end, write_end = pipe_to_logs()
+                try:
+                    self._spare = await zygote.copy(write_end)
+                except ZygoteError as error:
+                    os.close(read_end)
+                    if isinstance(error, ZygoteDiedError):
+                        await self._clear(zygote)
+                    return
+                finally:
+                    os.close(write_end)
+                self._pump(self._spare, read_end)
+            spare = self._spare
+            ends = [asyncio.create_task(process.wait()) for process in (zygote.process, spare.process)]
+            try:
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for end in ends:
+                    end.cancel()
+            if not zygote.usable:
+                return
+            self._spare = None
+            await self._end(spare)
+            await asyncio.sleep(self._host.policy.backoff_s)
+
+    def _take_over(self) -> bool:
+        """Put the spare in the place of the zygote, which has ended. Returns False if there is none."""
+        spare, self._spare = self._spare, None
+        if spare is None:
+            return False
+        if not spare.usable:
+            self._forget(spare)
+            return False
+        self._zygote = spare
+        self._guard_children()
+        return True
+
+    def _pump(self, zygote: Zygote, read_end: int) -> None:
+        self._pumps[zygote.process.pid] = LogPump(read_end, partial(self._on_lines, zygote.process.pid))
+
+    def _forget(self, zygote: Zygote) -> None:
+        """Close what is left of one that has ended."""
+        zygote.close()
+        if (pump := self._pumps.pop(zygote.process.pid, None)) is not None:
+            pump.finish()
+
+    async def _end(self, zygote: Zygote) -> None:
+        zygote.close()
+        await zygote.process.wait()
+        self._forget(zygote)
+
+    def _guard_children(self) -> None:
+        assert self._zygote is not None
+        self._children = [child for child in self._children if child.alive]
+        for child in self._children:
+            self._zygote.guard(child)
 
     def _on_lines(self, pid: int, lines: Sequence[str]) -> None:
         self._host.on_lines("zygote", lines, pid)
@@ -139,12 +211,14 @@ class Starter:
         Raises: OSError if the program cannot be started; RunError if the run is ending.
         """
         environment = self.environment(spec)
-        zygote = self._zygote
-        if spec.needs and zygote is not None and zygote.usable:
+        for _ in range(2 if spec.needs else 0):  # by the zygote, or by its spare
+            zygote = await self._living_zygote()
+            if zygote is None:
+                break
             try:
                 process = await zygote.fork(
                     spec.name,
-                    needs=spec.needs,
+                    needs=spec.needs or "",
                     entry=spec.entry,
                     argument=spec.name,
                     environment=environment,
@@ -154,13 +228,16 @@ class Starter:
                 self._remember(process)
                 return process
             except ZygoteError as error:
+                has_died = isinstance(error, ZygoteDiedError)
                 if not self._ending:
-                    self._host.on_message(spec.name, f"{error}: starts without it")
-                    if isinstance(error, ZygoteDiedError):
-                        async with self._clearing:
-                            await self._end_forks_of(zygote)
+                    again = has_died and self._spare is not None
+                    self._host.on_message(spec.name, f"{error}: {'its spare takes over' if again else 'starts without it'}")
+                    if has_died:
+                        await self._clear(zygote)
                 if self._ending:
                     raise RunError("the run is ending") from None
+                if not has_died:
+                    break
         process = spawn(
             spec.command,
             environment,
@@ -170,6 +247,20 @@ class Starter:
         )
         self._remember(process)
         return process
+
+    async def _living_zygote(self) -> Zygote | None:
+        """Return the zygote, or its spare once it has ended; None if there is neither."""
+        zygote = self._zygote
+        if zygote is not None and not zygote.usable and self._spare is not None:
+            await self._clear(zygote)
+            if self._zygote is zygote and not zygote.process.alive:
+                self._take_over()
+        return self._zygote if self._zygote is not None and self._zygote.usable else None
+
+    async def _clear(self, zygote: Zygote) -> None:
+        """End the forks of a dead zygote before another one takes its place: with two they cannot be attributed."""
+        async with self._clearing:
+            await self._end_forks_of(zygote)
 
     async def _end_forks_of(self, zygote: Zygote) -> None:
         """Kill unannounced forks of a dead zygote: they may take the role of the process started instead.
@@ -195,7 +286,8 @@ class Starter:
             await asyncio.sleep(_FORKS_POLL_S)
 
     def _own(self) -> set[int]:
-        return {child.pid for child in self._children} | ({self._zygote.process.pid} if self._zygote else set())
+        zygotes = {zygote.process.pid for zygote in (self._zygote, self._spare) if zygote is not None}
+        return {child.pid for child in self._children} | zygotes
 
     def _kill_stranger(self, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -5,7 +5,7 @@ Everything about pools, queues and steps is read from the status words in shared
 
 import os
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -197,7 +197,7 @@ class RunFacts(NamedTuple):
     began_s: float
     was_ready: bool
     is_ending: bool
-    zygote_pid: int | None
+    zygote_pids: Sequence[int]  # with its spare
 
 
 def report_run(facts: RunFacts, supervised: Iterable[SupervisedActor], tables: StatusTables, meter: CpuMeter) -> RunReport:
@@ -206,7 +206,7 @@ def report_run(facts: RunFacts, supervised: Iterable[SupervisedActor], tables: S
     actors = [report_actor(name, actor, tables.actor(name), meter) for actor in supervised for name in actor.spec.roles]
     ready = all(actor.ready for actor in actors)
     state = "stopping" if facts.is_ending else "ready" if ready else "degraded" if facts.was_ready else "starting"
-    info, zygote = read_run_info(facts.run), facts.zygote_pid
+    info = read_run_info(facts.run)
     return RunReport(
         ready=ready and not facts.is_ending,
         state=state,
@@ -216,7 +216,7 @@ def report_run(facts: RunFacts, supervised: Iterable[SupervisedActor], tables: S
         endpoint=info.endpoint,
         model=info.model_path,
         supervisor_pid=os.getpid(),
-        overhead_bytes=(pss_bytes(os.getpid()) or 0) + (pss_bytes(zygote) or 0 if zygote else 0),
+        overhead_bytes=sum(pss_bytes(pid) or 0 for pid in (os.getpid(), *facts.zygote_pids)),
         uptime_s=time.monotonic() - facts.began_s,
         actors=actors,
         pools=pools,

@@ -383,5 +383,5 @@ class Supervisor:
 
     def report(self) -> RunReport:
         """Commanded: return the state of the run now. Some ms: the kernel adds up every process's memory."""
-        facts = RunFacts(self._run, self._began_s, self._was_ready, self._end.is_set(), self._starter.zygote_pid)
+        facts = RunFacts(self._run, self._began_s, self._was_ready, self._end.is_set(), self._starter.zygote_pids)
         return report_run(facts, self.actors.values(), self._tables, self._meter)

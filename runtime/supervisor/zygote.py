@@ -5,6 +5,10 @@ its current code. Measured rules: no parallel region ever, one thread at every f
 has initialised CUDA cannot be forked, one that has only imported torch can. An actor is forked twice, so that the supervisor, a
 subreaper, becomes its parent.
 
+A spare is a copy of the zygote, forked from it once all is imported, that waits on a control socket of its own. When the zygote dies,
+the spare takes over at once: a new one would import torch first. The supervisor sends it the processes that live; until then it
+guards nothing and ends with the supervisor.
+
 The zygote is also the guardian: it holds a pidfd of every child of the supervisor. When the control socket closes, the supervisor
 is gone; actors then end on their own, the zygote kills those left after ``GUARD_GRACE_S`` and removes the run directory.
 
@@ -48,6 +52,12 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     environment: bytes  # NAME=VALUE, separated by zero bytes: these need not be UTF-8
 
 
+class Copy(msgspec.Struct, frozen=True, tag=True):
+    """Fork a spare. Two descriptors come with it: its output and its control socket."""
+
+    id: int
+
+
 class Guard(msgspec.Struct, frozen=True, tag=True):
     """End this process when the supervisor is gone. A pidfd of it comes with it."""
 
@@ -73,7 +83,7 @@ class Imported(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-Request = Fork | Guard
+Request = Fork | Copy | Guard
 Reply = Forked | ForkFailed | Imported
 _decode_request = msgspec.msgpack.Decoder(Request).decode
 
@@ -87,23 +97,25 @@ def main() -> int:
     parser.add_argument("--grace", type=float, default=GUARD_GRACE_S, help="seconds for what is left to end by itself")
     options = parser.parse_args()
     gc.disable()
-    zygote = _Zygote(socket.socket(fileno=options.control_fd))
+    _set_name("mmrt-zygote")
+    zygote = _Zygote(socket.socket(fileno=options.control_fd), options.run, options.grace)
     for stage in options.stage:
         name, _, modules = stage.partition("=")
         if not zygote.serve(block=False):
             break
         zygote.load(name, [module for module in modules.split(",") if module])
-    zygote.serve(block=True)
-    _guard(zygote.pidfds, options.run, options.grace)
+    zygote.serve_to_the_end()
     return 0
 
 
 class _Zygote:
-    def __init__(self, control: socket.socket) -> None:
-        self.control = control
-        self.control.set_inheritable(False)
-        self.pidfds: list[int] = []
+    def __init__(self, control: socket.socket, run: str, grace_s: float) -> None:
+        self._control = control
+        self._control.set_inheritable(False)
+        self._run_path, self._grace_s = run, grace_s
+        self._pidfds: list[int] = []
         self._loaded = {""}
+        self._is_spare = False
         self._waiting: list[tuple[Fork, list[int]]] = []
 
     def load(self, stage: str, modules: list[str]) -> None:
@@ -123,25 +135,34 @@ class _Zygote:
         for request, fds in waiting:
             self._handle(request, fds)
 
+    def serve_to_the_end(self) -> None:
+        """Serve until the supervisor is gone, then guard; a spare that was not needed has nothing to guard."""
+        self.serve(block=True)
+        if not self._is_spare:
+            _guard(self._pidfds, self._run_path, self._grace_s)
+
     def serve(self, *, block: bool) -> bool:
         """Handle requests; without ``block`` only those that have arrived. Returns False when the supervisor is gone."""
-        while block or select.select([self.control], [], [], 0)[0]:
+        while block or select.select([self._control], [], [], 0)[0]:
             try:
-                packet, fds, _, _ = socket.recv_fds(self.control, MAX_PACKET_BYTES, 4)
+                packet, fds, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 4)
             except ConnectionError:
                 return False
             for fd in fds:
                 os.set_inheritable(fd, False)
             if not packet:
                 return False
+            if self._is_spare:
+                self._is_spare = False
+                _set_name("mmrt-zygote")
             self._handle(_decode_request(packet), fds)
         return True
 
     def _handle(self, request: Request, fds: list[int]) -> None:
         if isinstance(request, Guard):
-            self.pidfds = [fd for fd in self.pidfds if not _has_ended(fd)] + fds
+            self._pidfds = [fd for fd in self._pidfds if not _has_ended(fd)] + fds
             return
-        if request.needs not in self._loaded:
+        if isinstance(request, Fork) and request.needs not in self._loaded:
             self._waiting.append((request, fds))
             return
         try:
@@ -152,7 +173,7 @@ class _Zygote:
             os.close(fd)
         self._reply(reply)
 
-    def _fork(self, request: Fork, fds: list[int]) -> int:
+    def _fork(self, request: Fork | Copy, fds: list[int]) -> int:
         """Fork twice and return the grandchild's pid once it is the supervisor's child. Raises OSError."""
         if unfit := _unfit():
             raise OSError(f"the zygote {unfit} and cannot fork safely")
@@ -167,6 +188,8 @@ class _Zygote:
                 if grandchild:
                     os.write(write_end, str(grandchild).encode())
                     os._exit(0)
+                if isinstance(request, Copy):
+                    self._become_spare(fds)
                 _become_actor(request, fds)
             finally:
                 os._exit(1)
@@ -178,9 +201,23 @@ class _Zygote:
             raise OSError("the second fork failed")
         return int(pid)
 
+    def _become_spare(self, fds: list[int]) -> NoReturn:
+        """Turn the grandchild into a spare: its own output and control socket, no other descriptors, nothing to guard."""
+        output, control = fds
+        os.setpgid(0, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        kept = os.dup2(control, self._control.fileno(), inheritable=False)
+        os.closerange(3, kept)
+        _close_from(kept + 1)
+        self._pidfds, self._is_spare = [], True
+        _set_name("mmrt-spare")
+        self.serve_to_the_end()
+        os._exit(0)
+
     def _reply(self, reply: Reply) -> None:
         with contextlib.suppress(OSError):  # a supervisor that is gone shows as the end of the requests
-            self.control.send(msgspec.msgpack.encode(reply))
+            self._control.send(msgspec.msgpack.encode(reply))
 
 
 def _become_actor(request: Fork, fds: list[int]) -> NoReturn:
@@ -193,14 +230,14 @@ def _become_actor(request: Fork, fds: list[int]) -> NoReturn:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.dup2(lifeline, 3)
-        os.closerange(4, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 20 else 1 << 20)
+        _close_from(4)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         os.environ.clear()
         for variable in filter(None, request.environment.split(b"\0")):
             name, _, value = variable.partition(b"=")
             os.environb[name] = value
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, request.name.encode()[:15], 0, 0, 0)
+        _set_name(request.name)
         sys.argv = ["mmrt", "actor", request.argument]
         random.seed()
         if "numpy.random" in sys.modules:
@@ -221,6 +258,15 @@ def _become_actor(request: Fork, fds: list[int]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
+
+
+def _set_name(name: str) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def _close_from(first: int) -> None:
+    most = os.sysconf("SC_OPEN_MAX")
+    os.closerange(first, most if most < 1 << 20 else 1 << 20)
 
 
 def _unfit() -> str:

@@ -1,5 +1,6 @@
 """The zygote: forks that belong to the supervisor, load code as it is now, and are ended with the run."""
 
+import contextlib
 import os
 import select
 import shutil
@@ -42,10 +43,36 @@ def stat_field(pid: int, index: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[index])
 
 
-def zygote_pid(toy: "ToyRun") -> int:
+def pid_of(toy: "ToyRun", name: str) -> int:
+    """The supervisor's child of this name, once it is there."""
     assert toy.process is not None
-    children = Path(f"/proc/{toy.process.pid}/task/{toy.process.pid}/children").read_text().split()
-    return next(pid for pid in map(int, children) if b"mmrt.runtime.supervisor.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    until_s = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < until_s:
+        for pid in Path(f"/proc/{toy.process.pid}/task/{toy.process.pid}/children").read_text().split():
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_text() == f"{name}\n" and Path(f"/proc/{pid}/cmdline").read_bytes():  # not ended
+                    return int(pid)
+        time.sleep(0.005)
+    raise AssertionError(f"there is no {name}")
+
+
+def zygote_pid(toy: "ToyRun") -> int:
+    return pid_of(toy, "mmrt-zygote")
+
+
+def spare_pid(toy: "ToyRun") -> int:
+    return pid_of(toy, "mmrt-spare")
+
+
+def kill(pid: int) -> None:
+    pidfd = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([pidfd], [], [], TIMEOUT_S)[0]
+    os.close(pidfd)
+
+
+def is_forked(pid: int) -> bool:
+    return b"zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_forks_are_the_supervisors_children(forking: "ToyRun") -> None:
@@ -121,17 +148,48 @@ def test_exit_status_of_a_fork_is_known(forking: "ToyRun") -> None:
     assert forking.end() == 1
 
 
-def test_a_killed_zygote_is_replaced(forking: "ToyRun") -> None:
+ONCE = """
+import pathlib, time
+words = pathlib.Path(__file__).with_name("imported")
+if words.exists():
+    time.sleep(1000)
+words.touch()
+"""
+
+
+def test_a_spare_takes_the_place_of_a_killed_zygote(forking: "ToyRun") -> None:
+    """At once, with all imports, again and again; and no actor notices. Here a new zygote would import for ever."""
+    (forking.toys / "once.py").write_text(ONCE)
+    forking.environment["TOY_MODULES"] = "once"
     forking.start("memory", "decode")
     forking.wait_for("ready")
-    first = zygote_pid(forking)
-    pidfd = os.pidfd_open(first)
-    os.kill(first, signal.SIGKILL)
-    assert select.select([pidfd], [], [], TIMEOUT_S)[0]
-    os.close(pidfd)
-    # Whether or not the new zygote is there yet, the actor starts; and no actor has noticed.
-    assert forking.restart("decode").ok
+    for number in range(3):
+        zygote, spare, decode = zygote_pid(forking), spare_pid(forking), forking.pid("decode")
+        forking.forget()
+        kill(zygote)
+        if number:
+            kill(decode)
+        else:
+            assert forking.restart("decode").ok
+        forking.wait_for("progress", lambda event: event["actor"] == "decode" and event["state"] == "active")
+        assert is_forked(forking.pid("decode")) and forking.pid("decode") != decode
+        assert zygote_pid(forking) == spare
     assert forking.actor("memory").restarts == 0
+    forking.call(DownRequest())
+    assert forking.end() == 0
+    forking.assert_nothing_left()
+
+
+def test_a_killed_spare_is_replaced(forking: "ToyRun") -> None:
+    forking.start("memory", "decode")
+    forking.wait_for("ready")
+    zygote, spare = zygote_pid(forking), spare_pid(forking)
+    kill(spare)
+    assert spare_pid(forking) != spare and zygote_pid(forking) == zygote
+    kill(zygote)
+    kill(spare_pid(forking))
+    assert forking.restart("decode").ok
+    assert zygote_pid(forking) not in (zygote, spare)
     forking.call(DownRequest())
     assert forking.end() == 0
     forking.assert_nothing_left()
@@ -155,17 +213,20 @@ def test_what_cannot_be_forked_is_not_and_actors_start_plainly(forking: "ToyRun"
 
 
 def test_a_zygote_that_hangs_is_killed_when_it_is_needed(forking: "ToyRun") -> None:
-    """SIGSTOP, which nobody notices until somebody dies: that one starts plainly, and there is a new zygote."""
+    """SIGSTOP, which nobody notices until somebody dies: that one is forked by the spare."""
     forking.start("memory", "decode")
     forking.wait_for("ready")
-    hung = zygote_pid(forking)
+    hung, spare = zygote_pid(forking), spare_pid(forking)
     gone = os.pidfd_open(hung)
+    decode = forking.pid("decode")
+    forking.forget()
     os.kill(hung, signal.SIGSTOP)
-    os.kill(forking.pid("decode"), signal.SIGKILL)
+    os.kill(decode, signal.SIGKILL)
     forking.wait_for("message", lambda event: "the zygote hangs" in event["text"])
     assert select.select([gone], [], [], TIMEOUT_S)[0]
     os.close(gone)
     forking.wait_for("progress", lambda event: event["actor"] == "decode" and event["state"] == "active")
+    assert is_forked(forking.pid("decode")) and zygote_pid(forking) == spare
 
 
 @pytest.mark.parametrize(
@@ -209,6 +270,11 @@ def test_what_a_process_does_is_seen() -> None:
     assert activity(busy.pid) is None
 
 
+def begun(order: list[str]) -> int:
+    """The place of the event of the next start, which may have ended before anybody says that it has begun."""
+    return next(number for number, text in enumerate(order) if text in ("starting", "standby", "active"))
+
+
 DIES_UNHEARD = """
 import os, pathlib, signal, socket, sys
 send = socket.socket.send
@@ -227,15 +293,16 @@ def test_what_a_zygote_forks_and_dies_before_it_says_so_is_killed_first(forking:
     forking.toys.joinpath("sitecustomize.py").write_text(DIES_UNHEARD)
     forking.start("memory", "decode")
     forking.wait_for("ready")
+    spare = spare_pid(forking)
     forking.toys.joinpath("dies").touch()
     forking.forget()
     os.kill(forking.pid("decode"), signal.SIGKILL)
-    forking.wait_for("message", lambda event: "the zygote died: starts without it" in event["text"])
+    forking.wait_for("message", lambda event: "the zygote died: its spare takes over" in event["text"])
     forking.wait_for("message", lambda event: "killed orphan process" in event["text"])
     forking.wait_for("progress", lambda event: event["actor"] == "decode" and event["state"] == "active")
     order = [event.get("text") or event.get("state", "") for event in forking.events]
     killed = next(number for number, text in enumerate(order) if "killed orphan process" in text)
-    assert killed < order.index("starting")
+    assert killed < begun(order) and zygote_pid(forking) == spare
     assert sum("killed orphan process" in event.get("text", "") for event in forking.events) == 1
     forking.call(DownRequest())
     assert forking.end() == 0
@@ -266,13 +333,15 @@ def test_a_fork_whose_parent_is_still_ending_is_killed_first(forking: "ToyRun") 
     forking.toys.joinpath("sitecustomize.py").write_text(ENDS_SLOWLY)
     forking.start("memory", "decode")
     forking.wait_for("ready")
+    spare = spare_pid(forking)
     forking.toys.joinpath("dies").touch()
     forking.forget()
     os.kill(forking.pid("decode"), signal.SIGKILL)
-    forking.wait_for("message", lambda event: "the zygote died: starts without it" in event["text"])
+    forking.wait_for("message", lambda event: "the zygote died: its spare takes over" in event["text"])
     forking.wait_for("progress", lambda event: event["actor"] == "decode" and event["state"] == "active")
     order = [event.get("text") or event.get("state", "") for event in forking.events]
-    assert [number for number, text in enumerate(order[: order.index("starting")]) if "killed orphan process" in text]
+    assert [number for number, text in enumerate(order[: begun(order)]) if "killed orphan process" in text]
+    assert zygote_pid(forking) == spare
     forking.call(DownRequest())
     assert forking.end() == 0
     forking.assert_nothing_left()
@@ -315,11 +384,12 @@ def test_a_killed_supervisor_leaves_nothing(forking: "ToyRun") -> None:
     forking.start("memory", "decode")
     forking.wait_for("ready")
     assert forking.process is not None
-    guardian = os.pidfd_open(zygote_pid(forking))
+    ends = [os.pidfd_open(pid) for pid in (zygote_pid(forking), spare_pid(forking))]
     forking.process.kill()
     forking.process.wait()
-    assert select.select([guardian], [], [], TIMEOUT_S)[0]
-    os.close(guardian)
+    for end in ends:
+        assert select.select([end], [], [], TIMEOUT_S)[0]
+        os.close(end)
     forking.assert_nothing_left()
 
 
