@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..schema.policy_report import often
 from .environment import Environment
 from .serve.report import Distribution, GroupSummary, Report, Simulated, SloSummary, StallSummary, TurnSummary
 
@@ -54,7 +55,7 @@ def _show_simulated(console: Console, simulated: Simulated) -> None:
         f"policy {simulated.policy}, layout {simulated.layout}. {simulated.note}", style="dim", soft_wrap=True, highlight=False
     )
     if count := simulated.totals["overruled"]:
-        console.print(f"the policy was overruled {count} times: unified planned in its place then", style="yellow", highlight=False)
+        console.print(f"the policy was overruled {often(count)}: unified planned in its place then", style="yellow", highlight=False)
 
 
 def show_table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -75,7 +75,7 @@ def read_caches(path: Path) -> list[CacheReport]:
             stats, layout = segment.read(), read_layout(path)
             segment.close()
     except MissingError as error:
-        raise RunError(f"the run in {path} is only just starting ({error})") from None
+        raise RunError(f"the run in {path} is only just starting, or ending ({error})") from None
     kv_page_tokens = layout.kv_page_tokens if layout is not None else 0
     return [
         _report("prefix", "kv", kv_page_tokens, stats, stats.looked_up_tokens_total, stats.cached_tokens_total),

@@ -57,7 +57,7 @@ def look(run: str | None) -> tuple[RunView, list[RequestReport]]:
             finally:
                 inspector.close()
     except MissingError as error:
-        what = "no run is up" if not RunDirectory.is_alive(path) else f"the run is only just starting ({error})"
+        what = "no run is up" if not RunDirectory.is_alive(path) else f"the run is only just starting, or ending ({error})"
         raise RunError(f"{what} in {path} (mmrt up)") from None
 
 

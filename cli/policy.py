@@ -21,7 +21,7 @@ from ..runtime.controller.scheduling.policy import POLICIES, PolicyFailure
 from ..runtime.errors import RunError, UserError
 from ..runtime.process.exit_status import describe_exit
 from ..runtime.process.tuning import write_tuning
-from ..schema.policy_report import PolicyReport
+from ..schema.policy_report import PolicyReport, often
 from ..shm.controller_stats import ControllerStats
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
@@ -156,7 +156,7 @@ def _read(path: Path, may_start: bool = False) -> PolicyReport:
     except MissingError as error:
         if may_start:
             return PolicyReport()
-        raise RunError(f"the run in {path} is only just starting ({error})") from None
+        raise RunError(f"the run in {path} is only just starting, or ending ({error})") from None
     return report
 
 
@@ -175,7 +175,7 @@ def _print(report: PolicyReport) -> None:
     times = (report.median_s, report.p99_s, report.longest_s)
     median_ms, p99_ms, longest_ms = (1000 * seconds for seconds in times)
     lines.append(("calls", f"P50 {median_ms:.2f} ms, P99 {p99_ms:.2f} ms, longest {longest_ms:.2f} ms"))
-    lines.append(("overruled", f"{report.overruled} times" + (f", last because of {report.error}" if report.error else "")))
+    lines.append(("overruled", often(report.overruled) + (f", last because of {report.error}" if report.error else "")))
     lines += [(name, reason) for name, reason in (("set aside", report.set_aside), ("refused", report.refused)) if reason]
     for name, words in lines:
         print(f"{name:<10}  {words}")

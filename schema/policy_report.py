@@ -39,8 +39,13 @@ class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
         if self.refused:
             parts.append(f"{self.wanted} is refused: {self.refused}")
         if self.overruled:
-            parts.append(f"overruled {self.overruled} times, last because of {self.error}")
+            parts.append(f"overruled {often(self.overruled)}, last because of {self.error}")
         return "; ".join(parts)
+
+
+def often(count: int) -> str:
+    """Return a number of times in words."""
+    return "once" if count == 1 else f"{count} times"
 
 
 NO_POLICY_YET = PolicyReport()  # before the first report

@@ -33,7 +33,7 @@ class Memory(NamedTuple):
 
 
 class Auto(Unified):
-    """First come, first served, but nobody late for nothing; budgets are fed back from late tokens."""
+    """First come, first served, except where that makes a request late for nothing; late tokens steer the budgets."""
 
     name = "auto"
 

@@ -163,7 +163,7 @@ def test_figures_of_unified_are_not_taken_for_those_of_a_failing_policy(
     if status:
         assert "the policy was overruled 5 times within 10 s, last because of plan: OSError('broken')" in said.err
     else:
-        assert "the policy was overruled 1 times: unified planned in its place then" in said.out
+        assert "the policy was overruled once: unified planned in its place then" in said.out
 
 
 def test_broken_policies_are_told_with_their_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
