@@ -21,12 +21,16 @@ from .interference import Interference
 from .overheads import fit_delays, fit_egress, fit_overheads, quick
 from .phases import NUM_STREAMS, STREAM_INPUT, STREAM_TOKENS
 from .requests import make_sample
-from .seen import Seen
+from .seen import MOST_OTHERS, Seen
 
 _QUIET = 0.85  # share of its work in which a stage alone has a processor, on a machine that does nothing else
 _NOTE = (
     "Measured on a machine that did other work: stages alone had a processor for {:.0%} of their time. Times are scaled by "
     "the processor time taken, and rates of stages together are assumed from threads and niceness."
+)
+_SOME_NOTE = (
+    "In {} of {} phases with several stages others had more than {:.0%} of the processors: rates and times beside decode are "
+    "measured in the rest."
 )
 _GAP_NS = 5_000_000  # between two steps, at most: decode was not idle
 _LEAST_STEPS = 8  # over equally many sequences, for a median
@@ -82,18 +86,23 @@ def fit(name: str, model: ModelConfig, machine: Machine, seen: Sequence[Seen]) -
     )
     if quiet < _QUIET:
         return costs
-    together = [work for one in phases["together"] for work in _works(model, costs, one)]
-    costs = msgspec.structs.replace(costs, interference=fit_interference(together, Interference(costs).rates))
+    found = [one for one in phases["together"] if not one.is_disturbed]
+    if len(found) < len(phases["together"]):
+        num_all = len(phases["together"])
+        costs = msgspec.structs.replace(costs, note=_SOME_NOTE.format(num_all - len(found), num_all, MOST_OTHERS))
+    together = [work for one in found for work in _works(model, costs, one)]
     alone = [work for name in ("prefill", "decode", "media") for one in phases.get(name, []) for work in _works(model, costs, one)]
-    spreads = fit_spreads([*alone, *together], Interference(costs).rates)
-    single, beside = ([one for one in phases["decode"] if one.run.phase.num_at_once == count] for count in (1, NUM_STREAMS))
+    costs = msgspec.structs.replace(costs, interference=fit_interference(together, Interference(costs).rates))
+    serving = [one for one in found if one.run.phase.serves]
+    serving = serving or [one for one in phases["decode"] if one.run.phase.num_at_once == NUM_STREAMS]
+    single = [one for one in [*found, *phases["decode"]] if one.run.phase.num_at_once == 1 and one.run.phase.max_tokens > 1]
     return msgspec.structs.replace(
         costs,
         alone=fit_delays(model, [*phases["prefill"], *media], costs.overheads),
-        beside=fit_delays(model, beside, costs.overheads),
-        egress=fit_egress(beside),
-        egress_single=fit_egress(single),
-        spreads=spreads,
+        beside=fit_delays(model, serving, costs.overheads),
+        egress=fit_egress(serving),
+        egress_single=fit_egress([one for one in single if one.run.phase.name == "together"] or single),
+        spreads=fit_spreads([*alone, *together], Interference(costs).rates),
     )
 
 

@@ -6,6 +6,7 @@ from ...runtime.observe.flight import FlightRecord, Kind
 from ...schema.media import MediaKind
 from .phases import PhaseRun
 
+MOST_OTHERS = 0.05  # share of the processors' time that others have on a machine that does nothing else: 0.02 were seen
 _LEAST_CPU_S = 0.2  # of a stage in a phase: the kernel counts in steps of 10 ms
 
 
@@ -19,6 +20,11 @@ class Seen(NamedTuple):
     def kind(self) -> MediaKind:
         """Of the media of a phase with media."""
         return next(kind for kind in self.run.phase.kinds if kind != "text")
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Others used the processors."""
+        return self.run.others > MOST_OTHERS
 
     def running(self, stage: str, num_threads: int) -> float:
         """The share of the stage's work in which it had a processor: less than 1 where others of the machine took it. Of a stage with

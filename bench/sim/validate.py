@@ -2,9 +2,14 @@
 
 The loads are closed loops, which suit a model of any speed. A run begins with all clients at once, so the requests that were sent
 first do not count. Each load of each round has requests of its own, which no other leaves in the caches, the same live and simulated.
+
+The speed of a machine differs from one minute to the next. So a short reference comes before and after each load: requests one at a
+time, live and simulated. The *slowness*, the live reference divided by the simulated one, tells where the machine was not as it was
+for the profile. Figures are not corrected by it: it says more of one stream than of several.
 """
 
 import asyncio
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -37,6 +42,8 @@ LOADS = {
     ),
     "chat": ("--scenario", "chat", "--turns", "3", "--max-tokens", "32", "--num-requests", "80"),
 }
+REFERENCE = ("--scenario", "steady", "--concurrency", "1", "--input-tokens", "64", "--max-tokens", "32", "--num-requests", "16")
+_REFERENCE_SEED = 10_000  # the first of those of references
 _WARM_UP = 0.1  # share of the requests that do not count: those sent first
 _LIMITS = {"TTFT P50": 0.15, "TTFT P90": 0.15, "TTFT P99": 0.30, "TBT mean": 0.15, "TBT P99": 0.30}
 
@@ -62,11 +69,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """``environment``: of the live runs; the cost model has its own."""
+    """``environment``: of the live runs; the cost model has its own. ``slowness``: by load, of each round."""
 
     environment: Environment
     costs: str
     num_rounds: int
+    slowness: dict[str, list[float]]
     comparisons: list[Comparison]
 
     @property
@@ -84,6 +92,20 @@ def figures_of(load: str, records: Sequence[Record]) -> dict[str, float]:
     if None in found.values():
         raise BenchError(f"{load}: no tokens came")
     return {figure: float(getattr(found[figure.split()[0]], figure.split()[1].lower())) for figure in _LIMITS}
+
+
+def reference_s(records: Sequence[Record]) -> float:
+    """The time of a reference: the median of its requests. Raises: BenchError if one failed."""
+    if failures := count_failures(records):
+        raise BenchError(f"reference: requests failed: {failures}")
+    return statistics.median(record.e2e_s for record in records)
+
+
+def slowness_of(references_s: Sequence[float], expected_s: float) -> dict[str, list[float]]:
+    """By load, of each round: the mean of the references before and after it, of the simulated one. ``references_s``: before each load
+    of each round, and one at the end."""
+    found = [(before + after) / 2 / expected_s for before, after in itertools.pairwise(references_s)]
+    return {load: found[at :: len(LOADS)] for at, load in enumerate(LOADS)}
 
 
 def compare(load: str, live: Sequence[Sequence[Record]], simulated: Sequence[Sequence[Record]]) -> list[Comparison]:
@@ -123,21 +145,41 @@ def validate(
     config = msgspec.structs.replace(config, model=model, server=ServerSection(port=0))
     environment = read_environment()
     live: dict[str, list[Sequence[Record]]] = {load: [] for load in LOADS}
+    seeds = itertools.count(_REFERENCE_SEED)
+    references: list[float] = []
     with own_run() as run, progress(console) as tell:
         tell("starting a run")
         run.up(config)
         url = run.report().endpoint
+
+        def refer() -> float:
+            return reference_s(_run(url, [*REFERENCE, "--seed", str(next(seeds))]))
+
+        refer()  # the first requests of a run take longer
         for number in range(num_rounds):
             for at, (load, arguments) in enumerate(LOADS.items()):
                 tell(f"{load}, live: {number + 1} of {num_rounds}")
-                options = parse_options([*arguments, *more, "--url", url, "--seed", _seed(number, at)])
-                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                    live[load].append(runner.run(run_bench(options, [url], Console(quiet=True)))[1])
+                references.append(refer())
+                live[load].append(_run(url, [*arguments, *more, "--seed", _seed(number, at)]))
+        references.append(refer())
+    expected_s = reference_s(simulate([*REFERENCE, "--seed", str(_REFERENCE_SEED)]))
     simulated: dict[str, list[Sequence[Record]]] = {}
     for at, (load, arguments) in enumerate(LOADS.items()):
         simulated[load] = [simulate([*arguments, *more, "--seed", _seed(number, at)]) for number in range(num_rounds)]
     comparisons = [one for load in LOADS for one in compare(load, live[load], simulated[load])]
-    return Validation(environment=environment, costs=costs.title, num_rounds=num_rounds, comparisons=comparisons)
+    return Validation(
+        environment=environment,
+        costs=costs.title,
+        num_rounds=num_rounds,
+        slowness=slowness_of(references, expected_s),
+        comparisons=comparisons,
+    )
+
+
+def _run(url: str, arguments: Sequence[str]) -> Sequence[Record]:
+    """Send this load to a live run."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run_bench(parse_options([*arguments, "--url", url]), [url], Console(quiet=True)))[1]
 
 
 def _seed(number: int, load: int) -> str:
@@ -162,6 +204,9 @@ def show_validation(console: Console, validation: Validation) -> None:
         rows.append([f"{one.load}: {one.figure}", *times, f"{one.error:+.0%}", f"{one.limit:.0%}"])
     title = f"{validation.costs} beside {validation.num_rounds} live runs, ms"
     show_table(console, title, ["", "live", "spread", "simulated", "error", "limit"], rows)
+    for load, found in validation.slowness.items():
+        factors = ", ".join(f"{one:.2f}" for one in found)
+        console.print(f"{load}: beside it the machine took {factors} times as long for a reference as the costs say")
     show_targets(console, {f"{load}: every figure within its limit": _is_within(validation, load) for load in LOADS})
 
 

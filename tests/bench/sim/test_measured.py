@@ -1,6 +1,11 @@
 """From flight records to a cost model: what made records is found again, on a quiet machine and on a busy one."""
 
+import asyncio
+import os
 import statistics
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -12,12 +17,15 @@ from mmrt.bench.serve.record import Chunk, Record
 from mmrt.bench.serve.workload import MediaShapes
 from mmrt.bench.sim.costs import Costs, Delays, Line, Overheads, encode_squares, load_costs, prefill_squares, step_seconds
 from mmrt.bench.sim.measured import Machine, fit
+from mmrt.bench.sim.others import read_use, share_of_others
 from mmrt.bench.sim.overheads import fit_delays, fit_egress
 from mmrt.bench.sim.phases import Phase, PhaseRun, make_phases
+from mmrt.bench.sim.profile import undisturbed
 from mmrt.bench.sim.requests import make_sample
 from mmrt.bench.sim.seen import Seen
 from mmrt.runtime.bus.plan_base import PlanKind
 from mmrt.runtime.observe.flight import FlightRecord, Kind, pack_pair, pack_plan, unpack_id
+from mmrt.runtime.supervisor.processes import cpu_seconds
 from mmrt.tests.bench.sim.made_costs import demo_model, make_costs
 
 THREADS = dict.fromkeys(("video", "encoder", "prefill", "decode"), 1)
@@ -190,6 +198,61 @@ def test_one_disturbed_phase_does_not_make_a_machine_busy() -> None:
     assert_found(costs)
 
 
+def test_rates_are_not_of_disturbed_phases() -> None:
+    tape = Tape(TRUE)
+    alone = [tape.seen(phase) for phase in phases()]
+    good = together(tape)
+    slow = good._replace(run=msgspec.structs.replace(good.run, others=0.06), records=[r for r in good.records if r.actor == "decode"])
+    costs = fit_seen([*alone, good, slow])
+    assert costs.interference["decode+encoder"] == pytest.approx({"decode": 0.6, "encoder": 0.7}, abs=0.03)
+    assert "1 of 2 phases with several stages others had more than 5% of the processors" in costs.note
+    assert fit_seen([*alone, slow]).interference == {}
+
+
+def test_ways_beside_decode_are_those_of_phases_that_serve() -> None:
+    tape = Tape(TRUE)
+    alone = [tape.seen(phase) for phase in phases()]
+    other = Tape(msgspec.structs.replace(TRUE, overheads=msgspec.structs.replace(TRUE.overheads, ingress_s=0.009)), now_ns=10**15)
+    serving = Phase(name="decode", seconds=1, num_at_once=4, num_input_tokens=64, least_input_tokens=16, max_tokens=48)
+    seen = other.seen(serving)
+    seen = seen._replace(run=msgspec.structs.replace(seen.run, phase=msgspec.structs.replace(serving, name="together")))
+    costs = fit_seen([*alone, seen])
+    assert statistics.median(costs.beside.ingress_s) == pytest.approx(0.009, rel=0.01)
+    assert statistics.median(costs.alone.ingress_s) == pytest.approx(0.003, rel=0.01)
+
+
+def test_a_disturbed_phase_is_taken_again_and_the_least_disturbed_counts() -> None:
+    phase = Phase(name="together", seconds=1)
+
+    def taken(shares: list[float], num_more: int) -> tuple[float, int]:
+        coming = iter(shares)
+
+        async def take() -> Seen:
+            return Seen(PhaseRun(phase, 0, 1, [], {}, next(coming)), [])
+
+        one, count = asyncio.run(undisturbed(take, num_more))
+        return one.run.others, count
+
+    assert taken([0.01, 0.5], 3) == (0.01, 1)
+    assert taken([0.5, 0.2, 0.02], 3) == (0.02, 3)
+    assert taken([0.5, 0.2, 0.3, 0.0], 2) == (0.2, 3)
+
+
+def test_what_others_use_is_seen() -> None:
+    before, begin_s = read_use([os.getpid()]), time.monotonic()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            while (cpu_seconds(other.pid) or 0.0) < 0.3:
+                time.sleep(0.02)
+            with_it, without = read_use([os.getpid(), other.pid]), read_use([os.getpid()])
+        finally:
+            other.kill()
+    seconds = time.monotonic() - begin_s
+    num_cores = len(os.sched_getaffinity(0))
+    assert share_of_others(before, without, seconds) >= 0.25 / seconds / num_cores
+    assert with_it.own_s - without.own_s == pytest.approx(0.3, abs=0.1)
+
+
 def test_requests_at_the_same_time_go_in_one_after_the_other() -> None:
     """Four at once, and one in a hundred stalls: the typical time is found, not the time in the queue, nor that of the stalls."""
     records, asked, now_ns = [], [], 1_000_000_000
@@ -245,6 +308,8 @@ def test_on_a_busy_machine_processor_time_counts() -> None:
 def test_phases_take_the_time_that_is_asked_for_and_only_media_that_the_model_takes() -> None:
     made = make_phases(("image",), 8192, 120.0)
     assert sum(phase.seconds for phase in made) == pytest.approx(120)
+    assert made == 3 * made[: len(made) // 3]  # in passes
+    assert {phase.kinds for phase in made if phase.serves} == {("text",), ("image", "text")}
     assert {kind for phase in made for kind in phase.kinds} == {"text", "image"}
     assert max(phase.num_input_tokens for phase in made) == 1024 and {p.name for p in make_phases((), 512, 9.0)} == {
         "prefill",

@@ -11,7 +11,7 @@ from mmrt.bench.serve.record import Record
 from mmrt.bench.sim.command import main
 from mmrt.bench.sim.profile import main as profile
 from mmrt.bench.sim.report import Steps
-from mmrt.bench.sim.validate import LOADS, check_model, compare, figures_of
+from mmrt.bench.sim.validate import LOADS, check_model, compare, figures_of, slowness_of
 from mmrt.tests.bench.sim.made_costs import make_costs, simulate_costs
 
 
@@ -49,6 +49,14 @@ def test_failed_requests_cannot_be_compared() -> None:
         compare("mixed", [run], [run])
 
 
+def test_the_slowness_of_a_load_is_of_the_references_before_and_after_it() -> None:
+    assert slowness_of([2.0, 4.0, 6.0, 2.0, 4.0, 4.0, 4.0], 2.0) == {
+        "steady text": [1.5, 1.5],
+        "mixed": [2.5, 2.0],
+        "chat": [2.0, 2.0],
+    }
+
+
 def test_costs_of_another_model_are_not_validated(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--validate", "1", "--costs", "small-cpu"]) == 1
     assert "the costs small-cpu are of another model than the demo model: language differs" in capsys.readouterr().err
@@ -61,6 +69,7 @@ def test_live_runs_and_the_simulation_are_compared(tmp_path: Path) -> None:
     assert main(["--validate", "2", "--num-requests", "4", "--json", str(out)]) in (0, 1)  # how close they are is no test's business
     told = json.loads(out.read_text())
     assert {one["load"] for one in told["comparisons"]} == set(LOADS)
+    assert {load: len(found) for load, found in told["slowness"].items()} == dict.fromkeys(LOADS, 2)
     assert all(len(one["live"]) == 2 and one["simulated"] > 0 for one in told["comparisons"])
 
 
