@@ -1,26 +1,35 @@
-"""Matrices in int4, in groups of columns: the layout of torch's kernel for the CPU, ``_weight_int4pack_mm_for_cpu``.
+"""Matrices in int4, in groups of columns: their values, and the order of the codes in memory.
 
 A value is (code - 8) x scale + zero, with codes of 0 to 15, and a scale and a zero in bfloat16 for each row and group. ``narrowing``
-and ``quantized`` write such matrices, ``lm.matrices`` multiplies them. The order of the codes in memory depends on the processor's
-vectors; the processes of a run agree on it, since they share the machine and ATEN_CPU_CAPABILITY.
+and ``quantized`` write such matrices, ``lm.matrices`` multiplies them.
+
+Blocks of 32 rows follow one another. The codes of a block are in the order [column / 4, row, column % 4], so that a vector has four
+neighbouring columns of some rows, as instructions that multiply bytes add them up. A byte has a code of one of the first 16 rows in its
+lower half, and in its upper half that of the row 16 further on. Scales and zeros of a block are in the order [group, row, 2].
 Shapes: N rows, K columns, G groups.
 """
 
 import torch
 from torch import Tensor
 
+from .weight_specs import INT4_ROWS
+
 MIDDLE = 8
+COLUMNS = 4  # whose codes are neighbours in memory
 _MOST = 15
+_HALF = INT4_ROWS // 2
 
 
 def pack(codes_NK: Tensor, scales_NG: Tensor, zeros_NG: Tensor, target: Tensor, target_scales: Tensor) -> None:
-    """Write codes uint8 [N, K] and float32 scales and zeros to ``target`` uint8 [N, K / 2] and ``target_scales`` bfloat16 [G, N, 2].
-    N is a multiple of 64, K of 32 G. Raises: ValueError on a processor without AVX2."""
-    half = _half()
-    low, high = codes_NK.view(-1, 2, half, codes_NK.shape[1]).unbind(1)
-    target.view(-1, codes_NK.shape[1], half).copy_((high << 4 | low).transpose(1, 2))
-    target_scales[..., 0] = scales_NG.t()
-    target_scales[..., 1] = zeros_NG.t()
+    """Write codes uint8 [N, K] and float32 scales and zeros to ``target`` uint8 [N, K / 2] and ``target_scales`` bfloat16 [N, G, 2].
+    N is a multiple of 32, K of 32 G."""
+    num_columns, num_groups = codes_NK.shape[1], scales_NG.shape[1]
+    low, high = codes_NK.view(-1, 2, _HALF, num_columns).unbind(1)
+    words = (high << 4 | low).view(torch.int32)  # of COLUMNS codes
+    target.view(torch.int32).view(-1, num_columns // COLUMNS, _HALF).copy_(words.transpose(1, 2))
+    ordered = target_scales.view(-1, num_groups, INT4_ROWS, 2)
+    for index, part in enumerate((scales_NG, zeros_NG)):
+        ordered[..., index] = part.view(-1, INT4_ROWS, num_groups).transpose(1, 2)
 
 
 def quantize(values_NK: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -35,23 +44,12 @@ def quantize(values_NK: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor
     return codes.to(torch.int8).view(torch.uint8).flatten(1), scales, zeros  # ten times as fast as to uint8
 
 
-def unpack(packed: Tensor, scales_GN2: Tensor, out_KN: Tensor) -> None:
-    """Write the values of a packed matrix [N, K / 2] to ``out_KN``, of any floating dtype."""
-    half = _half()
-    num_rows, num_columns = packed.shape[0], 2 * packed.shape[1]
-    bytes_BKH = packed.view(num_rows // (2 * half), num_columns, half)
-    out_KBS = out_KN.view(num_columns, num_rows // (2 * half), 2 * half)
-    out_KBS[..., :half] = (bytes_BKH & _MOST).view(torch.int8).sub_(MIDDLE).transpose(0, 1)
-    out_KBS[..., half:] = (bytes_BKH >> 4).view(torch.int8).sub_(MIDDLE).transpose(0, 1)
-    num_groups = scales_GN2.shape[0]
-    values = out_KN.view(num_groups, num_columns // num_groups, num_rows)
-    scales, zeros = (part.to(out_KN.dtype).contiguous().unsqueeze(1) for part in scales_GN2.unbind(2))
-    torch.addcmul(zeros, values, scales, out=values)
-
-
-def _half() -> int:
-    """Rows in the low halves of a block's bytes: those of a vector of the instructions that torch uses. Raises: ValueError."""
-    found = {"AVX512": 32, "AVX2": 16}.get(torch.backends.cpu.get_cpu_capability())
-    if found is None:
-        raise ValueError("int4 needs a processor with AVX2: set model.weights to another format")
-    return found
+def unpack(packed: Tensor, scales: Tensor, out_NK: Tensor) -> None:
+    """Write the values of a packed matrix [N, K / 2] with scales [N, G, 2] to ``out_NK``, of any floating dtype."""
+    num_columns, num_groups = out_NK.shape[1], scales.shape[1]
+    codes = packed.view(-1, num_columns // COLUMNS, _HALF, COLUMNS).transpose(1, 2)
+    halves = out_NK.view(-1, 2, _HALF, num_columns // COLUMNS, COLUMNS)
+    halves[:, 0], halves[:, 1] = codes & _MOST, codes >> 4
+    groups = out_NK.view(-1, INT4_ROWS, num_groups, num_columns // num_groups)
+    steps, zeros = scales.view(-1, num_groups, INT4_ROWS, 2).transpose(1, 2).to(out_NK.dtype).unsqueeze(3).unbind(4)
+    torch.addcmul(zeros, groups.sub_(MIDDLE), steps, out=groups)

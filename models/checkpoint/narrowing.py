@@ -20,7 +20,7 @@ def narrow(values: Tensor, target: Tensor, scales: Tensor | None = None) -> None
     """Write ``values`` [rows, ...] of any floating type to ``target`` of the same shape, rounded to the nearest.
 
     With ``scales`` bfloat16 [rows], ``target`` is int8 and a row's numbers are ``scales`` x ``target``. With ``scales`` bfloat16
-    [groups, rows, 2], ``target`` is uint8 [rows, columns / 2], see ``int4``.
+    [rows, groups, 2], ``target`` is uint8 [rows, columns / 2], see ``int4``.
 
     Raises: ValueError for values that float16, int8 or int4 does not have.
     """
@@ -33,9 +33,9 @@ def narrow(values: Tensor, target: Tensor, scales: Tensor | None = None) -> None
         elif target.dtype == torch.int8:
             _quantize(block, target[rows], scales[rows])
         else:
-            codes, steps, zeros = int4.quantize(block, scales.shape[0])
+            codes, steps, zeros = int4.quantize(block, scales.shape[1])
             _check_finite(zeros, "int4")
-            int4.pack(codes, steps, zeros, target[rows], scales[:, rows])
+            int4.pack(codes, steps, zeros, target[rows], scales[rows])
 
 
 def _blocks(values: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -155,7 +155,7 @@ class Integers:
                 "has groups of columns that are no neighbours, which int4 cannot hold: set model.weights to another format"
             )
         codes, zeros, scales = self.codes(rows)
-        repeats = target_scales.shape[0] // self._num_groups
+        repeats = target_scales.shape[1] // self._num_groups
         shifts = (int4.MIDDLE - zeros) * scales
         int4.pack(codes, scales.repeat_interleave(repeats, 1), shifts.repeat_interleave(repeats, 1), target, target_scales)
 
@@ -166,7 +166,7 @@ class Integers:
         target_scales.copy_(scales[:, 0])
 
     def codes(self, rows: slice) -> Codes:
-        """Unpack rows, a slice whose ends are multiples of 64 or the matrix's own."""
+        """Unpack rows, a slice whose ends are multiples of 32 or the matrix's own."""
         read: Callable[[slice], Codes] = {
             "awq": self._read_awq,
             "gptq": self._read_gptq,

@@ -11,8 +11,8 @@ from ..architecture import LanguageConfig, ModelConfig
 
 Shape = tuple[int, ...]
 
-INT4_GROUPS = (256, 128, 64, 32)  # columns that share a scale in torch's kernel for int4
-INT4_ROWS = 64  # its layout has blocks of so many rows, or of half as many
+INT4_GROUPS = (256, 128, 64, 32)  # columns that may share a scale in int4
+INT4_ROWS = 32  # of a block in int4's layout
 
 
 class Source(NamedTuple):
@@ -55,7 +55,7 @@ def stored_parts(spec: TensorSpec, config: ModelConfig, in_8_bits: bool = False)
     group = 0 if spec.is_vocabulary or in_8_bits else _int4_group(spec, config)
     if config.weights == "int4" and group:
         rows, columns = spec.shape
-        scales = StoredPart(scales_of(spec.name), "bfloat16", (columns // group, rows, 2))
+        scales = StoredPart(scales_of(spec.name), "bfloat16", (rows, columns // group, 2))
         return (StoredPart(spec.name, "uint8", (rows, columns // 2)), scales)
     if config.weights in ("int8", "int4"):
         return (StoredPart(spec.name, "int8", spec.shape), StoredPart(scales_of(spec.name), "bfloat16", spec.shape[:1]))
@@ -63,8 +63,8 @@ def stored_parts(spec: TensorSpec, config: ModelConfig, in_8_bits: bool = False)
 
 
 def _int4_group(spec: TensorSpec, config: ModelConfig) -> int:
-    """Columns of a group of a matrix in int4: those of the checkpoint's groups, if torch's kernel has groups that they consist of. 0 if
-    the matrix does not divide into groups, or its sources into the kernel's blocks of rows."""
+    """Columns of a group of a matrix in int4: those of the checkpoint's groups, or parts of them that int4 has. 0 if the matrix does
+    not divide into groups, or its sources into blocks of rows."""
     columns = spec.shape[-1]
     known = config.quantization
     wanted = (known.group_size or columns) if known is not None and known.form == "int4" else min(INT4_GROUPS)

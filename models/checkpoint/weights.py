@@ -170,10 +170,8 @@ def _fill_from_integers(target: torch.Tensor, scales: torch.Tensor | None, integ
 
 
 def _rows_of(scales: torch.Tensor | None, rows: slice) -> torch.Tensor | None:
-    """Scales of rows: of int8 [rows], of int4 [groups, rows, 2]."""
-    if scales is None:
-        return None
-    return scales[rows] if scales.dim() == 1 else scales[:, rows]
+    """Scales of rows."""
+    return None if scales is None else scales[rows]
 
 
 def _view(files: SafetensorsFiles, tensor: StoredTensor) -> torch.Tensor:

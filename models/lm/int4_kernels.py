@@ -1,8 +1,9 @@
-"""Products of few rows with a matrix in int4 on a CPU, in the layout of ``checkpoint.int4``.
+"""Products with a matrix in int4 on a CPU, in integers, of any number of rows of activations.
 
-As ``row_kernels``, for a matrix whose rows lie side by side in blocks: a byte has a code of one row in its lower half and a code of
-another row in its upper half. A vector holds a column's codes of some rows, which are multiplied by one activation. Codes are added up
-as they are within a group of columns; scale and zero follow once for each group.
+As ``row_kernels``, in the layout of ``checkpoint.int4``: a vector has the codes of four columns of some rows of the matrix, which are
+multiplied by four activations of 8 bits (``int4_rows``). A product of a code and an activation is at most 15 x 127, so those of 32
+columns are added up in 16 bits, or in 32 by instructions for it (VNNI). Scales follow for each 32 columns, in float32. A row's result
+is the same bits however many rows are beside it, however many threads there are, and with any of these instructions.
 Shapes: M rows of activations, N rows of the matrix, K columns, G groups.
 """
 
@@ -13,50 +14,58 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from ..checkpoint.int4 import MIDDLE
+from ..checkpoint.int4 import COLUMNS, MIDDLE
+from ..checkpoint.weight_specs import INT4_ROWS
+from .int4_rows import PART, round_rows
 from .machine_code import (
     FLOAT,
     POINTER,
     Kernel,
+    add_pairs,
     add_product,
+    add_products_of_bytes,
     address,
     check_columns,
     clear,
     constant,
-    from_bfloat16,
+    has_vnni,
     load_kernel,
     load_vector,
     load_word,
     loop,
     multiply_add,
+    multiply_bytes,
     new_sums,
     prefetch,
+    spread,
     vector_width,
 )
+from .row_kernels import LEAST_WORK
 
-_BYTE, _BFLOAT16, _WORD = ir.IntType(8), ir.IntType(16), ir.IntType(32)
-_MOST_ROWS = 96  # of activations: with more, products with converted blocks are faster
-_BYTES_AHEAD = 2048  # of the matrix: asked for before they are needed, which halves the time of one row
-_BOTH_HALVES = 2  # rows of activations: up to so many, both halves of bytes are multiplied at once; more sums do not fit in registers
+_BYTE, _WORD = ir.IntType(8), ir.IntType(32)
+_HALF = INT4_ROWS // 2  # rows in one half of a block's bytes
+_BYTES_AHEAD = 2048  # of the matrix: asked for before they are needed
 
 
-def most_rows(packed: Tensor) -> int:
-    """As that of ``row_kernels``, with a matrix in int4."""
+def has_kernel(packed: Tensor) -> bool:
+    """Return whether ``multiply`` takes a matrix in int4. A process's first one makes the kernel."""
     if vector_width() is None or packed.device.type != "cpu":
-        return 0
+        return False
     _kernel()
-    return _MOST_ROWS
+    return True
 
 
-def multiply(x_MK: Tensor, packed: Tensor, scales_GN2: Tensor) -> Tensor:
-    """x W^T, float32 [M, N], of activations in any floating dtype and a packed matrix [N, K / 2]; it and its scales are contiguous."""
+def multiply(x_MK: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
+    """x W^T, float32 [M, N], of activations in any floating dtype, which are rounded, and a contiguous packed matrix [N, K / 2] with
+    its scales [N, G, 2]."""
     x = x_MK.float().contiguous()
-    num_groups, num_values, _ = scales_GN2.shape
+    num_values, num_groups, _ = scales.shape
     check_columns(x, 2 * packed.shape[1])
-    sums_MG = x.view(x.shape[0], num_groups, -1).sum(2)
+    rounded = round_rows(x)
     out = x.new_empty(x.shape[0], num_values)
-    addresses = (tensor.data_ptr() for tensor in (x, packed, scales_GN2, sums_MG, out))
-    _kernel().run((x.shape[0], num_values, x.shape[1], num_groups, *addresses), torch.get_num_threads())
+    addresses = (tensor.data_ptr() for tensor in (*rounded, packed, scales, out))
+    num_threads = torch.get_num_threads() if 2 * packed.numel() >= LEAST_WORK else 1
+    _kernel().run((x.shape[0], num_values, x.shape[1], num_groups, *addresses), num_threads)
     return out
 
 
@@ -64,90 +73,110 @@ def multiply(x_MK: Tensor, packed: Tensor, scales_GN2: Tensor) -> Tensor:
 def _kernel() -> Kernel:
     width = vector_width()
     assert width is not None
-    return load_kernel("int4", _Tiles(width), 4 * width)
+    return load_kernel("int4", _Tiles(width, has_vnni()), INT4_ROWS)
 
 
 class _Tiles:
-    """Emits tiles of one block of bytes: 4 vectors of rows. The words are M, N, K, G and the addresses of x, the matrix, its scales and
-    zeros, the sums of x in each group, and the product."""
+    """Emits tiles of one block. The words are M, N, K, G and the addresses of the activations' whole numbers and steps, the matrix, its
+    scales, and the product."""
 
-    def __init__(self, width: int) -> None:
-        self._width, self._floats = width, ir.VectorType(FLOAT, width)
+    def __init__(self, width: int, with_vnni: bool) -> None:
+        self._width, self._floats, self._words = width, ir.VectorType(FLOAT, width), ir.VectorType(_WORD, width)
+        self._bytes = ir.VectorType(_BYTE, COLUMNS * width)
+        self._with_vnni = with_vnni
 
     def emit(self, builder: ir.IRBuilder, num_rows: int, arguments: Sequence[ir.Value]) -> None:
-        parts = [(0, 1)] if num_rows <= _BOTH_HALVES else [(0,), (1,)]
-        for halves in parts:
-            self._multiply(builder, num_rows, arguments, halves)
-
-    def _multiply(self, builder: ir.IRBuilder, num_rows: int, arguments: Sequence[ir.Value], halves: Sequence[int]) -> None:
-        """Multiply with the rows in the lower (0) or upper (1) halves of bytes, two vectors of them each."""
         words, first, start, _ = arguments
         num_values, num_columns, num_groups = (load_word(builder, words, index) for index in (1, 2, 3))
-        scales, sums, out = (load_word(builder, words, index, POINTER) for index in (6, 7, 8))
-        group_columns = builder.udiv(num_columns, num_groups)
+        scales, out = (load_word(builder, words, index, POINTER) for index in (7, 8))
         rows = [builder.add(first, constant(index)) for index in range(num_rows)]
-        values = [builder.add(start, constant((2 * half + index) * self._width)) for half in halves for index in range(2)]
-        totals, partial = (new_sums(builder, num_rows, len(values), self._floats) for _ in range(2))
-        clear(builder, totals, self._floats)
+        num_parts = builder.udiv(num_columns, constant(PART))
+        parts_of_group = builder.udiv(num_parts, num_groups)
+        totals = {value: new_sums(builder, 1, num_rows, self._floats)[0] for value in range(0, INT4_ROWS, self._width)}
+        clear(builder, [*totals.values()], self._floats)
         with loop(builder, constant(0), num_groups, 1) as group:
-            clear(builder, partial, self._floats)
-            begin = builder.mul(group, group_columns)
-            self._add_columns(builder, arguments, rows, halves, (begin, builder.add(begin, group_columns)), partial)
-            for index, value in enumerate(values):
-                scale, zero = self._scales(builder, scales, builder.add(builder.mul(group, num_values), value))
-                for row, parts, done in zip(rows, partial, totals, strict=True):
-                    of_group = self._spread(builder, sums, builder.add(builder.mul(row, num_groups), group))
-                    add_product(builder, done[index], of_group, zero)
-                    add_product(builder, done[index], builder.load(parts[index], typ=self._floats), scale)
-        for row, done in zip(rows, totals, strict=True):
-            for value, total in zip(values, done, strict=True):
-                place = builder.add(builder.mul(row, num_values), value)
-                builder.store(builder.load(total, typ=self._floats), address(builder, out, place), align=4)
+            of_group = builder.add(builder.mul(start, num_groups), builder.mul(group, constant(INT4_ROWS)))
+            factors = {value: self._scales(builder, scales, builder.add(of_group, constant(value))) for value in totals}
+            begin = builder.mul(group, parts_of_group)
+            with loop(builder, begin, builder.add(begin, parts_of_group), 1) as part:
+                self._add_part(builder, arguments, rows, part, factors, totals)
+        for value, variables in totals.items():
+            for row, variable in zip(rows, variables, strict=True):
+                place = builder.add(builder.mul(row, num_values), builder.add(start, constant(value)))
+                builder.store(builder.load(variable, typ=self._floats), address(builder, out, place), align=4)
 
-    def _add_columns(
+    def _add_part(
         self,
         builder: ir.IRBuilder,
         arguments: Sequence[ir.Value],
         rows: Sequence[ir.Value],
-        halves: Sequence[int],
-        columns: tuple[ir.Value, ir.Value],
-        partial: Sequence[Sequence[ir.Value]],
+        part: ir.Value,
+        factors: dict[int, tuple[ir.Value, ir.Value]],
+        totals: dict[int, list[ir.Value]],
     ) -> None:
-        """Add the products with the codes of some columns, from the first to the end, to ``partial``."""
-        words, _, start, _ = arguments
-        num_columns = load_word(builder, words, 2)
-        x, packed = (load_word(builder, words, index, POINTER) for index in (4, 5))
-        num_bytes = 2 * self._width
-        block = builder.udiv(builder.mul(start, num_columns), constant(2))
-        with loop(builder, *columns, 1) as column:
-            place = builder.add(block, builder.mul(column, constant(num_bytes)))
-            prefetch(builder, packed, builder.add(place, constant(_BYTES_AHEAD)), _BYTE)
-            both = load_vector(builder, packed, place, num_bytes, _BYTE)
-            codes = [vector for half in halves for vector in self._codes(builder, both, half)]
-            for row, parts in zip(rows, partial, strict=True):
-                activation = self._spread(builder, x, builder.add(builder.mul(row, num_columns), column))
-                for vector, total in zip(codes, parts, strict=True):
-                    add_product(builder, total, activation, vector)
+        """Add the products of 32 columns to ``totals``, which are by the first row of a vector in the block, as are the ``factors``."""
+        words = arguments[0]
+        num_columns, steps = load_word(builder, words, 2), load_word(builder, words, 5, POINTER)
+        columns = [builder.add(builder.mul(row, num_columns), builder.mul(part, constant(PART))) for row in rows]
+        places = [builder.udiv(column, constant(PART // 2)) for column in columns]
+        for piece in range(0, _HALF, self._width):
+            sums = self._sums_of_part(builder, arguments, columns, part, piece)
+            for index, (place, both) in enumerate(zip(places, sums, strict=True)):
+                step, total = (self._spread(builder, steps, builder.add(place, constant(number))) for number in range(2))
+                for value, whole in zip((piece, piece + _HALF), both, strict=True):
+                    (scale, zero), variable = factors[value], totals[value][index]
+                    add_product(builder, variable, total, zero)
+                    add_product(builder, variable, builder.fmul(builder.sitofp(whole, self._floats), step), scale)
 
-    def _codes(self, builder: ir.IRBuilder, both: ir.Value, half: int) -> list[ir.Value]:
-        """Two vectors of codes in float32."""
-        low, high = (ir.Constant(both.type, [number] * both.type.count) for number in (15, 4))
-        codes = builder.lshr(both, high) if half else builder.and_(both, low)
-        words = ir.VectorType(_WORD, self._width)
-        parts = (self._picked(builder, codes, range(first, first + self._width)) for first in (0, self._width))
-        return [builder.sitofp(builder.zext(part, words), self._floats) for part in parts]
+    def _sums_of_part(
+        self, builder: ir.IRBuilder, arguments: Sequence[ir.Value], columns: Sequence[ir.Value], part: ir.Value, piece: int
+    ) -> list[list[ir.Value]]:
+        """Sums of codes x activations of 32 columns, int32, for both halves of the bytes of a vector of rows from ``piece`` on."""
+        words, _, start, _ = arguments
+        x, packed = (load_word(builder, words, index, POINTER) for index in (4, 6))
+        block = builder.udiv(builder.mul(start, load_word(builder, words, 2)), constant(2))
+        begin = builder.add(block, builder.mul(part, constant(PART * _HALF)))
+        kind = self._words if self._with_vnni else ir.VectorType(ir.IntType(16), 2 * self._width)
+        sums = new_sums(builder, len(columns), 2, kind)
+        clear(builder, sums, kind)
+        with loop(builder, constant(0), constant(PART), COLUMNS) as column:
+            place = builder.add(begin, builder.add(builder.mul(column, constant(_HALF)), constant(piece * COLUMNS)))
+            if piece == 0:  # the other is in the same line of the cache
+                prefetch(builder, packed, builder.add(place, constant(_BYTES_AHEAD)), _BYTE)
+            codes = self._codes(builder, packed, place)
+            for both, first in zip(sums, columns, strict=True):
+                activations = self._activations(builder, x, builder.add(first, column))
+                for total, half in zip(both, codes, strict=True):
+                    before = builder.load(total, typ=kind)
+                    builder.store(self._added(builder, before, half, activations), total)
+        found = [[builder.load(total, typ=kind) for total in both] for both in sums]
+        return found if self._with_vnni else [[add_pairs(builder, total) for total in both] for both in found]
+
+    def _codes(self, builder: ir.IRBuilder, packed: ir.Value, place: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Codes in the lower and in the upper halves of bytes."""
+        both = load_vector(builder, packed, place, self._bytes.count, _BYTE)
+        low, high = (ir.Constant(self._bytes, [number] * self._bytes.count) for number in (15, 4))
+        return builder.and_(both, low), builder.lshr(both, high)
+
+    def _activations(self, builder: ir.IRBuilder, x: ir.Value, place: ir.Value) -> ir.Value:
+        """Four of them, again and again."""
+        four = builder.load(address(builder, x, place, _BYTE), align=4, typ=_WORD)
+        return builder.bitcast(spread(builder, four, self._width), self._bytes)
+
+    def _added(self, builder: ir.IRBuilder, total: ir.Value, codes: ir.Value, activations: ir.Value) -> ir.Value:
+        """Sums of products, of each four columns in int32 with VNNI, of each two in int16 without."""
+        if self._with_vnni:
+            return add_products_of_bytes(builder, total, codes, activations)
+        return builder.add(total, multiply_bytes(builder, codes, activations))
 
     def _scales(self, builder: ir.IRBuilder, scales: ir.Value, place: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Scales of ``width`` rows, and the values of code 0."""
-        pairs = load_vector(builder, scales, builder.mul(place, constant(2)), 2 * self._width, _BFLOAT16)
-        scale, zero = (from_bfloat16(builder, self._picked(builder, pairs, range(first, 2 * self._width, 2))) for first in (0, 1))
+        """Scales of ``width`` rows, and the values of code 0. Each is the half of a word."""
+        pairs = load_vector(builder, scales, place, self._width, _WORD)
+        shift, upper = (ir.Constant(self._words, [number] * self._width) for number in (16, -65536))
+        scale = builder.bitcast(builder.shl(pairs, shift), self._floats)
+        zero = builder.bitcast(builder.and_(pairs, upper), self._floats)
         return scale, multiply_add(builder, scale, ir.Constant(self._floats, [-float(MIDDLE)] * self._width), zero)
 
     def _spread(self, builder: ir.IRBuilder, base: ir.Value, place: ir.Value) -> ir.Value:
         """A vector of one number of a tensor in float32."""
-        value = builder.load(address(builder, base, place), align=4, typ=FLOAT)
-        lone = builder.insert_element(ir.Constant(self._floats, ir.Undefined), value, ir.Constant(_WORD, 0))
-        return self._picked(builder, lone, [0] * self._width)
-
-    def _picked(self, builder: ir.IRBuilder, values: ir.Value, places: Sequence[int]) -> ir.Value:
-        return builder.shuffle_vector(values, values, ir.Constant(ir.VectorType(_WORD, len(places)), list(places)))
+        return spread(builder, builder.load(address(builder, base, place), align=4, typ=FLOAT), self._width)

@@ -10,12 +10,10 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from .machine_code import Kernel, call_intrinsic, check_columns, load_kernel, load_vector, vector_width
+from .machine_code import Kernel, add_pairs, check_columns, load_kernel, load_vector, multiply_bytes, vector_width
 from .row_kernels import BLOCK_ROWS, LEAST_WORK, RowTiles
 
-_BYTE, _SHORT, _WORD = ir.IntType(8), ir.IntType(16), ir.IntType(32)
-_MULTIPLY_BYTES = {8: "llvm.x86.avx2.pmadd.ub.sw", 16: "llvm.x86.avx512.pmaddubs.w.512"}  # by the numbers in a vector of float32
-_ADD_PAIRS = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
+_BYTE, _WORD = ir.IntType(8), ir.IntType(32)
 _MOST_ROWS = 96  # of activations: with more, torch's products are as fast
 
 
@@ -56,7 +54,6 @@ class _CodeTiles(RowTiles):
     def __init__(self, floats: int) -> None:
         super().__init__(_BYTE, 4 * floats)
         self.sums = ir.VectorType(_WORD, floats)
-        self._names = _MULTIPLY_BYTES[floats], _ADD_PAIRS[floats]
 
     def activation(self, builder: ir.IRBuilder, x: ir.Value, place: ir.Value) -> ir.Value:
         return load_vector(builder, x, place, self._width, _BYTE)
@@ -65,8 +62,5 @@ class _CodeTiles(RowTiles):
         return values
 
     def add(self, builder: ir.IRBuilder, total: ir.Value, activation: ir.Value, weight: ir.Value) -> None:
-        multiply_bytes, add_pairs = self._names
-        shorts = ir.VectorType(_SHORT, 2 * self.sums.count)
-        pairs = call_intrinsic(builder, multiply_bytes, shorts, [activation, weight])
-        added = call_intrinsic(builder, add_pairs, self.sums, [pairs, ir.Constant(shorts, [1] * shorts.count)])
+        added = add_pairs(builder, multiply_bytes(builder, activation, weight))
         builder.store(builder.add(added, builder.load(total, typ=self.sums)), total)

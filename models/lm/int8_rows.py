@@ -47,7 +47,7 @@ def round_rows(x_MK: Tensor, most: int, shift: int) -> Parts:
     rounding = round_to if has_kernel(x) else _round_to
     codes, largest, norms = rounding(x, most, _LEAST, shift)
     steps = largest.clamp(min=_LEAST).div_(most).unsqueeze(1)
-    has_outlier = largest > norms.mul_(_MOST_OF_RMS / x.shape[1] ** 0.5)
+    has_outlier = largest / steps[:, 0] > norms.mul_(_MOST_OF_RMS / x.shape[1] ** 0.5)
     if not has_outlier.any():
         return Parts(codes, steps, None)
     split = has_outlier.nonzero().squeeze(1)
@@ -60,7 +60,9 @@ def _round_to(x_MK: Tensor, most: int, least: float, shift: int) -> tuple[Tensor
     """``rounding_kernel.round_to`` in torch."""
     largest = x_MK.abs().amax(1)
     factors = most / largest.clamp(min=least).unsqueeze(1)
-    return _bytes((x_MK * factors).round_().add_(shift)), largest, torch.linalg.vector_norm(x_MK, 2, 1)
+    scaled = x_MK * factors
+    norms = torch.linalg.vector_norm(scaled, 2, 1)
+    return _bytes(scaled.round_().add_(shift)), largest, norms
 
 
 def _bytes(whole: Tensor) -> Tensor:

@@ -1,15 +1,15 @@
 """Kernels of matrix products for a CPU, in machine code that LLVM makes for the processor at hand when a process first needs it.
 
 A product of M rows of activations with a matrix of N rows is made of tiles: some rows of activations by one block of the matrix, which
-stays in cache while all rows of activations are multiplied by it. ``row_kernels`` and ``int4_kernels`` emit a tile; which tiles there
-are, and which thread computes them, is decided here.
+stays in cache while all rows of activations are multiplied by it. ``row_kernels``, ``int8_kernels`` and ``int4_kernels`` emit a tile;
+which tiles there are, and which thread computes them, is decided here.
 """
 
 import ctypes
 import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -28,6 +28,8 @@ INT, FLOAT, POINTER = ir.IntType(64), ir.FloatType(), ir.PointerType()
 
 _WIDTHS = {"AVX2": 8, "AVX512": 16}  # numbers in a vector of float32, by torch's name of the instructions
 _CPUS = {"AVX2": "haswell", "AVX512": "skylake-avx512"}  # LLVM's names of processors that have them
+_WITH_VNNI = "cascadelake"
+_BESIDE = ("abm", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt")  # Linux's names of instructions that both have besides
 
 _THREAD_NUMBERS = "omp_get_thread_num", "omp_get_num_threads"
 _IMPORTED_S = time.time()
@@ -35,7 +37,25 @@ _IMPORTED_S = time.time()
 
 def vector_width() -> int | None:
     """Numbers in a vector of float32 on this processor; None where no kernels are made for it."""
-    return _WIDTHS.get(torch.backends.cpu.get_cpu_capability()) if _openmp() is not None else None
+    is_whole = _openmp() is not None and all(has_instructions(name) for name in _BESIDE)
+    return _WIDTHS.get(torch.backends.cpu.get_cpu_capability()) if is_whole else None
+
+
+def has_vnni() -> bool:
+    """Return whether kernels may use instructions that add up four products of bytes at once."""
+    return vector_width() == 16 and has_instructions("avx512_vnni")
+
+
+def has_instructions(name: str) -> bool:
+    """Return whether this processor has instructions, by Linux's name. A virtual machine can hide some that others imply."""
+    return name in _flags()
+
+
+@cache
+def _flags() -> frozenset[str]:
+    with suppress(OSError), open("/proc/cpuinfo") as file:
+        return frozenset(next((line for line in file if line.startswith("flags")), "").split())
+    return frozenset()
 
 
 def check_columns(x_MK: Tensor, num_columns: int) -> None:
@@ -77,7 +97,7 @@ def load_kernel(name: str, tiles: Tiles, block_rows: int) -> Kernel:
 
     Where no earlier process has kept it, it takes 0.2 s.
     """
-    cpu = _CPUS[torch.backends.cpu.get_cpu_capability()]
+    cpu = _WITH_VNNI if has_vnni() else _CPUS[torch.backends.cpu.get_cpu_capability()]
     file = f"{name}-{cpu}.code"
     key = _key(file, tiles)
     image = None if key is None else kernel_files.load(file, key)
@@ -184,6 +204,31 @@ def call_intrinsic(builder: ir.IRBuilder, name: str, result: ir.Type, arguments:
 def multiply_add(builder: ir.IRBuilder, one: ir.Value, other: ir.Value, added: ir.Value) -> ir.Value:
     """one x other + added, of vectors of float32, rounded once."""
     return call_intrinsic(builder, f"llvm.fma.v{one.type.count}f32", one.type, [one, other, added])
+
+
+def multiply_bytes(builder: ir.IRBuilder, unsigned: ir.Value, signed: ir.Value) -> ir.Value:
+    """Products of bytes uint8 and int8, each pair of neighbours added up in int16, where too large a sum is cut."""
+    name = {32: "llvm.x86.avx2.pmadd.ub.sw", 64: "llvm.x86.avx512.pmaddubs.w.512"}[unsigned.type.count]
+    return call_intrinsic(builder, name, ir.VectorType(ir.IntType(16), unsigned.type.count // 2), [unsigned, signed])
+
+
+def add_pairs(builder: ir.IRBuilder, shorts: ir.Value) -> ir.Value:
+    """Sums in int32 of each pair of neighbours in int16."""
+    name = {16: "llvm.x86.avx2.pmadd.wd", 32: "llvm.x86.avx512.pmaddw.d.512"}[shorts.type.count]
+    ones = ir.Constant(shorts.type, [1] * shorts.type.count)
+    return call_intrinsic(builder, name, ir.VectorType(ir.IntType(32), ones.type.count // 2), [shorts, ones])
+
+
+def add_products_of_bytes(builder: ir.IRBuilder, total: ir.Value, unsigned: ir.Value, signed: ir.Value) -> ir.Value:
+    """Add products of bytes uint8 and int8, of each four neighbours, to int32. Only with VNNI."""
+    words = (builder.bitcast(values, total.type) for values in (unsigned, signed))
+    return call_intrinsic(builder, "llvm.x86.avx512.vpdpbusd.512", total.type, [total, *words])
+
+
+def spread(builder: ir.IRBuilder, value: ir.Value, width: int) -> ir.Value:
+    """A vector of one number."""
+    lone = builder.insert_element(ir.Constant(ir.VectorType(value.type, width), ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(lone, lone, ir.Constant(ir.VectorType(ir.IntType(32), width), [0] * width))
 
 
 def from_bfloat16(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:

@@ -3,10 +3,11 @@
 No process packs a copy of its own: all formats lie in the memory that the run's processes share, so a restarted process has them at
 once, and prefill and decode have one copy. Shapes: M rows of activations, N rows of the matrix, K columns.
 
-Few rows are multiplied by kernels that read a matrix as it is (``row_kernels``, ``int8_kernels``, ``int4_kernels``). Many are
-multiplied by torch, a converted block of a narrow matrix at a time; under activations in bfloat16 a block rounds its weights as well.
-int8 is multiplied by activations in int8 (W8A8), which are whole numbers of 8 bits, or 7 without VNNI and AMX. Their sums are exact in
-int32, and up to 2^24 in float32, so a row's numbers do not depend on how many are beside it.
+Few rows are multiplied by kernels that read a matrix as it is (``row_kernels``, ``int8_kernels``), any number of them with int4
+(``int4_kernels``). Others are multiplied by torch, a converted block of a narrow matrix at a time; under activations in bfloat16 a
+block rounds its weights as well. int8 is multiplied by activations in int8 (W8A8), which are whole numbers of 8 bits, or 7 without VNNI
+and AMX. Their sums are exact in int32, and up to 2^24 in float32, so a row's numbers do not depend on how many are beside it. int4 is
+multiplied by activations of 8 bits as well (W4A8).
 """
 
 from typing import Protocol
@@ -143,32 +144,33 @@ def _joined(products: Tensor, parts: Parts) -> Tensor:
 
 
 class Int4Matrix:
-    """Kept in int4 in groups of columns, in the layout of ``checkpoint.int4``."""
+    """Kept in int4 in groups of columns, in the layout of ``checkpoint.int4``, multiplied by activations in int8 where there are
+    kernels (``int4_kernels``): a row of the result is the same bits in any batch."""
 
     def __init__(self, packed: Tensor, scales: Tensor) -> None:
-        self._packed, self._scales = packed, scales.contiguous()
-        self._few_rows = int4_kernels.most_rows(packed)
+        self._packed, self._scales = packed, scales
+        self._has_kernel = int4_kernels.has_kernel(packed)
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
-        if x_MK.shape[0] <= self._few_rows:
+        if self._has_kernel:
             out = int4_kernels.multiply(x_MK, self._packed, self._scales).to(x_MK.dtype)
         else:
             out = self._product_by_blocks(x_MK)
         return out if bias is None else out.add_(bias)
 
     def rows_from(self, first: int) -> Matrix:
-        return Int4Matrix(self._packed[first:], self._scales[:, first:])
+        return Int4Matrix(self._packed[first:], self._scales[first:])
 
     def _product_by_blocks(self, x_MK: Tensor) -> Tensor:
         num_values, num_inputs = self._packed.shape[0], x_MK.shape[1]
         num_rows = _block_rows(x_MK)
         out = x_MK.new_empty(x_MK.shape[0], num_values)
-        block = x_MK.new_empty(num_inputs * min(num_rows, num_values))
+        block = x_MK.new_empty(min(num_rows, num_values), num_inputs)
         for first in range(0, num_values, num_rows):
             rows = slice(first, min(first + num_rows, num_values))
-            values_KR = block[: num_inputs * (rows.stop - first)].view(num_inputs, -1)
-            unpack(self._packed[rows], self._scales[:, rows], values_KR)
-            torch.mm(x_MK, values_KR, out=out[:, rows])
+            values = block[: rows.stop - first]
+            unpack(self._packed[rows], self._scales[rows], values)
+            torch.mm(x_MK, values.t(), out=out[:, rows])
         return out
 
 

@@ -14,6 +14,7 @@ from .machine_code import (
     FLOAT,
     POINTER,
     Kernel,
+    add_product,
     address,
     call_intrinsic,
     clear,
@@ -22,9 +23,9 @@ from .machine_code import (
     load_vector,
     load_word,
     loop,
-    multiply_add,
     new_sums,
     reduce,
+    spread,
     vector_width,
 )
 
@@ -43,7 +44,7 @@ def round_to(x_MK: Tensor, most: int, least: float, shift: int) -> tuple[Tensor,
     divided by ``most`` if that is more.
 
     Returns the whole numbers plus ``shift`` as bytes int8 [M, K], the largest number of each row float32 [M] (NaN where one is missing)
-    and its Euclidean norm float32 [M].
+    and the row's Euclidean norm in steps float32 [M].
     """
     codes = torch.empty_like(x_MK, dtype=torch.int8)
     largest, norms = x_MK.new_empty(2, x_MK.shape[0])
@@ -79,31 +80,26 @@ class _Rows:
         most, least, shift = (builder.load(address(builder, limits, constant(index)), typ=FLOAT) for index in range(3))
         with loop(builder, start, stop, 1) as row:
             first = builder.mul(row, num_columns)
-            found, norm = self._measure(builder, x, first, num_columns)
+            found = self._largest(builder, x, first, num_columns)
             builder.store(found, address(builder, largest, row))
-            builder.store(norm, address(builder, norms, row))
             bound = builder.select(builder.fcmp_ordered("<", found, least), least, found)
-            self._round(builder, (x, codes), first, num_columns, builder.fdiv(most, bound), shift)
+            norm = self._round(builder, (x, codes), first, num_columns, builder.fdiv(most, bound), shift)
+            builder.store(norm, address(builder, norms, row))
 
-    def _measure(self, builder: ir.IRBuilder, x: ir.Value, first: ir.Value, num_columns: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The largest number of a row, and the root of the sum of its squares."""
-        sums = new_sums(builder, 1, 2, self._floats)
-        clear(builder, sums, self._floats)
-        largest, squares = sums[0]
-        with loop(builder, constant(0), num_columns, self._width) as column:
-            values = load_vector(builder, x, builder.add(first, column), self._width)
-            size = call_intrinsic(builder, f"llvm.fabs.v{self._width}f32", self._floats, [values])
-            before = builder.load(largest, typ=self._floats)
-            builder.store(builder.select(builder.fcmp_ordered(">", size, before), size, before), largest)
-            builder.store(multiply_add(builder, values, values, builder.load(squares, typ=self._floats)), squares)
+    def _largest(self, builder: ir.IRBuilder, x: ir.Value, first: ir.Value, num_columns: ir.Value) -> ir.Value:
+        """The largest number of a row. Bits without a sign are compared as whole numbers: those of NaN are larger than any other's."""
+        words = ir.VectorType(_WORD, self._width)
+        variable = new_sums(builder, 1, 1, words)[0][0]
+        clear(builder, [[variable]], words)
 
         def larger(one: ir.Value, other: ir.Value) -> ir.Value:
-            return builder.select(builder.fcmp_ordered(">", one, other), one, other)
+            return builder.select(builder.icmp_signed(">", one, other), one, other)
 
-        total = reduce(builder, builder.load(squares, typ=self._floats), builder.fadd)
-        found = reduce(builder, builder.load(largest, typ=self._floats), larger)
-        is_missing = builder.fcmp_unordered("uno", total, total)
-        return builder.select(is_missing, total, found), call_intrinsic(builder, "llvm.sqrt.f32", FLOAT, [total])
+        with loop(builder, constant(0), num_columns, self._width) as column:
+            bits = builder.bitcast(load_vector(builder, x, builder.add(first, column), self._width), words)
+            size = builder.and_(bits, ir.Constant(words, [0x7FFFFFFF] * self._width))
+            builder.store(larger(size, builder.load(variable, typ=words)), variable)
+        return builder.bitcast(reduce(builder, builder.load(variable, typ=words), larger), FLOAT)
 
     def _round(
         self,
@@ -113,18 +109,20 @@ class _Rows:
         num_columns: ir.Value,
         factor: ir.Value,
         shift: ir.Value,
-    ) -> None:
-        """Write a row's whole numbers, which are its numbers times a factor."""
+    ) -> ir.Value:
+        """Write a row's whole numbers, which are its numbers times a factor. Returns the norm of these products, which unlike
+        that of the numbers is neither too large nor too small for float32."""
         x, codes = tensors
-        factors, shifts = (self._spread(builder, value) for value in (factor, shift))
+        factors, shifts = (spread(builder, value, self._width) for value in (factor, shift))
+        squares = new_sums(builder, 1, 1, self._floats)
+        clear(builder, squares, self._floats)
         with loop(builder, constant(0), num_columns, self._width) as column:
             place = builder.add(first, column)
             scaled = builder.fmul(load_vector(builder, x, place, self._width), factors)
+            add_product(builder, squares[0][0], scaled, scaled)
             whole = call_intrinsic(builder, f"llvm.rint.v{self._width}f32", self._floats, [scaled])
             words = builder.fptosi(builder.fadd(whole, shifts), ir.VectorType(_WORD, self._width))
             found = builder.trunc(words, ir.VectorType(_BYTE, self._width))
             builder.store(found, address(builder, codes, place, _BYTE), align=1)
-
-    def _spread(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-        lone = builder.insert_element(ir.Constant(self._floats, ir.Undefined), value, ir.Constant(_WORD, 0))
-        return builder.shuffle_vector(lone, lone, ir.Constant(ir.VectorType(_WORD, self._width), [0] * self._width))
+        total = reduce(builder, builder.load(squares[0][0], typ=self._floats), builder.fadd)
+        return call_intrinsic(builder, "llvm.sqrt.f32", FLOAT, [total])

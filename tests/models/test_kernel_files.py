@@ -9,7 +9,7 @@ import pytest
 import torch
 from llvmlite import binding
 
-from mmrt.models.lm import kernel_files, machine_code, row_kernels
+from mmrt.models.lm import int4_kernels, int4_rows, kernel_files, machine_code, row_kernels
 from mmrt.models.lm.object_code import link
 
 CPU = torch.backends.cpu.get_cpu_capability()
@@ -129,4 +129,7 @@ def test_every_kernel_is_an_image(makes: list[str]) -> None:
         width = machine_code._WIDTHS[cpu[0]]
         tiles = row_kernels.RowTiles(row_kernels._STORED[dtype], width)
         assert machine_code._compile(machine_code._module(tiles, row_kernels.BLOCK_ROWS), cpu[1]).code
-    assert len(makes) == 2 * len(row_kernels._STORED)
+    for name, width, with_vnni in (("haswell", 8, False), ("skylake-avx512", 16, False), (machine_code._WITH_VNNI, 16, True)):
+        for made in (int4_kernels._Tiles(width, with_vnni), int4_rows._Parts()):
+            assert machine_code._compile(machine_code._module(made, 32), name).code
+    assert len(makes) == 2 * len(row_kernels._STORED) + 6

@@ -18,7 +18,7 @@ from mmrt.models.architecture import WeightFormat
 from mmrt.models.checkpoint.int4 import unpack
 from mmrt.models.checkpoint.narrowing import narrow
 from mmrt.models.checkpoint.weight_specs import INT4_ROWS
-from mmrt.models.lm import int8_rows
+from mmrt.models.lm import int4_kernels, int8_rows
 from mmrt.models.lm.int8_rows import FULL, PAIRS, level_of_rows, round_rows
 from mmrt.models.lm.matrices import matrix_of
 from mmrt.models.lm.rounding_kernel import has_kernel, round_to
@@ -39,7 +39,7 @@ def kept(values: Tensor, form: str) -> dict[str, Tensor]:
     if form == "int4":
         rows, columns = values.shape
         packed = torch.empty(rows, columns // 2, dtype=torch.uint8)
-        groups = torch.empty(columns // INT4_GROUP, rows, 2, dtype=torch.bfloat16)
+        groups = torch.empty(rows, columns // INT4_GROUP, 2, dtype=torch.bfloat16)
         narrow(values, packed, groups)
         return {"w": packed, "w.scales": groups}
     target = torch.empty(values.shape, dtype=getattr(torch, form))
@@ -56,9 +56,9 @@ def exact(weights: dict[str, Tensor]) -> Tensor:
     scales = weights.get("w.scales")
     if weights["w"].dtype == torch.uint8:
         assert scales is not None
-        out = torch.empty(2 * weights["w"].shape[1], weights["w"].shape[0], dtype=torch.float64)
+        out = torch.empty(weights["w"].shape[0], 2 * weights["w"].shape[1], dtype=torch.float64)
         unpack(weights["w"], scales, out)
-        return out.T
+        return out
     return weights["w"].double() if scales is None else weights["w"].double() * scales.double().unsqueeze(1)
 
 
@@ -122,7 +122,7 @@ def test_an_outlier_stays_in_its_row(form: str, num_rows: int, outlier: float) -
     assert not torch.equal(after[1], before[1])
 
 
-@pytest.mark.parametrize("form", ["float32", "bfloat16", "float16", "int8", "int4"])
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "float16"])
 def test_a_row_is_computed_alike_beside_few_and_many(form: str) -> None:
     """A cached prefix changes how many rows a prompt has. Sums of another order may round another way, once in a thousand numbers."""
     matrix, _ = make(form, 500, 1024, torch.float32)
@@ -140,15 +140,17 @@ def w8a8() -> tuple[Any, Tensor]:
     return make("int8", 500, 1024, torch.float32)
 
 
+@pytest.mark.parametrize("form", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_w8a8_rows_are_the_same_bits_in_any_batch(w8a8: tuple[Any, Tensor], dtype: torch.dtype) -> None:
+def test_rows_by_integers_are_the_same_bits_in_any_batch(form: str, dtype: torch.dtype) -> None:
+    matrix, _ = make(form, 500, 1024, torch.float32)
     x = torch.randn(200, 1024, generator=torch.Generator().manual_seed(0))
     x[7, 3] = x[40, 900] = 300.0
     x = x.to(dtype)
-    beside_many = w8a8[0].product(x)
+    beside_many = matrix.product(x)
     for num_rows in NUM_ROWS[:-1]:
-        assert torch.equal(w8a8[0].product(x[:num_rows]), beside_many[:num_rows]), num_rows
-        assert torch.equal(w8a8[0].product(x[7 : 7 + num_rows]), beside_many[7 : 7 + num_rows]), num_rows
+        assert torch.equal(matrix.product(x[:num_rows]), beside_many[:num_rows]), num_rows
+        assert torch.equal(matrix.product(x[7 : 7 + num_rows]), beside_many[7 : 7 + num_rows]), num_rows
 
 
 def test_w8a8_keeps_what_lies_beside_an_outlier_in_its_row(w8a8: tuple[Any, Tensor]) -> None:
@@ -181,6 +183,35 @@ def test_rows_that_do_not_fit_are_refused(form: str) -> None:
     for num_rows in (1, 200):
         with pytest.raises((ValueError, RuntimeError), match="64"):
             matrix.product(torch.zeros(num_rows, 64))
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int4"])
+def test_a_product_of_no_rows(form: str) -> None:
+    matrix, reference = make(form, 192, 128, torch.float32)
+    assert matrix.product(torch.zeros(0, 128), torch.zeros(192)).shape == (0, len(reference))
+
+
+def test_int4_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch, with activations as they are."""
+    monkeypatch.setattr(int4_kernels, "has_kernel", lambda packed: False)
+    matrix, reference = make("int4", 1504, 512, torch.float32)
+    x = torch.randn(3, 512)
+    torch.testing.assert_close(matrix.product(x).double(), x.double() @ reference.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("factor", [1e-26, 1e-20, 1e20, 1e30])
+def test_tiny_and_huge_rows_are_as_exact_as_others(form: str, factor: float) -> None:
+    """Where squares are too small or too large for float32: an outlier leaves the numbers beside it as they are, too."""
+    matrix, reference = make(form, 512, 1024, torch.float32)
+    x = torch.randn(2, 1024, generator=torch.Generator().manual_seed(0))
+    x[1, 17] = 500.0
+    x *= factor
+    error = (matrix.product(x).double() - x.double() @ reference.T).std(1) / (x.double() @ reference.T).std(1)
+    assert error.max() < 0.02
+    if form == "int8":
+        split = round_rows(x, FULL.most, 0).split
+        assert split is not None and split.tolist() == [1]
 
 
 @pytest.mark.parametrize(("most", "shift"), [(127, 0), (64, 64), (64, -64)])
@@ -228,7 +259,7 @@ def test_sums_of_int8_are_exact(num_rows: int, shape: tuple[int, int], spread: f
 )
 def test_without_instructions_for_exact_sums(isa: str, rest: dict[str, str]) -> None:
     """These tests again, as oneDNN adds up on processors without VNNI."""
-    names = "sums_of_int8 or w8a8 or (int8 and (products or outlier or alike) and not 1x8)"
+    names = "sums_of_int8 or w8a8 or (int8 and (products or outlier or alike or bits) and not 1x8)"
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", __file__, "-k", f"({names}) and not without"]
     environment = {**os.environ, **rest, "ONEDNN_MAX_CPU_ISA": isa, "MKL_ENABLE_INSTRUCTIONS": isa.split("_")[0]}
     program = "from mmrt.models.lm.int8_rows import level_of_rows; print(level_of_rows().most)"

@@ -78,12 +78,12 @@ def test_int4_holds_the_integers_as_they_are(name: str, tmp_path: Path) -> None:
     integers, expected = open_layer(name, tmp_path)
     num_rows, num_columns = SHAPE
     packed = torch.empty(num_rows, num_columns // 2, dtype=torch.uint8)
-    scales = torch.empty(num_columns // GROUP, num_rows, 2, dtype=torch.bfloat16)
+    scales = torch.empty(num_rows, num_columns // GROUP, 2, dtype=torch.bfloat16)
     integers.write_int4(slice(0, num_rows), packed, scales)
-    found = torch.empty(num_columns, num_rows)
+    found = torch.empty(num_rows, num_columns)
     unpack(packed, scales, found)
     steps = integers.codes(slice(0, num_rows)).scales.amax()
-    assert (found.T - expected).abs().max() < 0.05 * steps
+    assert (found - expected).abs().max() < 0.05 * steps
 
 
 @pytest.mark.parametrize("name", ["packed8", "int8"])
@@ -208,7 +208,7 @@ def test_what_is_kept_in_int4(pair: Callable[[str], Pair]) -> None:
     [
         ((128,), 256, None, 32),
         ((128, 64, 64), 96, None, 32),
-        ((128, 32, 32), 256, None, 0),
+        ((128, 16, 16), 256, None, 0),
         ((128,), 80, None, 0),
         ((64,), 256, 128, 128),
         ((64,), 352, 128, 0),
@@ -240,7 +240,7 @@ def test_groups_of_int4(rows: tuple[int, ...], columns: int, group: int | None, 
     matrix, scales = stored_parts(spec, config)
     if expected:
         assert (matrix.dtype, matrix.shape) == ("uint8", (sum(rows), columns // 2))
-        assert scales.shape == (columns // expected, sum(rows), 2)
+        assert scales.shape == (sum(rows), columns // expected, 2)
     else:
         assert (matrix.dtype, scales.shape) == ("int8", (sum(rows),))
 

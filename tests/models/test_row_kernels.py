@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmrt.models.checkpoint.int4 import quantize
 from mmrt.models.checkpoint.narrowing import narrow
-from mmrt.models.lm import int4_kernels, int8_kernels, machine_code, row_kernels
+from mmrt.models.lm import int4_kernels, int4_rows, int8_kernels, machine_code, row_kernels
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
@@ -37,12 +37,19 @@ def matrix(num_values: int, num_columns: int, dtype: torch.dtype, seed: int = 0)
 def int4_matrix(num_values: int, num_columns: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
     """A packed matrix, its scales and zeros, and its values in float64."""
     packed = torch.empty(num_values, num_columns // 2, dtype=torch.uint8)
-    scales = torch.empty(num_columns // group, num_values, 2, dtype=torch.bfloat16)
+    scales = torch.empty(num_values, num_columns // group, 2, dtype=torch.bfloat16)
     values = matrix(num_values, num_columns, torch.float32)
     codes, steps, zeros = (part.double() for part in quantize(values.clone(), num_columns // group))
     narrow(values, packed, scales)
     exact = (codes.view(num_values, -1, group) - 8) * steps.unsqueeze(2) + zeros.unsqueeze(2)
     return packed, scales, exact.flatten(1)
+
+
+def rounded(x: Tensor) -> Tensor:
+    """Rows as they are multiplied with a matrix in int4: each 32 columns in 127 steps, float64."""
+    parts = x.view(len(x), -1, 32)
+    steps = parts.abs().amax(2, keepdim=True).clamp(min=1e-30) / 127
+    return (parts / steps).round().mul(steps.double()).flatten(1)
 
 
 def assert_product(found: Tensor, x: Tensor, exact: Tensor) -> None:
@@ -71,9 +78,31 @@ def test_products_are_exact(dtype: torch.dtype, num_rows: int, num_values: int, 
 @settings(max_examples=30, deadline=None)
 @given(num_rows=st.integers(1, 13), blocks=st.integers(1, 4), groups=st.integers(1, 4), group=st.sampled_from([32, 64, 96, 128]))
 def test_products_with_int4_are_exact(num_rows: int, blocks: int, groups: int, group: int) -> None:
-    packed, scales, exact = int4_matrix(64 * blocks, groups * group, group)
+    packed, scales, exact = int4_matrix(32 * blocks, groups * group, group)
     x = torch.randn(num_rows, groups * group)
-    assert_product(int4_kernels.multiply(x, packed, scales), x, exact)
+    assert_product(int4_kernels.multiply(x, packed, scales), rounded(x), exact)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sums_with_int4_are_exact(sign: int) -> None:
+    """Eight pairs of products of 15 and 127 just fit into 16 bits."""
+    packed = torch.full((32, 64), 255, dtype=torch.uint8)
+    scales = torch.tensor([1.0, 8.0]).bfloat16().expand(32, 4, 2).contiguous()
+    found = int4_kernels.multiply(torch.full((4, 128), 127.0 * sign), packed, scales)
+    assert torch.equal(found, torch.full((4, 32), 15 * 127 * 128.0 * sign))
+
+
+def test_rows_for_int4() -> None:
+    """Zeros, tiny, small, large and missing numbers: each 32 columns by themselves, a missing number in its own part alone."""
+    x = torch.randn(6, 96, generator=torch.Generator().manual_seed(0))
+    x[1], x[2], x[3, 5], x[4], x[5, 40] = 0, 1e-35, 900, 1e36 * x[4], float("nan")
+    codes, steps = int4_rows.round_rows(x)
+    parts, found = x.view(6, 3, 32), codes.view(6, 3, 32) * steps[..., :1]
+    assert steps[5, 1].isnan().all() and int(steps.isnan().sum()) == 2
+    is_whole = ~steps[..., 0].isnan()
+    assert ((found - parts).abs().amax(2) <= 0.501 * steps[..., 0])[is_whole].all()
+    assert codes[[0, 3, 4]].view(3, 3, 32).abs().amax(2).eq(127).all() and not codes[1:3].any()
+    torch.testing.assert_close(steps[..., 1][is_whole], found.sum(2)[is_whole], rtol=1e-4, atol=1e-4)
 
 
 @settings(max_examples=40, deadline=None)
@@ -140,3 +169,9 @@ def test_a_processor_without_avx2_has_no_kernels() -> None:
     program = f"from {machine_code.__name__} import vector_width; print(vector_width())"
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
     assert subprocess.check_output([sys.executable, "-c", program], env=environment, text=True) == "None\n"
+
+
+@pytest.mark.parametrize("missing", ["f16c", "bmi2"])
+def test_a_processor_that_hides_instructions_has_no_kernels(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_code, "has_instructions", lambda name: name != missing)
+    assert machine_code.vector_width() is None and not machine_code.has_vnni()
