@@ -1,6 +1,5 @@
 """Kernels that are kept: their code comes back as it was, or LLVM makes it again."""
 
-import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 import torch
 from llvmlite import binding
 
-from mmrt.models.lm import int4_kernels, int4_rows, kernel_files, machine_code, row_kernels
+from mmrt.models.lm import int4_kernels, int4_rows, int8_kernels, kernel_files, machine_code, rounding_kernel, row_kernels
 from mmrt.models.lm.object_code import link
 
 CPU = torch.backends.cpu.get_cpu_capability()
@@ -123,13 +122,16 @@ def test_code_that_needs_more_than_itself_is_refused(text: str, error: str) -> N
         link(objects(text))
 
 
-def test_every_kernel_is_an_image(makes: list[str]) -> None:
+def test_every_kernel_is_an_image() -> None:
     """For each processor, whichever this is: no code that LLVM makes of ours needs a library."""
-    for cpu, dtype in itertools.product(machine_code._CPUS.items(), row_kernels._STORED):
-        width = machine_code._WIDTHS[cpu[0]]
-        tiles = row_kernels.RowTiles(row_kernels._STORED[dtype], width)
-        assert machine_code._compile(machine_code._module(tiles, row_kernels.BLOCK_ROWS), cpu[1]).code
-    for name, width, with_vnni in (("haswell", 8, False), ("skylake-avx512", 16, False), (machine_code._WITH_VNNI, 16, True)):
-        for made in (int4_kernels._Tiles(width, with_vnni), int4_rows._Parts()):
-            assert machine_code._compile(machine_code._module(made, 32), name).code
-    assert len(makes) == 2 * len(row_kernels._STORED) + 6
+    for capability, width in machine_code._WIDTHS.items():
+        for tiles in (
+            *(row_kernels.RowTiles(stored, width) for stored in row_kernels._STORED.values()),
+            int8_kernels._CodeTiles(width),
+            int4_kernels._Tiles(width, with_vnni=False),
+            int4_rows._Parts(),
+            rounding_kernel._Rows(width),
+        ):
+            assert machine_code._compile(machine_code._module(tiles, 32), machine_code._CPUS[capability]).code
+    with_vnni = int4_kernels._Tiles(width, with_vnni=True)
+    assert machine_code._compile(machine_code._module(with_vnni, 32), machine_code._WITH_VNNI).code

@@ -33,10 +33,10 @@ SEED = 52
 
 @pytest.mark.timeout(400)
 def test_a_short_storm_and_its_references(storm: Storm, oracle: Oracle) -> None:
-    """Eight faults and one in the drain; what every answer of the storm was held against is confirmed by transformers."""
-    report = storm("--seed", str(SEED), "--faults", "8", "--quiet-every", "4", "--max-tokens", "80", timeout_s=380)
-    assert len(report["hits"]) == 9 and report["hits"][-1]["seen"] == "drain"
-    assert report["num_quiet_points"] == 3 and report["num_polls"] > 100 and report["problems"] == []
+    """Five faults and one in the drain; what every answer of the storm was held against is confirmed by transformers."""
+    report = storm("--seed", str(SEED), "--faults", "5", "--quiet-every", "3", "--max-tokens", "80", timeout_s=380)
+    assert len(report["hits"]) == 6 and report["hits"][-1]["seen"] == "drain"
+    assert report["num_quiet_points"] == 2 and report["num_polls"] > 100 and report["problems"] == []
     assert report["ends"]["complete"] > 20
     confirmed = 0
     for request in catalogue(80):
