@@ -30,7 +30,7 @@ from .run_view import RunView
 from .storm_config import DRAIN_S, storm_config
 from .truth import TruthTeller, ask
 
-ENOSPC_SPARE_BYTES = 4 << 20
+ENOSPC_SPARE_BYTES = 16 << 20  # for the recorders of other layouts, a MiB for each new actor, among others
 _REQUEST_TIMEOUT_S = 240.0
 _PHASE_S = 4.0  # to wait for a phase; after that the fault hits in any phase
 _LOOK_S = 0.002
