@@ -40,7 +40,7 @@ def load(name: str, key: bytes) -> Image | None:
     except OSError:
         return None
     digest, body = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
-    if digest != _digest(key, body):
+    if digest != _digest(name, key, body):
         return None
     return Image(body[_ENTRY.size :], *_ENTRY.unpack_from(body))
 
@@ -54,7 +54,7 @@ def save(name: str, key: bytes, image: Image) -> None:
     part = path.with_suffix(f".{threading.get_native_id()}.part")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part.write_bytes(_digest(key, body) + body)
+        part.write_bytes(_digest(name, key, body) + body)
         os.replace(part, path)
     except OSError as error:
         log.debug("%s is not written: %s", path, error.strerror)
@@ -62,5 +62,5 @@ def save(name: str, key: bytes, image: Image) -> None:
             part.unlink(missing_ok=True)
 
 
-def _digest(key: bytes, body: bytes) -> bytes:
-    return blake2b(body, key=key, digest_size=_DIGEST_BYTES).digest()
+def _digest(name: str, key: bytes, body: bytes) -> bytes:
+    return blake2b(name.encode() + body, key=key, digest_size=_DIGEST_BYTES).digest()

@@ -6,7 +6,6 @@ which tiles there are, and which thread computes them, is decided here.
 """
 
 import ctypes
-import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -99,7 +98,7 @@ def load_kernel(name: str, tiles: Tiles, block_rows: int) -> Kernel:
     """
     cpu = _WITH_VNNI if has_vnni() else _CPUS[torch.backends.cpu.get_cpu_capability()]
     file = f"{name}-{cpu}.code"
-    key = _key(file, tiles)
+    key = _sources()
     image = None if key is None else kernel_files.load(file, key)
     if image is None:
         image = _compile(_module(tiles, block_rows), cpu)
@@ -108,12 +107,12 @@ def load_kernel(name: str, tiles: Tiles, block_rows: int) -> Kernel:
     return Kernel(image)
 
 
-def _key(file: str, tiles: Tiles) -> bytes | None:
-    """Digest of all that determines a kernel's code; None where that is not known: its source is gone, or younger than this process."""
-    sources = {Path(inspect.getfile(part)) for part in type(tiles).__mro__ if part.__module__ != object.__module__} | {Path(__file__)}
-    digest = blake2b(f"{file} {llvmlite.__version__}".encode(), digest_size=32)
+@cache
+def _sources() -> bytes | None:
+    """Digest of all that determines kernels' code; None where it is not known: a source is gone, or younger than this process."""
+    digest = blake2b(llvmlite.__version__.encode(), digest_size=32)
     try:
-        for source in sorted(sources):
+        for source in sorted(Path(__file__).parents[1].glob("*/*.py")):  # tiles and constants come from all over the models
             if source.stat().st_mtime >= _IMPORTED_S:
                 return None
             digest.update(source.read_bytes())
