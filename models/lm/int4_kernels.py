@@ -17,19 +17,16 @@ from torch import Tensor
 from ..checkpoint.int4 import COLUMNS, MIDDLE
 from ..checkpoint.weight_specs import INT4_ROWS
 from .int4_rows import PART, round_rows
+from .kernel import Kernel, check_columns, has_vnni, load_kernel, vector_width
 from .machine_code import (
     FLOAT,
     POINTER,
-    Kernel,
     add_pairs,
     add_product,
     add_products_of_bytes,
     address,
-    check_columns,
     clear,
     constant,
-    has_vnni,
-    load_kernel,
     load_vector,
     load_word,
     loop,
@@ -38,7 +35,6 @@ from .machine_code import (
     new_sums,
     prefetch,
     spread,
-    vector_width,
 )
 from .row_kernels import LEAST_WORK
 

@@ -12,19 +12,8 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from .machine_code import (
-    FLOAT,
-    POINTER,
-    Kernel,
-    address,
-    call_intrinsic,
-    constant,
-    load_kernel,
-    load_vector,
-    load_word,
-    loop,
-    spread,
-)
+from .kernel import Kernel, load_kernel
+from .machine_code import FLOAT, POINTER, address, call_intrinsic, constant, load_vector, load_word, loop, spread
 
 PART = 32  # columns with one step
 _MOST = 127.0

@@ -10,7 +10,8 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from .machine_code import Kernel, add_pairs, check_columns, load_kernel, load_vector, multiply_bytes, vector_width
+from .kernel import Kernel, check_columns, load_kernel, vector_width
+from .machine_code import add_pairs, load_vector, multiply_bytes
 from .row_kernels import BLOCK_ROWS, LEAST_WORK, RowTiles
 
 _BYTE, _WORD = ir.IntType(8), ir.IntType(32)

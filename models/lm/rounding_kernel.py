@@ -10,23 +10,21 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
+from .kernel import Kernel, load_kernel, vector_width
 from .machine_code import (
     FLOAT,
     POINTER,
-    Kernel,
     add_product,
     address,
     call_intrinsic,
     clear,
     constant,
-    load_kernel,
     load_vector,
     load_word,
     loop,
     new_sums,
     reduce,
     spread,
-    vector_width,
 )
 
 _BYTE, _WORD = ir.IntType(8), ir.IntType(32)

@@ -14,24 +14,21 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
+from .kernel import Kernel, check_columns, load_kernel, vector_width
 from .machine_code import (
     FLOAT,
     POINTER,
-    Kernel,
     add_product,
     address,
-    check_columns,
     clear,
     constant,
     from_bfloat16,
-    load_kernel,
     load_vector,
     load_word,
     loop,
     new_sums,
     prefetch,
     reduce,
-    vector_width,
 )
 
 BLOCK_ROWS = 48  # of a matrix

@@ -8,20 +8,20 @@ import pytest
 import torch
 from llvmlite import binding
 
-from mmrt.models.lm import int4_kernels, int4_rows, int8_kernels, kernel_files, machine_code, rounding_kernel, row_kernels
+from mmrt.models.lm import int4_kernels, int4_rows, int8_kernels, kernel, kernel_files, rounding_kernel, row_kernels
 from mmrt.models.lm.object_code import link
 
 CPU = torch.backends.cpu.get_cpu_capability()
 KEY = bytes(range(32))
 
-pytestmark = pytest.mark.skipif(machine_code.vector_width() is None, reason="this processor has no kernels")
+pytestmark = pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
 
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where kernels are kept. A process's kernel of float32 counts as not loaded yet."""
     monkeypatch.setattr(kernel_files, "_directory", tmp_path / "kernels")
-    caches = row_kernels._kernel, machine_code._sources
+    caches = row_kernels._kernel, kernel._sources
     for cached in caches:
         cached.cache_clear()
     yield tmp_path / "kernels"
@@ -33,8 +33,8 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def makes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What LLVM made."""
     made: list[str] = []
-    compile_module = machine_code._compile
-    monkeypatch.setattr(machine_code, "_compile", lambda module, cpu: made.append(cpu) or compile_module(module, cpu))
+    compile_module = kernel._compile
+    monkeypatch.setattr(kernel, "_compile", lambda module, cpu: made.append(cpu) or compile_module(module, cpu))
     return made
 
 
@@ -81,7 +81,7 @@ def test_a_changed_source_makes_the_kernel_again(directory: Path, makes: list[st
     source = str(Path(row_kernels.__file__).with_name("int8_kernels.py"))  # any of them
     read = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b" " * (str(path) == source))
-    machine_code._sources.cache_clear()
+    kernel._sources.cache_clear()
     product(values)
     assert len(makes) == 2
 
@@ -89,7 +89,7 @@ def test_a_changed_source_makes_the_kernel_again(directory: Path, makes: list[st
 def test_a_source_that_changed_since_it_was_imported_says_nothing(
     directory: Path, makes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_code, "_IMPORTED_S", 0.0)
+    monkeypatch.setattr(kernel, "_IMPORTED_S", 0.0)
     product(torch.randn(70, 64))
     assert len(makes) == 1 and not directory.exists()
 
@@ -101,7 +101,7 @@ def test_where_nothing_can_be_written_kernels_work(directory: Path, makes: list[
 
 
 def test_an_image_needs_another_key_than_its_own(directory: Path) -> None:
-    image = machine_code.Image(b"code", 1)
+    image = kernel.Image(b"code", 1)
     kernel_files.save("a", KEY, image)
     assert kernel_files.load("a", KEY) == image
     assert kernel_files.load("a", KEY[::-1]) is None and kernel_files.load("b", KEY) is None
@@ -134,7 +134,7 @@ def test_code_that_needs_more_than_itself_is_refused(text: str, error: str) -> N
 
 def test_every_kernel_is_an_image() -> None:
     """For each processor, whichever this is: no code that LLVM makes of ours needs a library."""
-    for capability, width in machine_code._WIDTHS.items():
+    for capability, width in kernel._WIDTHS.items():
         for tiles in (
             *(row_kernels.RowTiles(stored, width) for stored in row_kernels._STORED.values()),
             int8_kernels._CodeTiles(width),
@@ -142,6 +142,6 @@ def test_every_kernel_is_an_image() -> None:
             int4_rows._Parts(),
             rounding_kernel._Rows(width),
         ):
-            assert machine_code._compile(machine_code._module(tiles, 32), machine_code._CPUS[capability]).code
+            assert kernel._compile(kernel._module(tiles, 32), kernel._CPUS[capability]).code
     with_vnni = int4_kernels._Tiles(width, with_vnni=True)
-    assert machine_code._compile(machine_code._module(with_vnni, 32), machine_code._WITH_VNNI).code
+    assert kernel._compile(kernel._module(with_vnni, 32), kernel._WITH_VNNI).code

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from mmrt.models.checkpoint.int4 import quantize
 from mmrt.models.checkpoint.narrowing import narrow
-from mmrt.models.lm import int4_kernels, int4_rows, int8_kernels, machine_code, row_kernels
+from mmrt.models.lm import int4_kernels, int4_rows, int8_kernels, kernel, row_kernels
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
-pytestmark = pytest.mark.skipif(machine_code.vector_width() is None, reason="this processor has no kernels")
+pytestmark = pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
 
 
 @pytest.fixture(autouse=True)
@@ -166,12 +166,12 @@ def test_all_of_this_with_avx2() -> None:
 
 
 def test_a_processor_without_avx2_has_no_kernels() -> None:
-    program = f"from {machine_code.__name__} import vector_width; print(vector_width())"
+    program = f"from {kernel.__name__} import vector_width; print(vector_width())"
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
     assert subprocess.check_output([sys.executable, "-c", program], env=environment, text=True) == "None\n"
 
 
 @pytest.mark.parametrize("missing", ["f16c", "bmi2"])
 def test_a_processor_that_hides_instructions_has_no_kernels(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_code, "has_instructions", lambda name: name != missing)
-    assert machine_code.vector_width() is None and not machine_code.has_vnni()
+    monkeypatch.setattr(kernel, "has_instructions", lambda name: name != missing)
+    assert kernel.vector_width() is None and not kernel.has_vnni()

@@ -1,0 +1,200 @@
+"""Kernels of matrix products for a CPU, in machine code that LLVM makes for the processor at hand when a process first needs it.
+
+A product of M rows of activations with a matrix of N rows is made of tiles: some rows of activations by one block of the matrix, which
+stays in cache while all rows of activations are multiplied by it. ``row_kernels``, ``int8_kernels`` and ``int4_kernels`` emit a tile;
+which tiles there are, and which thread computes them, is decided here.
+"""
+
+import ctypes
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Protocol
+
+import llvmlite
+import torch
+from llvmlite import ir
+from torch import Tensor
+
+from . import kernel_files
+from .machine_code import INT, POINTER, constant, load_word, loop
+from .object_code import Image, LoadedCode, link
+
+MOST_ROWS = 4  # of activations in a tile
+
+_WIDTHS = {"AVX2": 8, "AVX512": 16}  # numbers in a vector of float32, by torch's name of the instructions
+_CPUS = {"AVX2": "haswell", "AVX512": "skylake-avx512"}  # LLVM's names of processors that have them
+_WITH_VNNI = "cascadelake"
+_BESIDE = ("abm", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt")  # Linux's names of instructions that both have besides
+
+_THREAD_NUMBERS = "omp_get_thread_num", "omp_get_num_threads"
+_IMPORTED_S = time.time()
+
+
+def vector_width() -> int | None:
+    """Numbers in a vector of float32 on this processor; None where no kernels are made for it."""
+    is_whole = _openmp() is not None and all(has_instructions(name) for name in _BESIDE)
+    return _WIDTHS.get(torch.backends.cpu.get_cpu_capability()) if is_whole else None
+
+
+def has_vnni() -> bool:
+    """Return whether kernels may use instructions that add up four products of bytes at once."""
+    return vector_width() == 16 and has_instructions("avx512_vnni")
+
+
+def has_instructions(name: str) -> bool:
+    """Return whether this processor has instructions, by Linux's name. A virtual machine can hide some that others imply."""
+    return name in _flags()
+
+
+@cache
+def _flags() -> frozenset[str]:
+    with suppress(OSError), open("/proc/cpuinfo") as file:
+        return frozenset(next((line for line in file if line.startswith("flags")), "").split())
+    return frozenset()
+
+
+def check_columns(x_MK: Tensor, num_columns: int) -> None:
+    """Raises: ValueError for activations that do not fit a matrix of so many columns, which a kernel would read beyond their end."""
+    if x_MK.device.type != "cpu" or x_MK.shape[1] != num_columns:
+        raise ValueError(f"activations {list(x_MK.shape)} on {x_MK.device} by a matrix of {num_columns} columns on the CPU")
+
+
+class Tiles(Protocol):
+    def emit(self, builder: ir.IRBuilder, num_rows: int, arguments: Sequence[ir.Value], /) -> None:
+        """Emit a tile of so many rows of activations. The arguments are the address of the product's words, the first row of
+        activations, and the block's first row of the matrix and its end."""
+        ...
+
+
+class Kernel:
+    """A product's code."""
+
+    def __init__(self, image: Image) -> None:
+        openmp = _openmp()
+        assert openmp is not None
+        self._code = LoadedCode(image)  # a function (call): computes the calling thread's part of a product
+        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._code.address)
+        self._team = openmp["GOMP_parallel"]  # calls a function in each of torch's threads
+        self._team.argtypes, self._team.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+        self._numbers = [ctypes.cast(openmp[name], ctypes.c_void_p).value or 0 for name in _THREAD_NUMBERS]
+
+    def run(self, words: Sequence[int], num_threads: int) -> None:
+        """Compute a product: M, N, and what its tiles read."""
+        array = (ctypes.c_int64 * len(words))(*words)
+        if num_threads == 1:
+            self._alone((ctypes.c_int64 * 3)(ctypes.addressof(array), 0, 0))
+        else:
+            self._team(self._code.address, (ctypes.c_int64 * 3)(ctypes.addressof(array), *self._numbers), num_threads, 0)
+
+
+def load_kernel(name: str, tiles: Tiles, block_rows: int) -> Kernel:
+    """The kernel of these tiles, with blocks of so many rows. Its name is its own among kernels of one processor.
+
+    Where no earlier process has kept it, it takes 0.2 s.
+    """
+    cpu = _WITH_VNNI if has_vnni() else _CPUS[torch.backends.cpu.get_cpu_capability()]
+    file = f"{name}-{cpu}.code"
+    key = _sources()
+    image = None if key is None else kernel_files.load(file, key)
+    if image is None:
+        image = _compile(_module(tiles, block_rows), cpu)
+        if key is not None:
+            kernel_files.save(file, key, image)
+    return Kernel(image)
+
+
+@cache
+def _sources() -> bytes | None:
+    """Digest of all that determines kernels' code; None where it is not known: a source is gone, or younger than this process."""
+    digest = blake2b(llvmlite.__version__.encode(), digest_size=32)
+    try:
+        for source in sorted(Path(__file__).parents[1].glob("*/*.py")):  # tiles and constants come from all over the models
+            if source.stat().st_mtime >= _IMPORTED_S:
+                return None
+            digest.update(source.read_bytes())
+    except OSError:
+        return None
+    return digest.digest()
+
+
+def _compile(module: ir.Module, cpu: str) -> Image:
+    from llvmlite import binding  # a library of 170 MB that a process with kept kernels does without
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    target = binding.Target.from_default_triple().create_target_machine(cpu=cpu, opt=3, reloc="pic", codemodel="small")
+    code = binding.parse_assembly(str(module))
+    passes = binding.create_new_module_pass_manager()
+    passes.add_sroa_pass()  # variables to registers
+    passes.add_instruction_combine_pass()
+    passes.run(code, binding.create_pass_builder(target, binding.create_pipeline_tuning_options()))
+    return link(target.emit_object(code))
+
+
+@cache
+def _openmp() -> ctypes.CDLL | None:
+    """The library of torch's threads, if it is GNU's or can be called like it."""
+    loaded = ctypes.CDLL(None)
+    return loaded if hasattr(loaded, "GOMP_parallel") else None
+
+
+def _module(tiles: Tiles, block_rows: int) -> ir.Module:
+    """One global function (call), whose words are the address of the product's words, and those of ``_THREAD_NUMBERS`` or 0 without a
+    team."""
+    module = ir.Module()
+    of_rows = {num_rows: _function_of_tile(module, tiles, num_rows) for num_rows in range(1, MOST_ROWS + 1)}
+    part = _emit_part(module, of_rows, block_rows)
+    member = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "member")
+    (call,) = member.args
+    builder = ir.IRBuilder(member.append_basic_block())
+    words = load_word(builder, call, 0, POINTER)
+    is_alone = builder.icmp_unsigned("==", load_word(builder, call, 1), constant(0))
+    with builder.if_else(is_alone) as (alone, in_team):
+        with alone:
+            builder.call(part, [words, constant(0), constant(1)])
+        with in_team:
+            number = ir.FunctionType(ir.IntType(32), []).as_pointer()
+            numbers = (builder.call(load_word(builder, call, 1 + index, number), []) for index in range(len(_THREAD_NUMBERS)))
+            builder.call(part, [words, *(builder.zext(value, INT) for value in numbers)])
+    builder.ret_void()
+    return module
+
+
+def _function_of_tile(module: ir.Module, tiles: Tiles, num_rows: int) -> ir.Function:
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, INT, INT, INT]), f"tile_{num_rows}")
+    function.linkage = "internal"
+    builder = ir.IRBuilder(function.append_basic_block())
+    tiles.emit(builder, num_rows, function.args)
+    builder.ret_void()
+    return function
+
+
+def _emit_part(module: ir.Module, tiles: dict[int, ir.Function], block_rows: int) -> ir.Function:
+    part = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, INT, INT]), "part")
+    part.linkage = "internal"
+    words, index, count = part.args
+    builder = ir.IRBuilder(part.append_basic_block())
+    num_rows, num_values = load_word(builder, words, 0), load_word(builder, words, 1)
+    num_blocks = builder.udiv(builder.add(num_values, constant(block_rows - 1)), constant(block_rows))
+    first, last = (
+        builder.mul(builder.udiv(builder.mul(num_blocks, number), count), constant(block_rows))
+        for number in (index, builder.add(index, constant(1)))
+    )
+    whole = builder.and_(num_rows, constant(-MOST_ROWS))
+    with loop(builder, first, _least(builder, last, num_values), block_rows) as start:
+        stop = _least(builder, builder.add(start, constant(block_rows)), num_values)
+        with loop(builder, constant(0), whole, MOST_ROWS) as row:
+            builder.call(tiles[MOST_ROWS], [words, row, start, stop])
+        for left in range(1, MOST_ROWS):
+            with builder.if_then(builder.icmp_unsigned("==", builder.sub(num_rows, whole), constant(left))):
+                builder.call(tiles[left], [words, whole, start, stop])
+    builder.ret_void()
+    return part
+
+
+def _least(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> ir.Value:
+    return builder.select(builder.icmp_signed("<", one, other), one, other)
