@@ -1,7 +1,8 @@
 """Attention over the paged KV cache: the interface that ``lm`` uses, and its CPU implementation in torch.
 
-In a decode step each sequence of more than ``_PADDED_TOKENS`` is attended to alone: its K and V are gathered (``kv_pages``) and used
-while they are in cache. A call costs 10 µs, so shorter ones are padded and attended to together.
+A decode step attends in a kernel of its own (``attention_kernel``). Where there is none, each sequence of more than
+``_PADDED_TOKENS`` is attended to alone: its K and V are gathered (``kv_pages``) and used while they are in cache. A call costs 10 µs,
+so shorter ones are padded and attended to together.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..architecture import LanguageConfig
+from .attention_kernel import PagedAttention
 from .kv_pages import KvPages
 
 _PADDED_TOKENS = 192  # of the longest sequence that is attended to with others
@@ -50,7 +52,8 @@ class _Group(NamedTuple):
 
 
 class CpuAttention:
-    """``Attention`` by gathering pages into scratch memory and torch's flash kernel, query heads of a KV head folded together."""
+    """``Attention`` in decode steps by a kernel where there is one; else by gathering pages into scratch memory and torch's flash
+    kernel, query heads of a KV head folded together."""
 
     def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
         self._kv_heads, self._head_dim = config.num_kv_heads, config.head_dim
@@ -63,6 +66,7 @@ class CpuAttention:
         self._groups: list[_Group] = []
         self._sizes: list[int] = []
         self._order = self._place = self._rows  # of the batch's rows in the groups, and of these in the batch
+        self._kernel = PagedAttention.of(pages, self._kv_heads, self._fold)
 
     def begin_prefill(self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor]) -> None:
         self._spans = spans
@@ -78,6 +82,9 @@ class CpuAttention:
         last = lengths - 1
         pages = block_tables.gather(1, (last // self._page_tokens).unsqueeze(1)).squeeze(1)
         self._rows = self._pages.rows(pages, last)
+        if self._kernel is not None:
+            self._kernel.begin(lengths, block_tables)
+            return
         partition = self._partition(lengths.tolist())
         self._groups = [self._group(lengths[rows], block_tables[rows]) for rows in partition]
         self._sizes = [len(rows) for rows in partition]
@@ -105,6 +112,8 @@ class CpuAttention:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def decode_attend(self, layer: int, q_NHD: Tensor) -> Tensor:
+        if self._kernel is not None:
+            return self._kernel.attend(layer, q_NHD).to(self._dtype)
         queries = q_NHD.index_select(0, self._order).view(-1, self._kv_heads, self._fold, self._head_dim)
         outputs = []
         for q, (pages, gathered, k, v, mask) in zip(torch.split(queries, self._sizes), self._groups, strict=True):

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..architecture import LanguageConfig
+from . import layer_kernels
 from .attention import CpuAttention
 from .interface import Operations, QkNorms
 from .kv_pages import KvPages
@@ -25,12 +26,14 @@ def operations_for(config: LanguageConfig, pages: KvPages) -> Operations:
 
 
 class CpuOperations:
-    """``Operations`` one by one, in torch."""
+    """``Operations`` by kernels where there are some, else one by one in torch."""
 
     def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
         self.attention = CpuAttention(config, pages)
         self._epsilon, self._kv_heads = torch.tensor(config.rms_norm_eps), config.num_kv_heads
         self._rope = Rope(config)
+        lengths = config.hidden_size, config.intermediate_size, config.head_dim // 2
+        self._has_kernels = layer_kernels.has_kernels(pages.dtype, *lengths)
         self._rotation = self._rope.rotation(torch.empty(3, 0, dtype=torch.int64))
 
     def begin(self, positions: Tensor) -> None:
@@ -40,9 +43,13 @@ class CpuOperations:
         return rms_norm(x_NH, weight, self._epsilon)
 
     def add_norm(self, x_NH: Tensor, residual_NH: Tensor, weight: Tensor) -> Tensor:
+        if self._has_kernels:
+            return layer_kernels.add_norm(x_NH, residual_NH, weight, self._epsilon)
         return self.norm(residual_NH.add_(x_NH), weight)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
+        if self._has_kernels:
+            return layer_kernels.silu_mul(gate_up)
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate).mul_(up)
 
@@ -52,7 +59,10 @@ class CpuOperations:
             parts = torch.split(turning, [turning.shape[1] - self._kv_heads, self._kv_heads], 1)
             for part, weight in zip(parts, norms, strict=True):
                 part.copy_(self.norm(part, weight))
-        rotate(turning, self._rotation)
+        if self._has_kernels:
+            layer_kernels.rotate(heads, turning.shape[1], *self._rotation[:2])
+        else:
+            rotate(turning, self._rotation)
         self.attention.write(layer, heads[:, -2 * self._kv_heads :].flatten(1))
 
 

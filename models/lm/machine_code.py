@@ -1,5 +1,6 @@
 """Pieces of machine code for a CPU in LLVM's language, of which ``row_kernels``, ``int8_kernels`` and the like emit their kernels."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -7,6 +8,11 @@ from typing import Any
 from llvmlite import ir
 
 INT, FLOAT, POINTER = ir.IntType(64), ir.FloatType(), ir.PointerType()
+
+# For the exponential.
+_LEAST, _MOST = -87.0, 88.0
+_SHIFTER = 12582912.0  # 1.5 x 2^23: a number is rounded to a whole one by adding it, and the sum's last bits are that number
+_LOG2_E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.693145751953125, 1.428606765330187e-06
 
 
 @contextmanager
@@ -109,6 +115,44 @@ def from_bfloat16(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
     words = ir.VectorType(ir.IntType(32), bits.type.count)
     shifted = builder.shl(builder.zext(bits, words), ir.Constant(words, [16] * bits.type.count))
     return builder.bitcast(shifted, ir.VectorType(FLOAT, bits.type.count))
+
+
+def to_bfloat16(builder: ir.IRBuilder, values: ir.Value) -> ir.Value:
+    """The bits of float32 rounded to bfloat16, to even where two are as near. NaN stays NaN."""
+    words = ir.VectorType(ir.IntType(32), values.type.count)
+
+    def whole(number: int) -> ir.Constant:
+        return ir.Constant(words, [number] * words.count)
+
+    bits = builder.bitcast(values, words)
+    last = builder.and_(builder.lshr(bits, whole(16)), whole(1))
+    rounded = builder.add(bits, builder.add(last, whole(0x7FFF)))
+    is_missing = builder.fcmp_unordered("uno", values, values)
+    upper = builder.lshr(builder.select(is_missing, whole(0x7FC00000), rounded), whole(16))
+    return builder.trunc(upper, ir.VectorType(ir.IntType(16), words.count))
+
+
+def numbers(kind: ir.VectorType, value: float) -> ir.Constant:
+    """A vector of one number of float32."""
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def exponential(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """e^x of a vector of float32, within 2 units in the last place: 2^n e^r, with r from -ln(2) / 2 to ln(2) / 2. Numbers below -87 and
+    above 88 count as these; NaN stays NaN."""
+    kind = x.type
+    for limit, relation in ((_LEAST, "<"), (_MOST, ">")):
+        x = builder.select(builder.fcmp_ordered(relation, x, numbers(kind, limit)), numbers(kind, limit), x)
+    shifted = multiply_add(builder, x, numbers(kind, _LOG2_E), numbers(kind, _SHIFTER))
+    whole = builder.fsub(shifted, numbers(kind, _SHIFTER))
+    rest = multiply_add(builder, whole, numbers(kind, -_LN2_HIGH), x)
+    rest = multiply_add(builder, whole, numbers(kind, -_LN2_LOW), rest)
+    total = numbers(kind, 1 / math.factorial(7))
+    for power in range(6, -1, -1):
+        total = multiply_add(builder, total, rest, numbers(kind, 1 / math.factorial(power)))
+    words = ir.VectorType(ir.IntType(32), kind.count)
+    exponent = builder.shl(builder.bitcast(shifted, words), ir.Constant(words, [23] * kind.count))
+    return builder.bitcast(builder.add(builder.bitcast(total, words), exponent), kind)
 
 
 def reduce(builder: ir.IRBuilder, values: ir.Value, join: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:

@@ -21,7 +21,7 @@ class Rope:
 
     def rotation(self, positions: Tensor) -> Rotation:
         """positions int64 [3, n] -> what ``rotate`` turns heads by."""
-        angles = (positions[self._axis].T * self._inverse_frequency).unsqueeze(1)
+        angles = (positions[self._axis].T * self._inverse_frequency).unsqueeze(1).contiguous()
         sin = angles.sin()
         return angles.cos(), sin, -sin
 

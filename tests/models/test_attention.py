@@ -1,40 +1,145 @@
-"""Attention of decode steps over pages, on the CPU: short sequences in groups, and long ones alone."""
+"""Attention of decode steps over pages, on the CPU: by a kernel, and without one short sequences in groups and long ones alone."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from mmrt.models.architecture import LanguageConfig
+from mmrt.models.lm import kernel
 from mmrt.models.lm.attention import _PADDED_TOKENS, CpuAttention
+from mmrt.models.lm.attention_kernel import PagedAttention
 from mmrt.models.lm.kv_pages import KvPages
 
-CONFIG = LanguageConfig(
-    vocab_size=8, hidden_size=8, intermediate_size=8, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=24,
-    rms_norm_eps=1e-6, rope_theta=1e4,
-)  # fmt: skip
-PAGE_TOKENS, LAYER = 4, 1
+LAYER = 1
 LENGTHS = [1, 30, _PADDED_TOKENS + 1, 17, 700, 341, 32, 100, _PADDED_TOKENS, 3]
+needs_kernel = pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
+
+
+class Sequences:
+    """Sequences of ``LENGTHS`` on pages that lie anywhere, and a query of each."""
+
+    def __init__(self, dtype: torch.dtype, group: int, head_dim: int, page_tokens: int) -> None:
+        self.config = LanguageConfig(
+            vocab_size=8, hidden_size=8, intermediate_size=8, num_layers=2, num_heads=2 * group, num_kv_heads=2, head_dim=head_dim,
+            rms_norm_eps=1e-6, rope_theta=1e4,
+        )  # fmt: skip
+        most = -(-max(LENGTHS) // page_tokens)
+        generator = torch.Generator().manual_seed(0)
+        shape = len(LENGTHS) * most, 2, page_tokens, 2, 2, head_dim
+        self.values = torch.randn(shape, generator=generator).to(dtype)
+        self.pages = KvPages(self.config, self.values.view(torch.uint8).flatten(1), page_tokens, dtype)
+        self.tables = torch.randperm(shape[0], generator=generator).view(-1, most)
+        self.queries = torch.randn(len(LENGTHS), 2 * group, head_dim, generator=generator).to(dtype)
+
+    def attend(self, rows: list[int]) -> Tensor:
+        attention = CpuAttention(self.config, self.pages)
+        attention.begin_decode(torch.tensor(LENGTHS)[rows], self.tables[rows])
+        return attention.decode_attend(LAYER, self.queries[rows])
+
+    def exact(self, row: int) -> Tensor:
+        """In float64."""
+        group, head_dim = self.config.num_heads // 2, self.config.head_dim
+        tokens = self.values[self.tables[row], LAYER].flatten(0, 1)[: LENGTHS[row]].double()
+        k, v = tokens.permute(1, 2, 0, 3).repeat_interleave(group, 1)
+        scores = (k @ self.queries[row].double().unsqueeze(-1)).squeeze(-1) / head_dim**0.5
+        return (scores.softmax(1).unsqueeze(1) @ v).flatten()
+
+
+ALL = list(range(len(LENGTHS)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_batches_and_sequences_alone(dtype: torch.dtype) -> None:
-    most = -(-max(LENGTHS) // PAGE_TOKENS)
-    generator = torch.Generator().manual_seed(0)
-    shape = len(LENGTHS) * most, CONFIG.num_layers, PAGE_TOKENS, 2, CONFIG.num_kv_heads, CONFIG.head_dim
-    values = torch.randn(shape, generator=generator).to(dtype)
-    pages = KvPages(CONFIG, values.view(torch.uint8).flatten(1), PAGE_TOKENS, dtype)
-    tables = torch.randperm(shape[0], generator=generator).view(-1, most)
-    queries = torch.randn(len(LENGTHS), CONFIG.num_heads, CONFIG.head_dim, generator=generator).to(dtype)
-
-    def attend(rows: list[int]) -> torch.Tensor:
-        attention = CpuAttention(CONFIG, pages)
-        attention.begin_decode(torch.tensor(LENGTHS)[rows], tables[rows])
-        return attention.decode_attend(LAYER, queries[rows])
-
-    together = attend(list(range(len(LENGTHS))))
+def test_batches_and_sequences_alone(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PagedAttention, "of", lambda *_: None)
+    sequences = Sequences(dtype, 3, 24, 4)
+    together = sequences.attend(ALL)
     for row, length in enumerate(LENGTHS):
         if length > _PADDED_TOKENS:
-            assert torch.equal(attend([row])[0], together[row])
-        k, v = values[tables[row], LAYER].flatten(0, 1)[:length].double().permute(1, 2, 0, 3).repeat_interleave(3, 1)
-        scores = (k @ queries[row].double().unsqueeze(-1)).squeeze(-1) / CONFIG.head_dim**0.5
-        expected = (scores.softmax(1).unsqueeze(1) @ v).flatten()
-        torch.testing.assert_close(together[row].double(), expected, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.02)
+            assert torch.equal(sequences.attend([row])[0], together[row])
+        tolerance = 1e-5 if dtype == torch.float32 else 0.02
+        torch.testing.assert_close(together[row].double(), sequences.exact(row), rtol=0, atol=tolerance)
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("group", "head_dim", "page_tokens"), [(1, 32, 4), (3, 64, 20), (4, 64, 16), (7, 128, 16)])
+def test_the_kernel(dtype: torch.dtype, group: int, head_dim: int, page_tokens: int) -> None:
+    sequences = Sequences(dtype, group, head_dim, page_tokens)
+    assert PagedAttention.of(sequences.pages, 2, group) is not None
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    together = sequences.attend(ALL)
+    assert together.dtype == dtype
+    for row in ALL:
+        tolerance = 2e-6 if dtype == torch.float32 else 0.01
+        torch.testing.assert_close(together[row].double(), sequences.exact(row), rtol=0, atol=tolerance)
+        assert torch.equal(sequences.attend([row])[0], together[row])
+    for num_threads in (2, 3):
+        torch.set_num_threads(num_threads)
+        assert torch.equal(sequences.attend(ALL), together)
+    torch.set_num_threads(before)
+
+
+@needs_kernel
+def test_a_missing_number_spoils_its_own_head_alone() -> None:
+    sequences = Sequences(torch.float32, 4, 64, 16)
+    expected = sequences.attend(ALL).view(len(ALL), 8, 64)
+    sequences.queries[4, 5, 0] = torch.nan
+    found = sequences.attend(ALL).view(len(ALL), 8, 64)
+    assert found[4, 5].isnan().all()
+    expected[4, 5] = found[4, 5] = 0
+    assert torch.equal(found, expected)
+
+
+@needs_kernel
+def test_scores_of_any_size() -> None:
+    """A single token of a far larger score is all that counts, wherever it lies; equal ones are a mean."""
+    sequences = Sequences(torch.float32, 1, 32, 16)
+    length, last = LENGTHS[4], LENGTHS[4] - 1
+    for token in (0, 15, 16, 300, last):
+        sequences.queries[4, 0] = 0.0
+        sequences.queries[4, 0, 0] = 1e4
+        keys = sequences.values[:, LAYER, :, 0, 0]
+        keys[..., 0] = 0.0
+        page, place = sequences.tables[4, token // 16], token % 16
+        keys[page, place, 0] = 1.0
+        torch.testing.assert_close(sequences.attend([4])[0, :32], sequences.values[page, LAYER, place, 1, 0], rtol=1e-6, atol=0)
+    sequences.queries[4] = 0.0
+    tokens = sequences.values[sequences.tables[4], LAYER].flatten(0, 1)[:length, 1, 0]
+    torch.testing.assert_close(sequences.attend([4])[0, :32], tokens.mean(0), rtol=0, atol=1e-6)
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda tables, lengths: tables.__setitem__((4, 3), 10**6), r"pages 0 to 1000000 of \d+"),
+        (lambda tables, lengths: tables.__setitem__((4, 3), -1), "pages -1 to"),
+        (lambda tables, lengths: lengths.__setitem__(4, 705), "out of bounds|705 tokens"),
+    ],
+)
+def test_what_lies_beyond_the_pool_is_not_read(change: Callable[[Tensor, Tensor], None], error: str) -> None:
+    sequences = Sequences(torch.float32, 4, 64, 16)
+    lengths = torch.tensor(LENGTHS)
+    change(sequences.tables, lengths)
+    with pytest.raises((ValueError, RuntimeError), match=error):
+        CpuAttention(sequences.config, sequences.pages).begin_decode(lengths, sequences.tables)
+
+
+@needs_kernel
+def test_pages_after_a_sequences_own_may_be_anything() -> None:
+    sequences = Sequences(torch.float32, 4, 64, 16)
+    expected = sequences.attend(ALL)
+    for row, length in enumerate(LENGTHS):
+        sequences.tables[row, -(-length // 16) :] = 10**9
+    assert torch.equal(sequences.attend(ALL), expected)
+
+
+def test_where_there_is_no_kernel() -> None:
+    of = Sequences(torch.float32, 3, 24, 4)
+    assert PagedAttention.of(of.pages, 2, 3) is None  # heads are no whole vectors
+    config = Sequences(torch.float32, 1, 64, 16).config
+    quantized = KvPages(config, torch.zeros(4, 2 * 16 * 2 * 2 * 68, dtype=torch.uint8), 16, torch.float32, "int8")
+    assert PagedAttention.of(quantized, 2, 1) is None

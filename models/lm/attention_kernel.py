@@ -1,0 +1,263 @@
+"""Attention of decode steps over pages on a CPU, in one kernel: K and V are read where they lie, once for all query heads that share
+them.
+
+A sequence's result is the same bits in any batch and team of threads. Softmax goes along with the pages: sums so far are scaled again
+whenever a page has a larger score. Shapes: B sequences, HKV heads of K and V, G query heads for each, D head_dim.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from llvmlite import ir
+from torch import Tensor
+
+from .kernel import Kernel, load_kernel, vector_width
+from .kv_pages import KvPages
+from .machine_code import (
+    FLOAT,
+    INT,
+    POINTER,
+    address,
+    constant,
+    exponential,
+    from_bfloat16,
+    load_vector,
+    load_word,
+    loop,
+    multiply_add,
+    numbers,
+    prefetch,
+    reduce,
+    spread,
+)
+
+_STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16)}
+_LEAST_WORK = 1 << 17  # numbers of K and V: fewer are left to one thread
+_AT_ONCE = 2  # vectors of an output that are added to together: the sums of four query heads fit in registers
+
+
+class Shape(NamedTuple):
+    """What a kernel is made for."""
+
+    group: int  # G
+    head_dim: int
+    page_tokens: int
+    stored: torch.dtype
+
+
+class PagedAttention:
+    """Attention over the pages of a pool."""
+
+    def __init__(self, pages: KvPages, kv_heads: int, shape: Shape) -> None:
+        self._pages, self._kv_heads, self._shape = pages, kv_heads, shape
+        self._kernel = _kernel(shape)
+        self._lengths = self._tables = torch.empty(0, dtype=torch.int64)
+        self._num_threads = 1
+
+    @classmethod
+    def of(cls, pages: KvPages, kv_heads: int, group: int) -> "PagedAttention | None":
+        """None where there is no kernel: on a GPU, for a quantized cache, on a processor without AVX2, and for heads that are no whole
+        vectors."""
+        width, head_dim = vector_width(), pages.values.shape[-1]
+        is_plain = pages.scales is None and pages.values.dtype in _STORED and pages.values.device.type == "cpu"
+        if width is None or not is_plain or head_dim % (_AT_ONCE * width):
+            return None
+        return cls(pages, kv_heads, Shape(group, head_dim, pages.page_tokens, pages.values.dtype))
+
+    def begin(self, lengths: Tensor, block_tables: Tensor) -> None:
+        """As ``Attention.begin_decode``.
+
+        Raises: ValueError for a length beyond the table, and for a page beyond the pool, which would be read.
+        """
+        num_pages, page_tokens = self._pages.values.shape[0], self._shape.page_tokens
+        owned = torch.arange(block_tables.shape[1]) * page_tokens < lengths.unsqueeze(1)
+        self._lengths, self._tables = lengths.contiguous(), torch.where(owned, block_tables, 0)
+        (first, last), longest = map(int, torch.aminmax(self._tables)), int(lengths.max())
+        if first < 0 or last >= num_pages or longest > page_tokens * block_tables.shape[1]:
+            table_tokens = page_tokens * block_tables.shape[1]
+            raise ValueError(f"pages {first} to {last} of {num_pages}, {longest} tokens in a table for {table_tokens}")
+        work = int(lengths.sum()) * self._kv_heads * self._shape.head_dim
+        self._num_threads = torch.get_num_threads() if work >= _LEAST_WORK else 1
+
+    def attend(self, layer: int, q_BHD: Tensor) -> Tensor:
+        """float32 [B, G x HKV x D] of queries in any floating dtype, to the tokens of ``begin``."""
+        q = q_BHD.float().mul(1 / math.sqrt(self._shape.head_dim)).contiguous()
+        out = torch.empty_like(q)
+        values = self._pages.values
+        first = values.data_ptr() + layer * values.stride(1) * values.element_size()
+        addresses = (tensor.data_ptr() for tensor in (self._lengths, self._tables, q, out))
+        words = (1, len(q) * self._kv_heads, self._kv_heads, self._tables.shape[1], values.stride(0), first, *addresses)
+        self._kernel.run(words, self._num_threads)
+        return out.flatten(1)
+
+
+@cache
+def _kernel(shape: Shape) -> Kernel:
+    width = vector_width()
+    assert width is not None
+    name = f"attention-{shape.group}-{shape.head_dim}-{shape.page_tokens}-{_STORED[shape.stored]}"
+    return load_kernel(name, _Heads(shape, width), 1)
+
+
+class _Head(NamedTuple):
+    """Where a head of a sequence keeps what it needs, in values of LLVM."""
+
+    q: ir.Value  # float32 [G, D]
+    sums: ir.Value  # float32 [G, D]: of V so far
+    scores: ir.Value  # float32 [G, page_tokens, in whole vectors]
+    largest: list[ir.Value]  # of the scores so far, by query head, as vectors of one number
+    weights: list[ir.Value]  # sums of their exponentials, likewise
+
+
+class _Heads:
+    """Emits attention of some heads of sequences. They are the matrix of a product with one row of activations, which it does not have.
+    The words are 1, B x HKV, HKV, pages of a row of the table, numbers from one page to the next, and the addresses of the layer's
+    values on page 0, the lengths, the table, the queries and the result."""
+
+    def __init__(self, shape: Shape, width: int) -> None:
+        self._shape, self._width, self._floats = shape, width, ir.VectorType(FLOAT, width)
+        self._stored = _STORED[shape.stored]
+        self._line = 64 // shape.stored.itemsize
+        self._padded = -(-shape.page_tokens // width) * width
+
+    def emit(self, builder: ir.IRBuilder, num_rows: int, arguments: Sequence[ir.Value]) -> None:
+        words, _, start, stop = arguments
+        group, head_dim, page_tokens, _ = self._shape
+        kv_heads, table_pages, page_numbers = (load_word(builder, words, index) for index in (2, 3, 4))
+        values, lengths, tables, queries, result = (load_word(builder, words, index, POINTER) for index in range(5, 10))
+        with builder.goto_entry_block():
+            memory = builder.alloca(ir.ArrayType(FLOAT, group * self._padded))
+            scores = builder.inttoptr(builder.ptrtoint(memory, INT), POINTER)  # of any type
+            largest, weights = ([builder.alloca(self._floats) for _ in range(group)] for _ in range(2))
+        token_numbers = builder.mul(kv_heads, constant(2 * head_dim))
+        with loop(builder, start, stop, 1) as item:
+            sequence, kv_head = builder.udiv(item, kv_heads), builder.urem(item, kv_heads)
+            place = builder.mul(item, constant(group * head_dim))
+            head = _Head(address(builder, queries, place), address(builder, result, place), scores, largest, weights)
+            self._clear(builder, head)
+            length = builder.load(address(builder, lengths, sequence, INT), align=8, typ=INT)
+            row = address(builder, tables, builder.mul(sequence, table_pages), INT)
+            of_head, to_values = builder.mul(kv_head, constant(head_dim)), builder.mul(kv_heads, constant(head_dim))
+            num_pages = builder.udiv(builder.add(length, constant(page_tokens - 1)), constant(page_tokens))
+            with loop(builder, constant(0), num_pages, 1) as index:
+                after = builder.add(index, constant(1))
+                following = builder.select(builder.icmp_signed("<", after, num_pages), after, index)
+                k, k_after = (
+                    address(builder, values, builder.add(self._first(builder, row, number, page_numbers), of_head), self._stored)
+                    for number in (index, following)
+                )
+                v, v_after = (address(builder, base, to_values, self._stored) for base in (k, k_after))
+                left = builder.sub(length, builder.mul(index, constant(page_tokens)))
+                is_last = builder.icmp_signed("<", left, constant(page_tokens))
+                num_tokens = builder.select(is_last, left, constant(page_tokens))
+                self._score(builder, head, k, token_numbers, num_tokens, (k_after, v_after))
+                for number in range(group):
+                    self._weigh(builder, head, number)
+                self._add_values(builder, head, v, token_numbers, num_tokens)
+            self._divide(builder, head)
+
+    def _first(self, builder: ir.IRBuilder, row: ir.Value, index: ir.Value, page_numbers: ir.Value) -> ir.Value:
+        """Where a sequence's page begins."""
+        return builder.mul(builder.load(address(builder, row, index, INT), align=8, typ=INT), page_numbers)
+
+    def _clear(self, builder: ir.IRBuilder, head: _Head) -> None:
+        for number in range(self._shape.group):
+            builder.store(numbers(self._floats, -math.inf), head.largest[number])
+            builder.store(numbers(self._floats, 0.0), head.weights[number])
+            for column in range(0, self._shape.head_dim, self._width):
+                self._store(builder, numbers(self._floats, 0.0), head.sums, number * self._shape.head_dim + column)
+
+    def _score(
+        self,
+        builder: ir.IRBuilder,
+        head: _Head,
+        k: ir.Value,
+        token_numbers: ir.Value,
+        num_tokens: ir.Value,
+        ahead: Sequence[ir.Value],
+    ) -> None:
+        """Write the products of the queries with K of a page; what the page does not have counts as -inf. ``ahead`` are K and V of the
+        next page: a head's numbers are a short piece of each token's, too far from each other for the processor to foresee."""
+        group, head_dim, _, _ = self._shape
+        for column in range(0, group * self._padded, self._width):
+            self._store(builder, numbers(self._floats, -math.inf), head.scores, column)
+        with loop(builder, constant(0), num_tokens, 1) as token:
+            place = builder.mul(token, token_numbers)
+            totals = [numbers(self._floats, 0.0) for _ in range(group)]
+            for base in ahead:
+                for column in range(0, head_dim, self._line):
+                    prefetch(builder, base, builder.add(place, constant(column)), self._stored)
+            for column in range(0, head_dim, self._width):
+                keys = self._values(builder, k, builder.add(place, constant(column)))
+                for number in range(group):
+                    query = load_vector(builder, head.q, constant(number * head_dim + column), self._width)
+                    totals[number] = multiply_add(builder, query, keys, totals[number])
+            for number, total in enumerate(totals):
+                score = reduce(builder, total, builder.fadd)
+                builder.store(score, address(builder, head.scores, builder.add(token, constant(number * self._padded))))
+
+    def _weigh(self, builder: ir.IRBuilder, head: _Head, number: int) -> None:
+        """Turn a query head's scores on a page into weights, and scale its sums by what a larger score makes of them."""
+        vectors = range(number * self._padded, (number + 1) * self._padded, self._width)
+        scores = [load_vector(builder, head.scores, constant(column), self._width) for column in vectors]
+        before = builder.load(head.largest[number], typ=self._floats)
+
+        def larger(one: ir.Value, other: ir.Value) -> ir.Value:
+            return builder.select(builder.fcmp_ordered(">", one, other), one, other)
+
+        found = before
+        for part in scores:
+            found = larger(part, found)
+        now = spread(builder, reduce(builder, found, larger), self._width)
+        builder.store(now, head.largest[number])
+        scale = exponential(builder, builder.fsub(before, now))
+        total = numbers(self._floats, 0.0)
+        for column, part in zip(vectors, scores, strict=True):
+            weight = exponential(builder, builder.fsub(part, now))
+            self._store(builder, weight, head.scores, column)
+            total = builder.fadd(total, weight)
+        whole = spread(builder, reduce(builder, total, builder.fadd), self._width)
+        builder.store(multiply_add(builder, builder.load(head.weights[number], typ=self._floats), scale, whole), head.weights[number])
+        for column in range(number * self._shape.head_dim, (number + 1) * self._shape.head_dim, self._width):
+            done = load_vector(builder, head.sums, constant(column), self._width)
+            self._store(builder, builder.fmul(done, scale), head.sums, column)
+
+    def _add_values(self, builder: ir.IRBuilder, head: _Head, v: ir.Value, token_numbers: ir.Value, num_tokens: ir.Value) -> None:
+        """Add V of a page, times the weights."""
+        group, head_dim, _, _ = self._shape
+        with builder.goto_entry_block():
+            variables = [[builder.alloca(self._floats) for _ in range(_AT_ONCE)] for _ in range(group)]
+        for column in range(0, head_dim, _AT_ONCE * self._width):
+            columns = [column + self._width * index for index in range(_AT_ONCE)]
+            for number, row in enumerate(variables):
+                for place, variable in zip(columns, row, strict=True):
+                    builder.store(load_vector(builder, head.sums, constant(number * head_dim + place), self._width), variable)
+            with loop(builder, constant(0), num_tokens, 1) as token:
+                first = builder.mul(token, token_numbers)
+                parts = [self._values(builder, v, builder.add(first, constant(place))) for place in columns]
+                for number, row in enumerate(variables):
+                    weight_address = address(builder, head.scores, builder.add(token, constant(number * self._padded)))
+                    weight = spread(builder, builder.load(weight_address, align=4, typ=FLOAT), self._width)
+                    for part, variable in zip(parts, row, strict=True):
+                        builder.store(multiply_add(builder, weight, part, builder.load(variable, typ=self._floats)), variable)
+            for number, row in enumerate(variables):
+                for place, variable in zip(columns, row, strict=True):
+                    self._store(builder, builder.load(variable, typ=self._floats), head.sums, number * head_dim + place)
+
+    def _divide(self, builder: ir.IRBuilder, head: _Head) -> None:
+        for number, weights in enumerate(head.weights):
+            total = builder.load(weights, typ=self._floats)
+            for column in range(number * self._shape.head_dim, (number + 1) * self._shape.head_dim, self._width):
+                done = load_vector(builder, head.sums, constant(column), self._width)
+                self._store(builder, builder.fdiv(done, total), head.sums, column)
+
+    def _values(self, builder: ir.IRBuilder, base: ir.Value, place: ir.Value) -> ir.Value:
+        """Numbers of K or V."""
+        found = load_vector(builder, base, place, self._width, self._stored)
+        return found if isinstance(self._stored, ir.FloatType) else from_bfloat16(builder, found)
+
+    def _store(self, builder: ir.IRBuilder, value: ir.Value, base: ir.Value, place: int) -> None:
+        builder.store(value, address(builder, base, constant(place)), align=4)

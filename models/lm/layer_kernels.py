@@ -1,0 +1,165 @@
+"""A decoder's operations between its matrix products on a CPU, each in one kernel: torch takes three to eight operations for one.
+
+All compute in float32 and read and write float32 or bfloat16. A row is the same bits in any batch and team of threads.
+Shapes: N tokens, H hidden, I intermediate, D head_dim.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from llvmlite import ir
+from torch import Tensor
+
+from .kernel import Kernel, Tiles, load_kernel, vector_width
+from .machine_code import (
+    FLOAT,
+    POINTER,
+    address,
+    call_intrinsic,
+    clear,
+    constant,
+    exponential,
+    from_bfloat16,
+    load_vector,
+    load_word,
+    loop,
+    multiply_add,
+    new_sums,
+    numbers,
+    reduce,
+    spread,
+    to_bfloat16,
+)
+
+_STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16)}
+_LEAST_WORK = 1 << 16  # numbers: fewer are left to one thread
+
+
+def has_kernels(dtype: torch.dtype, *lengths: int) -> bool:
+    """Return whether there are kernels for rows of these lengths: on a processor with AVX2, whole vectors of float32 or bfloat16."""
+    width = vector_width()
+    return width is not None and dtype in _STORED and all(length % width == 0 for length in lengths)
+
+
+def add_norm(x_NH: Tensor, residual_NH: Tensor, weight_H: Tensor, epsilon: Tensor) -> Tensor:
+    """Add x to the residual, in place, and return its norm [N, H]: residual / sqrt(mean(residual ** 2) + epsilon) x weight.
+
+    All but ``epsilon``, float32 [], are of one dtype. Raises: ValueError for others.
+    """
+    if not x_NH.dtype == residual_NH.dtype == weight_H.dtype or x_NH.shape != residual_NH.shape:
+        raise ValueError(f"x {x_NH.dtype} {x_NH.shape}, residual {residual_NH.dtype} {residual_NH.shape}, weight {weight_H.dtype}")
+    out = torch.empty_like(residual_NH)
+    _run(_AddNorm, residual_NH.dtype, residual_NH.shape, (x_NH, residual_NH, weight_H, out, epsilon))
+    return out
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) x up, [N, I], of rows [N, 2 I]."""
+    out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+    _run(_SiluMul, out.dtype, out.shape, (gate_up, out))
+    return out
+
+
+def rotate(heads: Tensor, num_turning: int, cosines: Tensor, sines: Tensor) -> None:
+    """Turn the first heads of each token, in place: [N, heads, D], cosines and sines float32 [N, 1, D / 2]."""
+    shape = len(heads), heads.shape[2] // 2
+    _run(_Rotate, heads.dtype, shape, (heads, cosines, sines), heads.shape[1], num_turning)
+
+
+def _run(kind: "type[_Rows]", dtype: torch.dtype, shape: Sequence[int], tensors: Sequence[Tensor], *more: int) -> None:
+    """Raises: ValueError for tensors that are not contiguous."""
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        raise ValueError(f"{kind.name}: not contiguous, strides {[tensor.stride() for tensor in tensors]}")
+    num_threads = torch.get_num_threads() if tensors[0].numel() >= _LEAST_WORK else 1
+    _kernel(kind, dtype).run((1, *shape, *(tensor.data_ptr() for tensor in tensors), *more), num_threads)
+
+
+@cache
+def _kernel(kind: "type[_Rows]", dtype: torch.dtype) -> Kernel:
+    width = vector_width()
+    assert width is not None
+    return load_kernel(f"{kind.name}-{_STORED[dtype]}", kind(_STORED[dtype], width), 1)
+
+
+class _Rows(Tiles):
+    """Emits an operation on some rows. They are the matrix of a product with one row of activations, which it does not have. The words
+    are 1, N, the length of a row, and then the addresses of the tensors."""
+
+    name: str
+
+    def __init__(self, stored: ir.Type, width: int) -> None:
+        self._stored, self._width, self._floats = stored, width, ir.VectorType(FLOAT, width)
+
+    def emit(self, builder: ir.IRBuilder, num_rows: int, arguments: Sequence[ir.Value]) -> None:
+        words, _, start, stop = arguments
+        with loop(builder, start, stop, 1) as row:
+            self.emit_row(builder, words, row, load_word(builder, words, 2))
+
+    def emit_row(self, builder: ir.IRBuilder, words: ir.Value, row: ir.Value, length: ir.Value) -> None:
+        raise NotImplementedError
+
+    def load(self, builder: ir.IRBuilder, base: ir.Value, place: ir.Value) -> ir.Value:
+        """A vector in float32."""
+        found = load_vector(builder, base, place, self._width, self._stored)
+        return found if isinstance(self._stored, ir.FloatType) else from_bfloat16(builder, found)
+
+    def store(self, builder: ir.IRBuilder, value: ir.Value, base: ir.Value, place: ir.Value) -> None:
+        bits = value if isinstance(self._stored, ir.FloatType) else to_bfloat16(builder, value)
+        builder.store(bits, address(builder, base, place, self._stored), align=1)
+
+
+class _AddNorm(_Rows):
+    name = "add_norm"
+
+    def emit_row(self, builder: ir.IRBuilder, words: ir.Value, row: ir.Value, length: ir.Value) -> None:
+        x, residual, weight, out, epsilon = (load_word(builder, words, index, POINTER) for index in range(3, 8))
+        first = builder.mul(row, length)
+        [[squares]] = new_sums(builder, 1, 1, self._floats)
+        clear(builder, [[squares]], self._floats)
+        with loop(builder, constant(0), length, self._width) as column:
+            place = builder.add(first, column)
+            self.store(builder, builder.fadd(self.load(builder, residual, place), self.load(builder, x, place)), residual, place)
+            value = self.load(builder, residual, place)  # as it is rounded
+            builder.store(multiply_add(builder, value, value, builder.load(squares, typ=self._floats)), squares)
+        total = reduce(builder, builder.load(squares, typ=self._floats), builder.fadd)
+        mean = builder.fadd(builder.fdiv(total, builder.uitofp(length, FLOAT)), builder.load(epsilon, align=4, typ=FLOAT))
+        size = call_intrinsic(builder, "llvm.sqrt.f32", FLOAT, [mean])
+        scale = spread(builder, builder.fdiv(ir.Constant(FLOAT, 1.0), size), self._width)
+        with loop(builder, constant(0), length, self._width) as column:
+            place = builder.add(first, column)
+            scaled = builder.fmul(self.load(builder, residual, place), scale)
+            self.store(builder, builder.fmul(scaled, self.load(builder, weight, column)), out, place)
+
+
+class _SiluMul(_Rows):
+    name = "silu_mul"
+
+    def emit_row(self, builder: ir.IRBuilder, words: ir.Value, row: ir.Value, length: ir.Value) -> None:
+        gate_up, out = (load_word(builder, words, index, POINTER) for index in (3, 4))
+        first = builder.mul(row, length)
+        with loop(builder, constant(0), length, self._width) as column:
+            place = builder.add(builder.add(first, first), column)
+            gate, up = (self.load(builder, gate_up, other) for other in (place, builder.add(place, length)))
+            below = builder.fadd(exponential(builder, builder.fneg(gate)), numbers(self._floats, 1.0))
+            self.store(builder, builder.fmul(builder.fdiv(gate, below), up), out, builder.add(first, column))
+
+
+class _Rotate(_Rows):
+    """The length of a row is that of half a head. The words after the addresses are the heads of a token, and how many turn."""
+
+    name = "rotate"
+
+    def emit_row(self, builder: ir.IRBuilder, words: ir.Value, row: ir.Value, length: ir.Value) -> None:
+        heads, cosines, sines = (load_word(builder, words, index, POINTER) for index in (3, 4, 5))
+        num_heads, num_turning = (load_word(builder, words, index) for index in (6, 7))
+        angles, first = builder.mul(row, length), builder.mul(row, num_heads)
+        with loop(builder, constant(0), num_turning, 1) as head:
+            begin = builder.mul(builder.add(first, head), builder.add(length, length))
+            with loop(builder, constant(0), length, self._width) as column:
+                places = builder.add(begin, column), builder.add(builder.add(begin, column), length)
+                low, high = (self.load(builder, heads, place) for place in places)
+                angle = builder.add(angles, column)
+                cosine, sine = (load_vector(builder, base, angle, self._width) for base in (cosines, sines))
+                self.store(builder, multiply_add(builder, low, cosine, builder.fneg(builder.fmul(high, sine))), heads, places[0])
+                self.store(builder, multiply_add(builder, high, cosine, builder.fmul(low, sine)), heads, places[1])
