@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache: the interface that ``lm`` uses, and its CPU implementation in torch.
+"""Attention over the paged KV cache: the interface that ``lm`` uses, and its implementation for a CPU.
 
 A decode step attends in a kernel of its own (``attention_kernel``). Where there is none, each sequence of more than
 ``_PADDED_TOKENS`` is attended to alone: its K and V are gathered (``kv_pages``) and used while they are in cache. A call costs 10 µs,

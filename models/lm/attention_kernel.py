@@ -20,6 +20,7 @@ from .machine_code import (
     FLOAT,
     INT,
     POINTER,
+    add_product,
     address,
     constant,
     exponential,
@@ -35,7 +36,8 @@ from .machine_code import (
 )
 
 _STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16)}
-_LEAST_WORK = 1 << 17  # numbers of K and V: fewer are left to one thread
+_LEAST_WORK = 1 << 17  # numbers of K: fewer are left to one thread
+_MOST_PAGE_TOKENS = 64  # code grows with the tokens of a page
 _AT_ONCE = 2  # vectors of an output that are added to together: the sums of four query heads fit in registers
 
 
@@ -59,31 +61,41 @@ class PagedAttention:
 
     @classmethod
     def of(cls, pages: KvPages, kv_heads: int, group: int) -> "PagedAttention | None":
-        """None where there is no kernel: on a GPU, for a quantized cache, on a processor without AVX2, and for heads that are no whole
-        vectors."""
+        """None where there is no kernel: on a GPU, for a quantized cache, on a processor without AVX2, for heads that are no whole
+        vectors, and for large pages."""
         width, head_dim = vector_width(), pages.values.shape[-1]
         is_plain = pages.scales is None and pages.values.dtype in _STORED and pages.values.device.type == "cpu"
-        if width is None or not is_plain or head_dim % (_AT_ONCE * width):
+        if width is None or not is_plain or head_dim % (_AT_ONCE * width) or pages.page_tokens > _MOST_PAGE_TOKENS:
             return None
         return cls(pages, kv_heads, Shape(group, head_dim, pages.page_tokens, pages.values.dtype))
 
     def begin(self, lengths: Tensor, block_tables: Tensor) -> None:
         """As ``Attention.begin_decode``.
 
-        Raises: ValueError for a length beyond the table, and for a page beyond the pool, which would be read.
+        Raises: ValueError for a length that is not from 1 to the table's, and for a page beyond the pool, which would be read.
         """
         num_pages, page_tokens = self._pages.values.shape[0], self._shape.page_tokens
+        table_tokens = page_tokens * block_tables.shape[1]
+        shortest, longest = map(int, torch.aminmax(lengths))
         owned = torch.arange(block_tables.shape[1]) * page_tokens < lengths.unsqueeze(1)
-        self._lengths, self._tables = lengths.contiguous(), torch.where(owned, block_tables, 0)
-        (first, last), longest = map(int, torch.aminmax(self._tables)), int(lengths.max())
-        if first < 0 or last >= num_pages or longest > page_tokens * block_tables.shape[1]:
-            table_tokens = page_tokens * block_tables.shape[1]
-            raise ValueError(f"pages {first} to {last} of {num_pages}, {longest} tokens in a table for {table_tokens}")
+        tables = torch.where(owned, block_tables, 0)
+        first, last = map(int, torch.aminmax(tables))
+        if first < 0 or last >= num_pages or shortest < 1 or longest > table_tokens:
+            raise ValueError(
+                f"pages {first} to {last} of {num_pages}, sequences of {shortest} to {longest} tokens in a table for {table_tokens}"
+            )
+        self._lengths, self._tables = lengths.long().contiguous(), tables.long()
         work = int(lengths.sum()) * self._kv_heads * self._shape.head_dim
         self._num_threads = torch.get_num_threads() if work >= _LEAST_WORK else 1
 
     def attend(self, layer: int, q_BHD: Tensor) -> Tensor:
-        """float32 [B, G x HKV x D] of queries in any floating dtype, to the tokens of ``begin``."""
+        """float32 [B, G x HKV x D] of queries [B, G x HKV, D] in any floating dtype, to the tokens of ``begin``.
+
+        Raises: ValueError for queries of other sequences or heads.
+        """
+        expected = len(self._lengths), self._kv_heads * self._shape.group, self._shape.head_dim
+        if q_BHD.shape != expected:
+            raise ValueError(f"queries {list(q_BHD.shape)}, not {list(expected)}")
         q = q_BHD.float().mul(1 / math.sqrt(self._shape.head_dim)).contiguous()
         out = torch.empty_like(q)
         values = self._pages.values
@@ -113,9 +125,10 @@ class _Head(NamedTuple):
 
 
 class _Heads:
-    """Emits attention of some heads of sequences. They are the matrix of a product with one row of activations, which it does not have.
-    The words are 1, B x HKV, HKV, pages of a row of the table, numbers from one page to the next, and the addresses of the layer's
-    values on page 0, the lengths, the table, the queries and the result."""
+    """Emits attention of some heads of sequences. The words are 1, B x HKV, HKV, pages of a row of the table, numbers from one page to
+    the next, and the addresses of the layer's values on page 0, the lengths, the table, the queries and the result."""
+
+    most_rows = 1
 
     def __init__(self, shape: Shape, width: int) -> None:
         self._shape, self._width, self._floats = shape, width, ir.VectorType(FLOAT, width)
@@ -242,7 +255,7 @@ class _Heads:
                     weight_address = address(builder, head.scores, builder.add(token, constant(number * self._padded)))
                     weight = spread(builder, builder.load(weight_address, align=4, typ=FLOAT), self._width)
                     for part, variable in zip(parts, row, strict=True):
-                        builder.store(multiply_add(builder, weight, part, builder.load(variable, typ=self._floats)), variable)
+                        add_product(builder, variable, weight, part)
             for number, row in enumerate(variables):
                 for place, variable in zip(columns, row, strict=True):
                     self._store(builder, builder.load(variable, typ=self._floats), head.sums, number * head_dim + place)

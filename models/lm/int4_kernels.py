@@ -48,6 +48,7 @@ def has_kernel(packed: Tensor) -> bool:
     if vector_width() is None or packed.device.type != "cpu":
         return False
     _kernel()
+    round_rows(torch.empty(0, PART))  # makes its kernel, too
     return True
 
 
@@ -75,6 +76,8 @@ def _kernel() -> Kernel:
 class _Tiles:
     """Emits tiles of one block. The words are M, N, K, G and the addresses of the activations' whole numbers and steps, the matrix, its
     scales, and the product."""
+
+    most_rows = 4
 
     def __init__(self, width: int, with_vnni: bool) -> None:
         self._width, self._floats, self._words = width, ir.VectorType(FLOAT, width), ir.VectorType(_WORD, width)

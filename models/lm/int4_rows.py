@@ -47,8 +47,10 @@ def _kernel() -> Kernel:
 
 
 class _Parts:
-    """Emits the rounding of some parts. They are the matrix of a product with one row of activations, which it does not have. The words
-    are 1, the number of parts, and the addresses of x, the whole numbers and the steps."""
+    """Emits the rounding of some parts. The words are 1, the number of parts, and the addresses of x, the whole numbers and the
+    steps."""
+
+    most_rows = 1
 
     def emit(self, builder: ir.IRBuilder, num_rows: int, arguments: Sequence[ir.Value]) -> None:
         words, _, start, stop = arguments

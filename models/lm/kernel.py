@@ -1,8 +1,9 @@
-"""Kernels of matrix products for a CPU, in machine code that LLVM makes for the processor at hand when a process first needs it.
+"""Kernels for a CPU, in machine code that LLVM makes for the processor at hand when a process first needs it.
 
 A product of M rows of activations with a matrix of N rows is made of tiles: some rows of activations by one block of the matrix, which
 stays in cache while all rows of activations are multiplied by it. ``row_kernels``, ``int8_kernels`` and ``int4_kernels`` emit a tile;
-which tiles there are, and which thread computes them, is decided here.
+which tiles there are, and which thread computes them, is decided here. Kernels of other operations (``attention_kernel``,
+``layer_kernels``, ``int4_rows``, ``rounding_kernel``) are products with M = 1: what they compute N times is the matrix.
 """
 
 import ctypes
@@ -21,9 +22,7 @@ from torch import Tensor
 
 from . import kernel_files
 from .machine_code import INT, POINTER, constant, load_word, loop
-from .object_code import Image, LoadedCode, link
-
-MOST_ROWS = 4  # of activations in a tile
+from .object_code import Image, LoadedCode, link, may_run_code
 
 _WIDTHS = {"AVX2": 8, "AVX512": 16}  # numbers in a vector of float32, by torch's name of the instructions
 _CPUS = {"AVX2": "haswell", "AVX512": "skylake-avx512"}  # LLVM's names of processors that have them
@@ -36,7 +35,7 @@ _IMPORTED_S = time.time()
 
 def vector_width() -> int | None:
     """Numbers in a vector of float32 on this processor; None where no kernels are made for it."""
-    is_whole = _openmp() is not None and all(has_instructions(name) for name in _BESIDE)
+    is_whole = _openmp() is not None and may_run_code() and all(has_instructions(name) for name in _BESIDE)
     return _WIDTHS.get(torch.backends.cpu.get_cpu_capability()) if is_whole else None
 
 
@@ -64,6 +63,8 @@ def check_columns(x_MK: Tensor, num_columns: int) -> None:
 
 
 class Tiles(Protocol):
+    most_rows: int  # of activations in a tile
+
     def emit(self, builder: ir.IRBuilder, num_rows: int, arguments: Sequence[ir.Value], /) -> None:
         """Emit a tile of so many rows of activations. The arguments are the address of the product's words, the first row of
         activations, and the block's first row of the matrix and its end."""
@@ -71,7 +72,7 @@ class Tiles(Protocol):
 
 
 class Kernel:
-    """A product's code."""
+    """A kernel's code."""
 
     def __init__(self, image: Image) -> None:
         openmp = _openmp()
@@ -109,11 +110,15 @@ def load_kernel(name: str, tiles: Tiles, block_rows: int) -> Kernel:
 
 @cache
 def _sources() -> bytes | None:
-    """Digest of all that determines kernels' code; None where it is not known: a source is gone, or younger than this process."""
+    """Digest of all that determines kernels' code; None where it is not known: a source is gone, or was written since this process
+    imported its own."""
     digest = blake2b(llvmlite.__version__.encode(), digest_size=32)
+    sources = sorted(Path(__file__).parents[1].glob("*/*.py"))  # tiles and constants come from all over the models
+    if Path(__file__) not in sources:
+        return None
     try:
-        for source in sorted(Path(__file__).parents[1].glob("*/*.py")):  # tiles and constants come from all over the models
-            if source.stat().st_mtime >= _IMPORTED_S:
+        for source in sources:
+            if source.stat().st_ctime >= _IMPORTED_S:  # st_mtime may be that of an archive
                 return None
             digest.update(source.read_bytes())
     except OSError:
@@ -146,7 +151,7 @@ def _module(tiles: Tiles, block_rows: int) -> ir.Module:
     """One global function (call), whose words are the address of the product's words, and those of ``_THREAD_NUMBERS`` or 0 without a
     team."""
     module = ir.Module()
-    of_rows = {num_rows: _function_of_tile(module, tiles, num_rows) for num_rows in range(1, MOST_ROWS + 1)}
+    of_rows = {num_rows: _function_of_tile(module, tiles, num_rows) for num_rows in range(1, tiles.most_rows + 1)}
     part = _emit_part(module, of_rows, block_rows)
     member = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "member")
     (call,) = member.args
@@ -184,12 +189,13 @@ def _emit_part(module: ir.Module, tiles: dict[int, ir.Function], block_rows: int
         builder.mul(builder.udiv(builder.mul(num_blocks, number), count), constant(block_rows))
         for number in (index, builder.add(index, constant(1)))
     )
-    whole = builder.and_(num_rows, constant(-MOST_ROWS))
+    most_rows = max(tiles)
+    whole = builder.sub(num_rows, builder.urem(num_rows, constant(most_rows)))
     with loop(builder, first, _least(builder, last, num_values), block_rows) as start:
         stop = _least(builder, builder.add(start, constant(block_rows)), num_values)
-        with loop(builder, constant(0), whole, MOST_ROWS) as row:
-            builder.call(tiles[MOST_ROWS], [words, row, start, stop])
-        for left in range(1, MOST_ROWS):
+        with loop(builder, constant(0), whole, most_rows) as row:
+            builder.call(tiles[most_rows], [words, row, start, stop])
+        for left in range(1, most_rows):
             with builder.if_then(builder.icmp_unsigned("==", builder.sub(num_rows, whole), constant(left))):
                 builder.call(tiles[left], [words, whole, start, stop])
     builder.ret_void()

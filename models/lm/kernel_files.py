@@ -50,11 +50,17 @@ def save(name: str, key: bytes, image: Image) -> None:
     if _directory is None:
         return
     body = _ENTRY.pack(image.entry) + image.code
+    if _DIGEST_BYTES + len(body) > _MAX_BYTES:
+        log.debug("%s has %d bytes and is not kept", name, len(body))
+        return
     path = _directory / name
     part = path.with_suffix(f".{threading.get_native_id()}.part")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part.write_bytes(_digest(name, key, body) + body)
+        part.unlink(missing_ok=True)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(_digest(name, key, body) + body)
         os.replace(part, path)
     except OSError as error:
         log.debug("%s is not written: %s", path, error.strerror)

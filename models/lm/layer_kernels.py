@@ -4,6 +4,7 @@ All compute in float32 and read and write float32 or bfloat16. A row is the same
 Shapes: N tokens, H hidden, I intermediate, D head_dim.
 """
 
+import math
 from collections.abc import Sequence
 from functools import cache
 
@@ -11,10 +12,11 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from .kernel import Kernel, Tiles, load_kernel, vector_width
+from .kernel import Kernel, load_kernel, vector_width
 from .machine_code import (
     FLOAT,
     POINTER,
+    add_product,
     address,
     call_intrinsic,
     clear,
@@ -37,9 +39,14 @@ _LEAST_WORK = 1 << 16  # numbers: fewer are left to one thread
 
 
 def has_kernels(dtype: torch.dtype, *lengths: int) -> bool:
-    """Return whether there are kernels for rows of these lengths: on a processor with AVX2, whole vectors of float32 or bfloat16."""
+    """Return whether there are kernels for rows of these lengths: on a processor with AVX2, whole vectors of float32 or bfloat16. A
+    process's first such question makes them."""
     width = vector_width()
-    return width is not None and dtype in _STORED and all(length % width == 0 for length in lengths)
+    if width is None or dtype not in _STORED or any(length % width for length in lengths):
+        return False
+    for kind in (_AddNorm, _SiluMul, _Rotate):
+        _kernel(kind, dtype)
+    return True
 
 
 def add_norm(x_NH: Tensor, residual_NH: Tensor, weight_H: Tensor, epsilon: Tensor) -> Tensor:
@@ -47,15 +54,17 @@ def add_norm(x_NH: Tensor, residual_NH: Tensor, weight_H: Tensor, epsilon: Tenso
 
     All but ``epsilon``, float32 [], are of one dtype. Raises: ValueError for others.
     """
-    if not x_NH.dtype == residual_NH.dtype == weight_H.dtype or x_NH.shape != residual_NH.shape:
-        raise ValueError(f"x {x_NH.dtype} {x_NH.shape}, residual {residual_NH.dtype} {residual_NH.shape}, weight {weight_H.dtype}")
+    same = (x_NH.dtype, x_NH.shape, x_NH.shape[1:])
+    if (weight_H.dtype, residual_NH.shape, weight_H.shape) != same or residual_NH.dtype != x_NH.dtype or epsilon.dtype != torch.float32:
+        described = ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in (x_NH, residual_NH, weight_H, epsilon))
+        raise ValueError(f"add_norm of {described}")
     out = torch.empty_like(residual_NH)
     _run(_AddNorm, residual_NH.dtype, residual_NH.shape, (x_NH, residual_NH, weight_H, out, epsilon))
     return out
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) x up, [N, I], of rows [N, 2 I]."""
+    """silu(gate) x up, [N, I], of rows [N, 2 I]. A gate below -87 counts as -87, so its silu is 0 to 36 digits, of -inf too."""
     out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
     _run(_SiluMul, out.dtype, out.shape, (gate_up, out))
     return out
@@ -64,13 +73,20 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def rotate(heads: Tensor, num_turning: int, cosines: Tensor, sines: Tensor) -> None:
     """Turn the first heads of each token, in place: [N, heads, D], cosines and sines float32 [N, 1, D / 2]."""
     shape = len(heads), heads.shape[2] // 2
+    angles = {(part.dtype, part.numel()) for part in (cosines, sines)}
+    if angles != {(torch.float32, math.prod(shape))} or not 0 <= num_turning <= heads.shape[1]:
+        raise ValueError(
+            f"rotate {num_turning} of heads {list(heads.shape)} by {cosines.dtype} {list(cosines.shape)}, {list(sines.shape)}"
+        )
     _run(_Rotate, heads.dtype, shape, (heads, cosines, sines), heads.shape[1], num_turning)
 
 
 def _run(kind: "type[_Rows]", dtype: torch.dtype, shape: Sequence[int], tensors: Sequence[Tensor], *more: int) -> None:
-    """Raises: ValueError for tensors that are not contiguous."""
-    if not all(tensor.is_contiguous() for tensor in tensors):
-        raise ValueError(f"{kind.name}: not contiguous, strides {[tensor.stride() for tensor in tensors]}")
+    """Raises: ValueError for tensors that are not contiguous on a CPU, and for rows that are no whole vectors."""
+    width = vector_width()
+    if width is None or shape[1] % width or not all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors):
+        described = ", ".join(f"{list(tensor.shape)} of strides {tensor.stride()} on {tensor.device}" for tensor in tensors)
+        raise ValueError(f"{kind.name}: not contiguous on a CPU, or no whole vectors: {described}")
     num_threads = torch.get_num_threads() if tensors[0].numel() >= _LEAST_WORK else 1
     _kernel(kind, dtype).run((1, *shape, *(tensor.data_ptr() for tensor in tensors), *more), num_threads)
 
@@ -82,11 +98,11 @@ def _kernel(kind: "type[_Rows]", dtype: torch.dtype) -> Kernel:
     return load_kernel(f"{kind.name}-{_STORED[dtype]}", kind(_STORED[dtype], width), 1)
 
 
-class _Rows(Tiles):
-    """Emits an operation on some rows. They are the matrix of a product with one row of activations, which it does not have. The words
-    are 1, N, the length of a row, and then the addresses of the tensors."""
+class _Rows:
+    """Emits an operation on some rows. The words are 1, N, the length of a row, and then the addresses of the tensors."""
 
     name: str
+    most_rows = 1
 
     def __init__(self, stored: ir.Type, width: int) -> None:
         self._stored, self._width, self._floats = stored, width, ir.VectorType(FLOAT, width)
@@ -121,7 +137,7 @@ class _AddNorm(_Rows):
             place = builder.add(first, column)
             self.store(builder, builder.fadd(self.load(builder, residual, place), self.load(builder, x, place)), residual, place)
             value = self.load(builder, residual, place)  # as it is rounded
-            builder.store(multiply_add(builder, value, value, builder.load(squares, typ=self._floats)), squares)
+            add_product(builder, squares, value, value)
         total = reduce(builder, builder.load(squares, typ=self._floats), builder.fadd)
         mean = builder.fadd(builder.fdiv(total, builder.uitofp(length, FLOAT)), builder.load(epsilon, align=4, typ=FLOAT))
         size = call_intrinsic(builder, "llvm.sqrt.f32", FLOAT, [mean])
@@ -141,6 +157,8 @@ class _SiluMul(_Rows):
         with loop(builder, constant(0), length, self._width) as column:
             place = builder.add(builder.add(first, first), column)
             gate, up = (self.load(builder, gate_up, other) for other in (place, builder.add(place, length)))
+            least = numbers(self._floats, -87.0)
+            gate = builder.select(builder.fcmp_ordered("<", gate, least), least, gate)
             below = builder.fadd(exponential(builder, builder.fneg(gate)), numbers(self._floats, 1.0))
             self.store(builder, builder.fmul(builder.fdiv(gate, below), up), out, builder.add(first, column))
 

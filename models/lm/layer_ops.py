@@ -1,8 +1,7 @@
-"""A decoder's operations between its matrix products, by device: the interface that ``lm`` uses, and torch's version on the CPU.
+"""A decoder's operations between its matrix products, by device, and their version for a CPU.
 
-Matrix products are torch's everywhere. Here are those that a GPU fuses: a sum with the norm after it, SwiGLU's two halves, and
-everything from a layer's projection to its KV pages. Shapes: N tokens of all sequences together, H hidden, I intermediate, D head_dim.
-"""
+They are a sum with the norm after it, SwiGLU's two halves, and everything from a layer's projection to its KV pages. Shapes: N tokens
+of all sequences together, H hidden, I intermediate, D head_dim."""
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,7 @@ from .rope import Rope, rotate
 
 
 def operations_for(config: LanguageConfig, pages: KvPages) -> Operations:
-    """Triton's kernels where the KV pool lies on a CUDA device, torch's operations otherwise."""
+    """Triton's kernels where the KV pool lies on a CUDA device, those for a CPU otherwise."""
     if pages.values.is_cuda:
         from .triton_layer_ops import TritonOperations  # Triton is imported only here: never on the CPU
 

@@ -152,7 +152,8 @@ def exponential(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
         total = multiply_add(builder, total, rest, numbers(kind, 1 / math.factorial(power)))
     words = ir.VectorType(ir.IntType(32), kind.count)
     exponent = builder.shl(builder.bitcast(shifted, words), ir.Constant(words, [23] * kind.count))
-    return builder.bitcast(builder.add(builder.bitcast(total, words), exponent), kind)
+    found = builder.bitcast(builder.add(builder.bitcast(total, words), exponent), kind)
+    return builder.select(builder.fcmp_unordered("uno", x, x), x, found)  # a missing number's last bits are no exponent
 
 
 def reduce(builder: ir.IRBuilder, values: ir.Value, join: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:

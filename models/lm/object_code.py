@@ -7,6 +7,7 @@ import ctypes
 import mmap
 import struct
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 _PROGRAM, _SYMBOLS, _RELOCATIONS = 1, 2, 4  # SHT_PROGBITS, SHT_SYMTAB, SHT_RELA
@@ -92,3 +93,13 @@ class LoadedCode:
         if protect(start, len(image.code), mmap.PROT_READ | mmap.PROT_EXEC):
             raise OSError(ctypes.get_errno(), "memory cannot be made executable")
         self.address = start + image.entry
+
+
+@cache
+def may_run_code() -> bool:
+    """Return whether the system lets this process run code that it has written."""
+    try:
+        LoadedCode(Image(b"\xc3", 0))  # return
+    except OSError:
+        return False
+    return True

@@ -65,8 +65,10 @@ def _kernel() -> Kernel:
 
 
 class _Rows:
-    """Emits the rounding of some rows. They are the matrix of a product with one row of activations, which it does not have. The words
-    are 1, M, K and the addresses of x, the bytes, the largest numbers, the norms, and of ``most``, ``least`` and ``shift``."""
+    """Emits the rounding of some rows. The words are 1, M, K and the addresses of x, the bytes, the largest numbers, the norms, and of
+    ``most``, ``least`` and ``shift``."""
+
+    most_rows = 1
 
     def __init__(self, width: int) -> None:
         self._width, self._floats = width, ir.VectorType(FLOAT, width)

@@ -70,6 +70,7 @@ def _kernel(dtype: torch.dtype) -> Kernel:
 class RowTiles:
     """Emits tiles for a matrix of one dtype. The words are M, N, K and the addresses of x, the matrix, and the product."""
 
+    most_rows = 4
     at_once = {1: 8, 2: 4, 3: 4, 4: 3}
     """Rows of activations -> rows of the matrix that they are multiplied by at once. The sums fit in registers."""
 

@@ -1,6 +1,6 @@
 """Attention of decode steps over pages, on the CPU: by a kernel, and without one short sequences in groups and long ones alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -15,6 +15,13 @@ from mmrt.models.lm.kv_pages import KvPages
 LAYER = 1
 LENGTHS = [1, 30, _PADDED_TOKENS + 1, 17, 700, 341, 32, 100, _PADDED_TOKENS, 3]
 needs_kernel = pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 class Sequences:
@@ -68,7 +75,6 @@ def test_batches_and_sequences_alone(dtype: torch.dtype, monkeypatch: pytest.Mon
 def test_the_kernel(dtype: torch.dtype, group: int, head_dim: int, page_tokens: int) -> None:
     sequences = Sequences(dtype, group, head_dim, page_tokens)
     assert PagedAttention.of(sequences.pages, 2, group) is not None
-    before = torch.get_num_threads()
     torch.set_num_threads(1)
     together = sequences.attend(ALL)
     assert together.dtype == dtype
@@ -79,7 +85,6 @@ def test_the_kernel(dtype: torch.dtype, group: int, head_dim: int, page_tokens: 
     for num_threads in (2, 3):
         torch.set_num_threads(num_threads)
         assert torch.equal(sequences.attend(ALL), together)
-    torch.set_num_threads(before)
 
 
 @needs_kernel
@@ -117,15 +122,32 @@ def test_scores_of_any_size() -> None:
     [
         (lambda tables, lengths: tables.__setitem__((4, 3), 10**6), r"pages 0 to 1000000 of \d+"),
         (lambda tables, lengths: tables.__setitem__((4, 3), -1), "pages -1 to"),
-        (lambda tables, lengths: lengths.__setitem__(4, 705), "out of bounds|705 tokens"),
+        (lambda tables, lengths: lengths.__setitem__(4, 705), "1 to 705 tokens in a table for 704"),
+        (lambda tables, lengths: lengths.__setitem__(4, 0), "sequences of 0 to"),
     ],
 )
 def test_what_lies_beyond_the_pool_is_not_read(change: Callable[[Tensor, Tensor], None], error: str) -> None:
     sequences = Sequences(torch.float32, 4, 64, 16)
     lengths = torch.tensor(LENGTHS)
     change(sequences.tables, lengths)
-    with pytest.raises((ValueError, RuntimeError), match=error):
-        CpuAttention(sequences.config, sequences.pages).begin_decode(lengths, sequences.tables)
+    attention = PagedAttention.of(sequences.pages, 2, 4)
+    assert attention is not None
+    with pytest.raises(ValueError, match=error):
+        attention.begin(lengths, sequences.tables)
+    with pytest.raises(ValueError, match="queries"):  # of nothing that was begun
+        attention.attend(LAYER, sequences.queries)
+
+
+@needs_kernel
+def test_whole_numbers_of_any_size_and_queries_of_other_shapes() -> None:
+    sequences = Sequences(torch.float32, 4, 64, 16)
+    expected = sequences.attend(ALL)
+    attention = PagedAttention.of(sequences.pages, 2, 4)
+    assert attention is not None
+    attention.begin(torch.tensor(LENGTHS, dtype=torch.int32), sequences.tables.int())
+    assert torch.equal(attention.attend(LAYER, sequences.queries), expected)
+    with pytest.raises(ValueError, match="queries"):
+        attention.attend(LAYER, sequences.queries[:3])
 
 
 @needs_kernel
@@ -141,5 +163,7 @@ def test_where_there_is_no_kernel() -> None:
     of = Sequences(torch.float32, 3, 24, 4)
     assert PagedAttention.of(of.pages, 2, 3) is None  # heads are no whole vectors
     config = Sequences(torch.float32, 1, 64, 16).config
+    large = Sequences(torch.float32, 1, 64, 128).pages
+    assert PagedAttention.of(large, 2, 1) is None
     quantized = KvPages(config, torch.zeros(4, 2 * 16 * 2 * 2 * 68, dtype=torch.uint8), 16, torch.float32, "int8")
     assert PagedAttention.of(quantized, 2, 1) is None

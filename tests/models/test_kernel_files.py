@@ -8,11 +8,23 @@ import pytest
 import torch
 from llvmlite import binding
 
-from mmrt.models.lm import int4_kernels, int4_rows, int8_kernels, kernel, kernel_files, rounding_kernel, row_kernels
+from mmrt.models.lm import (
+    attention_kernel,
+    int4_kernels,
+    int4_rows,
+    int8_kernels,
+    kernel,
+    kernel_files,
+    layer_kernels,
+    object_code,
+    rounding_kernel,
+    row_kernels,
+)
 from mmrt.models.lm.object_code import link
 
 CPU = torch.backends.cpu.get_cpu_capability()
 KEY = bytes(range(32))
+LAYER_KERNELS = layer_kernels._AddNorm, layer_kernels._SiluMul, layer_kernels._Rotate
 
 pytestmark = pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
 
@@ -112,6 +124,34 @@ def test_an_image_needs_another_key_than_its_own(directory: Path) -> None:
     assert os.listdir(directory) == ["a"] and (directory / "a").stat().st_uid == os.geteuid()
 
 
+def test_what_is_too_large_to_be_read_is_not_kept(directory: Path) -> None:
+    kernel_files.save("a", KEY, kernel.Image(bytes(kernel_files._MAX_BYTES), 0))
+    assert not directory.exists() or not any(directory.iterdir())
+
+
+def test_a_file_is_not_written_through_a_link(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_files.threading, "get_native_id", lambda: 7)
+    directory.mkdir()
+    victim = tmp_path / "victim"
+    victim.write_text("as it was")
+    (directory / "a.7.part").symlink_to(victim)
+    image = kernel.Image(b"code", 1)
+    kernel_files.save("a", KEY, image)
+    assert kernel_files.load("a", KEY) == image and victim.read_text() == "as it was"
+
+
+def test_where_no_code_may_be_run_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: object, image: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(object_code.LoadedCode, "__init__", refuse)
+    object_code.may_run_code.cache_clear()
+    assert kernel.vector_width() is None
+    monkeypatch.undo()
+    object_code.may_run_code.cache_clear()
+    assert kernel.vector_width() is not None
+
+
 def objects(text: str) -> bytes:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
@@ -141,6 +181,9 @@ def test_every_kernel_is_an_image() -> None:
             int4_kernels._Tiles(width, with_vnni=False),
             int4_rows._Parts(),
             rounding_kernel._Rows(width),
+            *(kind(stored, width) for kind in LAYER_KERNELS for stored in layer_kernels._STORED.values()),
+            attention_kernel._Heads(attention_kernel.Shape(8, 128, 16, torch.bfloat16), width),
+            attention_kernel._Heads(attention_kernel.Shape(1, 64, 64, torch.float32), width),
         ):
             assert kernel._compile(kernel._module(tiles, 32), kernel._CPUS[capability]).code
     with_vnni = int4_kernels._Tiles(width, with_vnni=True)

@@ -54,10 +54,24 @@ def test_silu_mul(dtype: torch.dtype, num_rows: int, vectors: int, size: float, 
 
 def test_silu_of_huge_and_missing_numbers() -> None:
     gate_up = torch.ones(1, 32)
-    gate_up[0, :8] = torch.tensor([-1e4, -90.0, 90.0, 1e4, torch.inf, torch.nan, 0.0, -1e-30])
-    found = layer_kernels.silu_mul(gate_up)[0, :8]
-    assert found[5].isnan() and found[4] == torch.inf
-    torch.testing.assert_close(found[[0, 1, 2, 3, 6, 7]], torch.tensor([0.0, 0.0, 90.0, 1e4, 0.0, -5e-31]), rtol=1e-6, atol=1e-30)
+    gate_up[0, :10] = torch.tensor([-3e38, -90.0, 90.0, 1e4, torch.inf, torch.nan, 0.0, -1e-30, -torch.inf, 0.0])
+    gate_up[0, 9] = torch.tensor(0x7FC00001, dtype=torch.int32).view(torch.float32)  # a missing number of another kind
+    found = layer_kernels.silu_mul(gate_up)[0, :10]
+    assert found[[5, 9]].isnan().all() and found[4] == torch.inf
+    exact = torch.tensor([0.0, 0.0, 90.0, 1e4, 0.0, -5e-31, 0.0])
+    torch.testing.assert_close(found[[0, 1, 2, 3, 6, 7, 8]], exact, rtol=1e-6, atol=1e-30)
+
+
+def test_bfloat16_is_rounded_as_torch_rounds() -> None:
+    """Sums of all numbers of bfloat16 with what is at and beside half of their last place."""
+    upper = torch.arange(1 << 16, dtype=torch.int64)
+    for lower in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
+        values = (upper << 16 | lower).int().view(torch.float32).reshape(64, -1)
+        high = values.bfloat16()
+        low = (values - high.float()).bfloat16()
+        residual = high.clone()
+        layer_kernels.add_norm(low, residual, torch.ones(1024, dtype=torch.bfloat16), EPSILON)
+        torch.testing.assert_close(residual, high + low, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -105,5 +119,13 @@ def test_what_is_not_as_a_kernel_reads_it_is_refused() -> None:
         layer_kernels.add_norm(x.bfloat16(), x, torch.ones(64), EPSILON)
     with pytest.raises(ValueError, match="64"):
         layer_kernels.add_norm(torch.ones(1, 64), x, torch.ones(64), EPSILON)
+    with pytest.raises(ValueError, match="add_norm"):
+        layer_kernels.add_norm(x, x.clone(), torch.ones(32), EPSILON)
+    with pytest.raises(ValueError, match="no whole vectors"):
+        layer_kernels.silu_mul(torch.ones(4, 40))
+    with pytest.raises(ValueError, match="rotate 3 of heads"):
+        layer_kernels.rotate(torch.ones(1, 2, 64), 3, torch.ones(1, 1, 32), torch.ones(1, 1, 32))
+    with pytest.raises(ValueError, match="rotate 2 of heads"):
+        layer_kernels.rotate(torch.ones(2, 2, 64), 2, torch.ones(1, 1, 32), torch.ones(1, 1, 32))
     assert not layer_kernels.has_kernels(torch.float32, 64, 20) and not layer_kernels.has_kernels(torch.float64, 64)
     assert layer_kernels.has_kernels(torch.bfloat16, 64, 32)

@@ -61,7 +61,13 @@ def zygote_pid(toy: "ToyRun") -> int:
 
 
 def spare_pid(toy: "ToyRun") -> int:
-    return pid_of(toy, "mmrt-spare")
+    """Of a spare that the zygote has said to be there: it has waited for the process between the two."""
+    spare, zygote = pid_of(toy, "mmrt-spare"), zygote_pid(toy)
+    deadline = time.monotonic() + TIMEOUT_S
+    while Path(f"/proc/{zygote}/task/{zygote}/children").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return spare
 
 
 def kill(pid: int) -> None:
