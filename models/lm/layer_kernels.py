@@ -88,7 +88,7 @@ def _run(kind: "type[_Rows]", dtype: torch.dtype, shape: Sequence[int], tensors:
         described = ", ".join(f"{list(tensor.shape)} of strides {tensor.stride()} on {tensor.device}" for tensor in tensors)
         raise ValueError(f"{kind.name}: not contiguous on a CPU, or no whole vectors: {described}")
     num_threads = torch.get_num_threads() if tensors[0].numel() >= _LEAST_WORK else 1
-    _kernel(kind, dtype).run((1, *shape, *(tensor.data_ptr() for tensor in tensors), *more), num_threads)
+    _kernel(kind, dtype).run((1, *shape, *(tensor.data_ptr() for tensor in tensors), *more), num_threads)  # type: ignore[arg-type]  # classes are hashable
 
 
 @cache
