@@ -1,4 +1,4 @@
-"""Whether others used the processors while a phase was measured, by the counters of the kernel."""
+"""The share of the processors that others had while a phase was measured, by the system's counters."""
 
 import os
 from collections.abc import Iterable

@@ -14,7 +14,7 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from .kernel import Kernel, load_kernel, vector_width
+from .kernel import STORED, Kernel, load_kernel, vector_width
 from .kv_pages import KvPages
 from .machine_code import (
     FLOAT,
@@ -24,7 +24,7 @@ from .machine_code import (
     address,
     constant,
     exponential,
-    from_bfloat16,
+    load_floats,
     load_vector,
     load_word,
     loop,
@@ -35,14 +35,13 @@ from .machine_code import (
     spread,
 )
 
-_STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16)}
 _LEAST_WORK = 1 << 17  # numbers of K: fewer are left to one thread
 _MOST_PAGE_TOKENS = 64  # code grows with the tokens of a page
 _AT_ONCE = 2  # vectors of an output that are added to together: the sums of four query heads fit in registers
 
 
 class Shape(NamedTuple):
-    """What a kernel is made for."""
+    """The sizes and the number format that a kernel is compiled for."""
 
     group: int  # G
     head_dim: int
@@ -64,7 +63,7 @@ class PagedAttention:
         """None where there is no kernel: on a GPU, for a quantized cache, on a processor without AVX2, for heads that are no whole
         vectors, and for large pages."""
         width, head_dim = vector_width(), pages.values.shape[-1]
-        is_plain = pages.scales is None and pages.values.dtype in _STORED and pages.values.device.type == "cpu"
+        is_plain = pages.scales is None and pages.values.dtype in STORED and pages.values.device.type == "cpu"
         if width is None or not is_plain or head_dim % (_AT_ONCE * width) or pages.page_tokens > _MOST_PAGE_TOKENS:
             return None
         return cls(pages, kv_heads, Shape(group, head_dim, pages.page_tokens, pages.values.dtype))
@@ -110,7 +109,7 @@ class PagedAttention:
 def _kernel(shape: Shape) -> Kernel:
     width = vector_width()
     assert width is not None
-    name = f"attention-{shape.group}-{shape.head_dim}-{shape.page_tokens}-{_STORED[shape.stored]}"
+    name = f"attention-{shape.group}-{shape.head_dim}-{shape.page_tokens}-{STORED[shape.stored]}"
     return load_kernel(name, _Heads(shape, width), 1)
 
 
@@ -132,7 +131,7 @@ class _Heads:
 
     def __init__(self, shape: Shape, width: int) -> None:
         self._shape, self._width, self._floats = shape, width, ir.VectorType(FLOAT, width)
-        self._stored = _STORED[shape.stored]
+        self._stored = STORED[shape.stored]
         self._line = 64 // shape.stored.itemsize
         self._padded = -(-shape.page_tokens // width) * width
 
@@ -192,8 +191,11 @@ class _Heads:
         num_tokens: ir.Value,
         ahead: Sequence[ir.Value],
     ) -> None:
-        """Write the products of the queries with K of a page; what the page does not have counts as -inf. ``ahead`` are K and V of the
-        next page: a head's numbers are a short piece of each token's, too far from each other for the processor to foresee."""
+        """Write the products of the queries with K of a page; what the page does not have counts as -inf.
+
+        K and V of the next page (``ahead``) are fetched meanwhile. The processor does not do so by itself: a head has a short piece of
+        each token's numbers, far from its next one.
+        """
         group, head_dim, _, _ = self._shape
         for column in range(0, group * self._padded, self._width):
             self._store(builder, numbers(self._floats, -math.inf), head.scores, column)
@@ -269,8 +271,7 @@ class _Heads:
 
     def _values(self, builder: ir.IRBuilder, base: ir.Value, place: ir.Value) -> ir.Value:
         """Numbers of K or V."""
-        found = load_vector(builder, base, place, self._width, self._stored)
-        return found if isinstance(self._stored, ir.FloatType) else from_bfloat16(builder, found)
+        return load_floats(builder, base, place, self._width, self._stored)
 
     def _store(self, builder: ir.IRBuilder, value: ir.Value, base: ir.Value, place: int) -> None:
         builder.store(value, address(builder, base, constant(place)), align=4)

@@ -48,7 +48,7 @@ def has_kernel(packed: Tensor) -> bool:
     if vector_width() is None or packed.device.type != "cpu":
         return False
     _kernel()
-    round_rows(torch.empty(0, PART))  # makes its kernel, too
+    round_rows(torch.empty(0, PART))  # loads the kernel that rounds
     return True
 
 

@@ -21,13 +21,15 @@ from llvmlite import ir
 from torch import Tensor
 
 from . import kernel_files
-from .machine_code import INT, POINTER, constant, load_word, loop
+from .machine_code import FLOAT, INT, POINTER, constant, load_word, loop
 from .object_code import Image, LoadedCode, link, may_run_code
 
 _WIDTHS = {"AVX2": 8, "AVX512": 16}  # numbers in a vector of float32, by torch's name of the instructions
 _CPUS = {"AVX2": "haswell", "AVX512": "skylake-avx512"}  # LLVM's names of processors that have them
 _WITH_VNNI = "cascadelake"
 _BESIDE = ("abm", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt")  # Linux's names of instructions that both have besides
+
+STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16)}  # as LLVM reads what kernels of other operations than products take
 
 _THREAD_NUMBERS = "omp_get_thread_num", "omp_get_num_threads"
 _IMPORTED_S = time.time()

@@ -5,6 +5,7 @@ Shapes: N tokens, H hidden, I intermediate, D head_dim.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache
 
@@ -12,7 +13,7 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from .kernel import Kernel, load_kernel, vector_width
+from .kernel import STORED, Kernel, load_kernel, vector_width
 from .machine_code import (
     FLOAT,
     POINTER,
@@ -22,7 +23,7 @@ from .machine_code import (
     clear,
     constant,
     exponential,
-    from_bfloat16,
+    load_floats,
     load_vector,
     load_word,
     loop,
@@ -34,7 +35,6 @@ from .machine_code import (
     to_bfloat16,
 )
 
-_STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16)}
 _LEAST_WORK = 1 << 16  # numbers: fewer are left to one thread
 
 
@@ -42,10 +42,10 @@ def has_kernels(dtype: torch.dtype, *lengths: int) -> bool:
     """Return whether there are kernels for rows of these lengths: on a processor with AVX2, whole vectors of float32 or bfloat16. A
     process's first such question makes them."""
     width = vector_width()
-    if width is None or dtype not in _STORED or any(length % width for length in lengths):
+    if width is None or dtype not in STORED or any(length % width for length in lengths):
         return False
-    for kind in (_AddNorm, _SiluMul, _Rotate):
-        _kernel(kind, dtype)
+    for name in _KINDS:
+        _kernel(name, dtype)
     return True
 
 
@@ -59,14 +59,14 @@ def add_norm(x_NH: Tensor, residual_NH: Tensor, weight_H: Tensor, epsilon: Tenso
         described = ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in (x_NH, residual_NH, weight_H, epsilon))
         raise ValueError(f"add_norm of {described}")
     out = torch.empty_like(residual_NH)
-    _run(_AddNorm, residual_NH.dtype, residual_NH.shape, (x_NH, residual_NH, weight_H, out, epsilon))
+    _run("add_norm", residual_NH.dtype, residual_NH.shape, (x_NH, residual_NH, weight_H, out, epsilon))
     return out
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) x up, [N, I], of rows [N, 2 I]. A gate below -87 counts as -87, so its silu is 0 to 36 digits, of -inf too."""
     out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-    _run(_SiluMul, out.dtype, out.shape, (gate_up, out))
+    _run("silu_mul", out.dtype, out.shape, (gate_up, out))
     return out
 
 
@@ -78,30 +78,29 @@ def rotate(heads: Tensor, num_turning: int, cosines: Tensor, sines: Tensor) -> N
         raise ValueError(
             f"rotate {num_turning} of heads {list(heads.shape)} by {cosines.dtype} {list(cosines.shape)}, {list(sines.shape)}"
         )
-    _run(_Rotate, heads.dtype, shape, (heads, cosines, sines), heads.shape[1], num_turning)
+    _run("rotate", heads.dtype, shape, (heads, cosines, sines), heads.shape[1], num_turning)
 
 
-def _run(kind: "type[_Rows]", dtype: torch.dtype, shape: Sequence[int], tensors: Sequence[Tensor], *more: int) -> None:
+def _run(name: str, dtype: torch.dtype, shape: Sequence[int], tensors: Sequence[Tensor], *more: int) -> None:
     """Raises: ValueError for tensors that are not contiguous on a CPU, and for rows that are no whole vectors."""
     width = vector_width()
     if width is None or shape[1] % width or not all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors):
         described = ", ".join(f"{list(tensor.shape)} of strides {tensor.stride()} on {tensor.device}" for tensor in tensors)
-        raise ValueError(f"{kind.name}: not contiguous on a CPU, or no whole vectors: {described}")
+        raise ValueError(f"{name}: not contiguous on a CPU, or no whole vectors: {described}")
     num_threads = torch.get_num_threads() if tensors[0].numel() >= _LEAST_WORK else 1
-    _kernel(kind, dtype).run((1, *shape, *(tensor.data_ptr() for tensor in tensors), *more), num_threads)  # type: ignore[arg-type]  # classes are hashable
+    _kernel(name, dtype).run((1, *shape, *(tensor.data_ptr() for tensor in tensors), *more), num_threads)
 
 
 @cache
-def _kernel(kind: "type[_Rows]", dtype: torch.dtype) -> Kernel:
+def _kernel(name: str, dtype: torch.dtype) -> Kernel:
     width = vector_width()
     assert width is not None
-    return load_kernel(f"{kind.name}-{_STORED[dtype]}", kind(_STORED[dtype], width), 1)
+    return load_kernel(f"{name}-{STORED[dtype]}", _KINDS[name](STORED[dtype], width), 1)
 
 
-class _Rows:
+class _Rows(ABC):
     """Emits an operation on some rows. The words are 1, N, the length of a row, and then the addresses of the tensors."""
 
-    name: str
     most_rows = 1
 
     def __init__(self, stored: ir.Type, width: int) -> None:
@@ -112,13 +111,13 @@ class _Rows:
         with loop(builder, start, stop, 1) as row:
             self.emit_row(builder, words, row, load_word(builder, words, 2))
 
+    @abstractmethod
     def emit_row(self, builder: ir.IRBuilder, words: ir.Value, row: ir.Value, length: ir.Value) -> None:
-        raise NotImplementedError
+        """Emit the operation on one row."""
 
     def load(self, builder: ir.IRBuilder, base: ir.Value, place: ir.Value) -> ir.Value:
         """A vector in float32."""
-        found = load_vector(builder, base, place, self._width, self._stored)
-        return found if isinstance(self._stored, ir.FloatType) else from_bfloat16(builder, found)
+        return load_floats(builder, base, place, self._width, self._stored)
 
     def store(self, builder: ir.IRBuilder, value: ir.Value, base: ir.Value, place: ir.Value) -> None:
         bits = value if isinstance(self._stored, ir.FloatType) else to_bfloat16(builder, value)
@@ -126,8 +125,6 @@ class _Rows:
 
 
 class _AddNorm(_Rows):
-    name = "add_norm"
-
     def emit_row(self, builder: ir.IRBuilder, words: ir.Value, row: ir.Value, length: ir.Value) -> None:
         x, residual, weight, out, epsilon = (load_word(builder, words, index, POINTER) for index in range(3, 8))
         first = builder.mul(row, length)
@@ -149,8 +146,6 @@ class _AddNorm(_Rows):
 
 
 class _SiluMul(_Rows):
-    name = "silu_mul"
-
     def emit_row(self, builder: ir.IRBuilder, words: ir.Value, row: ir.Value, length: ir.Value) -> None:
         gate_up, out = (load_word(builder, words, index, POINTER) for index in (3, 4))
         first = builder.mul(row, length)
@@ -166,8 +161,6 @@ class _SiluMul(_Rows):
 class _Rotate(_Rows):
     """The length of a row is that of half a head. The words after the addresses are the heads of a token, and how many turn."""
 
-    name = "rotate"
-
     def emit_row(self, builder: ir.IRBuilder, words: ir.Value, row: ir.Value, length: ir.Value) -> None:
         heads, cosines, sines = (load_word(builder, words, index, POINTER) for index in (3, 4, 5))
         num_heads, num_turning = (load_word(builder, words, index) for index in (6, 7))
@@ -181,3 +174,6 @@ class _Rotate(_Rows):
                 cosine, sine = (load_vector(builder, base, angle, self._width) for base in (cosines, sines))
                 self.store(builder, multiply_add(builder, low, cosine, builder.fneg(builder.fmul(high, sine))), heads, places[0])
                 self.store(builder, multiply_add(builder, high, cosine, builder.fmul(low, sine)), heads, places[1])
+
+
+_KINDS: dict[str, type[_Rows]] = {"add_norm": _AddNorm, "silu_mul": _SiluMul, "rotate": _Rotate}

@@ -1,4 +1,4 @@
-"""Pieces of machine code for a CPU in LLVM's language, of which ``row_kernels``, ``int8_kernels`` and the like emit their kernels."""
+"""Pieces of LLVM's language. Kernels for a CPU are emitted with them."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -49,6 +49,12 @@ def address(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, kind: ir.Typ
 def load_vector(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, width: int, kind: ir.Type = FLOAT) -> ir.Value:
     """``width`` elements of a contiguous tensor."""
     return builder.load(address(builder, base, index, kind), align=1, typ=ir.VectorType(kind, width))
+
+
+def load_floats(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, width: int, stored: ir.Type) -> ir.Value:
+    """As ``load_vector``, in float32, of a tensor in float32 or bfloat16 (``stored``: FLOAT or 16 bits)."""
+    found = load_vector(builder, base, index, width, stored)
+    return found if isinstance(stored, ir.FloatType) else from_bfloat16(builder, found)
 
 
 def prefetch(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, kind: ir.Type = FLOAT) -> None:

@@ -24,7 +24,6 @@ from mmrt.models.lm.object_code import link
 
 CPU = torch.backends.cpu.get_cpu_capability()
 KEY = bytes(range(32))
-LAYER_KERNELS = layer_kernels._AddNorm, layer_kernels._SiluMul, layer_kernels._Rotate
 
 pytestmark = pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
 
@@ -43,7 +42,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 @pytest.fixture
 def makes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What LLVM made."""
+    """The processors for which LLVM made a kernel, one by one."""
     made: list[str] = []
     compile_module = kernel._compile
     monkeypatch.setattr(kernel, "_compile", lambda module, cpu: made.append(cpu) or compile_module(module, cpu))
@@ -181,7 +180,7 @@ def test_every_kernel_is_an_image() -> None:
             int4_kernels._Tiles(width, with_vnni=False),
             int4_rows._Parts(),
             rounding_kernel._Rows(width),
-            *(kind(stored, width) for kind in LAYER_KERNELS for stored in layer_kernels._STORED.values()),
+            *(kind(stored, width) for kind in layer_kernels._KINDS.values() for stored in kernel.STORED.values()),
             attention_kernel._Heads(attention_kernel.Shape(8, 128, 16, torch.bfloat16), width),
             attention_kernel._Heads(attention_kernel.Shape(1, 64, 64, torch.float32), width),
         ):

@@ -202,7 +202,7 @@ def test_int4_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("form", ["int8", "int4"])
 @pytest.mark.parametrize("factor", [1e-26, 1e-20, 1e20, 1e30])
 def test_tiny_and_huge_rows_are_as_exact_as_others(form: str, factor: float) -> None:
-    """Where squares are too small or too large for float32: an outlier leaves the numbers beside it as they are, too."""
+    """Their squares are too small or too large for float32. An outlier does not spoil the numbers beside it there, either."""
     matrix, reference = make(form, 512, 1024, torch.float32)
     x = torch.randn(2, 1024, generator=torch.Generator().manual_seed(0))
     x[1, 17] = 500.0

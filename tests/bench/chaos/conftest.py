@@ -24,7 +24,7 @@ Storm = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[RunDirectory]:
-    """What a storm sees of a run of 2E+P+2D that does nothing."""
+    """The run directory of an idle run of 2E+P+2D."""
     directory = RunDirectory.create(tmp_path / "run", {})
     ActorTable.create(directory, actors_of("2E+P+2D")).close()
     ControllerStats.create(directory).close()
