@@ -53,12 +53,14 @@ class Rows:
     def progress(self, watched: Sequence[tuple[int, int]]) -> list[Progress]:
         """The words of these rows, once every decode has committed the steps that are over."""
         members, committed, end_codes = self.members, self.committed, self.end_codes
-        progress = []
-        for row, generation in watched:
-            member = members[row]
-            if member is not None and member.active:
-                count = member.count + member.log.num_steps - member.since
-            else:
-                count = committed[row]
-            progress.append(Progress(row, generation, count, end_codes[row]))
-        return progress
+        return [
+            Progress(
+                row,
+                generation,
+                member.count + member.log.num_steps - member.since
+                if (member := members[row]) is not None and member.active
+                else committed[row],
+                end_codes[row],
+            )
+            for row, generation in watched
+        ]

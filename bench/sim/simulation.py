@@ -5,7 +5,10 @@ further ones join. A timer adds ticks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
+
+import msgspec
 
 from ...actors.controller.serve import limits_of
 from ...actors.host.media_rules import for_run
@@ -13,10 +16,12 @@ from ...actors.host.model_facts import facts_of
 from ...models.config import weight_bytes
 from ...runtime.bus.messages import Admit, Hello, PlanDone, Run, Skipped, ToActor, ToController, Welcome
 from ...runtime.bus.plans import Analyse, Encode, Plan, Prefill
+from ...runtime.bus.wire import encode
 from ...runtime.config import RuntimeConfig
 from ...runtime.controller.effects import AppendPages, BeginRow, ClearPlan, Effect, Send, WritePlan
 from ...runtime.controller.guidance import num_pages
 from ...runtime.controller.machine import Controller
+from ...runtime.controller.page_keys import Positions
 from ...runtime.controller.policy_calls import swap
 from ...runtime.controller.progress import IdSpan, NewIds, Progress
 from ...runtime.controller.request import Request
@@ -27,7 +32,7 @@ from ...runtime.process.device_room import DeviceRoom
 from ...runtime.process.memory_layout import plan_layout
 from ...runtime.stage_table import STAGES, WORKERS, InstanceId, stage_of
 from ...schema.gap_buckets import NUM_BUCKETS
-from ...schema.media import ItemShape
+from ...schema.media import ItemShape, MediaSpan
 from ...schema.rows import Phase
 from .costs import Costs, prefill_squares
 from .decode import Decode
@@ -54,7 +59,18 @@ def simulated_limits(config: RuntimeConfig, costs: Costs, num_devices: int = 1) 
     model = for_run(costs.model, config.media)
     total = num_devices * DEVICE_BYTES.get(costs.device, 0)
     room = DeviceRoom(total, total - num_devices * weight_bytes(model)) if config.model.on_cuda and total else None
-    return limits_of(config, plan_layout(config, facts_of(model, config.memory.kv_page_tokens), model.dtype, room), model)
+    limits = limits_of(config, plan_layout(config, facts_of(model, config.memory.kv_page_tokens), model.dtype, room), model)
+    return replace(limits, positions=remembered(limits.positions))
+
+
+def remembered(positions: Positions) -> Positions:
+    """Positions of prompts: a load has many with media of the same sizes at the same places."""
+
+    @lru_cache(256)
+    def find(num_tokens: int, spans: bytes) -> tuple[bytes, int]:
+        return positions(num_tokens, msgspec.msgpack.decode(spans, type=list[MediaSpan]))
+
+    return lambda num_tokens, spans: find(num_tokens, encode(spans))
 
 
 class SimulationError(Exception):
@@ -88,7 +104,7 @@ class Simulation:
         self.timeout_s = config.server.request_timeout_s
         self.seed = seed
         self._jitter = Jitter(costs.spreads, seed)
-        self._ways = Ways(costs, queue, lambda: any(decode.is_running for decode in self.decodes.values()), seed)
+        self._ways = Ways(costs, queue, lambda: any([decode.is_running for decode in self.decodes.values()]), seed)
         self.gateway = Gateway(costs.overheads, self._ways, queue, self.post, self.timeout_s)
         self.decodes: dict[InstanceId, Decode] = {}
         self.workers: dict[InstanceId, Worker] = {}

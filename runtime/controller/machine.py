@@ -260,11 +260,14 @@ class Controller:
         if decoding:
             wait_s = min(wait_s, LOOK_S)
         page_tokens = state.limits.kv_page_tokens
-        for request in decoding:  # half the time in which the row could use up the pages that it has
+        for request in [request for request in decoding if request.committed >= request.short_at]:
+            # half the time in which the row could use up the pages that it has
             tokens = len(request.block_tables[0]) * page_tokens - request.lengths[0] - request.committed
-            if not request.rate:  # look soon, to measure it
-                tokens = min(tokens, state.limits.ahead_pages * page_tokens)
             tokens_per_s = 2 * (request.rate or FAST_RATE)
+            if request.rate:
+                request.short_at = request.committed + int(tokens - LOOK_S * tokens_per_s)
+            else:  # look soon, to measure it
+                tokens = min(tokens, state.limits.ahead_pages * page_tokens)
             if tokens <= wait_s * tokens_per_s:
                 wait_s = min(wait_s, max(SOON_S, tokens / tokens_per_s))
         return wait_s

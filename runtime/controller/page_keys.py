@@ -11,6 +11,7 @@ A medium without a digest names nothing: no page has a key from its first token 
 import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -37,7 +38,7 @@ class Medium(NamedTuple):
 def indices(num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[bytes, int]:
     """Positions of text: every token stands at its index."""
     del spans
-    return _indices(0, num_tokens), 0
+    return _indices.__wrapped__(0, num_tokens), 0
 
 
 def root_key(secret: bytes, era: bytes, salt: bytes) -> bytes:
@@ -149,6 +150,7 @@ class PageKeys:
         return inside + _indices(max(start, self._num_prompt) + delta, max(end, self._num_prompt) + delta)
 
 
+@lru_cache(1024)  # of a page each
 def _indices(start: int, end: int) -> bytes:
     """Return positions that are indices, on all three axes."""
     positions = array("q", bytes(_TOKEN_BYTES * (end - start)))

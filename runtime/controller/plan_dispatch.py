@@ -3,7 +3,8 @@
 ``planner`` decides what is done, and ``plan_results`` applies the results.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cache
 
 from ..bus.messages import Run
 from ..bus.plans import Plan
@@ -21,18 +22,24 @@ from .state import ControllerState
 def credit(state: ControllerState, stage: str, pool: PoolName | None = None) -> int:
     """Return how many more plans the actors of a stage may be sent: depth for each less its unacknowledged ones. ``pool``: only those
     with this KV pool."""
-    return sum(max(0, state.limits.depth - load) for load in _loads(state, stage, pool).values())
+    depth = state.limits.depth
+    return sum([depth - load for load in _loads(state, stage, pool).values() if load < depth])
 
 
 def _loads(state: ControllerState, stage: str, pool: PoolName | None) -> dict[InstanceId, int]:
     """Return the unacknowledged plans of each active actor of a stage that gets work: dead ones get some only if all are."""
-    active = (actor for actor in state.staying if stage_of(actor) == stage and actor in state.actors)
-    able = [actor for actor in active if actor not in state.outages and pool in (None, state.pool_of(actor))]
+    active = [actor for actor in _of_stage(state.staying, stage) if actor in state.actors and actor not in state.outages]
+    able = active if pool is None else [actor for actor in active if pool == state.pool_of(actor)]
     loads = dict.fromkeys([actor for actor in able if actor not in state.absent] or able, 0)
     for inflight in state.plans.values():
         if inflight.actor in loads:
             loads[inflight.actor] += 1
     return loads
+
+
+@cache
+def _of_stage(actors: Sequence[InstanceId], stage: str) -> list[InstanceId]:
+    return [actor for actor in actors if stage_of(actor) == stage]
 
 
 def place_plan(state: ControllerState, plan: Plan, requests: Iterable[Request], now: float, pool: PoolName | None = None) -> None:

@@ -77,7 +77,7 @@ def observe(state: ControllerState, progress: Sequence[Progress], new_ids: NewId
             state.note_counts(request, True)
         if committed > request.committed:
             request.committed = committed
-        if (ids := ids_of.get((row, row_generation))) is not None:
+        if ids_of and (ids := ids_of.get((row, row_generation))) is not None:
             learn_ids(request, ids)
             name_pages(state, request)
         if request.phase == Phase.DECODE and request.window is not None:

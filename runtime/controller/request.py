@@ -240,6 +240,7 @@ class Request:
     left: Left | None = None  # until the first token; None, as ``view`` is
     own_view: RequestView | None = None  # the view without work that others do, when it was last made; None, as ``view`` is
     grow_at: int = 0  # committed ids at which it needs more KV pages than it has
+    short_at: int = 0  # committed ids below which its pages last for a look; 0, as ``grow_at`` is
 
     @property
     def key_in_table(self) -> RowKey:

@@ -224,10 +224,11 @@ class ControllerState:
 
     def _rows_by_phase(self) -> "RowsByPhase":
         if self._by_phase is None:
+            prepare, decode = Phase.PREPARE, Phase.DECODE
             live = [request for request in self.rows if request is not None and not request.ending]
-            preparing = [request for request in live if request.phase == Phase.PREPARE]
-            decoding = [request for request in live if request.phase == Phase.DECODE and not request.end_code]
-            watched = [(r.row, r.row_generation) for r in live if r.phase == Phase.DECODE or not r.counts_known]
+            preparing = [request for request in live if request.phase == prepare]
+            decoding = [request for request in live if request.phase == decode and not request.end_code]
+            watched = [(r.row, r.row_generation) for r in live if r.phase == decode or not r.counts_known]
             num_tokens = sum([len(request.lengths) for request in decoding])
             objectives_s = {request.objective.tbt_s for request in decoding}
             self._by_phase = RowsByPhase(live, preparing, decoding, watched, num_tokens, objectives_s)
@@ -236,7 +237,7 @@ class ControllerState:
     def touch(self, request: Request) -> None:
         """Discard data derived from a row that has changed. ``emit`` calls this for every effect that names a row; code that changes it
         without such an effect (plans, counts, rates) calls it directly. New ids of a row in decode are no change."""
-        request.view, request.own_view, request.left, request.grow_at = None, None, None, 0
+        request.view, request.own_view, request.left, request.grow_at, request.short_at = None, None, None, 0, 0
         self._touched.add(request.row)
 
     def begin_tick(self, now: float, gaps: Sequence[int]) -> None:

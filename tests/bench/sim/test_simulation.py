@@ -21,6 +21,7 @@ from mmrt.bench.sim.report import Steps, encode_report, make_report, time_betwee
 from mmrt.bench.sim.simulation import Simulation, SimulationError
 from mmrt.bench.sim.step_log import num_rows
 from mmrt.bench.sim.ways import Ways
+from mmrt.runtime.controller.machine import Controller
 from mmrt.schema.gap_buckets import bucket_of
 from mmrt.tests.bench.sim.made_costs import FREE, VARIED, make_costs, options_of, simulate_costs
 
@@ -56,6 +57,26 @@ def test_every_request_ends_once_and_everything_is_given_back(arguments: tuple[s
     steps = Steps(simulation, costs)
     for record in records:
         assert all(steps.commits[before[1]] < steps.commits[after[0]] for before, after in pairwise(steps.of(record)))
+
+
+def test_rows_whose_pages_last_are_left_out_of_the_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    next_tick_s, num_left_out = Controller.next_tick_s, 0
+
+    def compared(controller: Controller) -> float:
+        nonlocal num_left_out
+        found_s, decoding = next_tick_s(controller), controller.state.decoding()
+        kept = [request.short_at for request in decoding]
+        num_left_out += sum(request.committed < request.short_at for request in decoding)
+        for request in decoding:
+            request.short_at = 0
+        assert next_tick_s(controller) == found_s
+        for request, short_at in zip(decoding, kept, strict=True):
+            request.short_at = short_at
+        return found_s
+
+    monkeypatch.setattr(Controller, "next_tick_s", compared)
+    simulation, _ = simulate_costs(make_costs(), *MIXED, "--rows", "8", "--kv-tokens", "1200", "--max-tokens", "200")
+    assert simulation.controller.state.totals.preempted > 0 < num_left_out
 
 
 def test_one_request_alone_takes_the_sum_of_its_parts() -> None:
