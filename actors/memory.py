@@ -210,6 +210,7 @@ def load_weights(actor: Actor, store: DeviceStore | None = None) -> None:
             return store.allocate(WEIGHTS_SEGMENT, num_bytes)
         path = actor.run.segment_path(WEIGHTS_SEGMENT)
         segment = Segment.create(path, HEADER_BYTES + num_bytes, kind="raw", publish=False)
+        segment.use_huge_pages()
         return segment.buf[HEADER_BYTES:]
 
     def progress(done_bytes: int, total_bytes: int) -> None:

@@ -74,10 +74,6 @@ class PagePool:
         del self.generations, self.data, self._flat, self._keys, self._key_depths, self._key_generations
         self._segment.close()
 
-    def populate(self) -> None:
-        """Map every page now; see ``Segment.populate``."""
-        self._segment.populate()
-
     def page(self, page: int) -> memoryview:
         """The bytes of one page, in place."""
         return memoryview(self.data[self._index(page)])

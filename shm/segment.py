@@ -6,7 +6,6 @@ that was killed, find either nothing or all of it.
 """
 
 import errno
-import mmap
 import os
 import struct
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from .errors import MissingError, SegmentError, SpaceError
+from .mapping import map_file, use_huge_pages
 
 LINE_BYTES = 64  # a cache line; words of different writers never share one
 PAGE_BYTES = 4096
@@ -25,7 +25,6 @@ HEADER_BYTES = PAGE_BYTES
 _HEADER = struct.Struct("=8s8s8q")  # magic and layout version, kind, geometry
 _MAGIC = b"mmrtseg1"
 _MAX_GEOMETRY = 8
-_MADV_POPULATE_WRITE = 23
 
 
 class Field(NamedTuple):
@@ -77,9 +76,8 @@ class Segment:
         self.kind = kind
         self.writable = writable
         self.num_bytes = os.fstat(fd).st_size
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        self._map: mmap.mmap | None = mmap.mmap(fd, self.num_bytes, mmap.MAP_SHARED, protection)
-        self.buf = memoryview(self._map)
+        self._map: memoryview | None = map_file(fd, self.num_bytes, writable)
+        self.buf = self._map[:]
         self.words = self.buf[: self.num_bytes // 8 * 8].cast("Q")
         self._unpublished: int | None = None
 
@@ -161,14 +159,10 @@ class Segment:
         """The numpy view of a field of the segment's layout."""
         return self.array(*field)
 
-    def populate(self) -> None:
-        """Map all pages now rather than one fault at a time (a first touch costs many copies). Best effort, Linux 5.14."""
-        if self.writable and self._map is not None:
-            try:
-                self._map.madvise(_MADV_POPULATE_WRITE)
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
+    def use_huge_pages(self) -> None:
+        """Put a segment that was just created into pages of 2 MiB, for what is read a lot at a time. Best effort (``mapping``)."""
+        if self._map is not None and self.writable:
+            use_huge_pages(self._map)
 
     def close(self) -> None:
         """Drop the mapping. Views that still exist keep the memory mapped until the last of them is dropped."""

@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from ...schema.quantization import Quantization
+from ...shm.mapping import private_memory
 from ..architecture import ModelConfig
 from ..errors import CheckpointError
 from ..families.registry import family_of
@@ -93,7 +94,7 @@ def read_weights(path: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
     buffers: list[memoryview] = []
 
     def allocate(num_bytes: int) -> memoryview:
-        buffers.append(memoryview(bytearray(num_bytes)))
+        buffers.append(private_memory(num_bytes))
         return buffers[0]
 
     index = write_weights(path, config, allocate)

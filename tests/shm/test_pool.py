@@ -107,12 +107,6 @@ def test_rows_of_any_dtype(pool):
     assert (pool.gather_rows([8, 2], 12, 7).view(np.float32) == values[::-1]).all()
 
 
-def test_populate_keeps_what_is_there(pool):
-    pool.data[3] = 7
-    pool.populate()
-    assert pool.data.sum() == 7 * PAGE_BYTES
-
-
 def test_rows_per_page(pool):
     assert [pool.rows_per_page(num_bytes) for num_bytes in (48, 20, 1)] == [1, 2, 48]
     with pytest.raises(ValueError, match="49 bytes"):

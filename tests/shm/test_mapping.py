@@ -1,0 +1,107 @@
+"""Mappings in which huge pages fit: the file's bytes at an aligned address, and nothing left when the last view goes."""
+
+import gc
+import os
+import re
+
+import numpy as np
+import pytest
+
+from mmrt.shm.mapping import HUGE_PAGE_BYTES, map_file, private_memory, use_huge_pages
+from mmrt.shm.segment import HEADER_BYTES, Segment
+
+SIZE = 3 * HUGE_PAGE_BYTES + 4096 + 64
+
+
+@pytest.fixture
+def file(place):
+    fd = os.open(place, os.O_TMPFILE | os.O_RDWR)
+    os.posix_fallocate(fd, 0, SIZE)
+    yield fd
+    os.close(fd)
+
+
+def address_of(view):
+    return np.frombuffer(view, np.uint8).ctypes.data
+
+
+def kibibytes(address, field):
+    """A field of the mapping that begins at an address."""
+    with open("/proc/self/smaps") as file:
+        _, _, after = file.read().partition(f"\n{address:x}-")
+    return int(re.search(rf"\n{field}: +(\d+) kB", after).group(1))
+
+
+def mappings():
+    gc.collect()
+    with open("/proc/self/maps") as maps:
+        return sum("deleted" in line for line in maps)
+
+
+def test_views_of_a_file_share_its_bytes(file):
+    one, other = map_file(file, SIZE, writable=True), map_file(file, SIZE, writable=False)
+    assert one.nbytes == other.nbytes == SIZE
+    assert address_of(one) % HUGE_PAGE_BYTES == address_of(other) % HUGE_PAGE_BYTES == 0
+    one[0], one[-1] = 3, 5
+    assert other[0] == 3 and other[-1] == 5 and os.pread(file, 1, SIZE - 1) == b"\5"
+    with pytest.raises(TypeError):
+        other[0] = 1
+
+
+def test_a_small_file_takes_no_more_than_itself(file):
+    view = map_file(file, HUGE_PAGE_BYTES - 1, writable=True)
+    view[-1] = 9
+    assert os.pread(file, 1, HUGE_PAGE_BYTES - 2) == b"\t"
+
+
+def test_nothing_is_left_of_a_mapping(file):
+    before = mappings()
+    for _ in range(5):
+        view = map_file(file, SIZE, writable=True)
+        part = np.frombuffer(view, np.uint8, 100, SIZE - 100)
+        del view
+        part[:] = 1  # it keeps the mapping
+        del part
+    assert mappings() == before
+
+
+def test_a_descriptor_that_cannot_be_mapped_is_an_error():
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(OSError, match="[Nn]o such device|denied"):
+            map_file(reading, SIZE, writable=True)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_huge_pages_keep_the_bytes_and_are_huge_in_other_mappings(file):
+    view = map_file(file, SIZE, writable=True)
+    numbers = np.frombuffer(view, np.uint8)
+    numbers[::4096] = 7
+    use_huge_pages(view)
+    assert kibibytes(address_of(view), "Rss") == 0
+    other = map_file(file, SIZE, writable=False)
+    assert np.frombuffer(other, np.uint8)[::4096].tolist() == [7] * len(numbers[::4096])
+    if not kibibytes(address_of(other), "ShmemPmdMapped"):
+        pytest.skip("this kernel gave no huge page")
+    assert kibibytes(address_of(other), "ShmemPmdMapped") == 3 * HUGE_PAGE_BYTES >> 10
+
+
+def test_a_segment_in_huge_pages_can_be_attached(place):
+    with Segment.create(place / "s", HEADER_BYTES + SIZE, geometry=(5,)) as segment:
+        segment.use_huge_pages()
+        segment.array(HEADER_BYTES, SIZE, np.uint8)[-1] = 3
+        with Segment.attach(place / "s", writable=False) as again:
+            assert again.geometry[0] == 5
+            assert again.array(HEADER_BYTES, SIZE, np.uint8)[-1] == 3
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, SIZE])
+def test_private_memory_is_zero_and_writable(num_bytes):
+    memory = private_memory(num_bytes)
+    assert memory.nbytes == num_bytes
+    numbers = np.frombuffer(memory, np.uint8) if num_bytes else np.empty(0, np.uint8)
+    assert not numbers.any()
+    numbers[:] = 1
+    assert numbers.sum() == num_bytes
