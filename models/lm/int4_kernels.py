@@ -40,7 +40,8 @@ from .row_kernels import LEAST_WORK
 
 _BYTE, _WORD = ir.IntType(8), ir.IntType(32)
 _HALF = INT4_ROWS // 2  # rows in one half of a block's bytes
-_BYTES_AHEAD = 2048  # of the matrix: asked for before they are needed
+_BYTES_AHEAD = 8192  # of the matrix, for one row of activations: asked for before they are needed
+_ROWS_OF_WHOLE_BLOCKS = 2  # of activations: with more, a block's rows are multiplied in pieces
 
 
 def has_kernel(packed: Tensor) -> bool:
@@ -118,38 +119,48 @@ class _Tiles:
         num_columns, steps = load_word(builder, words, 2), load_word(builder, words, 5, POINTER)
         columns = [builder.add(builder.mul(row, num_columns), builder.mul(part, constant(PART))) for row in rows]
         places = [builder.udiv(column, constant(PART // 2)) for column in columns]
-        for piece in range(0, _HALF, self._width):
-            sums = self._sums_of_part(builder, arguments, columns, part, piece)
-            for index, (place, both) in enumerate(zip(places, sums, strict=True)):
+        pieces = [*range(0, _HALF, self._width)]
+        at_once = len(pieces) if len(rows) <= _ROWS_OF_WHOLE_BLOCKS else 1  # the sums fit in registers
+        for first in range(0, len(pieces), at_once):
+            taken = pieces[first : first + at_once]
+            sums = self._sums_of_part(builder, arguments, columns, part, taken)
+            for index, place in enumerate(places):
                 step, total = (self._spread(builder, steps, builder.add(place, constant(number))) for number in range(2))
-                for value, whole in zip((piece, piece + _HALF), both, strict=True):
+                for value, of_value in sums.items():
                     (scale, zero), variable = factors[value], totals[value][index]
                     add_product(builder, variable, total, zero)
-                    add_product(builder, variable, builder.fmul(builder.sitofp(whole, self._floats), step), scale)
+                    add_product(builder, variable, builder.fmul(builder.sitofp(of_value[index], self._floats), step), scale)
 
     def _sums_of_part(
-        self, builder: ir.IRBuilder, arguments: Sequence[ir.Value], columns: Sequence[ir.Value], part: ir.Value, piece: int
-    ) -> list[list[ir.Value]]:
-        """Sums of codes x activations of 32 columns, int32, for both halves of the bytes of a vector of rows from ``piece`` on."""
+        self, builder: ir.IRBuilder, arguments: Sequence[ir.Value], columns: Sequence[ir.Value], part: ir.Value, pieces: Sequence[int]
+    ) -> dict[int, list[ir.Value]]:
+        """Sums of codes x activations of 32 columns, int32, of vectors of rows from each piece on and of those in the upper halves of
+        its bytes, by the first row: one for each row of activations."""
         words, _, start, _ = arguments
         x, packed = (load_word(builder, words, index, POINTER) for index in (4, 6))
         block = builder.udiv(builder.mul(start, load_word(builder, words, 2)), constant(2))
-        begin = builder.add(block, builder.mul(part, constant(PART * _HALF)))
+        codes_of_part = address(builder, packed, builder.add(block, builder.mul(part, constant(PART * _HALF))), _BYTE)
+        rows_of_part = [address(builder, x, column, _BYTE) for column in columns]
         kind = self._words if self._with_vnni else ir.VectorType(ir.IntType(16), 2 * self._width)
-        sums = new_sums(builder, len(columns), 2, kind)
+        values = [value for piece in pieces for value in (piece, piece + _HALF)]
+        sums = new_sums(builder, len(values), len(columns), kind)
         clear(builder, sums, kind)
         with loop(builder, constant(0), constant(PART), COLUMNS) as column:
-            place = builder.add(begin, builder.add(builder.mul(column, constant(_HALF)), constant(piece * COLUMNS)))
-            if piece == 0:  # the other is in the same line of the cache
-                prefetch(builder, packed, builder.add(place, constant(_BYTES_AHEAD)), _BYTE)
-            codes = self._codes(builder, packed, place)
-            for both, first in zip(sums, columns, strict=True):
-                activations = self._activations(builder, x, builder.add(first, column))
-                for total, half in zip(both, codes, strict=True):
-                    before = builder.load(total, typ=kind)
-                    builder.store(self._added(builder, before, half, activations), total)
-        found = [[builder.load(total, typ=kind) for total in both] for both in sums]
-        return found if self._with_vnni else [[add_pairs(builder, total) for total in both] for both in found]
+            place = builder.mul(column, constant(_HALF))
+            if pieces[0] == 0:  # the others are in the same line of the cache
+                prefetch(builder, codes_of_part, builder.add(place, constant(_BYTES_AHEAD // len(columns))), _BYTE)
+            codes = [
+                half for piece in pieces for half in self._codes(builder, codes_of_part, builder.add(place, constant(piece * COLUMNS)))
+            ]
+            for index, row in enumerate(rows_of_part):
+                activations = self._activations(builder, row, column)
+                for of_value, half in zip(sums, codes, strict=True):
+                    before = builder.load(of_value[index], typ=kind)
+                    builder.store(self._added(builder, before, half, activations), of_value[index])
+        found = [[builder.load(total, typ=kind) for total in of_value] for of_value in sums]
+        if not self._with_vnni:
+            found = [[add_pairs(builder, total) for total in of_value] for of_value in found]
+        return dict(zip(values, found, strict=True))
 
     def _codes(self, builder: ir.IRBuilder, packed: ir.Value, place: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Codes in the lower and in the upper halves of bytes."""
