@@ -74,7 +74,8 @@ def make_phases(kinds: Sequence[Modality], max_context: int, seconds: float) -> 
         ),
     ]
     pictures = [MediaShapes(image_size=(side, side)) for side in (112, 336, 560)]
-    clips = [MediaShapes(video_size=(side, side), video_s=2.0, video_fps=8) for side in (224, 560)]  # smaller ones would be enlarged
+    # of several sizes and lengths: some models make frames equally large, others cut a clip into parts equally long
+    clips = [MediaShapes(video_size=(side, side), video_s=clip_s, video_fps=8) for side, clip_s in ((224, 2.0), (560, 2.0), (224, 6.0))]
     sounds = [MediaShapes(audio_s=duration_s) for duration_s in (1.0, 4.0)]
     media: dict[Modality, list[MediaShapes]] = {"image": pictures, "video": clips, "audio": sounds}
     for kind, sizes in media.items():

@@ -15,6 +15,7 @@ from .costs import SHIPPED, Costs, Line, Overheads, load_costs, save_costs, ship
 from .interference import stage_set, stage_sets
 
 LAUNCH_S = 20e-6  # assumed for each layer's kernels where no graph is captured: prefill and towers
+VIDEO_PIXEL_S = 7.2e-9  # to decode a pixel of H.264 at 2 frames/s and make rows of it, on a core; frames as the model takes them
 
 
 class Peak(NamedTuple):
@@ -31,7 +32,8 @@ PEAKS = {peak.name: peak for peak in (H200, H20)}
 
 
 def roofline(name: str, model: ModelConfig, peak: Peak, host: Costs) -> Costs:
-    """The cost model of a model on one device. ``host``: a measured one, for what stays on processors: video and messages."""
+    """The cost model of a model on one device. ``host``: a measured one, for what stays on processors: messages, and media but for the
+    decoding of videos. The host's model may shrink their frames, so that a row of it stands for many more pixels."""
     assert model.vision is not None
     lm, vision, size = model.language, model.vision, DTYPE_BYTES[model.dtype]
     layers = _token_flops(lm) // 2 * size  # bytes of the weights that each pass reads
@@ -51,14 +53,15 @@ def roofline(name: str, model: ModelConfig, peak: Peak, host: Costs) -> Costs:
         name=name,
         origin="roofline",
         note=f"Peak rates of {peak.name}: {peak.flops_per_s / 1e12:g} TFLOP/s, {peak.bytes_per_s / 1e12:g} TB/s. Stages share it by "
-        f"time slices. Video and messages as measured for {host.name}.",
+        f"time slices. Pictures and messages as measured for {host.name}, videos {1e9 * VIDEO_PIXEL_S:g} ns per pixel.",
         model=model,
         device=peak.name,
         num_cores=1,
         threads={"video": 0, "encoder": 1, "prefill": 1, "decode": 1},
         environment=None,
         analyse={kind: line for kind, line in host.analyse.items() if kind in model.media_kinds},
-        preprocess={kind: line for kind, line in host.preprocess.items() if kind in model.media_kinds},
+        preprocess={kind: line for kind, line in host.preprocess.items() if kind in model.media_kinds}
+        | {"video": Line(per_unit_s=VIDEO_PIXEL_S * vision.temporal_patch_size * vision.patch_size**2)},
         encode={kind: encode for kind in model.media_kinds if kind != "audio"},
         prefill=Line(fixed_s=LAUNCH_S * lm.num_layers, least_s=layers / peak.bytes_per_s, per_unit_s=token_s, per_square_s=pair_s),
         decode=Line(least_s=(layers + output) / peak.bytes_per_s, per_unit_s=token_s + head_s),

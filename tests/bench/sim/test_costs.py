@@ -104,6 +104,8 @@ def test_a_roofline_by_hand() -> None:
     assert costs.decode_context_s == pytest.approx(28 * 2 * 4 * 128 * 2 / 4.8e12, rel=0.01)
     assert costs.prefill.per_square_s == pytest.approx(4 * 3584 * 28 / 989e12)
     assert costs.interference["decode+encoder+video"] == {"decode": 0.5, "encoder": 0.5, "video": 1.0}
+    num_rows = 360 * (224 // 14) ** 2 // 2  # of 3 minutes at 2 frames/s
+    assert costs.preprocess["video"].seconds(num_rows) == pytest.approx(360 * 224 * 224 * 7.2e-9)
 
 
 @pytest.mark.parametrize(

@@ -318,10 +318,11 @@ def test_phases_take_the_time_that_is_asked_for_and_only_media_that_the_model_ta
     }
 
 
-@pytest.mark.parametrize("costs", ["small-cpu", "qwen2.5-vl-7b-h200"])
+@pytest.mark.parametrize("costs", ["demo-cpu", "small-cpu", "qwen2.5-vl-7b-h200"])
 def test_clips_and_pictures_are_of_several_sizes_also_after_their_scaling(costs: str) -> None:
-    """Videos below a number of pixels are enlarged; clips that were all below it told nothing of how the time grows."""
+    """Videos below a number of pixels are enlarged, those above another one shrunk; clips that were all of one size after that told
+    nothing of how the time grows."""
     model = load_costs(costs).model
-    for kind in ("image", "video"):
+    for kind in ("video",) if costs == "demo-cpu" else ("image", "video"):  # the demo model makes all pictures equally large
         made = {phase.shapes for phase in make_phases((kind,), 8192, 60.0) if phase.name == "media"}
-        assert len({make_sample(model, kind, shapes)[1].segments[0].num_rows for shapes in made}) == len(made) > 1
+        assert len({make_sample(model, kind, shapes)[1].segments[0].num_rows for shapes in made}) > 1
