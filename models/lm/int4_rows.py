@@ -33,11 +33,11 @@ class RoundedRows(NamedTuple):
 
 def round_rows(x_MK: Tensor) -> RoundedRows:
     """Round contiguous float32 rows. The largest number of a part becomes 127 or -127."""
-    num_parts = x_MK.numel() // PART
-    codes = torch.empty_like(x_MK, dtype=torch.int8)
-    steps = x_MK.new_empty(x_MK.shape[0], x_MK.shape[1] // PART, 2)
-    words = (1, num_parts, x_MK.data_ptr(), codes.data_ptr(), steps.data_ptr())
-    _kernel().run(words, torch.get_num_threads() if x_MK.numel() >= _LEAST_WORK else 1)
+    num_rows, num_columns = x_MK.shape
+    codes = torch.empty(num_rows, num_columns, dtype=torch.int8)
+    steps = torch.empty(num_rows, num_columns // PART, 2)
+    words = (1, num_rows * num_columns // PART, x_MK.data_ptr(), codes.data_ptr(), steps.data_ptr())
+    _kernel().run(words, torch.get_num_threads() if num_rows * num_columns >= _LEAST_WORK else 1)
     return RoundedRows(codes, steps)
 
 

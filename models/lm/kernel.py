@@ -7,8 +7,9 @@ which tiles there are, and which thread computes them, is decided here. Kernels 
 """
 
 import ctypes
+import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
@@ -21,7 +22,7 @@ from llvmlite import ir
 from torch import Tensor
 
 from . import kernel_files
-from .machine_code import FLOAT, INT, POINTER, constant, load_word, loop
+from .machine_code import FLOAT, INT, POINTER, address, constant, load_word, loop
 from .object_code import Image, LoadedCode, link, may_run_code
 
 _WIDTHS = {"AVX2": 8, "AVX512": 16}  # numbers in a vector of float32, by torch's name of the instructions
@@ -32,9 +33,11 @@ _BESIDE = ("abm", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt")  # Linux's n
 STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16)}  # as LLVM reads what kernels of other operations than products take
 
 _THREAD_NUMBERS = "omp_get_thread_num", "omp_get_num_threads"
+_CALL_WORDS = len(_THREAD_NUMBERS)
 _IMPORTED_S = time.time()
 
 
+@cache
 def vector_width() -> int | None:
     """Numbers in a vector of float32 on this processor; None where no kernels are made for it."""
     is_whole = _openmp() is not None and may_run_code() and all(has_instructions(name) for name in _BESIDE)
@@ -60,7 +63,7 @@ def _flags() -> frozenset[str]:
 
 def check_columns(x_MK: Tensor, num_columns: int) -> None:
     """Raises: ValueError for activations that do not fit a matrix of so many columns, which a kernel would read beyond their end."""
-    if x_MK.device.type != "cpu" or x_MK.shape[1] != num_columns:
+    if not x_MK.is_cpu or x_MK.shape[1] != num_columns:
         raise ValueError(f"activations {list(x_MK.shape)} on {x_MK.device} by a matrix of {num_columns} columns on the CPU")
 
 
@@ -87,11 +90,17 @@ class Kernel:
 
     def run(self, words: Sequence[int], num_threads: int) -> None:
         """Compute a product: M, N, and what its tiles read."""
-        array = (ctypes.c_int64 * len(words))(*words)
+        pack = _packer(_CALL_WORDS + len(words))
         if num_threads == 1:
-            self._alone((ctypes.c_int64 * 3)(ctypes.addressof(array), 0, 0))
+            self._alone(pack(0, 0, *words))
         else:
-            self._team(self._code.address, (ctypes.c_int64 * 3)(ctypes.addressof(array), *self._numbers), num_threads, 0)
+            self._team(self._code.address, pack(*self._numbers, *words), num_threads, 0)
+
+
+@cache
+def _packer(num_words: int) -> Callable[..., bytes]:
+    """What packs words. Arrays of ctypes take five times as long."""
+    return struct.Struct(f"{num_words}q").pack
 
 
 def load_kernel(name: str, tiles: Tiles, block_rows: int) -> Kernel:
@@ -150,22 +159,21 @@ def _openmp() -> ctypes.CDLL | None:
 
 
 def _module(tiles: Tiles, block_rows: int) -> ir.Module:
-    """One global function (call), whose words are the address of the product's words, and those of ``_THREAD_NUMBERS`` or 0 without a
-    team."""
+    """One global function (call), whose words are the addresses of ``_THREAD_NUMBERS`` or 0 without a team, and the product's words."""
     module = ir.Module()
     of_rows = {num_rows: _function_of_tile(module, tiles, num_rows) for num_rows in range(1, tiles.most_rows + 1)}
     part = _emit_part(module, of_rows, block_rows)
     member = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "member")
     (call,) = member.args
     builder = ir.IRBuilder(member.append_basic_block())
-    words = load_word(builder, call, 0, POINTER)
-    is_alone = builder.icmp_unsigned("==", load_word(builder, call, 1), constant(0))
+    words = address(builder, call, constant(_CALL_WORDS), INT)
+    is_alone = builder.icmp_unsigned("==", load_word(builder, call, 0), constant(0))
     with builder.if_else(is_alone) as (alone, in_team):
         with alone:
             builder.call(part, [words, constant(0), constant(1)])
         with in_team:
             number = ir.FunctionType(ir.IntType(32), []).as_pointer()
-            numbers = (builder.call(load_word(builder, call, 1 + index, number), []) for index in range(len(_THREAD_NUMBERS)))
+            numbers = (builder.call(load_word(builder, call, index, number), []) for index in range(len(_THREAD_NUMBERS)))
             builder.call(part, [words, *(builder.zext(value, INT) for value in numbers)])
     builder.ret_void()
     return module

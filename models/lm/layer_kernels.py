@@ -54,18 +54,19 @@ def add_norm(x_NH: Tensor, residual_NH: Tensor, weight_H: Tensor, epsilon: Tenso
 
     All but ``epsilon``, float32 [], are of one dtype. Raises: ValueError for others.
     """
-    same = (x_NH.dtype, x_NH.shape, x_NH.shape[1:])
-    if (weight_H.dtype, residual_NH.shape, weight_H.shape) != same or residual_NH.dtype != x_NH.dtype or epsilon.dtype != torch.float32:
+    dtype, shape = residual_NH.dtype, residual_NH.shape
+    is_same = x_NH.dtype == weight_H.dtype == dtype and x_NH.shape == shape and weight_H.shape == shape[1:]
+    if not is_same or epsilon.dtype != torch.float32:
         described = ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in (x_NH, residual_NH, weight_H, epsilon))
         raise ValueError(f"add_norm of {described}")
     out = torch.empty_like(residual_NH)
-    _run("add_norm", residual_NH.dtype, residual_NH.shape, (x_NH, residual_NH, weight_H, out, epsilon))
+    _run("add_norm", dtype, shape, (x_NH, residual_NH, weight_H, out, epsilon))
     return out
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) x up, [N, I], of rows [N, 2 I]. A gate below -87 counts as -87, so its silu is 0 to 36 digits, of -inf too."""
-    out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+    out = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2, dtype=gate_up.dtype)
     _run("silu_mul", out.dtype, out.shape, (gate_up, out))
     return out
 
@@ -84,11 +85,12 @@ def rotate(heads: Tensor, num_turning: int, cosines: Tensor, sines: Tensor) -> N
 def _run(name: str, dtype: torch.dtype, shape: Sequence[int], tensors: Sequence[Tensor], *more: int) -> None:
     """Raises: ValueError for tensors that are not contiguous on a CPU, and for rows that are no whole vectors."""
     width = vector_width()
-    if width is None or shape[1] % width or not all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors):
+    addresses = [tensor.data_ptr() for tensor in tensors if tensor.is_contiguous() and tensor.is_cpu]
+    if width is None or shape[1] % width or len(addresses) < len(tensors):
         described = ", ".join(f"{list(tensor.shape)} of strides {tensor.stride()} on {tensor.device}" for tensor in tensors)
         raise ValueError(f"{name}: not contiguous on a CPU, or no whole vectors: {described}")
     num_threads = torch.get_num_threads() if tensors[0].numel() >= _LEAST_WORK else 1
-    _kernel(name, dtype).run((1, *shape, *(tensor.data_ptr() for tensor in tensors), *more), num_threads)
+    _kernel(name, dtype).run((1, *shape, *addresses, *more), num_threads)
 
 
 @cache

@@ -72,7 +72,7 @@ class FloatMatrix:
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
         if x_MK.shape[0] <= self._few_rows:
-            out = multiply(x_MK, self._values).to(x_MK.dtype)
+            out = _in_dtype(multiply(x_MK, self._values), x_MK.dtype)
         elif x_MK.dtype == self._values.dtype:
             return F.linear(x_MK, self._values, bias)
         else:
@@ -153,7 +153,7 @@ class Int4Matrix:
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
         if self._has_kernel:
-            out = int4_kernels.multiply(x_MK, self._packed, self._scales).to(x_MK.dtype)
+            out = _in_dtype(int4_kernels.multiply(x_MK, self._packed, self._scales), x_MK.dtype)
         else:
             out = self._product_by_blocks(x_MK)
         return out if bias is None else out.add_(bias)
@@ -172,6 +172,11 @@ class Int4Matrix:
             unpack(self._packed[rows], self._scales[rows], values)
             torch.mm(x_MK, values.t(), out=out[:, rows])
         return out
+
+
+def _in_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """As ``values.to``, which takes longer where there is nothing to do than a kernel's call."""
+    return values if values.dtype == dtype else values.to(dtype)
 
 
 def _block_rows(x_MK: Tensor) -> int:

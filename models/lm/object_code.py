@@ -7,7 +7,6 @@ import ctypes
 import mmap
 import struct
 from collections.abc import Iterator
-from functools import cache
 from typing import NamedTuple
 
 _PROGRAM, _SYMBOLS, _RELOCATIONS = 1, 2, 4  # SHT_PROGBITS, SHT_SYMTAB, SHT_RELA
@@ -95,7 +94,6 @@ class LoadedCode:
         self.address = start + image.entry
 
 
-@cache
 def may_run_code() -> bool:
     """Return whether the system lets this process run code that it has written."""
     try:

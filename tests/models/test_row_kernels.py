@@ -184,4 +184,6 @@ def test_a_processor_without_avx2_has_no_kernels() -> None:
 @pytest.mark.parametrize("missing", ["f16c", "bmi2"])
 def test_a_processor_that_hides_instructions_has_no_kernels(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "has_instructions", lambda name: name != missing)
+    kernel.vector_width.cache_clear()
     assert kernel.vector_width() is None and not kernel.has_vnni()
+    kernel.vector_width.cache_clear()
