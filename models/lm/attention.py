@@ -113,7 +113,8 @@ class CpuAttention:
 
     def decode_attend(self, layer: int, q_NHD: Tensor) -> Tensor:
         if self._kernel is not None:
-            return self._kernel.attend(layer, q_NHD).to(self._dtype)
+            attended = self._kernel.attend(layer, q_NHD)
+            return attended if self._dtype == torch.float32 else attended.to(self._dtype)
         queries = q_NHD.index_select(0, self._order).view(-1, self._kv_heads, self._fold, self._head_dim)
         outputs = []
         for q, (pages, gathered, k, v, mask) in zip(torch.split(queries, self._sizes), self._groups, strict=True):

@@ -43,6 +43,7 @@ _AT_ONCE = 2  # vectors of an output that are added to together: the sums of fou
 class Shape(NamedTuple):
     """The sizes and the number format that a kernel is compiled for."""
 
+    kv_heads: int
     group: int  # G
     head_dim: int
     page_tokens: int
@@ -52,8 +53,8 @@ class Shape(NamedTuple):
 class PagedAttention:
     """Attention over the pages of a pool."""
 
-    def __init__(self, pages: KvPages, kv_heads: int, shape: Shape) -> None:
-        self._pages, self._kv_heads, self._shape = pages, kv_heads, shape
+    def __init__(self, pages: KvPages, shape: Shape) -> None:
+        self._pages, self._shape = pages, shape
         self._kernel = _kernel(shape)
         self._lengths = self._tables = torch.empty(0, dtype=torch.int64)
         self._num_threads = 1
@@ -66,7 +67,7 @@ class PagedAttention:
         is_plain = pages.scales is None and pages.values.dtype in STORED and pages.values.device.type == "cpu"
         if width is None or not is_plain or head_dim % (_AT_ONCE * width) or pages.page_tokens > _MOST_PAGE_TOKENS:
             return None
-        return cls(pages, kv_heads, Shape(group, head_dim, pages.page_tokens, pages.values.dtype))
+        return cls(pages, Shape(kv_heads, group, head_dim, pages.page_tokens, pages.values.dtype))
 
     def begin(self, lengths: Tensor, block_tables: Tensor) -> None:
         """As ``Attention.begin_decode``.
@@ -84,48 +85,64 @@ class PagedAttention:
                 f"pages {first} to {last} of {num_pages}, sequences of {shortest} to {longest} tokens in a table for {table_tokens}"
             )
         self._lengths, self._tables = lengths.long().contiguous(), tables.long()
-        work = int(lengths.sum()) * self._kv_heads * self._shape.head_dim
+        work = int(lengths.sum()) * self._shape.kv_heads * self._shape.head_dim
         self._num_threads = torch.get_num_threads() if work >= _LEAST_WORK else 1
 
     def attend(self, layer: int, q_BHD: Tensor) -> Tensor:
-        """float32 [B, G x HKV x D] of queries [B, G x HKV, D] in any floating dtype, to the tokens of ``begin``.
+        """float32 [B, G x HKV x D] of queries [B, G x HKV, D] in the pool's dtype, to the tokens of ``begin``.
 
-        Raises: ValueError for queries of other sequences or heads.
+        Raises: ValueError for queries of other sequences, heads or dtypes.
         """
-        expected = len(self._lengths), self._kv_heads * self._shape.group, self._shape.head_dim
-        if q_BHD.shape != expected:
-            raise ValueError(f"queries {list(q_BHD.shape)}, not {list(expected)}")
-        q = q_BHD.float().mul(1 / math.sqrt(self._shape.head_dim)).contiguous()
-        out = torch.empty_like(q)
+        kv_heads, group, head_dim, _, stored = self._shape
+        num_rows, num_heads = len(self._lengths), kv_heads * group
+        if q_BHD.shape != (num_rows, num_heads, head_dim) or q_BHD.dtype != stored:
+            raise ValueError(f"queries {q_BHD.dtype} {list(q_BHD.shape)}, not {stored} {[num_rows, num_heads, head_dim]}")
+        row_numbers, *inner = q_BHD.stride()
+        if inner != [head_dim, 1]:
+            q_BHD, row_numbers = q_BHD.contiguous(), num_heads * head_dim
+        out = torch.empty(num_rows, num_heads * head_dim)
         values = self._pages.values
         first = values.data_ptr() + layer * values.stride(1) * values.element_size()
-        addresses = (tensor.data_ptr() for tensor in (self._lengths, self._tables, q, out))
-        words = (1, len(q) * self._kv_heads, self._kv_heads, self._tables.shape[1], values.stride(0), first, *addresses)
+        addresses = self._lengths.data_ptr(), self._tables.data_ptr(), q_BHD.data_ptr(), out.data_ptr()
+        words = (1, num_rows * kv_heads, row_numbers, self._tables.shape[1], values.stride(0), first, *addresses)
         self._kernel.run(words, self._num_threads)
-        return out.flatten(1)
+        return out
 
 
 @cache
 def _kernel(shape: Shape) -> Kernel:
     width = vector_width()
     assert width is not None
-    name = f"attention-{shape.group}-{shape.head_dim}-{shape.page_tokens}-{STORED[shape.stored]}"
+    name = f"attention-{shape.kv_heads}-{shape.group}-{shape.head_dim}-{shape.page_tokens}-{STORED[shape.stored]}"
     return load_kernel(name, _Heads(shape, width), 1)
 
 
 class _Head(NamedTuple):
     """Where a head of a sequence keeps what it needs, in values of LLVM."""
 
-    q: ir.Value  # float32 [G, D]
+    q: ir.Value  # float32 [G, D], times 1 / sqrt(D)
     sums: ir.Value  # float32 [G, D]: of V so far
     scores: ir.Value  # float32 [G, page_tokens, in whole vectors]
     largest: list[ir.Value]  # of the scores so far, by query head, as vectors of one number
     weights: list[ir.Value]  # sums of their exponentials, likewise
 
 
+class _Memory(NamedTuple):
+    """Of a thread, for all heads of a sequence: the parts of ``_Head`` that do not lie in the result."""
+
+    q: ir.Value
+    scores: ir.Value
+    largest: ir.Value
+    weights: ir.Value
+
+
 class _Heads:
-    """Emits attention of some heads of sequences. The words are 1, B x HKV, HKV, pages of a row of the table, numbers from one page to
-    the next, and the addresses of the layer's values on page 0, the lengths, the table, the queries and the result."""
+    """Emits attention of some heads of sequences. The words are 1, B x HKV, numbers from one sequence's queries to the next's, pages of
+    a row of the table, numbers from one page to the next, and the addresses of the layer's values on page 0, the lengths, the table,
+    the queries and the result.
+
+    A page is read for all heads before the next one: in memory a token's heads are neighbours.
+    """
 
     most_rows = 1
 
@@ -137,50 +154,95 @@ class _Heads:
 
     def emit(self, builder: ir.IRBuilder, num_rows: int, arguments: Sequence[ir.Value]) -> None:
         words, _, start, stop = arguments
-        group, head_dim, page_tokens, _ = self._shape
-        kv_heads, table_pages, page_numbers = (load_word(builder, words, index) for index in (2, 3, 4))
-        values, lengths, tables, queries, result = (load_word(builder, words, index, POINTER) for index in range(5, 10))
-        with builder.goto_entry_block():
-            memory = builder.alloca(ir.ArrayType(FLOAT, group * self._padded))
-            scores = builder.inttoptr(builder.ptrtoint(memory, INT), POINTER)  # of any type
-            largest, weights = ([builder.alloca(self._floats) for _ in range(group)] for _ in range(2))
-        token_numbers = builder.mul(kv_heads, constant(2 * head_dim))
-        with loop(builder, start, stop, 1) as item:
-            sequence, kv_head = builder.udiv(item, kv_heads), builder.urem(item, kv_heads)
-            place = builder.mul(item, constant(group * head_dim))
-            head = _Head(address(builder, queries, place), address(builder, result, place), scores, largest, weights)
-            self._clear(builder, head)
+        kv_heads = constant(self._shape.kv_heads)
+        values, lengths, tables = (load_word(builder, words, index, POINTER) for index in (5, 6, 7))
+        memory = self._memory(builder)
+        after_last = builder.udiv(builder.add(stop, constant(self._shape.kv_heads - 1)), kv_heads)
+        with loop(builder, builder.udiv(start, kv_heads), after_last, 1) as sequence:
+            first_item = builder.mul(sequence, kv_heads)
+            ends = (builder.sub(bound, first_item) for bound in (start, stop))
+            low, high = (self._within(builder, end) for end in ends)
+            with loop(builder, low, high, 1) as kv_head:
+                self._begin(builder, self._head(builder, words, memory, sequence, kv_head), words, sequence, kv_head)
             length = builder.load(address(builder, lengths, sequence, INT), align=8, typ=INT)
-            row = address(builder, tables, builder.mul(sequence, table_pages), INT)
-            of_head, to_values = builder.mul(kv_head, constant(head_dim)), builder.mul(kv_heads, constant(head_dim))
-            num_pages = builder.udiv(builder.add(length, constant(page_tokens - 1)), constant(page_tokens))
+            row = address(builder, tables, builder.mul(sequence, load_word(builder, words, 3)), INT)
+            num_pages = builder.udiv(builder.add(length, constant(self._shape.page_tokens - 1)), constant(self._shape.page_tokens))
             with loop(builder, constant(0), num_pages, 1) as index:
                 after = builder.add(index, constant(1))
                 following = builder.select(builder.icmp_signed("<", after, num_pages), after, index)
-                k, k_after = (
-                    address(builder, values, builder.add(self._first(builder, row, number, page_numbers), of_head), self._stored)
+                page_numbers = load_word(builder, words, 4)
+                page, page_after = (
+                    address(builder, values, self._first(builder, row, number, page_numbers), self._stored)
                     for number in (index, following)
                 )
-                v, v_after = (address(builder, base, to_values, self._stored) for base in (k, k_after))
-                left = builder.sub(length, builder.mul(index, constant(page_tokens)))
-                is_last = builder.icmp_signed("<", left, constant(page_tokens))
-                num_tokens = builder.select(is_last, left, constant(page_tokens))
-                self._score(builder, head, k, token_numbers, num_tokens, (k_after, v_after))
-                for number in range(group):
-                    self._weigh(builder, head, number)
-                self._add_values(builder, head, v, token_numbers, num_tokens)
-            self._divide(builder, head)
+                left = builder.sub(length, builder.mul(index, constant(self._shape.page_tokens)))
+                with loop(builder, low, high, 1) as kv_head:
+                    head = self._head(builder, words, memory, sequence, kv_head)
+                    self._add_page(builder, head, kv_head, (page, page_after), left)
+            with loop(builder, low, high, 1) as kv_head:
+                self._divide(builder, self._head(builder, words, memory, sequence, kv_head))
+
+    def _within(self, builder: ir.IRBuilder, number: ir.Value) -> ir.Value:
+        """A number of heads of one sequence: at least 0, and not more than there are."""
+        least, most = constant(0), constant(self._shape.kv_heads)
+        number = builder.select(builder.icmp_signed("<", number, least), least, number)
+        return builder.select(builder.icmp_signed(">", number, most), most, number)
+
+    def _memory(self, builder: ir.IRBuilder) -> _Memory:
+        kv_heads, group, head_dim, _, _ = self._shape
+        states = kv_heads * group * self._width
+        found = []
+        with builder.goto_entry_block():
+            for length in (kv_heads * group * head_dim, group * self._padded, states, states):
+                array = builder.alloca(ir.ArrayType(FLOAT, length))
+                array.align = 64
+                found.append(builder.inttoptr(builder.ptrtoint(array, INT), POINTER))  # of any type
+        return _Memory(*found)
+
+    def _head(self, builder: ir.IRBuilder, words: ir.Value, memory: _Memory, sequence: ir.Value, kv_head: ir.Value) -> _Head:
+        kv_heads, group, head_dim, _, _ = self._shape
+        item = builder.add(builder.mul(sequence, constant(kv_heads)), kv_head)
+        sums = address(builder, load_word(builder, words, 9, POINTER), builder.mul(item, constant(group * head_dim)))
+        q = address(builder, memory.q, builder.mul(kv_head, constant(group * head_dim)))
+        place = builder.mul(kv_head, constant(group * self._width))
+        places = [builder.add(place, constant(number * self._width)) for number in range(group)]
+        largest, weights = ([address(builder, base, place) for place in places] for base in (memory.largest, memory.weights))
+        return _Head(q, sums, memory.scores, largest, weights)
+
+    def _add_page(
+        self, builder: ir.IRBuilder, head: _Head, kv_head: ir.Value, pages: tuple[ir.Value, ir.Value], left: ir.Value
+    ) -> None:
+        """Add what is on a page, of which ``left`` tokens and more are the sequence's. ``pages``: it, and the one after it."""
+        kv_heads, group, head_dim, page_tokens, _ = self._shape
+        of_head = builder.mul(kv_head, constant(head_dim))
+        k, k_after = (address(builder, page, of_head, self._stored) for page in pages)
+        v, v_after = (address(builder, base, constant(kv_heads * head_dim), self._stored) for base in (k, k_after))
+        is_last = builder.icmp_signed("<", left, constant(page_tokens))
+        num_tokens = builder.select(is_last, left, constant(page_tokens))
+        token_numbers = constant(2 * kv_heads * head_dim)
+        self._score(builder, head, k, token_numbers, num_tokens, (k_after, v_after))
+        for number in range(group):
+            self._weigh(builder, head, number)
+        self._add_values(builder, head, v, token_numbers, num_tokens)
 
     def _first(self, builder: ir.IRBuilder, row: ir.Value, index: ir.Value, page_numbers: ir.Value) -> ir.Value:
         """Where a sequence's page begins."""
         return builder.mul(builder.load(address(builder, row, index, INT), align=8, typ=INT), page_numbers)
 
-    def _clear(self, builder: ir.IRBuilder, head: _Head) -> None:
-        for number in range(self._shape.group):
+    def _begin(self, builder: ir.IRBuilder, head: _Head, words: ir.Value, sequence: ir.Value, kv_head: ir.Value) -> None:
+        """Scale the queries, and clear the sums."""
+        _, group, head_dim, _, _ = self._shape
+        first = builder.mul(sequence, load_word(builder, words, 2))
+        place = builder.add(first, builder.mul(kv_head, constant(group * head_dim)))
+        queries = address(builder, load_word(builder, words, 8, POINTER), place, self._stored)
+        scale = numbers(self._floats, 1 / math.sqrt(head_dim))
+        for number in range(group):
             builder.store(numbers(self._floats, -math.inf), head.largest[number])
             builder.store(numbers(self._floats, 0.0), head.weights[number])
-            for column in range(0, self._shape.head_dim, self._width):
-                self._store(builder, numbers(self._floats, 0.0), head.sums, number * self._shape.head_dim + column)
+            for column in range(number * head_dim, (number + 1) * head_dim, self._width):
+                scaled = builder.fmul(self._values(builder, queries, constant(column)), scale)
+                self._store(builder, scaled, head.q, column)
+                self._store(builder, numbers(self._floats, 0.0), head.sums, column)
 
     def _score(
         self,
@@ -196,7 +258,7 @@ class _Heads:
         K and V of the next page (``ahead``) are fetched meanwhile. The processor does not do so by itself: a head has a short piece of
         each token's numbers, far from its next one.
         """
-        group, head_dim, _, _ = self._shape
+        _, group, head_dim, _, _ = self._shape
         for column in range(0, group * self._padded, self._width):
             self._store(builder, numbers(self._floats, -math.inf), head.scores, column)
         with loop(builder, constant(0), num_tokens, 1) as token:
@@ -242,7 +304,7 @@ class _Heads:
 
     def _add_values(self, builder: ir.IRBuilder, head: _Head, v: ir.Value, token_numbers: ir.Value, num_tokens: ir.Value) -> None:
         """Add V of a page, times the weights."""
-        group, head_dim, _, _ = self._shape
+        _, group, head_dim, _, _ = self._shape
         with builder.goto_entry_block():
             variables = [[builder.alloca(self._floats) for _ in range(_AT_ONCE)] for _ in range(group)]
         for column in range(0, head_dim, _AT_ONCE * self._width):
