@@ -40,7 +40,7 @@ from .row_kernels import LEAST_WORK
 
 _BYTE, _WORD = ir.IntType(8), ir.IntType(32)
 _HALF = INT4_ROWS // 2  # rows in one half of a block's bytes
-_BYTES_AHEAD = 8192  # of the matrix, for one row of activations: asked for before they are needed
+_BYTES_AHEAD = 8192  # of the matrix: asked for before they are needed
 _ROWS_OF_WHOLE_BLOCKS = 2  # of activations: with more, a block's rows are multiplied in pieces
 
 
@@ -59,11 +59,12 @@ def multiply(x_MK: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
     x = x_MK.float().contiguous()
     num_values, num_groups, _ = scales.shape
     check_columns(x, 2 * packed.shape[1])
-    rounded = round_rows(x)
-    out = x.new_empty(x.shape[0], num_values)
-    addresses = (tensor.data_ptr() for tensor in (*rounded, packed, scales, out))
-    num_threads = torch.get_num_threads() if 2 * packed.numel() >= LEAST_WORK else 1
-    _kernel().run((x.shape[0], num_values, x.shape[1], num_groups, *addresses), num_threads)
+    num_rows, num_columns = x.shape
+    codes, steps = round_rows(x)
+    out = torch.empty(num_rows, num_values)
+    addresses = codes.data_ptr(), steps.data_ptr(), packed.data_ptr(), scales.data_ptr(), out.data_ptr()
+    num_threads = torch.get_num_threads() if num_values * num_columns >= LEAST_WORK else 1
+    _kernel().run((num_rows, num_values, num_columns, num_groups, *addresses), num_threads)
     return out
 
 
@@ -148,7 +149,7 @@ class _Tiles:
         with loop(builder, constant(0), constant(PART), COLUMNS) as column:
             place = builder.mul(column, constant(_HALF))
             if pieces[0] == 0:  # the others are in the same line of the cache
-                prefetch(builder, codes_of_part, builder.add(place, constant(_BYTES_AHEAD // len(columns))), _BYTE)
+                prefetch(builder, codes_of_part, builder.add(place, constant(_BYTES_AHEAD)), _BYTE, cache=1)
             codes = [
                 half for piece in pieces for half in self._codes(builder, codes_of_part, builder.add(place, constant(piece * COLUMNS)))
             ]

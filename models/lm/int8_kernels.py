@@ -36,7 +36,7 @@ def most_rows(values: Tensor) -> int:
 def multiply(codes_MK: Tensor, values: Tensor) -> Tensor:
     """codes W^T, int32 [M, N], of contiguous uint8 from 0 to 128 and int8 [N, K] from -127 to 127."""
     check_columns(codes_MK, values.shape[1])
-    out = codes_MK.new_empty(codes_MK.shape[0], values.shape[0], dtype=torch.int32)
+    out = torch.empty(codes_MK.shape[0], values.shape[0], dtype=torch.int32)
     words = (codes_MK.shape[0], *values.shape, codes_MK.data_ptr(), values.data_ptr(), out.data_ptr())
     _kernel().run(words, torch.get_num_threads() if values.numel() >= LEAST_WORK else 1)
     return out

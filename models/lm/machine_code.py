@@ -57,9 +57,13 @@ def load_floats(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, width: i
     return found if isinstance(stored, ir.FloatType) else from_bfloat16(builder, found)
 
 
-def prefetch(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, kind: ir.Type = FLOAT) -> None:
-    """Ask for the cache line of an element, which need not exist."""
-    flags = [ir.Constant(ir.IntType(32), flag) for flag in (0, 3, 1)]  # to read, into the nearest cache, data
+def prefetch(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, kind: ir.Type = FLOAT, cache: int = 2) -> None:
+    """Ask for the cache line of an element, which need not exist.
+
+    It comes into the second cache, or the first one (1), which is for what is used at once and read in order: lines that are far from
+    each other displace one another there, and loads wait for a place.
+    """
+    flags = [ir.Constant(ir.IntType(32), flag) for flag in (0, 4 - cache, 1)]  # to read, how near, data
     call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), [address(builder, base, index, kind), *flags])
 
 

@@ -35,6 +35,7 @@ BLOCK_ROWS = 48  # of a matrix
 _MOST_ROWS = 48  # of activations: with more, torch's products of large matrices are faster
 _MOST_ROWS_BESIDE_AMX = 4  # as above, of a matrix in bfloat16 where AMX multiplies it
 _STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16), torch.float16: ir.HalfType(), torch.int8: ir.IntType(8)}
+_BYTES_AHEAD = 8192  # of a matrix, beyond the rows that are multiplied next: asked for before they are needed
 LEAST_WORK = 1 << 18  # weights: a smaller matrix is left to one thread
 
 
@@ -54,7 +55,7 @@ def multiply(x_MK: Tensor, values: Tensor) -> Tensor:
     """x W^T, float32 [M, N], of activations in any floating dtype and a matrix that has a kernel."""
     x = x_MK.float().contiguous()
     check_columns(x, values.shape[1])
-    out = x.new_empty(x.shape[0], values.shape[0])
+    out = torch.empty(x.shape[0], values.shape[0])
     words = (x.shape[0], *values.shape, x.data_ptr(), values.data_ptr(), out.data_ptr())
     _kernel(values.dtype).run(words, torch.get_num_threads() if values.numel() >= LEAST_WORK else 1)
     return out
@@ -65,6 +66,10 @@ def _kernel(dtype: torch.dtype) -> Kernel:
     width = vector_width()
     assert width is not None
     return load_kernel(f"rows-{_STORED[dtype]}", RowTiles(_STORED[dtype], width), BLOCK_ROWS)
+
+
+def _bytes_of(stored: ir.Type) -> int:
+    return {FLOAT: 4, ir.HalfType(): 2}.get(stored) or stored.width // 8
 
 
 class RowTiles:
@@ -96,6 +101,7 @@ class RowTiles:
         values = [builder.add(value, constant(index)) for index in range(at_once)]
         sums = new_sums(builder, num_rows, at_once, self.sums)
         clear(builder, sums, self.sums)
+        ahead = builder.add(builder.mul(num_columns, constant(at_once)), constant(_BYTES_AHEAD // _bytes_of(self._stored)))
         with loop(builder, constant(0), num_columns, self._width) as column:
 
             def activation(row: ir.Value) -> ir.Value:
@@ -104,7 +110,7 @@ class RowTiles:
             def weight(other: ir.Value) -> ir.Value:
                 place = builder.add(builder.mul(other, num_columns), column)
                 # Without this a step of one row takes 1.3 times as long: memory is read a page and a row at a time.
-                prefetch(builder, weights, builder.add(place, builder.mul(num_columns, constant(at_once))), self._stored)
+                prefetch(builder, weights, builder.add(place, ahead), self._stored)
                 return self.converted(builder, load_vector(builder, weights, place, self._width, self._stored))
 
             if num_rows > at_once:  # the fewer factors stay in registers while the others come one by one
