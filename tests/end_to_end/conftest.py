@@ -128,6 +128,11 @@ def with_least_pools(settings: str) -> str:
     return f"{head}[memory]\n{''.join(lines)}{rest}" if table else f"{settings}\n[memory]\n{''.join(lines)}"
 
 
+def also_slow(*values: Any) -> list[Any]:
+    """Values of a parameter that only the slow lane has."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The tiny checkpoint of a family, made once."""

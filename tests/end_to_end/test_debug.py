@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrt.tests.end_to_end.conftest import MMRT, Server
+from mmrt.tests.end_to_end.conftest import MMRT, Server, also_slow
 
 PROMPT = "A long story, please."
 LONG = {"max_tokens": 120, "extra_body": {"ignore_eos": True}}
@@ -189,7 +189,7 @@ def _with_line(source: Path, where: str) -> str:
     return f"{file_name}:{body[1].lineno if isinstance(body[0], ast.Expr) else body[0].lineno}"
 
 
-@pytest.mark.parametrize("way", ["kill -9", "Ctrl-D", "closed terminal", "quit in mid-step"])
+@pytest.mark.parametrize("way", ["kill -9", "quit in mid-step", *also_slow("Ctrl-D", "closed terminal")])
 def test_every_way_to_leave_gives_the_role_back(own: Server, expected: list[int], debug: Callable[..., Terminal], way: str) -> None:
     terminal = debug("decode", "-c", "b RunningSet.step", "-c", "c")
     wait_for(own, "decode", "debugged")

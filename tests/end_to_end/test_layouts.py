@@ -75,7 +75,14 @@ def test_killed_while_it_streams_and_pictures_come(together: Server) -> None:
     assert streams.errors == [] and streams.ids == [expected[0]] * 3
 
 
-@pytest.mark.parametrize("width", [SEGFAULT, RAISE, HANG], ids=["segmentation fault", "no memory", "hang"])
+@pytest.mark.parametrize(
+    "width",
+    [
+        pytest.param(SEGFAULT, id="segmentation fault"),
+        pytest.param(RAISE, id="no memory", marks=pytest.mark.slow),
+        pytest.param(HANG, id="hang", marks=pytest.mark.slow),
+    ],
+)
 def test_a_picture_that_kills_all_of_them_is_told_from_the_others_work(
     together: Server, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

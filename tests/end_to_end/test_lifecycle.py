@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.conftest import Server, also_slow
 
 
 def ours(run: Path) -> list[int]:
@@ -39,7 +39,7 @@ def story(own: Server) -> list[int]:
     return own.chat("A long story, please.", **STORY)[1]
 
 
-@pytest.mark.parametrize("actor", ["decode", "prefill", "encoder", "video", "controller", "detokenizer", "memory"])
+@pytest.mark.parametrize("actor", ["decode", "controller", *also_slow("prefill", "encoder", "video", "detokenizer", "memory")])
 def test_hot_restart_changes_one_process_and_no_text(own: Server, story: list[int], actor: str) -> None:
     before = {found["name"]: (found["pid"], found["generation"]) for found in own.status()["actors"]}
     ids: list[int] = []
@@ -153,7 +153,7 @@ def test_no_checkpoint(idle: Server, tmp_path: Path) -> None:
     assert "config.json" in up(idle, "--model", str(tmp_path))
 
 
-@pytest.mark.parametrize("damage", ["truncated", "missing"])
+@pytest.mark.parametrize("damage", ["truncated", *also_slow("missing")])
 def test_a_damaged_checkpoint(idle: Server, tmp_path: Path, damage: str) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()

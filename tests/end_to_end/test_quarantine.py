@@ -17,7 +17,7 @@ import openai
 import pytest
 
 import mmrt
-from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.conftest import Server, also_slow
 from mmrt.tests.end_to_end.test_media import image_part, picture, text, video
 
 ROOT = Path(mmrt.__file__).parent
@@ -172,8 +172,13 @@ def poison(server: Server, max_tokens: int) -> str:
 
 @pytest.mark.parametrize(
     ("max_tokens", "actor"),
-    [(DECODE, "decode"), (PREFILL, "prefill"), (DETOKENIZER, "detokenizer"), (EXITS, "prefill"), (RAISES, "prefill")],
-    ids=["decode", "prefill", "detokenizer", "prefill exits", "prefill without memory"],
+    [
+        pytest.param(DECODE, "decode", id="decode"),
+        pytest.param(PREFILL, "prefill", id="prefill"),
+        pytest.param(DETOKENIZER, "detokenizer", id="detokenizer", marks=pytest.mark.slow),
+        pytest.param(EXITS, "prefill", id="prefill exits", marks=pytest.mark.slow),
+        pytest.param(RAISES, "prefill", id="prefill without memory", marks=pytest.mark.slow),
+    ],
 )
 def test_who_kills_is_given_up_after_two_deaths_and_others_go_on(poisoned: Server, max_tokens: int, actor: str) -> None:
     before = starts(poisoned)
@@ -216,7 +221,7 @@ def test_an_error_of_ours_is_no_fault_of_the_picture(poisoned: Server) -> None:
     assert starts(poisoned) == before
 
 
-@pytest.mark.parametrize("num_others", [0, 4])
+@pytest.mark.parametrize("num_others", [*also_slow(0), 4])
 def test_a_clip_that_kills_while_it_is_decoded_ahead(poisoned: Server, num_others: int) -> None:
     """At first the process dies in plans of pictures, whose requests are not to blame, or in none."""
     good = [image_part(picture(1, 56, 56)), text("What is it?")]
@@ -246,12 +251,7 @@ def test_a_clip_that_kills_while_it_is_decoded_ahead(poisoned: Server, num_other
     assert starts(poisoned)["video"] - before["video"] in (2, 3)
 
 
-def also_slow(*actors: str) -> list[Any]:
-    """These, for the slow lane."""
-    return [pytest.param(actor, marks=pytest.mark.slow) for actor in actors]
-
-
-@pytest.mark.parametrize("actor", ["decode", "encoder", *also_slow("prefill", "video", "detokenizer", "controller")])
+@pytest.mark.parametrize("actor", ["decode", *also_slow("encoder", "prefill", "video", "detokenizer", "controller")])
 def test_a_stopped_process_is_found_and_replaced(poisoned: Server, actor: str) -> None:
     good = [image_part(picture(1, 56, 56)), text("What is it?")]
     expected, before = poisoned.chat(good)[1], poisoned.pid(actor)

@@ -91,7 +91,7 @@ def assert_as_decoded(data: bytes, num_engines: int = 2) -> None:
 
 
 @pytest.mark.parametrize(("codec", "container"), KINDS)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.data())
 def test_what_decodes_is_counted_and_sampled(codec, container, data):
     groups = data.draw(st.sampled_from(GROUPS))

@@ -101,8 +101,8 @@ def test_a_writer_killed_anywhere_leaves_whole_records(run, crashes):
             assert numbers[-1] >= last[0]
             last[0] = int(numbers[-1])
 
-    crashes.storm(lambda: crashes.victim(write, crashes.codes(write, FlightWriter.record)), observe, kills=100)
-    assert last[0] > 100
+    codes = crashes.codes(write, FlightWriter.record)
+    crashes.storm(lambda: crashes.victim(write, codes), observe, kills=100, enough=lambda: last[0] > 100)
 
 
 def test_events_have_the_time(run):

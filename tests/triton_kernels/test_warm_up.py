@@ -236,7 +236,7 @@ def test_nothing_is_compiled_after_warming_up(checkpoint: Path) -> None:
     check(checkpoint, ["encoder", "prefill", "decode"], "auto", "cpu")
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_nor_with_quantized_pages(checkpoint: Path, kv_dtype: KvDType) -> None:
     check(checkpoint, ["prefill", "decode"], kv_dtype, "cpu")
 
