@@ -210,15 +210,19 @@ def load_weights(actor: Actor, store: DeviceStore | None = None) -> None:
             return store.allocate(WEIGHTS_SEGMENT, num_bytes)
         path = actor.run.segment_path(WEIGHTS_SEGMENT)
         segment = Segment.create(path, HEADER_BYTES + num_bytes, kind="raw", publish=False)
-        segment.use_huge_pages()
+        num_huge = segment.use_huge_pages(go_on)
+        log.info("%.0f of %.0f MB for weights are in huge pages", num_huge / 1e6, segment.num_bytes / 1e6)
         return segment.buf[HEADER_BYTES:]
 
-    def progress(done_bytes: int, total_bytes: int) -> None:
+    def go_on() -> None:
         if actor.ending:
             raise Ending
+        actor.notifier.extend(LOADING_S)
+
+    def progress(done_bytes: int, total_bytes: int) -> None:
+        go_on()
         percent = 100 * done_bytes // max(1, total_bytes)
         actor.notifier.status(f"loading weights {percent} % of {total_bytes / 1e6:.0f} MB")
-        actor.notifier.extend(LOADING_S)
 
     index = write_weights(actor.model_path, actor.model, allocate, progress)
     if segment is not None:

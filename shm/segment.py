@@ -7,8 +7,9 @@ that was killed, find either nothing or all of it.
 
 import errno
 import os
+import resource
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -76,7 +77,14 @@ class Segment:
         self.kind = kind
         self.writable = writable
         self.num_bytes = os.fstat(fd).st_size
-        self._map: memoryview | None = map_file(fd, self.num_bytes, writable)
+        try:
+            self._map: memoryview | None = map_file(fd, self.num_bytes, writable)
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+            limited = "" if limit == resource.RLIM_INFINITY else f", and a process may have {limit} (ulimit -v)"
+            raise SegmentError(f"segment {path.name!r} needs {self.num_bytes} bytes of addresses{limited}: {error.strerror}") from None
         self.buf = self._map[:]
         self.words = self.buf[: self.num_bytes // 8 * 8].cast("Q")
         self._unpublished: int | None = None
@@ -159,10 +167,11 @@ class Segment:
         """The numpy view of a field of the segment's layout."""
         return self.array(*field)
 
-    def use_huge_pages(self) -> None:
-        """Put a segment that was just created into pages of 2 MiB, for what is read a lot at a time. Best effort (``mapping``)."""
-        if self._map is not None and self.writable:
-            use_huge_pages(self._map)
+    def use_huge_pages(self, progress: Callable[[], None]) -> int:
+        """Put a segment that was just created into pages of 2 MiB, for what is read a lot at a time. Returns the number of bytes
+        that Linux had some for (``mapping.use_huge_pages``)."""
+        assert self._map is not None and self.writable, f"segment {self.path.name!r} is closed or read-only"
+        return use_huge_pages(self._map, progress)
 
     def close(self) -> None:
         """Drop the mapping. Views that still exist keep the memory mapped until the last of them is dropped."""

@@ -1,6 +1,7 @@
 """The memory actor's building: whatever a killed predecessor left, the layout is published last and names whole segments."""
 
 import os
+import re
 import select
 import threading
 from pathlib import Path
@@ -61,10 +62,12 @@ def check(run: RunDirectory, builder: Builder) -> None:
     assert weights["embed"].any() and weights["norm"].any()
 
 
-def test_build(run: RunDirectory, checkpoint: Path) -> None:
+def test_build(run: RunDirectory, checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     builder = Builder(run, checkpoint)
     build(builder)
     check(run, builder)
+    assert re.search(r"\d+ of \d+ MB for weights are in huge pages", caplog.text)
 
 
 @pytest.mark.parametrize("step", ["make_tables", "load_weights", "write_layout"])
