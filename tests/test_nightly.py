@@ -27,7 +27,7 @@ def home(tmp_path: Path) -> Path:
 
     write(".venv/bin/python", 'case "$*" in *pytest*) printf "==== 7 passed, 1 skipped in 9s ====\\n\\n";; esac')
     write(".venv-ray/bin/python", "echo no ray for this Python >&2; exit 1")
-    write(".ci/newcomer", '[ "$1" = --others ] && echo "newcomer, Python 3.13: installed"')
+    write(".ci/newcomer", '[ "$1" = --others ] && echo "newcomer: 0 of 3 lanes failed"')
     write(".ci/clients", "echo 1 failed, 2 passed in 3.5s; echo an error behind it; exit 1")
     shutil.copy(CI / "nightly", tmp_path / "mmrt/.ci/nightly")
     return tmp_path
@@ -42,7 +42,7 @@ def test_a_table_of_lanes(home: Path) -> None:
         ["slow", "passed", "7 passed, 1 skipped in 9s"],
         ["clients", "failed", "1 failed, 2 passed in 3.5s"],
         ["ray", "not run", "no environment: no ray for this Python"],
-        ["newcomer", "passed", "newcomer, Python 3.13: installed"],
+        ["newcomer", "passed", "newcomer: 0 of 3 lanes failed"],
     ]
     assert (home / "mmrt/.nightly/clients.log").read_text() == "1 failed, 2 passed in 3.5s\nan error behind it\n"
     assert nightly(home, "slow", "ray").returncode == 0
