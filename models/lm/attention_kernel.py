@@ -100,7 +100,7 @@ class PagedAttention:
         row_numbers, *inner = q_BHD.stride()
         if inner != [head_dim, 1]:
             q_BHD, row_numbers = q_BHD.contiguous(), num_heads * head_dim
-        out = torch.empty(num_rows, num_heads * head_dim)
+        out = torch.empty(num_rows, num_heads * head_dim, dtype=torch.float32)
         values = self._pages.values
         first = values.data_ptr() + layer * values.stride(1) * values.element_size()
         addresses = self._lengths.data_ptr(), self._tables.data_ptr(), q_BHD.data_ptr(), out.data_ptr()
@@ -114,7 +114,7 @@ def _kernel(shape: Shape) -> Kernel:
     width = vector_width()
     assert width is not None
     name = f"attention-{shape.kv_heads}-{shape.group}-{shape.head_dim}-{shape.page_tokens}-{STORED[shape.stored]}"
-    return load_kernel(name, _Heads(shape, width), 1)
+    return load_kernel(name, _Heads(shape, width), None)
 
 
 class _Head(NamedTuple):

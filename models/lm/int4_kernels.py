@@ -49,7 +49,7 @@ def has_kernel(packed: Tensor) -> bool:
     if vector_width() is None or packed.device.type != "cpu":
         return False
     _kernel()
-    round_rows(torch.empty(0, PART))  # loads the kernel that rounds
+    round_rows(torch.empty(0, PART, dtype=torch.float32))  # loads the kernel that rounds
     return True
 
 
@@ -61,7 +61,7 @@ def multiply(x_MK: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
     check_columns(x, 2 * packed.shape[1])
     num_rows, num_columns = x.shape
     codes, steps = round_rows(x)
-    out = torch.empty(num_rows, num_values)
+    out = torch.empty(num_rows, num_values, dtype=torch.float32)
     addresses = codes.data_ptr(), steps.data_ptr(), packed.data_ptr(), scales.data_ptr(), out.data_ptr()
     num_threads = torch.get_num_threads() if num_values * num_columns >= LEAST_WORK else 1
     _kernel().run((num_rows, num_values, num_columns, num_groups, *addresses), num_threads)

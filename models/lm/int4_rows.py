@@ -35,7 +35,7 @@ def round_rows(x_MK: Tensor) -> RoundedRows:
     """Round contiguous float32 rows. The largest number of a part becomes 127 or -127."""
     num_rows, num_columns = x_MK.shape
     codes = torch.empty(num_rows, num_columns, dtype=torch.int8)
-    steps = torch.empty(num_rows, num_columns // PART, 2)
+    steps = torch.empty(num_rows, num_columns // PART, 2, dtype=torch.float32)
     words = (1, num_rows * num_columns // PART, x_MK.data_ptr(), codes.data_ptr(), steps.data_ptr())
     _kernel().run(words, torch.get_num_threads() if num_rows * num_columns >= _LEAST_WORK else 1)
     return RoundedRows(codes, steps)

@@ -99,12 +99,13 @@ class Kernel:
 
 @cache
 def _packer(num_words: int) -> Callable[..., bytes]:
-    """What packs words. Arrays of ctypes take five times as long."""
+    """Return a function that packs so many words. Arrays of ctypes take five times as long."""
     return struct.Struct(f"{num_words}q").pack
 
 
-def load_kernel(name: str, tiles: Tiles, block_rows: int) -> Kernel:
-    """The kernel of these tiles, with blocks of so many rows. Its name is its own among kernels of one processor.
+def load_kernel(name: str, tiles: Tiles, block_rows: int | None) -> Kernel:
+    """The kernel of these tiles, with blocks of so many rows; None: a thread has one block, of all of its rows. Its name is its own
+    among kernels of one processor.
 
     Where no earlier process has kept it, it takes 0.2 s.
     """
@@ -158,7 +159,7 @@ def _openmp() -> ctypes.CDLL | None:
     return loaded if hasattr(loaded, "GOMP_parallel") else None
 
 
-def _module(tiles: Tiles, block_rows: int) -> ir.Module:
+def _module(tiles: Tiles, block_rows: int | None) -> ir.Module:
     """One global function (call), whose words are the addresses of ``_THREAD_NUMBERS`` or 0 without a team, and the product's words."""
     module = ir.Module()
     of_rows = {num_rows: _function_of_tile(module, tiles, num_rows) for num_rows in range(1, tiles.most_rows + 1)}
@@ -188,28 +189,37 @@ def _function_of_tile(module: ir.Module, tiles: Tiles, num_rows: int) -> ir.Func
     return function
 
 
-def _emit_part(module: ir.Module, tiles: dict[int, ir.Function], block_rows: int) -> ir.Function:
+def _emit_part(module: ir.Module, tiles: dict[int, ir.Function], block_rows: int | None) -> ir.Function:
     part = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, INT, INT]), "part")
     part.linkage = "internal"
     words, index, count = part.args
     builder = ir.IRBuilder(part.append_basic_block())
-    num_rows, num_values = load_word(builder, words, 0), load_word(builder, words, 1)
-    num_blocks = builder.udiv(builder.add(num_values, constant(block_rows - 1)), constant(block_rows))
+    num_values = load_word(builder, words, 1)
+    unit = constant(block_rows or 1)
+    num_units = builder.udiv(builder.add(num_values, constant((block_rows or 1) - 1)), unit)
     first, last = (
-        builder.mul(builder.udiv(builder.mul(num_blocks, number), count), constant(block_rows))
-        for number in (index, builder.add(index, constant(1)))
+        builder.mul(builder.udiv(builder.mul(num_units, number), count), unit) for number in (index, builder.add(index, constant(1)))
     )
-    most_rows = max(tiles)
-    whole = builder.sub(num_rows, builder.urem(num_rows, constant(most_rows)))
-    with loop(builder, first, _least(builder, last, num_values), block_rows) as start:
-        stop = _least(builder, builder.add(start, constant(block_rows)), num_values)
-        with loop(builder, constant(0), whole, most_rows) as row:
-            builder.call(tiles[most_rows], [words, row, start, stop])
-        for left in range(1, most_rows):
-            with builder.if_then(builder.icmp_unsigned("==", builder.sub(num_rows, whole), constant(left))):
-                builder.call(tiles[left], [words, whole, start, stop])
+    last = _least(builder, last, num_values)
+    if block_rows is None:
+        with builder.if_then(builder.icmp_signed("<", first, last)):
+            _emit_block(builder, tiles, words, first, last)
+    else:
+        with loop(builder, first, last, block_rows) as start:
+            _emit_block(builder, tiles, words, start, _least(builder, builder.add(start, unit), last))
     builder.ret_void()
     return part
+
+
+def _emit_block(builder: ir.IRBuilder, tiles: dict[int, ir.Function], words: ir.Value, start: ir.Value, stop: ir.Value) -> None:
+    """Emit the tiles of all rows of activations with the matrix's rows from ``start`` to ``stop``."""
+    num_rows, most_rows = load_word(builder, words, 0), max(tiles)
+    whole = builder.sub(num_rows, builder.urem(num_rows, constant(most_rows)))
+    with loop(builder, constant(0), whole, most_rows) as row:
+        builder.call(tiles[most_rows], [words, row, start, stop])
+    for left in range(1, most_rows):
+        with builder.if_then(builder.icmp_unsigned("==", builder.sub(num_rows, whole), constant(left))):
+            builder.call(tiles[left], [words, whole, start, stop])
 
 
 def _least(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> ir.Value:

@@ -55,7 +55,7 @@ def multiply(x_MK: Tensor, values: Tensor) -> Tensor:
     """x W^T, float32 [M, N], of activations in any floating dtype and a matrix that has a kernel."""
     x = x_MK.float().contiguous()
     check_columns(x, values.shape[1])
-    out = torch.empty(x.shape[0], values.shape[0])
+    out = torch.empty(x.shape[0], values.shape[0], dtype=torch.float32)
     words = (x.shape[0], *values.shape, x.data_ptr(), values.data_ptr(), out.data_ptr())
     _kernel(values.dtype).run(words, torch.get_num_threads() if values.numel() >= LEAST_WORK else 1)
     return out

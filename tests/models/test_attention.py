@@ -148,6 +148,24 @@ def test_whole_numbers_of_any_size_and_queries_of_other_shapes() -> None:
     assert torch.equal(attention.attend(LAYER, sequences.queries), expected)
     with pytest.raises(ValueError, match="queries"):
         attention.attend(LAYER, sequences.queries[:3])
+    with pytest.raises(ValueError, match=r"queries torch.float64 .* not torch.float32"):
+        attention.attend(LAYER, sequences.queries.double())
+
+
+@needs_kernel
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_queries_that_lie_apart(num_threads: int) -> None:
+    """Among K and V, as a product leaves them, or in another order."""
+    sequences = Sequences(torch.float32, 4, 64, 16)
+    expected = sequences.attend(ALL)
+    attention = PagedAttention.of(sequences.pages, 2, 4)
+    assert attention is not None
+    attention.begin(torch.tensor(LENGTHS), sequences.tables)
+    attention._num_threads = num_threads
+    among = torch.cat((sequences.queries, torch.full_like(sequences.queries, 9)), 1)[:, : sequences.queries.shape[1]]
+    turned = sequences.queries.transpose(1, 2).contiguous().transpose(1, 2)
+    assert not among.is_contiguous() and not turned.is_contiguous()
+    assert torch.equal(attention.attend(LAYER, among), expected) and torch.equal(attention.attend(LAYER, turned), expected)
 
 
 @needs_kernel

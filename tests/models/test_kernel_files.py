@@ -1,12 +1,12 @@
 """Kernels that are kept: their code comes back as it was, or LLVM makes it again."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from llvmlite import binding
+from llvmlite import binding, ir
 
 from mmrt.models.lm import (
     attention_kernel,
@@ -20,6 +20,8 @@ from mmrt.models.lm import (
     rounding_kernel,
     row_kernels,
 )
+from mmrt.models.lm.kernel import Kernel
+from mmrt.models.lm.machine_code import INT, POINTER, address, constant, load_word
 from mmrt.models.lm.object_code import link
 
 CPU = torch.backends.cpu.get_cpu_capability()
@@ -145,10 +147,39 @@ def test_where_no_code_may_be_run_there_are_no_kernels(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(object_code.LoadedCode, "__init__", refuse)
     kernel.vector_width.cache_clear()
-    assert kernel.vector_width() is None
-    monkeypatch.undo()
-    kernel.vector_width.cache_clear()
+    try:
+        assert kernel.vector_width() is None
+    finally:
+        monkeypatch.undo()
+        kernel.vector_width.cache_clear()
     assert kernel.vector_width() is not None
+
+
+class _Calls:
+    """Tiles that note which rows of the matrix each call of them has."""
+
+    most_rows = 2
+
+    def emit(self, builder: ir.IRBuilder, num_rows: int, arguments: Sequence[ir.Value]) -> None:
+        words, row, start, stop = arguments
+        noted = load_word(builder, words, 2, POINTER)
+        number = builder.load(noted, align=8, typ=INT)
+        place = builder.add(builder.mul(number, constant(4)), constant(1))
+        for index, value in enumerate((constant(num_rows), row, start, stop)):
+            builder.store(value, address(builder, noted, builder.add(place, constant(index)), INT), align=8)
+        builder.store(builder.add(number, constant(1)), noted, align=8)
+
+
+def calls(block_rows: int | None, num_rows: int, num_values: int) -> list[list[int]]:
+    noted = torch.zeros(1000, dtype=torch.int64)
+    Kernel(kernel._compile(kernel._module(_Calls(), block_rows), "haswell")).run((num_rows, num_values, noted.data_ptr()), 1)
+    return noted[1 : 1 + 4 * int(noted[0])].view(-1, 4).tolist()
+
+
+def test_tiles_have_blocks_or_all_that_a_thread_has() -> None:
+    assert calls(8, 3, 20) == [[2, 0, 0, 8], [1, 2, 0, 8], [2, 0, 8, 16], [1, 2, 8, 16], [2, 0, 16, 20], [1, 2, 16, 20]]
+    assert calls(None, 3, 20) == [[2, 0, 0, 20], [1, 2, 0, 20]]
+    assert calls(None, 1, 0) == calls(8, 1, 0) == []
 
 
 def objects(text: str) -> bytes:

@@ -181,9 +181,32 @@ def test_a_processor_without_avx2_has_no_kernels() -> None:
     assert subprocess.check_output([sys.executable, "-c", program], env=environment, text=True) == "None\n"
 
 
+@pytest.fixture
+def _asked_anew() -> Iterator[None]:
+    kernel.vector_width.cache_clear()
+    yield
+    kernel.vector_width.cache_clear()
+
+
+@pytest.mark.usefixtures("_asked_anew")
 @pytest.mark.parametrize("missing", ["f16c", "bmi2"])
 def test_a_processor_that_hides_instructions_has_no_kernels(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "has_instructions", lambda name: name != missing)
-    kernel.vector_width.cache_clear()
     assert kernel.vector_width() is None and not kernel.has_vnni()
-    kernel.vector_width.cache_clear()
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_products_do_not_depend_on_the_default_dtype(default: torch.dtype) -> None:
+    x, values = matrix(3, 128, torch.float32), matrix(64, 128, torch.bfloat16)
+    packed, scales, _ = int4_matrix(64, 128, 32)
+
+    def products() -> tuple[Tensor, Tensor]:
+        return row_kernels.multiply(x, values), int4_kernels.multiply(x, packed, scales)
+
+    expected = products()
+    torch.set_default_dtype(default)
+    try:
+        found = products()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
