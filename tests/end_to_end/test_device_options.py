@@ -100,7 +100,7 @@ def test_the_next_run_has_the_pages_of_both_devices(both: Server, server: Server
     prompts = {"one": list(range(5, 45)), "two": list(range(50, 90))}
     before = steps(both)
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(ask, both, prompts["one"], "one", 200)
+        first = pool.submit(ask, both, prompts["one"], "one", 800)  # more than "two" takes to begin
         both.wait(lambda status: status["requests"]["running"] > 0, "an answer on a device")
         answers = {"two": ask(both, prompts["two"], "two", 100)[0], "one": first.result()[0]}
     assert all(now > then for now, then in zip(steps(both), before, strict=True))
