@@ -34,7 +34,7 @@ def map_file(fd: int, num_bytes: int, writable: bool) -> memoryview:
     if num_bytes < HUGE_PAGE_BYTES:
         return memoryview(mmap.mmap(fd, num_bytes, mmap.MAP_SHARED, protection))
     num_mapped = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    # Addresses alone, of which the file takes the aligned part.
+    # This reserves addresses without memory. The file is mapped at the first aligned one; the rest is given back.
     first = _mapped(None, num_mapped + HUGE_PAGE_BYTES, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1)
     address = -(-first // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
     end = address + num_mapped

@@ -15,7 +15,7 @@ from .costs import SHIPPED, Costs, Line, Overheads, load_costs, save_costs, ship
 from .interference import stage_set, stage_sets
 
 LAUNCH_S = 20e-6  # assumed for each layer's kernels where no graph is captured: prefill and towers
-VIDEO_PIXEL_S = 7.2e-9  # to decode a pixel of H.264 at 2 frames/s and make rows of it, on a core; frames as the model takes them
+VIDEO_PIXEL_S = 7.2e-9  # on one core, to decode a pixel of H.264 and make rows of it; frames have the size that the model takes
 
 
 class Peak(NamedTuple):
@@ -32,8 +32,11 @@ PEAKS = {peak.name: peak for peak in (H200, H20)}
 
 
 def roofline(name: str, model: ModelConfig, peak: Peak, host: Costs) -> Costs:
-    """The cost model of a model on one device. ``host``: a measured one, for what stays on processors: messages, and media but for the
-    decoding of videos. The host's model may shrink their frames, so that a row of it stands for many more pixels."""
+    """The cost model of a model on one device.
+
+    ``host``: a measured cost model. Processors send messages and prepare pictures and sounds in its times. They decode videos in
+    ``VIDEO_PIXEL_S``: the host's model may shrink frames, and then one of its rows stands for many pixels.
+    """
     assert model.vision is not None
     lm, vision, size = model.language, model.vision, DTYPE_BYTES[model.dtype]
     layers = _token_flops(lm) // 2 * size  # bytes of the weights that each pass reads

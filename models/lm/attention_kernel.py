@@ -212,7 +212,7 @@ class _Heads:
     def _add_page(
         self, builder: ir.IRBuilder, head: _Head, kv_head: ir.Value, pages: tuple[ir.Value, ir.Value], left: ir.Value
     ) -> None:
-        """Add what is on a page, of which ``left`` tokens and more are the sequence's. ``pages``: it, and the one after it."""
+        """Add a page. The sequence has ``left`` tokens from this page on. ``pages``: this page and the next one."""
         kv_heads, group, head_dim, page_tokens, _ = self._shape
         of_head = builder.mul(kv_head, constant(head_dim))
         k, k_after = (address(builder, page, of_head, self._stored) for page in pages)

@@ -61,7 +61,7 @@ def prefetch(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, kind: ir.Ty
     """Ask for the cache line of an element, which need not exist.
 
     It comes into the second cache, or the first one (1), which is for what is used at once and read in order: lines that are far from
-    each other displace one another there, and loads wait for a place.
+    each other displace one another there, and loads wait until a line is free.
     """
     flags = [ir.Constant(ir.IntType(32), flag) for flag in (0, 4 - cache, 1)]  # to read, how near, data
     call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), [address(builder, base, index, kind), *flags])

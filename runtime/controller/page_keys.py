@@ -38,7 +38,7 @@ class Medium(NamedTuple):
 def indices(num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[bytes, int]:
     """Positions of text: every token stands at its index."""
     del spans
-    return _indices.__wrapped__(0, num_tokens), 0
+    return _indices(0, num_tokens), 0
 
 
 def root_key(secret: bytes, era: bytes, salt: bytes) -> bytes:
@@ -126,7 +126,7 @@ class PageKeys:
             for medium in self._media_in(start, end):
                 key.update(_PLACE.pack(start - medium.start, len(medium.content)) + medium.content)
             positions = self._positions_of(start, end)
-            if positions != _indices(start, end):
+            if positions != _indices_of_page(start, end):
                 key.update(positions)
         return key.digest()
 
@@ -147,12 +147,14 @@ class PageKeys:
         inside = prompt[start * _TOKEN_BYTES : min(end, self._num_prompt) * _TOKEN_BYTES]
         if end <= self._num_prompt:
             return inside
-        return inside + _indices(max(start, self._num_prompt) + delta, max(end, self._num_prompt) + delta)
+        return inside + _indices_of_page(max(start, self._num_prompt) + delta, max(end, self._num_prompt) + delta)
 
 
-@lru_cache(1024)  # of a page each
 def _indices(start: int, end: int) -> bytes:
     """Return positions that are indices, on all three axes."""
     positions = array("q", bytes(_TOKEN_BYTES * (end - start)))
     positions[0::3] = positions[1::3] = positions[2::3] = array("q", range(start, end))
     return positions.tobytes()
+
+
+_indices_of_page = lru_cache(1024)(_indices)
