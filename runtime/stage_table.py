@@ -33,7 +33,6 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     builds_towers: bool = False  # it imports the families' towers, by their names
     core_share: float = 0.0  # of the cores, for its threads unless configured; at least one thread
     nice: int = 0  # unless configured; decode has priority
-    cpu_weight: int = 100  # under systemd, whose default is 100: between services it counts instead of niceness
     step_limit_s: float = (
         0.0  # of one step, until the watchdog kills it; actors that read media also get the time of an item. 0: no long steps
     )
@@ -51,21 +50,18 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 # fmt: off
 _RECORDS = (
     Stage(name="memory", module="memory", stop_rank=3, restart_rank=0, is_essential=True, imports_torch=True),
-    Stage(name="controller", module="controller.serve", stop_rank=2, restart_rank=2, is_essential=True, loop="asyncio",
-          cpu_weight=1000),
+    Stage(name="controller", module="controller.serve", stop_rank=2, restart_rank=2, is_essential=True, loop="asyncio"),
     Stage(name="gateway", module="gateway.serve", stop_rank=0, restart_rank=3, listens=True, loop="asyncio",
-          inputs=("deltas",), output="media", cpu_weight=500),
+          inputs=("deltas",), output="media"),
     Stage(name="video", module="video.worker", stop_rank=1, restart_rank=1, takes_plans=True, imports_torch=True,
-          inputs=("media",), output="patch", core_share=0.25, nice=8, cpu_weight=15, step_limit_s=30.0, for_media=True),
+          inputs=("media",), output="patch", core_share=0.25, nice=4, step_limit_s=30.0, for_media=True),
     Stage(name="encoder", letter="E", module="encoder", stop_rank=1, restart_rank=1, takes_plans=True, imports_torch=True,
-          builds_towers=True, inputs=("patch",), output="embedding", core_share=0.5, nice=5, cpu_weight=30, step_limit_s=300.0,
-          for_media=True),
+          builds_towers=True, inputs=("patch",), output="embedding", core_share=0.5, nice=2, step_limit_s=300.0, for_media=True),
     Stage(name="prefill", letter="P", module="prefill", stop_rank=1, restart_rank=1, takes_plans=True, imports_torch=True,
-          inputs=("embedding",), output="kv", core_share=0.5, nice=5, step_limit_s=300.0),
+          inputs=("embedding",), output="kv", core_share=0.5, nice=2, step_limit_s=300.0),
     Stage(name="decode", letter="D", module="decode.loop", stop_rank=1, restart_rank=1, imports_torch=True,
-          inputs=("kv",), core_share=0.5, cpu_weight=1000, step_limit_s=120.0),
-    Stage(name="detokenizer", module="detokenizer", stop_rank=1, restart_rank=1,
-          output="deltas", cpu_weight=500),
+          inputs=("kv",), core_share=0.5, step_limit_s=120.0),
+    Stage(name="detokenizer", module="detokenizer", stop_rank=1, restart_rank=1, output="deltas"),
 )
 # fmt: on
 STAGES: Mapping[str, Stage] = {stage.name: stage for stage in _RECORDS}

@@ -110,13 +110,18 @@ WatchdogSec={settings.watchdog_s + max(map(config.step_limit_s, together)):g}
 WatchdogSignal=SIGKILL
 KillMode=mixed
 Nice={0 if len(together) > 1 else config.actor(actor).nice}
-CPUWeight={max(stage.cpu_weight for stage in stages)}
+CPUWeight={_cpu_weight(min(config.actor(one).nice for one in together))}
 UMask=0077
 NoNewPrivileges=yes
 
 [Install]
 WantedBy={TARGET}
 """
+
+
+def _cpu_weight(nice: int) -> int:
+    """Return the share of the processors, of 100, that Linux gives this niceness: between services it counts in place of niceness."""
+    return max(1, round(100 * 1.25**-nice))
 
 
 def _order(config: RuntimeConfig, actor: InstanceId) -> str:

@@ -25,7 +25,7 @@ def test_defaults_and_their_toml_agree() -> None:
 def test_values_are_taken() -> None:
     config = parse_config('[server]\nport = 0\nkeep_alive_s = 5\n[actors.decode]\nthreads = 2\n[model]\npath = "/m"\n')
     assert (config.server.port, config.server.keep_alive_s, config.model.path) == (0, 5.0, "/m")
-    assert (config.actor("decode").threads, config.actor("prefill").nice) == (2, 5)
+    assert (config.actor("decode").threads, config.actor("prefill").nice) == (2, 2)
     assert config.actor("prefill").threads == 0, "planned when a run is made"
     assert config.actor("gateway").threads == 1
 

@@ -89,7 +89,7 @@ def test_the_lists_of_today() -> None:
     ]
     assert [RuntimeConfig().step_limit_s(name) for name in ACTORS] == [0.0, 0.0, 0.0, 90.0, 300.0, 300.0, 120.0, 0.0]
     assert {name: RuntimeConfig().actor(name).nice for name in ("video", "encoder", "prefill", "decode", "memory")} == {
-        "video": 8, "encoder": 5, "prefill": 5, "decode": 0, "memory": 0,
+        "video": 4, "encoder": 2, "prefill": 2, "decode": 0, "memory": 0,
     }  # fmt: skip
 
 

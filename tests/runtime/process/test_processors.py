@@ -121,11 +121,11 @@ def test_any_plan_gives_all_a_thread_and_none_more_than_there_are(num_cores: int
 
 
 def test_nobody_that_decode_waits_for_is_nicer_than_decode() -> None:
-    settings = '[actors]\nturns = "layers"\n[actors.decode]\nnice = 2\n[actors.encoder]\nnice = 7\n'
+    settings = '[actors]\nturns = "layers"\n[actors.decode]\nnice = 1\n[actors.encoder]\nnice = 7\n'
     config = plan_threads(parse_config(settings), Processors(2, 2))
-    assert [config.actor(name).nice for name in ("decode", "prefill", "encoder", "video")] == [2, 2, 7, 8]
+    assert [config.actor(name).nice for name in ("decode", "prefill", "encoder", "video")] == [1, 1, 7, 4]
     assert plan_threads(config, Processors(2, 2)) == config
-    assert [plan_threads(parse_config(""), Processors(2, 2)).actor(name).nice for name in ("prefill", "encoder")] == [5, 5]
+    assert [plan_threads(parse_config(""), Processors(2, 2)).actor(name).nice for name in ("prefill", "encoder")] == [2, 2]
 
 
 def test_what_is_configured_stays() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmrt.runtime.config import RuntimeConfig, parse_config
-from mmrt.runtime.stage_table import ACTORS, STAGES
+from mmrt.runtime.stage_table import ACTORS
 from mmrt.runtime.supervisor.systemd import SOCKET, TARGET, service_name, unit_files
 
 ENVIRONMENT = {"MMRT_RUN_DIR": '/dev/shm/a "b" %c $d'}
@@ -60,9 +60,15 @@ def test_systemd_listens_where_it_can(server: str, listens: str) -> None:
 
 
 def test_decode_gets_most_of_the_processor() -> None:
-    assert STAGES["decode"].cpu_weight > STAGES["prefill"].cpu_weight > STAGES["encoder"].cpu_weight
-    shared = unit_files(parse_config('[actors]\nlayout = "EP+D"\n'), "/usr/bin/mmrt", ENVIRONMENT, Path("/srv/a b"))
-    assert "\nCPUWeight=100\n" in shared[service_name("prefill")], "the most of those in it"
+    config = parse_config('[actors]\nlayout = "EP+D"\n[actors.prefill]\nnice = 19\n')
+    files = unit_files(config, "/usr/bin/mmrt", ENVIRONMENT, Path("/srv/a b"))
+    weights = {name: int(text.partition("CPUWeight=")[2].split()[0]) for name, text in files.items() if "CPUWeight=" in text}
+    of_nice = {nice: round(100 * weight / 1024) for nice, weight in ((0, 1024), (2, 655), (4, 423))}  # Linux, sched_prio_to_weight
+    assert weights.pop(service_name("video")) == of_nice[4]
+    assert weights.pop(service_name("prefill")) == of_nice[2], "that of the encoder, which shares the process"
+    assert set(weights.values()) == {of_nice[0]} and service_name("decode") in weights
+    least = unit_files(parse_config("[actors.encoder]\nnice = 19\n"), "/usr/bin/mmrt", ENVIRONMENT, Path("/srv/a b"))
+    assert "\nCPUWeight=1\n" in least[service_name("encoder")]
 
 
 def test_services_stop_in_the_order_of_a_run() -> None:
