@@ -216,13 +216,14 @@ def pss_bytes(pid: int) -> int | None:
     return None
 
 
-def private_bytes(pid: int) -> int | None:
-    """Return the memory that a process shares with no other, and that ends with it; None if it is gone."""
+def anonymous_bytes(pid: int) -> int | None:
+    """Return the memory of a process that is of no file and in no shared segment, and its part of what it shares with the process that
+    forked it; None if it is gone."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
         return None
-    return sum(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith(("Private_Clean:", "Private_Dirty:")))
+    return next((int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss_Anon:")), None)
 
 
 def cpu_seconds(pid: int) -> float | None:

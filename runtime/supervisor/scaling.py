@@ -21,7 +21,7 @@ from ..stage_table import ALL_ACTORS, InstanceId, devices_of, join_layouts, scal
 from .actor_tasks import ActorTasks
 from .handover import expect_free
 from .managed_actor import ActorSpec, SupervisedActor, SupervisorApi
-from .processes import private_bytes
+from .processes import anonymous_bytes
 from .specs import actor_specs
 from .status_report import StatusTables
 
@@ -111,11 +111,11 @@ class Scaling:
             raise RunError("the run is starting or ending: its layout can be changed while it serves")
 
     def _check_room(self, new: Sequence[InstanceId]) -> None:
-        """Raise RunError unless there is memory for more processes, each as large as the one of its stage."""
+        """Raise RunError unless there is memory for more processes, each as large as the one of its stage but for weights and pools."""
         needed = 0
         for name in new:
             process = next(actor for actor in self._host.actors.values() if stage_of(name) in map(stage_of, actor.spec.roles))
-            needed += (private_bytes(process.current.process.pid) or 0) if process.current is not None else 0
+            needed += (anonymous_bytes(process.current.process.pid) or 0) if process.current is not None else 0
         if new and needed > (room := read_host_room(self._run.path).memory_bytes):
             raise RunError(f"{', '.join(new)} need {needed // _MEBI} MiB, as those of their stage do; {room // _MEBI} MiB are free")
 

@@ -1,6 +1,7 @@
 """Changes of a layout that cannot be done: what is refused, and what is taken back. ``end_to_end/test_scale`` has those that can."""
 
 import asyncio
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from mmrt.runtime.process.host_room import HostRoom
 from mmrt.runtime.process.run import run_info
 from mmrt.runtime.supervisor import scaling
 from mmrt.runtime.supervisor.managed_actor import SupervisedActor
+from mmrt.runtime.supervisor.processes import anonymous_bytes
 from mmrt.runtime.supervisor.scaling import Scaling
 from mmrt.runtime.supervisor.specs import actor_specs
 from mmrt.runtime.supervisor.supervisor import RunSetup, Supervisor
@@ -83,6 +85,22 @@ def test_more_than_there_is_memory_for_is_refused(place: RunDirectory, monkeypat
     message = refused(changer.scale("decode", 3))
     assert message.startswith("decode.1, decode.2 need ") and message.endswith(" MiB, as those of their stage do; 3 MiB are free")
     assert ActorTable.attach(place).actors == host.config.instances
+
+
+def test_what_one_process_has_mapped_is_not_needed_again(tmp_path: Path) -> None:
+    """A shared mapping is of its file, also where one process alone has it; what a process fills itself is its own."""
+    before = anonymous_bytes(os.getpid())
+    assert before is not None
+    with open(tmp_path / "weights", "w+b") as file:
+        file.truncate(64 * MEBI)
+        with mmap.mmap(file.fileno(), 64 * MEBI) as weights:
+            weights[::4096] = b"w" * (64 * MEBI // 4096)
+            mapped = anonymous_bytes(os.getpid())
+            own = bytearray(os.urandom(4096) * (16 * MEBI // 4096))
+            filled = anonymous_bytes(os.getpid())
+    assert mapped is not None and mapped - before < 8 * MEBI and len(own) == 16 * MEBI
+    assert filled is not None and 15 * MEBI < filled - mapped < 24 * MEBI
+    assert anonymous_bytes(2**22 + 1) is None, "no process has such a number"
 
 
 def test_one_that_keeps_work_stays(place: RunDirectory) -> None:
