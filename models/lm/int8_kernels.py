@@ -11,7 +11,7 @@ from llvmlite import ir
 from torch import Tensor
 
 from .kernel import Kernel, check_columns, load_kernel, vector_width
-from .machine_code import add_pairs, load_vector, multiply_bytes
+from .machine_code import FLOAT, POINTER, add_pairs, address, load_vector, load_word, multiply_bytes
 from .row_kernels import BLOCK_ROWS, LEAST_WORK, RowTiles
 
 _BYTE, _WORD = ir.IntType(8), ir.IntType(32)
@@ -33,11 +33,13 @@ def most_rows(values: Tensor) -> int:
     return _MOST_ROWS
 
 
-def multiply(codes_MK: Tensor, values: Tensor) -> Tensor:
-    """codes W^T, int32 [M, N], of contiguous uint8 from 0 to 128 and int8 [N, K] from -127 to 127."""
+def multiply(codes_MK: Tensor, values: Tensor, added_N: Tensor, steps_N: Tensor, row_steps_M1: Tensor) -> Tensor:
+    """(codes W^T + added) x steps x row_steps, float32 [M, N], of contiguous tensors: codes uint8 from 0 to 128, a matrix int8 [N, K]
+    from -127 to 127, ``added`` int32, steps float32."""
     check_columns(codes_MK, values.shape[1])
-    out = torch.empty(codes_MK.shape[0], values.shape[0], dtype=torch.int32)
-    words = (codes_MK.shape[0], *values.shape, codes_MK.data_ptr(), values.data_ptr(), out.data_ptr())
+    out = torch.empty(codes_MK.shape[0], values.shape[0], dtype=torch.float32)
+    tensors = codes_MK, values, out, added_N, steps_N, row_steps_M1
+    words = (codes_MK.shape[0], *values.shape, *(tensor.data_ptr() for tensor in tensors))
     _kernel().run(words, torch.get_num_threads() if values.numel() >= LEAST_WORK else 1)
     return out
 
@@ -61,6 +63,12 @@ class _CodeTiles(RowTiles):
 
     def converted(self, builder: ir.IRBuilder, values: ir.Value) -> ir.Value:
         return values
+
+    def finished(self, builder: ir.IRBuilder, words: ir.Value, total: ir.Value, row: ir.Value, value: ir.Value) -> ir.Value:
+        added, steps, row_steps = (load_word(builder, words, index, POINTER) for index in (6, 7, 8))
+        whole = builder.add(total, builder.load(address(builder, added, value, _WORD), typ=_WORD))
+        scaled = builder.fmul(builder.sitofp(whole, FLOAT), builder.load(address(builder, steps, value), typ=FLOAT))
+        return builder.fmul(scaled, builder.load(address(builder, row_steps, row), typ=FLOAT))
 
     def add(self, builder: ir.IRBuilder, total: ir.Value, activation: ir.Value, weight: ir.Value) -> None:
         added = add_pairs(builder, multiply_bytes(builder, activation, weight))

@@ -45,24 +45,23 @@ def round_rows(x_MK: Tensor, most: int, shift: int) -> Parts:
     largest is an outlier, a second part holds what the first leaves, in steps 2 x ``most`` times as fine."""
     x = x_MK.float().contiguous()
     rounding = round_to if has_kernel(x) else _round_to
-    codes, largest, norms = rounding(x, most, _LEAST, shift)
-    steps = largest.clamp(min=_LEAST).div_(most).unsqueeze(1)
-    has_outlier = largest / steps[:, 0] > norms.mul_(_MOST_OF_RMS / x.shape[1] ** 0.5)
-    if not has_outlier.any():
+    codes, steps, are_split = rounding(x, most, _LEAST, shift, _MOST_OF_RMS / x.shape[1] ** 0.5)
+    if not are_split.any():
         return Parts(codes, steps, None)
-    split = has_outlier.nonzero().squeeze(1)
+    split = are_split.nonzero().squeeze(1)
     whole = (codes[split].int() - shift + 128) % 256 - 128
     left = x[split].div_(steps[split]).sub_(whole).mul_(2 * most).round_().add_(shift)
     return Parts(torch.cat([codes, _bytes(left)]), torch.cat([steps, steps[split] / (2 * most)]), split)
 
 
-def _round_to(x_MK: Tensor, most: int, least: float, shift: int) -> tuple[Tensor, Tensor, Tensor]:
+def _round_to(x_MK: Tensor, most: int, least: float, shift: int, most_of_norm: float) -> tuple[Tensor, Tensor, Tensor]:
     """``rounding_kernel.round_to`` in torch."""
-    largest = x_MK.abs().amax(1)
-    factors = most / largest.clamp(min=least).unsqueeze(1)
-    scaled = x_MK * factors
+    largest = x_MK.abs().amax(1, keepdim=True)
+    bounds = largest.clamp(min=least)
+    scaled = x_MK * (most / bounds)
     norms = torch.linalg.vector_norm(scaled, 2, 1)
-    return _bytes(scaled.round_().add_(shift)), largest, norms
+    steps = bounds / most
+    return _bytes(scaled.round_().add_(shift)), steps, (largest / steps)[:, 0] > norms * most_of_norm
 
 
 def _bytes(whole: Tensor) -> Tensor:

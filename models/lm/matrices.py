@@ -104,7 +104,7 @@ class Int8Matrix:
         shift = self._level.shift
         if x_MK.shape[0] <= self._few_rows:
             parts = round_rows(x_MK, self._level.most, shift)
-            out = _joined(self._sums_of_few(parts.codes).mul_(self._steps).mul_(parts.steps), parts).to(x_MK.dtype)
+            out = _in_dtype(_joined(self._products_of_few(parts), parts), x_MK.dtype)
         else:
             out = self._product_by_blocks(x_MK, round_rows(x_MK, self._level.most, -shift))
         return out if bias is None else out.add_(bias)
@@ -115,11 +115,11 @@ class Int8Matrix:
     def rows_from(self, first: int) -> Table:
         return Int8Matrix(self._values[first:], self._scales[first:])
 
-    def _sums_of_few(self, codes: Tensor) -> Tensor:
-        """Products before they are scaled, float32."""
+    def _products_of_few(self, parts: Parts) -> Tensor:
+        """Products of the rows' parts, float32."""
         if self._of_zeros is None:
-            return multiply(codes, self._values)
-        return int8_kernels.multiply(codes.view(torch.uint8), self._values).add_(self._of_zeros).float()
+            return multiply(parts.codes, self._values).mul_(self._steps).mul_(parts.steps)
+        return int8_kernels.multiply(parts.codes.view(torch.uint8), self._values, self._of_zeros, self._steps, parts.steps)
 
     def _product_by_blocks(self, x_MK: Tensor, parts: Parts) -> Tensor:
         num_values = self._values.shape[0]

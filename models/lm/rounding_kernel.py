@@ -37,24 +37,26 @@ def has_kernel(x_MK: Tensor) -> bool:
     return width is not None and x_MK.device.type == "cpu" and x_MK.shape[1] % width == 0
 
 
-def round_to(x_MK: Tensor, most: int, least: float, shift: int) -> tuple[Tensor, Tensor, Tensor]:
+def round_to(x_MK: Tensor, most: int, least: float, shift: int, most_of_norm: float) -> tuple[Tensor, Tensor, Tensor]:
     """Round contiguous float32 rows to whole numbers of steps. A row's step is its largest number divided by ``most``, or ``least``
     divided by ``most`` if that is more.
 
-    Returns the whole numbers plus ``shift`` as bytes int8 [M, K], the largest number of each row float32 [M] (NaN where one is missing)
-    and the row's Euclidean norm in steps float32 [M].
+    Returns the whole numbers plus ``shift`` as bytes int8 [M, K], the steps float32 [M, 1] (NaN where a number is missing), and whether
+    the largest number is more than ``most_of_norm`` times the row's Euclidean norm, bool [M].
     """
+    num_rows = x_MK.shape[0]
     codes = torch.empty_like(x_MK, dtype=torch.int8)
-    largest, norms = x_MK.new_empty(2, x_MK.shape[0])
-    addresses = (tensor.data_ptr() for tensor in (x_MK, codes, largest, norms, _limits(most, least, shift)))
+    steps, are_split = torch.empty(num_rows, 1, dtype=torch.float32), torch.empty(num_rows, dtype=torch.bool)
+    limits = _limits(most, least, shift, most_of_norm)
+    addresses = (tensor.data_ptr() for tensor in (x_MK, codes, steps, are_split, limits))
     num_threads = torch.get_num_threads() if x_MK.numel() >= _LEAST_WORK else 1
     _kernel().run((1, *x_MK.shape, *addresses), num_threads)
-    return codes, largest, norms
+    return codes, steps, are_split
 
 
 @cache
-def _limits(most: int, least: float, shift: int) -> Tensor:
-    return torch.tensor([most, least, shift], dtype=torch.float32)
+def _limits(*limits: float) -> Tensor:
+    return torch.tensor(limits, dtype=torch.float32)
 
 
 @cache
@@ -65,8 +67,8 @@ def _kernel() -> Kernel:
 
 
 class _Rows:
-    """Emits the rounding of some rows. The words are 1, M, K and the addresses of x, the bytes, the largest numbers, the norms, and of
-    ``most``, ``least`` and ``shift``."""
+    """Emits the rounding of some rows. The words are 1, M, K and the addresses of x, the bytes, the steps, which rows are split, and of
+    ``most``, ``least``, ``shift`` and ``most_of_norm``."""
 
     most_rows = 1
 
@@ -76,15 +78,17 @@ class _Rows:
     def emit(self, builder: ir.IRBuilder, num_rows: int, arguments: Sequence[ir.Value]) -> None:
         words, _, start, stop = arguments
         num_columns = load_word(builder, words, 2)
-        x, codes, largest, norms, limits = (load_word(builder, words, index, POINTER) for index in range(3, 8))
-        most, least, shift = (builder.load(address(builder, limits, constant(index)), typ=FLOAT) for index in range(3))
+        x, codes, steps, are_split, limits = (load_word(builder, words, index, POINTER) for index in range(3, 8))
+        most, least, shift, most_of_norm = (builder.load(address(builder, limits, constant(index)), typ=FLOAT) for index in range(4))
         with loop(builder, start, stop, 1) as row:
             first = builder.mul(row, num_columns)
             found = self._largest(builder, x, first, num_columns)
-            builder.store(found, address(builder, largest, row))
             bound = builder.select(builder.fcmp_ordered("<", found, least), least, found)
             norm = self._round(builder, (x, codes), first, num_columns, builder.fdiv(most, bound), shift)
-            builder.store(norm, address(builder, norms, row))
+            step = builder.fdiv(bound, most)
+            builder.store(step, address(builder, steps, row))
+            is_split = builder.fcmp_ordered(">", builder.fdiv(found, step), builder.fmul(norm, most_of_norm))
+            builder.store(builder.zext(is_split, _BYTE), address(builder, are_split, row, _BYTE))
 
     def _largest(self, builder: ir.IRBuilder, x: ir.Value, first: ir.Value, num_columns: ir.Value) -> ir.Value:
         """The largest number of a row. Bits without a sign are compared as whole numbers: those of NaN are larger than any other's."""

@@ -128,7 +128,7 @@ class RowTiles:
         join = builder.fadd if isinstance(self.sums.element, ir.FloatType) else builder.add
         for row, totals in zip(rows, sums, strict=True):
             for other, total in zip(values, totals, strict=True):
-                found = reduce(builder, builder.load(total, typ=self.sums), join)
+                found = self.finished(builder, words, reduce(builder, builder.load(total, typ=self.sums), join), row, other)
                 builder.store(found, address(builder, out, builder.add(builder.mul(row, num_values), other), found.type), align=4)
 
     def activation(self, builder: ir.IRBuilder, x: ir.Value, place: ir.Value) -> ir.Value:
@@ -144,6 +144,10 @@ class RowTiles:
         if self._stored.width == 16:
             return from_bfloat16(builder, values)
         return builder.sitofp(builder.sext(values, ir.VectorType(ir.IntType(32), self._width)), self.sums)
+
+    def finished(self, builder: ir.IRBuilder, words: ir.Value, total: ir.Value, row: ir.Value, value: ir.Value) -> ir.Value:
+        """What is written of a sum, that of a row of activations and a row of the matrix."""
+        return total
 
     def add(self, builder: ir.IRBuilder, total: ir.Value, activation: ir.Value, weight: ir.Value) -> None:
         """Add products to a variable."""

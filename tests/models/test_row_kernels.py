@@ -123,7 +123,10 @@ def test_sums_of_integers_are_exact(num_rows: int, num_values: int, vectors: int
     values = torch.randint(-127, 128, (num_values, 64 * vectors), generator=generator, dtype=torch.int8)
     codes[0], values[0], values[-1] = 128, 127, -127
     assert int8_kernels.most_rows(values) > 0
-    assert torch.equal(int8_kernels.multiply(codes, values), codes.int() @ values.int().T)
+    added = torch.randint(-1000, 1000, (num_values,), generator=generator, dtype=torch.int32)
+    steps, row_steps = torch.rand(num_values, generator=generator), torch.rand(num_rows, 1, generator=generator)
+    expected = (codes.int() @ values.int().T + added).float() * steps * row_steps
+    assert torch.equal(int8_kernels.multiply(codes, values, added, steps, row_steps), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
