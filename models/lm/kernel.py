@@ -8,6 +8,7 @@ which tiles there are, and which thread computes them, is decided here. Kernels 
 
 import ctypes
 import struct
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,6 +25,8 @@ from torch import Tensor
 from . import kernel_files
 from .machine_code import FLOAT, INT, POINTER, address, constant, load_word, loop
 from .object_code import Image, LoadedCode, link, may_run_code
+from .team import Team
+from .team_code import team_module
 
 _WIDTHS = {"AVX2": 8, "AVX512": 16}  # numbers in a vector of float32, by torch's name of the instructions
 _CPUS = {"AVX2": "haswell", "AVX512": "skylake-avx512"}  # LLVM's names of processors that have them
@@ -32,15 +35,16 @@ _BESIDE = ("abm", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt")  # Linux's n
 
 STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16)}  # as LLVM reads what kernels of other operations than products take
 
-_THREAD_NUMBERS = "omp_get_thread_num", "omp_get_num_threads"
-_CALL_WORDS = len(_THREAD_NUMBERS)
+_PARTS_OF_THREAD = 4  # of a product: with more, threads that read memory get in each other's way
+_CALL_WORDS = 2  # where a team's threads take the numbers of parts, 0 without a team, and how many threads these are
 _IMPORTED_S = time.time()
+_threads = threading.local()  # ``team``: that which a thread leads
 
 
 @cache
 def vector_width() -> int | None:
     """Numbers in a vector of float32 on this processor; None where no kernels are made for it."""
-    is_whole = _openmp() is not None and may_run_code() and all(has_instructions(name) for name in _BESIDE)
+    is_whole = may_run_code() and all(has_instructions(name) for name in _BESIDE)
     return _WIDTHS.get(torch.backends.cpu.get_cpu_capability()) if is_whole else None
 
 
@@ -80,13 +84,8 @@ class Kernel:
     """A kernel's code."""
 
     def __init__(self, image: Image) -> None:
-        openmp = _openmp()
-        assert openmp is not None
         self._code = LoadedCode(image)  # a function (call): computes the calling thread's part of a product
         self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._code.address)
-        self._team = openmp["GOMP_parallel"]  # calls a function in each of torch's threads
-        self._team.argtypes, self._team.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-        self._numbers = [ctypes.cast(openmp[name], ctypes.c_void_p).value or 0 for name in _THREAD_NUMBERS]
 
     def run(self, words: Sequence[int], num_threads: int) -> None:
         """Compute a product: M, N, and what its tiles read."""
@@ -94,7 +93,21 @@ class Kernel:
         if num_threads == 1:
             self._alone(pack(0, 0, *words))
         else:
-            self._team(self._code.address, pack(*self._numbers, *words), num_threads, 0)
+            team = _team()
+            team.call(self._code.address, pack(team.next_part, num_threads, *words), num_threads)
+
+
+def _team() -> Team:
+    """The calling thread's."""
+    team: Team | None = getattr(_threads, "team", None)
+    if team is None:
+        team = _threads.team = Team(_team_code())
+    return team
+
+
+@cache
+def _team_code() -> LoadedCode:
+    return LoadedCode(_image("team", team_module))
 
 
 @cache
@@ -104,20 +117,24 @@ def _packer(num_words: int) -> Callable[..., bytes]:
 
 
 def load_kernel(name: str, tiles: Tiles, block_rows: int | None) -> Kernel:
-    """The kernel of these tiles, with blocks of so many rows; None: a thread has one block, of all of its rows. Its name is its own
-    among kernels of one processor.
+    """The kernel of these tiles, with blocks of so many rows; None: there is a block for each thread. Its name is its own among kernels
+    of one processor.
 
     Where no earlier process has kept it, it takes 0.2 s.
     """
+    return Kernel(_image(name, lambda: _module(tiles, block_rows)))
+
+
+def _image(name: str, make: Callable[[], ir.Module]) -> Image:
     cpu = _WITH_VNNI if has_vnni() else _CPUS[torch.backends.cpu.get_cpu_capability()]
     file = f"{name}-{cpu}.code"
     key = _sources()
     image = None if key is None else kernel_files.load(file, key)
     if image is None:
-        image = _compile(_module(tiles, block_rows), cpu)
+        image = _compile(make(), cpu)
         if key is not None:
             kernel_files.save(file, key, image)
-    return Kernel(image)
+    return image
 
 
 @cache
@@ -152,30 +169,34 @@ def _compile(module: ir.Module, cpu: str) -> Image:
     return link(target.emit_object(code))
 
 
-@cache
-def _openmp() -> ctypes.CDLL | None:
-    """The library of torch's threads, if it is GNU's or can be called like it."""
-    loaded = ctypes.CDLL(None)
-    return loaded if hasattr(loaded, "GOMP_parallel") else None
-
-
 def _module(tiles: Tiles, block_rows: int | None) -> ir.Module:
-    """One global function (call), whose words are the addresses of ``_THREAD_NUMBERS`` or 0 without a team, and the product's words."""
+    """One global function (call), whose words are the two of ``_CALL_WORDS`` and the product's words."""
     module = ir.Module()
     of_rows = {num_rows: _function_of_tile(module, tiles, num_rows) for num_rows in range(1, tiles.most_rows + 1)}
     part = _emit_part(module, of_rows, block_rows)
     member = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "member")
     (call,) = member.args
     builder = ir.IRBuilder(member.append_basic_block())
+    next_part, num_threads = load_word(builder, call, 0, POINTER), load_word(builder, call, 1)
     words = address(builder, call, constant(_CALL_WORDS), INT)
-    is_alone = builder.icmp_unsigned("==", load_word(builder, call, 0), constant(0))
+    num_values = load_word(builder, words, 1)
+    is_alone = builder.icmp_unsigned("==", builder.ptrtoint(next_part, INT), constant(0))
     with builder.if_else(is_alone) as (alone, in_team):
         with alone:
-            builder.call(part, [words, constant(0), constant(1)])
+            builder.call(part, [words, constant(0), num_values])
         with in_team:
-            number = ir.FunctionType(ir.IntType(32), []).as_pointer()
-            numbers = (builder.call(load_word(builder, call, index, number), []) for index in range(len(_THREAD_NUMBERS)))
-            builder.call(part, [words, *(builder.zext(value, INT) for value in numbers)])
+            unit = constant(block_rows or 1)
+            num_parts = builder.mul(num_threads, constant(_PARTS_OF_THREAD if block_rows else 1))
+            size = builder.mul(_divided(builder, num_values, builder.mul(unit, num_parts)), unit)
+            take, work, done = (builder.append_basic_block() for _ in range(3))
+            builder.branch(take)
+            builder.position_at_end(take)
+            start = builder.mul(builder.atomic_rmw("add", next_part, constant(1), "monotonic"), size)
+            builder.cbranch(builder.icmp_signed("<", start, num_values), work, done)
+            builder.position_at_end(work)
+            builder.call(part, [words, start, _least(builder, builder.add(start, size), num_values)])
+            builder.branch(take)
+            builder.position_at_end(done)
     builder.ret_void()
     return module
 
@@ -190,23 +211,17 @@ def _function_of_tile(module: ir.Module, tiles: Tiles, num_rows: int) -> ir.Func
 
 
 def _emit_part(module: ir.Module, tiles: dict[int, ir.Function], block_rows: int | None) -> ir.Function:
+    """A function (words, start, stop): the tiles of all rows of activations with these rows of the matrix."""
     part = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, INT, INT]), "part")
     part.linkage = "internal"
-    words, index, count = part.args
+    words, start, stop = part.args
     builder = ir.IRBuilder(part.append_basic_block())
-    num_values = load_word(builder, words, 1)
-    unit = constant(block_rows or 1)
-    num_units = builder.udiv(builder.add(num_values, constant((block_rows or 1) - 1)), unit)
-    first, last = (
-        builder.mul(builder.udiv(builder.mul(num_units, number), count), unit) for number in (index, builder.add(index, constant(1)))
-    )
-    last = _least(builder, last, num_values)
     if block_rows is None:
-        with builder.if_then(builder.icmp_signed("<", first, last)):
-            _emit_block(builder, tiles, words, first, last)
+        with builder.if_then(builder.icmp_signed("<", start, stop)):
+            _emit_block(builder, tiles, words, start, stop)
     else:
-        with loop(builder, first, last, block_rows) as start:
-            _emit_block(builder, tiles, words, start, _least(builder, builder.add(start, unit), last))
+        with loop(builder, start, stop, block_rows) as first:
+            _emit_block(builder, tiles, words, first, _least(builder, builder.add(first, constant(block_rows)), stop))
     builder.ret_void()
     return part
 
@@ -220,6 +235,11 @@ def _emit_block(builder: ir.IRBuilder, tiles: dict[int, ir.Function], words: ir.
     for left in range(1, most_rows):
         with builder.if_then(builder.icmp_unsigned("==", builder.sub(num_rows, whole), constant(left))):
             builder.call(tiles[left], [words, whole, start, stop])
+
+
+def _divided(builder: ir.IRBuilder, value: ir.Value, by: ir.Value) -> ir.Value:
+    """Rounded up."""
+    return builder.udiv(builder.add(value, builder.sub(by, constant(1))), by)
 
 
 def _least(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> ir.Value:
