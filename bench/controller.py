@@ -11,7 +11,6 @@ import gc
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -226,7 +225,7 @@ class Drive:
 
     def time_plan(self) -> float:
         """Seconds of the policy, as if every actor were idle."""
-        view = replace(
+        view = msgspec.structs.replace(
             make_view(self.controller.state),
             video_credit=2,
             encoder_credit=2,

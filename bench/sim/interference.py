@@ -31,11 +31,11 @@ class Interference:
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._known: dict[tuple[tuple[str, int], ...], dict[str, float]] = {}
+        self._known: dict[frozenset[tuple[str, int]], dict[str, float]] = {}
 
     def rates(self, counts: Counts) -> dict[str, float]:
         """Rates of an instance of each of these stages, as shares of its speed alone."""
-        key = tuple(sorted(counts.items()))
+        key = frozenset(counts.items())
         if key not in self._known:
             one, all_of_them = self._shares(dict.fromkeys(counts, 1)), self._shares(counts)
             self._known[key] = {stage: self._rate(stage, frozenset(counts)) * all_of_them[stage] / one[stage] for stage in counts}

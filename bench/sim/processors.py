@@ -25,16 +25,12 @@ class Processors:
         self._interference = interference
         self._rates: dict[Server, float] = {}
         self._counts: Counter[str] = Counter()
+        self.together = ""  # the set of stages at work
 
     @property
     def at_work(self) -> Mapping[str, int]:
         """Servers at work, by stage; none that are 0."""
         return self._counts
-
-    @property
-    def together(self) -> str:
-        """The set of stages at work."""
-        return stage_set(self._counts)
 
     def rate_of_one_more(self, stage: str) -> float:
         """Return the rate that another server of this stage would have now."""
@@ -56,6 +52,7 @@ class Processors:
         self._share()
 
     def _share(self) -> None:
+        self.together = stage_set(self._counts)
         if not self._rates:
             return
         rates = self._interference.rates(self._counts)

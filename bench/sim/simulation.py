@@ -7,6 +7,7 @@ further ones join. A timer adds ticks.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import Any
 
 import msgspec
 
@@ -117,8 +118,16 @@ class Simulation:
         self._moves_ns: dict[int, int] = {}  # by plan: from its message to when what it reads is on its device
         self._slots: dict[int, int] = {}
         self._soon = False  # a tick is coming
-        self._timer = 0  # version
+        self._look_ns = 0  # when a tick comes without a message
+        self._timer_ns: int | None = None  # of the event that looks then, or earlier
         self._takers: dict[str, Callable[[ToActor], None]] = {"gateway": self.gateway.take}
+        self._performers: dict[type[Effect], Callable[[Any], None]] = {  # the others concern words and files that are not modelled
+            Send: self._do_send,
+            BeginRow: self._begin_row,
+            AppendPages: self._append_pages,
+            WritePlan: self._write_plan,
+            ClearPlan: self._clear_plan,
+        }
         self._receive(InstanceId("gateway"), Hello("gateway", 1, 1, True), queue.now_ns)
         processes = {actor: InstanceId(config.process_of(actor)) for actor in limits.actors}
         decodes = {actor: process for actor, process in processes.items() if stage_of(actor) == "decode"}
@@ -173,21 +182,36 @@ class Simulation:
         self._perform(controller.on_message(actor, 1, message, now_s, words, ids))
         if not self._soon:
             self._soon = True
-            self.queue.after(self._ways.tick_ns(), self._tick, 0)
+            self.queue.after(self._ways.tick_ns(), self._tick_after_messages)
 
-    def _tick(self, timer: int) -> None:
-        """Decide. ``timer``: 0 for a tick after messages, else the timer's version."""
-        if timer and timer != self._timer:
+    def _look(self) -> None:
+        """Tick if no other tick has put that off since this event was added, or has put it before."""
+        if self.queue.now_ns != self._timer_ns:
             return
-        if not timer:
-            self._soon = False
+        self._timer_ns = None
+        if self.queue.now_ns >= self._look_ns:
+            self._tick()
+        else:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer_ns is None or self._look_ns < self._timer_ns:
+            self._timer_ns = self._look_ns
+            self.queue.at(self._look_ns, self._look)
+
+    def _tick_after_messages(self) -> None:
+        self._soon = False
+        self._tick()
+
+    def _tick(self) -> None:
+        """Decide."""
         self.num_ticks += 1
         controller = self.controller
         progress = self._progress(controller.watched())
         new_ids = self._ids(controller.wanted_ids(progress))
         self._perform(controller.tick(self.queue.now_s, progress, new_ids, tuple(self.gap_counts)))
-        self._timer += 1
-        self.queue.after(to_ns(controller.next_tick_s()), self._tick, self._timer)
+        self._look_ns = self.queue.now_ns + to_ns(controller.next_tick_s())
+        self._set_timer()
 
     def _progress(self, watched: Sequence[tuple[int, int]]) -> list[Progress]:
         for decode in self.decodes.values():
@@ -221,24 +245,31 @@ class Simulation:
     def _perform(self, effects: Sequence[Effect]) -> None:
         """Do effects in order, at once; messages arrive later."""
         for effect in effects:
-            if isinstance(effect, Send):
-                if effect.actor in self._takers and not isinstance(effect.message, Welcome):
-                    self._send(effect.actor, effect.message)
-            elif isinstance(effect, BeginRow):
-                self.rows.begin(effect.row)
-            elif isinstance(effect, AppendPages):
-                for decode in self.decodes.values():
-                    decode.pages_added(effect.row)
-                request = self.controller.state.rows[effect.row]
-                if request is not None and request.phase == Phase.DECODE and request.decode is not None:
-                    self.devices.write("kv", effect.pages, request.decode)
-            elif isinstance(effect, WritePlan):
-                self._slots[effect.slot] = effect.plan_id
-                self.plans[effect.plan_id] = plan = self.controller.state.plans[effect.plan_id].plan
-                self._moves_ns[effect.plan_id] = self._move(plan, effect.actor) - self.queue.now_ns
-            elif isinstance(effect, ClearPlan):
-                plan_id = self._slots.pop(effect.slot)
-                del self.plans[plan_id], self._moves_ns[plan_id]
+            if (perform := self._performers.get(type(effect))) is not None:
+                perform(effect)
+
+    def _do_send(self, effect: Send) -> None:
+        if effect.actor in self._takers and type(effect.message) is not Welcome:
+            self._send(effect.actor, effect.message)
+
+    def _begin_row(self, effect: BeginRow) -> None:
+        self.rows.begin(effect.row)
+
+    def _append_pages(self, effect: AppendPages) -> None:
+        for decode in self.decodes.values():
+            decode.pages_added(effect.row)
+        request = self.controller.state.rows[effect.row]
+        if request is not None and request.phase == Phase.DECODE and request.decode is not None:
+            self.devices.write("kv", effect.pages, request.decode)
+
+    def _write_plan(self, effect: WritePlan) -> None:
+        self._slots[effect.slot] = effect.plan_id
+        self.plans[effect.plan_id] = plan = self.controller.state.plans[effect.plan_id].plan
+        self._moves_ns[effect.plan_id] = self._move(plan, effect.actor) - self.queue.now_ns
+
+    def _clear_plan(self, effect: ClearPlan) -> None:
+        plan_id = self._slots.pop(effect.slot)
+        del self.plans[plan_id], self._moves_ns[plan_id]
 
     def _send(self, actor: InstanceId, message: ToActor) -> None:
         """Send to an actor. It gets a plan or a row once what it reads is on its device: it pulls once it has the message (TI6)."""

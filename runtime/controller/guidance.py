@@ -27,17 +27,17 @@ def prefill_targets(lengths: Lengths, num_committed: int) -> Lengths:
 
     ``num_committed`` > 0 after a preemption: the generated tokens are prefilled again, after each member's prompt.
     """
-    return tuple(length + num_committed - 1 for length in lengths)
+    return tuple([length + num_committed - 1 for length in lengths])
 
 
 def is_prefilled(prefilled: Sequence[int], targets: Lengths) -> bool:
     """Return whether *both* members of a pair are ready for decode."""
-    return all(done >= target for done, target in zip(prefilled, targets, strict=False))
+    return all([done >= target for done, target in zip(prefilled, targets, strict=False)])
 
 
 def limit_pages(lengths: Lengths, max_new_tokens: int, page_tokens: int) -> Lengths:
     """Return the pages per member at its greatest length. The last generated token is never fed back, so it needs no room."""
-    return tuple(num_pages(length + max_new_tokens - 1, page_tokens) for length in lengths)
+    return tuple([num_pages(length + max_new_tokens - 1, page_tokens) for length in lengths])
 
 
 def wanted_pages(lengths: Lengths, num_committed: int, max_new_tokens: int, page_tokens: int, ahead_pages: int) -> Lengths:

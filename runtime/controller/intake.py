@@ -263,7 +263,9 @@ def expand(spec: RequestSpec, shapes: Sequence[ItemShape], limits: Limits) -> tu
 
     Raises: RequestError for an item without tokens.
     """
-    placeholders = set(limits.placeholder_ids.values()) if shapes else set()
+    if not shapes:
+        return list(spec.prompt_ids), []
+    placeholders = set(limits.placeholder_ids.values())
     prompt: list[int] = []
     starts: list[int] = []
     for token in spec.prompt_ids:

@@ -10,7 +10,9 @@ the first row that needs them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import msgspec
 
 from ...schema.media import ItemShape
 from ..bus.plan_base import Place
@@ -238,7 +240,7 @@ def _own_view(state: ControllerState, work: _Work, request: Request, view: Reque
         return view
     kept = request.own_view
     if kept is None or (kept.unanalysed, kept.segments) != own:
-        kept = request.own_view = replace(view, unanalysed=own[0], segments=own[1])
+        kept = request.own_view = msgspec.structs.replace(view, unanalysed=own[0], segments=own[1])
     return kept
 
 

@@ -83,9 +83,9 @@ def set_owner(state: ControllerState, request: Request, actor: InstanceId | None
 
 def send_drops(state: ControllerState, now: float) -> None:
     """Ask decode actors to drop rows, repeatedly until they answer."""
-    for request in state.requests_in_rows():
+    for request in [request for request in state.rows if request is not None and request.drop_ticket]:
         actor = request.record.member_of
-        if request.drop_ticket and actor is not None and now - request.drop_sent_s >= state.limits.resend_s:
+        if actor is not None and now - request.drop_sent_s >= state.limits.resend_s:
             if state.send(actor, Drop(state.epoch, request.row, request.row_generation, request.drop_ticket)):
                 request.drop_sent_s = now
 

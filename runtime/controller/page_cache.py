@@ -55,21 +55,25 @@ class PageCache:
 
     # ------------------------------------------------------------------------------------------- for the page ledger
 
-    def add(self, page: int, key: bytes) -> None:
+    def add(self, page: int, key: bytes) -> bool:
+        """Give a page a key. Returns False, and changes nothing, if the page has one or another page has this key."""
         assert len(key) == KEY_BYTES, f"a key of {len(key)} bytes"
-        assert page not in self._key_of and key not in self._page_of, f"page {page} or its key is in the cache already"
+        if page in self._key_of or key in self._page_of:
+            return False
         self._numbers += 1
         self._page_of[key] = page
         self._key_of[page] = key, self._numbers
+        return True
 
     def rest(self, pages: Iterable[int]) -> None:
         """Record that the cache alone holds these pages from now on."""
         for page in sorted(pages, key=self._number, reverse=True):
             self._idle[page] = None
 
-    def wake(self, page: int) -> None:
-        """Record that a row or a plan holds the page again."""
-        self._idle.pop(page, None)
+    def wake(self, pages: Iterable[int]) -> None:
+        """Record that a row or a plan holds these pages again."""
+        for page in pages if self._idle else ():
+            self._idle.pop(page, None)
 
     def evict(self) -> int:
         """Forget the idle page that was used least recently, and return it."""

@@ -120,8 +120,7 @@ class PageKeys:
 
     def _next_key(self, start: int) -> bytes:
         end = start + self._page_tokens
-        key = blake2b(self._last, digest_size=KEY_BYTES)
-        key.update(self._ids[start:end])
+        key = blake2b(self._last + self._ids[start:end].tobytes(), digest_size=KEY_BYTES)
         if self._find_positions is not None:
             for medium in self._media_in(start, end):
                 key.update(_PLACE.pack(start - medium.start, len(medium.content)) + medium.content)

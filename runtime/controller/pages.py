@@ -77,7 +77,8 @@ class PageLedger:
                 ledger._num_users[page] += 1
         ledger._free = [p for p in range(num_pages - 1, -1, -1) if not ledger._num_owners[p] and not ledger._num_users[p]]
         for page in keys:
-            ledger.cache.add(page, keys[page])
+            is_new = ledger.cache.add(page, keys[page])
+            assert is_new, f"page {page} has the key of another one"
         ledger.cache.rest(page for page in keys if ledger._is_held_by_the_cache_alone(page))
         return ledger
 
@@ -109,22 +110,24 @@ class PageLedger:
 
     def share(self, owner: Owner, pages: Iterable[int]) -> None:
         """Add an owner to pages that are owned already."""
-        owned = self._owned.setdefault(owner, set())
+        owned, added = self._owned.setdefault(owner, set()), []
         for page in pages:
             assert self._num_owners[page] > 0, f"page {page} is retired or free"
             if page not in owned:
                 owned.add(page)
                 self._num_owners[page] += 1
-                self.cache.wake(page)
+                added.append(page)
+        self.cache.wake(added)
 
     def name(self, page: int, key: bytes) -> bool:
         """Give a page its key: it is never written again, and the cache keeps it as long as there is room. The page must be owned.
         Returns False, and changes nothing, if a page with this key is in the cache already, or this page has a key: a controller that
         makes other keys than its predecessor did finds pages of rows under theirs."""
-        if self.cache.find(key) is not None or self.cache.key_of(page) is not None:
+        assert self._num_owners[page] > 0, f"page {page} is retired or free"
+        if not self.cache.add(page, key):
             return False
-        self.cache.add(page, key)
-        self.share(CACHE, (page,))
+        self._owned.setdefault(CACHE, set()).add(page)
+        self._num_owners[page] += 1
         return True
 
     def forget_idle(self) -> PageRun:
@@ -136,13 +139,14 @@ class PageLedger:
 
     def use(self, user: User, pages: Iterable[int]) -> None:
         """Record that a plan or the running set names these pages; refused (assert) for pages that are retired or free."""
-        used = self._used.setdefault(user, set())
+        used, added = self._used.setdefault(user, set()), []
         for page in pages:
             assert self._num_owners[page] > 0, f"{user} names page {page}, which is retired or free"
             if page not in used:
                 used.add(page)
                 self._num_users[page] += 1
-                self.cache.wake(page)
+                added.append(page)
+        self.cache.wake(added)
 
     def retire(self, owner: Owner, pages: Iterable[int] | None = None) -> None:
         """End ``owner``'s ownership of these pages (None: all of its pages). Those without users and other owners become free."""
@@ -213,11 +217,8 @@ class PageLedger:
 
     def _free_unheld(self, pages: Iterable[int]) -> None:
         """Free those of the pages that nobody holds any more."""
-        idle = []
-        for page in pages:
-            if not self._num_owners[page] and not self._num_users[page]:
-                self._free.append(page)
-            elif self._is_held_by_the_cache_alone(page):
-                idle.append(page)
+        unused = [page for page in pages if not self._num_users[page]]
+        self._free += [page for page in unused if not self._num_owners[page]]
+        idle = [page for page in unused if self._is_held_by_the_cache_alone(page)]
         if idle:
             self.cache.rest(idle)

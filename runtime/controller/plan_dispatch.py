@@ -30,11 +30,9 @@ def _loads(state: ControllerState, stage: str, pool: PoolName | None) -> dict[In
     """Return the unacknowledged plans of each active actor of a stage that gets work: dead ones get some only if all are."""
     active = [actor for actor in _of_stage(state.staying, stage) if actor in state.actors and actor not in state.outages]
     able = active if pool is None else [actor for actor in active if pool == state.pool_of(actor)]
-    loads = dict.fromkeys([actor for actor in able if actor not in state.absent] or able, 0)
-    for inflight in state.plans.values():
-        if inflight.actor in loads:
-            loads[inflight.actor] += 1
-    return loads
+    if state.absent:
+        able = [actor for actor in able if actor not in state.absent] or able
+    return {actor: state.num_plans.get(actor, 0) for actor in able}
 
 
 @cache
@@ -70,6 +68,7 @@ def _least_busy(state: ControllerState, stage: str, pool: PoolName | None) -> In
 def adopt_plan(state: ControllerState, inflight: InflightPlan) -> None:
     """Account for a plan that is, or is about to be, in the plan table, except for its pages."""
     state.plans[inflight.plan_id] = inflight
+    state.num_plans[inflight.actor] = state.num_plans.get(inflight.actor, 0) + 1
     if inflight.disturbs_decode:
         state.steering.disturbed_s = state.now
     for request in inflight.requests:
@@ -88,6 +87,7 @@ def send_plan(state: ControllerState, inflight: InflightPlan, now: float) -> Non
 def clear_plan(state: ControllerState, inflight: InflightPlan) -> None:
     """Remove an acknowledged plan, which no actor works on. First its slot is freed, then its pages."""
     del state.plans[inflight.plan_id]
+    state.num_plans[inflight.actor] -= 1
     state.emit(ClearPlan(inflight.slot))
     state.free_slots.append(inflight.slot)
     for pool in state.pools.values():

@@ -29,7 +29,8 @@ from .state import ControllerState, owner
 
 def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, elapsed_s: float) -> None:
     """Apply a plan's result to its rows, free its slot, and release the pages that it held."""
-    plan, encoded = inflight.plan, list[tuple[Request, Place]]()
+    plan = inflight.plan
+    encoded: list[tuple[Request, Place]] = []
     live = [request for request in inflight.requests if not request.ending]
     for request in live if isinstance(plan, Load) else ():
         request.may_load = False

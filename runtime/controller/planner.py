@@ -5,10 +5,11 @@ A row has at most one prefill plan in flight: messages can be reordered, and a c
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import islice, takewhile
 from typing import TypedDict
+
+import msgspec
 
 from ..bus.copy_plans import Load, LoadPart, LoadSegments
 from ..bus.media_work import estimated_work
@@ -65,6 +66,9 @@ def issue(state: ControllerState, now: float) -> None:
         if inflight.begun_s == LONG_AGO_S:  # from another controller or for another actor generation: the current one has just begun
             inflight.begun_s = now
     _issue_loads(state, now)
+    if not _plannable(state):
+        state.starved_s = None
+        return
     prefill, encode = steering.prefill, steering.encode
     limits = StepLimits(prefill.units, encode.units, prefill.max_units, encode.max_units, state.limits.with_decode)
     for _ in range(MAX_ROUNDS):
@@ -94,10 +98,14 @@ def _aim(state: ControllerState) -> None:
         steering.prefill, steering.encode = retarget(steering.prefill, allowance), retarget(steering.encode, allowance)
 
 
+def _plannable(state: ControllerState) -> list[Request]:
+    """Return the rows that a policy plans for."""
+    return [request for request in state.preparing() if request.record.filled and request.failure is None]
+
+
 def make_view(state: ControllerState) -> View:
     """Build the view: rows in preparation, in rank order, and free resources. Before that, give the rows what others have made."""
-    rows = [request for request in state.preparing() if request.record.filled and request.failure is None]
-    rows.sort(key=BY_RANK)
+    rows = sorted(_plannable(state), key=BY_RANK)
     take_shared(state, rows, [request.view or _keep_view(state, request) for request in rows])
     views = hide_shared(state, rows, [request.view or _keep_view(state, request) for request in rows])
     if len(state.kv_pools) > 1:
@@ -124,7 +132,7 @@ def make_view(state: ControllerState) -> View:
         num_free_embedding_pages=state.pools["embedding"].num_free,
         last=state.steering.last,
         num_turns=_num_turns(state.staying),
-        large_in_flight=any(inflight.plan.is_large for inflight in state.plans.values()),
+        large_in_flight=any([inflight.plan.is_large for inflight in state.plans.values()]),
         last_streamed=state.steering.last_streamed,
     )
 
@@ -133,7 +141,7 @@ def _hide_busy(state: ControllerState, rows: Sequence[Request], views: Sequence[
     """Return the views, without prefill for rows whose device has no prefill with room for a plan."""
     busy = {pool for pool in state.kv_pools if not credit(state, "prefill", pool)}
     pairs = zip(rows, views, strict=True)
-    return [replace(view, prefill_in_flight=True) if row.prefill_pool in busy else view for row, view in pairs]
+    return [msgspec.structs.replace(view, prefill_in_flight=True) if row.prefill_pool in busy else view for row, view in pairs]
 
 
 @cache
@@ -178,7 +186,7 @@ def view_request(state: ControllerState, request: Request) -> RequestView:
 def _common(request: Request) -> _Common:
     return {
         "work": tuple(map(estimated_work, request.spec.items)),
-        "video_in_flight": sum(plan.STAGE == "video" for plan in request.plans.values()),
+        "video_in_flight": sum([plan.STAGE == "video" for plan in request.plans.values()]),
         "video_since_s": request.video_s,
         "arrived_s": request.arrived_s,
         "kind": request.kind,

@@ -187,8 +187,10 @@ def load_plan(state: ControllerState, request: Request) -> Load | None:
     as those of an answer that was decoded there; None if nobody has any."""
     others = [pool for pool in state.kv_pools if pool != request.prefill_pool]
     plans = [Load(chunks_to_load(state, request, state.pools[pool].cache.find_leading), pool) for pool in others]
-    best = max([*plans, Load(chunks_to_load(state, request, state.saved["kv"].find_leading))], key=lambda plan: plan.units)
-    return best if best.chunks else None
+    if not state.saved["kv"].is_empty:
+        plans.append(Load(chunks_to_load(state, request, state.saved["kv"].find_leading)))
+    best = max(plans, key=lambda plan: plan.units, default=None)
+    return best if best is not None and best.chunks else None
 
 
 def chunks_to_load(state: ControllerState, request: Request, find: FindLeading) -> list[LoadChunk]:

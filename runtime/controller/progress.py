@@ -4,6 +4,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from ...schema.rows import Phase
 from .lifecycle import settle
 from .prefix_cache import learn_ids, name_pages
@@ -15,7 +17,7 @@ NAMED_AT_ONCE = 4  # pages
 _FORGET = 0.2  # weight of the newest window in the time of an undisturbed step
 
 
-class Progress(NamedTuple):
+class Progress(msgspec.Struct, frozen=True):
     """decode's words for a row, read from the sequence table."""
 
     row: int
@@ -41,14 +43,15 @@ def wanted_ids(state: ControllerState, progress: Sequence[Progress], *, all_of_t
     has ended or decode has dropped it."""
     if not state.limits.prefix_cache:
         return []
-    spans, enough = [], NAMED_AT_ONCE * state.limits.kv_page_tokens
-    for row, row_generation, committed, end_code in progress:
-        request = state.rows[row]
-        if request is None or request.row_generation != row_generation:
+    spans, enough, rows = [], NAMED_AT_ONCE * state.limits.kv_page_tokens, state.rows
+    for words in progress:
+        request = rows[words.row]
+        if request is None or request.row_generation != words.row_generation:
             continue
+        committed = words.committed
         num_new = committed - len(request.ids)
-        if num_new >= enough or num_new > 0 and (end_code or all_of_them or not request.counts_known):
-            spans.append(IdSpan(row, row_generation, committed - num_new, committed))
+        if num_new >= enough or num_new > 0 and (words.end_code or all_of_them or not request.counts_known):
+            spans.append(IdSpan(words.row, words.row_generation, committed - num_new, committed))
     return spans
 
 
@@ -65,23 +68,24 @@ def note_last_words(state: ControllerState, progress: Sequence[Progress], new_id
 def observe(state: ControllerState, progress: Sequence[Progress], new_ids: NewIds, now: float) -> None:
     """Record committed ids and ends; measure rates and the time between tokens."""
     ids_of = {(span.row, span.row_generation): ids for span, ids in new_ids}
-    if any(inflight.disturbs_decode for inflight in state.plans.values()):
+    if any([inflight.disturbs_decode for inflight in state.plans.values()]):
         state.steering.disturbed_s = now
     num_tokens, span_s = 0, 0.0
     quiet_tokens, quiet_s = 0, 0.0
-    for row, row_generation, committed, end_code in progress:
-        request = state.rows[row]
-        if request is None or request.row_generation != row_generation or request.ending:
+    rows, decode = state.rows, Phase.DECODE
+    for words in progress:
+        request, committed = rows[words.row], words.committed
+        if request is None or request.row_generation != words.row_generation or request.ending:
             continue
         if not request.counts_known and request.record.member_of is None:
             state.note_counts(request, True)
         if committed > request.committed:
             request.committed = committed
-        if ids_of and (ids := ids_of.get((row, row_generation))) is not None:
+        if ids_of and (ids := ids_of.get(request.key_in_table)) is not None:
             learn_ids(request, ids)
             name_pages(state, request)
-        if request.phase == Phase.DECODE and request.window is not None:
-            began_s, began = request.window
+        if request.phase == decode and (window := request.window) is not None:
+            began_s, began = window
             if now - began_s >= WINDOW_S:
                 request.rate = (request.committed - began) / (now - began_s)
                 state.touch(request)
@@ -93,8 +97,8 @@ def observe(state: ControllerState, progress: Sequence[Progress], new_ids: NewId
                 request.window = (now, request.committed)
         else:
             request.window = (now, request.committed)
-        if end_code and not request.end_code:
-            state.note_end(request, end_code)
+        if words.end_code and not request.end_code:
+            state.note_end(request, words.end_code)
             settle(state, request)
     if num_tokens and now - state.steering.steered_s >= WINDOW_S:  # once per window, even if rows' windows are staggered
         state.steering.steered_s = now

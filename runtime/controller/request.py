@@ -179,6 +179,9 @@ class Left(NamedTuple):
 
 MEMBER_BYTES = 16  # more of a record whose row has KV pages and has gone to decode
 
+_FILLING = Prefill | Load  # plans that write a row's KV pages
+_KV_PLANS = _FILLING | Transfer  # that read or write them
+
 encode_record = msgspec.msgpack.Encoder().encode
 decode_record = msgspec.msgpack.Decoder(RowRecord).decode
 
@@ -320,7 +323,7 @@ class Request:
     @property
     def prefill_plan(self) -> Prefill | Load | None:
         """The plan in flight that writes its KV pages, if any."""
-        return next((plan for plan in self.plans.values() if isinstance(plan, Prefill | Load)), None)
+        return next((plan for plan in self.plans.values() if isinstance(plan, _FILLING)), None)
 
     @property
     def transfer_plan(self) -> Transfer | None:
@@ -330,7 +333,7 @@ class Request:
     @property
     def has_kv_plan(self) -> bool:
         """True if a plan in flight reads or writes its KV pages."""
-        return any(isinstance(plan, Prefill | Load | Transfer) for plan in self.plans.values())
+        return any(isinstance(plan, _KV_PLANS) for plan in self.plans.values())
 
     @property
     def analysing(self) -> set[int]:
@@ -361,7 +364,7 @@ class Request:
         """Return whether this plan in flight does work that the request needs, and no other plan does."""
         if isinstance(plan, Analyse):
             return self.record.items[plan.item].shape is None
-        return isinstance(plan, Prefill | Load | Transfer) or bool(self.segments_of(plan))
+        return isinstance(plan, _KV_PLANS) or bool(self.segments_of(plan))
 
     @property
     def targets(self) -> Lengths:

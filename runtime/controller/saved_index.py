@@ -14,6 +14,11 @@ class SavedIndex:
         self._slot_of: Mapping[bytes, int] = {}
         self._lacking: set[bytes] = set()
 
+    @property
+    def is_empty(self) -> bool:
+        """True if the file has no pages, or there is none."""
+        return not self._slot_of
+
     def learn(self, slot_of: Mapping[bytes, int]) -> None:
         """Take note of a look into the file: the slots of all its pages, by key."""
         self._slot_of = slot_of

@@ -8,6 +8,7 @@ journal, the rows and the plan table, or derived from them, except ``outages``, 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -102,6 +103,7 @@ class ControllerState:
     saved: dict[PoolName, SavedIndex] = field(default_factory=lambda: {"kv": SavedIndex(), "embedding": SavedIndex()})
     codes: dict[InstanceId, int] = field(default_factory=dict)  # of actors that fill pages: see ``cache_eras``
     plans: dict[int, InflightPlan] = field(default_factory=dict)
+    num_plans: dict[InstanceId, int] = field(default_factory=dict)  # of these, by actor
     free_slots: list[int] = field(init=False)
     actors: dict[InstanceId, int] = field(default_factory=dict)  # their active generations
     devices: Mapping[InstanceId, int] = field(init=False)  # of the actors, by number
@@ -375,8 +377,18 @@ class RowsByPhase(NamedTuple):
 
 
 def owner(request: Request) -> Owner:
-    return Owner("row", request.row)
+    return _owner(request.row)
 
 
 def membership(request: Request) -> User:
-    return User("decode", request.row)
+    return _membership(request.row)
+
+
+@cache
+def _owner(row: int) -> Owner:
+    return Owner("row", row)
+
+
+@cache
+def _membership(row: int) -> User:
+    return User("decode", row)

@@ -7,8 +7,9 @@ the TBT target and is steered by how far decode's measured time between tokens i
 from a small start.
 """
 
-from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from ...config import MAX_STEP_TOKENS, RuntimeConfig
 from .costs import CostModel
@@ -24,8 +25,7 @@ _SHARE_LIMITS = (0.25, 4.0)
 _IDLE_SHARE = 4.0
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True):
     """One actor's budget. ``fixed`` > 0 is configured and not touched. ``largest``: units of the largest plan seen."""
 
     low: int
@@ -110,9 +110,10 @@ def allowance_s(share: float, num_decoding: int, target_s: float) -> float:
 
 def search(cost: CostModel, allowance: float, low: int, high: int) -> int:
     """Return the most units in [low, high] predicted to take at most ``allowance`` seconds, ``low`` if there are none."""
+    predict = cost.predictor()
     while low < high:
         middle = (low + high + 1) // 2
-        if cost.predict(middle) <= allowance:
+        if predict(middle) <= allowance:
             low = middle
         else:
             high = middle - 1
@@ -123,7 +124,7 @@ def update(budget: Budget, units: int, elapsed_s: float, allowance: float) -> Bu
     """Return the budget after a plan of ``units`` that took ``elapsed_s`` seconds."""
     if units <= 0 or elapsed_s < 0:
         return budget
-    seen = replace(budget, cost=budget.cost.observe(units, elapsed_s), largest=max(budget.largest, units))
+    seen = msgspec.structs.replace(budget, cost=budget.cost.observe(units, elapsed_s), largest=max(budget.largest, units))
     return retarget(seen, allowance)
 
 
@@ -132,4 +133,4 @@ def retarget(budget: Budget, allowance: float) -> Budget:
     if budget.fixed or not budget.cost.weight:
         return budget
     found = search(budget.cost, allowance, budget.low, budget.high)
-    return replace(budget, value=max(budget.low, min(found, max(START_UNITS * budget.low, 2 * budget.largest))))
+    return msgspec.structs.replace(budget, value=max(budget.low, min(found, max(START_UNITS * budget.low, 2 * budget.largest))))

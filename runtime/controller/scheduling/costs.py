@@ -1,8 +1,9 @@
 """What plans and steps of decode cost (pure). Lines are fitted to the plans of each actor that reports (units, elapsed), and to those
 of its stage."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+
+import msgspec
 
 from ...stage_table import InstanceId, stage_of
 from .facts import UNKNOWN, Cost
@@ -11,8 +12,7 @@ _DECAY = 0.9
 _LONG_DECAY = 0.98  # of the lines that policies see: some 50 plans
 
 
-@dataclass(frozen=True, slots=True)
-class CostModel:
+class CostModel(msgspec.Struct, frozen=True):
     """elapsed = base_s + per_unit_s * units, by least squares with exponential forgetting."""
 
     weight: float = 0.0
@@ -51,10 +51,14 @@ class CostModel:
 
     def predict(self, units: int) -> float:
         """Predict the seconds of a plan of ``units``; never negative. 0 before any measurement."""
+        return self.predictor()(units)
+
+    def predictor(self) -> Callable[[int], float]:
+        """Return ``predict``, for many plans."""
         if not self.weight:
-            return 0.0
+            return lambda units: 0.0
         mean_x, mean_y, slope = self._fit()
-        return mean_y + slope * (units - mean_x)
+        return lambda units: mean_y + slope * (units - mean_x)
 
     @property
     def line(self) -> tuple[float, float]:

@@ -1,8 +1,9 @@
 """Facts for policies: what a request is, what the run promises, what plans cost, how late decode's steps are (pure values)."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from ....schema.media import MediaKind
 from ...stage_table import InstanceId
@@ -51,8 +52,7 @@ class Cost(NamedTuple):
 UNKNOWN = Cost()
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True):
     """What is the same for all requests at one moment. ``costs``: of each actor that has done plans; ``encode`` and ``prefill``: of
     their stages; ``video``: of the decoding of segments of videos. ``step_s``: the time between tokens while nothing else ran, once
     measured. ``tbt_s``: its objective, the tightest of the rows that decode. Of the times between tokens of the last ``tbt_window_s``
@@ -61,7 +61,7 @@ class Facts:
     now: float = 0.0
     encode: Cost = UNKNOWN
     prefill: Cost = UNKNOWN
-    costs: Mapping[InstanceId, Cost] = field(default_factory=dict)
+    costs: Mapping[InstanceId, Cost] = msgspec.field(default_factory=dict)
     tbt_s: float = 0.05
     late_share: float | None = None
     tbt_p99_s: float | None = None

@@ -63,6 +63,8 @@ def _rebuilt(plan: StepPlan) -> StepPlan:
 
 
 def _choices(kind: type[Choice], given: Iterable[Iterable[int]]) -> tuple[Choice, ...]:
+    if type(given) is tuple and not given:
+        return ()
     choices = tuple([kind(*choice) for choice in given])
     for number in chain.from_iterable(choices):
         if type(number) is not int:  # a message cannot carry an int of numpy

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
+import msgspec
+
 from ....schema.media import MediaKind
 from ...bus.messages import RequestSpec
 from ...config import MAX_STEP_TOKENS
@@ -112,8 +114,7 @@ class SegmentStage(enum.IntEnum):
     ENCODED = 4  # patch pages are given back; embedding pages go as prefill consumes them
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentView:
+class SegmentView(msgspec.Struct, frozen=True):
     """A segment not yet encoded. ``is_streamed``: it is decoded when its turn comes, not with its item's analysis. One that a file has
     (``cache.dir``) is PREPROCESSED and has no rows: to encode it is to load it."""
 
@@ -126,8 +127,7 @@ class SegmentView:
     is_streamed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MemberView:
+class MemberView(msgspec.Struct, frozen=True):
     """One member of a row: tokens [0, next) are prefilled, [next, ready) can be, ``target`` are to be (RS4). The first ``cached`` were
     found in the cache."""
 
@@ -137,8 +137,7 @@ class MemberView:
     cached: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(msgspec.Struct, frozen=True):
     """A request in preparation. ``segments``: those not encoded yet, in prompt order, at most some. ``alone``: it shares no plan (a
     suspect). ``arrived_s``, ``kind``, ``objective``, ``priority``: see ``Candidate``.
 
@@ -185,8 +184,7 @@ class RequestView:
 Device = Literal["encode", "prefill"]
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(msgspec.Struct, frozen=True):
     """The policy's input. ``requests`` are in rank order. Credits: how many more plans the actors of a stage may be sent together.
     ``num_turns``: how many plans of encoder and prefill may be in flight at once where these stages take turns. ``large_in_flight``:
     video has a plan of large work; ``last_streamed``: the last such plan was for a streamed segment. ``num_decoding``: rows;
@@ -216,8 +214,7 @@ class View:
         return self.facts.now
 
 
-@dataclass(frozen=True, slots=True)
-class StepLimits:
+class StepLimits(msgspec.Struct, frozen=True):
     """tau and alpha of US8, as the core has steered them.
 
     A policy may have budgets of its own, up to ``max_prefill_tokens`` and ``max_encode_rows`` of one plan. ``with_decode``: the stages
@@ -248,8 +245,7 @@ class ChunkChoice(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True):
     """One video plan per choice of ``analyse`` and ``preprocess``, one encode plan of all of ``encode``, one prefill plan likewise."""
 
     analyse: tuple[ItemChoice, ...] = ()

@@ -35,6 +35,8 @@ def plan_video(view: View) -> tuple[tuple[ItemChoice, ...], tuple[SegmentChoice,
     if view.video_credit <= 0:
         return (), ()
     candidates = _candidates(view)
+    if not candidates:
+        return (), ()
     num_in_flight = {request.key: request.video_in_flight for request in view.requests}
     has_large = view.large_in_flight
     chosen: list[ItemChoice | SegmentChoice] = []
@@ -64,6 +66,10 @@ def _rank(candidate: _Candidate, view: View) -> tuple[float, ...]:
 
 def _candidates(view: View) -> list[_Candidate]:
     """Return all candidates, each request's own in the order of execution."""
+    analyses = [ItemChoice(request.key, item) for request in view.requests for item in request.unanalysed]
+    segments = _segments(view)
+    if not analyses and not segments:
+        return []
     places = {request.key: place for place, request in enumerate(view.requests)}
 
     def candidate(choice: ItemChoice | SegmentChoice, is_streamed: bool = False) -> _Candidate:
@@ -73,8 +79,7 @@ def _candidates(view: View) -> list[_Candidate]:
         counted = work if is_streamed or isinstance(choice, ItemChoice) else 0
         return _Candidate(request, place, choice, counted, is_large(work), is_streamed)
 
-    found = [candidate(ItemChoice(request.key, item)) for request in view.requests for item in request.unanalysed]
-    return [*found, *(candidate(choice, is_streamed) for choice, is_streamed in _segments(view))]
+    return [*map(candidate, analyses), *(candidate(choice, is_streamed) for choice, is_streamed in segments)]
 
 
 def _segments(view: View) -> list[tuple[SegmentChoice, bool]]:

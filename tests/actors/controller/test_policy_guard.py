@@ -69,7 +69,7 @@ class Guarded:
         ("while True: pass", 4, "took more than 50 ms"),
         ("import time\ntime.sleep(60)", 5, "took more than 50 ms"),
         ("sorted(range(5 * 10**6), key=lambda number: -number)", 4, "took more than 50 ms"),
-        ("view.requests = ()", 4, "FrozenInstanceError: cannot assign to field 'requests'"),
+        ("view.requests = ()", 4, "AttributeError: immutable type: 'View'"),
         ("return bytearray(1 << 40)", 4, "MemoryError"),
         ("return [None] * (1 << 28)", 4, "MemoryError"),
         ("class Odd(Exception):\n    def __str__(self):\n        while True: pass\nraise Odd", 7, "Odd"),

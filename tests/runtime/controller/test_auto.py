@@ -3,9 +3,10 @@
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from mmrt.runtime.controller.scheduling.auto import Auto, Memory, batches, budgets, looked
 from mmrt.runtime.controller.scheduling.costs import Costs

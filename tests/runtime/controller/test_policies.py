@@ -3,12 +3,12 @@
 import random
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from mmrt.runtime.controller.scheduling.facts import RequestKind
 from mmrt.runtime.controller.scheduling.legality import check

@@ -4,12 +4,12 @@ import random
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from mmrt.examples.shortest_first import ShortestFirst
 from mmrt.runtime.bus import messages as m

@@ -1,9 +1,9 @@
 """The policies against their texts: examples computed by hand, and who waits for how long under a load that a policy favours."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mmrt.runtime.controller.scheduling.facts import Cost, Facts, Objective, RequestKind
 from mmrt.runtime.controller.scheduling.monolithic import PATIENCE_S, Monolithic

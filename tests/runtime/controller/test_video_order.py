@@ -1,9 +1,10 @@
 """What video does next: small work first, nobody left waiting, one large plan at a time, no request with both plans of two."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mmrt.runtime.bus.media_work import SMALL_WORK, estimated_work, is_large
 from mmrt.runtime.bus.messages import MediaItem
