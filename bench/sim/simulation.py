@@ -4,12 +4,11 @@ As in ``actors/controller/serve``, messages are recorded when they come and a ti
 further ones join. A timer adds ticks.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
-
-import msgspec
 
 from ...actors.controller.serve import limits_of
 from ...actors.host.media_rules import for_run
@@ -64,14 +63,26 @@ def simulated_limits(config: RuntimeConfig, costs: Costs, num_devices: int = 1) 
     return replace(limits, positions=remembered(limits.positions))
 
 
-def remembered(positions: Positions) -> Positions:
-    """Positions of prompts: a load has many with media of the same sizes at the same places."""
+def remembered(positions: Positions, most_bytes: int = 64 << 20) -> Positions:
+    """Positions of prompts: a load has many with media of the same sizes at the same places. Those used last are kept, of at most so
+    many bytes together: a token has 24."""
+    known: OrderedDict[tuple[int, bytes], tuple[bytes, int]] = OrderedDict()
+    num_bytes = 0
 
-    @lru_cache(256)
-    def find(num_tokens: int, spans: bytes) -> tuple[bytes, int]:
-        return positions(num_tokens, msgspec.msgpack.decode(spans, type=list[MediaSpan]))
+    def find(num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[bytes, int]:
+        nonlocal num_bytes
+        key = num_tokens, encode(spans)
+        if key in known:
+            known.move_to_end(key)
+            return known[key]
+        found = known[key] = positions(num_tokens, spans)
+        num_bytes += len(key[1]) + len(found[0])
+        while num_bytes > most_bytes:
+            (_, oldest), (its_positions, _) = known.popitem(last=False)
+            num_bytes -= len(oldest) + len(its_positions)
+        return found
 
-    return lambda num_tokens, spans: find(num_tokens, encode(spans))
+    return find
 
 
 class SimulationError(Exception):

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from mmrt.bench.sim.costs import Delays, Line, Overheads
 from mmrt.bench.sim.decode import Decode
 from mmrt.bench.sim.events import EventQueue
 from mmrt.bench.sim.report import Steps, encode_report, make_report, time_between_tokens
-from mmrt.bench.sim.simulation import Simulation, SimulationError
+from mmrt.bench.sim.simulation import Simulation, SimulationError, remembered
 from mmrt.bench.sim.step_log import num_rows
 from mmrt.bench.sim.ways import Ways
 from mmrt.runtime.controller.machine import Controller
 from mmrt.schema.gap_buckets import bucket_of
+from mmrt.schema.media import MediaSpan
 from mmrt.tests.bench.sim.made_costs import FREE, VARIED, make_costs, options_of, simulate_costs
 
 MIXED = ("--scenario", "mixed", "--num-requests", "60", "--rate", "25", "--max-tokens", "40")
@@ -77,6 +79,19 @@ def test_rows_whose_pages_last_are_left_out_of_the_next_tick(monkeypatch: pytest
     monkeypatch.setattr(Controller, "next_tick_s", compared)
     simulation, _ = simulate_costs(make_costs(), *MIXED, "--rows", "8", "--kv-tokens", "1200", "--max-tokens", "200")
     assert simulation.controller.state.totals.preempted > 0 < num_left_out
+
+
+def test_positions_of_prompts_are_remembered_up_to_so_many_bytes() -> None:
+    asked: list[int] = []
+
+    def positions(num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[bytes, int]:
+        asked.append(num_tokens)
+        return bytes(24 * num_tokens), 0
+
+    find = remembered(positions, most_bytes=24 * 11 + 2)
+    for num_tokens in (5, 4, 5, 6, 5, 4, 20, 20):  # 4 goes for 6, 6 for 4, and all for 20, which is too large itself
+        assert len(find(num_tokens, ())[0]) == 24 * num_tokens
+    assert asked == [5, 4, 6, 4, 20, 20]
 
 
 def test_one_request_alone_takes_the_sum_of_its_parts() -> None:
