@@ -259,8 +259,8 @@ class Controller:
         decoding = state.decoding()
         if decoding:
             wait_s = min(wait_s, LOOK_S)
-        page_tokens = state.limits.kv_page_tokens
-        for request in [request for request in decoding if request.committed >= request.short_at]:
+        page_tokens, never = state.limits.kv_page_tokens, state.limits.max_context
+        for request in [request for request in decoding if request.committed >= request.short_at and request.grow_at < never]:
             # half the time in which the row could use up the pages that it has
             tokens = len(request.block_tables[0]) * page_tokens - request.lengths[0] - request.committed
             tokens_per_s = 2 * (request.rate or FAST_RATE)

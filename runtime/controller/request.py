@@ -242,7 +242,7 @@ class Request:
     view: RequestView | None = None  # the policies' view; None, as ``grow_at`` is 0, after every ``ControllerState.touch``
     left: Left | None = None  # until the first token; None, as ``view`` is
     own_view: RequestView | None = None  # the view without work that others do, when it was last made; None, as ``view`` is
-    grow_at: int = 0  # committed ids at which it needs more KV pages than it has
+    grow_at: int = 0  # committed ids at which it needs more KV pages than it has; ``Limits.max_context`` if it has all that it can need
     short_at: int = 0  # committed ids below which its pages last for a look; 0, as ``grow_at`` is
 
     @property

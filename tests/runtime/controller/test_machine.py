@@ -521,6 +521,16 @@ def test_growth_keeps_two_pages_and_two_seconds_ahead() -> None:
     assert [len(e.pages) for e in effects if isinstance(e, AppendPages)] == [3 + 6 - 4]
 
 
+def test_a_row_with_all_its_pages_is_looked_at_no_earlier() -> None:
+    driver = Driver(num_kv_pages=64, max_context=256)
+    driver.submit(text(6, 8))
+    driver.done("prefill")
+    for committed in (0, 3, 7):
+        driver.counts[0] = (committed, 0)
+        driver.tick(0.3)
+        assert driver.machine.next_tick_s() == LOOK_S, "its pages are used up with its answer"
+
+
 def test_a_new_row_has_pages_for_six_seconds_while_half_of_the_pool_is_free() -> None:
     driver = Driver(num_rows=3, num_kv_pages=512, max_context=1024)
     driver.submit(text(6, 1000), key=1)
