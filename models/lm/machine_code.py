@@ -9,6 +9,8 @@ from llvmlite import ir
 
 INT, FLOAT, POINTER = ir.IntType(64), ir.FloatType(), ir.PointerType()
 
+_LANE = 4  # numbers of float32 in 128 bits: most shuffles stay within them
+
 # For the exponential.
 _LEAST, _MOST = -87.0, 88.0
 _SHIFTER = 12582912.0  # 1.5 x 2^23: a number is rounded to a whole one by adding it, and the sum's last bits are that number
@@ -52,9 +54,15 @@ def load_vector(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, width: i
 
 
 def load_floats(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, width: int, stored: ir.Type) -> ir.Value:
-    """As ``load_vector``, in float32, of a tensor in float32 or bfloat16 (``stored``: FLOAT or 16 bits)."""
-    found = load_vector(builder, base, index, width, stored)
-    return found if isinstance(stored, ir.FloatType) else from_bfloat16(builder, found)
+    """As ``load_vector``, in float32, of a tensor in float32, float16 or bfloat16 (``stored``: FLOAT, half, or 16 bits)."""
+    return to_floats(builder, load_vector(builder, base, index, width, stored))
+
+
+def to_floats(builder: ir.IRBuilder, values: ir.Value) -> ir.Value:
+    """A vector of float32, float16 or bfloat16's bits in float32."""
+    if isinstance(values.type.element, ir.HalfType):
+        return builder.fpext(values, ir.VectorType(FLOAT, values.type.count))
+    return values if isinstance(values.type.element, ir.FloatType) else from_bfloat16(builder, values)
 
 
 def prefetch(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, kind: ir.Type = FLOAT, cache: int = 2) -> None:
@@ -175,3 +183,31 @@ def reduce(builder: ir.IRBuilder, values: ir.Value, join: Callable[[ir.Value, ir
         halves = (ir.Constant(kind, list(range(first, first + width))) for first in (0, width))
         values = join(*(builder.shuffle_vector(values, values, half) for half in halves))
     return builder.extract_element(values, ir.Constant(ir.IntType(32), 0))
+
+
+def transpose(builder: ir.IRBuilder, rows: Sequence[ir.Value]) -> list[ir.Value]:
+    """The columns of a square, given as vectors of its rows, 8 or 16 of them."""
+    width, vectors, distance = len(rows), list(rows), 1
+    while distance < width:
+        swapped = list(vectors)
+        for low in (index for index in range(width) if not index & distance):
+            for side in range(2):
+                indices = ir.Constant(ir.VectorType(ir.IntType(32), width), _exchanged(width, distance, side))
+                swapped[low + side * distance] = builder.shuffle_vector(vectors[low], vectors[low + distance], indices)
+        vectors, distance = swapped, 2 * distance
+    return [vectors[index & ~3 | (index & 1) << 1 | (index & 2) >> 1] for index in range(width)]
+
+
+def _exchanged(width: int, distance: int, side: int) -> list[int]:
+    """Where one of two vectors takes its numbers from in a step of ``transpose``. Within 128 bits numbers of both are interleaved,
+    further away halves are exchanged: each is one instruction."""
+    if distance < _LANE:
+        first = [lane + side * _LANE // 2 for lane in range(0, width, _LANE)]
+        return [
+            start + part + number + other * width
+            for start in first
+            for part in range(0, _LANE // 2, distance)
+            for other in range(2)
+            for number in range(distance)
+        ]
+    return [place + side * distance + (width - distance if place & distance else 0) for place in range(width)]

@@ -4,10 +4,10 @@ No process packs a copy of its own: all formats lie in the memory that the run's
 once, and prefill and decode have one copy. Shapes: M rows of activations, N rows of the matrix, K columns.
 
 Few rows are multiplied by kernels that read a matrix as it is (``row_kernels``, ``int8_kernels``), any number of them with int4
-(``int4_kernels``). Others are multiplied by torch, a converted block of a narrow matrix at a time; under activations in bfloat16 a
-block rounds its weights as well. int8 is multiplied by activations in int8 (W8A8), which are whole numbers of 8 bits, or 7 without VNNI
-and AMX. Their sums are exact in int32, and up to 2^24 in float32, so a row's numbers do not depend on how many are beside it. int4 is
-multiplied by activations of 8 bits as well (W4A8).
+(``int4_kernels``), many rows in float32 with a floating matrix by ``panel_kernels``. Others are multiplied by torch, a converted block
+of a narrow matrix at a time; under activations in bfloat16 a block rounds its weights as well. int8 is multiplied by activations in
+int8 (W8A8), which are whole numbers of 8 bits, or 7 without VNNI and AMX. Their sums are exact in int32, and up to 2^24 in float32, so
+a row's numbers do not depend on how many are beside it. int4 is multiplied by activations of 8 bits as well (W4A8).
 """
 
 from typing import Protocol
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..checkpoint.int4 import unpack
 from ..checkpoint.weight_specs import scales_of
-from . import int4_kernels, int8_kernels
+from . import int4_kernels, int8_kernels, panel_kernels
 from .int8_rows import FULL, Parts, level_of_rows, round_rows
 from .row_kernels import most_rows, multiply
 
@@ -69,10 +69,13 @@ class FloatMatrix:
     def __init__(self, values: Tensor) -> None:
         self._values = values
         self._few_rows = most_rows(values)
+        self._has_panels = panel_kernels.can_multiply(values)
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
         if x_MK.shape[0] <= self._few_rows:
             out = _in_dtype(multiply(x_MK, self._values), x_MK.dtype)
+        elif self._has_panels and x_MK.dtype == torch.float32:
+            out = panel_kernels.multiply(x_MK, self._values)
         elif x_MK.dtype == self._values.dtype:
             return F.linear(x_MK, self._values, bias)
         else:

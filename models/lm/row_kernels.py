@@ -22,13 +22,13 @@ from .machine_code import (
     address,
     clear,
     constant,
-    from_bfloat16,
     load_vector,
     load_word,
     loop,
     new_sums,
     prefetch,
     reduce,
+    to_floats,
 )
 
 BLOCK_ROWS = 48  # of a matrix
@@ -39,13 +39,19 @@ _BYTES_AHEAD = 8192  # of a matrix, beyond the rows that are multiplied next: as
 LEAST_WORK = 1 << 18  # weights: a smaller matrix is left to one thread
 
 
-def most_rows(values: Tensor) -> int:
-    """Return up to how many rows of activations ``multiply`` is faster than torch with this matrix. It is 0 without a kernel: on a GPU,
-    on a processor without AVX2, and for rows that are no whole vectors. A process's first matrix of a dtype makes the kernel."""
+def has_kernel(values: Tensor) -> bool:
+    """Return whether there are kernels for this matrix: not on a GPU, on a processor without AVX2, or for rows that are no whole
+    vectors."""
     width = vector_width()
     if width is None or values.device.type != "cpu" or values.dtype not in _STORED:
-        return 0
-    if not values.is_contiguous() or values.numel() == 0 or values.shape[1] % width:
+        return False
+    return values.is_contiguous() and values.numel() > 0 and values.shape[1] % width == 0
+
+
+def most_rows(values: Tensor) -> int:
+    """Return up to how many rows of activations ``multiply`` is faster than others with this matrix. It is 0 without a kernel. A
+    process's first matrix of a dtype makes the kernel."""
+    if not has_kernel(values):
         return 0
     _kernel(values.dtype)
     return _MOST_ROWS_BESIDE_AMX if values.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() else _MOST_ROWS
@@ -137,12 +143,8 @@ class RowTiles:
 
     def converted(self, builder: ir.IRBuilder, values: ir.Value) -> ir.Value:
         """Weights as they are stored, as they are multiplied: in float32."""
-        if isinstance(self._stored, ir.FloatType):
-            return values
-        if isinstance(self._stored, ir.HalfType):
-            return builder.fpext(values, self.sums)
-        if self._stored.width == 16:
-            return from_bfloat16(builder, values)
+        if _bytes_of(self._stored) > 1:
+            return to_floats(builder, values)
         return builder.sitofp(builder.sext(values, ir.VectorType(ir.IntType(32), self._width)), self.sums)
 
     def finished(self, builder: ir.IRBuilder, words: ir.Value, total: ir.Value, row: ir.Value, value: ir.Value) -> ir.Value:

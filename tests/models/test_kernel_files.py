@@ -17,6 +17,7 @@ from mmrt.models.lm import (
     kernel_files,
     layer_kernels,
     object_code,
+    panel_kernels,
     rounding_kernel,
     row_kernels,
 )
@@ -207,6 +208,7 @@ def test_every_kernel_is_an_image() -> None:
     for capability, width in kernel._WIDTHS.items():
         for tiles in (
             *(row_kernels.RowTiles(stored, width) for stored in row_kernels._STORED.values()),
+            *(panel_kernels.PanelTiles(stored, panel_kernels._VECTORS * width) for stored in panel_kernels._STORED.values()),
             int8_kernels._CodeTiles(width),
             int4_kernels._Tiles(width, with_vnni=False),
             int4_rows._Parts(),

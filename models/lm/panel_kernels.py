@@ -1,0 +1,194 @@
+"""Products of many rows of float32 with a matrix in rows on a CPU.
+
+A block of the matrix is converted to float32 and transposed, and all rows of activations are multiplied by it before the next one. A
+block consists of panels: of each column of the matrix a panel has the numbers of two vectors of rows, one after another. Some rows of
+activations are multiplied by a panel at once, with sums that fit in registers. Sums run over the columns in order, so a row's result is
+the same bits however many rows are beside it, and however many threads there are.
+Shapes: M rows of activations, N rows of the matrix, K columns.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from llvmlite import ir
+from torch import Tensor
+
+from .kernel import Kernel, check_columns, load_kernel, vector_width
+from .machine_code import (
+    FLOAT,
+    INT,
+    POINTER,
+    add_product,
+    address,
+    constant,
+    load_floats,
+    load_vector,
+    load_word,
+    loop,
+    new_sums,
+    prefetch,
+    spread,
+    transpose,
+)
+from .row_kernels import LEAST_WORK, has_kernel
+
+_STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16), torch.float16: ir.HalfType()}
+_VECTORS = 2  # of a panel's rows
+_PANELS = 2  # of a block: each row of activations is read once for so many
+_COLUMNS = 1024  # of a block, which has 128 KB with AVX2: it stays in the second cache
+_ROWS = 6  # of activations, multiplied at once: with AVX2 12 of 16 registers are sums
+_UNROLLED = 4  # columns; a vector is a multiple
+_LINE_BYTES = 64
+
+
+def can_multiply(values: Tensor) -> bool:
+    """Return whether ``multiply`` takes this matrix. A process's first matrix of a dtype makes the kernel."""
+    if values.dtype not in _STORED or not has_kernel(values):
+        return False
+    _kernel(values.dtype)
+    return True
+
+
+def multiply(x_MK: Tensor, values: Tensor) -> Tensor:
+    """x W^T, float32 [M, N], of activations in float32 and a matrix that has a kernel."""
+    check_columns(x_MK, values.shape[1])
+    x, (num_rows, num_values) = x_MK.contiguous(), (x_MK.shape[0], values.shape[0])
+    out = torch.empty(num_rows, -(-num_values // _panel_rows()) * _panel_rows(), dtype=torch.float32)
+    words = (1, *values.shape, num_rows, out.shape[1], x.data_ptr(), values.data_ptr(), out.data_ptr())
+    _kernel(values.dtype).run(words, torch.get_num_threads() if values.numel() >= LEAST_WORK else 1)
+    return out[:, :num_values].contiguous()  # a copy only where the last panel is not full
+
+
+def _panel_rows() -> int:
+    width = vector_width()
+    assert width is not None
+    return _VECTORS * width
+
+
+@cache
+def _kernel(dtype: torch.dtype) -> Kernel:
+    tiles = PanelTiles(_STORED[dtype], _panel_rows())
+    return load_kernel(f"panels-{_STORED[dtype]}", tiles, tiles.block_rows)
+
+
+class _Words(NamedTuple):
+    """What a product's words say."""
+
+    num_values: ir.Value
+    num_columns: ir.Value
+    num_rows: ir.Value
+    out_columns: ir.Value
+    x: ir.Value
+    weights: ir.Value
+    out: ir.Value
+
+
+class _Block(NamedTuple):
+    """Rows [start, stop) and columns [first, end) of a matrix; the memory of its panels, of which the last one may not be full."""
+
+    start: ir.Value
+    stop: ir.Value
+    first: ir.Value
+    end: ir.Value
+    panels: ir.Value
+
+
+class PanelTiles:
+    """Emits the products of all rows of activations with a block of the matrix's rows, as one tile. The words are 1, N, K, M, the
+    product's columns (N rounded up to whole panels), and the addresses of x, the matrix, and the product."""
+
+    most_rows = 1
+
+    def __init__(self, stored: ir.Type, panel_rows: int) -> None:
+        self._stored, self._panel_rows = stored, panel_rows
+        self._width = panel_rows // _VECTORS
+        self._floats = ir.VectorType(FLOAT, self._width)
+        self.block_rows = _PANELS * panel_rows
+
+    def emit(self, builder: ir.IRBuilder, num_rows: int, arguments: Sequence[ir.Value]) -> None:
+        address_of_words, _, start, stop = arguments
+        words = _Words(*(load_word(builder, address_of_words, 1 + index, POINTER if index > 3 else INT) for index in range(7)))
+        with builder.goto_entry_block():
+            array = builder.alloca(ir.ArrayType(FLOAT, self.block_rows * _COLUMNS))
+            array.align = _LINE_BYTES
+            panels = builder.inttoptr(builder.ptrtoint(array, INT), POINTER)  # of any type
+        whole = builder.sub(words.num_rows, builder.urem(words.num_rows, constant(_ROWS)))
+        with loop(builder, constant(0), words.num_columns, _COLUMNS) as first:
+            end = builder.add(first, constant(_COLUMNS))
+            end = builder.select(builder.icmp_signed("<", end, words.num_columns), end, words.num_columns)
+            block = _Block(start, stop, first, end, panels)
+            with loop(builder, start, stop, self._panel_rows) as value:
+                self._convert(builder, words, block, value)
+            with loop(builder, constant(0), whole, _ROWS) as row, loop(builder, start, stop, self._panel_rows) as value:
+                self._ask_for_next(builder, words, block, row, value)
+                self._multiply(builder, words, block, row, _ROWS, value)
+            for left in range(1, _ROWS):
+                is_left = builder.icmp_unsigned("==", builder.sub(words.num_rows, whole), constant(left))
+                with builder.if_then(is_left), loop(builder, start, stop, self._panel_rows) as value:
+                    self._multiply(builder, words, block, whole, left, value)
+
+    def _panel(self, builder: ir.IRBuilder, block: _Block, value: ir.Value) -> ir.Value:
+        """The panel whose first row is ``value``."""
+        return address(builder, block.panels, builder.mul(builder.sub(value, block.start), constant(_COLUMNS)))
+
+    def _convert(self, builder: ir.IRBuilder, words: _Words, block: _Block, value: ir.Value) -> None:
+        """Fill a panel. Beyond the matrix's end it has its last row."""
+        panel, last, places = self._panel(builder, block, value), builder.sub(words.num_values, constant(1)), []
+        for index in range(self._panel_rows):
+            row = builder.add(value, constant(index))
+            row = builder.select(builder.icmp_signed("<", row, last), row, last)
+            places.append(builder.mul(row, words.num_columns))
+        with loop(builder, block.first, block.end, self._width) as column:
+            for vector in range(0, self._panel_rows, self._width):
+                parts = (builder.add(place, column) for place in places[vector : vector + self._width])
+                rows = [load_floats(builder, words.weights, part, self._width, self._stored) for part in parts]
+                for index, numbers in enumerate(transpose(builder, rows)):
+                    at = builder.add(builder.sub(column, block.first), constant(index))
+                    at = builder.add(builder.mul(at, constant(self._panel_rows)), constant(vector))
+                    builder.store(numbers, address(builder, panel, at), align=4 * self._width)
+
+    def _ask_for_next(self, builder: ir.IRBuilder, words: _Words, block: _Block, row: ir.Value, value: ir.Value) -> None:
+        """Ask for one row of the next block. Each of the first products of a block asks for another one."""
+        is_beside = builder.icmp_signed("<", block.end, words.num_columns)
+        start = builder.select(is_beside, block.start, builder.add(block.start, constant(self.block_rows)))
+        column = builder.select(is_beside, block.end, constant(0))
+        number = builder.add(builder.mul(builder.udiv(row, constant(_ROWS)), constant(_PANELS)), self._number(builder, block, value))
+        with builder.if_then(builder.icmp_signed("<", number, constant(self.block_rows))):
+            place = builder.add(builder.mul(builder.add(start, number), words.num_columns), column)
+            in_line = _LINE_BYTES // (4 if isinstance(self._stored, ir.FloatType) else 2)
+            for line in range(0, _COLUMNS, in_line):
+                prefetch(builder, words.weights, builder.add(place, constant(line)), self._stored)
+
+    def _number(self, builder: ir.IRBuilder, block: _Block, value: ir.Value) -> ir.Value:
+        """Of a panel in its block."""
+        return builder.udiv(builder.sub(value, block.start), constant(self._panel_rows))
+
+    def _multiply(self, builder: ir.IRBuilder, words: _Words, block: _Block, first: ir.Value, num_rows: int, value: ir.Value) -> None:
+        """Add the products of rows of activations with a panel to what the blocks of the columns before gave."""
+        panel, sums = self._panel(builder, block, value), new_sums(builder, num_rows, _VECTORS, self._floats)
+        rows = [builder.add(first, constant(index)) for index in range(num_rows)]
+        places = []
+        is_first = builder.icmp_unsigned("==", block.first, constant(0))
+        for row, totals in zip(rows, sums, strict=True):
+            start = builder.add(builder.mul(row, words.out_columns), value)
+            for index, total in enumerate(totals):
+                place = address(builder, words.out, builder.add(start, constant(index * self._width)))
+                before = builder.load(place, align=4, typ=self._floats)
+                builder.store(builder.select(is_first, ir.Constant(self._floats, None), before), total)
+                places.append((place, total))
+        starts = [builder.mul(row, words.num_columns) for row in rows]
+        with loop(builder, block.first, block.end, _UNROLLED) as columns:
+            for step in range(_UNROLLED):
+                column = builder.add(columns, constant(step))
+                at = builder.mul(builder.sub(column, block.first), constant(self._panel_rows))
+                parts = (builder.add(at, constant(index * self._width)) for index in range(_VECTORS))
+                weights = [load_vector(builder, panel, part, self._width) for part in parts]
+                for start, totals in zip(starts, sums, strict=True):
+                    activation = builder.load(address(builder, words.x, builder.add(start, column)), align=4, typ=FLOAT)
+                    factor = spread(builder, activation, self._width)
+                    for total, weight in zip(totals, weights, strict=True):
+                        add_product(builder, total, factor, weight)
+        for place, total in places:
+            builder.store(builder.load(total, typ=self._floats), place, align=4)
