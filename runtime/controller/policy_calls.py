@@ -91,9 +91,6 @@ def _ranks(state: ControllerState, requests: Sequence[Request]) -> list[Rank]:
 
 def choose(state: ControllerState, view: View, limits: StepLimits) -> StepPlan:
     """Return the choices to send in this round."""
-    if not view.requests:
-        state.starved_s = None
-        return StepPlan()
     record = state.policy_record
     if record.failed_s and record.failed_s[-1] == state.now:  # it may have used up its time
         return UNIFIED.plan(view, limits, None)[0]

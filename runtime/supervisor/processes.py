@@ -218,7 +218,7 @@ def pss_bytes(pid: int) -> int | None:
 
 def anonymous_bytes(pid: int) -> int | None:
     """Return the memory of a process that is of no file and in no shared segment, and its part of what it shares with the process that
-    forked it; None if it is gone."""
+    forked it; None if it is gone, or the system does not say (Linux before 5.4)."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:

@@ -1,5 +1,7 @@
 """Whatever the controller's state keeps is what would be computed anew: lists by phase, views, when to look again, what has changed."""
 
+from collections import Counter
+
 from mmrt.runtime.controller.kv_manager import wanted_kv
 from mmrt.runtime.controller.planner import view_request
 from mmrt.runtime.controller.scheduling.types import SegmentStage
@@ -24,6 +26,7 @@ def check_kept(state: ControllerState) -> None:
             assert all(count <= held for count, held in zip(wanted, have, strict=False)), f"nobody looks whether {request} grows"
         segments = list(request.record.segments()) if request.record.prepared else []
         assert list(request.open_segments()) == [s for s in segments if s[1].stage < SegmentStage.ENCODED]
+    assert {actor: number for actor, number in state.num_plans.items() if number} == Counter(p.actor for p in state.plans.values())
     check_touched(state)
     check_keys(state)
     for request in state.requests.values():

@@ -33,7 +33,7 @@ from mmrt.runtime.controller.scheduling.types import (
     View,
 )
 from mmrt.tests.runtime.controller.recovery_world import World, make_request
-from mmrt.tests.runtime.controller.test_machine import Driver, bring_to, image, sent, text
+from mmrt.tests.runtime.controller.test_machine import KEY, Driver, bring_to, image, sent, text
 
 LIMITS = StepLimits(16, 16, 16, 16)
 
@@ -213,6 +213,22 @@ def test_one_that_has_nothing_to_plan_is_not_overruled(toy: str) -> None:
     for _ in range(4):
         driver.tick(1.0)
     assert driver.state.totals.overruled == 0
+
+
+@pytest.mark.parametrize("toy", [PlansNothing], indirect=True)
+def test_the_second_does_not_go_on_from_a_request_that_has_left(toy: str) -> None:
+    driver = Driver(policy=toy)
+    driver.submit(text())
+    driver.tick(STARVED_S - 0.1)
+    driver.receive("gateway", m.Cancel(1, KEY))
+    driver.tick(0.05)
+    assert not driver.state.requests
+    driver.tick(1.0)
+    driver.submit(text(), key=2)
+    driver.tick(STARVED_S - 0.1)
+    assert driver.state.totals.overruled == 0
+    driver.tick(0.2)
+    assert driver.state.totals.overruled == 1
 
 
 @pytest.mark.parametrize("toy", [Raises], indirect=True)

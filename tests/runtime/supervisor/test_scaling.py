@@ -96,9 +96,10 @@ def test_what_one_process_has_mapped_is_not_needed_again(tmp_path: Path) -> None
         with mmap.mmap(file.fileno(), 64 * MEBI) as weights:
             weights[::4096] = b"w" * (64 * MEBI // 4096)
             mapped = anonymous_bytes(os.getpid())
-            own = bytearray(os.urandom(4096) * (16 * MEBI // 4096))
-            filled = anonymous_bytes(os.getpid())
-    assert mapped is not None and mapped - before < 8 * MEBI and len(own) == 16 * MEBI
+    with mmap.mmap(-1, 16 * MEBI, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as own:
+        own[::4096] = b"o" * (16 * MEBI // 4096)
+        filled = anonymous_bytes(os.getpid())
+    assert mapped is not None and mapped - before < 8 * MEBI
     assert filled is not None and 15 * MEBI < filled - mapped < 24 * MEBI
     assert anonymous_bytes(2**22 + 1) is None, "no process has such a number"
 
