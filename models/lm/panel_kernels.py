@@ -52,9 +52,9 @@ def can_multiply(values: Tensor) -> bool:
 
 
 def multiply(x_MK: Tensor, values: Tensor) -> Tensor:
-    """x W^T, float32 [M, N], of activations in float32 and a matrix that has a kernel."""
+    """x W^T, float32 [M, N], of activations and a matrix that has a kernel."""
     check_columns(x_MK, values.shape[1])
-    x, (num_rows, num_values) = x_MK.contiguous(), (x_MK.shape[0], values.shape[0])
+    x, (num_rows, num_values) = x_MK.float().contiguous(), (x_MK.shape[0], values.shape[0])
     out = torch.empty(num_rows, -(-num_values // _panel_rows()) * _panel_rows(), dtype=torch.float32)
     words = (1, *values.shape, num_rows, out.shape[1], x.data_ptr(), values.data_ptr(), out.data_ptr())
     _kernel(values.dtype).run(words, torch.get_num_threads() if values.numel() >= LEAST_WORK else 1)

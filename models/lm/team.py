@@ -6,6 +6,7 @@ call waits only for those that have begun (``team_code``).
 """
 
 import ctypes
+import logging
 import mmap
 import struct
 import threading
@@ -13,6 +14,8 @@ import weakref
 
 from .object_code import LoadedCode
 from .team_code import CLOCK_GETTIME, END, GET_CPU, HELP, LEAD, NEXT_PART, NUM_WORDS, SPIN_NS, SYSCALL
+
+log = logging.getLogger(__name__)
 
 _SPIN_NS = 100_000  # the calls of a layer follow each other in less
 _WORD_BYTES = 8
@@ -34,7 +37,10 @@ class Team:
         while self._num_helpers + 1 < num_threads:
             self._num_helpers += 1
             name = f"helper-{self._num_helpers}"
-            threading.Thread(target=self._shared.run, args=(HELP,), name=name, daemon=True).start()
+            try:
+                threading.Thread(target=self._shared.run, args=(HELP,), name=name, daemon=True).start()
+            except RuntimeError as error:  # no helper is needed
+                log.warning("%s of %d cannot start, and computes nothing: %s", name, num_threads - 1, error)
         self._shared.run(LEAD, function, call, num_threads - 1)
 
 

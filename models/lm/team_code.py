@@ -60,15 +60,24 @@ class _Thread:
     def word(self, index: int, kind: ir.Type = INT) -> ir.Value:
         return load_word(self.builder, self.memory, index, kind)
 
+    def ticket(self, gate: ir.Value) -> ir.Value:
+        """A leader sleeps at its call by this word, which no other call has."""
+        return self.builder.or_(self.number(gate), _bits(1))
+
+    def number(self, gate: ir.Value) -> ir.Value:
+        """Of the gate's call."""
+        return self.builder.and_(gate, _bits(-_ONE_CALL))
+
     def put(self, index: int, value: ir.Value) -> None:
         self.builder.store(value, self.place(index))
 
     def look(self, word: int) -> ir.Value:
         return self.builder.load_atomic(self.place(word), "seq_cst", 4, typ=_GATE)
 
-    def change(self, operation: str, word: int, value: int) -> ir.Value:
+    def change(self, operation: str, word: int, value: int | ir.Value) -> ir.Value:
         """Change 32 bits at once. Returns what they were."""
-        return self.builder.atomic_rmw(operation, self.place(word), _bits(value), "seq_cst")
+        bits = _bits(value) if isinstance(value, int) else value
+        return self.builder.atomic_rmw(operation, self.place(word), bits, "seq_cst")
 
     def is_any(self, bits: ir.Value, mask: int) -> ir.Value:
         return self.builder.icmp_unsigned("!=", self.builder.and_(bits, _bits(mask)), _bits(0))
@@ -131,7 +140,7 @@ class _Lead(_Thread):
         words = {FUNCTION: function, CALL: call, MOST_HELPERS: most, LEADER_CPU: self.cpu(), NEXT_PART: constant(0)}
         for index, value in words.items():
             self.put(index, value)
-        self.change("add", GATE, _ONE_CALL + _OPEN)
+        opened = builder.add(self.change("add", GATE, _ONE_CALL + _OPEN), _bits(_ONE_CALL))
         with builder.if_then(self.is_any(self.look(NUM_ASLEEP), -1)):
             self.wake(GATE, most)
         self.work()
@@ -141,10 +150,10 @@ class _Lead(_Thread):
         self.watch(HELPER_CPU, left)
         builder.branch(again)
         builder.position_at_end(again)
-        self.change("xchg", LEADER_SLEEPS, 1)
+        self.change("xchg", LEADER_SLEEPS, self.ticket(opened))
         builder.cbranch(self.is_found(self.look(GATE)), left, asleep)
         builder.position_at_end(asleep)
-        self.sleep(LEADER_SLEEPS, _bits(1))
+        self.sleep(LEADER_SLEEPS, self.ticket(opened))
         builder.branch(again)
         builder.position_at_end(left)
         self.change("xchg", LEADER_SLEEPS, 0)
@@ -176,12 +185,14 @@ class _Help(_Thread):
         entered = builder.cmpxchg(self.place(GATE), gate, builder.add(gate, _bits(1)), "seq_cst")
         builder.cbranch(builder.extract_value(entered, 1), at_work, begin)
         builder.position_at_end(at_work)
-        builder.store(self._number(gate), self._seen)
+        builder.store(self.number(gate), self._seen)
         self.put(HELPER_CPU, self.cpu())
         self.work()
         is_last = builder.icmp_unsigned("==", builder.and_(self.change("sub", GATE, 1), _bits(_HELPERS | _OPEN)), _bits(1))
-        with builder.if_then(is_last), builder.if_then(self.is_any(self.change("xchg", LEADER_SLEEPS, 0), 1)):
-            self.wake(LEADER_SLEEPS, constant(1))
+        with builder.if_then(is_last):
+            woken = builder.cmpxchg(self.place(LEADER_SLEEPS), self.ticket(gate), _bits(0), "seq_cst")
+            with builder.if_then(builder.extract_value(woken, 1)):
+                self.wake(LEADER_SLEEPS, constant(1))
         self.watch(LEADER_CPU, begin)
         builder.branch(bed)
 
@@ -201,13 +212,10 @@ class _Help(_Thread):
 
     def _is_open(self, gate: ir.Value) -> ir.Value:
         builder = self.builder
-        is_new = builder.icmp_unsigned("!=", self._number(gate), builder.load(self._seen, typ=_GATE))
+        is_new = builder.icmp_unsigned("!=", self.number(gate), builder.load(self._seen, typ=_GATE))
         num_helpers = builder.zext(builder.and_(gate, _bits(_HELPERS)), INT)
         is_wanted = builder.icmp_signed("<", num_helpers, self.word(MOST_HELPERS))
         return builder.and_(builder.and_(self.is_any(gate, _OPEN), is_new), is_wanted)
-
-    def _number(self, gate: ir.Value) -> ir.Value:
-        return self.builder.and_(gate, _bits(-_ONE_CALL))
 
 
 class _End(_Thread):

@@ -69,9 +69,37 @@ def test_nobody_waits_for_a_helper_that_has_not_begun(team: Team, monkeypatch: p
     assert done == [0, 1, 2]
 
 
+def test_what_cannot_be_started_is_done_without(team: Team, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done: list[int] = []
+    for number in range(2):
+        call(team, lambda number=number: done.append(number), 2)
+    assert done == [0, 1]
+    assert [record.getMessage() for record in caplog.records] == [
+        "helper-1 of 1 cannot start, and computes nothing: can't start new thread"
+    ]
+
+
+def test_numbers_of_calls_begin_anew(team: Team) -> None:
+    """The gate has 20 bits for them."""
+    names_of_workers(team, 4)
+    shared = team._shared
+    gate = ctypes.c_uint32.from_address(shared.address)
+    while gate.value & 0x7FF:
+        time.sleep(0.001)
+    gate.value = (0xFFFFF000 - (100 << 12)) & 0xFFFFF000
+    for _ in range(100):
+        assert len(names_of_workers(team, 2)) >= 2
+        assert len(names_of_workers(team, 4)) == 4
+    assert gate.value < 1000 << 12
+
+
 def test_a_leader_sleeps_while_a_helper_works(team: Team) -> None:
     names_of_workers(team, 2)  # the helper has begun to live
-    helper_came, helper_left = threading.Event(), threading.Event()
+    helper_came, helper_left, in_time = threading.Event(), threading.Event(), list[bool]()
 
     def work() -> None:
         if threading.current_thread().name.startswith("helper"):
@@ -79,11 +107,11 @@ def test_a_leader_sleeps_while_a_helper_works(team: Team) -> None:
             time.sleep(0.5)
             helper_left.set()
         else:
-            assert helper_came.wait(30)
+            in_time.append(helper_came.wait(30))
 
     start_s = time.thread_time()
     call(team, work)
-    assert helper_left.is_set() and time.thread_time() - start_s < 0.1
+    assert in_time == [True] and helper_left.is_set() and time.thread_time() - start_s < 0.1
 
 
 def test_helpers_use_no_processor_time_without_work() -> None:
