@@ -164,23 +164,26 @@ def test_a_kill_while_a_prompt_from_the_cache_is_answered(own: Server, victim: s
 
 
 def test_after_preemption(launch: Callable[..., Server], oracle: Oracle) -> None:
-    """Long answers in memory for less than two: rows lose their pages, and find most of them again."""
+    """Long answers in memory for less than two: rows lose their pages, and find most of them again. They do not where each answer ends
+    before the next has waited for long, so there are rounds."""
     server = launch("qwen2_5_omni", "[memory]\nkv_tokens = 640\n")
-    prompts = [f"{number}. {LONG}" for number in range(3)]
     answers: dict[str, list[int]] = {}
 
     def ask(prompt: str) -> None:
         answers[prompt] = server.chat(prompt, max_tokens=330, extra_body={"ignore_eos": True})[1]
 
-    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in prompts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    for prompt in prompts:
-        assert len(answers[prompt]) == 330
-        oracle.check_greedy(oracle.inputs([{"role": "user", "content": prompt}]), answers[prompt])
-    wait_for_stats(server, lambda stats: stats.preempted_total > 0)
+    with RunDirectory.attach(server.run_path) as run, closing(ControllerStats.attach(run, writable=False)) as table:
+        while not table.read().preempted_total:
+            assert len(answers) < 30
+            threads = [threading.Thread(target=ask, args=(f"{len(answers) + number}. {LONG}",)) for number in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(120)
+            time.sleep(0.5)  # the controller writes its counts now and then
+    for prompt, answer in answers.items():
+        assert len(answer) == 330
+        oracle.check_greedy(oracle.inputs([{"role": "user", "content": prompt}]), answer)
     server.down()
 
 

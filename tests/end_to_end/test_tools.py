@@ -145,6 +145,7 @@ def test_a_live_request_from_outside(server: Server) -> None:
     try:
         found = inspect(server, request)
         table = server.mmrt("inspect").stdout
+        shown = server.mmrt("inspect", request[:20]).stdout
     finally:
         with contextlib.suppress(ProcessLookupError):  # on a busy machine the watchdog may have replaced it by now
             os.kill(controller, signal.SIGCONT)
@@ -161,7 +162,6 @@ def test_a_live_request_from_outside(server: Server) -> None:
     assert 0 < found["deadline_s"] <= 600
     assert sum(found["breakdown"].values()) == pytest.approx(found["age_s"]) and found["breakdown"]["decode_s"] > 0
     assert request[:17] in table and "decoding" in table and "3000" in table
-    shown = server.mmrt("inspect", request[:20]).stdout
     assert (
         "counts it as text, priority -7" in shown
         and "in the running set" in shown
