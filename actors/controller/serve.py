@@ -327,13 +327,16 @@ class Serving:
             effects = self._controller.tick(now, progress, new_ids, self._io.gaps.read(), gone)
             self._perform(effects)
             self._flight.tick(began_ns, len(effects))
+            wait_s = self._controller.next_tick_s()
             if now >= self._stats_at_s:
                 self._stats_at_s = now + STATS_S
                 self._publish()
+            else:  # what has changed does not wait for what comes next
+                wait_s = min(wait_s, self._stats_at_s - now)
         except Exception as error:
             self._fail(error)
             return
-        self._timer = self._loop.call_later(self._controller.next_tick_s(), self._tick)
+        self._timer = self._loop.call_later(wait_s, self._tick)
         if (elapsed_s := time.monotonic() - now) > SLOW_TICK_S:
             log.warning("a tick took %.0f ms", 1000 * elapsed_s)
 
@@ -346,12 +349,10 @@ class Serving:
         self._reader.poke()
 
     def _publish(self) -> None:
-        gaps = self._io.gaps
-        stats = stats_of(self._controller.state, self._before, self._policies.report())
         stats = msgspec.structs.replace(
-            stats,
-            gaps=gaps.read(),
-            gaps_s=gaps.sum_s,
+            stats_of(self._controller.state, self._before, self._policies.report()),
+            gaps=self._io.gaps.read(),
+            gaps_s=self._io.gaps.sum_s,
             instances_version=self._instances_version,
             drained=drained(self._controller.state),
         )
