@@ -74,7 +74,7 @@ def _kernel(dtype: torch.dtype) -> Kernel:
 
 
 class _Words(NamedTuple):
-    """What a product's words say."""
+    """The words of a product, loaded."""
 
     num_values: ir.Value
     num_columns: ir.Value
@@ -86,7 +86,7 @@ class _Words(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Rows [start, stop) and columns [first, end) of a matrix; the memory of its panels, of which the last one may not be full."""
+    """Rows [start, stop) and columns [first, end) of a matrix, and the memory of its panels. The last panel may not be full."""
 
     start: ir.Value
     stop: ir.Value

@@ -32,7 +32,7 @@ from .machine_code import (
 )
 
 BLOCK_ROWS = 48  # of a matrix
-_MOST_ROWS = 48  # of activations: with more, torch's products of large matrices are faster
+_MOST_ROWS = 48  # of activations: with more, other products of large matrices are faster
 _MOST_ROWS_BESIDE_AMX = 4  # as above, of a matrix in bfloat16 where AMX multiplies it
 _STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16), torch.float16: ir.HalfType(), torch.int8: ir.IntType(8)}
 _BYTES_AHEAD = 8192  # of a matrix, beyond the rows that are multiplied next: asked for before they are needed
@@ -148,7 +148,7 @@ class RowTiles:
         return builder.sitofp(builder.sext(values, ir.VectorType(ir.IntType(32), self._width)), self.sums)
 
     def finished(self, builder: ir.IRBuilder, words: ir.Value, total: ir.Value, row: ir.Value, value: ir.Value) -> ir.Value:
-        """What is written of a sum, that of a row of activations and a row of the matrix."""
+        """Return what the kernel writes for a row of activations and a row of the matrix. ``total`` is the sum of their products."""
         return total
 
     def add(self, builder: ir.IRBuilder, total: ir.Value, activation: ir.Value, weight: ir.Value) -> None:

@@ -45,7 +45,7 @@ class Team:
 
 
 class _Shared:
-    """What the threads of a team share: its code, and memory in words of 64 bits."""
+    """A team's code and memory, which its threads share. The memory has words of 64 bits."""
 
     def __init__(self, code: LoadedCode) -> None:
         arguments = ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long

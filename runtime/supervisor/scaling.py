@@ -111,7 +111,7 @@ class Scaling:
             raise RunError("the run is starting or ending: its layout can be changed while it serves")
 
     def _check_room(self, new: Sequence[InstanceId]) -> None:
-        """Raise RunError unless there is memory for more processes, each as large as the one of its stage but for weights and pools."""
+        """Raise RunError unless there is memory for more processes. Each needs what one of its stage has besides weights and pools."""
         needed = 0
         for name in new:
             process = next(actor for actor in self._host.actors.values() if stage_of(name) in map(stage_of, actor.spec.roles))

@@ -87,8 +87,8 @@ class Server:
         return status
 
     def wait_until_empty(self) -> None:
-        """All pages of all pools are back, and the controller's counts say so: they are up to 0.1 s old, on a busy machine more."""
-        time.sleep(0.3)
+        """Wait until all pages of all pools are back, by counts that are not from before the last request."""
+        time.sleep(0.3)  # counts are up to 0.1 s old, on a busy machine more
         self.wait(lambda status: all(pool["used"] == 0 for pool in status["pools"].values()), "empty pools")
 
     def down(self) -> None:

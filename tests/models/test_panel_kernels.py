@@ -1,4 +1,4 @@
-"""Products of many rows against float64, and what a row may take from its neighbours. ``test_row_kernels`` runs them with AVX2, too."""
+"""Products of many rows are those of float64 but for rounding, whatever rows are near. ``test_row_kernels`` repeats them with AVX2."""
 
 from collections.abc import Iterator
 

@@ -31,7 +31,7 @@ def call(team: Team, work: Callable[[], None], num_threads: int = 2) -> None:
 
 
 def names_of_workers(team: Team, num_threads: int) -> list[str]:
-    """Who was at a call that goes on until so many threads have come. When one has left, another may come in its place."""
+    """Return the names of the threads at a call. It lasts until so many have come. Another may take the place of one that left."""
     found: list[str] = []
     all_came = threading.Event()
 
