@@ -134,7 +134,7 @@ def compare(options: AutoscaleOptions, pool: Executor, tell: Tell) -> AutoscaleR
     """Serve the load both ways. Raises: as ``planner.command.plan``."""
     plan, costs = options.plan, options.plan.costs
     planned = plan_load(options)
-    requests = Requests(costs.model, plan.load.shapes, plan.base.media)
+    requests = Requests(costs, plan.load.shapes, plan.base.media)
     requests.check(planned)
     demand = demand_of(planned, requests)
     seconds = divide(LEAST_DEVICES, demand, costs, plan.objective.slo, memory_of(plan)).seconds

@@ -104,7 +104,7 @@ def _start(options: PlanOptions, capacity: float) -> float:
 
 def demand_at(options: PlanOptions) -> Demand:
     """Return the work that the load asks of each stage. Raises: ValueError, OSError."""
-    requests = Requests(options.costs.model, options.load.shapes, options.base.media)
+    requests = Requests(options.costs, options.load.shapes, options.base.media)
     plans = plan_requests(msgspec.structs.replace(options.load, rate=1.0, num_requests=_SAMPLE))
     requests.check(plans)
     return demand_of(plans, requests)

@@ -6,6 +6,7 @@ A stream counts as a success only with a finish reason and ``[DONE]``: a clean e
 import asyncio
 import io
 import time
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -176,6 +177,20 @@ async def find_model(session: aiohttp.ClientSession, url: str) -> str:
     if not models:
         raise BenchError(f"{url} offers no model")
     return models[0].id
+
+
+async def post_json(session: aiohttp.ClientSession, url: str, body: bytes) -> Any:
+    """Send a body. Returns the reply, in JSON. Raises: BenchError."""
+    try:
+        async with session.post(url, data=io.BytesIO(body)) as response:
+            reply = await response.read()
+            if response.status != 200:
+                raise BenchError(f"{url} answered {response.status}: {_excerpt(reply)}")
+        return msgspec.json.decode(reply)
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise BenchError(f"{url} does not answer: {_describe(error)}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BenchError(f"the answer of {url} is no JSON: {error}") from None
 
 
 async def stream_chat(session: aiohttp.ClientSession, url: str, body: bytes, record: Record) -> str:

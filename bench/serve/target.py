@@ -1,11 +1,13 @@
 """A server under load, and the bodies that were made for it. Called by ``command``."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import aiohttp
 import msgspec
 
-from .client import BenchError, stream_chat
+from .client import BenchError, post_json, stream_chat
 from .drivers import new_record
 from .options import Options
 from .record import Record
@@ -49,6 +51,10 @@ class Target:
         options = self.options
         body = encode_body(messages, plan.max_tokens, self.model, extensions=options.extensions, temperature=options.temperature)
         return await stream_chat(self._session, self._url, body, record)
+
+    async def post(self, path: str, body: Mapping[str, object]) -> Any:
+        """Send a request outside the measurement. Returns the reply, in JSON. Raises: BenchError."""
+        return await post_json(self._session, self._url + path, json.dumps({"model": self.model, **body}).encode())
 
     async def probe(self, plan: RequestPlan) -> Record:
         """Send one request outside the measurement. Raises: BenchError if it fails."""

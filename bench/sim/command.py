@@ -120,7 +120,7 @@ def run_load(
     Raises: ConfigError; ValueError for a load that the model does not take, or a bad trace; OSError; SimulationError.
     """
     limits = simulated_limits(config, costs, num_devices)
-    requests = Requests(costs.model, options.shapes, config.media)
+    requests = Requests(costs, options.shapes, config.media)
     plans = plan_requests(options) if plans is None else plans
     requests.check(plans)
     load = make_load(options, plans)

@@ -66,6 +66,17 @@ class Delays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tick_s: list[float] = []
 
 
+class Answers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How answers come back in the next prompt of a conversation: a text may have other tokens than those that it was made of.
+
+    ``kept``: at an answer's beginning so many tokens are the same, None: all; each is equally likely, and an empty list says that all
+    are always. ``growth``: tokens that come back for each one that is not kept.
+    """
+
+    kept: list[int | None] = []
+    growth: float = 1.0
+
+
 class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Units of ``analyse`` are pixels of a picture and bytes of other media; of ``preprocess`` and ``encode`` patch or mel rows; of
     ``prefill`` tokens; of ``decode`` sequences of a step.
@@ -103,6 +114,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     egress: list[float | None] = []
     egress_single: list[float | None] = []
     spreads: dict[str, dict[str, list[float]]] = {}
+    answers: Answers = Answers()
 
     @property
     def title(self) -> str:
@@ -148,7 +160,8 @@ def _check(path: Path, costs: Costs) -> None:
     lines = {"prefill": costs.prefill, "decode": costs.decode}
     for name, kinds in (("analyse", costs.analyse), ("preprocess", costs.preprocess), ("encode", costs.encode)):
         lines |= {f"{name}.{kind}": line for kind, line in kinds.items()}
-    times = {"decode_context_s": costs.decode_context_s}
+    times = {"decode_context_s": costs.decode_context_s, "answers.growth": costs.answers.growth}
+    times |= {f"answers.kept {number}": count for number, count in enumerate(costs.answers.kept) if count is not None}
     for name, ways in (("egress", costs.egress), ("egress_single", costs.egress_single)):
         times |= {f"{name} {number}": seconds for number, seconds in enumerate(ways) if seconds is not None}
     for name, delays in (("alone", costs.alone), ("beside", costs.beside)):

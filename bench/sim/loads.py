@@ -9,7 +9,7 @@ from ..serve.stall import StallPlan
 from ..serve.workload import RequestPlan
 from .events import EventQueue, to_ns
 from .gateway import Client, Gateway
-from .requests import NOTHING_SAID, Requests, Turn, after
+from .requests import NOTHING_SAID, Requests, Turn
 
 START_S = 0.05
 _LOOK_S = 0.01  # stall: between looks for a stream's first token
@@ -94,7 +94,8 @@ class ClosedLoop:
     def _turn(self, turns: Sequence[RequestPlan], number: int, before: Turn) -> None:
         def ended(client: Client) -> None:
             if number + 1 < len(turns) and client.record.is_success:
-                self._turn(turns, number + 1, after(client.asked, client.key, client.record.num_tokens))
+                said = self._senders.requests.after(client.plan, client.asked, client.key, client.record.num_tokens)
+                self._turn(turns, number + 1, said)
                 return
             self._num_open -= 1
             self._converse()

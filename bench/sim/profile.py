@@ -37,7 +37,8 @@ from ..serve.client import BenchError, find_model, open_session
 from ..serve.load_options import number
 from ..serve.options import parse_options
 from ..serve.target import Target
-from .costs import Costs, save_costs
+from .answers import measure_answers
+from .costs import Answers, Costs, save_costs
 from .measured import Machine, fit
 from .phases import Phase, drive, make_phases
 from .seen import Seen
@@ -96,15 +97,16 @@ def measure(options: argparse.Namespace, console: Console) -> Costs:
         with RunDirectory.attach(run.run) as directory:
             info = read_run_info(directory)
         model = load_model_config(info.model_path, info.config.model.dtype, weights=info.config.model.weights)
-        seen = uvloop.run(_drive_all(run, model, options.seconds, tell))
+        seen, answers = uvloop.run(_drive_all(run, model, options.seconds, tell))
     sections = {stage: info.config.actor(stage) for stage in ("video", "encoder", "prefill", "decode")}
     threads = {stage: section.threads for stage, section in sections.items()}
     nice = {stage: section.nice for stage, section in sections.items()}
     machine = Machine(environment, read_processors().num_cores, threads, nice)
-    return fit(options.name or options.out.stem, model, machine, seen)
+    costs = fit(options.name or options.out.stem, model, machine, seen)
+    return msgspec.structs.replace(costs, answers=answers)
 
 
-async def _drive_all(run: OwnRun, model: ModelConfig, seconds: float, tell: Tell) -> list[Seen]:
+async def _drive_all(run: OwnRun, model: ModelConfig, seconds: float, tell: Tell) -> tuple[list[Seen], Answers]:
     report = run.report()
     own = {os.getpid(), *descendants(report.supervisor_pid or 0)}
     shared = Counter(actor.pid for actor in report.actors)
@@ -113,6 +115,8 @@ async def _drive_all(run: OwnRun, model: ModelConfig, seconds: float, tell: Tell
     async with open_session(_TIMEOUT_S) as session:
         target = Target(session, parse_options(["--url", url]), url, await find_model(session, url))
         await target.calibrate()
+        tell("answers")
+        answers = await measure_answers(target, model.media_kinds)
         phases = make_phases(model.media_kinds, model.max_context, seconds)
         num_more = round(_MOST_MORE * len(phases))
         for at, phase in enumerate(phases):
@@ -126,7 +130,7 @@ async def _drive_all(run: OwnRun, model: ModelConfig, seconds: float, tell: Tell
             one, num_taken = await undisturbed(take, num_more)
             num_more -= num_taken - 1
             seen.append(one)
-    return seen
+    return seen, answers
 
 
 async def undisturbed(take: Callable[[], Awaitable[Seen]], num_more: int) -> tuple[Seen, int]:

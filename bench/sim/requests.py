@@ -20,9 +20,10 @@ from ...runtime.config_sections import MediaSection
 from ...schema.media import ItemShape, MediaKind
 from ..serve.samples import make_audio, make_image, make_video
 from ..serve.workload import MediaShapes, RequestPlan
+from .costs import Costs
 
 _AROUND = 2  # tokens that enclose a medium
-_FIRST_ID, _ANSWER_ID, _NUM_IDS = 1 << 20, 1 << 29, 1 << 28  # above any placeholder; 32 bits hold them
+_FIRST_ID, _ANSWER_ID, _AGAIN_ID, _NUM_IDS = 1 << 20, 1 << 29, 3 << 28, 1 << 28  # above any placeholder; 32 bits hold them
 _STRIDE = 16_411  # between the first ids of two prompts: a prime, longer than most
 
 
@@ -50,10 +51,11 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Requests:
-    """Makes requests for a model with media of these sizes. ``media``: the configuration of the run."""
+    """Makes requests for the model of the costs with media of these sizes. ``media``: the configuration of the run."""
 
-    def __init__(self, model: ModelConfig, shapes: MediaShapes, media: MediaSection) -> None:
-        self._model, self._shapes, self._max_items = for_run(model, media), shapes, media.max_items
+    def __init__(self, costs: Costs, shapes: MediaShapes, media: MediaSection) -> None:
+        self._model, self._shapes, self._max_items = for_run(costs.model, media), shapes, media.max_items
+        self._answers = costs.answers
         self._known: dict[str, tuple[MediaItem, ItemShape]] = {}
 
     def check(self, plans: Sequence[RequestPlan]) -> None:
@@ -78,6 +80,15 @@ class Requests:
         spec = RequestSpec(request_id, ids, [*before.items, *items], Sampling(temperature=0.0), plan.max_tokens, ignore_eos=True)
         return Asked(spec, (*before.shapes, *(shape for _, shape in samples)))
 
+    def after(self, plan: RequestPlan, asked: Asked, key: int, num_tokens: int) -> Turn:
+        """What a conversation has said once this request has been answered by so many tokens. ``key``: the controller's for it."""
+        kept = self._answers.kept
+        drawn = kept[int.from_bytes(_content(plan, -1)) % len(kept)] if kept else None
+        num_kept = num_tokens if drawn is None else min(drawn, num_tokens)
+        num_new = round(self._answers.growth * (num_tokens - num_kept))
+        ids = (*asked.spec.prompt_ids, *answer_ids(key, 0, num_kept), *_ids(_AGAIN_ID, key, 0, num_new))
+        return Turn(ids, tuple(asked.spec.items), asked.shapes)
+
     def _sample(self, kind: str) -> tuple[MediaItem, ItemShape]:
         if kind not in self._known:
             try:
@@ -89,14 +100,12 @@ class Requests:
 
 def answer_ids(key: int, first: int, last: int) -> range:
     """Generated ids [first, last) of the request with this key."""
-    start = _ANSWER_ID + key * _STRIDE % _NUM_IDS
+    return _ids(_ANSWER_ID, key, first, last)
+
+
+def _ids(base: int, key: int, first: int, last: int) -> range:
+    start = base + key * _STRIDE % _NUM_IDS
     return range(start + first, start + last)
-
-
-def after(asked: Asked, key: int, num_tokens: int) -> Turn:
-    """What a conversation has said once so many tokens have answered its last request."""
-    ids = (*asked.spec.prompt_ids, *answer_ids(key, 0, num_tokens))
-    return Turn(ids, tuple(asked.spec.items), asked.shapes)
 
 
 def _content(plan: RequestPlan, number: int) -> bytes:

@@ -40,7 +40,7 @@ def scaled(numbers: dict[float, int]) -> tuple[Simulation, ScaledRun]:
     options, config = options_of(
         "--scenario", "mixed", "--num-requests", "300", "--rate", "10", "--max-tokens", "60", "--layout", "E+2PD"
     )
-    requests, load = Requests(costs.model, options.shapes, config.media), make_load(options, plan_requests(options))
+    requests, load = Requests(costs, options.shapes, config.media), make_load(options, plan_requests(options))
     simulation = Simulation(config, costs, simulated_limits(config, costs), link=Link())
     processes = [(InstanceId("encoder"),), *((InstanceId(f"prefill{n}"), InstanceId(f"decode{n}")) for n in ("", ".1"))]
     watched = ScaledRun(simulation, processes, Script(numbers), look_s=1.0, start_s=2.0)

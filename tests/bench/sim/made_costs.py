@@ -78,7 +78,7 @@ def options_of(*arguments: str) -> tuple[LoadOptions, RuntimeConfig]:
 def simulate_costs(costs: Costs, *arguments: str, link: Link | None = None) -> tuple[Simulation, Load]:
     """A simulation with these costs, run to its end."""
     options, config = options_of(*arguments)
-    requests, plans = Requests(costs.model, options.shapes, config.media), plan_requests(options)
+    requests, plans = Requests(costs, options.shapes, config.media), plan_requests(options)
     load = make_load(options, plans)
     simulation = Simulation(config, costs, simulated_limits(config, costs), keeps_works=True, link=link)
     run(simulation, load, requests)

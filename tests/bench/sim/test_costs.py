@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmrt.bench.serve.report import distribution
+from mmrt.bench.sim.answers import Answer, summarise
 from mmrt.bench.sim.costs import (
     CONTEXT_QUANTUM,
     SHIPPED,
+    Answers,
     CostsError,
     Line,
     load_costs,
@@ -118,6 +120,8 @@ def test_a_roofline_by_hand() -> None:
         ({"spreads": {"decode": {"decode": [1.0, 0.0]}}}, "spreads of decode: the factors of decode must be above 0, and at least one"),
         ({"egress": [0.001, -1.0]}, "egress 1 is -1.0, it must be at least 0"),
         ({"interference": {"decode+video": {"prefill": 0.5}}}, "a rate of prefill, which is not one of them"),
+        ({"answers": Answers(kept=[None, -1])}, "answers.kept 1 is -1, it must be at least 0"),
+        ({"answers": Answers(growth=-0.5)}, "answers.growth is -0.5, it must be at least 0"),
         ({"num_cores": 0}, "num_cores is 0, it must be at least 1"),
         ({"format_version": 99}, "has format 99, this version reads 2"),
     ],
@@ -136,6 +140,13 @@ def test_other_files_are_no_costs(tmp_path: Path) -> None:
     for name in ("nothing", str(tmp_path / "absent.json")):
         with pytest.raises(CostsError, match="there are demo-cpu, "):
             load_costs(name)
+
+
+def test_what_answers_have_in_common() -> None:
+    """A change in the last tokens comes from the cut there, and is none of the answer's."""
+    found = [Answer(96, 96, 0), Answer(96, 94, 5), Answer(96, 0, 144), Answer(96, 48, 48)]
+    assert summarise(found) == Answers(kept=[None, None, 0, 48], growth=192 / 144)
+    assert summarise(found[:2]) == Answers(kept=[None, None])
 
 
 def test_a_line_is_found_again() -> None:

@@ -15,7 +15,7 @@ from mmrt.bench.serve.report import GroupSummary, summarise_groups, summarise_sl
 from mmrt.bench.serve.slo import Slo
 from mmrt.bench.sim import simulation as simulation_module
 from mmrt.bench.sim.command import simulate
-from mmrt.bench.sim.costs import Delays, Line, Overheads
+from mmrt.bench.sim.costs import Answers, Delays, Line, Overheads
 from mmrt.bench.sim.decode import Decode
 from mmrt.bench.sim.events import EventQueue
 from mmrt.bench.sim.report import Steps, encode_report, make_report, time_between_tokens
@@ -298,6 +298,23 @@ def test_a_conversation_finds_its_beginning_in_the_caches() -> None:
     assert [turn.num_hits for turn in warm] == [0, 3, 3] and [turn.num_hits for turn in cold] == [0, 0, 0]
     assert warm[1].ttft_to_first is not None and warm[1].ttft_to_first < 0.7
     assert cold[1].ttft_to_first is not None and cold[1].ttft_to_first > 0.95
+
+
+def test_answers_may_come_back_with_other_tokens() -> None:
+    """A later turn finds less in the cache and has a longer prompt, by what its answer's tokens have become."""
+    load = ("--scenario", "chat", "--num-requests", "16", "--turns", "2", "--max-tokens", "32")
+
+    def second_turns(answers: Answers) -> list[tuple[int, int]]:
+        records = simulate_costs(make_costs(answers=answers), *load)[0].gateway.records
+        found = [(one.num_prompt_tokens, one.num_cached_tokens) for one in records if one.group == "turn 2"]
+        return [(prompt, cached) for prompt, cached in found if prompt is not None and cached is not None]
+
+    (whole,) = set(second_turns(Answers()))
+    found = second_turns(Answers(kept=[None, 20, 40], growth=2.0))
+    changed = [turn for turn in found if turn != whole]
+    assert 0 < len(changed) < 16, "each answer draws one of the three"
+    assert all(prompt == whole[0] + 12 and whole[1] - 16 <= cached < whole[1] for prompt, cached in changed)
+    assert found == second_turns(Answers(kept=[None, 20, 40], growth=2.0))
 
 
 def test_fresh_media_lengthen_the_streams_of_a_stall() -> None:
