@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from mmrt.actors.controller.counts import stats_of
 from mmrt.actors.controller.flight import ControllerFlight
-from mmrt.actors.controller.serve import stats_of
 from mmrt.actors.gateway.flight import GatewayFlight
 from mmrt.actors.host.actor import Actor
 from mmrt.actors.host.plan_flight import UNWANTED, PlanFlight

@@ -5,6 +5,7 @@ import errno
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,10 @@ def test_objectives_come_from_the_configuration() -> None:
 class Epoch:
     """One generation of the controller in this event loop."""
 
-    def __init__(self, run: RunDirectory, epoch: int) -> None:
+    def __init__(self, run: RunDirectory, epoch: int, limits: Limits = LIMITS) -> None:
         self.io = ControllerIO(run, ACTORS)
         self.journal, journaled = Journal.open(run.path)
-        self.controller = recover(LIMITS, epoch, self.io.snapshot(journaled, {}))
+        self.controller = recover(limits, epoch, self.io.snapshot(journaled, {}))
         self.socket = ControllerSocket(run.path)
         self.stats = ControllerStats.attach(run)
         self.failed = asyncio.Event()
@@ -303,7 +304,29 @@ def test_counts_that_cannot_be_published_end_the_actor(run: RunDirectory) -> Non
         epoch.stats.publish = broken  # type: ignore[method-assign]
         await asyncio.wait_for(epoch.failed.wait(), TIMEOUT_S)
         assert isinstance(epoch.serving.failure, ValueError)
-        del epoch.stats.publish
+
+    in_loop(body)
+
+
+def test_a_change_is_published_at_once_though_nothing_follows(run: RunDirectory) -> None:
+    """Long before the next tick, which comes when plans are sent again."""
+
+    async def body(stack: ExitStack) -> None:
+        epoch = stack.enter_context(closing(Epoch(run, 1, replace(LIMITS, resend_s=10.0))))
+        gateway = stack.enter_context(closing(Peer(run, "gateway")))
+        await gateway.hello(1)
+        published = list[StatsSnapshot]()
+        publish = epoch.stats.publish
+
+        def note(stats: StatsSnapshot) -> None:
+            published.append(stats)
+            publish(stats)
+
+        epoch.stats.publish = note  # type: ignore[method-assign]
+        while not published:  # noqa: ASYNC110 - the next change comes right after
+            await asyncio.sleep(0.001)
+        await gateway.say(m.Submit(1, 1, DEFINITION))  # its plan is for prefill, which is not there
+        await asyncio.wait_for(until(lambda: epoch.stats.read().preparing == 1), 0.8)
 
     in_loop(body)
 
