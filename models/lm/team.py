@@ -23,7 +23,7 @@ _WORD_BYTES = 8
 
 class Team:
     """The calling thread, which leads, and helpers, which begin with the first call that wants them and sleep while there is none. A
-    team has one leader. The helpers end with the object."""
+    team has one leader. A helper that could not be started is not tried again. The helpers end with the object."""
 
     def __init__(self, code: LoadedCode) -> None:
         self._shared = _Shared(code)

@@ -61,7 +61,7 @@ class _Thread:
         return load_word(self.builder, self.memory, index, kind)
 
     def ticket(self, gate: ir.Value) -> ir.Value:
-        """A leader sleeps at its call by this word, which no other call has."""
+        """A leader sleeps at its call by this word, which none of the next million calls has."""
         return self.builder.or_(self.number(gate), _bits(1))
 
     def number(self, gate: ir.Value) -> ir.Value:

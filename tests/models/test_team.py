@@ -14,8 +14,19 @@ import torch
 
 from mmrt.models.lm import kernel, row_kernels
 from mmrt.models.lm.team import Team
+from mmrt.models.lm.team_code import END, LEADER_SLEEPS, SYSCALL
 
 pytestmark = pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
+
+
+FUTEX_WAIT = 128  # between threads of one process
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -112,6 +123,42 @@ def test_a_leader_sleeps_while_a_helper_works(team: Team) -> None:
     start_s = time.thread_time()
     call(team, work)
     assert in_time == [True] and helper_left.is_set() and time.thread_time() - start_s < 0.1
+
+
+def test_a_leader_sleeps_by_the_number_of_its_call(team: Team) -> None:
+    """Else a helper that is late with its wake-up would end the leader's wait for the helpers of another call."""
+    kind = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p)
+    system = kind(("syscall", ctypes.CDLL(None)))
+    slept: list[int] = []
+
+    def note(number: int, place: int, operation: int, value: int, end: int | None) -> int:
+        if (place, operation) == (team._shared.address + 8 * LEADER_SLEEPS, FUTEX_WAIT):
+            slept.append(value)
+        return int(system(number, place, operation, value, end))
+
+    noted, others = kind(note), set(threading.enumerate())
+    word = ctypes.c_void_p.from_address(team._shared.address + 8 * SYSCALL)
+    before_test, word.value = word.value, ctypes.cast(noted, ctypes.c_void_p).value
+    gates: list[int] = []
+    while len(slept) < 2:
+        helper_came = threading.Event()
+
+        def work(came: threading.Event = helper_came) -> None:
+            if threading.current_thread().name.startswith("helper"):
+                came.set()
+                time.sleep(0.05)
+            else:
+                came.wait(30)
+
+        before = len(slept)
+        call(team, work)
+        gate = ctypes.c_uint32.from_address(team._shared.address).value
+        gates += [gate] * (len(slept) > before)
+    assert [value >> 12 for value in dict.fromkeys(slept)] == [gate >> 12 for gate in gates] and all(value & 1 for value in slept)
+    team._shared.run(END)
+    for helper in set(threading.enumerate()) - others:  # while ``noted`` lives
+        helper.join(30)
+    word.value = before_test
 
 
 def test_helpers_use_no_processor_time_without_work() -> None:
