@@ -1,8 +1,8 @@
 """Attention over the paged KV cache: the interface that ``lm`` uses, and its implementation for a CPU.
 
-A decode step attends in a kernel of its own (``attention_kernel``). Where there is none, each sequence of more than
-``_PADDED_TOKENS`` is attended to alone: its K and V are gathered (``kv_pages``) and used while they are in cache. A call costs 10 µs,
-so shorter ones are padded and attended to together.
+A decode step attends in a kernel of its own (``attention_kernel``), new tokens of prompts in another (``flash_attention``). Where there
+is none, torch attends. Each sequence of more than ``_PADDED_TOKENS`` then has decode steps alone: its K and V are gathered
+(``kv_pages``) and used while they are in cache. A call costs 10 µs, so shorter ones are padded and attended to together.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..architecture import LanguageConfig
 from .attention_kernel import PagedAttention
+from .flash_attention import attend, has_kernel, prepare
 from .kv_pages import KvPages
 
 _PADDED_TOKENS = 192  # of the longest sequence that is attended to with others
@@ -52,8 +53,8 @@ class _Group(NamedTuple):
 
 
 class CpuAttention:
-    """``Attention`` in decode steps by a kernel where there is one; else by gathering pages into scratch memory and torch's flash
-    kernel, query heads of a KV head folded together."""
+    """``Attention`` by kernels where there are some; else by torch's flash kernel, query heads of a KV head folded together, in decode
+    steps over pages that are gathered into scratch memory."""
 
     def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
         self._kv_heads, self._head_dim = config.num_kv_heads, config.head_dim
@@ -67,6 +68,7 @@ class CpuAttention:
         self._sizes: list[int] = []
         self._order = self._place = self._rows  # of the batch's rows in the groups, and of these in the batch
         self._kernel = PagedAttention.of(pages, self._kv_heads, self._fold)
+        prepare(self._head_dim, self._dtype)
 
     def begin_prefill(self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor]) -> None:
         self._spans = spans
@@ -103,8 +105,7 @@ class CpuAttention:
         for (start, end), prefix in zip(self._spans, self._prefixes, strict=True):
             rows = slice(row, row + end - start)
             row = rows.stop
-            q = q_NHD[rows].view(-1, self._kv_heads, self._fold, self._head_dim)
-            kv = kv_NR[rows].view(-1, 2, self._kv_heads, self._head_dim)
+            q, kv = q_NHD[rows], kv_NR[rows].view(-1, 2, self._kv_heads, self._head_dim)
             output = self._causal(q, kv)
             if start:
                 output = self._merge(output, self._over_prefix(q, self._pages.gather(layer, prefix)[:start]))
@@ -123,20 +124,34 @@ class CpuAttention:
         return torch.cat(outputs).index_select(0, self._place).flatten(1)
 
     def _causal(self, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """New tokens among themselves. q [n, HKV, G, D] -> (output [n, HKV, G, D], log-sum-exp [n, HKV, G])."""
+        """New tokens among themselves. q [n, HQ, D] -> (output [n, HQ, D], log-sum-exp [n, HQ])."""
+        if has_kernel(q):
+            return self._by_kernel(q, kv, is_causal=True)
+        q = q.view(-1, self._kv_heads, self._fold, self._head_dim)
         shape = (self._fold, -1, -1, -1)
         k, v = kv[:, 0].transpose(0, 1).expand(shape), kv[:, 1].transpose(0, 1).expand(shape)
         output, lse = _flash(q.permute(2, 1, 0, 3), k, v, is_causal=True)
-        return output.permute(2, 1, 0, 3), lse.permute(2, 1, 0)
+        return output.permute(2, 1, 0, 3).flatten(1, 2), lse.permute(2, 1, 0).flatten(1, 2)
 
     def _over_prefix(self, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
         """New tokens over all earlier ones, shapes as in ``_causal``."""
+        if has_kernel(q):
+            return self._by_kernel(q, kv, is_causal=False)
         num_tokens = q.shape[0]
-        folded = q.transpose(0, 1).reshape(1, self._kv_heads, num_tokens * self._fold, self._head_dim)
+        folded = (
+            q.view(-1, self._kv_heads, self._fold, self._head_dim)
+            .transpose(0, 1)
+            .reshape(1, self._kv_heads, num_tokens * self._fold, self._head_dim)
+        )
         k, v = kv[:, 0].transpose(0, 1).unsqueeze(0), kv[:, 1].transpose(0, 1).unsqueeze(0)
         output, lse = _flash(folded, k, v)
         shape = (self._kv_heads, num_tokens, self._fold)
-        return output.view(*shape, self._head_dim).transpose(0, 1), lse.view(shape).transpose(0, 1)
+        return output.view(*shape, self._head_dim).transpose(0, 1).flatten(1, 2), lse.view(shape).transpose(0, 1).flatten(1, 2)
+
+    @staticmethod
+    def _by_kernel(q: Tensor, kv: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
+        found = attend(q.unsqueeze(0), kv[:, 0].unsqueeze(0), kv[:, 1].unsqueeze(0), is_causal=is_causal)
+        return found.output[0], found.log_sum_exp[0]
 
     @staticmethod
     def _merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

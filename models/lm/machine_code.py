@@ -9,6 +9,7 @@ from llvmlite import ir
 
 INT, FLOAT, POINTER = ir.IntType(64), ir.FloatType(), ir.PointerType()
 
+_UNROLLED = 4  # indices of ``add_outer_products``
 _LANE = 4  # numbers of float32 in 128 bits: most shuffles stay within them
 
 # For the exponential.
@@ -89,6 +90,32 @@ def clear(builder: ir.IRBuilder, sums: Sequence[Sequence[ir.Value]], kind: ir.Ve
 def add_product(builder: ir.IRBuilder, total: ir.Value, one: ir.Value, other: ir.Value) -> None:
     """Add one x other, vectors of float32, to a variable."""
     builder.store(multiply_add(builder, one, other, builder.load(total, typ=one.type)), total)
+
+
+def add_outer_products(
+    builder: ir.IRBuilder,
+    sums: Sequence[Sequence[ir.Value]],
+    factors: Sequence[ir.Value],
+    vectors: ir.Value,
+    distance: int,
+    count: ir.Value,
+) -> None:
+    """Add the products of numbers and vectors of float32, for each index below ``count``, a multiple of 4, to a row's variables.
+
+    ``factors``: where the numbers of each row begin; ``vectors``: where those of index 0 begin, ``distance`` numbers before those of
+    index 1. A row has as many variables as an index has vectors.
+    """
+    kind = sums[0][0].allocated_type
+    with loop(builder, constant(0), count, _UNROLLED) as first:
+        for step in range(_UNROLLED):
+            index = builder.add(first, constant(step))
+            start = builder.mul(index, constant(distance))
+            places = (builder.add(start, constant(number * kind.count)) for number in range(len(sums[0])))
+            parts = [load_vector(builder, vectors, place, kind.count) for place in places]
+            for base, totals in zip(factors, sums, strict=True):
+                factor = spread(builder, builder.load(address(builder, base, index), align=4, typ=FLOAT), kind.count)
+                for total, part in zip(totals, parts, strict=True):
+                    add_product(builder, total, factor, part)
 
 
 def call_intrinsic(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: Sequence[ir.Value]) -> ir.Value:

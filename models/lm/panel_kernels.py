@@ -20,16 +20,14 @@ from .machine_code import (
     FLOAT,
     INT,
     POINTER,
-    add_product,
+    add_outer_products,
     address,
     constant,
     load_floats,
-    load_vector,
     load_word,
     loop,
     new_sums,
     prefetch,
-    spread,
     transpose,
 )
 from .row_kernels import LEAST_WORK, has_kernel
@@ -39,7 +37,6 @@ _VECTORS = 2  # of a panel's rows
 _PANELS = 2  # of a block: each row of activations is read once for so many
 _COLUMNS = 1024  # of a block, which has 128 KB with AVX2: it stays in the second cache
 _ROWS = 6  # of activations, multiplied at once: with AVX2 12 of 16 registers are sums
-_UNROLLED = 4  # columns; a vector is a multiple
 _LINE_BYTES = 64
 
 
@@ -178,17 +175,8 @@ class PanelTiles:
                 before = builder.load(place, align=4, typ=self._floats)
                 builder.store(builder.select(is_first, ir.Constant(self._floats, None), before), total)
                 places.append((place, total))
-        starts = [builder.mul(row, words.num_columns) for row in rows]
-        with loop(builder, block.first, block.end, _UNROLLED) as columns:
-            for step in range(_UNROLLED):
-                column = builder.add(columns, constant(step))
-                at = builder.mul(builder.sub(column, block.first), constant(self._panel_rows))
-                parts = (builder.add(at, constant(index * self._width)) for index in range(_VECTORS))
-                weights = [load_vector(builder, panel, part, self._width) for part in parts]
-                for start, totals in zip(starts, sums, strict=True):
-                    activation = builder.load(address(builder, words.x, builder.add(start, column)), align=4, typ=FLOAT)
-                    factor = spread(builder, activation, self._width)
-                    for total, weight in zip(totals, weights, strict=True):
-                        add_product(builder, total, factor, weight)
+        starts = (builder.add(builder.mul(row, words.num_columns), block.first) for row in rows)
+        factors = [address(builder, words.x, start) for start in starts]
+        add_outer_products(builder, sums, factors, panel, self._panel_rows, builder.sub(block.end, block.first))
         for place, total in places:
             builder.store(builder.load(total, typ=self._floats), place, align=4)

@@ -1,16 +1,17 @@
 """A matrix product with a bias, of views by name. Towers use it."""
 
-from typing import NamedTuple, Self
+from typing import Self
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from ..lm.matrices import FloatMatrix
 
-class Linear(NamedTuple):
-    """x W' + b; without ``bias`` where it is None."""
 
-    weight: Tensor
-    bias: Tensor | None
+class Linear:
+    """x W' + b of rows [M, K], [M, N]; without ``bias`` where it is None."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._matrix, self._bias = FloatMatrix(weight), bias
 
     @classmethod
     def of(cls, weights: dict[str, Tensor], name: str) -> Self:
@@ -18,4 +19,4 @@ class Linear(NamedTuple):
         return cls(weights[f"{name}.weight"], weights.get(f"{name}.bias"))
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return self._matrix.product(x, self._bias)

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..lm import flash_attention
+
 
 class Sequences(NamedTuple):
     """Rows [0, borders[-1]) split at ``borders``: a row attends to those of its sequence only."""
@@ -26,11 +28,15 @@ class Sequences(NamedTuple):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
-    """softmax(q k' / sqrt(D)) v within each sequence, [T, heads, D] each and the result: one SDPA for each run."""
-    output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    begin = 0
+    """softmax(q k' / sqrt(D)) v within each sequence, [T, heads, D] each and the result: one call for each run."""
+    outputs: list[Tensor] = []
+    has_kernel, begin = flash_attention.has_kernel(q), 0
     for count, length in sequences.runs:
         rows = slice(begin, begin := begin + count * length)
-        queries, keys, values = (tensor[rows].view(count, length, *tensor.shape[1:]).transpose(1, 2) for tensor in (q, k, v))
-        output[rows] = F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2).flatten(0, 1)
-    return output
+        run = [tensor[rows].view(count, length, *tensor.shape[1:]) for tensor in (q, k, v)]
+        if has_kernel:
+            found = flash_attention.attend(*run).output
+        else:
+            found = F.scaled_dot_product_attention(*(tensor.transpose(1, 2) for tensor in run)).transpose(1, 2)
+        outputs.append(found.flatten(0, 1))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -11,6 +11,7 @@ from torch import Tensor
 from mmrt.models.lm import kernel, panel_kernels
 from mmrt.models.lm.matrices import FloatMatrix
 from mmrt.models.lm.panel_kernels import can_multiply, multiply
+from mmrt.tests.models.guarded import guarded
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -44,13 +45,24 @@ def assert_product(found: Tensor, x: Tensor, values: Tensor) -> None:
     num_threads=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
-@example(torch.bfloat16, 7, 65, 65, 1, 0)  # the second block of columns has one vector
-@example(torch.float16, 6, 64, 64, 1, 0)  # everything is whole
+@example(torch.bfloat16, 7, 65, 65, 1, 0)  # with AVX512 the second block of columns has one vector
+@example(torch.bfloat16, 7, 65, 129, 1, 0)  # with AVX2
+@example(torch.float16, 6, 64, 128, 1, 0)  # everything is whole
 def test_products_are_exact(dtype: torch.dtype, num_rows: int, num_values: int, vectors: int, num_threads: int, seed: int) -> None:
     torch.set_num_threads(num_threads)
-    values, x = random(num_values, 16 * vectors, dtype, seed), random(num_rows, 16 * vectors, seed=seed + 1)
+    num_columns = vectors * (kernel.vector_width() or 8)
+    values, x = random(num_values, num_columns, dtype, seed), random(num_rows, num_columns, seed=seed + 1)
     assert can_multiply(values)
     assert_product(multiply(x, values), x, values)
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_nothing_beyond_matrix_and_activations_is_touched(dtype: torch.dtype, at_end: bool) -> None:
+    for num_rows, num_values, num_columns in ((1, 1, 16), (7, 65, 48), (50, 31, 1040), (13, 300, 80)):
+        values = guarded(random(num_values, num_columns, dtype), at_end=at_end)
+        x = guarded(random(num_rows, num_columns, seed=1), at_end=at_end)
+        assert_product(multiply(x, values), x, values)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

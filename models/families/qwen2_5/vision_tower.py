@@ -1,5 +1,5 @@
-"""The vision tower that the two Qwen2.5 families share. Weights are views, never copied; matrix products are torch's everywhere, and so
-is the merger's GELU. Shapes: T patches; merge_size x merge_size patches that become a token stand together.
+"""The vision tower that the two Qwen2.5 families share. Weights are views, never copied; the merger's GELU is
+torch's everywhere. Shapes: T patches; merge_size x merge_size patches that become a token stand together.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...architecture import ModelConfig, VisionConfig
 from ...lm.decoder import AfterLayer
+from ...lm.flash_attention import prepare
 from ...towers.interface import TowerInput
 from ...towers.linear import Linear
 from ...towers.sequences import Sequences
@@ -35,14 +36,15 @@ class VisionTower:
         frame = rules.temporal_patch_size * rules.patch_size**2
         self._mean = (torch.tensor(rules.image_mean) * 255).repeat_interleave(frame).to(device)
         self._std = (torch.tensor(rules.image_std) * 255).repeat_interleave(frame).to(device)
-        self._patch_embed = weights["vision.patch_embed.proj.weight"].flatten(1)
+        patch_embed = weights["vision.patch_embed.proj.weight"].flatten(1)
+        self._patch_embed, self._dtype = Linear(patch_embed, None), patch_embed.dtype
         self._blocks = [_Block(config, weights, i) for i in range(config.depth)]
         self._merger = [Linear.of(weights, f"vision.merger.mlp.{i}") for i in (0, 2)]
         # On the CPU as in transformers, so that the angles are the same.
         axis_dim = head_dim // 2
         frequencies = 1.0 / _ROPE_THETA ** (torch.arange(0, axis_dim, 2, dtype=torch.float32) / axis_dim)
         self._frequencies = frequencies.to(device)
-        self.operations = operations_for(head_dim, device)
+        self.operations = operations_for(head_dim, self._dtype, device)
 
     def encode(self, parts: Sequence[TowerInput], after_layer: AfterLayer | None = None) -> list[Tensor]:
         grids = [part.grid for part in parts]
@@ -55,7 +57,7 @@ class VisionTower:
         patches = rows.view(len(order), -1, rows.shape[1])[order].flatten(0, 1)
         # Half of a head's pairs turn by the row, the others by the column.
         operations.begin((places.positions.unsqueeze(2) * self._frequencies).flatten(1))
-        hidden = F.linear(patches, self._patch_embed)
+        hidden = self._patch_embed(patches)
         normed = operations.norm(hidden, self._blocks[0].norm)
         for block in self._blocks:
             attended = block.attend(normed, places.frames if block.full else places.windows, operations)
@@ -73,15 +75,16 @@ class VisionTower:
         staged = torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         np.concatenate(parts, out=staged.numpy())
         pixels = staged.to(self._device, non_blocking=True).float()
-        return pixels.sub_(self._mean).div_(self._std).to(self._patch_embed.dtype)
+        return pixels.sub_(self._mean).div_(self._std).to(self._dtype)
 
 
-def operations_for(head_dim: int, device: torch.device) -> VisionOperations:
+def operations_for(head_dim: int, dtype: torch.dtype, device: torch.device) -> VisionOperations:
     """Triton's kernels on a CUDA device, torch's operations otherwise. Raises: CheckpointError as ``VisionTower``."""
     if device.type == "cuda":
         from .triton_vision import TritonVisionOperations  # Triton is imported only here: never on the CPU
 
         return TritonVisionOperations(head_dim)
+    prepare(head_dim, dtype)
     return CpuVisionOperations()
 
 

@@ -1,5 +1,5 @@
 """Qwen2.5-Omni's audio tower (arXiv 2503.20215, 2.1): Whisper's encoder over pieces of 2 x n_window mel frames that do not see each
-other. Torch's operations on every device; weights are views, never copied.
+other. Weights are views, never copied.
 """
 
 import math
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...architecture import AudioConfig, ModelConfig
 from ...lm.decoder import AfterLayer
+from ...lm.flash_attention import prepare
 from ...towers.interface import TowerInput
 from ...towers.linear import Linear
 from ...towers.sequences import Sequences, attend
@@ -32,6 +33,7 @@ class AudioTower:
         self._dtype = self._convolutions[0][0].dtype
         self._positions = _sinusoids(config.max_source_positions, config.hidden_size).to(device, self._dtype)
         self._layers = [_Layer(config, weights, i) for i in range(config.num_layers)]
+        prepare(config.hidden_size // config.num_heads, self._dtype)
         self._norm, self._project = _LayerNorm(weights, "audio.ln_post"), Linear.of(weights, "audio.proj")
 
     def encode(self, parts: Sequence[TowerInput], after_layer: AfterLayer | None = None) -> list[Tensor]:

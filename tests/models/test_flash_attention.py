@@ -1,0 +1,169 @@
+"""Attention of many queries is that of float64 but for rounding, in any batch. ``test_row_kernels`` repeats it with AVX2."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mmrt.models.lm import kernel
+from mmrt.models.lm.flash_attention import Attended, attend, has_kernel
+from mmrt.models.towers import sequences
+from mmrt.models.towers.sequences import Sequences
+from mmrt.tests.models.guarded import guarded
+
+pytestmark = pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def inputs(
+    num_sequences: int, num_queries: int, num_keys: int, kv_heads: int, group: int, head_dim: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    q = random(num_sequences, num_queries, kv_heads * group, head_dim)
+    k, v = (random(num_sequences, num_keys, kv_heads, head_dim, seed=seed) for seed in (1, 2))
+    return q, k, v
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp in float64."""
+    group = q.shape[2] // k.shape[2]
+    keys, values = (tensor.repeat_interleave(group, 2).transpose(1, 2).double() for tensor in (k, v))
+    scores = q.double().transpose(1, 2) @ keys.transpose(2, 3) / q.shape[3] ** 0.5
+    if is_causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[2:], dtype=torch.bool).triu(1), -torch.inf)
+    return (scores.softmax(3) @ values).transpose(1, 2), scores.logsumexp(3).transpose(1, 2)
+
+
+def assert_exact(found: Attended, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> None:
+    output, log_sum_exp = exact(q, k, v, is_causal)
+    assert found.output.dtype == torch.float32 and found.output.is_contiguous()
+    torch.testing.assert_close(found.output.double(), output, rtol=0, atol=3e-6)
+    torch.testing.assert_close(found.log_sum_exp.double(), log_sum_exp, rtol=0, atol=3e-6)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    num_sequences=st.integers(1, 3),
+    num_queries=st.integers(1, 220),
+    num_keys=st.integers(1, 560),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 3),
+    vectors=st.integers(1, 4),
+    is_causal=st.booleans(),
+    num_threads=st.integers(1, 3),
+)
+@example(1, 192, 256, 1, 1, 4, False, 1)  # one whole block of queries and of keys
+@example(1, 193, 257, 2, 4, 4, False, 2)  # one more of each
+@example(1, 1, 1, 1, 1, 1, True, 1)
+def test_any_shape(
+    num_sequences: int, num_queries: int, num_keys: int, kv_heads: int, group: int, vectors: int, is_causal: bool, num_threads: int
+) -> None:
+    torch.set_num_threads(num_threads)
+    head_dim = vectors * (kernel.vector_width() or 8)
+    tensors = inputs(num_sequences, num_queries, num_queries if is_causal else num_keys, kv_heads, group, head_dim)
+    assert_exact(attend(*tensors, is_causal=is_causal), *tensors, is_causal)
+
+
+def test_a_long_prompt() -> None:
+    tensors = inputs(1, 1100, 1100, 2, 2, 64)
+    assert_exact(attend(*tensors, is_causal=True), *tensors, True)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_query_is_the_same_bits_beside_any_others_and_in_any_team(is_causal: bool) -> None:
+    q, k, v = inputs(1, 700, 700, 2, 2, 64)
+    torch.set_num_threads(1)
+    expected = attend(q, k, v, is_causal=is_causal)
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        assert all(map(torch.equal, attend(q, k, v, is_causal=is_causal), expected))
+        for last in (1, 2, 7, 195, 517):
+            found = attend(q[:, :last], k[:, :last], v[:, :last], is_causal=True) if is_causal else attend(q[:, :last], k, v)
+            assert all(torch.equal(part, whole[:, :last]) for part, whole in zip(found, expected, strict=True))
+    alone = attend(q[:, :, :2], k[:, :, :1], v[:, :, :1], is_causal=is_causal)
+    assert torch.equal(alone.output, expected.output[:, :, :2])
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+def test_nothing_beyond_the_tensors_is_touched(at_end: bool) -> None:
+    for num_queries, num_keys, head_dim, is_causal in (
+        (7, 7, 16, True),
+        (193, 31, 48, False),
+        (5, 300, 64, False),
+        (259, 259, 32, True),
+    ):
+        q, k, v = (guarded(tensor, at_end=at_end) for tensor in inputs(1, num_queries, num_keys, 1, 2, head_dim))
+        assert_exact(attend(q, k, v, is_causal=is_causal), q, k, v, is_causal)
+
+
+def test_tensors_that_lie_among_others() -> None:
+    """As a product leaves queries, keys and values, or in another order."""
+    q, k, v = inputs(2, 50, 50, 2, 2, 64)
+    expected = attend(q, k, v)
+    among = torch.cat((q, k, v), 2)
+    assert all(map(torch.equal, attend(*among.split((4, 2, 2), 2)), expected))
+    turned = [tensor.transpose(1, 3).contiguous().transpose(1, 3) for tensor in (q, k, v)]
+    assert all(map(torch.equal, attend(*turned), expected))
+
+
+def test_scores_of_any_size() -> None:
+    """A single key of a far larger score is all that counts, wherever it lies; equal ones are a mean."""
+    _, k, v = inputs(1, 1, 600, 1, 1, 64)
+    q = torch.zeros(1, 1, 1, 64)
+    q[..., 0] = 1e4
+    for place in (0, 15, 16, 255, 256, 599):
+        keys = k.clone()
+        keys[..., 0] = 0.0
+        keys[0, place, 0, 0] = 1.0
+        torch.testing.assert_close(attend(q, keys, v).output[0, 0], v[0, place], rtol=1e-6, atol=0)
+    torch.testing.assert_close(attend(torch.zeros_like(q), k, v).output[0, 0], v[0].mean(0), rtol=0, atol=1e-6)
+
+
+def test_a_missing_number_spoils_what_attends_to_it_alone() -> None:
+    q, k, v = inputs(2, 90, 90, 2, 1, 32)
+    expected = attend(q, k, v, is_causal=True).output
+    k[1, 50, 1, 3] = torch.nan
+    q[0, 7, 0, 0] = torch.nan
+    found = attend(q, k, v, is_causal=True).output
+    spoiled = torch.zeros(2, 90, 2, dtype=torch.bool)
+    spoiled[1, 50:, 1] = spoiled[0, 7, 0] = True
+    assert found[spoiled].isnan().all() and torch.equal(found[~spoiled], expected[~spoiled])
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    q, k, v = inputs(1, 5, 6, 2, 2, 32)
+    for bad in (
+        (q, k, v[:, :5]),
+        (q[:, :, :3], k, v),
+        (q, k[:, :0], v[:, :0]),
+        (q.double(), k, v),
+        (q, k.bfloat16(), v),
+        (q[..., :16], k, v),
+    ):
+        with pytest.raises(ValueError, match=r"queries, keys and values are torch\.\w+ \[1, "):
+            attend(*bad)
+    with pytest.raises(ValueError, match=r"\[1, 5, 4, 32\], torch.float32 \[1, 6, 2, 32\]"):
+        attend(q, k, v, is_causal=True)
+    assert has_kernel(q) and not has_kernel(q.bfloat16()) and not has_kernel(q[..., :4]) and not has_kernel(torch.empty(1, 264))
+
+
+def test_towers_attend_within_sequences_with_and_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = np.array([64, 64, 32, 64, 7, 7])
+    q, k, v = (random(int(lengths.sum()), 4, 48, seed=seed) for seed in range(3))
+    runs = Sequences.of(lengths, torch.device("cpu"))
+    found = sequences.attend(q, k, v, runs)
+    monkeypatch.setattr(sequences.flash_attention, "has_kernel", lambda q: False)
+    torch.testing.assert_close(found, sequences.attend(q, k, v, runs), rtol=0, atol=2e-6)
