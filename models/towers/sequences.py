@@ -33,10 +33,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
     has_kernel, begin = flash_attention.has_kernel(q), 0
     for count, length in sequences.runs:
         rows = slice(begin, begin := begin + count * length)
-        run = [tensor[rows].view(count, length, *tensor.shape[1:]) for tensor in (q, k, v)]
+        queries, keys, values = (tensor[rows].view(count, length, *tensor.shape[1:]) for tensor in (q, k, v))
         if has_kernel:
-            found = flash_attention.attend(*run).output
+            found = flash_attention.attend(queries, keys, values).output
         else:
-            found = F.scaled_dot_product_attention(*(tensor.transpose(1, 2) for tensor in run)).transpose(1, 2)
+            turned = queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
+            found = F.scaled_dot_product_attention(*turned).transpose(1, 2)
         outputs.append(found.flatten(0, 1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
