@@ -10,7 +10,7 @@ Allocation gives a page another generation, so eviction writes nothing, and a ne
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ...schema.page_key import KEY_BYTES
 
@@ -50,6 +50,9 @@ class PageCache:
         entry = self._key_of.get(page)
         return None if entry is None else entry[0]
 
+    def has_key(self, page: int) -> bool:
+        return page in self._key_of
+
     def is_idle(self, page: int) -> bool:
         return page in self._idle
 
@@ -70,10 +73,11 @@ class PageCache:
         for page in sorted(pages, key=self._number, reverse=True):
             self._idle[page] = None
 
-    def wake(self, pages: Iterable[int]) -> None:
+    def wake(self, pages: Collection[int]) -> None:
         """Record that a row or a plan holds these pages again."""
-        for page in pages if self._idle else ():
-            self._idle.pop(page, None)
+        if not self._idle.keys().isdisjoint(pages):
+            for page in pages:
+                self._idle.pop(page, None)
 
     def evict(self) -> int:
         """Forget the idle page that was used least recently, and return it."""
