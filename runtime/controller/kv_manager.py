@@ -215,8 +215,9 @@ def make_room(state: ControllerState, request: Request, placement: Placement, no
 def admit_to_decode(state: ControllerState) -> None:
     """Hand over fully prefilled rows once no plan writes their KV pages, and rows that have left a decode actor for another one. Those
     whose pool has lost its decodes are prefilled again in another."""
+    prepare = Phase.PREPARE
     for request in state.touched():
-        if _is_prepared(request) if request.phase == Phase.PREPARE else is_orphan(request):
+        if _is_prepared(request) if request.phase == prepare else is_orphan(request):
             if request.kv_pool in able_pools(state, "decode"):
                 _take_spare(state, request)
                 hand_over(state, request)

@@ -97,9 +97,11 @@ class PageLedger:
         assert count >= 0
         if count > self.num_free:
             return None
-        while count > len(self._free):
-            self._evict()
-        pages = [self._free.pop() for _ in range(count)]
+        if (num_missing := count - len(self._free)) > 0:
+            self._evict(num_missing)
+        left = len(self._free) - count
+        pages = self._free[left:][::-1]
+        del self._free[left:]
         owners, users, generations = self._num_owners, self._num_users, self.generations
         for page in pages:
             assert not owners[page] and not users[page], f"page {page} leased twice"
@@ -134,7 +136,7 @@ class PageLedger:
 
     def forget_idle(self) -> PageRun:
         """Free all idle pages of the cache. Each gets a generation that it never had, as if it had been allocated."""
-        pages = [self._evict() for _ in range(self.cache.num_idle)]
+        pages = self._evict(self.cache.num_idle)
         for page in pages:
             self.generations[page] += 1
         return PageRun(pages, [self.generations[page] for page in pages])
@@ -218,15 +220,16 @@ class PageLedger:
             assert (page in free) == (not owners[page] and not users[page]), f"page {page} is free and held, or lost"
             assert self.cache.is_idle(page) == self._is_held_by_the_cache_alone(page), f"page {page} is idle and held, or lost"
 
-    def _evict(self) -> int:
-        """Free the idle page that was used least recently: the cache alone holds it."""
-        page, owned = self.cache.evict(), self._owned[CACHE]
-        owned.remove(page)
+    def _evict(self, count: int) -> list[int]:
+        """Free the idle pages that were used least recently: the cache alone holds them."""
+        pages, owned = self.cache.evict(count), self._owned.get(CACHE, set())
+        owned.difference_update(pages)
         if not owned:
-            del self._owned[CACHE]
-        self._num_owners[page] -= 1
-        self._free.append(page)
-        return page
+            self._owned.pop(CACHE, None)
+        for page in pages:
+            self._num_owners[page] -= 1
+        self._free += pages
+        return pages
 
     def _is_held_by_the_cache_alone(self, page: int) -> bool:
         return self._num_owners[page] == 1 and not self._num_users[page] and self.cache.has_key(page)
