@@ -4,8 +4,8 @@ Times that are much alike lie in one bucket, and interpolation spreads them over
 the width of a bucket, 6 % at most. Of steps that just keep an objective, wider ones would report many as late.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from itertools import compress, pairwise
 
 OCTAVE = 16  # buckets
 NUM_BUCKETS = 16 * OCTAVE
@@ -29,9 +29,15 @@ BEGINS_S = tuple(_begin_s(bucket) for bucket in range(NUM_BUCKETS + 1))  # of ea
 _BOUNDS_S = tuple(pairwise(BEGINS_S))
 
 
+def _filled(counts: Sequence[int]) -> Iterable[tuple[tuple[float, float], int]]:
+    """Return the bounds and the count of each bucket that is not empty."""
+    assert len(counts) == NUM_BUCKETS
+    return zip(compress(_BOUNDS_S, counts), filter(None, counts), strict=True)
+
+
 def longest_s(counts: Sequence[int]) -> float:
     """Return the end of the bucket of the longest gap; 0 without any."""
-    return max((end_s for (_, end_s), count in zip(_BOUNDS_S, counts, strict=True) if count), default=0.0)
+    return max((end_s for (_, end_s), _ in _filled(counts)), default=0.0)
 
 
 def share_over(counts: Sequence[int], limit_s: float) -> float | None:
@@ -40,8 +46,8 @@ def share_over(counts: Sequence[int], limit_s: float) -> float | None:
     if not total:
         return None
     over = 0.0
-    for (begin_s, end_s), count in zip(_BOUNDS_S, counts, strict=True):
-        if count and end_s > limit_s:
+    for (begin_s, end_s), count in _filled(counts):
+        if end_s > limit_s:
             over += count * min(1.0, (end_s - limit_s) / (end_s - begin_s))
     return over / total
 
@@ -50,8 +56,8 @@ def quantile_s(counts: Sequence[int], share: float) -> float | None:
     """Return the gap that this share of all does not exceed; None without any."""
     total = sum(counts)
     left = share * total
-    for (begin_s, end_s), count in zip(_BOUNDS_S, counts, strict=True):
-        if count and left <= count:
+    for (begin_s, end_s), count in _filled(counts):
+        if left <= count:
             return begin_s + (end_s - begin_s) * left / count
         left -= count
     return BEGINS_S[-1] if total else None

@@ -266,6 +266,7 @@ class Decode:
 
     def _activate(self, member: Member) -> None:
         member.active, member.since = True, self.log.num_steps
+        member.lag = member.since - member.count
         self._num_active += 1
         self._num_fresh += 1
         self._num_sequences += len(member.request.lengths)

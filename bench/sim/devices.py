@@ -45,7 +45,7 @@ class Devices:
     def __init__(self, costs: Costs, limits: Limits, link: Link | None) -> None:
         self.num_bytes = 0  # that have come over the link
         self._link = Link() if link is None else link
-        self._is_one = link is None
+        self.is_one = link is None  # nothing is brought anywhere
         self._ports = Ports(self._link)
         self._interference = Interference(costs)
         self._of: dict[InstanceId, str] = {}
@@ -65,7 +65,7 @@ class Devices:
 
     def place(self, actor: InstanceId, process: InstanceId) -> Processors:
         """Place an actor of this process. Returns the processors that it works on."""
-        has_own = not self._is_one and bool(STAGES[stage_of(actor)].letter)
+        has_own = not self.is_one and bool(STAGES[stage_of(actor)].letter)
         device = self._of[actor] = process if has_own else HOST
         if device not in self._processors:
             self._processors[device] = Processors(self._interference)
@@ -77,14 +77,14 @@ class Devices:
 
     def write(self, pool: Pool, pages: Iterable[int], actor: InstanceId) -> None:
         """The actor is about to write these pages: from now on they lie on its device."""
-        if not self._is_one:
+        if not self.is_one:
             lies, device = self._lies[pool], self._of[actor]
             for page in pages:
                 lies[page] = device
 
     def fill(self, pages: Iterable[int], now_ns: int) -> None:
         """These KV pages have been filled, as far as one knows now."""
-        if not self._is_one:
+        if not self.is_one:
             for page in pages:
                 self._filled_ns[page] = now_ns
 
@@ -126,7 +126,7 @@ class Devices:
 
     def _absent(self, pool: Pool, pages: Sequence[int], actor: InstanceId) -> Iterator[tuple[str, int, list[int]]]:
         """Yield pages that lie elsewhere, in order, by their device and since when they are filled."""
-        if self._is_one:
+        if self.is_one:
             return
         lies, device = self._lies[pool], self._of[actor]
         absent = [page for page in pages if lies[page] != device]

@@ -28,7 +28,7 @@ class EventQueue:
     def at(self, time_ns: int, action: Callable[..., object], *arguments: object) -> None:
         """Add an action. A time in the past is now."""
         self._number += 1
-        heappush(self._heap, (max(time_ns, self.now_ns), self._number, action, arguments))
+        heappush(self._heap, (time_ns if time_ns > self.now_ns else self.now_ns, self._number, action, arguments))
 
     def after(self, delay_ns: int, action: Callable[..., object], *arguments: object) -> None:
         """Add an action so much later."""

@@ -44,15 +44,11 @@ class Jitter:
         self._random = Random(seed)
         self._factors: dict[str, list[float]] = {}
         self._times: dict[tuple[str, int, float], StepTimes] = {}
-
-    @property
-    def has_steps(self) -> bool:
-        """Steps of decode vary."""
-        return "decode" in self._spreads
+        self.has_steps = "decode" in spreads  # steps of decode vary
 
     def factor(self, stage: str, others: Mapping[str, int]) -> float:
         """Draw a factor for a plan of this stage, beside those at work."""
-        spread = self._spread(stage_set({stage, *others}), stage)
+        spread = self._spread(stage_set({stage, *others}), stage) if self._spreads else ()
         return self._random.choice(spread) if spread else 1.0
 
     def step_times(self, together: str, cost_ns: int, rate: float) -> StepTimes:

@@ -25,6 +25,7 @@ class Processors:
         self._interference = interference
         self._rates: dict[Server, float] = {}
         self._counts: Counter[str] = Counter()
+        self._known: dict[frozenset[tuple[str, int]], tuple[str, Mapping[str, float]]] = {}  # by counts: ``together``, and rates
         self.together = ""  # the set of stages at work
 
     @property
@@ -52,10 +53,13 @@ class Processors:
         self._share()
 
     def _share(self) -> None:
-        self.together = stage_set(self._counts)
         if not self._rates:
+            self.together = ""
             return
-        rates = self._interference.rates(self._counts)
+        key = frozenset(self._counts.items())
+        if key not in self._known:
+            self._known[key] = stage_set(self._counts), self._interference.rates(self._counts)
+        self.together, rates = self._known[key]
         for server, before in self._rates.items():
             rate = rates[server.stage]
             if rate != before:

@@ -22,12 +22,13 @@ class Member:
     room: int = 0  # count at which it has no pages for the next token
     count: int = 0
     since: int = 0
+    lag: int = 0  # ``since`` less ``count``
     active: bool = False
 
     @property
     def due(self) -> int:
         """The step before which it has to be looked at."""
-        return self.since + min(self.end, self.room) - self.count
+        return self.lag + min(self.end, self.room)
 
 
 class Rows:
@@ -57,9 +58,7 @@ class Rows:
             Progress(
                 row,
                 generation,
-                member.count + member.log.num_steps - member.since
-                if (member := members[row]) is not None and member.active
-                else committed[row],
+                member.log.num_steps - member.lag if (member := members[row]) is not None and member.active else committed[row],
                 end_codes[row],
             )
             for row, generation in watched

@@ -183,7 +183,7 @@ class Simulation:
 
     def _receive(self, actor: InstanceId, message: ToController, sent_ns: int) -> None:
         controller, now_s = self.controller, self.queue.now_s
-        if isinstance(message, PlanDone) and isinstance(plan := self.plans.get(message.plan_id), Prefill):
+        if not self.devices.is_one and isinstance(message, PlanDone) and isinstance(plan := self.plans.get(message.plan_id), Prefill):
             self.devices.fill(self._pages_of(plan), self.queue.now_ns)
         if self.works is not None and isinstance(message, PlanDone):
             self._keep_work(self.works, message, sent_ns)
@@ -220,7 +220,7 @@ class Simulation:
         controller = self.controller
         progress = self._progress(controller.watched())
         new_ids = self._ids(controller.wanted_ids(progress))
-        self._perform(controller.tick(self.queue.now_s, progress, new_ids, tuple(self.gap_counts)))
+        self._perform(controller.tick(self.queue.now_s, progress, new_ids, self.gap_counts))
         self._look_ns = self.queue.now_ns + to_ns(controller.next_tick_s())
         self._set_timer()
 
@@ -269,7 +269,7 @@ class Simulation:
     def _append_pages(self, effect: AppendPages) -> None:
         for decode in self.decodes.values():
             decode.pages_added(effect.row)
-        request = self.controller.state.rows[effect.row]
+        request = None if self.devices.is_one else self.controller.state.rows[effect.row]
         if request is not None and request.phase == Phase.DECODE and request.decode is not None:
             self.devices.write("kv", effect.pages, request.decode)
 
@@ -292,8 +292,9 @@ class Simulation:
         if request is None:
             self.queue.at(arrival_ns, taker, message)
             return
-        found = [self._bring_prompt(request, member, actor, arrival_ns) for member in range(len(request.lengths))]
-        ready_ns = max(arrival.ready_ns for arrival in found)
+        members = range(0 if self.devices.is_one else len(request.lengths))
+        found = [self._bring_prompt(request, member, actor, arrival_ns) for member in members]
+        ready_ns = max([arrival.ready_ns for arrival in found], default=arrival_ns)
 
         def hand_over(now_ns: int) -> None:
             there_ns = max(now_ns, ready_ns)
@@ -301,7 +302,7 @@ class Simulation:
                 works[-1] = works[-1]._replace(known_ns=max(works[-1].known_ns, there_ns))
             self.queue.at(there_ns, taker, message)
 
-        if recompute_s := sum(arrival.recompute_s for arrival in found):
+        if recompute_s := sum([arrival.recompute_s for arrival in found]):
             Recomputing(self.queue, self.devices.processors_of(actor), recompute_s, arrival_ns, hand_over)
         else:
             hand_over(ready_ns)
@@ -325,6 +326,8 @@ class Simulation:
         """Note where a plan's output will lie. Returns when all that it reads is on the actor's device."""
         devices, now_ns = self.devices, self.queue.now_ns
         ready_ns = now_ns
+        if devices.is_one:
+            return now_ns
         if isinstance(plan, Encode):
             for part in plan.parts:
                 devices.write("embedding", part.target.pages, actor)

@@ -15,23 +15,25 @@ class Ways:
 
     def __init__(self, costs: Costs, queue: EventQueue, is_busy: Callable[[], bool], seed: int) -> None:
         self._overheads = costs.overheads
-        alone = _Drawn(costs.overheads, costs.alone, seed)
-        self._drawn = {False: alone, True: _Drawn(costs.overheads, costs.beside, seed) if costs.beside != Delays() else alone}
+        self._alone = _Drawn(costs.overheads, costs.alone, seed)
+        self._beside = _Drawn(costs.overheads, costs.beside, seed) if costs.beside != Delays() else None
         self._queue, self._is_busy = queue, is_busy
         self._last_ns: dict[str, int] = {}
         self._free_ns = 0  # when the last request has gone its way in
 
     def message_ns(self) -> int:
         """Draw the time of a message that leaves now."""
-        return next(self._drawn[self._is_busy()].message_ns)
+        return next(self._drawn().message_ns)
 
     def tick_ns(self) -> int:
         """Draw the time from a message that arrives now to the decision."""
-        return next(self._drawn[self._is_busy()].tick_ns)
+        return next(self._drawn().tick_ns)
 
     def arrival_ns(self, way: str) -> int:
         """When a message arrives that leaves now. Those of one way stay in order."""
-        arrival_ns = max(self._queue.now_ns + self.message_ns(), self._last_ns.get(way, 0))
+        arrival_ns, last_ns = self._queue.now_ns + next(self._drawn().message_ns), self._last_ns.get(way, 0)
+        if arrival_ns < last_ns:
+            return last_ns
         self._last_ns[way] = arrival_ns
         return arrival_ns
 
@@ -41,8 +43,11 @@ class Ways:
         overheads = self._overheads
         more_s = overheads.ingress_token_s * num_tokens + overheads.ingress_byte_s * num_bytes
         begin_ns = max(self._queue.now_ns, self._free_ns)
-        self._free_ns = begin_ns + next(self._drawn[self._is_busy()].ingress_ns) + to_ns(more_s)
+        self._free_ns = begin_ns + next(self._drawn().ingress_ns) + to_ns(more_s)
         return self._free_ns
+
+    def _drawn(self) -> "_Drawn":
+        return self._alone if self._beside is None or not self._is_busy() else self._beside
 
 
 class _Drawn:

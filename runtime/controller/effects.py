@@ -4,7 +4,7 @@ messages.
 The order makes a crash between any two effects harmless: everything that a message or a word refers to is in memory before it.
 """
 
-from typing import NamedTuple
+import msgspec
 
 from ...schema.rows import Phase
 from ..bus.messages import PageRun, ToActor
@@ -13,24 +13,28 @@ from ..stage_table import InstanceId
 from .records import JournalRecord
 
 
-class WriteJournal(NamedTuple):
+class _Effect(msgspec.Struct, frozen=True, array_like=True):
+    """What all effects have: they are compared and encoded by their fields, in order."""
+
+
+class WriteJournal(_Effect, frozen=True):
     record: JournalRecord
 
 
-class SetPageGenerations(NamedTuple):
+class SetPageGenerations(_Effect, frozen=True):
     """These pages have been allocated: a holder of an older generation of them is stale from now on."""
 
     pool: PoolName
     run: PageRun
 
 
-class KeepEra(NamedTuple):
+class KeepEra(_Effect, frozen=True):
     """Later runs with the same files begin in this era of the caches."""
 
     era: bytes
 
 
-class SetPageKeys(NamedTuple):
+class SetPageKeys(_Effect, frozen=True):
     """The contents of these pages have these names: nobody writes them any more."""
 
     pool: PoolName
@@ -39,19 +43,19 @@ class SetPageKeys(NamedTuple):
     depths: list[int]
 
 
-class BeginRow(NamedTuple):
+class BeginRow(_Effect, frozen=True):
     """Give a free row its next generation, which must be this one."""
 
     row: int
     generation: int
 
 
-class WriteState(NamedTuple):
+class WriteState(_Effect, frozen=True):
     row: int
     state: bytes
 
 
-class WriteSpec(NamedTuple):
+class WriteSpec(_Effect, frozen=True):
     """``prompts``: expanded ids per member."""
 
     row: int
@@ -59,13 +63,13 @@ class WriteSpec(NamedTuple):
     prompts: tuple[list[int], ...]
 
 
-class AppendPages(NamedTuple):
+class AppendPages(_Effect, frozen=True):
     row: int
     member: int
     pages: list[int]
 
 
-class AppendSourcePages(NamedTuple):
+class AppendSourcePages(_Effect, frozen=True):
     """Pages of the pool in which the row is prefilled, where that is not its own."""
 
     row: int
@@ -73,48 +77,48 @@ class AppendSourcePages(NamedTuple):
     pages: list[int]
 
 
-class ClearSource(NamedTuple):
+class ClearSource(_Effect, frozen=True):
     """The row no longer holds pages of another pool than its own."""
 
     row: int
 
 
-class ClearPages(NamedTuple):
+class ClearPages(_Effect, frozen=True):
     """The row no longer holds KV pages, of any pool: block tables are empty, nothing is prefilled."""
 
     row: int
 
 
-class SetPrefilled(NamedTuple):
+class SetPrefilled(_Effect, frozen=True):
     row: int
     member: int
     num_tokens: int
 
 
-class SetPhase(NamedTuple):
+class SetPhase(_Effect, frozen=True):
     row: int
     phase: Phase
 
 
-class SetOwner(NamedTuple):
+class SetOwner(_Effect, frozen=True):
     """Give the row to a decode actor, or to none: one that has it leaves it at the Drop that follows."""
 
     row: int
     decode: InstanceId | None
 
 
-class WritePlan(NamedTuple):
+class WritePlan(_Effect, frozen=True):
     slot: int
     plan_id: int
     actor: InstanceId
     payload: bytes
 
 
-class ClearPlan(NamedTuple):
+class ClearPlan(_Effect, frozen=True):
     slot: int
 
 
-class Send(NamedTuple):
+class Send(_Effect, frozen=True):
     actor: InstanceId
     generation: int
     message: ToActor

@@ -27,6 +27,8 @@ def prefill_targets(lengths: Lengths, num_committed: int) -> Lengths:
 
     ``num_committed`` > 0 after a preemption: the generated tokens are prefilled again, after each member's prompt.
     """
+    if len(lengths) == 1:
+        return (lengths[0] + num_committed - 1,)
     return tuple([length + num_committed - 1 for length in lengths])
 
 

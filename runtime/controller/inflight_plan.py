@@ -1,7 +1,7 @@
 """A plan in the plan table, as the controller sees it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from ..bus.copy_plans import Load, Transfer
@@ -24,18 +24,19 @@ class InflightPlan:
     requests: list[Request]
     sent_s: float = LONG_AGO_S
     begun_s: float = LONG_AGO_S
+    disturbs_decode: bool = field(init=False)  # it lengthens decode's steps on a shared device
+    is_large: bool = field(init=False)  # see ``PlanBase``
 
-    @property
-    def disturbs_decode(self) -> bool:
-        """True if it lengthens decode's steps on a shared device."""
-        return bool(STAGES[self.plan.STAGE].letter)
+    def __post_init__(self) -> None:
+        self.disturbs_decode = bool(STAGES[self.plan.STAGE].letter)
+        self.is_large = self.plan.is_large
 
     def pages(self) -> Iterator[tuple[PoolName, list[int]]]:
         """Yield the pages that it names; for one that follows its rows' block tables also *all* their KV pages, of both
         pools: tables are emptied before their pages are free."""
         yield from self.plan.reads().items()
         yield from self.plan.writes().items()
-        for request in self.requests if isinstance(self.plan, Prefill | Load | Transfer) else ():
+        for request in self.requests if isinstance(self.plan, (Prefill, Load, Transfer)) else ():
             yield request.kv_pool, list(chain(*request.block_tables))
             if request.record.source_pool is not None:
                 yield request.record.source_pool, list(chain(*request.source_tables))

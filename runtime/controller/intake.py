@@ -161,6 +161,8 @@ def _place(state: ControllerState, request: Request, placement: Placement | None
 
 def prepare_analysed(state: ControllerState) -> None:
     """Prepare the rows whose items have all been analysed."""
+    if all([request.record.prepared for request in state.preparing()]):
+        return
     for request in state.touched():
         if request.failure is not None or request.record.prepared or not request.record.filled:
             continue
@@ -268,16 +270,17 @@ def expand(spec: RequestSpec, shapes: Sequence[ItemShape], limits: Limits) -> tu
     placeholders = set(limits.placeholder_ids.values())
     prompt: list[int] = []
     starts: list[int] = []
-    for token in spec.prompt_ids:
-        if token not in placeholders:
-            prompt.append(token)
-            continue
+    end = 0  # of what has been copied
+    for place in [place for place, token in enumerate(spec.prompt_ids) if token in placeholders]:
+        prompt += spec.prompt_ids[end:place]
+        end = place + 1
         shape = shapes[len(starts)]
         if shape.num_tokens < 1 or shape.num_tokens != sum(segment.num_tokens for segment in shape.segments):
             raise RequestError(f"{shape.kind} {len(starts) + 1} has no tokens", param="messages")
         starts.append(len(prompt))
         for segment in shape.segments:
             prompt += [limits.placeholder_ids[segment.kind]] * segment.num_tokens
+    prompt += spec.prompt_ids[end:]
     return prompt, starts
 
 

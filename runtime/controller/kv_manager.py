@@ -215,8 +215,9 @@ def make_room(state: ControllerState, request: Request, placement: Placement, no
 def admit_to_decode(state: ControllerState) -> None:
     """Hand over fully prefilled rows once no plan writes their KV pages, and rows that have left a decode actor for another one. Those
     whose pool has lost its decodes are prefilled again in another."""
+    prepare = Phase.PREPARE
     for request in state.touched():
-        if is_orphan(request) or _is_prepared(request):
+        if _is_prepared(request) if request.phase == prepare else is_orphan(request):
             if request.kv_pool in able_pools(state, "decode"):
                 _take_spare(state, request)
                 hand_over(state, request)
@@ -225,5 +226,6 @@ def admit_to_decode(state: ControllerState) -> None:
 
 
 def _is_prepared(request: Request) -> bool:
-    is_home = request.record.source_pool is None and request.transfer_plan is None
-    return request.phase == Phase.PREPARE and not request.spec.is_prefill_only and request.is_ready and is_home
+    if not request.is_ready or request.spec.is_prefill_only:
+        return False
+    return request.record.source_pool is None and request.transfer_plan is None

@@ -118,6 +118,7 @@ def settle(state: ControllerState, request: Request) -> None:
     is_leaving = request.ending or record.evicting or request.is_finished or request.phase == Phase.DECODE and request.decode is None
     if record.member_of is not None and is_leaving:
         request.drop_ticket = request.drop_ticket or state.number()
+        state.drops[request.row] = request
         return
     if (request.ending or record.evicting or request.is_finished) and not request.has_kv_plan:
         if any(request.block_tables) or any(request.source_tables) or any(request.prefilled):

@@ -56,6 +56,7 @@ IDLE_S = 1.0
 FILLS_PAGES = frozenset({*WORKERS, "decode"})
 LOOK_S, SOON_S = 0.2, 0.01  # between reads of decode's words: at most, at least
 FAST_RATE = 500.0  # tokens/s assumed for a row until its rate is measured
+_ENDING, _FROM_ALL = (Cancel, Delivered), (Hello, ClearCaches)  # messages
 
 
 class Controller:
@@ -74,7 +75,7 @@ class Controller:
 
     def ended_by(self, message: ToController) -> list[tuple[int, int]]:
         """Return the rows that this message ends while they decode, as (row, generation): ``on_message`` takes their last words."""
-        if not self.state.limits.prefix_cache or not isinstance(message, Cancel | Delivered):
+        if not isinstance(message, _ENDING) or not self.state.limits.prefix_cache:
             return []
         request = self.state.requests.get(message.key)
         is_decoding = request is not None and request.phase == Phase.DECODE and not request.ending
@@ -92,7 +93,8 @@ class Controller:
         """Record a message from ``actor``'s generation. Stale, repeated and unknown ones change nothing."""
         state = self.state
         state.now = now
-        note_last_words(state, last_words, last_ids)
+        if last_words:
+            note_last_words(state, last_words, last_ids)
         if isinstance(message, Hello):
             self._hello(actor, generation, message)
         elif isinstance(message, ClearCaches):
@@ -130,7 +132,7 @@ class Controller:
                 on_dropped(state, actor, message.row, message.row_generation, message.ticket)
         elif isinstance(message, SequenceEnded):
             pass  # a hint: tick looks at the rows
-        elif stage_of(actor) == "gateway" and not isinstance(message, Hello | ClearCaches):
+        elif stage_of(actor) == "gateway" and not isinstance(message, _FROM_ALL):
             self._from_gateway(generation, message, now)
 
     def _from_gateway(self, generation: int, message: Submit | Filled | Cancel | Delivered | Query, now: float) -> None:
@@ -142,12 +144,12 @@ class Controller:
         if request is not None:
             request.last_heard_s = now
         if request is None or request.gateway_generation != generation:
-            if isinstance(message, Cancel | Delivered):
+            if isinstance(message, _ENDING):
                 state.remember_end(message.key)  # its Submit may still come
             gone = message.key in state.ended or not isinstance(message, Query)
             answer = Released(state.epoch, message.key) if gone else Unknown(state.epoch, message.key)
             state.send(GATEWAY, answer)
-        elif isinstance(message, Cancel | Delivered):
+        elif isinstance(message, _ENDING):
             end(state, request)
         elif isinstance(message, Filled):
             if request.has_row and not request.ending and not request.record.filled:
@@ -260,16 +262,18 @@ class Controller:
         if decoding:
             wait_s = min(wait_s, LOOK_S)
         page_tokens, never = state.limits.kv_page_tokens, state.limits.max_context
-        for request in [request for request in decoding if request.committed >= request.short_at and request.grow_at < never]:
-            # half the time in which the row could use up the pages that it has
+        # half the time in which a row could use up the pages that it has
+        for request in [r for r in decoding if r.rate and r.committed >= r.short_at and r.grow_at < never]:
             tokens = len(request.block_tables[0]) * page_tokens - request.lengths[0] - request.committed
-            tokens_per_s = 2 * (request.rate or FAST_RATE)
-            if request.rate:
-                request.short_at = request.committed + int(tokens - LOOK_S * tokens_per_s)
-            else:  # look soon, to measure it
-                tokens = min(tokens, state.limits.ahead_pages * page_tokens)
+            tokens_per_s = 2 * request.rate
+            request.short_at = request.committed + int(tokens - LOOK_S * tokens_per_s)
             if tokens <= wait_s * tokens_per_s:
                 wait_s = min(wait_s, max(SOON_S, tokens / tokens_per_s))
+        unmeasured = [
+            len(r.block_tables[0]) * page_tokens - r.lengths[0] - r.committed for r in decoding if not r.rate and r.grow_at < never
+        ]
+        if unmeasured:  # look soon, to measure them
+            wait_s = min(wait_s, max(SOON_S, min(state.limits.ahead_pages * page_tokens, *unmeasured) / (2 * FAST_RATE)))
         return wait_s
 
     def _grant(self, now: float) -> None:

@@ -27,7 +27,7 @@ def hand_over(state: ControllerState, request: Request) -> None:
     last."""
     actor = choose_decode(state, request.kv_pool)
     request.record.member_of = actor
-    request.window = None  # time spent outside decode does not count as time between tokens
+    request.window, state.windows_s = None, LONG_AGO_S  # time spent outside decode does not count as time between tokens
     state.save(request)
     for table in request.block_tables:
         state.pools[request.kv_pool].use(membership(request), table)
@@ -83,7 +83,7 @@ def set_owner(state: ControllerState, request: Request, actor: InstanceId | None
 
 def send_drops(state: ControllerState, now: float) -> None:
     """Ask decode actors to drop rows, repeatedly until they answer."""
-    for request in [request for request in state.rows if request is not None and request.drop_ticket]:
+    for request in [state.drops[row] for row in sorted(state.drops)]:
         actor = request.record.member_of
         if actor is not None and now - request.drop_sent_s >= state.limits.resend_s:
             if state.send(actor, Drop(state.epoch, request.row, request.row_generation, request.drop_ticket)):
@@ -121,6 +121,7 @@ def on_gone(state: ControllerState, actors: Collection[InstanceId]) -> None:
 
 def _end_membership(state: ControllerState, request: Request) -> None:
     request.drop_ticket, request.drop_sent_s = 0, LONG_AGO_S
+    del state.drops[request.row]
     request.record.member_of = None
     state.save(request)
     state.pools[request.kv_pool].drop(membership(request))

@@ -10,7 +10,7 @@ Allocation gives a page another generation, so eviction writes nothing, and a ne
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ...schema.page_key import KEY_BYTES
 
@@ -50,6 +50,9 @@ class PageCache:
         entry = self._key_of.get(page)
         return None if entry is None else entry[0]
 
+    def has_key(self, page: int) -> bool:
+        return page in self._key_of
+
     def is_idle(self, page: int) -> bool:
         return page in self._idle
 
@@ -60,27 +63,26 @@ class PageCache:
         assert len(key) == KEY_BYTES, f"a key of {len(key)} bytes"
         if page in self._key_of or key in self._page_of:
             return False
-        self._numbers += 1
-        self._page_of[key] = page
-        self._key_of[page] = key, self._numbers
+        self._numbers = number = self._numbers + 1
+        self._page_of[key], self._key_of[page] = page, (key, number)
         return True
 
     def rest(self, pages: Iterable[int]) -> None:
         """Record that the cache alone holds these pages from now on."""
-        for page in sorted(pages, key=self._number, reverse=True):
+        key_of = self._key_of
+        for page in sorted(pages, key=lambda page: key_of[page][1], reverse=True):
             self._idle[page] = None
 
-    def wake(self, pages: Iterable[int]) -> None:
+    def wake(self, pages: Collection[int]) -> None:
         """Record that a row or a plan holds these pages again."""
-        for page in pages if self._idle else ():
-            self._idle.pop(page, None)
+        if not self._idle.keys().isdisjoint(pages):
+            for page in pages:
+                self._idle.pop(page, None)
 
-    def evict(self) -> int:
-        """Forget the idle page that was used least recently, and return it."""
-        page, _ = self._idle.popitem(last=False)
-        key, _ = self._key_of.pop(page)
-        del self._page_of[key]
-        return page
-
-    def _number(self, page: int) -> int:
-        return self._key_of[page][1]
+    def evict(self, count: int) -> list[int]:
+        """Forget so many idle pages that were used least recently, and return them."""
+        idle, key_of, page_of = self._idle, self._key_of, self._page_of
+        pages = [idle.popitem(last=False)[0] for _ in range(count)]
+        for page in pages:
+            del page_of[key_of.pop(page)[0]]
+        return pages

@@ -143,7 +143,7 @@ class PageKeys:
             assert self._find_positions is not None
             self._positions = self._find_positions()
         prompt, delta = self._positions
-        inside = prompt[start * _TOKEN_BYTES : min(end, self._num_prompt) * _TOKEN_BYTES]
+        inside = prompt[start * _TOKEN_BYTES : end * _TOKEN_BYTES]
         if end <= self._num_prompt:
             return inside
         return inside + _indices_of_page(max(start, self._num_prompt) + delta, max(end, self._num_prompt) + delta)

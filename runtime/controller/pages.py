@@ -11,7 +11,7 @@ holds it, it counts as free, and ``allocate`` evicts it when no other page is le
 Nothing here is linear in the size of the pool except construction: growing a sequence by a page is O(1).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from ..bus.messages import PageRun
@@ -97,16 +97,18 @@ class PageLedger:
         assert count >= 0
         if count > self.num_free:
             return None
-        while count > len(self._free):
-            self._evict()
-        pages = [self._free.pop() for _ in range(count)]
-        owned = self._owned.setdefault(owner, set())
+        if (num_missing := count - len(self._free)) > 0:
+            self._evict(num_missing)
+        left = len(self._free) - count
+        pages = self._free[left:][::-1]
+        del self._free[left:]
+        owners, users, generations = self._num_owners, self._num_users, self.generations
         for page in pages:
-            assert not self._num_owners[page] and not self._num_users[page], f"page {page} leased twice"
-            self.generations[page] += 1
-            self._num_owners[page] = 1
-        owned.update(pages)
-        return PageRun(pages, [self.generations[page] for page in pages])
+            assert not owners[page] and not users[page], f"page {page} leased twice"
+            generations[page] += 1
+            owners[page] = 1
+        self._owned.setdefault(owner, set()).update(pages)
+        return PageRun(pages, [generations[page] for page in pages])
 
     def share(self, owner: Owner, pages: Iterable[int]) -> None:
         """Add an owner to pages that are owned already."""
@@ -126,26 +128,31 @@ class PageLedger:
         assert self._num_owners[page] > 0, f"page {page} is retired or free"
         if not self.cache.add(page, key):
             return False
-        self._owned.setdefault(CACHE, set()).add(page)
+        if (owned := self._owned.get(CACHE)) is None:
+            owned = self._owned[CACHE] = set()
+        owned.add(page)
         self._num_owners[page] += 1
         return True
 
     def forget_idle(self) -> PageRun:
         """Free all idle pages of the cache. Each gets a generation that it never had, as if it had been allocated."""
-        pages = [self._evict() for _ in range(self.cache.num_idle)]
+        pages = self._evict(self.cache.num_idle)
         for page in pages:
             self.generations[page] += 1
         return PageRun(pages, [self.generations[page] for page in pages])
 
-    def use(self, user: User, pages: Iterable[int]) -> None:
+    def use(self, user: User, pages: Collection[int]) -> None:
         """Record that a plan or the running set names these pages; refused (assert) for pages that are retired or free."""
-        used, added = self._used.setdefault(user, set()), []
-        for page in pages:
-            assert self._num_owners[page] > 0, f"{user} names page {page}, which is retired or free"
-            if page not in used:
+        owners, users = self._num_owners, self._num_users
+        assert all([owners[page] > 0 for page in pages]), f"{user} names pages that are retired or free"
+        if (used := self._used.get(user)) is None:
+            added = self._used[user] = set(pages)
+        else:
+            added = set(pages) - used
+            for page in pages:
                 used.add(page)
-                self._num_users[page] += 1
-                added.append(page)
+        for page in added:
+            users[page] += 1
         self.cache.wake(added)
 
     def retire(self, owner: Owner, pages: Iterable[int] | None = None) -> None:
@@ -154,20 +161,26 @@ class PageLedger:
         if owned is None:
             assert pages is None or not list(pages), f"{owner} owns nothing"
             return
-        pages = list(owned) if pages is None else list(pages)
-        for page in pages:
-            owned.remove(page)
-            self._num_owners[page] -= 1
-        if not owned:
+        if pages is None:
+            pages = owned
             del self._owned[owner]
+        else:
+            pages = list(pages)
+            for page in pages:
+                owned.remove(page)
+            if not owned:
+                del self._owned[owner]
+        for page in pages:
+            self._num_owners[page] -= 1
         self._free_unheld(pages)
 
     def drop(self, user: User) -> None:
         """Remove a user acknowledged as dropped: it no longer reads or writes any of its pages."""
-        pages = self._used.pop(user, set())
-        for page in pages:
-            self._num_users[page] -= 1
-        self._free_unheld(pages)
+        pages = self._used.pop(user, None)
+        if pages is not None:
+            for page in pages:
+                self._num_users[page] -= 1
+            self._free_unheld(pages)
 
     def num_owned(self, owner: Owner) -> int:
         return len(self._owned.get(owner, ()))
@@ -207,18 +220,29 @@ class PageLedger:
             assert (page in free) == (not owners[page] and not users[page]), f"page {page} is free and held, or lost"
             assert self.cache.is_idle(page) == self._is_held_by_the_cache_alone(page), f"page {page} is idle and held, or lost"
 
-    def _evict(self) -> int:
-        page = self.cache.evict()
-        self.retire(CACHE, (page,))
-        return page
+    def _evict(self, count: int) -> list[int]:
+        """Free the idle pages that were used least recently: the cache alone holds them."""
+        pages, owned = self.cache.evict(count), self._owned.get(CACHE, set())
+        owned.difference_update(pages)
+        if not owned:
+            self._owned.pop(CACHE, None)
+        for page in pages:
+            self._num_owners[page] -= 1
+        self._free += pages
+        return pages
 
     def _is_held_by_the_cache_alone(self, page: int) -> bool:
-        return self._num_owners[page] == 1 and not self._num_users[page] and self.cache.key_of(page) is not None
+        return self._num_owners[page] == 1 and not self._num_users[page] and self.cache.has_key(page)
 
     def _free_unheld(self, pages: Iterable[int]) -> None:
         """Free those of the pages that nobody holds any more."""
-        unused = [page for page in pages if not self._num_users[page]]
-        self._free += [page for page in unused if not self._num_owners[page]]
-        idle = [page for page in unused if self._is_held_by_the_cache_alone(page)]
+        owners, users, idle = self._num_owners, self._num_users, []
+        for page in pages:
+            if users[page]:
+                continue
+            if not owners[page]:
+                self._free.append(page)
+            elif owners[page] == 1 and self.cache.has_key(page):  # the cache alone holds it
+                idle.append(page)
         if idle:
             self.cache.rest(idle)

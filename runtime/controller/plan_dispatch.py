@@ -22,17 +22,17 @@ from .state import ControllerState
 def credit(state: ControllerState, stage: str, pool: PoolName | None = None) -> int:
     """Return how many more plans the actors of a stage may be sent: depth for each less its unacknowledged ones. ``pool``: only those
     with this KV pool."""
-    depth = state.limits.depth
-    return sum([depth - load for load in _loads(state, stage, pool).values() if load < depth])
+    depth, num_plans, able = state.limits.depth, state.num_plans, _able(state, stage, pool)
+    if len(able) == 1:
+        return max(0, depth - num_plans.get(able[0], 0))
+    return sum([max(0, depth - num_plans.get(actor, 0)) for actor in able])
 
 
-def _loads(state: ControllerState, stage: str, pool: PoolName | None) -> dict[InstanceId, int]:
-    """Return the unacknowledged plans of each active actor of a stage that gets work: dead ones get some only if all are."""
+def _able(state: ControllerState, stage: str, pool: PoolName | None) -> list[InstanceId]:
+    """Return the active actors of a stage that get work: dead ones get some only if all are."""
     active = [actor for actor in _of_stage(state.staying, stage) if actor in state.actors and actor not in state.outages]
     able = active if pool is None else [actor for actor in active if pool == state.pool_of(actor)]
-    if state.absent:
-        able = [actor for actor in able if actor not in state.absent] or able
-    return {actor: state.num_plans.get(actor, 0) for actor in able}
+    return able if not state.absent else [actor for actor in able if actor not in state.absent] or able
 
 
 @cache
@@ -46,23 +46,24 @@ def place_plan(state: ControllerState, plan: Plan, requests: Iterable[Request], 
     actor = _least_busy(state, plan.STAGE, pool)
     inflight = InflightPlan(state.number(), state.free_slots.pop(), actor, plan, list(requests), begun_s=now)
     adopt_plan(state, inflight)
+    user = User("plan", inflight.plan_id)
     for pool, pages in inflight.pages():
-        state.pools[pool].use(User("plan", inflight.plan_id), pages)
-    state.emit(WritePlan(inflight.slot, inflight.plan_id, inflight.actor, encode(plan)))
+        state.pools[pool].use(user, pages)
+    state.effects.append(WritePlan(inflight.slot, inflight.plan_id, inflight.actor, encode(plan)))
     send_plan(state, inflight, now)
 
 
 def _least_busy(state: ControllerState, stage: str, pool: PoolName | None) -> InstanceId:
     """Return the actor with room for a plan and the fewest pending units, by their cost (MS2)."""
-    loads = _loads(state, stage, pool)
-    able = [actor for actor, load in loads.items() if load < state.limits.depth]
+    depth, num_plans = state.limits.depth, state.num_plans
+    able = [actor for actor in _able(state, stage, pool) if num_plans.get(actor, 0) < depth]
     if len(able) == 1:
         return able[0]
-    pending = dict.fromkeys(loads, 0.0)
+    pending = dict.fromkeys(able, 0.0)
     for inflight in state.plans.values():
         if inflight.actor in pending:
             pending[inflight.actor] += inflight.plan.cost or 0.0
-    return choose({actor: (pending[actor], loads[actor]) for actor in able})
+    return choose({actor: (pending[actor], num_plans.get(actor, 0)) for actor in able})
 
 
 def adopt_plan(state: ControllerState, inflight: InflightPlan) -> None:
@@ -88,10 +89,11 @@ def clear_plan(state: ControllerState, inflight: InflightPlan) -> None:
     """Remove an acknowledged plan, which no actor works on. First its slot is freed, then its pages."""
     del state.plans[inflight.plan_id]
     state.num_plans[inflight.actor] -= 1
-    state.emit(ClearPlan(inflight.slot))
+    state.effects.append(ClearPlan(inflight.slot))
     state.free_slots.append(inflight.slot)
+    user = User("plan", inflight.plan_id)
     for pool in state.pools.values():
-        pool.drop(User("plan", inflight.plan_id))
+        pool.drop(user)
     for request in inflight.requests:
         request.plans.pop(inflight.plan_id, None)
         state.touch(request)

@@ -37,7 +37,7 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
     if isinstance(plan, LoadSegments) and not isinstance(result, Skipped):
         for request in live:
             give_up_loading(state, request, plan, result if isinstance(result, Loaded) else None)
-    if isinstance(result, ItemError | Died):
+    if isinstance(result, (ItemError, Died)):
         if isinstance(plan, PreprocessSegment) and isinstance(result, ItemError):
             for request in [request for request in live if request.awaits(plan)]:
                 forget_medium(state, request, plan.item)
@@ -68,7 +68,7 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
                     apply_transferred(state, request, plan, result)
     clear_plan(state, inflight)
     keep_encoded(state, encoded, are_hits=isinstance(plan, LoadSegments))
-    for request in live if isinstance(plan, Prefill | Load) else ():  # only now: a plan in the table may be done again
+    for request in live if isinstance(plan, (Prefill, Load)) else ():  # only now: a plan in the table may be done again
         name_pages(state, request)
         if isinstance(plan, Load) and request.has_kv and not request.ending:
             note_hits(state, request)
@@ -89,7 +89,7 @@ def skip_plans(state: ControllerState, actors: Collection[InstanceId]) -> None:
 def _learn_cost(state: ControllerState, inflight: InflightPlan, live: list[Request], elapsed_s: float) -> None:
     """Learn the cost of the parts of live rows: for policies, and for the budgets of encode and prefill."""
     plan = inflight.plan
-    if isinstance(plan, Load | LoadSegments | Transfer):
+    if isinstance(plan, (Load, LoadSegments, Transfer)):
         return  # nothing was computed
     keys = {request.key_in_table for request in live}
     steering = state.steering

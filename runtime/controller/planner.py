@@ -7,7 +7,6 @@ A row has at most one prefill plan in flight: messages can be reordered, and a c
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import islice, takewhile
-from typing import TypedDict
 
 import msgspec
 
@@ -28,7 +27,6 @@ from .policy_calls import choose
 from .prefix_cache import PAGES_AT_ONCE, load_plan, note_hits
 from .request import Request
 from .scheduling.budgets import allowance_s, retarget
-from .scheduling.facts import Objective, RequestKind
 from .scheduling.types import (
     ChunkChoice,
     MemberView,
@@ -43,16 +41,6 @@ from .state import BY_RANK, STUCK_S, ControllerState, owner
 
 MAX_ROUNDS = 8
 WINDOW = 32  # segments of one request that a policy sees: enough to keep video and encoder busy
-
-
-class _Common(TypedDict):
-    work: tuple[int, ...]
-    video_in_flight: int
-    video_since_s: float
-    arrived_s: float
-    kind: RequestKind
-    objective: Objective
-    priority: int
 
 
 # ------------------------------------------------------------------------------------------------------------ planning
@@ -84,7 +72,7 @@ def issue(state: ControllerState, now: float) -> None:
             _issue_encode(state, step.encode, now)
         if step.prefill:
             _issue_prefill(state, step.prefill, now)
-        if not any([credit(state, stage) for stage in WORKERS]):
+        if not any(credit(state, stage) for stage in WORKERS):
             break  # another round could plan nothing
     _notice_shortage(state, view, now)
 
@@ -106,15 +94,14 @@ def _plannable(state: ControllerState) -> list[Request]:
 def make_view(state: ControllerState) -> View:
     """Build the view: rows in preparation, in rank order, and free resources. Before that, give the rows what others have made."""
     rows = sorted(_plannable(state), key=BY_RANK)
-    take_shared(state, rows, [request.view or _keep_view(state, request) for request in rows])
-    views = hide_shared(state, rows, [request.view or _keep_view(state, request) for request in rows])
+    views = [request.view or _keep_view(state, request) for request in rows]
+    if any([request.shares_media for request in rows]):
+        take_shared(state, rows, views)
+        views = hide_shared(state, rows, [request.view or _keep_view(state, request) for request in rows])
     if len(state.kv_pools) > 1:
         views = _hide_busy(state, rows, views)
-    in_flight = [
-        inflight.plan.STAGE
-        for inflight in state.plans.values()
-        if state.now - inflight.begun_s < STUCK_S and inflight.actor not in state.outages
-    ]
+    now, plans = state.now, state.plans.values()
+    in_flight = [plan.plan.STAGE for plan in plans if now - plan.begun_s < STUCK_S and plan.actor not in state.outages]
     return View(
         requests=tuple(views),
         facts=state.facts,
@@ -132,7 +119,7 @@ def make_view(state: ControllerState) -> View:
         num_free_embedding_pages=state.pools["embedding"].num_free,
         last=state.steering.last,
         num_turns=_num_turns(state.staying),
-        large_in_flight=any([inflight.plan.is_large for inflight in state.plans.values()]),
+        large_in_flight=any([plan.is_large for plan in plans]),
         last_streamed=state.steering.last_streamed,
     )
 
@@ -163,36 +150,38 @@ def _keep_view(state: ControllerState, request: Request) -> RequestView:
 
 def view_request(state: ControllerState, request: Request) -> RequestView:
     """Build the policies' view of a row. Call ``ControllerState.touch`` whenever it changes."""
-    items = request.record.items
-    if not request.record.prepared:
-        unanalysed = tuple(i for i, item in enumerate(items) if item.shape is None and i not in request.analysing)
-        return RequestView(request.key, request.arrival, unanalysed=unanalysed, **_common(request))
-    is_loading = request.may_load and request.has_kv  # what is loaded of its KV pages may make its media unnecessary
-    segments = () if request.record.evicting or is_loading else tuple(islice(_open_segments(state, request), WINDOW))
+    record, items, plans = request.record, request.spec.items, request.plans
+    is_prepared = record.prepared
+    patch_held = embedding_held = 0
+    unanalysed: tuple[int, ...] = ()
+    segments: tuple[SegmentView, ...] = ()
+    if not is_prepared:
+        analysing = request.analysing
+        unanalysed = tuple([i for i, item in enumerate(record.items) if item.shape is None and i not in analysing])
+    elif items:
+        patch_held = state.pools["patch"].num_owned(owner(request))
+        embedding_held = state.pools["embedding"].num_owned(owner(request))
+        if not record.evicting and not (request.may_load and request.has_kv):  # loads of KV pages may make media unnecessary
+            segments = tuple(islice(_open_segments(state, request), WINDOW))
     return RequestView(
         request.key,
         request.arrival,
-        has_kv=request.can_prefill,
-        prefill_in_flight=request.may_load or request.prefill_plan is not None,
-        members=_members(request),
+        has_kv=is_prepared and request.can_prefill,
+        prefill_in_flight=is_prepared and (request.may_load or request.prefill_plan is not None),
+        members=_members(request) if is_prepared else (),
+        unanalysed=unanalysed,
         segments=segments,
-        patch_held=state.pools["patch"].num_owned(owner(request)),
-        embedding_held=state.pools["embedding"].num_owned(owner(request)),
-        alone=is_suspect(request),
-        **_common(request),
+        patch_held=patch_held,
+        embedding_held=embedding_held,
+        alone=is_prepared and is_suspect(request),
+        work=tuple(map(estimated_work, items)) if items else (),
+        video_in_flight=sum([plan.STAGE == "video" for plan in plans.values()]) if plans else 0,
+        video_since_s=request.video_s,
+        arrived_s=request.arrived_s,
+        kind=request.kind,
+        objective=request.objective,
+        priority=request.priority,
     )
-
-
-def _common(request: Request) -> _Common:
-    return {
-        "work": tuple(map(estimated_work, request.spec.items)),
-        "video_in_flight": sum([plan.STAGE == "video" for plan in request.plans.values()]),
-        "video_since_s": request.video_s,
-        "arrived_s": request.arrived_s,
-        "kind": request.kind,
-        "objective": request.objective,
-        "priority": request.priority,
-    }
 
 
 def _open_segments(state: ControllerState, request: Request) -> Iterator[SegmentView]:
@@ -216,15 +205,19 @@ def _open_segments(state: ControllerState, request: Request) -> Iterator[Segment
 def _members(request: Request) -> tuple[MemberView, ...]:
     targets = request.targets
     first = request.tracker.ready_prefix(targets[0]) if request.tracker is not None else targets[0]
+    if len(targets) == 1:
+        return (MemberView(request.prefilled[0], first, targets[0], request.num_cached[0]),)
     ready = (first, *targets[1:])
-    return tuple(MemberView(request.prefilled[m], ready[m], targets[m], request.num_cached[m]) for m in range(len(targets)))
+    return tuple([MemberView(request.prefilled[m], ready[m], targets[m], request.num_cached[m]) for m in range(len(targets))])
 
 
 def _notice_shortage(state: ControllerState, view: View, now: float) -> None:
     """Evict pages of later rows if the first row with KV pages has waited too long for patch or embedding pages."""
     for seen in view.requests:
+        if not seen.segments or not seen.has_kv:
+            continue
         request = state.requests[seen.key]
-        if not seen.segments or not seen.has_kv or any(state.plans[plan_id].actor not in state.outages for plan_id in request.plans):
+        if any([state.plans[plan_id].actor not in state.outages for plan_id in request.plans]):
             continue
         segment = seen.segments[0]
         pool: PoolName = "patch" if segment.stage == SegmentStage.PENDING else "embedding"

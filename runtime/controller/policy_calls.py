@@ -111,8 +111,9 @@ def choose(state: ControllerState, view: View, limits: StepLimits) -> StepPlan:
         return UNIFIED.plan(view, limits, None)[0]
     state.totals.illegal += num_illegal
     record.illegal += num_illegal
-    record.plans += bool(legal)
-    if legal or state.policy is UNIFIED or any(state.now - inflight.begun_s < STUCK_S for inflight in state.plans.values()):
+    has_work = bool(legal)
+    record.plans += has_work
+    if has_work or state.policy is UNIFIED or any([state.now - inflight.begun_s < STUCK_S for inflight in state.plans.values()]):
         state.starved_s = None
         return legal
     other, _ = UNIFIED.plan(view, limits, None)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from ...schema.rows import Phase
+from .inflight_plan import LONG_AGO_S
 from .lifecycle import settle
 from .prefix_cache import learn_ids, name_pages
 from .scheduling.budgets import steer_share
@@ -45,12 +46,13 @@ def wanted_ids(state: ControllerState, progress: Sequence[Progress], *, all_of_t
         return []
     spans, enough, rows = [], NAMED_AT_ONCE * state.limits.kv_page_tokens, state.rows
     for words in progress:
-        request = rows[words.row]
-        if request is None or request.row_generation != words.row_generation:
+        request, committed = rows[words.row], words.committed
+        if request is None:
             continue
-        committed = words.committed
         num_new = committed - len(request.ids)
-        if num_new >= enough or num_new > 0 and (words.end_code or all_of_them or not request.counts_known):
+        if num_new < enough and (num_new <= 0 or not (words.end_code or all_of_them or not request.counts_known)):
+            continue
+        if request.row_generation == words.row_generation:
             spans.append(IdSpan(words.row, words.row_generation, committed - num_new, committed))
     return spans
 
@@ -67,12 +69,17 @@ def note_last_words(state: ControllerState, progress: Sequence[Progress], new_id
 
 def observe(state: ControllerState, progress: Sequence[Progress], new_ids: NewIds, now: float) -> None:
     """Record committed ids and ends; measure rates and the time between tokens."""
-    ids_of = {(span.row, span.row_generation): ids for span, ids in new_ids}
     if any([inflight.disturbs_decode for inflight in state.plans.values()]):
         state.steering.disturbed_s = now
-    num_tokens, span_s = 0, 0.0
-    quiet_tokens, quiet_s = 0, 0.0
-    rows, decode = state.rows, Phase.DECODE
+    watched = state.watched()
+    _record(state, progress, new_ids)
+    if now - state.windows_s >= WINDOW_S:
+        _measure(state, watched, now)
+
+
+def _record(state: ControllerState, progress: Sequence[Progress], new_ids: NewIds) -> None:
+    ids_of = {span.row: ids for span, ids in new_ids}
+    rows = state.rows
     for words in progress:
         request, committed = rows[words.row], words.committed
         if request is None or request.row_generation != words.row_generation or request.ending:
@@ -81,25 +88,43 @@ def observe(state: ControllerState, progress: Sequence[Progress], new_ids: NewId
             state.note_counts(request, True)
         if committed > request.committed:
             request.committed = committed
-        if ids_of and (ids := ids_of.get(request.key_in_table)) is not None:
+        if ids_of and (ids := ids_of.get(words.row)) is not None:
             learn_ids(request, ids)
             name_pages(state, request)
-        if request.phase == decode and (window := request.window) is not None:
-            began_s, began = window
-            if now - began_s >= WINDOW_S:
-                request.rate = (request.committed - began) / (now - began_s)
-                state.touch(request)
-                num_tokens += request.committed - began
-                span_s += now - began_s
-                if began_s > state.steering.disturbed_s:
-                    quiet_tokens += request.committed - began
-                    quiet_s += now - began_s
-                request.window = (now, request.committed)
-        else:
-            request.window = (now, request.committed)
         if words.end_code and not request.end_code:
             state.note_end(request, words.end_code)
             settle(state, request)
+
+
+def _measure(state: ControllerState, watched: Sequence[tuple[int, int]], now: float) -> None:
+    """Measure the rates of rows whose windows end, and begin windows."""
+    num_tokens, span_s = 0, 0.0
+    quiet_tokens, quiet_s = 0, 0.0
+    rows, decode, disturbed_s = state.rows, Phase.DECODE, state.steering.disturbed_s
+    oldest_s = now
+    for row, generation in watched:
+        request = rows[row]
+        if request is None or request.row_generation != generation or request.ending:
+            continue
+        if (window := request.window) is None or request.phase != decode:
+            request.window = (now, request.committed)
+            if request.phase != decode:
+                oldest_s = LONG_AGO_S
+            continue
+        began_s, began = window
+        if now - began_s < WINDOW_S:
+            if began_s < oldest_s:
+                oldest_s = began_s
+            continue
+        request.rate = (request.committed - began) / (now - began_s)
+        state.touch(request)
+        num_tokens += request.committed - began
+        span_s += now - began_s
+        if began_s > disturbed_s:
+            quiet_tokens += request.committed - began
+            quiet_s += now - began_s
+        request.window = (now, request.committed)
+    state.windows_s = oldest_s
     if num_tokens and now - state.steering.steered_s >= WINDOW_S:  # once per window, even if rows' windows are staggered
         state.steering.steered_s = now
         if quiet_tokens:
@@ -109,8 +134,8 @@ def observe(state: ControllerState, progress: Sequence[Progress], new_ids: NewId
 
 def expose_finished_rows(state: ControllerState) -> None:
     """Put rows that ended during their preemption into phase DECODE, where readers look for ends."""
-    for request in state.touched():
-        if request.phase == Phase.PREPARE and request.is_finished and not request.record.evicting:
+    for request in state.preparing():
+        if request.end_code and not request.record.evicting:
             state.set_phase(request, Phase.DECODE)
 
 

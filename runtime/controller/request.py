@@ -179,8 +179,8 @@ class Left(NamedTuple):
 
 MEMBER_BYTES = 16  # more of a record whose row has KV pages and has gone to decode
 
-_FILLING = Prefill | Load  # plans that write a row's KV pages
-_KV_PLANS = _FILLING | Transfer  # that read or write them
+_FILLING = Prefill, Load  # plans that write a row's KV pages
+_KV_PLANS = *_FILLING, Transfer  # that read or write them
 
 encode_record = msgspec.msgpack.Encoder().encode
 decode_record = msgspec.msgpack.Decoder(RowRecord).decode
@@ -323,17 +323,23 @@ class Request:
     @property
     def prefill_plan(self) -> Prefill | Load | None:
         """The plan in flight that writes its KV pages, if any."""
-        return next((plan for plan in self.plans.values() if isinstance(plan, _FILLING)), None)
+        for plan in self.plans.values():
+            if isinstance(plan, _FILLING):
+                return plan
+        return None
 
     @property
     def transfer_plan(self) -> Transfer | None:
         """The plan in flight that copies its KV pages, if any."""
-        return next((plan for plan in self.plans.values() if isinstance(plan, Transfer)), None)
+        for plan in self.plans.values():
+            if isinstance(plan, Transfer):
+                return plan
+        return None
 
     @property
     def has_kv_plan(self) -> bool:
         """True if a plan in flight reads or writes its KV pages."""
-        return any(isinstance(plan, _KV_PLANS) for plan in self.plans.values())
+        return any([isinstance(plan, _KV_PLANS) for plan in self.plans.values()])
 
     @property
     def analysing(self) -> set[int]:

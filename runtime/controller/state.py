@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...schema.outage import Outage
 from ...schema.rows import Phase
@@ -23,6 +23,7 @@ from .known_media import KnownMedia, MediaKey
 from .pages import Owner, PageLedger, User
 from .records import KEPT_ENDS, JournalRecord, Submitted
 from .request import Request, encode_record
+from .row_lists import RowLists
 from .saved_index import SavedIndex
 from .scheduling.budgets import TBT_FACTOR, Budget, allowance_s, encode_budget, objective_s, prefill_budget, retarget
 from .scheduling.costs import Costs
@@ -104,6 +105,7 @@ class ControllerState:
     codes: dict[InstanceId, int] = field(default_factory=dict)  # of actors that fill pages: see ``cache_eras``
     plans: dict[int, InflightPlan] = field(default_factory=dict)
     num_plans: dict[InstanceId, int] = field(default_factory=dict)  # of these, by actor
+    drops: dict[int, Request] = field(default_factory=dict)  # requests that a decode has been asked to drop, by row
     free_slots: list[int] = field(init=False)
     actors: dict[InstanceId, int] = field(default_factory=dict)  # their active generations
     devices: Mapping[InstanceId, int] = field(init=False)  # of the actors, by number
@@ -133,7 +135,8 @@ class ControllerState:
     overruled_because: str = ""
     totals: Totals = field(default_factory=Totals)
     _numbers: int = 0
-    _by_phase: "RowsByPhase | None" = None  # cleared by ``set_phase``, ``note_end`` and ``note_counts``
+    windows_s: float = LONG_AGO_S  # when the oldest window of a rate began, or earlier; LONG_AGO_S while a row may have none
+    _lists: RowLists = field(init=False)
     _touched: set[int] = field(default_factory=set)  # rows, since the last tick began
     _touched_before: set[int] = field(default_factory=set)  # rows, since the tick before that one began, and until that one
 
@@ -150,6 +153,7 @@ class ControllerState:
         }
         self.pools = {name: PageLedger(size, self.page_generations.get(name)) for name, size in sizes.items()}
         self.rows = [None] * limits.num_rows
+        self._lists = RowLists(self.rows)
         self.row_generations = [0] * limits.num_rows
         self.free_rows = list(range(limits.num_rows - 1, -1, -1))
         self.free_slots = list(range(limits.num_plan_slots - 1, -1, -1))
@@ -168,10 +172,10 @@ class ControllerState:
     @property
     def tbt_objective_s(self) -> float:
         """The tightest objective of the rows that decode; as ``tbt_target_s``, one that a step alone does not meet gives way."""
-        own_s = self._rows_by_phase().tbt_s
+        own_s = self._lists.tbt_s
         if not own_s:
             return self.tbt_target_s
-        least_s = min(s or self.tbt_target_s for s in own_s)
+        least_s = min([s or self.tbt_target_s for s in own_s])
         undisturbed_s = self.steering.undisturbed_s or 0.0
         return least_s if undisturbed_s <= least_s else TBT_FACTOR * undisturbed_s
 
@@ -200,41 +204,29 @@ class ControllerState:
         return (request for request in self.rows if request is not None)
 
     def live(self) -> list[Request]:
-        """Return requests that have a row and keep it. This list and the next two are in row order; do not change them."""
-        return self._rows_by_phase().live
+        """Return requests that have a row and keep it. See ``RowLists``."""
+        return self._lists.live()
 
     def preparing(self) -> list[Request]:
         """Return requests whose media or prompts are being processed."""
-        return self._rows_by_phase().preparing
+        return self._lists.preparing()
 
     def decoding(self) -> list[Request]:
         """Return requests that decode is generating tokens for."""
-        return self._rows_by_phase().decoding
+        return self._lists.decoding()
 
     def watched(self) -> list[tuple[int, int]]:
         """Return (row, generation) of the rows whose words matter now."""
-        return self._rows_by_phase().watched
+        return self._lists.watched()
 
     @property
     def num_decoding(self) -> int:
-        return len(self.decoding())
+        return len(self._lists.decoding())
 
     @property
     def num_decode_tokens(self) -> int:
         """Tokens of a step of decode: two for a guidance pair."""
-        return self._rows_by_phase().num_decode_tokens
-
-    def _rows_by_phase(self) -> "RowsByPhase":
-        if self._by_phase is None:
-            prepare, decode = Phase.PREPARE, Phase.DECODE
-            live = [request for request in self.rows if request is not None and not request.ending]
-            preparing = [request for request in live if request.phase == prepare]
-            decoding = [request for request in live if request.phase == decode and not request.end_code]
-            watched = [(r.row, r.row_generation) for r in live if r.phase == decode or not r.counts_known]
-            num_tokens = sum([len(request.lengths) for request in decoding])
-            objectives_s = {request.objective.tbt_s for request in decoding}
-            self._by_phase = RowsByPhase(live, preparing, decoding, watched, num_tokens, objectives_s)
-        return self._by_phase
+        return self._lists.num_decode_tokens
 
     def touch(self, request: Request) -> None:
         """Discard data derived from a row that has changed. ``emit`` calls this for every effect that names a row; code that changes it
@@ -272,8 +264,8 @@ class ControllerState:
 
     def touched(self) -> list[Request]:
         """Return live rows changed since the previous tick began: a rule that checks them in every tick misses no change."""
-        rows = sorted(self._touched | self._touched_before)
-        return [request for row in rows if (request := self.rows[row]) is not None and not request.ending]
+        found, rows = self._touched | self._touched_before, self.rows
+        return [request for row in sorted(found) if (request := rows[row]) is not None and not request.ending] if found else []
 
     # ------------------------------------------------------------------------------------------------------ effects
 
@@ -286,35 +278,40 @@ class ControllerState:
                 self.touch(request)
 
     def journal(self, record: JournalRecord) -> None:
-        self.emit(WriteJournal(record))
+        self.effects.append(WriteJournal(record))
 
     def send(self, actor: InstanceId, message: ToActor) -> bool:
         """Send to the actor's active generation; False while there is none."""
         generation = self.actors.get(actor)
         if generation is None:
             return False
-        self.emit(Send(actor, generation, message))
+        self.effects.append(Send(actor, generation, message))
         return True
 
     def save(self, request: Request) -> None:
         """Rewrite the request's record in its row."""
-        self.emit(WriteState(request.row, encode_record(request.record)))
+        assert request.row >= 0, "a record of a request without a row"
+        self.effects.append(WriteState(request.row, encode_record(request.record)))
+        self.touch(request)
 
     def set_phase(self, request: Request, phase: Phase) -> None:
-        request.phase = phase
-        self._by_phase = None
+        before, request.phase = request.phase, phase
+        self._lists.note_phase(request, before)
+        if phase == Phase.DECODE:
+            self.windows_s = LONG_AGO_S
         self.emit(SetPhase(request.row, phase))
 
     def note_end(self, request: Request, end_code: int) -> None:
         """Record the row's end: decode appends no further ids."""
         request.end_code = end_code
-        self._by_phase = None
+        self._lists.note_end()
         self.touch(request)
 
     def note_counts(self, request: Request, are_known: bool) -> None:
         """Record whether ``committed`` is the final count of decode's last membership."""
         request.counts_known = are_known
-        self._by_phase = None
+        self._lists.note_counts()
+        self.windows_s = LONG_AGO_S
         self.touch(request)
 
     def ask(self, key: int, gateway_generation: int) -> None:
@@ -341,7 +338,7 @@ class ControllerState:
         """Allocate pages for a row, all or none. Earlier holders of these pages become stale."""
         run = self.pools[pool].allocate(owner(request), count)
         if run is not None and count:
-            self.emit(SetPageGenerations(pool, run))
+            self.effects.append(SetPageGenerations(pool, run))
         return run
 
     def name_pages(self, pool: PoolName, named: Iterable[tuple[int, bytes]], depth: int = 0) -> None:
@@ -352,7 +349,7 @@ class ControllerState:
         if new:
             pages = [page for page, _, _ in new]
             run = PageRun(pages, [ledger.generations[page] for page in pages])
-            self.emit(SetPageKeys(pool, run, [key for _, key, _ in new], [at for _, _, at in new]))
+            self.effects.append(SetPageKeys(pool, run, [key for _, key, _ in new], [at for _, _, at in new]))
             index = self.saved.get(kind_of_pool(pool))
             if index is not None and index.note_made(key for _, key, _ in new):
                 self.touch_preparing()
@@ -365,15 +362,6 @@ class ControllerState:
         self.ended.move_to_end(key)
         if len(self.ended) > KEPT_ENDS:
             self.ended.popitem(last=False)
-
-
-class RowsByPhase(NamedTuple):
-    live: list[Request]
-    preparing: list[Request]
-    decoding: list[Request]
-    watched: list[tuple[int, int]]
-    num_decode_tokens: int
-    tbt_s: set[float]  # objectives of those that decode; 0: none of its own
 
 
 def owner(request: Request) -> Owner:

@@ -12,7 +12,7 @@ that ends the prompt of the first request goes before. Otherwise plans are as of
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from .batches import Encode, EncodeBatch, Prefill, PrefillBatch, free_turns, in_turn, partial_first
+from .batches import Encode, EncodeBatch, Prefill, PrefillBatch, free_turns, has_work, in_turn, partial_first
 from .budgets import MIN_TOKENS
 from .facts import Facts
 from .feedback import Shares, left_s, noted, steer
@@ -39,11 +39,13 @@ class Auto(Unified):
 
     def plan(self, view: View, limits: StepLimits, memory: Any) -> tuple[StepPlan, Memory]:
         """Plan one round."""
-        shares, trial = looked(memory or Memory(), view)
+        shares, trial = known = looked(memory or Memory(), view)
         analyse, preprocess = plan_video(view)
         takes_turns = view.num_decoding > 0 and not trial.together
         if takes_turns and (trial.pair or not free_turns(view)):
-            return StepPlan(analyse, preprocess), Memory(shares, trial)
+            return StepPlan(analyse, preprocess), known
+        if not has_work(view):
+            return StepPlan(analyse, preprocess), known
         max_rows, max_tokens = budgets(shares, trial.together, view, limits)
         order, early = timely(view.requests, view.facts)
         in_video = {item.key for item in analyse} | {segment.key for segment in preprocess}
@@ -56,7 +58,7 @@ class Auto(Unified):
             trial = trial.begun(view.facts, encodes.num_rows, prefills.num_tokens)
         elif takes_turns:
             encode, prefill = first_in_turn(view, order, encode, prefill)
-        if view.num_decoding:
+        if view.num_decoding and (encode or prefill):
             num_rows, num_tokens = encodes.num_rows if encode else 0, prefills.num_tokens if prefill else 0
             shares = shares._replace(
                 encode=noted(shares.encode, view.now, num_rows, max_rows),
@@ -98,8 +100,10 @@ def looked(memory: Memory, view: View) -> Memory:
     """Return the memory after a look at the times between tokens. After a change of turns only later ones count."""
     is_of_now = memory.shares.changed_s <= view.now - view.facts.tbt_window_s
     trial = memory.trial.look(view, view.facts.late_share or 0.0 if is_of_now else 0.0)
-    has_changed = trial.together != memory.trial.together
-    return Memory(memory.shares._replace(changed_s=view.now) if has_changed else steer(memory.shares, view.facts), trial)
+    if trial.together != memory.trial.together:
+        return Memory(memory.shares._replace(changed_s=view.now), trial)
+    shares = steer(memory.shares, view.facts)
+    return memory if shares is memory.shares and trial is memory.trial else Memory(shares, trial)
 
 
 def budgets(shares: Shares, together: bool, view: View, limits: StepLimits) -> tuple[int, int]:

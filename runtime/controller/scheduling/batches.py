@@ -147,6 +147,17 @@ def is_ready(request: RequestView) -> bool:
     return False
 
 
+def has_work(view: View) -> bool:
+    """Return whether some plan of encode or prefill is possible, within the credit."""
+    decoded = SegmentStage.PREPROCESSED
+    for request in view.requests:
+        if view.prefill_credit > 0 and can_prefill(request) and is_ready(request):
+            return True
+        if view.encoder_credit > 0 and any([segment.stage == decoded for segment in request.segments]):
+            return True
+    return False
+
+
 def partial_first(requests: Iterable[RequestView], early: Collection[int] = ()) -> Iterator[RequestView]:
     """Yield the requests that can be prefilled now, begun ones (RS5, US8 (a)) and those with a key in ``early`` first. A batch that is
     closed does not ask, and nothing is sorted."""

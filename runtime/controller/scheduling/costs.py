@@ -97,10 +97,12 @@ class Costs:
         stage, known = stage_of(actor), self.by_actor.get(actor, UNKNOWN)
         model = self._models.get(actor) or CostModel.of(self._known.get(stage, UNKNOWN))
         self._models[actor] = model = model.observe(units, elapsed_s, _LONG_DECAY)
-        self.by_actor = {**self.by_actor, actor: Cost(*model.line, max(known.largest, units))}
+        line = model.line
+        self.by_actor = {**self.by_actor, actor: Cost(*line, max(known.largest, units))}
         models = [model for other, model in self._models.items() if stage_of(other) == stage]
-        largest = max(self.of(stage).largest, units)
-        self.by_stage = {**self.by_stage, stage: Cost(*sum(models, CostModel()).line, largest)}
+        if len(models) > 1:
+            line = sum(models, CostModel()).line
+        self.by_stage = {**self.by_stage, stage: Cost(*line, max(self.of(stage).largest, units))}
 
     def note_step(self, seconds: float) -> None:
         """Learn decode's time between tokens while nothing disturbs it: a line of one token, however many rows a step has."""

@@ -73,9 +73,10 @@ def steer(memory: Shares, facts: Facts) -> Shares:
     is_held = facts.now < memory.cut_s and facts.tbt_p99_s * EASED > memory.vain_s
     factor = max(1.0, _factor(facts)) if is_held else _factor(facts)
     encode, prefill = _moved(memory.encode, factor, began_s), _moved(memory.prefill, factor, began_s)
-    if (encode, prefill) == (memory.encode, memory.prefill):
-        is_stuck = factor < 1 and facts.now - memory.changed_s > MAX_HOLD_S
-        return _restored(memory, before or Before(1.0, 1.0, 0.0), facts.now) if is_stuck else memory._replace(before=before)
+    if encode == memory.encode and prefill == memory.prefill:
+        if factor < 1 and facts.now - memory.changed_s > MAX_HOLD_S:
+            return _restored(memory, before or Before(1.0, 1.0, 0.0), facts.now)
+        return memory if before is memory.before else memory._replace(before=before)
     if factor < 1 and before is None:
         before = Before(memory.encode.share, memory.prefill.share, facts.tbt_p99_s)
     return memory._replace(encode=encode, prefill=prefill, changed_s=facts.now, before=before)
@@ -121,7 +122,8 @@ def _moved(stage: StageShare, factor: float, began_s: float) -> StageShare:
     """Return the stage with another share, if it had plans since then, and to grow, such as used their budget."""
     if (stage.used_s if factor > 1 else stage.ran_s) < began_s:
         return stage
-    return stage._replace(share=min(MOST_SHARE, max(LEAST_SHARE, stage.share * factor)))
+    share = min(MOST_SHARE, max(LEAST_SHARE, stage.share * factor))
+    return stage if share == stage.share else stage._replace(share=share)
 
 
 def noted(stage: StageShare, now: float, num_units: int, budget: int) -> StageShare:

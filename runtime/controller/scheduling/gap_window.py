@@ -35,7 +35,7 @@ class GapWindow:
         """Take the histogram as it is now; looks within a slice are ignored. The first look is where the window begins."""
         if self._looks and now - self._looks[-1].now < SLICE_S or len(counts) != NUM_BUCKETS:
             return
-        self._looks.append(_Look(now, counts, sum(counts)))
+        self._looks.append(_Look(now, tuple(counts), sum(counts)))
         while len(self._looks) > 2 and now - self._looks[1].now >= MOST_S:
             self._looks.popleft()
         began = self._began()

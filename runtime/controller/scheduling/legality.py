@@ -4,8 +4,7 @@ Credit is not overdrawn; pages are not given twice and a request keeps to its sh
 chunks continue after the prefilled tokens and end where media are ready (RS4); batches keep to their limits; suspects run alone.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, takewhile
 from typing import TypeVar
 
@@ -14,26 +13,18 @@ from .types import MAX_PARTS, ChunkChoice, ItemChoice, RequestView, SegmentChoic
 Requests = Mapping[int, RequestView]
 Choice = TypeVar("Choice", ItemChoice, SegmentChoice, ChunkChoice)
 
+_NOTHING = StepPlan()
+
 
 def check(view: View, limits: StepLimits, plan: StepPlan) -> tuple[StepPlan, int]:
     """Return the plan without its illegal choices, and their number. A malformed plan can raise any exception."""
     plan = _rebuilt(plan)
-    if not plan:
+    if plan is _NOTHING or not plan:
         return plan, 0
     requests = {request.key: request for request in view.requests}
     analyse = _analyses(plan.analyse, requests, view.video_credit)
-    # Requests without KV pages take theirs first: the order of video's plans does not determine how many pages each leaves free.
-    ahead_first = sorted(plan.preprocess, key=lambda choice: choice.key in requests and requests[choice.key].has_kv)
-    patches = _Pool(view.num_patch_pages, view.num_free_patch_pages, lambda r: r.patch_held, lambda s: s.patch_pages)
-    granted = _segments(ahead_first, requests, SegmentStage.PENDING, patches)
-    preprocess = [choice for choice in dict.fromkeys(plan.preprocess) if choice in granted][: view.video_credit - len(analyse)]
-    encode = _segments(
-        plan.encode if view.encoder_credit > 0 else (),
-        requests,
-        SegmentStage.PREPROCESSED,
-        _Pool(view.num_embedding_pages, view.num_free_embedding_pages, lambda r: r.embedding_held, lambda s: s.embedding_pages),
-        limits.max_encode_rows,
-    )
+    preprocess = _preprocess(view, requests, plan.preprocess, view.video_credit - len(analyse)) if plan.preprocess else []
+    encode = _encode(view, requests, plan.encode, limits.max_encode_rows) if plan.encode and view.encoder_credit > 0 else []
     prefill = _chunks(plan.prefill if view.prefill_credit > 0 else (), requests, limits.max_prefill_tokens)
     legal = StepPlan(tuple(analyse), tuple(preprocess), tuple(encode), tuple(prefill))
     return legal, _num_choices(plan) - _num_choices(legal)
@@ -54,16 +45,23 @@ def _rebuilt(plan: StepPlan) -> StepPlan:
     """Return a plan of these types and of nothing else: a policy's own may change, or run its code when they are read."""
     if not isinstance(plan, StepPlan):
         raise TypeError(f"a plan is of type {type(plan).__name__}, not StepPlan")
+    analyse, preprocess, encode, prefill = plan.analyse, plan.preprocess, plan.encode, plan.prefill
+    if _is_empty(analyse) and _is_empty(preprocess) and _is_empty(encode) and _is_empty(prefill):
+        return _NOTHING
     return StepPlan(
-        _choices(ItemChoice, plan.analyse),
-        _choices(SegmentChoice, plan.preprocess),
-        _choices(SegmentChoice, plan.encode),
-        _choices(ChunkChoice, plan.prefill),
+        _choices(ItemChoice, analyse),
+        _choices(SegmentChoice, preprocess),
+        _choices(SegmentChoice, encode),
+        _choices(ChunkChoice, prefill),
     )
 
 
+def _is_empty(given: object) -> bool:
+    return type(given) is tuple and not given
+
+
 def _choices(kind: type[Choice], given: Iterable[Iterable[int]]) -> tuple[Choice, ...]:
-    if type(given) is tuple and not given:
+    if _is_empty(given):
         return ()
     choices = tuple([kind(*choice) for choice in given])
     for number in chain.from_iterable(choices):
@@ -81,21 +79,35 @@ def _analyses(choices: Iterable[ItemChoice], requests: Requests, credit: int) ->
     return known[: max(0, credit)]
 
 
+def _preprocess(view: View, requests: Requests, choices: Sequence[SegmentChoice], credit: int) -> list[SegmentChoice]:
+    # Requests without KV pages take theirs first: the order of video's plans does not determine how many pages each leaves free.
+    ahead_first = sorted(choices, key=lambda choice: choice.key in requests and requests[choice.key].has_kv)
+    patches = _Pool(view.num_patch_pages, view.num_free_patch_pages, lambda r: r.patch_held, lambda s: s.patch_pages)
+    granted = _segments(ahead_first, requests, SegmentStage.PENDING, patches)
+    return [choice for choice in dict.fromkeys(choices) if choice in granted][:credit]
+
+
+def _encode(view: View, requests: Requests, choices: Sequence[SegmentChoice], max_rows: int) -> list[SegmentChoice]:
+    pages = _Pool(view.num_embedding_pages, view.num_free_embedding_pages, lambda r: r.embedding_held, lambda s: s.embedding_pages)
+    return _segments(choices, requests, SegmentStage.PREPROCESSED, pages, max_rows)
+
+
 class _Pool:
     """The free pages of a pool while choices are taken from it."""
 
     def __init__(self, num_pages: int, num_free: int, held: Callable[[RequestView], int], need: Callable[[SegmentView], int]) -> None:
         self._num_pages, self._num_free, self._held, self._need = num_pages, num_free, held, need
-        self._taken: Counter[int] = Counter()
+        self._taken: dict[int, int] = {}
 
     def take(self, request: RequestView, segments: Iterable[SegmentView]) -> bool:
         """Take the pages of all of them, or none."""
-        num_free, held = self._num_free, self._held(request) + self._taken[request.key]
+        num_free, taken = self._num_free, self._taken.get(request.key, 0)
+        held = self._held(request) + taken
         for need in map(self._need, segments):
             if need > num_free or not may_take(self._num_pages, num_free, held, need, request.has_kv):
                 return False
             num_free, held = num_free - need, held + need
-        self._taken[request.key] += self._num_free - num_free
+        self._taken[request.key] = taken + self._num_free - num_free
         self._num_free = num_free
         return True
 

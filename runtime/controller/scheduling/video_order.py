@@ -87,6 +87,8 @@ def _segments(view: View) -> list[tuple[SegmentChoice, bool]]:
     found: list[tuple[SegmentChoice, bool]] = []
     num_free = view.num_free_patch_pages
     for request in view.requests:
+        if not request.segments:
+            continue
         held = request.patch_held
         pending = [segment for segment in request.segments if segment.stage == PENDING]
         for segment in pending[: view.video_credit]:
