@@ -14,6 +14,7 @@ from ..shm.sequence_table import SequenceTable
 from .host.actor import Actor
 from .host.device import Completion
 from .host.embedding_pages import EmbeddingPages, open_embedding_pages
+from .host.kept_kernels import keep_kernels
 from .host.page_loader import PageLoader
 from .host.plan_loop import serve_plans
 from .host.shared_tensors import SharedTensors
@@ -24,6 +25,7 @@ def main(actor: Actor) -> None:
     actor.wait_for_layout()
     config = actor.model
     shared = SharedTensors(actor)
+    keep_kernels()
     towers = Towers(config, shared.weights(), shared.device)
     pool = PagePool.attach(actor.run, "embedding")
     embeddings = open_embedding_pages(config, pool, shared)

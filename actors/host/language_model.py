@@ -2,18 +2,17 @@
 
 from ...models.lm.decode_graphs import DecodeGraphs
 from ...models.lm.decoder import Decoder
-from ...models.lm.kernel_files import keep_in
 from ...models.lm.language_model import build_language_model
-from ...runtime.environment import read_environment
 from ...runtime.process.memory_layout import MemoryLayout
 from ...shm.pool import PagePool
 from .actor import Actor
+from .kept_kernels import keep_kernels
 from .shared_tensors import SharedTensors
 
 
 def open_language_model(actor: Actor, shared: SharedTensors, kv: PagePool, page_tokens: int) -> Decoder:
     """Open the decoder of the run's model on the KV pool, or the null model."""
-    keep_in(read_environment().cache_home / "kernels")
+    keep_kernels()
     return build_language_model(actor.model, shared.weights(), shared.pages(kv), page_tokens)
 
 
