@@ -69,8 +69,8 @@ class Delays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Answers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How answers come back in the next prompt of a conversation: a text may have other tokens than those that it was made of.
 
-    ``kept``: at an answer's beginning so many tokens are the same, None: all; each is equally likely, and an empty list says that all
-    are always. ``growth``: tokens that come back for each one that is not kept.
+    ``kept``: how many leading tokens stay the same, each number equally likely; None: all. Empty: all, always. ``growth``: tokens that
+    come back for each one that does not stay.
     """
 
     kept: list[int | None] = []

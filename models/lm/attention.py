@@ -1,8 +1,8 @@
 """Attention over the paged KV cache: the interface that ``lm`` uses, and its implementation for a CPU.
 
 A decode step attends in a kernel of its own (``attention_kernel``), new tokens of prompts in another (``flash_attention``). Where there
-is none, torch attends. Each sequence of more than ``_PADDED_TOKENS`` then has decode steps alone: its K and V are gathered
-(``kv_pages``) and used while they are in cache. A call costs 10 µs, so shorter ones are padded and attended to together.
+is no kernel, torch attends. In decode steps a sequence of more than ``_PADDED_TOKENS`` is then attended to alone: its K and V are
+gathered (``kv_pages``) and used while they are in cache. A call costs 10 µs, so shorter ones are padded and attended to together.
 """
 
 from collections.abc import Sequence

@@ -37,9 +37,11 @@ from .machine_code import (
 )
 
 _KEYS = 256  # of a block
-_QUERIES = 192  # of a block, for each of G heads
+_QUERIES = 192  # of a block, for each of G heads; less where threads would have nothing to do
+_LEAST_QUERIES = 24
 _ROWS = 6  # queries that attend at once: with AVX2 12 of 16 registers are sums
 _VECTORS = 2  # of scores, or of a result, that are summed up at once
+_ITEMS = 4  # of work for each thread, which are not equally large
 _LEAST_WORK = 1 << 18  # products of a query and a key: fewer are left to one thread
 _MOST_HEAD_DIM = 256  # a block of keys and values lies on the stack: 512 KB
 
@@ -52,7 +54,7 @@ def has_kernel(q: Tensor) -> bool:
 
 
 def prepare(head_dim: int, dtype: torch.dtype) -> None:
-    """Load the kernel for such heads, where there is one; otherwise the first call would make it, in 0.2 s."""
+    """Load the kernel for such heads, where there is one; otherwise the first call would make it, in 0.2 to 0.7 s."""
     if has_kernel(torch.empty(0, head_dim, dtype=dtype)):
         _kernel(head_dim)
 
@@ -85,12 +87,15 @@ def attend(q_SNHD: Tensor, k_SMHD: Tensor, v_SMHD: Tensor, *, is_causal: bool = 
     q, k, v = (tensor if tensor.stride(3) == 1 else tensor.contiguous() for tensor in tensors)
     output = torch.empty(q.shape, dtype=torch.float32)
     largest, weight = torch.empty(2, *q.shape[:3], dtype=torch.float32)
-    num_items = num_sequences * kv_heads * -(-num_queries // _QUERIES)
+    has_team = num_sequences * num_heads * num_queries * num_keys >= _LEAST_WORK
+    num_threads, block = torch.get_num_threads() if has_team else 1, _QUERIES
+    while num_threads > 1 and block > _LEAST_QUERIES and num_sequences * kv_heads * -(-num_queries // block) < _ITEMS * num_threads:
+        block //= 2
+    num_items = num_sequences * kv_heads * -(-num_queries // block)
     strides = (tensor.stride(dimension) for tensor in (q, k, v) for dimension in range(3))
     addresses = (tensor.data_ptr() for tensor in (q, k, v, output, largest, weight))
-    words = (1, num_items, num_queries, num_keys, kv_heads, num_heads // kv_heads, int(is_causal), *strides, *addresses)
-    has_team = num_sequences * num_heads * num_queries * num_keys >= _LEAST_WORK
-    _kernel(head_dim).run(words, torch.get_num_threads() if has_team else 1)
+    words = (1, num_items, num_queries, num_keys, kv_heads, num_heads // kv_heads, int(is_causal), *strides, *addresses, block)
+    _kernel(head_dim).run(words, num_threads)
     return Attended(output, largest, weight)
 
 
@@ -126,6 +131,7 @@ class _Words(NamedTuple):
     output: ir.Value
     largest: ir.Value
     weight: ir.Value
+    in_block: ir.Value  # queries
 
 
 class _Memory(NamedTuple):
@@ -159,9 +165,9 @@ class _Items:
         words, memory = self._words(builder, arguments[0]), self._memory(builder)
         _, _, start, stop = arguments
         with loop(builder, start, stop, 1) as item:
-            num_blocks = builder.udiv(builder.add(words.num_queries, constant(_QUERIES - 1)), constant(_QUERIES))
-            first = builder.mul(builder.urem(item, num_blocks), constant(_QUERIES))
-            last = self._least(builder, builder.add(first, constant(_QUERIES)), words.num_queries)
+            num_blocks = builder.udiv(builder.sub(builder.add(words.num_queries, words.in_block), constant(1)), words.in_block)
+            first = builder.mul(builder.urem(item, num_blocks), words.in_block)
+            last = self._least(builder, builder.add(first, words.in_block), words.num_queries)
             head = builder.udiv(item, num_blocks)
             sequence, head = builder.udiv(head, words.kv_heads), builder.urem(head, words.kv_heads)
             num_seen = builder.select(words.is_causal, last, words.num_keys)
@@ -181,7 +187,8 @@ class _Items:
         counts = [load_word(builder, base, 2 + index) for index in range(5)]
         counts[4] = builder.icmp_unsigned("!=", counts[4], constant(0))
         strides = (_Strides(*(load_word(builder, base, 7 + 3 * number + index) for index in range(3))) for number in range(3))
-        return _Words(*counts, *strides, *(load_word(builder, base, 16 + index, POINTER) for index in range(6)))
+        rest = (load_word(builder, base, 16 + index, POINTER if index < 6 else INT) for index in range(7))
+        return _Words(*counts, *strides, *rest)
 
     def _memory(self, builder: ir.IRBuilder) -> _Memory:
         found = []
@@ -284,7 +291,7 @@ class _Items:
         place: ir.Value,
         is_first: ir.Value,
     ) -> ir.Value:
-        """Turn a query's scores into weights; from ``count`` on they count as -inf. Returns the factor of what was summed up before."""
+        """Turn a query's scores into weights, which are 0 from ``count`` on. Returns the factor of what was summed up before."""
 
         def larger(one: ir.Value, other: ir.Value) -> ir.Value:
             return builder.select(builder.fcmp_ordered(">", one, other), one, other)
@@ -309,6 +316,8 @@ class _Items:
             part = exponential(builder, builder.fsub(load_vector(builder, scores, key, self._width), all_now))
             self._store(builder, part, scores, key)
             builder.store(builder.fadd(builder.load(total, typ=self._floats), part), total)
+        with loop(builder, start, num_keys, 1) as key:  # the exponential of -inf is not 0
+            builder.store(ir.Constant(FLOAT, 0.0), address(builder, scores, key))
         factor = exponential(builder, builder.fsub(spread(builder, before, self._width), all_now))
         earlier = builder.select(is_first, ir.Constant(FLOAT, 0.0), builder.load(weight, align=4, typ=FLOAT))
         earlier = builder.fmul(earlier, builder.extract_element(factor, ir.Constant(ir.IntType(32), 0)))

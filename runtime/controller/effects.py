@@ -14,7 +14,7 @@ from .records import JournalRecord
 
 
 class _Effect(msgspec.Struct, frozen=True, array_like=True):
-    """What all effects have: they are compared and encoded by their fields, in order."""
+    """Base of all effects: they are compared and encoded by their fields, in order."""
 
 
 class WriteJournal(_Effect, frozen=True):

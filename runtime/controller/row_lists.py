@@ -7,7 +7,7 @@ from .request import Request
 
 
 class RowLists:
-    """Lists in row order; do not change them. ``note_phase``, ``note_end`` and ``note_counts`` are called after each such change."""
+    """Lists in row order; do not change them. Call ``note_phase``, ``note_end`` or ``note_counts`` after such a change of a request."""
 
     def __init__(self, rows: Sequence[Request | None]) -> None:
         self._rows = rows

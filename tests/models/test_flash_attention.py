@@ -68,6 +68,8 @@ def assert_exact(found: Attended, q: Tensor, k: Tensor, v: Tensor, is_causal: bo
 @example(1, 192, 256, 1, 1, 4, False, 1)  # one whole block of queries and of keys
 @example(1, 193, 257, 2, 4, 4, False, 2)  # one more of each
 @example(1, 1, 1, 1, 1, 1, True, 1)
+@example(2, 70, 300, 1, 1, 5, False, 1)
+@example(1, 70, 70, 1, 2, 16, True, 3)  # with AVX512 the largest head
 def test_any_shape(
     num_sequences: int, num_queries: int, num_keys: int, kv_heads: int, group: int, vectors: int, is_causal: bool, num_threads: int
 ) -> None:
@@ -132,7 +134,18 @@ def test_scores_of_any_size() -> None:
     torch.testing.assert_close(attend(torch.zeros_like(q), k, v).output[0, 0], v[0].mean(0), rtol=0, atol=1e-6)
 
 
-def test_a_missing_number_spoils_what_attends_to_it_alone() -> None:
+def test_what_a_query_may_not_see_weighs_nothing() -> None:
+    """Not even where a later value is as large as a number can be."""
+    q, k, v = inputs(1, 24, 24, 1, 2, 32)
+    v[:, :19] = 0.0
+    v[:, 20] = 3e38
+    found = attend(q, k, v, is_causal=True).output
+    assert not found[:, :19].any() and found[:, 19:].any()
+    for last in range(1, 24):
+        assert torch.equal(attend(q[:, :last], k[:, :last], v[:, :last], is_causal=True).output, found[:, :last])
+
+
+def test_a_missing_number_of_a_query_or_a_key_spoils_what_attends_to_it_alone() -> None:
     q, k, v = inputs(2, 90, 90, 2, 1, 32)
     expected = attend(q, k, v, is_causal=True).output
     k[1, 50, 1, 3] = torch.nan

@@ -177,7 +177,7 @@ def test_all_of_this_with_avx2() -> None:
         str(Path(__file__).with_name(f"test_{name}.py"))
         for name in ("row_kernels", "panel_kernels", "layer_kernels", "attention", "flash_attention")
     ]
-    ended = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0 and "1 skipped" in ended.stdout, ended.stdout + ended.stderr
 
 

@@ -140,25 +140,27 @@ def test_a_leader_sleeps_by_the_number_of_its_call(team: Team) -> None:
     word = ctypes.c_void_p.from_address(team._shared.address + 8 * SYSCALL)
     before_test, word.value = word.value, ctypes.cast(noted, ctypes.c_void_p).value
     gates: list[int] = []
-    while len(slept) < 2:
-        helper_came = threading.Event()
+    try:
+        while len(slept) < 2:
+            helper_came = threading.Event()
 
-        def work(came: threading.Event = helper_came) -> None:
-            if threading.current_thread().name.startswith("helper"):
-                came.set()
-                time.sleep(0.05)
-            else:
-                came.wait(30)
+            def work(came: threading.Event = helper_came) -> None:
+                if threading.current_thread().name.startswith("helper"):
+                    came.set()
+                    time.sleep(0.05)
+                else:
+                    came.wait(30)
 
-        before = len(slept)
-        call(team, work)
-        gate = ctypes.c_uint32.from_address(team._shared.address).value
-        gates += [gate] * (len(slept) > before)
+            before = len(slept)
+            call(team, work)
+            gate = ctypes.c_uint32.from_address(team._shared.address).value
+            gates += [gate] * (len(slept) > before)
+    finally:
+        team._shared.run(END)
+        for helper in set(threading.enumerate()) - others:  # while ``noted`` lives
+            helper.join(30)
+        word.value = before_test
     assert [value >> 12 for value in dict.fromkeys(slept)] == [gate >> 12 for gate in gates] and all(value & 1 for value in slept)
-    team._shared.run(END)
-    for helper in set(threading.enumerate()) - others:  # while ``noted`` lives
-        helper.join(30)
-    word.value = before_test
 
 
 def test_helpers_use_no_processor_time_without_work() -> None:

@@ -33,7 +33,8 @@ class AudioTower:
         self._dtype = self._convolutions[0][0].dtype
         self._positions = _sinusoids(config.max_source_positions, config.hidden_size).to(device, self._dtype)
         self._layers = [_Layer(config, weights, i) for i in range(config.num_layers)]
-        prepare(config.hidden_size // config.num_heads, self._dtype)
+        if device.type == "cpu":
+            prepare(config.hidden_size // config.num_heads, self._dtype)
         self._norm, self._project = _LayerNorm(weights, "audio.ln_post"), Linear.of(weights, "audio.proj")
 
     def encode(self, parts: Sequence[TowerInput], after_layer: AfterLayer | None = None) -> list[Tensor]:

@@ -25,6 +25,7 @@ from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_loop
 from mmrt.runtime.bus.wire import Wire
 from mmrt.runtime.config import parse_config
+from mmrt.runtime.controller import machine
 from mmrt.runtime.controller.effects import ClearPages, Effect, KeepEra, Send, SetPageGenerations, WriteState
 from mmrt.runtime.controller.pages import Owner
 from mmrt.runtime.controller.records import JournalState
@@ -308,11 +309,12 @@ def test_counts_that_cannot_be_published_end_the_actor(run: RunDirectory) -> Non
     in_loop(body)
 
 
-def test_a_change_is_published_at_once_though_nothing_follows(run: RunDirectory) -> None:
-    """Long before the next tick, which comes when plans are sent again."""
+def test_a_change_is_published_though_nothing_follows(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before the next tick of an idle controller."""
+    monkeypatch.setattr(machine, "IDLE_S", 3 * TIMEOUT_S)
 
     async def body(stack: ExitStack) -> None:
-        epoch = stack.enter_context(closing(Epoch(run, 1, replace(LIMITS, resend_s=10.0))))
+        epoch = stack.enter_context(closing(Epoch(run, 1, replace(LIMITS, resend_s=3 * TIMEOUT_S))))
         gateway = stack.enter_context(closing(Peer(run, "gateway")))
         await gateway.hello(1)
         published = list[StatsSnapshot]()
@@ -325,8 +327,8 @@ def test_a_change_is_published_at_once_though_nothing_follows(run: RunDirectory)
         epoch.stats.publish = note  # type: ignore[method-assign]
         while not published:  # noqa: ASYNC110 - the next change comes right after
             await asyncio.sleep(0.001)
-        await gateway.say(m.Submit(1, 1, DEFINITION))  # its plan is for prefill, which is not there
-        await asyncio.wait_for(until(lambda: epoch.stats.read().preparing == 1), 0.8)
+        await gateway.say(m.Submit(1, 1, DEFINITION))
+        await asyncio.wait_for(until(lambda: epoch.stats.read().preparing == 1), TIMEOUT_S)
 
     in_loop(body)
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from mmrt.runtime.controller.inflight_plan import LONG_AGO_S
 from mmrt.runtime.controller.kv_manager import wanted_kv
 from mmrt.runtime.controller.planner import view_request
 from mmrt.runtime.controller.scheduling.types import SegmentStage
@@ -17,7 +18,10 @@ def check_kept(state: ControllerState) -> None:
     assert state.decoding() == [request for request in live if request.phase == Phase.DECODE and not request.is_finished]
     assert state.num_decode_tokens == sum(len(request.lengths) for request in state.decoding())
     assert state.watched() == [(r.row, r.row_generation) for r in live if r.phase == Phase.DECODE or not r.counts_known]
+    assert state.drops == {r.row: r for r in state.rows if r is not None and r.drop_ticket}
     for request in live:
+        if request.phase == Phase.DECODE and not request.is_finished and state.windows_s > LONG_AGO_S:
+            assert request.window is not None and state.windows_s <= request.window[0], f"nobody looks at the rate of {request}"
         if request.view is not None:
             assert request.view == view_request(state, request), f"an old view of {request}"
         if request.phase == Phase.DECODE and request.committed < request.grow_at:
