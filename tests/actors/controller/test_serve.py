@@ -316,7 +316,6 @@ def test_a_change_is_published_though_nothing_follows(run: RunDirectory, monkeyp
     async def body(stack: ExitStack) -> None:
         epoch = stack.enter_context(closing(Epoch(run, 1, replace(LIMITS, resend_s=3 * TIMEOUT_S))))
         gateway = stack.enter_context(closing(Peer(run, "gateway")))
-        await gateway.hello(1)
         published = list[StatsSnapshot]()
         publish = epoch.stats.publish
 
@@ -325,6 +324,7 @@ def test_a_change_is_published_though_nothing_follows(run: RunDirectory, monkeyp
             publish(stats)
 
         epoch.stats.publish = note  # type: ignore[method-assign]
+        await gateway.hello(1)
         while not published:  # noqa: ASYNC110 - the next change comes right after
             await asyncio.sleep(0.001)
         await gateway.say(m.Submit(1, 1, DEFINITION))
