@@ -1,4 +1,4 @@
-"""How the answers of a live run come back: a client sends a text, which may have other tokens than those that it was made of.
+"""How the answers of a live run come back. A client sends their text, whose tokens may be others than those that were generated.
 
 A part of ``mmrt bench profile``. The questions are those of the scenario ``chat``: about a picture, where the model takes any.
 """
@@ -20,7 +20,7 @@ _END = 4  # tokens at an answer's end that may change because it is cut there
 
 
 class Answer(NamedTuple):
-    """An answer of ``num_tokens``, of which the first ``num_kept`` came back, and then ``num_new`` others."""
+    """An answer of ``num_tokens``: the first ``num_kept`` came back as they were, and ``num_new`` others followed."""
 
     num_tokens: int
     num_kept: int
@@ -40,7 +40,7 @@ async def measure_answers(target: Target, kinds: Sequence[Modality]) -> Answers:
 
 
 async def measure_answer(target: Target, question: Message, num_tokens: int) -> Answer:
-    """How the answer to this question comes back with the next one. Raises: BenchError."""
+    """Ask a question, and look how the server reads its answer in the next prompt. Raises: BenchError."""
     options = {"max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     (choice,) = (await target.post("/v1/chat/completions", {"messages": [question], **options}))["choices"]
 
@@ -57,7 +57,7 @@ async def measure_answer(target: Target, question: Message, num_tokens: int) -> 
 
 
 def summarise(found: Sequence[Answer]) -> Answers:
-    """What answers have in common (pure)."""
+    """Combine the answers of a run (pure)."""
     kept = [None if one.num_kept >= one.num_tokens - _END else one.num_kept for one in found]
     changed = [one for one, count in zip(found, kept, strict=True) if count is not None]
     num_others = sum(one.num_tokens - one.num_kept for one in changed)

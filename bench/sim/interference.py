@@ -31,14 +31,19 @@ class Interference:
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._known: dict[frozenset[tuple[str, int]], dict[str, float]] = {}
+        self._known: dict[frozenset[tuple[str, int]], tuple[str, dict[str, float]]] = {}
 
     def rates(self, counts: Counts) -> dict[str, float]:
         """Rates of an instance of each of these stages, as shares of its speed alone."""
+        return self.together(counts)[1]
+
+    def together(self, counts: Counts) -> tuple[str, dict[str, float]]:
+        """``stage_set`` of these stages, and their rates."""
         key = frozenset(counts.items())
         if key not in self._known:
             one, all_of_them = self._shares(dict.fromkeys(counts, 1)), self._shares(counts)
-            self._known[key] = {stage: self._rate(stage, frozenset(counts)) * all_of_them[stage] / one[stage] for stage in counts}
+            rates = {stage: self._rate(stage, frozenset(counts)) * all_of_them[stage] / one[stage] for stage in counts}
+            self._known[key] = stage_set(counts), rates
         return self._known[key]
 
     def _rate(self, stage: str, together: frozenset[str]) -> float:

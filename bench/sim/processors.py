@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
-from .interference import Interference, stage_set
+from .interference import Interference
 
 
 class Server(Protocol):
@@ -25,7 +25,6 @@ class Processors:
         self._interference = interference
         self._rates: dict[Server, float] = {}
         self._counts: Counter[str] = Counter()
-        self._known: dict[frozenset[tuple[str, int]], tuple[str, Mapping[str, float]]] = {}  # by counts: ``together``, and rates
         self.together = ""  # the set of stages at work
 
     @property
@@ -56,10 +55,7 @@ class Processors:
         if not self._rates:
             self.together = ""
             return
-        key = frozenset(self._counts.items())
-        if key not in self._known:
-            self._known[key] = stage_set(self._counts), self._interference.rates(self._counts)
-        self.together, rates = self._known[key]
+        self.together, rates = self._interference.together(self._counts)
         for server, before in self._rates.items():
             rate = rates[server.stage]
             if rate != before:

@@ -81,7 +81,7 @@ class Requests:
         return Asked(spec, (*before.shapes, *(shape for _, shape in samples)))
 
     def after(self, plan: RequestPlan, asked: Asked, key: int, num_tokens: int) -> Turn:
-        """What a conversation has said once this request has been answered by so many tokens. ``key``: the controller's for it."""
+        """The conversation after an answer of ``num_tokens`` to this request. ``key``: the controller's number of the request."""
         kept = self._answers.kept
         drawn = kept[int.from_bytes(_content(plan, -1)) % len(kept)] if kept else None
         num_kept = num_tokens if drawn is None else min(drawn, num_tokens)

@@ -77,7 +77,7 @@ def test_the_next_turn_finds_prompt_and_answer(own: Server, oracle: Oracle) -> N
 
 
 def test_a_profile_says_how_answers_come_back(own: Server, oracle: Oracle) -> None:
-    """What ``bench profile`` measures is what the next turn of a conversation finds in the cache, and what is new in it."""
+    """``bench profile`` measures how many tokens of an answer the next turn finds in the cache, and how many are new."""
     questions = [{"role": "user", "content": f"Question {number}. {LONG}"} for number in range(4)]
 
     async def measure() -> list[measured.Answer]:

@@ -1,6 +1,6 @@
 """Attention of decode steps over pages, on the CPU: by a kernel, and without one short sequences in groups and long ones alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,13 +15,6 @@ from mmrt.models.lm.kv_pages import KvPages
 LAYER = 1
 LENGTHS = [1, 30, _PADDED_TOKENS + 1, 17, 700, 341, 32, 100, _PADDED_TOKENS, 3]
 needs_kernel = pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 class Sequences:

@@ -1,7 +1,5 @@
 """Attention of many queries is that of float64 but for rounding, in any batch. ``test_row_kernels`` repeats it with AVX2."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -16,13 +14,6 @@ from mmrt.models.towers.sequences import Sequences
 from mmrt.tests.models.guarded import guarded
 
 pytestmark = pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

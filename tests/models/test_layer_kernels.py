@@ -1,6 +1,6 @@
 """A layer's operations by kernels: against float64, and the same bits in any batch and team of threads."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,13 +15,6 @@ DTYPES = (torch.float32, torch.bfloat16)
 EPSILON = torch.tensor(1e-6)
 
 pytestmark = pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def assert_near(found: Tensor, exact: Tensor) -> None:

@@ -1,7 +1,5 @@
 """Products of many rows are those of float64 but for rounding, whatever rows are near. ``test_row_kernels`` repeats them with AVX2."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -16,13 +14,6 @@ from mmrt.tests.models.guarded import guarded
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 pytestmark = pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def random(num_rows: int, num_columns: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -22,13 +22,6 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 pytestmark = pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def matrix(num_values: int, num_columns: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     values = torch.randn(num_values, num_columns, generator=torch.Generator().manual_seed(seed))
     return (values * 40).round().clamp(-127, 127).to(dtype) if dtype == torch.int8 else values.to(dtype)

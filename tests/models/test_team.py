@@ -22,13 +22,6 @@ pytestmark = pytest.mark.skipif(kernel.vector_width() is None, reason="this proc
 FUTEX_WAIT = 128  # between threads of one process
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def team() -> Iterator[Team]:
     yield Team(kernel._team_code())
