@@ -68,11 +68,11 @@ class FloatMatrix:
 
     def __init__(self, values: Tensor) -> None:
         self._values = values
-        self._few_rows = most_rows(values)
+        self._few_rows, self._few_rows_bfloat16 = most_rows(values), most_rows(values, torch.bfloat16)
         self._has_panels = panel_kernels.can_multiply(values)
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
-        if x_MK.shape[0] <= self._few_rows:
+        if x_MK.shape[0] <= (self._few_rows_bfloat16 if x_MK.dtype == torch.bfloat16 else self._few_rows):
             out = _in_dtype(multiply(x_MK, self._values), x_MK.dtype)
         elif self._has_panels and x_MK.dtype == torch.float32:
             out = panel_kernels.multiply(x_MK, self._values)

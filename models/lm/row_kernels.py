@@ -33,7 +33,8 @@ from .machine_code import (
 
 BLOCK_ROWS = 48  # of a matrix
 _MOST_ROWS = 48  # of activations: with more, other products of large matrices are faster
-_MOST_ROWS_BESIDE_AMX = 4  # as above, of a matrix in bfloat16 where AMX multiplies it
+_MOST_ROWS_BESIDE_AMX = 4  # as above, of a matrix and activations in bfloat16 where AMX multiplies them
+_MOST_ROWS_BESIDE_BFLOAT16 = 16  # likewise, where AVX512-BF16 does
 _STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16), torch.float16: ir.HalfType(), torch.int8: ir.IntType(8)}
 _BYTES_AHEAD = 8192  # of a matrix, beyond the rows that are multiplied next: asked for before they are needed
 LEAST_WORK = 1 << 18  # weights: a smaller matrix is left to one thread
@@ -48,13 +49,18 @@ def has_kernel(values: Tensor) -> bool:
     return values.is_contiguous() and values.numel() > 0 and values.shape[1] % width == 0
 
 
-def most_rows(values: Tensor) -> int:
-    """Return up to how many rows of activations ``multiply`` is faster than others with this matrix. It is 0 without a kernel. A
-    process's first matrix of a dtype makes the kernel."""
+def most_rows(values: Tensor, activations: torch.dtype = torch.float32) -> int:
+    """Return up to how many rows of activations in this dtype ``multiply`` is faster than others with this matrix. It is 0 without a
+    kernel. A process's first matrix of a dtype makes the kernel."""
     if not has_kernel(values):
         return 0
     _kernel(values.dtype)
-    return _MOST_ROWS_BESIDE_AMX if values.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() else _MOST_ROWS
+    if values.dtype == activations == torch.bfloat16:
+        if torch.cpu._is_amx_tile_supported():
+            return _MOST_ROWS_BESIDE_AMX
+        if torch.cpu._is_avx512_bf16_supported():
+            return _MOST_ROWS_BESIDE_BFLOAT16
+    return _MOST_ROWS
 
 
 def multiply(x_MK: Tensor, values: Tensor) -> Tensor:

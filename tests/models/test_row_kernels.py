@@ -53,6 +53,17 @@ def assert_product(found: Tensor, x: Tensor, exact: Tensor) -> None:
     assert ((found.double() - x.double() @ exact.T).abs() <= 1e-6 * added + 1e-30).all()
 
 
+@pytest.mark.parametrize(("has_amx", "has_bfloat16", "most"), [(True, True, 4), (False, True, 16), (False, False, 48)])
+def test_bfloat16_is_left_to_units_that_multiply_it(
+    has_amx: bool, has_bfloat16: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bfloat16)
+    found = {dtype: row_kernels.most_rows(matrix(2, 64, dtype, 0), torch.bfloat16) for dtype in (torch.bfloat16, torch.float32)}
+    assert found == {torch.bfloat16: most, torch.float32: 48}
+    assert row_kernels.most_rows(matrix(2, 64, torch.bfloat16, 0)) == 48  # activations in float32
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     dtype=st.sampled_from(DTYPES),
