@@ -3,7 +3,7 @@
 import msgspec
 
 from ...runtime.config import RuntimeConfig
-from ..sim.costs import Costs, Line
+from ..sim.costs import Costs
 from ..sim.interference import stage_set, stage_sets
 from ..sim.links import Link
 
@@ -21,9 +21,9 @@ def costs_of(config: RuntimeConfig, costs: Costs) -> Costs:
     return msgspec.structs.replace(
         costs,
         note=f"{costs.note} Split: encode and prefill on one half of the device, decode on the other.",
-        encode={kind: _twice(line) for kind, line in costs.encode.items()},
-        prefill=_twice(costs.prefill),
-        decode=_twice(costs.decode),
+        encode={kind: line.times(2) for kind, line in costs.encode.items()},
+        prefill=costs.prefill.times(2),
+        decode=costs.decode.times(2),
         decode_context_s=2 * costs.decode_context_s,
         interference=_halves(),
     )
@@ -41,7 +41,3 @@ def _halves() -> dict[str, dict[str, float]]:
         sharing = {stage: len({*together} & side) for side in _SIDES for stage in side}
         rates[stage_set(together)] = {stage: 1 / sharing[stage] for stage in together}
     return rates
-
-
-def _twice(line: Line) -> Line:
-    return Line(**{field: 2 * value for field, value in msgspec.structs.asdict(line).items()})

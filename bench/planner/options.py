@@ -16,7 +16,7 @@ from ..goodput.systems import configure
 from ..output import JSON_HELP, json_file
 from ..serve.load_options import LoadOptions, add_load, load_values, number, precision, refuse_options, share
 from ..serve.presets import WORKLOADS
-from ..sim.costs import Costs, CostsError, Line, load_costs
+from ..sim.costs import Costs, CostsError, load_costs
 from ..sim.link_options import add_link, link_of
 from ..sim.links import Link
 from ..sim.options import add_run, base_config
@@ -118,14 +118,10 @@ def _base(given: argparse.Namespace, costs: Costs) -> RuntimeConfig:
 
 def _decoding(costs: Costs, num_decoders: int) -> Costs:
     """The costs where media are decoded on the host as fast as by so many processes of ``video``."""
-
-    def faster(line: Line) -> Line:
-        return Line(**{field: value / num_decoders for field, value in msgspec.structs.asdict(line).items()})
-
     return msgspec.structs.replace(
         costs,
-        analyse={kind: faster(line) for kind, line in costs.analyse.items()},
-        preprocess={kind: faster(line) for kind, line in costs.preprocess.items()},
+        analyse={kind: line.times(1 / num_decoders) for kind, line in costs.analyse.items()},
+        preprocess={kind: line.times(1 / num_decoders) for kind, line in costs.preprocess.items()},
     )
 
 

@@ -5,7 +5,10 @@ for reading files. All times are seconds.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
@@ -30,17 +33,26 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """seconds = fixed_s + max(least_s, per_unit_s * units) + per_square_s * squares.
 
     ``least_s`` is the time to read the weights, which few units do not shorten. ``squares``: of attention, see ``prefill_squares`` and
-    ``encode_squares``.
+    ``encode_squares``. ``points``: (units, seconds), by rising units, in place of the first two terms. Between two of them the time
+    changes evenly, and beyond the last one as before it.
     """
 
     fixed_s: float = 0.0
     per_unit_s: float = 0.0
     per_square_s: float = 0.0
     least_s: float = 0.0
+    points: tuple[tuple[float, float], ...] = ()
 
     def seconds(self, units: float, squares: float = 0.0) -> float:
         """The time of so much work, alone on the machine."""
-        return self.fixed_s + max(self.least_s, self.per_unit_s * units) + self.per_square_s * squares
+        first_s = _between(self.points, units) if self.points else self.fixed_s + max(self.least_s, self.per_unit_s * units)
+        return first_s + self.per_square_s * squares
+
+    def times(self, factor: float) -> "Line":
+        """The line of the same work, so many times as slow."""
+        points = tuple((units, factor * seconds) for units, seconds in self.points)
+        fields = {field: factor * getattr(self, field) for field in ("fixed_s", "per_unit_s", "per_square_s", "least_s")}
+        return Line(**fields, points=points)
 
 
 class Overheads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -167,8 +179,12 @@ def _check(path: Path, costs: Costs) -> None:
     for name, delays in (("alone", costs.alone), ("beside", costs.beside)):
         for field, values in msgspec.structs.asdict(delays).items():
             times |= {f"{name}.{field} {number}": seconds for number, seconds in enumerate(values)}
-    for name, struct in (*lines.items(), ("overheads", costs.overheads)):
-        times |= {f"{name}.{field}": value for field, value in msgspec.structs.asdict(struct).items()}
+    for name, line in lines.items():
+        times |= {f"{name}.{field}": value for field, value in msgspec.structs.asdict(line).items() if field != "points"}
+        times |= {f"{name}.points {number}": seconds for number, (_, seconds) in enumerate(line.points)}
+        if not all(before < after for (before, _), (after, _) in pairwise(line.points)):
+            raise CostsError(f"{path}: the units of {name}.points must rise from each to the next")
+    times |= {f"overheads.{field}": value for field, value in msgspec.structs.asdict(costs.overheads).items()}
     for what, value in times.items():
         if not 0 <= value < math.inf:
             refuse(what, value, "at least 0")
@@ -184,6 +200,16 @@ def _check(path: Path, costs: Costs) -> None:
                 raise CostsError(f"{path}: spreads of {together}: the factors of {stage} must be above 0, and at least one")
     if costs.num_cores < 1:
         refuse("num_cores", costs.num_cores, "at least 1")
+
+
+def _between(points: Sequence[tuple[float, float]], units: float) -> float:
+    """The seconds of so many units on the straight lines through these points. Below the first and beyond the last one the nearest two
+    tell how they change; nothing takes less than no time."""
+    if len(points) == 1:
+        return points[0][1]
+    at = bisect_left(points, units, 1, len(points) - 1, key=itemgetter(0))
+    (before, before_s), (after, after_s) = points[at - 1 : at + 1]
+    return max(0.0, before_s + (units - before) / (after - before) * (after_s - before_s))
 
 
 def prefill_squares(start: int, end: int) -> float:

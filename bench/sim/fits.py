@@ -75,6 +75,16 @@ def fit_not_negative(rows: Sequence[Sequence[float]], seconds: Sequence[float]) 
     return best
 
 
+def fit_context(seconds: Mapping[tuple[int, float], float]) -> float:
+    """The seconds per token in the KV cache, from those of steps over so many sequences and tokens, by relative errors: what a step
+    takes beside depends on its sequences in any way. Not negative."""
+    counts = sorted({count for count, _ in seconds})
+    rows = [[*(float(count == one) for one in counts), context] for count, context in seconds]
+    target = np.array([*seconds.values()])
+    found, *_ = np.linalg.lstsq(np.array(rows) / target[:, None], np.ones(len(target)))
+    return max(0.0, float(found[-1]))
+
+
 def fit_interference(works: Sequence[Work], assume: Callable[[Mapping[str, int]], Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Rates of each stage within each set of stages that worked at once for long enough. See ``Costs.interference``. ``assume``: rates
     without any measurement, by the number of instances at work."""

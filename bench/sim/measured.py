@@ -6,6 +6,7 @@ and rates of stages together are not measured.
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -16,7 +17,7 @@ from ...runtime.observe.flight import FlightRecord, Kind, unpack_pair, unpack_pl
 from ...runtime.stage_table import stage_of
 from ..environment import Environment
 from .costs import Costs, Line, encode_squares, prefill_squares, step_seconds
-from .fits import Middle, Sample, Work, fit_interference, fit_line, fit_not_negative, fit_spreads
+from .fits import Middle, Sample, Work, fit_context, fit_interference, fit_line, fit_spreads
 from .interference import Interference
 from .overheads import fit_delays, fit_egress, fit_overheads, quick
 from .phases import NUM_STREAMS, STREAM_INPUT, STREAM_TOKENS
@@ -149,26 +150,27 @@ def _encode_squares(num_rows: int, parts: Sequence[int]) -> float:
 
 
 def fit_decode(seen: Sequence[Seen], threads: Mapping[str, int], middle: Middle) -> tuple[Line, float]:
-    """The line of a step over sequences, and the seconds per token in their KV cache. A step lasts from commit to commit; where others
-    took processors, so long as it had one."""
-    rows, gaps = [], []
+    """The time of a step by its number of sequences, and the seconds per token in their KV cache. A step lasts from commit to commit;
+    where others took processors, so long as it had one. Of a phase, steps over as many sequences as it keeps at once count."""
+    lengths_s: dict[tuple[int, float], list[float]] = {}  # by sequences, and tokens in their KV cache
     for one in seen:
+        count = one.run.phase.num_at_once
         steps = [record for record in one.records if record.kind == Kind.STEP]
         num_tokens = statistics.mean(record.num_prompt_tokens or 0 for record in one.run.records) + one.run.phase.max_tokens / 2
         share = one.running("decode", threads.get("decode", 0))
-        by_count: dict[int, list[float]] = {}
-        for before, after in zip(steps, steps[1:], strict=False):
-            if before.a == after.a and after.key == before.key + 1:
+        found = lengths_s.setdefault((count, count * num_tokens), [])
+        for before, after in pairwise(steps):
+            if before.a == after.a == count and after.key == before.key + 1:
                 length_ns = share * after.duration_ns if threads else after.end_ns - before.end_ns
-                by_count.setdefault(after.a, []).append(length_ns / 1e9)
-        for count, times_s in by_count.items():
-            if len(times_s) >= _LEAST_STEPS:
-                rows.append((1.0, float(count), count * num_tokens))
-                gaps.append(middle(times_s))
-    if len(rows) < 3:
-        raise ValueError(f"decode took {len(rows)} kinds of steps often enough, 3 are needed: --seconds is too short")
-    fixed_s, sequence_s, context_s = fit_not_negative(rows, gaps)
-    return Line(fixed_s=fixed_s, per_unit_s=sequence_s), context_s
+                found.append(length_ns / 1e9)
+    middles = {work: middle(found) for work, found in lengths_s.items() if len(found) >= _LEAST_STEPS}
+    if len(middles) == len({count for count, _ in middles}):
+        raise ValueError(f"of {len(middles)} kinds of steps, no two differ by their prompts alone: --seconds is too short")
+    context_s = fit_context(middles)
+    by_count: dict[int, list[float]] = {}
+    for (count, context), seconds in middles.items():
+        by_count.setdefault(count, []).append(max(0.0, seconds - context_s * context))
+    return Line(points=tuple((count, statistics.fmean(by_count[count])) for count in sorted(by_count))), context_s
 
 
 def _works(model: ModelConfig, costs: Costs, seen: Seen) -> list[Work]:
