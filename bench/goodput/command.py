@@ -3,7 +3,8 @@
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from itertools import product
 
 from ...runtime.errors import ConfigError, UserError
 from ...shm.errors import ShmError
@@ -14,7 +15,7 @@ from ..serve.client import BenchError
 from ..serve.load_options import settings_of
 from ..serve.plot import PlotError, require_matplotlib
 from ..sim.simulation import SimulationError
-from .live import live
+from .live import fit_at_once, live
 from .options import GoodputOptions, parse_goodput
 from .report import GoodputReport, Measured, Point, SystemReport, summarise
 from .search import area, bounds, find_goodput
@@ -102,14 +103,22 @@ def _search(options: GoodputOptions, tell: Tell) -> dict[str, list[Point]]:
 
 
 def _measure(options: GoodputOptions, tell: Tell) -> dict[str, list[Point]]:
-    """The loads at the given rates, of all rounds. Systems take turns, so that what the machine does otherwise falls to all of them."""
+    """The loads at the given rates, of all rounds. Systems take turns, so that what the machine does otherwise falls to all of them: at
+    each rate where all of them have room at once, otherwise from round to round."""
     measured: dict[tuple[str, float], list[Measured]] = defaultdict(list)
-    for number in range(options.num_rounds):
-        for system in options.systems:
-            with _opened(options, system, tell) as run:
-                for rate in options.rates:
-                    tell(f"{system.name}: {rate:.3g} requests/s, round {number + 1} of {options.num_rounds}")
-                    measured[system.name, rate].append(run(options.load_at(rate, number)))
+    rounds = range(options.num_rounds)
+    if options.costs is not None or fit_at_once(options):
+        at_once = [(options.systems, rounds)]
+    else:
+        at_once = [([system], range(number, number + 1)) for number in rounds for system in options.systems]
+    for systems, numbers in at_once:
+        with ExitStack() as opened:
+            runs = {system.name: opened.enter_context(_opened(options, system, tell)) for system in systems}
+            for number, (at, rate) in product(numbers, enumerate(options.rates)):
+                first = (number + at) % len(runs)
+                for name in [*runs][first:] + [*runs][:first]:
+                    tell(f"{name}: {rate:.3g} requests/s, round {number + 1} of {options.num_rounds}")
+                    measured[name, rate].append(runs[name](options.load_at(rate, number)))
     return {
         system.name: [summarise(rate, measured[system.name, rate], options.objective) for rate in options.rates]
         for system in options.systems

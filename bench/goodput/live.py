@@ -10,11 +10,15 @@ import uvloop
 from numpy.typing import NDArray
 from rich.console import Console
 
+from ...models.config import load_model_config, weight_bytes
+from ...runtime.config import RuntimeConfig
 from ...runtime.config_sections import ServerSection
 from ...runtime.observe.breakdown import Breakdown, request_breakdown, step_begins
 from ...runtime.observe.dumps import Recording
 from ...runtime.observe.flight import complete_since_ns, merge
 from ...runtime.observe.trace_requests import plan_spans, plans_by_request, request_spans
+from ...runtime.process.host_room import read_host_room
+from ...runtime.process.run import model_path
 from ...schema.policy_report import PolicyReport
 from ...shm.run_directory import RunDirectory
 from ..own_run import own_run
@@ -27,14 +31,32 @@ from .report import Measured
 from .simulated import Measure
 from .systems import System
 
+_RUN_BYTES = 1 << 30  # of a run, beside its weights: nine processes and their pools have half of it with the default configuration
+
+
+def fit_at_once(options: GoodputOptions) -> bool:
+    """Runs of all systems have room on this machine's processors at the same time. Raises: CheckpointError, ConfigError."""
+    if any(system.config.model.on_cuda for system in options.systems):
+        return False
+    config = _configured(options, options.systems[0])
+    weights = weight_bytes(load_model_config(model_path(config), config.model.dtype, weights=config.model.weights))
+    needed = len(options.systems) * (2 * weights + _RUN_BYTES)
+    return needed <= read_host_room(RunDirectory.default_path()).memory_bytes
+
+
+def _configured(options: GoodputOptions, system: System) -> RuntimeConfig:
+    """The configuration of a system's run."""
+    path = str(options.checkpoint.absolute()) if options.checkpoint else system.config.model.path
+    model = msgspec.structs.replace(system.config.model, path=path)
+    return msgspec.structs.replace(system.config, model=model, server=ServerSection(port=0))
+
 
 @contextmanager
 def live(options: GoodputOptions, system: System) -> Iterator[Measure]:
     """A run of the system. Raises: OwnRunError; when it measures also BenchError, ShmError, OSError."""
-    path = str(options.checkpoint.absolute()) if options.checkpoint else system.config.model.path
-    model = msgspec.structs.replace(system.config.model, path=path)
-    config = msgspec.structs.replace(system.config, model=model, server=ServerSection(port=0))
-    with own_run("goodput") as run, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    config = _configured(options, system)
+    name = f"goodput-{options.systems.index(system)}"
+    with own_run(name) as run, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         run.up(config)
         url = run.report().endpoint
 

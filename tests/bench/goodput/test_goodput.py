@@ -5,21 +5,23 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import mmrt
-from mmrt.bench.goodput.command import main
+from mmrt.bench.goodput.command import judge, main
 from mmrt.bench.goodput.devices import costs_of, link_of
-from mmrt.bench.goodput.live import check_policy
+from mmrt.bench.goodput.live import check_policy, fit_at_once
 from mmrt.bench.goodput.objective import Objective
 from mmrt.bench.goodput.options import parse_goodput
 from mmrt.bench.goodput.systems import configure
 from mmrt.bench.serve.client import BenchError
 from mmrt.bench.serve.slo import Slo
-from mmrt.bench.sim.costs import load_costs
+from mmrt.bench.sim.costs import Line, load_costs
 from mmrt.bench.sim.links import Link
 from mmrt.runtime.config import RuntimeConfig
 from mmrt.runtime.observe.breakdown import PARTS
+from mmrt.runtime.process.host_room import HostRoom
 from mmrt.schema.policy_report import PolicyReport
 
 LOAD = ("--scenario", "mixed", "--slo-ttft", "0.4", "--slo-tbt", "0.05", "--seconds", "0.1")
@@ -152,6 +154,8 @@ def test_a_split_gpu_is_two_halves_that_do_not_slow_each_other() -> None:
     gpu, cpu = load_costs("qwen2.5-vl-7b-h200"), load_costs("demo-cpu")
     split, unified = (configure(name, RuntimeConfig(), Objective(Slo(1.0))) for name in ("split", "unified"))
     halved = costs_of(split, gpu)
+    uneven = msgspec.structs.replace(gpu, decode=Line(points=((1, 0.1), (4, 0.2))))
+    assert costs_of(split, uneven).decode.seconds(2.5) == pytest.approx(0.3)
     assert halved.decode.seconds(9) == 2 * gpu.decode.seconds(9) and halved.prefill.seconds(9, 5) == 2 * gpu.prefill.seconds(9, 5)
     assert halved.interference["decode+encoder+prefill"] == {"decode": 1.0, "encoder": 0.5, "prefill": 0.5}
     assert halved.interference["decode+prefill"] == {"decode": 1.0, "prefill": 1.0}
@@ -164,6 +168,28 @@ def test_figures_of_unified_are_not_taken_for_those_of_a_policy_that_fails(why: 
     check_policy(PolicyReport(name="slack", wanted="slack", overruled=2, error="plan: it raised"))
     with pytest.raises(BenchError, match=f"mine.py.*{next(iter(why.values()))}: the figures would be those of unified"):
         check_policy(PolicyReport(wanted="mine.py", **why))
+
+
+def test_systems_take_turns_at_each_rate_and_each_begins_once() -> None:
+    told: list[str] = []
+    arguments = ("--sim", "--systems", "unified,auto", "--rates", "16,32", "--no-search", "--rounds", "2", "--num-requests", "4")
+    report = judge(parse_goodput([*arguments, *LOAD]), told.append)
+    order = [line.partition(" requests/s, round ") for line in told if "requests/s" in line]
+    assert [(name, number[0]) for name, _, number in order] == [
+        *(("unified: 16", "1"), ("auto: 16", "1"), ("auto: 32", "1"), ("unified: 32", "1")),
+        *(("auto: 16", "2"), ("unified: 16", "2"), ("unified: 32", "2"), ("auto: 32", "2")),
+    ]
+    assert all(len(point.rounds) == 2 for system in report.systems for point in system.points)
+
+
+def test_runs_are_up_at_once_where_the_machine_has_room_for_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fit(room_bytes: int, *arguments: str) -> bool:
+        monkeypatch.setattr("mmrt.bench.goodput.live.read_host_room", lambda run: HostRoom(room_bytes, 0))
+        return fit_at_once(parse_goodput(["--systems", "unified,auto,split", *arguments, *LOAD]))
+
+    assert fit(4 << 30) and not fit(3 << 30)  # three times 1 GiB, and what the demo model's weights take
+    (tmp_path / "gpu.toml").write_text('[model]\ndevice = "cuda"\n')
+    assert not fit(1 << 40, "--config", str(tmp_path / "gpu.toml"))  # the room of a GPU is another
 
 
 @pytest.mark.slow
@@ -183,9 +209,10 @@ def test_live_runs_are_judged_by_their_clients_and_their_recorders(tmp_path: Pat
         "--slo-tbt",
         "10",
     )
-    report = judged(tmp_path, "--systems", "unified", "--rates", "8", "--no-search", *load)
-    (point,) = report["systems"][0]["points"]
-    assert (report["origin"], point["attainment"], point["failures"]) == ("live", 1.0, {})
-    assert point["num_broken_down"] == point["num_requests"] == 8
-    assert_parts_sum_to_latency(point)
-    assert all(point["breakdown"][part]["mean"] > 0 for part in ("encode_s", "prefill_s", "decode_s", "decode_queue_s"))
+    report = judged(tmp_path, "--systems", "unified,auto", "--rates", "8", "--no-search", *load)
+    assert report["origin"] == "live"
+    for (point,) in [system["points"] for system in report["systems"]]:
+        assert (point["attainment"], point["failures"]) == (1.0, {})
+        assert point["num_broken_down"] == point["num_requests"] == 8
+        assert_parts_sum_to_latency(point)
+        assert all(point["breakdown"][part]["mean"] > 0 for part in ("encode_s", "prefill_s", "decode_s", "decode_queue_s"))
