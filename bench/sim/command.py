@@ -12,8 +12,8 @@ from rich.console import Console
 from ...runtime.config import RuntimeConfig
 from ...runtime.controller.scheduling.policy import Policy
 from ...runtime.errors import ConfigError
-from ..output import open_console, write_json
-from ..own_run import OwnRunError
+from ..output import open_console, progress, write_json
+from ..own_run import OwnRunError, own_run
 from ..render import show_report
 from ..serve.chat import make_conversations
 from ..serve.client import BenchError
@@ -23,16 +23,17 @@ from ..serve.plot import PlotError, plot_over_time, require_matplotlib
 from ..serve.record import Record
 from ..serve.report import Report
 from ..serve.workload import RequestPlan
-from .costs import Costs
+from .costs import Costs, save_costs
 from .devices import num_kv_devices
 from .events import NS, to_ns
 from .links import Link
 from .loads import ClosedLoop, Load, OpenLoop, Senders, Stall
 from .options import SimOptions, parse_sim
+from .profiling import PASS_S, Profiling
 from .report import Steps, make_report
 from .requests import Requests
 from .simulation import Simulation, SimulationError, simulated_limits
-from .validate import show_validation, validate
+from .validate import check_model, live_config, run_live, show_validation, simulate_rounds
 
 _PATIENCE = 3  # times server.request_timeout_s
 _COLLECT_AFTER = 20_000  # objects; a request leaves some thirty that refer to each other
@@ -68,13 +69,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _validate(given: argparse.Namespace, config: RuntimeConfig, costs: Costs, policy: Policy, console: Console) -> int:
     """Compare with live runs. Returns 1 if a figure is outside its limit."""
     more = ["--num-requests", str(given.num_requests)] if given.num_requests else []
+    with progress(console) as tell:
+        if given.profile is None:
+            check_model(given.checkpoint, costs)
+            live = run_live(live_config(config, given.checkpoint, costs.model.dtype), given.validate, more, tell)
+        else:
+            with own_run("profile") as run:
+                profiling = Profiling(run, measured := live_config(config, given.checkpoint), tell)
+                live = run_live(measured, given.validate, more, tell, lambda: profiling.take_pass(PASS_S))
+            costs = profiling.costs(given.profile.stem)
+            save_costs(given.profile, costs)
+    costs_name = str(given.profile or given.costs)
 
     def simulated(arguments: Sequence[str]) -> list[Record]:
-        simulation, _ = run_load(parse_sim([*arguments, "--costs", given.costs])[0], config, costs, policy)
+        simulation, _ = run_load(parse_sim([*arguments, "--costs", costs_name])[0], config, costs, policy)
         steps = Steps(simulation, costs)
         return [steps.record(record) for record in simulation.gateway.records]
 
-    validation = validate(config, costs, given.checkpoint, given.validate, more, simulated, console)
+    validation = simulate_rounds(live, costs, more, simulated)
     show_validation(console, validation)
     write_json(given.json, validation)
     return 0 if validation.is_valid else 1

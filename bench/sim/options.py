@@ -44,8 +44,10 @@ def parse_sim(argv: Sequence[str]) -> tuple[SimOptions, RuntimeConfig, Costs, Po
         refuse_options(parser, given, LOAD_NAMES, "--validate has loads of its own")
         if costs.origin == "roofline":
             parser.error(f"--costs {given.costs}: --validate compares with runs on this machine, and nobody measured this model")
-    elif given.checkpoint:
-        parser.error("--checkpoint is for the live runs of --validate")
+        if given.profile is not None:
+            refuse_options(parser, given, ("costs",), "--profile measures the costs")
+    elif given.checkpoint or given.profile:
+        parser.error("--checkpoint and --profile are for the live runs of --validate")
     if given.rate == float("inf") and given.trace:
         parser.error("--rate inf: a trace is stretched to a finite rate")
     options = SimOptions(
@@ -57,6 +59,14 @@ def parse_sim(argv: Sequence[str]) -> tuple[SimOptions, RuntimeConfig, Costs, Po
         link=link_of(parser, given),
     )
     return options, config, costs, policy, given
+
+
+def cost_file(text: str) -> Path:
+    """The file for a cost model, for argparse: a measurement of minutes must not end without a place for it."""
+    path = json_file(text)
+    if path.suffix != ".json":
+        raise argparse.ArgumentTypeError(f"{text}: the name of a cost file ends with .json")
+    return path
 
 
 def load_policy(policy: str) -> Policy:
@@ -119,6 +129,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="run three loads so many times live and simulated, and compare; --num-requests is for each",
     )
     add("--checkpoint", type=Path, metavar="DIR", help="of the live runs (the demo model)")
+    add(
+        "--profile",
+        type=cost_file,
+        metavar="FILE",
+        help="measure the costs between the rounds of --validate, in place of --costs, and write them to this .json file",
+    )
     add("--plot", type=Path, metavar="FILE", help="draw the times between tokens over the time of the load")
     add("--json", type=json_file, metavar="FILE", help=JSON_HELP)
     return parser

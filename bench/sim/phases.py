@@ -1,7 +1,5 @@
 """The loads of ``mmrt bench profile``, and how they are driven: each stage alone with works of several sizes, and stages together,
 above all as they work when requests with answers are served.
-
-All phases come in several passes: the speed of a machine differs from one minute to the next, and a rate compares phases.
 """
 
 import asyncio
@@ -21,9 +19,9 @@ from ..serve.workload import Lengths, MediaShapes, Modality, RequestPlan, plan_s
 from .others import read_use, share_of_others
 
 NUM_STREAMS = 4  # beside which stages are measured
+_STEPS = (1, 2, NUM_STREAMS, 8, 16)  # sequences of steps that are measured
 STREAM_INPUT, STREAM_TOKENS = 16, 128  # short, so that their mean tells how many tokens they have
 SETTLE_S = 0.5
-_NUM_PASSES = 3
 _MOST_S = 3.0  # of a phase: the controller writes some thousand flight records per second, and 16,384 are kept
 _NUM_PROMPTS = 16  # that requests with answers have in turn: how many tokens come together depends on the answer
 MAX_CONTEXT_SHARE = 8  # long prompts take this part of the context at most
@@ -63,11 +61,14 @@ class PhaseRun(msgspec.Struct, frozen=True):
 
 
 def make_phases(kinds: Sequence[Modality], max_context: int, seconds: float) -> list[Phase]:
-    """The phases for a model that takes these kinds, of so many seconds together."""
+    """The phases of a pass for a model that takes these kinds, of so many seconds together."""
     long_tokens = min(1024, max_context // MAX_CONTEXT_SHARE)
     alone = [
         *(Phase(name="prefill", num_input_tokens=tokens, seconds=1) for tokens in (32, long_tokens // 4, long_tokens)),
-        *(Phase(name="decode", num_at_once=count, num_input_tokens=16, max_tokens=64, seconds=1.5) for count in (1, NUM_STREAMS, 16)),
+        *(
+            Phase(name="decode", num_at_once=count, num_input_tokens=16, max_tokens=64, seconds=1.5)
+            for count in (1, 2, NUM_STREAMS, 8, 16)
+        ),
         *(
             Phase(name="decode", num_at_once=count, num_input_tokens=long_tokens, max_tokens=64, seconds=1.5)
             for count in (1, NUM_STREAMS)
@@ -99,8 +100,8 @@ def make_phases(kinds: Sequence[Modality], max_context: int, seconds: float) -> 
             Phase(name="together", kinds=("image", "text"), num_at_once=4, num_input_tokens=long_tokens // 2, seconds=1.5),
         ]
     phases = [*alone, *together]
-    scale = seconds / sum(phase.seconds for phase in phases) / _NUM_PASSES
-    return [part for phase in phases for part in _divided(phase, phase.seconds * scale)] * _NUM_PASSES
+    scale = seconds / sum(phase.seconds for phase in phases)
+    return [part for phase in phases for part in _divided(phase, phase.seconds * scale)]
 
 
 def _divided(phase: Phase, seconds: float) -> list[Phase]:

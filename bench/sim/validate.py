@@ -3,9 +3,10 @@
 The loads are closed loops, which suit a model of any speed. A run begins with all clients at once, so the requests that were sent
 first do not count. Each load of each round has requests of its own, which no other leaves in the caches, the same live and simulated.
 
-The speed of a machine differs from one minute to the next. So a short reference comes before and after each load: requests one at a
-time, live and simulated. The *slowness*, the live reference divided by the simulated one, tells where the machine was not as it was
-for the profile. Figures are not corrected by it: it says more of one stream than of several.
+The speed of a machine differs from one minute to the next. So the passes of a profile can come between the rounds, and a short
+reference comes before and after each load: requests one at a time, live and simulated. The *slowness*, the live reference divided by
+the simulated one, tells where the machine was not as it was for the profile. Figures are not corrected by it: it says more of one
+stream than of several.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import uvloop
@@ -24,7 +26,7 @@ from ...runtime.config import RuntimeConfig
 from ...runtime.config_sections import ServerSection
 from ...runtime.process.run import DEFAULT_MODEL
 from ..environment import Environment, read_environment
-from ..output import progress
+from ..output import Tell
 from ..own_run import own_run
 from ..render import show_environment, show_table, show_targets
 from ..serve.client import BenchError
@@ -129,25 +131,24 @@ def compare(load: str, live: Sequence[Sequence[Record]], simulated: Sequence[Seq
     return comparisons
 
 
-def validate(
-    config: RuntimeConfig,
-    costs: Costs,
-    checkpoint: Path | None,
-    num_rounds: int,
-    more: Sequence[str],
-    simulate: Simulate,
-    console: Console,
-) -> Validation:
-    """Run all loads ``num_rounds`` times against a run of this configuration, in turn, and simulated. ``more``: arguments for all
-    loads. Raises: BenchError, OwnRunError, OSError; ValueError for a checkpoint that the costs are not of."""
-    check_model(checkpoint, costs)
-    model = msgspec.structs.replace(config.model, path=str(checkpoint.absolute()) if checkpoint else "", dtype=costs.model.dtype)
-    config = msgspec.structs.replace(config, model=model, server=ServerSection(port=0))
-    environment = read_environment()
-    live: dict[str, list[Sequence[Record]]] = {load: [] for load in LOADS}
+class LiveRounds(NamedTuple):
+    """What the live runs did. ``records``: by load, of each round. ``references_s``: before each load of each round, and at the end."""
+
+    environment: Environment
+    records: dict[str, list[Sequence[Record]]]
+    references_s: list[float]
+
+
+def run_live(
+    config: RuntimeConfig, num_rounds: int, more: Sequence[str], tell: Tell, before_round: Callable[[], object] = lambda: None
+) -> LiveRounds:
+    """Run all loads ``num_rounds`` times, in turn, against a run of this configuration. ``more``: arguments for all loads.
+
+    Raises: BenchError, OwnRunError, OSError, and what ``before_round`` raises.
+    """
+    found = LiveRounds(read_environment(), {load: [] for load in LOADS}, [])
     seeds = itertools.count(_REFERENCE_SEED)
-    references: list[float] = []
-    with own_run() as run, progress(console) as tell:
+    with own_run() as run:
         tell("starting a run")
         run.up(config)
         url = run.report().endpoint
@@ -157,22 +158,35 @@ def validate(
 
         refer()  # the first requests of a run take longer
         for number in range(num_rounds):
+            before_round()
             for at, (load, arguments) in enumerate(LOADS.items()):
                 tell(f"{load}, live: {number + 1} of {num_rounds}")
-                references.append(refer())
-                live[load].append(_run(url, [*arguments, *more, "--seed", _seed(number, at)]))
-        references.append(refer())
+                found.references_s.append(refer())
+                found.records[load].append(_run(url, [*arguments, *more, "--seed", _seed(number, at)]))
+        found.references_s.append(refer())
+    return found
+
+
+def live_config(config: RuntimeConfig, checkpoint: Path | None, dtype: str = "") -> RuntimeConfig:
+    """That of the live runs, with this checkpoint and a free port. ``dtype`` empty: the configuration's."""
+    path = str(checkpoint.absolute()) if checkpoint else ""
+    model = msgspec.structs.replace(config.model, path=path, dtype=dtype or config.model.dtype)
+    return msgspec.structs.replace(config, model=model, server=ServerSection(port=0))
+
+
+def simulate_rounds(live: LiveRounds, costs: Costs, more: Sequence[str], simulate: Simulate) -> Validation:
+    """Simulate the same loads, and compare. Raises: BenchError."""
+    num_rounds = len(live.references_s) // len(LOADS)
     expected_s = reference_s(simulate([*REFERENCE, "--seed", str(_REFERENCE_SEED)]))
     simulated: dict[str, list[Sequence[Record]]] = {}
     for at, (load, arguments) in enumerate(LOADS.items()):
         simulated[load] = [simulate([*arguments, *more, "--seed", _seed(number, at)]) for number in range(num_rounds)]
-    comparisons = [one for load in LOADS for one in compare(load, live[load], simulated[load])]
     return Validation(
-        environment=environment,
+        environment=live.environment,
         costs=costs.title,
         num_rounds=num_rounds,
-        slowness=slowness_of(references, expected_s),
-        comparisons=comparisons,
+        slowness=slowness_of(live.references_s, expected_s),
+        comparisons=[one for load in LOADS for one in compare(load, live.records[load], simulated[load])],
     )
 
 

@@ -33,7 +33,11 @@ from mmrt.runtime.controller.scheduling.policy import POLICIES
         (["--validate", "2", "--rate", "3"], "--rate 3.0: --validate has loads of its own"),
         (["--validate", "2", "--scenario", "chat"], "--scenario chat: --validate has loads of its own"),
         (["--validate", "2", "--costs", "qwen2.5-vl-7b-h200"], "--validate compares with runs on this machine"),
-        (["--checkpoint", "x"], "--checkpoint is for the live runs of --validate"),
+        (["--checkpoint", "x"], "--checkpoint and --profile are for the live runs of --validate"),
+        (["--profile", "x.json"], "--checkpoint and --profile are for the live runs of --validate"),
+        (["--validate", "2", "--profile", "x.json", "--costs", "small-cpu"], "--costs small-cpu: --profile measures the costs"),
+        (["--validate", "2", "--profile", "x.txt"], "x.txt: the name of a cost file ends with .json"),
+        (["--validate", "2", "--profile", "absent/x.json"], "absent is no directory"),
         (["--link", "0"], "GB/s 0 must be above 0"),
         (["--link-packing", "int8"], "--link-packing int8: there is no --link"),
         (["--link-recompute"], "--link-recompute True: there is no --link"),
@@ -193,7 +197,8 @@ def test_a_profile_is_refused_before_it_measures(tmp_path: Path, capsys: pytest.
     for arguments, message in (
         ([*out, "--layout", "E+P"], "argument --layout: 'E+P' has no decode (D)"),
         ([*out, "--seconds", "3"], "seconds 3 must be at least 10"),
-        (["--out", str(tmp_path / "absent" / "mine.json")], f"there is no folder {tmp_path}/absent"),
+        (["--out", str(tmp_path / "absent" / "mine.json")], f"{tmp_path}/absent is no directory"),
+        (["--out", str(tmp_path / "mine.txt")], "mine.txt: the name of a cost file ends with .json"),
     ):
         with pytest.raises(SystemExit):
             parse_profile(arguments)

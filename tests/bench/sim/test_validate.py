@@ -9,6 +9,7 @@ import pytest
 from mmrt.bench.serve.client import BenchError
 from mmrt.bench.serve.record import Record
 from mmrt.bench.sim.command import main
+from mmrt.bench.sim.costs import load_costs
 from mmrt.bench.sim.profile import main as profile
 from mmrt.bench.sim.report import Steps
 from mmrt.bench.sim.validate import LOADS, check_model, compare, figures_of, slowness_of
@@ -71,6 +72,14 @@ def test_live_runs_and_the_simulation_are_compared(tmp_path: Path) -> None:
     assert {one["load"] for one in told["comparisons"]} == set(LOADS)
     assert {load: len(found) for load, found in told["slowness"].items()} == dict.fromkeys(LOADS, 2)
     assert all(len(one["live"]) == 2 and one["simulated"] > 0 for one in told["comparisons"])
+
+
+@pytest.mark.slow
+def test_costs_are_measured_between_the_rounds(tmp_path: Path) -> None:
+    out, file = tmp_path / "validation.json", tmp_path / "mine.json"
+    assert main(["--validate", "1", "--num-requests", "4", "--profile", str(file), "--json", str(out)]) in (0, 1)
+    told = json.loads(out.read_text())
+    assert told["costs"] == load_costs(str(file)).name == "mine" and len(told["comparisons"]) == 15
 
 
 @pytest.mark.slow
