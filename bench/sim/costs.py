@@ -34,7 +34,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     ``least_s`` is the time to read the weights, which few units do not shorten. ``squares``: of attention, see ``prefill_squares`` and
     ``encode_squares``. ``points``: (units, seconds), by rising units, in place of the first two terms. Between two of them the time
-    changes evenly, and beyond the last one as before it.
+    changes evenly, and beyond the last one as before it, but it does not fall there.
     """
 
     fixed_s: float = 0.0
@@ -182,8 +182,9 @@ def _check(path: Path, costs: Costs) -> None:
     for name, line in lines.items():
         times |= {f"{name}.{field}": value for field, value in msgspec.structs.asdict(line).items() if field != "points"}
         times |= {f"{name}.points {number}": seconds for number, (_, seconds) in enumerate(line.points)}
-        if not all(before < after for (before, _), (after, _) in pairwise(line.points)):
-            raise CostsError(f"{path}: the units of {name}.points must rise from each to the next")
+        units = [units for units, _ in line.points]
+        if any(count < 0 for count in units) or any(before >= after for before, after in pairwise(units)):
+            raise CostsError(f"{path}: the units of {name}.points must be at least 0, and rise from each to the next")
     times |= {f"overheads.{field}": value for field, value in msgspec.structs.asdict(costs.overheads).items()}
     for what, value in times.items():
         if not 0 <= value < math.inf:
@@ -203,13 +204,14 @@ def _check(path: Path, costs: Costs) -> None:
 
 
 def _between(points: Sequence[tuple[float, float]], units: float) -> float:
-    """The seconds of so many units on the straight lines through these points. Below the first and beyond the last one the nearest two
-    tell how they change; nothing takes less than no time."""
+    """The seconds of so many units on the straight lines through these points. Outside of them the line of the nearest two goes on.
+    More units than the last point's take no less time than it, and the result is never negative."""
     if len(points) == 1:
         return points[0][1]
     at = bisect_left(points, units, 1, len(points) - 1, key=itemgetter(0))
     (before, before_s), (after, after_s) = points[at - 1 : at + 1]
-    return max(0.0, before_s + (units - before) / (after - before) * (after_s - before_s))
+    seconds = before_s + (units - before) / (after - before) * (after_s - before_s)
+    return max(0.0, seconds, after_s if units > after else 0.0)
 
 
 def prefill_squares(start: int, end: int) -> float:

@@ -76,8 +76,8 @@ def fit_not_negative(rows: Sequence[Sequence[float]], seconds: Sequence[float]) 
 
 
 def fit_context(seconds: Mapping[tuple[int, float], float]) -> float:
-    """The seconds per token in the KV cache, from those of steps over so many sequences and tokens, by relative errors: what a step
-    takes beside depends on its sequences in any way. Not negative."""
+    """The seconds per token in the KV cache, from those of steps over so many sequences and tokens, by relative errors. The rest of a
+    step's time may depend on its number of sequences in any way. Never negative."""
     counts = sorted({count for count, _ in seconds})
     rows = [[*(float(count == one) for one in counts), context] for count, context in seconds]
     target = np.array([*seconds.values()])

@@ -152,20 +152,24 @@ def _encode_squares(num_rows: int, parts: Sequence[int]) -> float:
 def fit_decode(seen: Sequence[Seen], threads: Mapping[str, int], middle: Middle) -> tuple[Line, float]:
     """The time of a step by its number of sequences, and the seconds per token in their KV cache. A step lasts from commit to commit;
     where others took processors, so long as it had one. Of a phase, steps over as many sequences as it keeps at once count."""
-    lengths_s: dict[tuple[int, float], list[float]] = {}  # by sequences, and tokens in their KV cache
+    lengths_s: dict[tuple[int, int], list[float]] = {}  # by sequences, and tokens of their prompts as they were asked for
+    contexts: dict[tuple[int, int], list[float]] = {}  # tokens in their KV cache
     for one in seen:
         count = one.run.phase.num_at_once
+        kind = count, one.run.phase.num_input_tokens
         steps = [record for record in one.records if record.kind == Kind.STEP]
         num_tokens = statistics.mean(record.num_prompt_tokens or 0 for record in one.run.records) + one.run.phase.max_tokens / 2
         share = one.running("decode", threads.get("decode", 0))
-        found = lengths_s.setdefault((count, count * num_tokens), [])
+        contexts.setdefault(kind, []).append(count * num_tokens)
+        found = lengths_s.setdefault(kind, [])
         for before, after in pairwise(steps):
             if before.a == after.a == count and after.key == before.key + 1:
                 length_ns = share * after.duration_ns if threads else after.end_ns - before.end_ns
                 found.append(length_ns / 1e9)
-    middles = {work: middle(found) for work, found in lengths_s.items() if len(found) >= _LEAST_STEPS}
-    if len(middles) == len({count for count, _ in middles}):
-        raise ValueError(f"of {len(middles)} kinds of steps, no two differ by their prompts alone: --seconds is too short")
+    kinds = [kind for kind, found in lengths_s.items() if len(found) >= _LEAST_STEPS]
+    if len(kinds) == len({count for count, _ in kinds}):
+        raise ValueError("too few steps of decode to tell what tokens in the KV cache cost: --seconds is too short")
+    middles = {(kind[0], statistics.fmean(contexts[kind])): middle(lengths_s[kind]) for kind in kinds}
     context_s = fit_context(middles)
     by_count: dict[int, list[float]] = {}
     for (count, context), seconds in middles.items():

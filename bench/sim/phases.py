@@ -65,10 +65,7 @@ def make_phases(kinds: Sequence[Modality], max_context: int, seconds: float) -> 
     long_tokens = min(1024, max_context // MAX_CONTEXT_SHARE)
     alone = [
         *(Phase(name="prefill", num_input_tokens=tokens, seconds=1) for tokens in (32, long_tokens // 4, long_tokens)),
-        *(
-            Phase(name="decode", num_at_once=count, num_input_tokens=16, max_tokens=64, seconds=1.5)
-            for count in (1, 2, NUM_STREAMS, 8, 16)
-        ),
+        *(Phase(name="decode", num_at_once=count, num_input_tokens=16, max_tokens=64, seconds=1.5) for count in _STEPS),
         *(
             Phase(name="decode", num_at_once=count, num_input_tokens=long_tokens, max_tokens=64, seconds=1.5)
             for count in (1, NUM_STREAMS)

@@ -61,7 +61,8 @@ def test_a_line_through_points() -> None:
     assert [line.seconds(units) for units in (1, 3, 4, 5, 8, 10)] == [2.0, 2.0, 2.0, 3.0, 6.0, 8.0]
     assert line.seconds(4, 2) == 3.0
     assert Line(points=((2, 3.0),)).seconds(5) == 3.0
-    assert Line(points=((1, 3.0), (2, 1.0))).seconds(5) == 0.0
+    falling = Line(points=((1, 3.0), (2, 1.0)))
+    assert falling.seconds(1.5) == 2.0 and falling.seconds(5) == 1.0
 
 
 def test_rates_of_stages_together() -> None:
@@ -124,7 +125,11 @@ def test_a_roofline_by_hand() -> None:
         ({"prefill": Line(fixed_s=-0.5)}, "prefill.fixed_s is -0.5, it must be at least 0"),
         ({"encode": {"image": Line(per_unit_s=float("inf"))}}, "is no cost file|encode.image.per_unit_s is inf"),
         ({"decode": Line(points=((1, 0.1), (2, -0.5)))}, "decode.points 1 is -0.5, it must be at least 0"),
-        ({"decode": Line(points=((4, 0.1), (2, 0.2)))}, "the units of decode.points must rise from each to the next"),
+        (
+            {"decode": Line(points=((4, 0.1), (2, 0.2)))},
+            "the units of decode.points must be at least 0, and rise from each to the next",
+        ),
+        ({"decode": Line(points=((-2, 0.1),))}, "the units of decode.points must be at least 0"),
         ({"decode_context_s": -1.0}, "decode_context_s is -1.0, it must be at least 0"),
         ({"interference": {"decode+video": {"decode": 0.0}}}, "the rate of decode is 0.0, it must be above 0"),
         ({"spreads": {"decode": {"decode": [1.0, 0.0]}}}, "spreads of decode: the factors of decode must be above 0, and at least one"),

@@ -194,7 +194,7 @@ def test_a_quiet_machine_is_found_again() -> None:
 def test_steps_whose_prompts_are_all_alike_do_not_tell_what_a_token_costs() -> None:
     tape = Tape(TRUE)
     seen = [tape.seen(phase) for phase in phases() if phase.num_input_tokens != 6000]
-    with pytest.raises(ValueError, match="of 3 kinds of steps, no two differ by their prompts alone: --seconds is too short"):
+    with pytest.raises(ValueError, match="too few steps of decode to tell what tokens in the KV cache cost: --seconds is too short"):
         fit_seen(seen)
 
 
