@@ -172,14 +172,10 @@ def test_figures_of_unified_are_not_taken_for_those_of_a_policy_that_fails(why: 
 
 def test_systems_take_turns_at_each_rate_and_each_begins_once() -> None:
     told: list[str] = []
-    arguments = ("--sim", "--systems", "unified,auto", "--rates", "16,32", "--no-search", "--rounds", "2", "--num-requests", "4")
-    report = judge(parse_goodput([*arguments, *LOAD]), told.append)
-    order = [line.partition(" requests/s, round ") for line in told if "requests/s" in line]
-    assert [(name, number[0]) for name, _, number in order] == [
-        *(("unified: 16", "1"), ("auto: 16", "1"), ("auto: 32", "1"), ("unified: 32", "1")),
-        *(("auto: 16", "2"), ("unified: 16", "2"), ("unified: 32", "2"), ("auto: 32", "2")),
-    ]
-    assert all(len(point.rounds) == 2 for system in report.systems for point in system.points)
+    arguments = ("--sim", "--systems", "unified,auto", "--rates", "16,32", "--no-search", "--num-requests", "4")
+    judge(parse_goodput([*arguments, *LOAD]), told.append)
+    order = [line.partition(" requests/s")[0] for line in told if "requests/s" in line]
+    assert order == ["unified: 16", "auto: 16", "auto: 32", "unified: 32"]
 
 
 def test_runs_are_up_at_once_where_the_machine_has_room_for_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
