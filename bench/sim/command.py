@@ -74,8 +74,9 @@ def _validate(given: argparse.Namespace, config: RuntimeConfig, costs: Costs, po
             check_model(given.checkpoint, costs)
             live = run_live(live_config(config, given.checkpoint, costs.model.dtype), given.validate, more, tell)
         else:
+            measured = live_config(config, given.checkpoint)
             with own_run("profile") as run:
-                profiling = Profiling(run, measured := live_config(config, given.checkpoint), tell)
+                profiling = Profiling(run, measured, tell)
                 live = run_live(measured, given.validate, more, tell, lambda: profiling.take_pass(PASS_S))
             costs = profiling.costs(given.profile.stem)
             save_costs(given.profile, costs)
