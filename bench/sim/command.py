@@ -11,7 +11,8 @@ from rich.console import Console
 
 from ...runtime.config import RuntimeConfig
 from ...runtime.controller.scheduling.policy import Policy
-from ...runtime.errors import ConfigError
+from ...runtime.errors import UserError
+from ...shm.errors import ShmError
 from ..output import open_console, progress, write_json
 from ..own_run import OwnRunError, own_run
 from ..render import show_report
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_json(given.json, report)
         if given.plot:
             _plot(given.plot, options, costs, simulation)
-    except (BenchError, ConfigError, OwnRunError, PlotError, SimulationError, OSError, ValueError) as error:
+    except (BenchError, OwnRunError, PlotError, ShmError, SimulationError, UserError, OSError, ValueError) as error:
         print(f"mmrt bench sim: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -167,7 +167,7 @@ def fit_decode(seen: Sequence[Seen], threads: Mapping[str, int], middle: Middle)
                 length_ns = share * after.duration_ns if threads else after.end_ns - before.end_ns
                 found.append(length_ns / 1e9)
     kinds = [kind for kind, found in lengths_s.items() if len(found) >= _LEAST_STEPS]
-    if len(kinds) == len({count for count, _ in kinds}):
+    if not 2 <= len({count for count, _ in kinds}) < len(kinds):
         raise ValueError("too few steps of decode to tell what tokens in the KV cache cost: --seconds is too short")
     middles = {(kind[0], statistics.fmean(contexts[kind])): middle(lengths_s[kind]) for kind in kinds}
     context_s = fit_context(middles)

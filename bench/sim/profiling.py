@@ -1,4 +1,4 @@
-"""A run whose stages are measured. Called by ``profile`` and ``validate``.
+"""A run whose stages are measured. Used by ``bench profile`` and ``bench sim --validate --profile``.
 
 It has no caches. Passes of the ``phases`` are driven against it, and its flight recorders tell what each stage did and when.
 ``measured`` makes a cost model of that. The client runs on the same machine, as it does in ``mmrt bench serve``.
@@ -36,7 +36,7 @@ from .seen import Seen
 
 PASS_S = 60.0  # of all phases of a pass
 _TIMEOUT_S = 600.0
-_MOST_MORE = 0.5  # of the phases of a pass: so often, disturbed ones are repeated
+_MOST_MORE = 0.5  # of the phases of a pass: at most so many disturbed phases are repeated
 
 
 class Profiling:
@@ -62,7 +62,7 @@ class Profiling:
         self._answers: Answers | None = None
 
     def take_pass(self, seconds: float) -> None:
-        """Drive all phases once, in so many seconds together, and before the first time look at answers."""
+        """Drive all phases once, in so many seconds together. The first call also measures answers."""
         uvloop.run(self._take_pass(seconds))
 
     def costs(self, name: str) -> Costs:
