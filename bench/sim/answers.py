@@ -1,4 +1,4 @@
-"""How the answers of a live run come back. A client sends their text, whose tokens may be others than those that were generated.
+"""Measures how a run reads its own answers. A client sends back their text, which may be tokenized differently.
 
 A part of ``mmrt bench profile``. The questions are those of the scenario ``chat``: about a picture, where the model takes any.
 """

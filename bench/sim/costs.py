@@ -79,7 +79,7 @@ class Delays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How answers come back in the next prompt of a conversation. Their text may have other tokens than those that were generated.
+    """Tokens of an answer in the next prompt of a conversation. Its text may be tokenized differently there.
 
     ``kept``: how many leading tokens stay the same, each number equally likely; None: all. Empty: all, always. ``growth``: tokens that
     come back for each one that does not stay.

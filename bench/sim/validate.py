@@ -132,7 +132,7 @@ def compare(load: str, live: Sequence[Sequence[Record]], simulated: Sequence[Seq
 
 
 class LiveRounds(NamedTuple):
-    """What the live runs did. ``records``: by load, of each round. ``references_s``: before each load of each round, and at the end."""
+    """The results of the live runs. ``records``: by load, of each round. ``references_s``: one before each load, and one at the end."""
 
     environment: Environment
     records: dict[str, list[Sequence[Record]]]
