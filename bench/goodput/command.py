@@ -74,9 +74,12 @@ def judge(options: GoodputOptions, tell: Tell) -> GoodputReport:
 def _settings(options: GoodputOptions) -> dict[str, str | int | float | bool | None]:
     """Of the load, without those of a server; and how stages share devices."""
     plain = settings_of(options.load)
-    for name in ("url", "model", "rate", "concurrency", "temperature", "extensions", "timeout_s", "num_warmup", "compare_caches"):
+    for name in ("url", "model", "rate", "temperature", "extensions", "timeout_s", "num_warmup", "compare_caches"):
         plain.pop(name, None)
-    return plain | {"apart": options.apart, "seconds": options.seconds, "rounds": options.num_rounds}
+    if options.has_rate:
+        plain.pop("concurrency", None)
+        plain["seconds"] = options.seconds
+    return plain | {"apart": options.apart, "rounds": options.num_rounds}
 
 
 def _search(options: GoodputOptions, tell: Tell) -> dict[str, list[Point]]:
@@ -105,8 +108,8 @@ def _search(options: GoodputOptions, tell: Tell) -> dict[str, list[Point]]:
 def _measure(options: GoodputOptions, tell: Tell) -> dict[str, list[Point]]:
     """The loads at the given rates, of all rounds. Systems take turns, so that what the machine does otherwise falls to all of them: at
     each rate where all of them have room at once, otherwise from round to round."""
-    measured: dict[tuple[str, float], list[Measured]] = defaultdict(list)
-    rounds = range(options.num_rounds)
+    measured: dict[tuple[str, float | None], list[Measured]] = defaultdict(list)
+    rates, rounds = options.rates or [None], range(options.num_rounds)
     if options.costs is not None or fit_at_once(options):
         at_once = [(options.systems, rounds)]
     else:
@@ -114,13 +117,14 @@ def _measure(options: GoodputOptions, tell: Tell) -> dict[str, list[Point]]:
     for systems, numbers in at_once:
         with ExitStack() as opened:
             runs = {system.name: opened.enter_context(_opened(options, system, tell)) for system in systems}
-            for number, (at, rate) in product(numbers, enumerate(options.rates)):
+            for number, (at, rate) in product(numbers, enumerate(rates)):
                 first = (number + at) % len(runs)
                 for name in [*runs][first:] + [*runs][:first]:
-                    tell(f"{name}: {rate:.3g} requests/s, round {number + 1} of {options.num_rounds}")
+                    load = options.load.scenario if rate is None else f"{rate:.3g} requests/s"
+                    tell(f"{name}: {load}, round {number + 1} of {options.num_rounds}")
                     measured[name, rate].append(runs[name](options.load_at(rate, number)))
     return {
-        system.name: [summarise(rate, measured[system.name, rate], options.objective) for rate in options.rates]
+        system.name: [summarise(rate, measured[system.name, rate], options.objective) for rate in rates]
         for system in options.systems
     }
 
@@ -131,14 +135,15 @@ def _opened(options: GoodputOptions, system: System, tell: Tell) -> AbstractCont
 
 
 def _summarise(options: GoodputOptions, system: System, points: Sequence[Point]) -> SystemReport:
-    found = bounds(((point.rate, point.attainment) for point in points), options.target)
+    attainments = [(point.rate, point.attainment) for point in points if point.rate is not None]
+    found = bounds(attainments, options.target)
     return SystemReport(
         name=system.name,
         policy=system.config.scheduling.policy.rpartition("/")[2],
         layout=system.config.actors.layout,
         goodput=found.goodput if options.searches else None,
         fails=found.fails,
-        area=area((point.rate, point.attainment) for point in points if point.rate in options.rates),
+        area=area((rate, attainment) for rate, attainment in attainments if rate in options.rates),
         points=list(points),
     )
 

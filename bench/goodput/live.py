@@ -62,11 +62,11 @@ def live(options: GoodputOptions, system: System) -> Iterator[Measure]:
 
         def measure(load: Options) -> Measured:
             run.command("cache", "clear")
-            _, records, _ = runner.run(run_bench(load, [url], Console(quiet=True)))
+            _, records, stall = runner.run(run_bench(load, [url], Console(quiet=True)))
             check_policy(run.report().policy)
             with RunDirectory.attach(run.run) as directory:
                 recorders = Recording.take(directory).recorders
-            return Measured(records, break_down_records(recorders, records))
+            return Measured(records, break_down_records(recorders, records), stall)
 
         yield measure
 

@@ -7,6 +7,7 @@ import msgspec
 
 from ..serve.record import Record
 from ..serve.slo import Slo, is_met
+from ..serve.stall import STREAM_GROUP
 from ..serve.workload import MODALITIES
 
 
@@ -18,7 +19,8 @@ class Objective(msgspec.Struct, frozen=True):
 
     def of(self, kind: str) -> Slo:
         """The objective of a kind of request."""
-        return self.slo if kind != "text" or self.text_ttft_s is None else Slo(self.text_ttft_s, self.slo.tbt_s)
+        is_text = kind in ("text", STREAM_GROUP)
+        return Slo(self.text_ttft_s, self.slo.tbt_s) if is_text and self.text_ttft_s is not None else self.slo
 
     def times(self, scale: float) -> "Objective":
         """All times of it times ``scale`` (US16)."""
@@ -26,8 +28,9 @@ class Objective(msgspec.Struct, frozen=True):
         return Objective(Slo(self.slo.ttft_s * scale, self.slo.tbt_s * scale), text)
 
     def attainment(self, records: Sequence[Record]) -> float:
-        """The share of the requests that meet it; 0 without any."""
-        return sum(is_met(record, self.of(record.group)) for record in records) / len(records) if records else 0.0
+        """The share of the requests that meet it. Requests that the bench cut do not count; 0 without any other."""
+        met = [is_met(record, self.of(record.group)) for record in records if not record.cut]
+        return sum(met) / len(met) if met else 0.0
 
     @property
     def sections(self) -> dict[str, dict[str, float]]:

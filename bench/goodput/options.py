@@ -21,12 +21,14 @@ from .systems import System, default_systems, parse_systems
 
 _NUM_REQUESTS = {True: 400, False: 48}  # of each load at least: simulated, live
 _LEAST_S = 10.0
+_OF_RATES = ("rates", "seconds", "least_rate", "most_rate", "precision")
 _OBJECTIVES = 3  # times the objective of TTFT: a load must last longer than a queue that breaks the objective takes to grow
 
 
 class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True):
     """``load``: of each run, but for its rate. ``costs``: of a simulation; None for live runs of ``checkpoint``. ``rates``: at which
-    every system is measured. ``searches``: the goodput is searched for, from there. ``apart``: see ``devices.link_of``."""
+    every system is measured; none for a load without a rate. ``searches``: the goodput is searched for, from there. ``apart``: see
+    ``devices.link_of``."""
 
     systems: list[System]
     load: Options
@@ -45,11 +47,18 @@ class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True):
     json: Path | None
     out: Path | None
 
-    def load_at(self, rate: float, number: int = 0) -> Options:
-        """The load at a rate: so many requests that they arrive over ``seconds``, and not fewer than were asked for. ``number``: of the
-        round, which has requests of its own."""
-        count = max(self.load.num_requests or 0, math.ceil(rate * self.seconds))
-        return msgspec.structs.replace(self.load, rate=rate, num_requests=count, seed=self.load.seed + number)
+    @property
+    def has_rate(self) -> bool:
+        """The load comes at rates. Otherwise its requests wait for each other."""
+        return bool(self.rates) or self.searches
+
+    def load_at(self, rate: float | None, number: int = 0) -> Options:
+        """The load at a rate: so many requests that they arrive over ``seconds``, and not fewer than were asked for. None: the load as it
+        was asked for. ``number``: of the round, which has requests of its own."""
+        load = msgspec.structs.replace(self.load, seed=self.load.seed + number)
+        if rate is None:
+            return load
+        return msgspec.structs.replace(load, rate=rate, num_requests=max(load.num_requests or 0, math.ceil(rate * self.seconds)))
 
 
 def parse_goodput(argv: Sequence[str]) -> GoodputOptions:
@@ -96,20 +105,22 @@ def _base(given: argparse.Namespace, costs: Costs | None) -> RuntimeConfig:
 
 def _load(parser: argparse.ArgumentParser, given: argparse.Namespace) -> dict[str, Any]:
     """The values of the load. Exits with status 2."""
-    why = "rates are those of --rates and of the search"
-    refuse_options(parser, given, ("rate", "concurrency"), why)
-    if given.scenario not in ("steady", "mixed"):
-        parser.error(f"--scenario {given.scenario} has no rate: steady or mixed, or a --workload")
+    refuse_options(parser, given, ("rate",), "rates are those of --rates and of the search")
+    if given.concurrency is not None or given.scenario in ("stall", "chat"):
+        load = f"--scenario {given.scenario}" if given.concurrency is None else f"--concurrency {given.concurrency}"
+        refuse_options(parser, given, _OF_RATES, f"{load} has no rate")
+        given.searches = False
+    else:
+        if not given.searches and not given.rates:
+            parser.error("--no-search needs --rates")
+        if given.num_requests is None:
+            given.num_requests = _NUM_REQUESTS[given.sim]
     if given.sim:
         refuse_options(parser, given, ("checkpoint",), "a simulation has --costs")
     else:
         refuse_options(parser, given, ("costs", "apart"), "only a simulation (--sim) has costs")
-    if given.num_requests is None:
-        given.num_requests = _NUM_REQUESTS[given.sim]
     if given.least_rate > given.most_rate:
         parser.error(f"--least-rate {given.least_rate:g} is above --most-rate {given.most_rate:g}")
-    if not given.searches and not given.rates:
-        parser.error("--no-search needs --rates")
     if given.rounds > 1 and given.searches:
         parser.error(f"--rounds {given.rounds} needs --no-search: each round measures the same rates")
     return load_values(parser, given)

@@ -9,6 +9,7 @@ from ...runtime.observe.breakdown import PARTS, Breakdown
 from ..environment import Environment
 from ..serve.record import Record
 from ..serve.report import Distribution, count_failures, distribution, duration_of
+from ..serve.stall import StallRun, times_with_fresh
 from .objective import Objective
 
 FORMAT_VERSION = 1
@@ -16,10 +17,24 @@ SCALES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """One load on one system. ``breakdowns``: of the requests that went well and are known, with the seconds from the client."""
+    """One load on one system. ``breakdowns``: of the requests that went well and are known, with the seconds from the client.
+    ``stall``: the phases of that scenario."""
 
     records: list[Record]
     breakdowns: list[Breakdown]
+    stall: StallRun | None = None
+
+    @property
+    def good(self) -> list[Record]:
+        """Those that did not fail."""
+        return [record for record in self.records if record.error is None]
+
+    @property
+    def tbts_s(self) -> list[float]:
+        """The times between tokens; in ``stall`` those of the streams while media come."""
+        if self.stall is not None:
+            return times_with_fresh(self.stall)
+        return [tbt_s for record in self.good for tbt_s in record.tbts_s]
 
 
 class PartSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,9 +62,10 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """A load at one rate, all rounds together. ``by_scale``: (scale, attainment) with TTFT and TBT of the objective times the scale."""
+    """A load at one rate, all rounds together. ``rate``: None for one without. ``by_scale``: (scale, attainment) with TTFT and TBT of the
+    objective times the scale. ``tbt``: in ``stall``, of the streams while media come."""
 
-    rate: float
+    rate: float | None
     num_requests: int
     duration_s: float
     attainment: float
@@ -101,6 +117,11 @@ class GoodputReport(msgspec.Struct, frozen=True, kw_only=True):
     systems: list[SystemReport]
 
     @property
+    def has_rate(self) -> bool:
+        """The load came at rates."""
+        return any(point.rate is not None for system in self.systems for point in system.points)
+
+    @property
     def source(self) -> str:
         """The origin in words."""
         if self.origin == "live":
@@ -108,38 +129,38 @@ class GoodputReport(msgspec.Struct, frozen=True, kw_only=True):
         return f"simulated with costs {self.costs}" + (" (roofline, never measured)" if self.origin == "roofline" else "")
 
 
-def summarise(rate: float, rounds: Sequence[Measured], objective: Objective) -> Point:
+def summarise(rate: float | None, rounds: Sequence[Measured], objective: Objective) -> Point:
     """The figures of one load: those of all rounds together, and the most important ones of each."""
     records = [record for measured in rounds for record in measured.records]
     breakdowns = [breakdown for measured in rounds for breakdown in measured.breakdowns]
-    good = [record for record in records if record.error is None]
+    good = [record for measured in rounds for record in measured.good]
     duration_s = sum(duration_of(measured.records) for measured in rounds)
-    share = objective.attainment(records)
+    share, num_judged = objective.attainment(records), sum(not record.cut for record in records)
     groups = sorted({record.group for record in records})
     return Point(
         rate=rate,
         num_requests=len(records),
         duration_s=duration_s,
         attainment=share,
-        attained_requests_per_s=_per_s(share * len(records), duration_s),
+        attained_requests_per_s=_per_s(share * num_judged, duration_s),
         by_group={group: _group([record for record in records if record.group == group], objective) for group in groups},
         by_scale=[(scale, objective.times(scale).attainment(records)) for scale in SCALES],
         input_tokens_per_s=_per_s(sum(record.num_prompt_tokens or 0 for record in good), duration_s),
         output_tokens_per_s=_per_s(sum(record.num_tokens for record in good), duration_s),
         ttft=_ttft(good),
-        tbt=_tbt(good),
-        e2e=distribution(record.e2e_s for record in good),
+        tbt=distribution(tbt_s for measured in rounds for tbt_s in measured.tbts_s),
+        e2e=distribution(record.e2e_s for record in good if record.is_success),
         num_broken_down=len(breakdowns),
         breakdown=summarise_parts(breakdowns),
         failures=count_failures(records),
-        rounds=[_round(measured.records, objective) for measured in rounds],
+        rounds=[_round(measured, objective) for measured in rounds],
     )
 
 
-def _round(records: Sequence[Record], objective: Objective) -> Round:
-    ttft, tbt = _ttft(records), _tbt(records)
+def _round(measured: Measured, objective: Objective) -> Round:
+    ttft, tbt = _ttft(measured.records), distribution(measured.tbts_s)
     return Round(
-        attainment=objective.attainment(records),
+        attainment=objective.attainment(measured.records),
         ttft_p90=None if ttft is None else ttft.p90,
         tbt_p99=None if tbt is None else tbt.p99,
     )
@@ -151,10 +172,6 @@ def _group(records: Sequence[Record], objective: Objective) -> GroupPoint:
 
 def _ttft(records: Sequence[Record]) -> Distribution | None:
     return distribution(record.ttft_s for record in records if record.error is None and record.ttft_s is not None)
-
-
-def _tbt(records: Sequence[Record]) -> Distribution | None:
-    return distribution(tbt_s for record in records if record.error is None for tbt_s in record.tbts_s)
 
 
 def _per_s(count: float, duration_s: float) -> float:

@@ -15,7 +15,7 @@ from ..render import show_environment, show_table
 from ..serve.plot import require_matplotlib
 from ..serve.report import Distribution
 from .report import GoodputReport, Point, SystemReport
-from .tables import Table, middle_point, tables, title
+from .tables import Table, at_rate, middle_point, tables, title
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #222 }
@@ -90,24 +90,29 @@ def _of(values: Distribution | None, name: str) -> float:
 
 
 def _over_rate(axis: Any, report: GoodputReport, value: Callable[[Point], float], name: str, objective: float | None = None) -> None:
+    """Curves; bars for a load without a rate."""
     for system in report.systems:
-        axis.plot([point.rate for point in system.points], list(map(value, system.points)), ".-", label=system.name)
+        if report.has_rate:
+            axis.plot([point.rate for point in system.points], list(map(value, system.points)), ".-", label=system.name)
+        else:
+            axis.bar([system.name], list(map(value, system.points)), label=system.name)
     if objective is not None:
         axis.axhline(objective, color="grey", linewidth=0.8, linestyle="--")
         axis.set_yscale("log", subs=(2, 5))
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter("{x:g}")
-    axis.set_xlabel("requests per s")
     axis.set_ylabel(name)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    if report.has_rate:
+        axis.set_xlabel("requests per s")
+        axis.legend(fontsize=8)
 
 
 def _over_scale(axis: Any, report: GoodputReport) -> None:
     for system in report.systems:
         point = middle_point(report, system)
         scales, shares = zip(*point.by_scale, strict=True)
-        axis.plot(scales, shares, ".-", label=f"{system.name}, {point.rate:.3g}/s")
+        axis.plot(scales, shares, ".-", label=at_rate(system, point))
     axis.set_xlabel("objective times")
     axis.set_ylabel("attainment")
     axis.set_ylim(0, 1.03)
@@ -124,7 +129,7 @@ def _parts(axis: Any, report: GoodputReport) -> None:
         heights = [point.breakdown[field].mean for _, point in shown]
         axis.bar(range(len(shown)), heights, bottom=below, label=name, color=f"C{number}")
         below = [low + height for low, height in zip(below, heights, strict=True)]
-    axis.set_xticks(range(len(shown)), [f"{system.name}\n{point.rate:.3g}/s" for system, point in shown], fontsize=8)
+    axis.set_xticks(range(len(shown)), [at_rate(system, point).replace(" ", "\n") for system, point in shown], fontsize=8)
     axis.set_ylabel("mean latency, s")
     axis.set_ylim(0, 1.4 * max(below, default=1.0))  # room for the legend
     axis.legend(fontsize=7, ncols=2, loc="upper left")

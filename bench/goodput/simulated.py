@@ -5,8 +5,9 @@ from contextlib import contextmanager
 
 from ..serve.options import Options
 from ..sim.command import run_load
+from ..sim.loads import Stall
 from ..sim.options import load_policy
-from ..sim.report import Steps
+from ..sim.report import Steps, stall_run
 from .devices import costs_of, link_of
 from .options import GoodputOptions
 from .report import Measured
@@ -24,10 +25,13 @@ def simulated(options: GoodputOptions, system: System) -> Iterator[Measure]:
     policy = load_policy(system.config.scheduling.policy)
 
     def measure(load: Options) -> Measured:
-        simulation, _ = run_load(load, system.config, costs, policy, keeps_works=True, link=link)
+        simulation, done = run_load(load, system.config, costs, policy, keeps_works=True, link=link)
         steps, works = Steps(simulation, costs), simulation.works or {}
         records = simulation.gateway.records
+        for record in records:
+            steps.cut_short(record)
         good = [record for record in records if record.is_success]
-        return Measured([steps.record(r) for r in records], [steps.breakdown(r, works.get(r.key, ())) for r in good])
+        stall = stall_run(done, records, steps) if isinstance(done, Stall) else None
+        return Measured([steps.record(r) for r in records], [steps.breakdown(r, works.get(r.key, ())) for r in good], stall)
 
     yield measure

@@ -24,7 +24,8 @@ def tables(report: GoodputReport) -> Iterator[Table]:
     columns = ["system", "req/s", "attained", "attained/s", "tok in/s", "tok out/s", "failed"]
     yield Table("each load", columns, [_load(system, point) for system, point in loads])
     columns = ["system", "req/s", "TTFT mean", "P50", "P90", "TBT mean", "P50", "P99", "E2E mean"]
-    yield Table("latency, ms", columns, [_latency(system, point) for system, point in loads])
+    what = "; TBT: of the streams while media come" if report.load == "stall" else ""
+    yield Table(f"latency, ms{what}", columns, [_latency(system, point) for system, point in loads])
     if any(len(point.rounds) > 1 for _, point in loads):
         columns = ["system", "req/s", "attained", "TTFT P90, ms", "TBT P99, ms"]
         yield Table("rounds alone: lowest to highest", columns, [_spread(system, point) for system, point in loads])
@@ -40,7 +41,8 @@ def tables(report: GoodputReport) -> Iterator[Table]:
 
 def title(report: GoodputReport) -> str:
     """Load and objective in words."""
-    return f"{report.load}: requests/s with {report.objective} for {report.target:.0%} of the requests"
+    rates = "requests/s with " if report.has_rate else ""
+    return f"{report.load}: {rates}{report.objective} for {report.target:.0%} of the requests"
 
 
 def shown_points(report: GoodputReport, system: SystemReport) -> Sequence[Point]:
@@ -53,6 +55,11 @@ def middle_point(report: GoodputReport, system: SystemReport) -> Point:
     """The one in the middle of these."""
     points = shown_points(report, system)
     return points[len(points) // 2]
+
+
+def at_rate(system: SystemReport, point: Point) -> str:
+    """The system's name, and the rate if the load has one."""
+    return system.name if point.rate is None else f"{system.name} {point.rate:.3g}/s"
 
 
 def goodput_text(system: SystemReport) -> str:
@@ -73,7 +80,7 @@ def _load(system: SystemReport, point: Point) -> Row:
     failed = sum(point.failures.values())
     return [
         system.name,
-        f"{point.rate:.3g}",
+        _rate(point),
         f"{point.attainment:.1%}",
         f"{rates[0]:.3g}",
         *(f"{r:.0f}" for r in rates[1:]),
@@ -88,7 +95,7 @@ def _latency(system: SystemReport, point: Point) -> Row:
         *(("", "", "") if tbt is None else map(_ms, (tbt.mean, tbt.p50, tbt.p99))),
         "" if e2e is None else _ms(e2e.mean),
     ]
-    return [system.name, f"{point.rate:.3g}", *times]
+    return [system.name, _rate(point), *times]
 
 
 def _spread(system: SystemReport, point: Point) -> Row:
@@ -99,7 +106,7 @@ def _spread(system: SystemReport, point: Point) -> Row:
     rounds = point.rounds
     return [
         system.name,
-        f"{point.rate:.3g}",
+        _rate(point),
         span((one.attainment for one in rounds), "{:.1%}".format),
         span((one.ttft_p90 for one in rounds), _ms),
         span((one.tbt_p99 for one in rounds), _ms),
@@ -109,7 +116,11 @@ def _spread(system: SystemReport, point: Point) -> Row:
 def _groups(system: SystemReport, point: Point) -> Iterator[Row]:
     for name, group in point.by_group.items():
         times = ("", "", "") if group.ttft is None else map(_ms, (group.ttft.p50, group.ttft.p90, group.ttft.p99))
-        yield [system.name, f"{point.rate:.3g}", name, str(group.num_requests), f"{group.attainment:.1%}", *times]
+        yield [system.name, _rate(point), name, str(group.num_requests), f"{group.attainment:.1%}", *times]
+
+
+def _rate(point: Point) -> str:
+    return "" if point.rate is None else f"{point.rate:.3g}"
 
 
 def _ms(seconds: float) -> str:
@@ -117,13 +128,13 @@ def _ms(seconds: float) -> str:
 
 
 def _scales(system: SystemReport, point: Point) -> Row:
-    return [system.name, f"{point.rate:.3g}", *(f"{share:.0%}" for _, share in point.by_scale)]
+    return [system.name, _rate(point), *(f"{share:.0%}" for _, share in point.by_scale)]
 
 
 def _parts(report: GoodputReport) -> Table:
     """A part in each row."""
     points = [middle_point(report, system) for system in report.systems]
-    columns = ["part", *(f"{system.name} {point.rate:.3g}/s" for system, point in zip(report.systems, points, strict=True))]
+    columns = ["part", *(at_rate(system, point) for system, point in zip(report.systems, points, strict=True))]
     means = [{field: part.mean for field, part in point.breakdown.items()} for point in points]
     rows = [[name, *(_ms(mean.get(field, 0.0)) for mean in means)] for field, name in PARTS.items()]
     rows.append(["sum", *(_ms(sum(mean.values())) for mean in means)])

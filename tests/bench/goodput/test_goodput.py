@@ -17,6 +17,7 @@ from mmrt.bench.goodput.options import parse_goodput
 from mmrt.bench.goodput.systems import configure
 from mmrt.bench.serve.client import BenchError
 from mmrt.bench.serve.slo import Slo
+from mmrt.bench.sim.command import main as main_sim
 from mmrt.bench.sim.costs import Line, load_costs
 from mmrt.bench.sim.links import Link
 from mmrt.runtime.config import RuntimeConfig
@@ -67,6 +68,31 @@ def test_a_picture_and_a_page_are_written(tmp_path: Path) -> None:
     assert "http://" not in page and "https://" not in page  # it needs nothing else
 
 
+def test_stall_is_judged_by_its_streams_while_media_come(tmp_path: Path) -> None:
+    load = ("--scenario", "stall", "--phase", "2", "--fresh-interval", "0.5", "--num-requests", "3", "--max-tokens", "200")
+    slo = ("--slo-ttft", "0.4", "--slo-tbt", "0.05")
+    report = judged(tmp_path, "--sim", "--systems", "unified", *load, *slo, "--out", str(tmp_path / "out"))
+    (point,) = report["systems"][0]["points"]
+    assert point["rate"] is None and report["rates"] == [] and report["systems"][0]["goodput"] is None
+    assert set(point["by_group"]) == {"image", "stream"} and point["by_group"]["image"]["num_requests"] == 3
+    assert main_sim(["--policy", "unified", *load, "--json", str(tmp_path / "sim.json")]) == 0
+    alone = json.loads((tmp_path / "sim.json").read_text())
+    assert point["tbt"] == alone["stall"]["with_fresh"] and alone["stall"]["alone"]["count"] > 100
+    assert point["output_tokens_per_s"] == pytest.approx(alone["groups"][0]["output_tokens_per_s"])
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "of the streams while media come" in page and "requests/s" not in page
+
+
+def test_a_closed_loop_is_measured_round_by_round(tmp_path: Path) -> None:
+    load = ("--scenario", "steady", "--concurrency", "2", "--num-requests", "6", "--slo-ttft", "1", "--rounds", "2")
+    report = judged(tmp_path, "--sim", "--systems", "unified,auto", *load)
+    assert report["settings"]["concurrency"] == 2 and report["settings"]["rounds"] == 2
+    for (point,) in [system["points"] for system in report["systems"]]:
+        assert point["rate"] is None and point["num_requests"] == 12 and point["attainment"] == 1.0
+        assert len({one["ttft_p90"] for one in point["rounds"]}) == 2
+        assert_parts_sum_to_latency(point)
+
+
 def test_a_policy_of_a_file_is_judged_and_html_in_names_is_escaped(tmp_path: Path) -> None:
     file = tmp_path / "a&b.py"
     file.write_text("from mmrt.runtime.controller.scheduling.unified import Unified\npolicy = Unified()\n")
@@ -98,7 +124,9 @@ def test_a_policy_of_a_file_is_judged_and_html_in_names_is_escaped(tmp_path: Pat
         (["--least-rate", "9", "--most-rate", "3"], "--least-rate 9 is above --most-rate 3"),
         (["--no-search"], "--no-search needs --rates"),
         (["--rate", "3"], "--rate 3.0: rates are those of --rates and of the search"),
-        (["--scenario", "chat"], "--scenario chat has no rate"),
+        (["--scenario", "chat", "--rates", "2"], "--rates [2.0]: --scenario chat has no rate"),
+        (["--scenario", "stall", "--seconds", "5"], "--seconds 5.0: --scenario stall has no rate"),
+        (["--concurrency", "3", "--precision", "0.1"], "--precision 0.1: --concurrency 3 has no rate"),
         (["--checkpoint", "x"], "--checkpoint x: a simulation has --costs"),
         (["--costs", "dream"], "no costs 'dream'; there are"),
     ],

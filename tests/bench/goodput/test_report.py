@@ -1,5 +1,6 @@
 """From records to curves and parts."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +9,7 @@ from mmrt.bench.goodput.objective import Objective
 from mmrt.bench.goodput.report import SCALES, Measured, summarise, summarise_parts
 from mmrt.bench.serve.record import Chunk, Record
 from mmrt.bench.serve.slo import Slo, attainment
+from mmrt.bench.serve.stall import STREAM_GROUP
 from mmrt.runtime.observe.breakdown import Breakdown
 
 SLO = Slo(1.0, 0.1)
@@ -50,6 +52,14 @@ def test_texts_can_have_an_objective_of_their_own() -> None:
     assert {name: group.attainment for name, group in point.by_group.items()} == {"image": 1.0, "text": 0.5}
     assert objective.sections["text"] == {"ttft_ms": 200.0, "tbt_ms": 100.0} and objective.sections["video"]["ttft_ms"] == 1000.0
     assert str(objective) == "TTFT < 1 s (text 0.2 s) and 90 % of TBTs < 0.1 s" and str(Objective(Slo(2.0))) == "TTFT < 2 s"
+
+
+def test_streams_are_texts_and_those_that_the_bench_cuts_do_not_count() -> None:
+    cut = msgspec.structs.replace(record(0.5, 0.05, STREAM_GROUP), cut=True)
+    records = [record(0.5, 0.05, STREAM_GROUP), record(0.1, 0.05, STREAM_GROUP), cut, record(0.5, 0.05, "image")]
+    point = summarise(None, [Measured(records, [])], Objective(SLO, 0.2))
+    assert point.attainment == pytest.approx(2 / 3) and point.num_requests == 4
+    assert point.attained_requests_per_s == pytest.approx(2 / 0.75) and point.e2e is not None and point.e2e.count == 3
 
 
 def test_rounds_are_one_load_and_show_their_spread() -> None:
