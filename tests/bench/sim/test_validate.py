@@ -25,12 +25,17 @@ def records(seed: int) -> list[Record]:
 def test_a_figure_is_compared_with_the_median_and_has_the_spread_beside_it() -> None:
     live, mine = [records(seed) for seed in (1, 2, 3)], [records(seed) for seed in (4, 5, 6)]
     found = {one.figure: one for one in compare("mixed", live, mine)}
-    assert list(found) == ["TTFT P50", "TTFT P90", "TTFT P99", "TBT mean", "TBT P99"]
-    one = found["TTFT P90"]
-    values, simulated = (sorted(figures_of("mixed", run)["TTFT P90"] for run in runs) for runs in (live, mine))
+    ttfts = [f"TTFT {part} of {kind}" for part in ("P50", "P90") for kind in ("text", "image")]
+    assert list(found) == [*ttfts, "TTFT P99", "TBT mean", "TBT P99"]
+    assert list(figures_of("chat", live[0])) == ["TTFT P50", "TTFT P90", "TTFT P99", "TBT mean", "TBT P99"]
+    one = found["TTFT P90 of image"]
+    values, simulated = (sorted(figures_of("mixed", run)["TTFT P90 of image"] for run in runs) for runs in (live, mine))
     assert sorted(one.live) == values and one.spread == pytest.approx((values[2] - values[0]) / values[1])
     assert one.simulated == simulated[1] and one.error == pytest.approx(simulated[1] / values[1] - 1)
-    assert (found["TTFT P50"].limit, found["TBT P99"].limit) == (0.15, 0.30)
+    assert (found["TTFT P50 of text"].limit, found["TBT P99"].limit) == (0.15, 0.30)
+    pictures = [record for record in live[0] if record.group == "image"]
+    with pytest.raises(BenchError, match="mixed: none of the [0-9]+ requests that count is of kind text"):
+        figures_of("mixed", pictures)
     far = msgspec.structs.replace(one, error=-0.2)
     assert not far.is_within and msgspec.structs.replace(far, limit=0.3).is_within
 
@@ -67,7 +72,7 @@ def test_costs_of_another_model_are_not_validated(capsys: pytest.CaptureFixture[
 @pytest.mark.slow
 def test_live_runs_and_the_simulation_are_compared(tmp_path: Path) -> None:
     out = tmp_path / "validation.json"
-    assert main(["--validate", "2", "--num-requests", "4", "--json", str(out)]) in (0, 1)  # how close they are is no test's business
+    assert main(["--validate", "2", "--num-requests", "8", "--json", str(out)]) in (0, 1)  # how close they are is no test's business
     told = json.loads(out.read_text())
     assert {one["load"] for one in told["comparisons"]} == set(LOADS)
     assert {load: len(found) for load, found in told["slowness"].items()} == dict.fromkeys(LOADS, 2)
@@ -77,9 +82,9 @@ def test_live_runs_and_the_simulation_are_compared(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_costs_are_measured_between_the_rounds(tmp_path: Path) -> None:
     out, file = tmp_path / "validation.json", tmp_path / "mine.json"
-    assert main(["--validate", "1", "--num-requests", "4", "--profile", str(file), "--json", str(out)]) in (0, 1)
+    assert main(["--validate", "1", "--num-requests", "8", "--profile", str(file), "--json", str(out)]) in (0, 1)
     told = json.loads(out.read_text())
-    assert told["costs"] == load_costs(str(file)).name == "mine" and len(told["comparisons"]) == 15
+    assert told["costs"] == load_costs(str(file)).name == "mine" and len(told["comparisons"]) == 17
 
 
 @pytest.mark.slow
