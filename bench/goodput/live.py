@@ -10,14 +10,16 @@ import uvloop
 from numpy.typing import NDArray
 from rich.console import Console
 
-from ...models.config import load_model_config, weight_bytes
+from ...actors.host.model_facts import facts_of
+from ...models.config import load_model_config
 from ...runtime.config import RuntimeConfig
 from ...runtime.config_sections import ServerSection
 from ...runtime.observe.breakdown import Breakdown, request_breakdown, step_begins
 from ...runtime.observe.dumps import Recording
 from ...runtime.observe.flight import complete_since_ns, merge
 from ...runtime.observe.trace_requests import plan_spans, plans_by_request, request_spans
-from ...runtime.process.host_room import read_host_room
+from ...runtime.process.host_room import HostRoom, read_host_room
+from ...runtime.process.memory_layout import plan_layout
 from ...runtime.process.run import model_path
 from ...schema.policy_report import PolicyReport
 from ...shm.run_directory import RunDirectory
@@ -31,17 +33,23 @@ from .report import Measured
 from .simulated import Measure
 from .systems import System
 
-_RUN_BYTES = 1 << 30  # of a run, beside its weights: nine processes and their pools have half of it with the default configuration
+_PROCESSES_BYTES = 768 << 20  # of the processes of a run, beside pools and weights; nine have 560 MiB
 
 
 def fit_at_once(options: GoodputOptions) -> bool:
     """Runs of all systems have room on this machine's processors at the same time. Raises: CheckpointError, ConfigError."""
     if any(system.config.model.on_cuda for system in options.systems):
         return False
-    config = _configured(options, options.systems[0])
-    weights = weight_bytes(load_model_config(model_path(config), config.model.dtype, weights=config.model.weights))
-    needed = len(options.systems) * (2 * weights + _RUN_BYTES)
-    return needed <= read_host_room(RunDirectory.default_path()).memory_bytes
+    room = read_host_room(RunDirectory.default_path())
+    return sum(_run_bytes(_configured(options, system), room) for system in options.systems) <= room.memory_bytes
+
+
+def _run_bytes(config: RuntimeConfig, room: HostRoom) -> int:
+    """What a run takes at most: kernels may keep a second form of the weights. Raises: CheckpointError, ConfigError."""
+    section, memory = config.model, config.memory
+    model = load_model_config(model_path(config), section.dtype, section.max_context, memory.kv_dtype, section.weights)
+    facts = facts_of(model, memory.kv_page_tokens, memory.kv_transfer_dtype)
+    return 2 * facts.weight_bytes + plan_layout(config, facts, model.dtype, room).num_bytes + _PROCESSES_BYTES
 
 
 def _configured(options: GoodputOptions, system: System) -> RuntimeConfig:

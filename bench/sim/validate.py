@@ -119,11 +119,11 @@ def reference_s(records: Sequence[Record]) -> float:
     return statistics.median(record.e2e_s for record in records)
 
 
-def slowness_of(references_s: Sequence[float], expected_s: float) -> dict[str, list[float]]:
-    """By load, of each round: the mean of the references before and after it, of the simulated one. ``references_s``: before each load
-    of each round, and one at the end."""
-    found = [(before + after) / 2 / expected_s for before, after in itertools.pairwise(references_s)]
-    return {load: found[at :: len(LOADS)] for at, load in enumerate(LOADS)}
+def slowness_of(references_s: Sequence[Sequence[float]], expected_s: float) -> dict[str, list[float]]:
+    """By load, of each round: the mean of the references before and after it, of the simulated one. ``references_s``: of each round,
+    before each load and after the last one."""
+    found = [[(before + after) / 2 / expected_s for before, after in itertools.pairwise(one)] for one in references_s]
+    return dict(zip(LOADS, map(list, zip(*found, strict=True)), strict=True))
 
 
 def compare(load: str, live: Sequence[Sequence[Record]], simulated: Sequence[Sequence[Record]]) -> list[Comparison]:
@@ -148,11 +148,11 @@ def compare(load: str, live: Sequence[Sequence[Record]], simulated: Sequence[Seq
 
 
 class LiveRounds(NamedTuple):
-    """The results of the live runs. ``records``: by load, of each round. ``references_s``: one before each load, and one at the end."""
+    """The results of the live runs. ``records``: by load, of each round. ``references_s``: see ``slowness_of``."""
 
     environment: Environment
     records: dict[str, list[Sequence[Record]]]
-    references_s: list[float]
+    references_s: list[list[float]]
 
 
 def run_live(
@@ -175,11 +175,12 @@ def run_live(
         refer()  # the first requests of a run take longer
         for number in range(num_rounds):
             before_round()
+            references_s = [refer()]
             for at, (load, arguments) in enumerate(LOADS.items()):
                 tell(f"{load}, live: {number + 1} of {num_rounds}")
-                found.references_s.append(refer())
                 found.records[load].append(_run(url, [*arguments, *more, "--seed", _seed(number, at)]))
-        found.references_s.append(refer())
+                references_s.append(refer())
+            found.references_s.append(references_s)
     return found
 
 

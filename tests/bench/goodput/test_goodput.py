@@ -208,12 +208,16 @@ def test_systems_take_turns_at_each_rate_and_each_begins_once() -> None:
 
 def test_runs_are_up_at_once_where_the_machine_has_room_for_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fit(room_bytes: int, *arguments: str) -> bool:
-        monkeypatch.setattr("mmrt.bench.goodput.live.read_host_room", lambda run: HostRoom(room_bytes, 0))
+        monkeypatch.setattr("mmrt.bench.goodput.live.read_host_room", lambda run: HostRoom(room_bytes, room_bytes))
         return fit_at_once(parse_goodput(["--systems", "unified,auto,split", *arguments, *LOAD]))
 
-    assert fit(4 << 30) and not fit(3 << 30)  # three times 1 GiB, and what the demo model's weights take
-    (tmp_path / "gpu.toml").write_text('[model]\ndevice = "cuda"\n')
-    assert not fit(1 << 40, "--config", str(tmp_path / "gpu.toml"))  # the room of a GPU is another
+    assert fit(5 << 30) and not fit(3 << 30)  # three times the processes, the pools, and the demo model's weights
+    pools = tmp_path / "pools.toml"
+    pools.write_text("[memory]\nmedia_mib = 1024\n")
+    assert not fit(5 << 30, "--config", str(pools)) and fit(8 << 30, "--config", str(pools))
+    gpu = tmp_path / "gpu.toml"
+    gpu.write_text('[model]\ndevice = "cuda"\n')
+    assert not fit(1 << 40, "--config", str(gpu))  # the room of a GPU is another
 
 
 @pytest.mark.slow

@@ -56,10 +56,10 @@ def test_failed_requests_cannot_be_compared() -> None:
 
 
 def test_the_slowness_of_a_load_is_of_the_references_before_and_after_it() -> None:
-    assert slowness_of([2.0, 4.0, 6.0, 2.0, 4.0, 4.0, 4.0], 2.0) == {
-        "steady text": [1.5, 1.5],
+    assert slowness_of([[2.0, 4.0, 6.0, 2.0], [4.0, 4.0, 4.0, 6.0]], 2.0) == {
+        "steady text": [1.5, 2.0],
         "mixed": [2.5, 2.0],
-        "chat": [2.0, 2.0],
+        "chat": [2.0, 2.5],
     }
 
 
