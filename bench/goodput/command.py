@@ -76,10 +76,10 @@ def _settings(options: GoodputOptions) -> dict[str, str | int | float | bool | N
     plain = settings_of(options.load)
     for name in ("url", "model", "rate", "temperature", "extensions", "timeout_s", "num_warmup", "compare_caches"):
         plain.pop(name, None)
-    if options.has_rate:
+    if options.has_rate or options.load.scenario == "stall":
         plain.pop("concurrency", None)
-        plain["seconds"] = options.seconds
-    return plain | {"apart": options.apart, "rounds": options.num_rounds}
+    seconds = {"seconds": options.seconds} if options.has_rate else {}
+    return plain | seconds | {"apart": options.apart, "rounds": options.num_rounds}
 
 
 def _search(options: GoodputOptions, tell: Tell) -> dict[str, list[Point]]:
@@ -120,7 +120,8 @@ def _measure(options: GoodputOptions, tell: Tell) -> dict[str, list[Point]]:
             for number, (at, rate) in product(numbers, enumerate(rates)):
                 first = (number + at) % len(runs)
                 for name in [*runs][first:] + [*runs][:first]:
-                    load = options.load.scenario if rate is None else f"{rate:.3g} requests/s"
+                    load = options.load.workload or options.load.scenario
+                    load = load if rate is None else f"{rate:.3g} requests/s"
                     tell(f"{name}: {load}, round {number + 1} of {options.num_rounds}")
                     measured[name, rate].append(runs[name](options.load_at(rate, number)))
     return {

@@ -27,9 +27,13 @@ class Objective(msgspec.Struct, frozen=True):
         text = None if self.text_ttft_s is None else self.text_ttft_s * scale
         return Objective(Slo(self.slo.ttft_s * scale, self.slo.tbt_s * scale), text)
 
+    def verdicts(self, records: Sequence[Record]) -> list[bool]:
+        """Whether each request meets it, but for those that the bench cut."""
+        return [is_met(record, self.of(record.group)) for record in records if not record.cut]
+
     def attainment(self, records: Sequence[Record]) -> float:
-        """The share of the requests that meet it. Requests that the bench cut do not count; 0 without any other."""
-        met = [is_met(record, self.of(record.group)) for record in records if not record.cut]
+        """The share of the ``verdicts`` that are good; 0 without any."""
+        met = self.verdicts(records)
         return sum(met) / len(met) if met else 0.0
 
     @property

@@ -21,8 +21,9 @@ from .systems import System, default_systems, parse_systems
 
 _NUM_REQUESTS = {True: 400, False: 48}  # of each load at least: simulated, live
 _LEAST_S = 10.0
-_OF_RATES = ("rates", "seconds", "least_rate", "most_rate", "precision")
 _OBJECTIVES = 3  # times the objective of TTFT: a load must last longer than a queue that breaks the objective takes to grow
+
+_OF_RATES = ("rates", "seconds", "least_rate", "most_rate", "precision", "target")  # options that a load without a rate does not have
 
 
 class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +50,7 @@ class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_rate(self) -> bool:
-        """The load comes at rates. Otherwise its requests wait for each other."""
+        """The load comes at rates. Otherwise it is measured as it is."""
         return bool(self.rates) or self.searches
 
     def load_at(self, rate: float | None, number: int = 0) -> Options:
@@ -106,15 +107,16 @@ def _base(given: argparse.Namespace, costs: Costs | None) -> RuntimeConfig:
 def _load(parser: argparse.ArgumentParser, given: argparse.Namespace) -> dict[str, Any]:
     """The values of the load. Exits with status 2."""
     refuse_options(parser, given, ("rate",), "rates are those of --rates and of the search")
+    if given.scenario == "chat":
+        refuse_options(parser, given, ("slo_text",), "the turns of a conversation have one objective")
     if given.concurrency is not None or given.scenario in ("stall", "chat"):
         load = f"--scenario {given.scenario}" if given.concurrency is None else f"--concurrency {given.concurrency}"
         refuse_options(parser, given, _OF_RATES, f"{load} has no rate")
         given.searches = False
-    else:
-        if not given.searches and not given.rates:
-            parser.error("--no-search needs --rates")
-        if given.num_requests is None:
-            given.num_requests = _NUM_REQUESTS[given.sim]
+    elif not given.searches and not given.rates:
+        parser.error("--no-search needs --rates")
+    elif given.num_requests is None:
+        given.num_requests = _NUM_REQUESTS[given.sim]
     if given.sim:
         refuse_options(parser, given, ("checkpoint",), "a simulation has --costs")
     else:
@@ -130,7 +132,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The systems, the load, the objective, and how the goodput is searched for."""
     parser = argparse.ArgumentParser(
         prog="mmrt bench goodput",
-        description="Compare policies and presets: attainment over rate, the highest rate that meets an objective, latency in parts.",
+        description="Compare policies and presets: attainment of an objective, also over rate, the highest rate that meets it, latency in parts.",
         epilog="Exit status: 0, 1 if a run could not be measured, 2 for a bad command line. See docs/goodput.md.",
     )
     add = parser.add_argument
@@ -152,7 +154,7 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"for which requests arrive, at least ({_OBJECTIVES} times the objective of TTFT, and not below {_LEAST_S:g})",
     )
     add("--no-search", dest="searches", action="store_false", help="measure --rates only, and search for no goodput")
-    add("--rounds", type=number("rounds", int, least=1), default=1, help="measure all systems so many times in turn, with --no-search")
+    add("--rounds", type=number("rounds", int, least=1), default=1, help="measure all systems so many times in turn; a search has one")
     add("--target", type=share, default=0.9, metavar="SHARE", help="of requests that must meet the objective (%(default)s)")
     add("--precision", type=precision, default=0.05, metavar="SHARE", help="the search ends within this share (%(default)s)")
     add("--least-rate", type=number("rate", float, above=0), default=0.01, metavar="R", help="lowest rate of the search (%(default)s)")

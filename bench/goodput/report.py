@@ -46,10 +46,12 @@ class PartSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests of one kind in a load."""
+    """The requests of one kind in a load. ``num_cut``: those that the bench cut, which do not count in the attainment. None: there are no
+    others."""
 
     num_requests: int
-    attainment: float
+    num_cut: int
+    attainment: float | None
     ttft: Distribution | None
 
 
@@ -135,14 +137,13 @@ def summarise(rate: float | None, rounds: Sequence[Measured], objective: Objecti
     breakdowns = [breakdown for measured in rounds for breakdown in measured.breakdowns]
     good = [record for measured in rounds for record in measured.good]
     duration_s = sum(duration_of(measured.records) for measured in rounds)
-    share, num_judged = objective.attainment(records), sum(not record.cut for record in records)
     groups = sorted({record.group for record in records})
     return Point(
         rate=rate,
         num_requests=len(records),
         duration_s=duration_s,
-        attainment=share,
-        attained_requests_per_s=_per_s(share * num_judged, duration_s),
+        attainment=objective.attainment(records),
+        attained_requests_per_s=_per_s(sum(objective.verdicts(records)), duration_s),
         by_group={group: _group([record for record in records if record.group == group], objective) for group in groups},
         by_scale=[(scale, objective.times(scale).attainment(records)) for scale in SCALES],
         input_tokens_per_s=_per_s(sum(record.num_prompt_tokens or 0 for record in good), duration_s),
@@ -167,7 +168,9 @@ def _round(measured: Measured, objective: Objective) -> Round:
 
 
 def _group(records: Sequence[Record], objective: Objective) -> GroupPoint:
-    return GroupPoint(num_requests=len(records), attainment=objective.attainment(records), ttft=_ttft(records))
+    num_cut = sum(record.cut for record in records)
+    attainment = objective.attainment(records) if num_cut < len(records) else None
+    return GroupPoint(num_requests=len(records), num_cut=num_cut, attainment=attainment, ttft=_ttft(records))
 
 
 def _ttft(records: Sequence[Record]) -> Distribution | None:

@@ -72,13 +72,14 @@ def draw(report: GoodputReport) -> bytes:
     figure = require_matplotlib()(figsize=(13, 7.5), layout="constrained")
     figure.suptitle(f"{title(report)}\n{report.source}", fontsize=10)
     axes = figure.subplots(2, 3)
-    _over_rate(axes[0][0], report, lambda point: point.attainment, "attainment")
-    axes[0][0].axhline(report.target, color="grey", linewidth=0.8, linestyle="--")
+    _per_load(axes[0][0], report, lambda point: point.attainment, "attainment")
+    if report.has_rate:
+        axes[0][0].axhline(report.target, color="grey", linewidth=0.8, linestyle="--")
     axes[0][0].set_ylim(0, 1.03)
     _over_scale(axes[0][1], report)
-    _over_rate(axes[0][2], report, lambda point: point.output_tokens_per_s, "tokens out per s")
-    _over_rate(axes[1][0], report, lambda point: _of(point.ttft, "p90"), "TTFT P90, s", report.slo_ttft_s)
-    _over_rate(axes[1][1], report, lambda point: _of(point.tbt, "p99"), "TBT P99, s", report.slo_tbt_s)
+    _per_load(axes[0][2], report, lambda point: point.output_tokens_per_s, "tokens out per s")
+    _per_load(axes[1][0], report, lambda point: _of(point.ttft, "p90"), "TTFT P90, s", report.slo_ttft_s)
+    _per_load(axes[1][1], report, lambda point: _of(point.tbt, "p99"), "TBT P99, s", report.slo_tbt_s)
     _parts(axes[1][2], report)
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=110)
@@ -89,8 +90,8 @@ def _of(values: Distribution | None, name: str) -> float:
     return float("nan") if values is None else float(getattr(values, name))
 
 
-def _over_rate(axis: Any, report: GoodputReport, value: Callable[[Point], float], name: str, objective: float | None = None) -> None:
-    """Curves; bars for a load without a rate."""
+def _per_load(axis: Any, report: GoodputReport, value: Callable[[Point], float], name: str, objective: float | None = None) -> None:
+    """Curves over rate; bars for loads without one."""
     for system in report.systems:
         if report.has_rate:
             axis.plot([point.rate for point in system.points], list(map(value, system.points)), ".-", label=system.name)
@@ -98,6 +99,7 @@ def _over_rate(axis: Any, report: GoodputReport, value: Callable[[Point], float]
             axis.bar([system.name], list(map(value, system.points)), label=system.name)
     if objective is not None:
         axis.axhline(objective, color="grey", linewidth=0.8, linestyle="--")
+    if objective is not None and report.has_rate:
         axis.set_yscale("log", subs=(2, 5))
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter("{x:g}")
@@ -129,7 +131,7 @@ def _parts(axis: Any, report: GoodputReport) -> None:
         heights = [point.breakdown[field].mean for _, point in shown]
         axis.bar(range(len(shown)), heights, bottom=below, label=name, color=f"C{number}")
         below = [low + height for low, height in zip(below, heights, strict=True)]
-    axis.set_xticks(range(len(shown)), [at_rate(system, point).replace(" ", "\n") for system, point in shown], fontsize=8)
+    axis.set_xticks(range(len(shown)), [at_rate(system, point, "\n") for system, point in shown], fontsize=8)
     axis.set_ylabel("mean latency, s")
     axis.set_ylim(0, 1.4 * max(below, default=1.0))  # room for the legend
     axis.legend(fontsize=7, ncols=2, loc="upper left")

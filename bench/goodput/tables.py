@@ -1,12 +1,15 @@
 """The judge's figures as tables of text (pure), for the terminal and for the page."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from ...runtime.observe.breakdown import PARTS
 from .report import SCALES, GoodputReport, Point, SystemReport
 
 Row = list[str]
+
+_OF_RATES = ("req/s", "goodput", "fails at", "area")  # columns that a load without a rate does not have
 
 
 class Table(NamedTuple):
@@ -19,6 +22,16 @@ class Table(NamedTuple):
 
 def tables(report: GoodputReport) -> Iterator[Table]:
     """Goodput, each load, attainment over the objective's scale, and latency in parts."""
+    for table in _tables(report):
+        yield table if report.has_rate else _without(table, _OF_RATES)
+
+
+def _without(table: Table, left_out: Collection[str]) -> Table:
+    kept = [number for number, name in enumerate(table.columns) if name not in left_out]
+    return Table(table.title, [table.columns[number] for number in kept], [[row[number] for number in kept] for row in table.rows])
+
+
+def _tables(report: GoodputReport) -> Iterator[Table]:
     yield Table(title(report), ["system", "policy", "layout", "goodput", "fails at", "area"], list(map(_system, report.systems)))
     loads = [(system, point) for system in report.systems for point in system.points]
     columns = ["system", "req/s", "attained", "attained/s", "tok in/s", "tok out/s", "failed"]
@@ -28,9 +41,9 @@ def tables(report: GoodputReport) -> Iterator[Table]:
     yield Table(f"latency, ms{what}", columns, [_latency(system, point) for system, point in loads])
     if any(len(point.rounds) > 1 for _, point in loads):
         columns = ["system", "req/s", "attained", "TTFT P90, ms", "TBT P99, ms"]
-        yield Table("rounds alone: lowest to highest", columns, [_spread(system, point) for system, point in loads])
+        yield Table(f"rounds alone: lowest, median, highest{what}", columns, [_spread(system, point) for system, point in loads])
     if any(len(point.by_group) > 1 for _, point in loads):
-        columns = ["system", "req/s", "kind", "requests", "attained", "TTFT P50", "P90", "P99"]
+        columns = ["system", "req/s", "kind", "requests", "cut", "attained", "TTFT mean", "P50", "P90", "P99"]
         yield Table("by kind; times in ms", columns, [row for system, point in loads for row in _groups(system, point)])
     shown = [(system, point) for system in report.systems for point in shown_points(report, system)]
     columns = ["system", "req/s", *(f"{scale:g}" for scale in SCALES)]
@@ -41,12 +54,15 @@ def tables(report: GoodputReport) -> Iterator[Table]:
 
 def title(report: GoodputReport) -> str:
     """Load and objective in words."""
-    rates = "requests/s with " if report.has_rate else ""
-    return f"{report.load}: {rates}{report.objective} for {report.target:.0%} of the requests"
+    if not report.has_rate:
+        return f"{report.load}: {report.objective}"
+    return f"{report.load}: requests/s with {report.objective} for {report.target:.0%} of the requests"
 
 
 def shown_points(report: GoodputReport, system: SystemReport) -> Sequence[Point]:
-    """The loads at the rates that were asked for; without such, the one at the goodput."""
+    """The loads at the rates that were asked for; without such, the one at the goodput. All that have no rate."""
+    if not report.has_rate:
+        return system.points
     shared = [point for point in system.points if point.rate in report.rates]
     return shared or [point for point in system.points if point.rate == system.goodput] or system.points[:1]
 
@@ -57,9 +73,9 @@ def middle_point(report: GoodputReport, system: SystemReport) -> Point:
     return points[len(points) // 2]
 
 
-def at_rate(system: SystemReport, point: Point) -> str:
+def at_rate(system: SystemReport, point: Point, between: str = " ") -> str:
     """The system's name, and the rate if the load has one."""
-    return system.name if point.rate is None else f"{system.name} {point.rate:.3g}/s"
+    return system.name if point.rate is None else f"{system.name}{between}{point.rate:.3g}/s"
 
 
 def goodput_text(system: SystemReport) -> str:
@@ -101,7 +117,7 @@ def _latency(system: SystemReport, point: Point) -> Row:
 def _spread(system: SystemReport, point: Point) -> Row:
     def span(values: Iterable[float | None], text: Callable[[float], str]) -> str:
         known = [value for value in values if value is not None]
-        return f"{text(min(known))} to {text(max(known))}" if known else ""
+        return ", ".join(map(text, (min(known), median(known), max(known)))) if known else ""
 
     rounds = point.rounds
     return [
@@ -115,8 +131,10 @@ def _spread(system: SystemReport, point: Point) -> Row:
 
 def _groups(system: SystemReport, point: Point) -> Iterator[Row]:
     for name, group in point.by_group.items():
-        times = ("", "", "") if group.ttft is None else map(_ms, (group.ttft.p50, group.ttft.p90, group.ttft.p99))
-        yield [system.name, _rate(point), name, str(group.num_requests), f"{group.attainment:.1%}", *times]
+        ttft = group.ttft
+        times = ("", "", "", "") if ttft is None else map(_ms, (ttft.mean, ttft.p50, ttft.p90, ttft.p99))
+        attained = "" if group.attainment is None else f"{group.attainment:.1%}"
+        yield [system.name, _rate(point), name, str(group.num_requests), str(group.num_cut), attained, *times]
 
 
 def _rate(point: Point) -> str:

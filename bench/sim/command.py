@@ -34,7 +34,7 @@ from .profiling import PASS_S, Profiling
 from .report import Steps, make_report
 from .requests import Requests
 from .simulation import Simulation, SimulationError, simulated_limits
-from .validate import check_model, live_config, run_live, show_validation, simulate_rounds
+from .validate import check_loads, check_model, live_config, run_live, show_validation, simulate_rounds
 
 _PATIENCE = 3  # times server.request_timeout_s
 _COLLECT_AFTER = 20_000  # objects; a request leaves some thirty that refer to each other
@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _validate(given: argparse.Namespace, config: RuntimeConfig, costs: Costs, policy: Policy, console: Console) -> int:
     """Compare with live runs. Returns 1 if a figure is outside its limit."""
     more = ["--num-requests", str(given.num_requests)] if given.num_requests else []
+    check_loads(given.validate, more)
     with progress(console) as tell:
         if given.profile is None:
             check_model(given.checkpoint, costs)

@@ -14,6 +14,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ from ..render import show_environment, show_table, show_targets
 from ..serve.client import BenchError
 from ..serve.command import run_bench
 from ..serve.options import parse_options
+from ..serve.planned import plan_requests
 from ..serve.record import Record
 from ..serve.report import ALL_GROUP, Distribution, count_failures, distribution, summarise_group
 from .costs import Costs
@@ -153,6 +155,15 @@ class LiveRounds(NamedTuple):
     environment: Environment
     records: dict[str, list[Sequence[Record]]]
     references_s: list[list[float]]
+
+
+def check_loads(num_rounds: int, more: Sequence[str]) -> None:
+    """Raises: ValueError for so few requests that a round lacks a kind that has figures of its own."""
+    for number, (at, (load, arguments)) in product(range(num_rounds), enumerate(LOADS.items())):
+        plans = plan_requests(parse_options([*arguments, *more, "--seed", _seed(number, at)]))
+        counted = {plan.group for plan in plans[math.ceil(_WARM_UP * len(plans)) :]}
+        if missing := [kind for kind in _KINDS.get(load, ()) if kind not in counted]:
+            raise ValueError(f"{len(plans)} requests are too few: round {number + 1} of {load} would compare none of kind {missing[0]}")
 
 
 def run_live(

@@ -64,7 +64,7 @@ def test_a_picture_and_a_page_are_written(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
     assert (tmp_path / "out" / "goodput.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "out" / "index.html").read_text()
-    assert "slack@EP+D" in page and "lowest to highest" in page and "TTFT &lt; 0.4 s" in page and "data:image/png;base64," in page
+    assert "slack@EP+D" in page and "lowest, median, highest" in page and "TTFT &lt; 0.4 s" in page and "data:image/png;base64," in page
     assert "http://" not in page and "https://" not in page  # it needs nothing else
 
 
@@ -80,7 +80,8 @@ def test_stall_is_judged_by_its_streams_while_media_come(tmp_path: Path) -> None
     assert point["tbt"] == alone["stall"]["with_fresh"] and alone["stall"]["alone"]["count"] > 100
     assert point["output_tokens_per_s"] == pytest.approx(alone["groups"][0]["output_tokens_per_s"])
     page = (tmp_path / "out" / "index.html").read_text()
-    assert "of the streams while media come" in page and "requests/s" not in page
+    assert "of the streams while media come" in page and "requests/s" not in page and "req/s" not in page
+    assert "concurrency" not in report["settings"]
 
 
 def test_a_closed_loop_is_measured_round_by_round(tmp_path: Path) -> None:
@@ -126,6 +127,8 @@ def test_a_policy_of_a_file_is_judged_and_html_in_names_is_escaped(tmp_path: Pat
         (["--rate", "3"], "--rate 3.0: rates are those of --rates and of the search"),
         (["--scenario", "chat", "--rates", "2"], "--rates [2.0]: --scenario chat has no rate"),
         (["--scenario", "stall", "--seconds", "5"], "--seconds 5.0: --scenario stall has no rate"),
+        (["--scenario", "chat", "--slo-text", "1"], "--slo-text 1.0: the turns of a conversation have one objective"),
+        (["--scenario", "stall", "--target", "0.5"], "--target 0.5: --scenario stall has no rate"),
         (["--concurrency", "3", "--precision", "0.1"], "--precision 0.1: --concurrency 3 has no rate"),
         (["--checkpoint", "x"], "--checkpoint x: a simulation has --costs"),
         (["--costs", "dream"], "no costs 'dream'; there are"),
@@ -207,11 +210,12 @@ def test_systems_take_turns_at_each_rate_and_each_begins_once() -> None:
 
 
 def test_runs_are_up_at_once_where_the_machine_has_room_for_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fit(room_bytes: int, *arguments: str) -> bool:
-        monkeypatch.setattr("mmrt.bench.goodput.live.read_host_room", lambda run: HostRoom(room_bytes, room_bytes))
+    def fit(room_bytes: int, *arguments: str, shared_bytes: int = 64 << 30) -> bool:
+        monkeypatch.setattr("mmrt.bench.goodput.live.read_host_room", lambda run: HostRoom(room_bytes, shared_bytes))
         return fit_at_once(parse_goodput(["--systems", "unified,auto,split", *arguments, *LOAD]))
 
     assert fit(5 << 30) and not fit(3 << 30)  # three times the processes, the pools, and the demo model's weights
+    assert not fit(5 << 30, shared_bytes=1 << 30)  # pools and weights are files of the run
     pools = tmp_path / "pools.toml"
     pools.write_text("[memory]\nmedia_mib = 1024\n")
     assert not fit(5 << 30, "--config", str(pools)) and fit(8 << 30, "--config", str(pools))

@@ -60,6 +60,9 @@ def test_streams_are_texts_and_those_that_the_bench_cuts_do_not_count() -> None:
     point = summarise(None, [Measured(records, [])], Objective(SLO, 0.2))
     assert point.attainment == pytest.approx(2 / 3) and point.num_requests == 4
     assert point.attained_requests_per_s == pytest.approx(2 / 0.75) and point.e2e is not None and point.e2e.count == 3
+    stream = point.by_group[STREAM_GROUP]
+    assert (stream.num_requests, stream.num_cut, stream.attainment) == (3, 1, 0.5)
+    assert summarise(None, [Measured([cut], [])], OBJECTIVE).by_group[STREAM_GROUP].attainment is None  # nobody knows
 
 
 def test_rounds_are_one_load_and_show_their_spread() -> None:

@@ -12,7 +12,7 @@ from mmrt.bench.sim.command import main
 from mmrt.bench.sim.costs import load_costs
 from mmrt.bench.sim.profile import main as profile
 from mmrt.bench.sim.report import Steps
-from mmrt.bench.sim.validate import LOADS, check_model, compare, figures_of, slowness_of
+from mmrt.bench.sim.validate import LOADS, check_loads, check_model, compare, figures_of, slowness_of
 from mmrt.tests.bench.sim.made_costs import make_costs, simulate_costs
 
 
@@ -67,6 +67,12 @@ def test_costs_of_another_model_are_not_validated(capsys: pytest.CaptureFixture[
     assert main(["--validate", "1", "--costs", "small-cpu"]) == 1
     assert "the costs small-cpu are of another model than the demo model: language differs" in capsys.readouterr().err
     check_model(None, make_costs())
+
+
+def test_so_few_requests_that_a_kind_has_none_are_refused_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--validate", "1", "--num-requests", "1"]) == 1
+    assert "1 requests are too few: round 1 of mixed would compare none of kind text" in capsys.readouterr().err
+    check_loads(2, ["--num-requests", "8"])
 
 
 @pytest.mark.slow
