@@ -109,7 +109,8 @@ def _measure(options: GoodputOptions, tell: Tell) -> dict[str, list[Point]]:
     """The loads at the given rates, of all rounds. Systems take turns, so that what the machine does otherwise falls to all of them: at
     each rate where all of them have room at once, otherwise from round to round."""
     measured: dict[tuple[str, float | None], list[Measured]] = defaultdict(list)
-    rates, rounds = options.rates or [None], range(options.num_rounds)
+    rates: Sequence[float | None] = options.rates or [None]
+    rounds = range(options.num_rounds)
     if options.costs is not None or fit_at_once(options):
         at_once = [(options.systems, rounds)]
     else:
@@ -125,8 +126,7 @@ def _measure(options: GoodputOptions, tell: Tell) -> dict[str, list[Point]]:
                     tell(f"{name}: {load}, round {number + 1} of {options.num_rounds}")
                     measured[name, rate].append(runs[name](options.load_at(rate, number)))
     return {
-        system.name: [summarise(rate, measured[system.name, rate], options.objective) for rate in rates]
-        for system in options.systems
+        system.name: [summarise(rate, measured[system.name, rate], options.objective) for rate in rates] for system in options.systems
     }
 
 

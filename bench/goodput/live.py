@@ -41,18 +41,18 @@ def fit_at_once(options: GoodputOptions) -> bool:
     if any(system.config.model.on_cuda for system in options.systems):
         return False
     room = read_host_room(RunDirectory.default_path())
-    shared, others = zip(*(_run_bytes(_configured(options, system), room) for system in options.systems), strict=True)
-    return sum(shared) <= room.shared_bytes and sum(shared) + sum(others) <= room.memory_bytes
+    needed = [_needed(_configured(options, system), room) for system in options.systems]
+    shared_bytes = sum(one.shared_bytes for one in needed)
+    return shared_bytes <= room.shared_bytes and sum(one.memory_bytes for one in needed) <= room.memory_bytes
 
 
-def _run_bytes(config: RuntimeConfig, room: HostRoom) -> tuple[int, int]:
-    """What a run takes at most, shared memory and other: kernels may keep a second form of the weights. Raises: CheckpointError,
-    ConfigError."""
+def _needed(config: RuntimeConfig, room: HostRoom) -> HostRoom:
+    """What a run takes at most: kernels may keep a second form of the weights. Raises: CheckpointError, ConfigError."""
     section, memory = config.model, config.memory
     model = load_model_config(model_path(config), section.dtype, section.max_context, memory.kv_dtype, section.weights)
     facts = facts_of(model, memory.kv_page_tokens, memory.kv_transfer_dtype)
-    shared = facts.weight_bytes + plan_layout(config, facts, model.dtype, room).num_bytes
-    return shared, facts.weight_bytes + _PROCESSES_BYTES
+    shared_bytes = facts.weight_bytes + plan_layout(config, facts, model.dtype, room).num_bytes
+    return HostRoom(shared_bytes + facts.weight_bytes + _PROCESSES_BYTES, shared_bytes)
 
 
 def _configured(options: GoodputOptions, system: System) -> RuntimeConfig:

@@ -54,8 +54,8 @@ class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.rates) or self.searches
 
     def load_at(self, rate: float | None, number: int = 0) -> Options:
-        """The load at a rate: so many requests that they arrive over ``seconds``, and not fewer than were asked for. None: the load as it
-        was asked for. ``number``: of the round, which has requests of its own."""
+        """The load at a rate: so many requests that they arrive over ``seconds``, and not fewer than were asked for. None: the load as
+        it was asked for. ``number``: of the round, which has requests of its own."""
         load = msgspec.structs.replace(self.load, seed=self.load.seed + number)
         if rate is None:
             return load
@@ -132,7 +132,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The systems, the load, the objective, and how the goodput is searched for."""
     parser = argparse.ArgumentParser(
         prog="mmrt bench goodput",
-        description="Compare policies and presets: attainment of an objective, also over rate, the highest rate that meets it, latency in parts.",
+        description="Compare policies and presets: attainment of an objective, the highest rate that meets it, latency in parts.",
         epilog="Exit status: 0, 1 if a run could not be measured, 2 for a bad command line. See docs/goodput.md.",
     )
     add = parser.add_argument

@@ -46,8 +46,8 @@ class PartSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests of one kind in a load. ``num_cut``: those that the bench cut, which do not count in the attainment. None: there are no
-    others."""
+    """The requests of one kind in a load. ``num_cut``: those that the bench cut. They do not count in the attainment, which is None
+    without others."""
 
     num_requests: int
     num_cut: int
@@ -64,8 +64,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """A load at one rate, all rounds together. ``rate``: None for one without. ``by_scale``: (scale, attainment) with TTFT and TBT of the
-    objective times the scale. ``tbt``: in ``stall``, of the streams while media come."""
+    """A load at one rate, all rounds together. ``rate``: None for one without. ``by_scale``: (scale, attainment) with TTFT and TBT of
+    the objective times the scale. ``tbt``: in ``stall``, of the streams while media come."""
 
     rate: float | None
     num_requests: int
