@@ -43,8 +43,8 @@ def _tables(report: GoodputReport) -> Iterator[Table]:
         columns = ["system", "req/s", "attained", "TTFT P90, ms", "TBT P99, ms"]
         yield Table(f"rounds alone: lowest, median, highest{what}", columns, [_spread(system, point) for system, point in loads])
     if any(len(point.by_group) > 1 for _, point in loads):
-        columns = ["system", "req/s", "kind", "requests", "cut", "attained", "TTFT mean", "P50", "P90", "P99"]
-        yield Table("by kind; times in ms", columns, [row for system, point in loads for row in _groups(system, point)])
+        columns = ["system", "req/s", "kind", "requests", "cut", "attained", "mean", "P50", "P90", "P99"]
+        yield Table("by kind; TTFT in ms", columns, [row for system, point in loads for row in _groups(system, point)])
     shown = [(system, point) for system in report.systems for point in shown_points(report, system)]
     columns = ["system", "req/s", *(f"{scale:g}" for scale in SCALES)]
     yield Table("attainment of the objective times", columns, [_scales(system, point) for system, point in shown])
