@@ -25,6 +25,7 @@ def costs_of(config: RuntimeConfig, costs: Costs) -> Costs:
         prefill=costs.prefill.times(2),
         decode=costs.decode.times(2),
         decode_context_s=2 * costs.decode_context_s,
+        decode_wake_s=2 * costs.decode_wake_s,
         interference=_halves(),
     )
 

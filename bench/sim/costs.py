@@ -119,6 +119,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     prefill: Line
     decode: Line
     decode_context_s: float  # per token in the KV cache of a step's batch
+    decode_wake_s: float = 0.0  # more of the first step after a pause, in which decode had nothing to do
     overheads: Overheads
     interference: dict[str, dict[str, float]]
     alone: Delays = Delays()
@@ -172,7 +173,7 @@ def _check(path: Path, costs: Costs) -> None:
     lines = {"prefill": costs.prefill, "decode": costs.decode}
     for name, kinds in (("analyse", costs.analyse), ("preprocess", costs.preprocess), ("encode", costs.encode)):
         lines |= {f"{name}.{kind}": line for kind, line in kinds.items()}
-    times = {"decode_context_s": costs.decode_context_s, "answers.growth": costs.answers.growth}
+    times = {"decode_context_s": costs.decode_context_s, "decode_wake_s": costs.decode_wake_s, "answers.growth": costs.answers.growth}
     times |= {f"answers.kept {number}": count for number, count in enumerate(costs.answers.kept) if count is not None}
     for name, ways in (("egress", costs.egress), ("egress_single", costs.egress_single)):
         times |= {f"{name} {number}": seconds for number, seconds in enumerate(ways) if seconds is not None}

@@ -58,6 +58,7 @@ class Decode:
         self._num_active = self._num_sequences = self._context = 0  # of the active members
         self._num_fresh = 0  # active members without a token since they became active
         self._is_running = False
+        self._wake_ns, self._is_awake = to_ns(costs.decode_wake_s), False
         self._rate, self._together = 1.0, "decode"  # and the stages at work since this rate holds
         self._left_ns = self._since_ns = self._span_ns = 0  # of the step under way: alone; since when at this rate; so long from then
         self._num_planned = 0  # steps until the next event
@@ -155,12 +156,13 @@ class Decode:
         return self._step_ns[key]
 
     def _begin_step(self) -> None:
+        wake_ns, self._is_awake = 0 if self._is_awake else self._wake_ns, True
         times = self._times
         if times is None:
-            self._left_ns = self._cost_ns()
+            self._left_ns = self._cost_ns() + wake_ns
             self._span_ns = max(1, round(self._left_ns / self._rate))
         else:
-            self._span_ns = times.total(self.log.num_steps, 1)
+            self._span_ns = times.total(self.log.num_steps, 1) + round(wake_ns / self._rate)
             self._left_ns = round(self._span_ns * self._rate)
 
     def _schedule(self) -> None:
@@ -191,6 +193,7 @@ class Decode:
             if not member.active and min(member.end, member.room) > member.count:
                 self._activate(member)
         if not self._num_sequences:
+            self._is_awake = False
             self._idle()
             return
         if self._turns is not None and not self._take_turn(self._turns):

@@ -97,12 +97,14 @@ def fit(name: str, model: ModelConfig, machine: Machine, seen: Sequence[Seen]) -
     serving = [one for one in found if one.run.phase.serves]
     serving = serving or [one for one in phases["decode"] if one.run.phase.num_at_once == NUM_STREAMS]
     single = [one for one in [*found, *phases["decode"]] if one.run.phase.num_at_once == 1 and one.run.phase.max_tokens > 1]
+    waking = [one for one in [*phases["prefill"], *media, *phases["decode"]] if one.run.phase.num_at_once == 1]
     return msgspec.structs.replace(
         costs,
         alone=fit_delays(model, [*phases["prefill"], *media], costs.overheads),
         beside=fit_delays(model, serving, costs.overheads),
         egress=fit_egress(serving),
         egress_single=fit_egress([one for one in single if one.run.phase.name == "together"] or single),
+        decode_wake_s=_wake_s([work for one in waking for work in _steps_together(costs, one)]),
         spreads=fit_spreads([*alone, *together], Interference(costs).rates),
     )
 
@@ -175,6 +177,12 @@ def fit_decode(seen: Sequence[Seen], threads: Mapping[str, int], middle: Middle)
     for (count, context), seconds in middles.items():
         by_count.setdefault(count, []).append(max(0.0, seconds - context_s * context))
     return Line(points=tuple((count, statistics.fmean(by_count[count])) for count in sorted(by_count))), context_s
+
+
+def _wake_s(works: Iterable[Work]) -> float:
+    """What first steps after a pause take more than others. Never negative."""
+    more = [(work.end_ns - work.begin_ns) / 1e9 - work.alone_s for work in works if work.stage == "decode" and work.is_first]
+    return max(0.0, statistics.median(more)) if len(more) >= _LEAST_STEPS else 0.0
 
 
 def _works(model: ModelConfig, costs: Costs, seen: Seen) -> list[Work]:

@@ -81,6 +81,7 @@ def show(console: Console, costs: Costs) -> None:
         for name, line in lines.items()
     ]
     rows += [[f"decode, {count:g} sequences", f"{1e3 * seconds:.2f}", "", ""] for count, seconds in costs.decode.points]
+    rows.append(["decode, after a pause", f"{1e3 * costs.decode_wake_s:.2f}", "", ""])
     rows.append(["decode, tokens in KV cache", "", f"{1e6 * costs.decode_context_s:.3g}", ""])
     show_table(console, f"{costs.name}: time alone", ["", "ms fixed", "us per unit", "ns per square"], rows)
     rates = [

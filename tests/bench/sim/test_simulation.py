@@ -107,6 +107,17 @@ def test_one_request_alone_takes_the_sum_of_its_parts() -> None:
     assert (record.end_ns - record.sent_ns) / 1e9 == pytest.approx(ttft_s + 9 * step_s, abs=1e-6)
 
 
+def test_the_first_step_after_a_pause_takes_longer() -> None:
+    costs = make_costs(decode_context_s=0.0, decode_wake_s=0.0015)
+    load = ("--num-requests", "3", "--max-tokens", "10", "--input-tokens", "33")
+    alone, _ = simulate_costs(costs, *load, "--concurrency", "1")
+    gaps = alone.logs[0].gaps().tolist()
+    assert all(gaps[at : at + 9] == [4_200_000] * 9 for at in (1, 11, 21))
+    quick, _ = simulate_costs(make_costs(decode_context_s=0.0), *load, "--concurrency", "1")
+    ttfts = [[Steps(run, costs).ttft_s(record) or 0.0 for record in run.gateway.records] for run in (alone, quick)]
+    assert [slow - fast for slow, fast in zip(*ttfts, strict=True)] == pytest.approx([0.0015] * 3, abs=1e-6)
+
+
 def test_a_single_row_waits_as_in_m_d_1() -> None:
     """One row, deterministic service, Poisson arrivals: the mean wait is rho S / 2 (1 - rho) (Pollaczek and Khinchine)."""
     rho, service_s, num_requests = 0.7, 0.1, 1600
@@ -165,7 +176,7 @@ def test_a_seed_gives_the_same_report(changes: dict[str, Any]) -> None:
     assert first == again != other
 
 
-@pytest.mark.parametrize(("layout", "changes"), [("E+P+D", {}), ("EP+2D", {}), ("E+P+D", VARIED)])
+@pytest.mark.parametrize(("layout", "changes"), [("E+P+D", {}), ("EP+2D", {}), ("E+P+D", VARIED | {"decode_wake_s": 0.002})])
 def test_jumps_equal_a_simulation_token_by_token(layout: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every gap of every step, with interference, preemption and growing contexts; so also the report."""
 
