@@ -121,9 +121,8 @@ def _measure(options: GoodputOptions, tell: Tell) -> dict[str, list[Point]]:
             for number, (at, rate) in product(numbers, enumerate(rates)):
                 first = (number + at) % len(runs)
                 for name in [*runs][first:] + [*runs][:first]:
-                    load = options.load.workload or options.load.scenario
-                    load = load if rate is None else f"{rate:.3g} requests/s"
-                    tell(f"{name}: {load}, round {number + 1} of {options.num_rounds}")
+                    what = f"{rate:.3g} requests/s" if rate is not None else options.load.workload or options.load.scenario
+                    tell(f"{name}: {what}, round {number + 1} of {options.num_rounds}")
                     measured[name, rate].append(runs[name](options.load_at(rate, number)))
     return {
         system.name: [summarise(rate, measured[system.name, rate], options.objective) for rate in rates] for system in options.systems

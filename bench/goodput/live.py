@@ -47,7 +47,8 @@ def fit_at_once(options: GoodputOptions) -> bool:
 
 
 def _needed(config: RuntimeConfig, room: HostRoom) -> HostRoom:
-    """What a run takes at most: kernels may keep a second form of the weights. Raises: CheckpointError, ConfigError."""
+    """The memory that a run needs at most. Weights count twice, for kernels may keep a copy in another form. Raises: CheckpointError,
+    ConfigError."""
     section, memory = config.model, config.memory
     model = load_model_config(model_path(config), section.dtype, section.max_context, memory.kv_dtype, section.weights)
     facts = facts_of(model, memory.kv_page_tokens, memory.kv_transfer_dtype)

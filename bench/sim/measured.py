@@ -180,7 +180,7 @@ def fit_decode(seen: Sequence[Seen], threads: Mapping[str, int], middle: Middle)
 
 
 def _wake_s(works: Iterable[Work]) -> float:
-    """What first steps after a pause take more than others. Never negative."""
+    """The seconds by which the first step after a pause is longer than others: the median, never negative. 0 where few were seen."""
     more = [(work.end_ns - work.begin_ns) / 1e9 - work.alone_s for work in works if work.stage == "decode" and work.is_first]
     return max(0.0, statistics.median(more)) if len(more) >= _LEAST_STEPS else 0.0
 
