@@ -107,7 +107,7 @@ def keep_encoded(state: ControllerState, encoded: Iterable[tuple[Request, Place]
         state.totals.media_hits += are_hits
         segment = request.record.segment(place)
         if not request.ending and segment.embedding is not None and not request.num_consumed.get(place):
-            state.name_pages("embedding", zip(segment.embedding.pages, keys, strict=False))
+            state.name_pages("embedding", segment.embedding.pages, keys)
 
 
 def take_cached(state: ControllerState, request: Request, reserved: int) -> None:

@@ -21,7 +21,7 @@ class PageCache:
     def __init__(self) -> None:
         self._page_of: dict[bytes, int] = {}
         self._key_of: dict[int, tuple[bytes, int]] = {}  # page -> its key and a number that grows with every key
-        self._idle: OrderedDict[int, None] = OrderedDict()  # the first is evicted first
+        self.idle: OrderedDict[int, None] = OrderedDict()  # the pages that nobody else holds; the first is evicted first
         self._numbers = 0
 
     def __len__(self) -> int:
@@ -29,7 +29,7 @@ class PageCache:
 
     @property
     def num_idle(self) -> int:
-        return len(self._idle)
+        return len(self.idle)
 
     def find(self, key: bytes) -> int | None:
         """Return the page with these contents, if there is one."""
@@ -50,38 +50,39 @@ class PageCache:
         entry = self._key_of.get(page)
         return None if entry is None else entry[0]
 
-    def has_key(self, page: int) -> bool:
-        return page in self._key_of
-
     def is_idle(self, page: int) -> bool:
-        return page in self._idle
+        return page in self.idle
 
     # ------------------------------------------------------------------------------------------- for the page ledger
 
-    def add(self, page: int, key: bytes) -> bool:
-        """Give a page a key. Returns False, and changes nothing, if the page has one or another page has this key."""
-        assert len(key) == KEY_BYTES, f"a key of {len(key)} bytes"
-        if page in self._key_of or key in self._page_of:
-            return False
-        self._numbers = number = self._numbers + 1
-        self._page_of[key], self._key_of[page] = page, (key, number)
-        return True
+    def add(self, pages: Iterable[int], keys: Collection[bytes]) -> list[int]:
+        """Give pages their keys, except those that have one, and those whose key another page has. Returns the places of the others in
+        the lists."""
+        assert all([len(key) == KEY_BYTES for key in keys]), "a key of another size"
+        key_of, page_of, number, added = self._key_of, self._page_of, self._numbers, []
+        for place, (page, key) in enumerate(zip(pages, keys, strict=False)):
+            if page not in key_of and key not in page_of:
+                number += 1
+                page_of[key], key_of[page] = page, (key, number)
+                added.append(place)
+        self._numbers = number
+        return added
 
     def rest(self, pages: Iterable[int]) -> None:
         """Record that the cache alone holds these pages from now on."""
         key_of = self._key_of
         for page in sorted(pages, key=lambda page: key_of[page][1], reverse=True):
-            self._idle[page] = None
+            self.idle[page] = None
 
     def wake(self, pages: Collection[int]) -> None:
         """Record that a row or a plan holds these pages again."""
-        if not self._idle.keys().isdisjoint(pages):
+        if not self.idle.keys().isdisjoint(pages):
             for page in pages:
-                self._idle.pop(page, None)
+                self.idle.pop(page, None)
 
     def evict(self, count: int) -> list[int]:
         """Forget so many idle pages that were used least recently, and return them."""
-        idle, key_of, page_of = self._idle, self._key_of, self._page_of
+        idle, key_of, page_of = self.idle, self._key_of, self._page_of
         pages = [idle.popitem(last=False)[0] for _ in range(count)]
         for page in pages:
             del page_of[key_of.pop(page)[0]]

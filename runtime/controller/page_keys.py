@@ -73,8 +73,8 @@ class PageKeys:
         self._find_positions = positions
         self._positions: tuple[bytes, int] | None = None
         self._end = min((medium.start for medium in media if not medium.content), default=None)
+        self._root = root
         self._keys: list[bytes] = []
-        self._last = root
 
     @property
     def num_tokens(self) -> int:
@@ -92,9 +92,11 @@ class PageKeys:
     def leading(self, num_tokens: int) -> Iterator[bytes]:
         """Yield the keys of the pages that the first ``num_tokens`` tokens fill, as far as ids and media are known. Each is computed
         when its turn comes."""
+        keys = self._keys
         for page in range(self._num_pages(num_tokens)):
-            self._compute(page + 1)
-            yield self._keys[page]
+            if page == len(keys):
+                self._compute(page + 1)
+            yield keys[page]
 
     def up_to(self, num_tokens: int, first: int = 0) -> list[bytes]:
         """Return all these keys, from page ``first`` on."""
@@ -114,39 +116,40 @@ class PageKeys:
         return max(0, min(num_tokens, known)) // self._page_tokens
 
     def _compute(self, count: int) -> None:
-        while len(self._keys) < count:
-            self._last = self._next_key(len(self._keys) * self._page_tokens)
-            self._keys.append(self._last)
+        """Compute the first ``count`` keys, as far as they are not known yet."""
+        keys, ids, page_tokens = self._keys, self._ids, self._page_tokens
+        key = keys[-1] if keys else self._root
+        for start in range(len(keys) * page_tokens, count * page_tokens, page_tokens):
+            contents = key + ids[start : start + page_tokens].tobytes()
+            if self._find_positions is not None:
+                contents += self._media_in(start, start + page_tokens) + self._positions_of(start, start + page_tokens)
+            key = blake2b(contents, digest_size=KEY_BYTES).digest()
+            keys.append(key)
 
-    def _next_key(self, start: int) -> bytes:
-        end = start + self._page_tokens
-        key = blake2b(self._last + self._ids[start:end].tobytes(), digest_size=KEY_BYTES)
-        if self._find_positions is not None:
-            for medium in self._media_in(start, end):
-                key.update(_PLACE.pack(start - medium.start, len(medium.content)) + medium.content)
-            positions = self._positions_of(start, end)
-            if positions != _indices_of_page(start, end):
-                key.update(positions)
-        return key.digest()
-
-    def _media_in(self, start: int, end: int) -> Iterator[Medium]:
-        """Yield the media that reach into the next page. Pages are asked for in order."""
-        while self._next_medium < len(self._media) and self._media[self._next_medium].end <= start:
-            self._next_medium += 1
-        index = self._next_medium
-        while index < len(self._media) and self._media[index].start < end:
-            yield self._media[index]
+    def _media_in(self, start: int, end: int) -> bytes:
+        """Return the places and digests of the media that reach into the next page. Pages are asked for in order."""
+        media, index, found = self._media, self._next_medium, b""
+        while index < len(media) and media[index].end <= start:
             index += 1
+        self._next_medium = index
+        while index < len(media) and media[index].start < end:
+            found += _PLACE.pack(start - media[index].start, len(media[index].content)) + media[index].content
+            index += 1
+        return found
 
     def _positions_of(self, start: int, end: int) -> bytes:
+        """Return the positions of a page's tokens; nothing where they are their indices."""
         if self._positions is None:
             assert self._find_positions is not None
             self._positions = self._find_positions()
         prompt, delta = self._positions
-        inside = prompt[start * _TOKEN_BYTES : end * _TOKEN_BYTES]
-        if end <= self._num_prompt:
-            return inside
-        return inside + _indices_of_page(max(start, self._num_prompt) + delta, max(end, self._num_prompt) + delta)
+        num_prompt = self._num_prompt
+        if start >= num_prompt and not delta:
+            return b""
+        positions = prompt[start * _TOKEN_BYTES : end * _TOKEN_BYTES]
+        if end > num_prompt:
+            positions += _indices_of_page(max(start, num_prompt) + delta, end + delta)
+        return b"" if positions == _indices_of_page(start, end) else positions
 
 
 def _indices(start: int, end: int) -> bytes:

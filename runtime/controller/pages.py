@@ -76,16 +76,15 @@ class PageLedger:
             for page in ledger._used[user]:
                 ledger._num_users[page] += 1
         ledger._free = [p for p in range(num_pages - 1, -1, -1) if not ledger._num_owners[p] and not ledger._num_users[p]]
-        for page in keys:
-            is_new = ledger.cache.add(page, keys[page])
-            assert is_new, f"page {page} has the key of another one"
+        added = ledger.cache.add(keys, keys.values())
+        assert len(added) == len(keys), "pages have the keys of others"
         ledger.cache.rest(page for page in keys if ledger._is_held_by_the_cache_alone(page))
         return ledger
 
     @property
     def num_free(self) -> int:
         """Number of pages that ``allocate`` can give, idle pages of the cache among them."""
-        return len(self._free) + self.cache.num_idle
+        return len(self._free) + len(self.cache.idle)
 
     @property
     def num_used(self) -> int:
@@ -121,18 +120,19 @@ class PageLedger:
                 added.append(page)
         self.cache.wake(added)
 
-    def name(self, page: int, key: bytes) -> bool:
-        """Give a page its key: it is never written again, and the cache keeps it as long as there is room. The page must be owned.
-        Returns False, and changes nothing, if a page with this key is in the cache already, or this page has a key: a controller that
-        makes other keys than its predecessor did finds pages of rows under theirs."""
-        assert self._num_owners[page] > 0, f"page {page} is retired or free"
-        if not self.cache.add(page, key):
-            return False
-        if (owned := self._owned.get(CACHE)) is None:
-            owned = self._owned[CACHE] = set()
-        owned.add(page)
-        self._num_owners[page] += 1
-        return True
+    def name(self, pages: Sequence[int], keys: Collection[bytes]) -> list[int]:
+        """Give pages their keys: they are never written again, and the cache keeps them as long as there is room. They must be owned.
+        Returns the places in the lists of those that got theirs. Nothing changes for a page whose key is in the cache already, or that
+        has a key: a controller that makes other keys than its predecessor did finds pages of rows under theirs."""
+        owners = self._num_owners
+        assert all([owners[page] > 0 for page in pages]), "pages that get keys are retired or free"
+        added = self.cache.add(pages, keys)
+        if added:
+            named = [pages[place] for place in added]
+            self._owned.setdefault(CACHE, set()).update(named)
+            for page in named:
+                owners[page] += 1
+        return added
 
     def forget_idle(self) -> PageRun:
         """Free all idle pages of the cache. Each gets a generation that it never had, as if it had been allocated."""
@@ -232,17 +232,14 @@ class PageLedger:
         return pages
 
     def _is_held_by_the_cache_alone(self, page: int) -> bool:
-        return self._num_owners[page] == 1 and not self._num_users[page] and self.cache.has_key(page)
+        return self._num_owners[page] == 1 and not self._num_users[page] and page in self._owned.get(CACHE, ())
 
     def _free_unheld(self, pages: Iterable[int]) -> None:
         """Free those of the pages that nobody holds any more."""
-        owners, users, idle = self._num_owners, self._num_users, []
-        for page in pages:
-            if users[page]:
-                continue
-            if not owners[page]:
-                self._free.append(page)
-            elif owners[page] == 1 and self.cache.has_key(page):  # the cache alone holds it
-                idle.append(page)
-        if idle:
-            self.cache.rest(idle)
+        owners, users = self._num_owners, self._num_users
+        held_once = [page for page in pages if owners[page] < 2 and not users[page]]
+        if held_once:
+            keyed = self._owned.get(CACHE, ())
+            self._free += [page for page in held_once if not owners[page]]
+            if idle := [page for page in held_once if owners[page] and page in keyed]:
+                self.cache.rest(idle)

@@ -254,7 +254,8 @@ def name_pages(state: ControllerState, request: Request) -> None:
         first = request.num_named[member]
         if names := keys.up_to(num_written, first):
             request.num_named[member] += len(names)
-            state.name_pages(request.prefill_pool, zip(request.prefill_tables[member][first:], names, strict=False), first)
+            pages = request.prefill_tables[member][first : first + len(names)]
+            state.name_pages(request.prefill_pool, pages, names, first)
 
 
 def check_unnamed(state: ControllerState, request: Request) -> None:

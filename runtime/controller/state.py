@@ -6,7 +6,7 @@ journal, the rows and the plan table, or derived from them, except ``outages``, 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
@@ -341,17 +341,16 @@ class ControllerState:
             self.effects.append(SetPageGenerations(pool, run))
         return run
 
-    def name_pages(self, pool: PoolName, named: Iterable[tuple[int, bytes]], depth: int = 0) -> None:
+    def name_pages(self, pool: PoolName, pages: Sequence[int], keys: Sequence[bytes], depth: int = 0) -> None:
         """Give pages their keys: their contents are complete, and no plan writes them. Contents that the cache has already stay as
         they are. ``depth``: the place of the first page in its prompt or segment."""
         ledger = self.pools[pool]
-        new = [(page, key, at) for at, (page, key) in enumerate(named, depth) if ledger.name(page, key)]
-        if new:
-            pages = [page for page, _, _ in new]
-            run = PageRun(pages, [ledger.generations[page] for page in pages])
-            self.effects.append(SetPageKeys(pool, run, [key for _, key, _ in new], [at for _, _, at in new]))
+        if places := ledger.name(pages, keys):
+            pages, keys, generations = [pages[at] for at in places], [keys[at] for at in places], ledger.generations
+            run = PageRun(pages, [generations[page] for page in pages])
+            self.effects.append(SetPageKeys(pool, run, keys, [depth + at for at in places]))
             index = self.saved.get(kind_of_pool(pool))
-            if index is not None and index.note_made(key for _, key, _ in new):
+            if index is not None and index.note_made(keys):
                 self.touch_preparing()
 
     # ------------------------------------------------------------------------------------------------------- ending

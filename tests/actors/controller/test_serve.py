@@ -229,7 +229,7 @@ def test_the_command_line_clears_the_caches(run: RunDirectory, capsys: pytest.Ca
                 granted = state.pools[pool].allocate(Owner("row", row), 1)
                 assert granted is not None
                 state.emit(SetPageGenerations(pool, granted))
-                state.name_pages(pool, [(granted.pages[0], keys[row])])
+                state.name_pages(pool, granted.pages, [keys[row]])
                 if row == 0:
                     state.pools[pool].retire(Owner("row", row))
             state.known_media.learn_large((b"", b"", b"content"))

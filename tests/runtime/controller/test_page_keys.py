@@ -1,12 +1,14 @@
 """Keys of KV pages: equal for equal contents, and for nothing else."""
 
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from mmrt.runtime.controller import page_keys
 from mmrt.runtime.controller.page_cache import PageCache
 from mmrt.runtime.controller.page_keys import Medium, PageKeys, indices, root_key
 
@@ -84,17 +86,11 @@ def test_positions_are_in_the_keys_where_they_are_not_indices() -> None:
 
 def test_no_key_is_computed_before_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long prompt whose first page is in no cache costs one key when it is looked up."""
-    computed: list[int] = []
-    next_key = PageKeys._next_key
-
-    def count(keys: PageKeys, start: int) -> bytes:
-        computed.append(start)
-        return next_key(keys, start)
-
-    monkeypatch.setattr(PageKeys, "_next_key", count)
+    computed = Mock(wraps=page_keys.blake2b)
+    monkeypatch.setattr(page_keys, "blake2b", computed)
     keys = PageKeys(ROOT, [1] * 4000, PAGE)
-    assert PageCache().find_leading(keys.leading(3999)) == [] and computed == [0]
-    assert list(keys.leading(3999)) == keys.up_to(3999) and len(computed) == 999
+    assert PageCache().find_leading(keys.leading(3999)) == [] and computed.call_count == 1
+    assert list(keys.leading(3999)) == keys.up_to(3999) and computed.call_count == 999
 
 
 @settings(deadline=None)

@@ -57,7 +57,7 @@ class Ledgers(RuleBasedStateMachine):
         key = number.to_bytes(16, "little")
         for page in sorted(self.owned.get(Owner("row", row), set()))[:2]:
             is_new = key not in self.keys.values() and page not in self.keys
-            assert self.ledger.name(page, key) == is_new
+            assert self.ledger.name([page], [key]) == [0] * is_new
             if is_new:
                 self.keys[page] = key
 
@@ -185,8 +185,7 @@ def test_keys_do_not_make_the_index_grow(num_keys: int) -> None:
     for row in range(num_keys // 4):
         run = ledger.allocate(Owner("row", row), 4)
         assert run is not None
-        for page in run.pages:
-            ledger.name(page, rng.randbytes(16))
+        ledger.name(run.pages, [rng.randbytes(16) for _ in run.pages])
         assert ledger.cache.find_leading([rng.randbytes(16) for _ in range(4)]) == []
         ledger.retire(Owner("row", row))
     assert len(ledger.cache) == ledger.num_free == 64
@@ -198,8 +197,7 @@ def test_the_tail_of_a_prompt_is_evicted_first() -> None:
     for row in (0, 1):
         run = ledger.allocate(Owner("row", row), 3)
         assert run is not None
-        for index, page in enumerate(run.pages):
-            ledger.name(page, bytes([row, index]).ljust(16))
+        ledger.name(run.pages, [bytes([row, index]).ljust(16) for index in range(3)])
     ledger.retire(Owner("row", 0))
     ledger.retire(Owner("row", 1))
     ledger.allocate(Owner("row", 2), 1)

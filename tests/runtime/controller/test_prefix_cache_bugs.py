@@ -107,7 +107,7 @@ def name_pages_given_back(patch: pytest.MonkeyPatch) -> None:
         tables, prefilled = request.block_tables, request.prefilled
         clear_pages(state, request)
         for table, num_tokens, keys in zip(tables, prefilled, request.keys, strict=False):
-            state.name_pages("kv", zip(table, keys.up_to(num_tokens), strict=False))
+            state.name_pages("kv", table, keys.up_to(num_tokens))
 
     for module in (plan_results, progress):
         patch.setattr(module, "name_pages", lambda *_: None)
