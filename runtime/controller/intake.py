@@ -322,8 +322,10 @@ def _fits(what: str, num_bytes: int, limit: int) -> None:
 
 def send_replies(state: ControllerState) -> None:
     """Tell the gateway, once per turn, the state of requests that it asked about or that changed."""
+    if not state.pending_replies:
+        return
     pending_replies, state.pending_replies = state.pending_replies, {}
-    waiting = sorted(state.waiting.values(), key=BY_RANK) if pending_replies else []
+    waiting = sorted(state.waiting.values(), key=BY_RANK)
     position = {request.key: index for index, request in enumerate(waiting)}
     for key, generation in pending_replies.items():
         if state.actors.get(GATEWAY) == generation:

@@ -19,8 +19,6 @@ from .prefix_cache import (
     append_hits,
     append_home_hits,
     append_to_prefill,
-    find_hits,
-    find_home_hits,
     load_plan,
     note_hits,
     share_hits,
@@ -72,9 +70,8 @@ def grant_kv(state: ControllerState, request: Request, placement: Placement) -> 
     if (record.kv_pool, record.source_pool) != placement[:2]:
         record.kv_pool, record.source_pool = placement[:2]
         state.save(request)
-    hits = find_hits(state, request, request.prefill_pool)
+    hits, home = placement.shared, placement.at_home
     share_hits(state, request, hits, request.prefill_pool)
-    home = [] if record.source_pool is None else find_home_hits(state, request, request.kv_pool, request.targets)
     share_hits(state, request, home, request.kv_pool)
     for member, count in enumerate(wanted):
         shared = hits[member] if hits else []

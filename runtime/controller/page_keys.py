@@ -144,8 +144,8 @@ class PageKeys:
             self._positions = self._find_positions()
         prompt, delta = self._positions
         num_prompt = self._num_prompt
-        if start >= num_prompt and not delta:
-            return b""
+        if start >= num_prompt:
+            return _indices_of_page(start + delta, end + delta) if delta else b""
         positions = prompt[start * _TOKEN_BYTES : end * _TOKEN_BYTES]
         if end > num_prompt:
             positions += _indices_of_page(max(start, num_prompt) + delta, end + delta)

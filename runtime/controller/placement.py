@@ -26,22 +26,27 @@ FETCH_SHARE = 1 / 8  # of a page's tokens: the work to have it from another pool
 
 class Placement(NamedTuple):
     """The pools of a row. ``source``: None where it is prefilled in its own pool. ``hits``: pages that a cache has: that of the pool
-    where they are most. ``needs``: free pages that the grant takes, by pool."""
+    where they are most. ``needs``: free pages that the grant takes, by pool. ``shared``: pages that it shares: those that the cache has
+    where the row is prefilled. ``at_home``: the same where it is decoded, if that is another pool. They are valid until a pool changes.
+    """
 
     pool: PoolName
     source: PoolName | None
     hits: Hits
     needs: dict[PoolName, int]
+    shared: Hits
+    at_home: Hits
 
 
 def choose_pools(state: ControllerState, request: Request, lengths: Lengths, wanted: Lengths, gate: ResourceGate) -> Placement:
     """Choose the pools of a row without KV pages: those with the least work until its first token, of those that ``gate`` has room in;
     if it has none, of all. ``lengths``: tokens of its prompts; ``wanted``: pages per member for decode."""
     targets = lengths if request.spec.pooling is not None else prefill_targets(lengths, request.committed)
+    if len(state.kv_pools) == 1:
+        pool = state.kv_pools[0]
+        return _placement(state, targets, wanted, pool, pool, find_hits(state, request, pool), [])
     homes = able_pools(state, "prefill" if request.spec.is_prefill_only else "decode")
     sources = able_pools(state, "prefill") if any(targets) else homes
-    if len(state.kv_pools) == 1:
-        return _placement(state, targets, wanted, sources[0], sources[0], find_hits(state, request), [])
     options: list[Placement] = []
     at_home = {pool: find_home_hits(state, request, pool, targets) for pool in {*homes, *sources}}
     for source in sources:
@@ -82,9 +87,10 @@ def _placement(
     cache has ``at_home`` if that is another one."""
     num_new = -num_saved(state, hits, source)
     if source == pool:
-        return Placement(pool, None, hits, {pool: num_new + sum(wanted)})
+        return Placement(pool, None, hits, {pool: num_new + sum(wanted)}, hits, [])
     num_new += sum(num_pages(target, state.limits.kv_page_tokens) for target in targets)
-    return Placement(pool, source, hits, {pool: sum(wanted) - num_saved(state, at_home, pool), source: num_new})
+    needs = {pool: sum(wanted) - num_saved(state, at_home, pool), source: num_new}
+    return Placement(pool, source, hits, needs, hits, at_home)
 
 
 def _work(state: ControllerState, option: Placement, targets: Lengths, num_anywhere: int) -> float:

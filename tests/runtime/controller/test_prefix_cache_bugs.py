@@ -42,7 +42,7 @@ def give_the_last_page(patch: pytest.MonkeyPatch) -> None:
     def find_hits(state: ControllerState, request: Request, pool: str = "kv") -> list[list[int]]:
         return [state.pools[pool].cache.find_leading(keys.up_to(keys.num_tokens)) for keys in request.keys]
 
-    for module in (prefix_cache, placement, kv_manager):
+    for module in (prefix_cache, placement):
         patch.setattr(module, "find_hits", find_hits)
     patch.setattr(ownership, "check_unnamed", lambda *_: None)  # else the rules find it themselves
 
