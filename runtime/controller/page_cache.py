@@ -18,9 +18,10 @@ from ...schema.page_key import KEY_BYTES
 class PageCache:
     """The keys of a pool's pages. Its size is bounded by the pool: a page has at most one key, and a key one page."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_pages: int) -> None:
         self._page_of: dict[bytes, int] = {}
-        self._key_of: dict[int, tuple[bytes, int]] = {}  # page -> its key and a number that grows with every key
+        self._key_of: list[bytes | None] = [None] * num_pages
+        self._number_of = [0] * num_pages  # by page; it grows with every key
         self.idle: OrderedDict[int, None] = OrderedDict()  # the pages that nobody else holds; the first is evicted first
         self._numbers = 0
 
@@ -47,8 +48,11 @@ class PageCache:
 
     def key_of(self, page: int) -> bytes | None:
         """Return the page's key; None while its contents have no name, and may still be written."""
-        entry = self._key_of.get(page)
-        return None if entry is None else entry[0]
+        return self._key_of[page]
+
+    def pages(self) -> Collection[int]:
+        """Return the pages that have keys."""
+        return self._page_of.values()
 
     def is_idle(self, page: int) -> bool:
         return page in self.idle
@@ -58,20 +62,19 @@ class PageCache:
     def add(self, pages: Iterable[int], keys: Collection[bytes]) -> list[int]:
         """Give pages their keys, except those that have one, and those whose key another page has. Returns the places of the others in
         the lists."""
-        assert all([len(key) == KEY_BYTES for key in keys]), "a key of another size"
-        key_of, page_of, number, added = self._key_of, self._page_of, self._numbers, []
+        key_of, page_of, number_of, number, added = self._key_of, self._page_of, self._number_of, self._numbers, []
         for place, (page, key) in enumerate(zip(pages, keys, strict=False)):
-            if page not in key_of and key not in page_of:
-                number += 1
-                page_of[key], key_of[page] = page, (key, number)
+            assert len(key) == KEY_BYTES, f"a key of {len(key)} bytes"
+            if key_of[page] is None and key not in page_of:
+                number_of[page] = number = number + 1
+                key_of[page], page_of[key] = key, page
                 added.append(place)
         self._numbers = number
         return added
 
     def rest(self, pages: Iterable[int]) -> None:
         """Record that the cache alone holds these pages from now on."""
-        key_of = self._key_of
-        for page in sorted(pages, key=lambda page: key_of[page][1], reverse=True):
+        for page in sorted(pages, key=self._number_of.__getitem__, reverse=True):
             self.idle[page] = None
 
     def wake(self, pages: Collection[int]) -> None:
@@ -85,5 +88,8 @@ class PageCache:
         idle, key_of, page_of = self.idle, self._key_of, self._page_of
         pages = [idle.popitem(last=False)[0] for _ in range(count)]
         for page in pages:
-            del page_of[key_of.pop(page)[0]]
+            key = key_of[page]
+            assert key is not None
+            del page_of[key]
+            key_of[page] = None
         return pages

@@ -17,15 +17,8 @@ from typing import Literal, NamedTuple
 from ..bus.messages import PageRun
 from .page_cache import PageCache
 
-
-class Owner(NamedTuple):
-    """A row, or the cache. Ownership keeps a page alive and lets plans name it."""
-
-    kind: Literal["row", "cache"]
-    id: int
-
-
-CACHE = Owner("cache", 0)
+Owner = int
+"""A row, by its number. Ownership keeps a page alive and lets plans name it. The cache owns the pages that have keys, besides."""
 
 
 class User(NamedTuple):
@@ -43,12 +36,12 @@ class PageLedger:
         assert generations is None or len(generations) == num_pages
         self.num_pages = num_pages
         self.generations = list(generations) if generations is not None else [0] * num_pages
-        self._num_owners = [0] * num_pages
+        self._num_owners = [0] * num_pages  # rows, and the cache
         self._num_users = [0] * num_pages
         self._owned: dict[Owner, set[int]] = {}
         self._used: dict[User, set[int]] = {}
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: recently used pages are reused first
-        self.cache = PageCache()
+        self.cache = PageCache(num_pages)
 
     @classmethod
     def restore(
@@ -64,13 +57,15 @@ class PageLedger:
         ledger = cls(num_pages, generations)
         keys = keys or {}
         rows: set[int] = set()
-        for owner, pages in (*owned.items(), (CACHE, keys)):
+        for owner, pages in owned.items():
             if members := set(pages):
                 ledger._owned[owner] = members
             for page in members:
                 ledger._num_owners[page] += 1
-                assert owner.kind != "row" or page not in rows or page in keys, f"page {page} belongs to two rows"
-            rows.update(members if owner.kind == "row" else ())
+                assert page not in rows or page in keys, f"page {page} belongs to two rows"
+            rows.update(members)
+        for page in keys:
+            ledger._num_owners[page] += 1
         for user, pages in used.items():
             ledger._used[user] = set(pages)
             for page in ledger._used[user]:
@@ -125,13 +120,10 @@ class PageLedger:
         Returns the places in the lists of those that got theirs. Nothing changes for a page whose key is in the cache already, or that
         has a key: a controller that makes other keys than its predecessor did finds pages of rows under theirs."""
         owners = self._num_owners
-        assert all([owners[page] > 0 for page in pages]), "pages that get keys are retired or free"
+        assert 0 not in [owners[page] for page in pages], "pages that get keys are retired or free"
         added = self.cache.add(pages, keys)
-        if added:
-            named = [pages[place] for place in added]
-            self._owned.setdefault(CACHE, set()).update(named)
-            for page in named:
-                owners[page] += 1
+        for place in added:
+            owners[pages[place]] += 1
         return added
 
     def forget_idle(self) -> PageRun:
@@ -143,8 +135,10 @@ class PageLedger:
 
     def use(self, user: User, pages: Collection[int]) -> None:
         """Record that a plan or the running set names these pages; refused (assert) for pages that are retired or free."""
+        if not pages:
+            return
         owners, users = self._num_owners, self._num_users
-        assert all([owners[page] > 0 for page in pages]), f"{user} names pages that are retired or free"
+        assert 0 not in [owners[page] for page in pages], f"{user} names pages that are retired or free"
         if (used := self._used.get(user)) is None:
             added = self._used[user] = set(pages)
         else:
@@ -208,38 +202,40 @@ class PageLedger:
         for owned in self._owned.values():
             for page in owned:
                 owners[page] += 1
+        for page in self.cache.pages():
+            owners[page] += 1
         for used in self._used.values():
             for page in used:
                 users[page] += 1
         assert owners == self._num_owners and users == self._num_users, "reference counts are wrong"
         free = set(self._free)
         assert len(free) == len(self._free), "a page is on the free list twice"
-        keyed = self._owned.get(CACHE, set())
-        assert len(keyed) == len(self.cache) and all(self.cache.key_of(page) is not None for page in keyed), "keys are lost"
+        keyed = [page for page in range(self.num_pages) if self.cache.key_of(page) is not None]
+        assert sorted(self.cache.pages()) == keyed, "keys are lost"
         for page in range(self.num_pages):
             assert (page in free) == (not owners[page] and not users[page]), f"page {page} is free and held, or lost"
             assert self.cache.is_idle(page) == self._is_held_by_the_cache_alone(page), f"page {page} is idle and held, or lost"
 
     def _evict(self, count: int) -> list[int]:
         """Free the idle pages that were used least recently: the cache alone holds them."""
-        pages, owned = self.cache.evict(count), self._owned.get(CACHE, set())
-        owned.difference_update(pages)
-        if not owned:
-            self._owned.pop(CACHE, None)
+        pages = self.cache.evict(count)
         for page in pages:
             self._num_owners[page] -= 1
         self._free += pages
         return pages
 
     def _is_held_by_the_cache_alone(self, page: int) -> bool:
-        return self._num_owners[page] == 1 and not self._num_users[page] and page in self._owned.get(CACHE, ())
+        return self._num_owners[page] == 1 and not self._num_users[page] and self.cache.key_of(page) is not None
 
     def _free_unheld(self, pages: Iterable[int]) -> None:
         """Free those of the pages that nobody holds any more."""
-        owners, users = self._num_owners, self._num_users
-        held_once = [page for page in pages if owners[page] < 2 and not users[page]]
-        if held_once:
-            keyed = self._owned.get(CACHE, ())
-            self._free += [page for page in held_once if not owners[page]]
-            if idle := [page for page in held_once if owners[page] and page in keyed]:
-                self.cache.rest(idle)
+        owners, users, key_of, idle = self._num_owners, self._num_users, self.cache.key_of, []
+        for page in pages:
+            if users[page]:
+                continue
+            if not owners[page]:
+                self._free.append(page)
+            elif owners[page] == 1 and key_of(page) is not None:  # the cache alone holds it
+                idle.append(page)
+        if idle:
+            self.cache.rest(idle)

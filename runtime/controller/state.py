@@ -364,16 +364,11 @@ class ControllerState:
 
 
 def owner(request: Request) -> Owner:
-    return _owner(request.row)
+    return request.row
 
 
 def membership(request: Request) -> User:
     return _membership(request.row)
-
-
-@cache
-def _owner(row: int) -> Owner:
-    return Owner("row", row)
 
 
 @cache

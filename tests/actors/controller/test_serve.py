@@ -27,7 +27,6 @@ from mmrt.runtime.bus.wire import Wire
 from mmrt.runtime.config import parse_config
 from mmrt.runtime.controller import machine
 from mmrt.runtime.controller.effects import ClearPages, Effect, KeepEra, Send, SetPageGenerations, WriteState
-from mmrt.runtime.controller.pages import Owner
 from mmrt.runtime.controller.records import JournalState
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.scheduling.facts import Objective
@@ -226,12 +225,12 @@ def test_the_command_line_clears_the_caches(run: RunDirectory, capsys: pytest.Ca
         with closing(Epoch(run, 1)) as epoch:
             state = epoch.controller.state
             for row, pool in ((0, "kv"), (1, "kv"), (0, "embedding")):
-                granted = state.pools[pool].allocate(Owner("row", row), 1)
+                granted = state.pools[pool].allocate(row, 1)
                 assert granted is not None
                 state.emit(SetPageGenerations(pool, granted))
                 state.name_pages(pool, granted.pages, [keys[row]])
                 if row == 0:
-                    state.pools[pool].retire(Owner("row", row))
+                    state.pools[pool].retire(row)
             state.known_media.learn_large((b"", b"", b"content"))
             epoch.serving._perform(epoch.controller._take_effects())
             assert sum(len(pool.read_keys()) for pool in epoch.io.pools.values()) == 3

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from mmrt.runtime.bus import messages as m
-from mmrt.runtime.controller.pages import CACHE
 from mmrt.runtime.controller.state import ControllerState
 from mmrt.schema.media import MediaSpan
 from mmrt.shm.pool import PagePool
@@ -65,7 +64,7 @@ class KVContents:
     def check_index(self, state: ControllerState, pool: PagePool, content: list[dict[int, int]]) -> None:
         """Every key is the controller's, of a page that the cache owns, and stands for one content, which is complete."""
         keys, ledger = pool.read_keys(), state.pools[pool.name]
-        assert {page: ledger.cache.key_of(page) for page in ledger.owned_by(CACHE)} == keys, "the index is not the controller's"
+        assert {page: ledger.cache.key_of(page) for page in ledger.cache.pages()} == keys, "the index is not the controller's"
         for page, key in keys.items():
             assert set(content[page]) == set(range(PAGE_TOKENS)), f"page {page} got its key before its contents"
             held = tuple(content[page][slot] for slot in range(PAGE_TOKENS))

@@ -89,7 +89,7 @@ def test_no_key_is_computed_before_its_turn(monkeypatch: pytest.MonkeyPatch) -> 
     computed = Mock(wraps=page_keys.blake2b)
     monkeypatch.setattr(page_keys, "blake2b", computed)
     keys = PageKeys(ROOT, [1] * 4000, PAGE)
-    assert PageCache().find_leading(keys.leading(3999)) == [] and computed.call_count == 1
+    assert PageCache(1).find_leading(keys.leading(3999)) == [] and computed.call_count == 1
     assert list(keys.leading(3999)) == keys.up_to(3999) and computed.call_count == 999
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmrt.runtime.controller.pages import CACHE, Owner, PageLedger, User
+from mmrt.runtime.controller.pages import Owner, PageLedger, User
 
 NUM_PAGES = 12
 
@@ -36,7 +36,7 @@ class Ledgers(RuleBasedStateMachine):
     @rule(row=st.integers(0, 3), count=st.integers(0, NUM_PAGES))
     def allocate(self, row: int, count: int) -> None:
         free, before = NUM_PAGES - len(self.held()), list(self.ledger.generations)
-        run = self.ledger.allocate(Owner("row", row), count)
+        run = self.ledger.allocate(row, count)
         if count > free:
             assert run is None and self.ledger.generations == before
             return
@@ -49,13 +49,13 @@ class Ledgers(RuleBasedStateMachine):
         for page in evicted:
             del self.keys[page]
             self.idle.remove(page)
-        self.owned.setdefault(Owner("row", row), set()).update(run.pages)
+        self.owned.setdefault(row, set()).update(run.pages)
 
     @rule(row=st.integers(0, 3), number=st.integers(0, 7))
     def name(self, row: int, number: int) -> None:
         """Twice the same key: the second page stays without one. A page that has a key keeps it."""
         key = number.to_bytes(16, "little")
-        for page in sorted(self.owned.get(Owner("row", row), set()))[:2]:
+        for page in sorted(self.owned.get(row, set()))[:2]:
             is_new = key not in self.keys.values() and page not in self.keys
             assert self.ledger.name([page], [key]) == [0] * is_new
             if is_new:
@@ -69,19 +69,19 @@ class Ledgers(RuleBasedStateMachine):
         wanted = [page_of[key] for key in takewhile(page_of.__contains__, keys)]
         found = self.ledger.cache.find_leading(keys)
         assert found == wanted
-        self.ledger.share(Owner("row", row), found)
-        self.owned.setdefault(Owner("row", row), set()).update(found)
+        self.ledger.share(row, found)
+        self.owned.setdefault(row, set()).update(found)
         self.note_idle()
 
     @rule(user=st.sampled_from([User("plan", 1), User("plan", 2), User("decode", 0)]), row=st.integers(0, 3))
     def use(self, user: User, row: int) -> None:
-        pages = self.owned.get(Owner("row", row), set())
+        pages = self.owned.get(row, set())
         self.ledger.use(user, pages)
         self.used.setdefault(user, set()).update(pages)
 
     @rule(data=st.data())
     def retire_some(self, data: st.DataObject) -> None:
-        owner = data.draw(st.sampled_from(sorted(self.owned) or [Owner("row", 0)]))
+        owner = data.draw(st.sampled_from(sorted(self.owned) or [0]))
         pages = data.draw(st.sets(st.sampled_from(sorted(self.owned[owner])))) if self.owned.get(owner) else set()
         self.ledger.retire(owner, pages)
         self.owned.get(owner, set()).difference_update(pages)
@@ -89,8 +89,8 @@ class Ledgers(RuleBasedStateMachine):
 
     @rule(row=st.integers(0, 3))
     def retire_all(self, row: int) -> None:
-        self.ledger.retire(Owner("row", row))
-        self.owned.pop(Owner("row", row), None)
+        self.ledger.retire(row)
+        self.owned.pop(row, None)
         self.note_idle()
 
     @rule(user=st.sampled_from([User("plan", 1), User("plan", 2), User("decode", 0)]))
@@ -107,9 +107,9 @@ class Ledgers(RuleBasedStateMachine):
             with pytest.raises(AssertionError):
                 self.ledger.use(User("plan", 9), [page])
             with pytest.raises(AssertionError):
-                self.ledger.share(Owner("row", 9), [page])
+                self.ledger.share(9, [page])
             self.ledger.drop(User("plan", 9))
-            self.ledger.retire(Owner("row", 9))
+            self.ledger.retire(9)
 
     @rule()
     def forget_idle(self) -> None:
@@ -129,10 +129,10 @@ class Ledgers(RuleBasedStateMachine):
         self.idle = []
         self.note_idle()
 
-    @precondition(lambda self: self.owned.get(Owner("row", 0), set()) - self.keys.keys())
+    @precondition(lambda self: self.owned.get(0, set()) - self.keys.keys())
     @rule()
     def restore_refuses_two_rows_with_one_page(self) -> None:
-        twice = self.owned | {Owner("row", 9): {min(self.owned[Owner("row", 0)] - self.keys.keys())}}
+        twice = self.owned | {9: {min(self.owned[0] - self.keys.keys())}}
         with pytest.raises(AssertionError, match="belongs to two rows"):
             PageLedger.restore(NUM_PAGES, self.ledger.generations, twice, self.used, self.keys)
 
@@ -143,7 +143,7 @@ class Ledgers(RuleBasedStateMachine):
         assert self.ledger.num_free + self.ledger.num_used == NUM_PAGES
         for owner, pages in self.owned.items():
             assert self.ledger.owned_by(owner) == pages and self.ledger.num_owned(owner) == len(pages)
-        assert self.ledger.owned_by(CACHE) == self.keys.keys() and len(self.ledger.cache) == len(self.keys)
+        assert set(self.ledger.cache.pages()) == self.keys.keys() and len(self.ledger.cache) == len(self.keys)
         assert all(self.ledger.cache.key_of(page) == key for page, key in self.keys.items())
 
 
@@ -153,13 +153,13 @@ TestLedgers = Ledgers.TestCase
 
 def test_two_phases() -> None:
     ledger = PageLedger(4)
-    row, plan, decode = Owner("row", 0), User("plan", 1), User("decode", 0)
+    row, plan, decode = 0, User("plan", 1), User("decode", 0)
     run = ledger.allocate(row, 3)
     assert run is not None
     ledger.use(plan, run.pages)
     ledger.use(decode, run.pages[:2])
     ledger.retire(row)
-    assert ledger.num_free == 1 and ledger.allocate(Owner("row", 1), 2) is None
+    assert ledger.num_free == 1 and ledger.allocate(1, 2) is None
     ledger.drop(plan)
     assert ledger.num_free == 2
     ledger.drop(decode)
@@ -169,7 +169,7 @@ def test_two_phases() -> None:
 def test_growth_does_not_depend_on_the_size_of_pool_or_sequence() -> None:
     """A loop over the pages of either would not end within the time limit of a test."""
     ledger = PageLedger(100_000)
-    row = Owner("row", 0)
+    row = 0
     ledger.allocate(row, 50_000)
     for _ in range(20_000):
         run = ledger.allocate(row, 1)
@@ -183,11 +183,11 @@ def test_keys_do_not_make_the_index_grow(num_keys: int) -> None:
     ledger = PageLedger(64)
     rng = random.Random(0)
     for row in range(num_keys // 4):
-        run = ledger.allocate(Owner("row", row), 4)
+        run = ledger.allocate(row, 4)
         assert run is not None
         ledger.name(run.pages, [rng.randbytes(16) for _ in run.pages])
         assert ledger.cache.find_leading([rng.randbytes(16) for _ in range(4)]) == []
-        ledger.retire(Owner("row", row))
+        ledger.retire(row)
     assert len(ledger.cache) == ledger.num_free == 64
     ledger.check()
 
@@ -195,12 +195,12 @@ def test_keys_do_not_make_the_index_grow(num_keys: int) -> None:
 def test_the_tail_of_a_prompt_is_evicted_first() -> None:
     ledger = PageLedger(6)
     for row in (0, 1):
-        run = ledger.allocate(Owner("row", row), 3)
+        run = ledger.allocate(row, 3)
         assert run is not None
         ledger.name(run.pages, [bytes([row, index]).ljust(16) for index in range(3)])
-    ledger.retire(Owner("row", 0))
-    ledger.retire(Owner("row", 1))
-    ledger.allocate(Owner("row", 2), 1)
+    ledger.retire(0)
+    ledger.retire(1)
+    ledger.allocate(2, 1)
     assert [ledger.cache.find(bytes([0, index]).ljust(16)) is not None for index in range(3)] == [True, True, False]
-    ledger.allocate(Owner("row", 2), 3)
+    ledger.allocate(2, 3)
     assert [ledger.cache.find(bytes([row, 0]).ljust(16)) is not None for row in (0, 1)] == [False, True]

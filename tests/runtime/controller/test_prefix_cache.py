@@ -12,7 +12,6 @@ from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.controller.effects import AppendPages, Effect, SetPageKeys, SetPrefilled, WriteState
 from mmrt.runtime.controller.lifecycle import preempt
 from mmrt.runtime.controller.page_keys import content_digest
-from mmrt.runtime.controller.pages import Owner
 from mmrt.runtime.controller.prefix_cache import PagesToCome, find_hits
 from mmrt.runtime.controller.progress import Progress
 from mmrt.runtime.controller.recovery import recover
@@ -367,7 +366,7 @@ def test_a_medium_that_reaches_beyond_a_hit_is_encoded_again() -> None:
 
     prepare(1)
     finish(driver, 1)
-    pool, other = driver.state.pools["kv"], Owner("row", 99)
+    pool, other = driver.state.pools["kv"], 99
     pool.allocate(other, pool.num_free - 3)  # the tail of the prompt is evicted
     pool.retire(other)
     assert hits(prepare(2)) == [12]

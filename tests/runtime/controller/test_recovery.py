@@ -8,7 +8,6 @@ from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus.wire import encode
 from mmrt.runtime.controller.effects import AppendPages, ClearPages, Send
 from mmrt.runtime.controller.machine import Controller
-from mmrt.runtime.controller.pages import CACHE
 from mmrt.runtime.controller.progress import Progress
 from mmrt.runtime.controller.records import CacheEra, JournalState, Submitted
 from mmrt.runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
@@ -31,7 +30,7 @@ def remains(driver: Driver) -> RunSnapshot:
     live = {r.key: Submitted(r.key, r.gateway_generation, r.arrival, r.spec) for r in state.requests.values()}
     plans = [PlanSnapshot(plan.slot, plan.plan_id, plan.actor, encode(plan.plan)) for plan in state.plans.values()]
     generations = {name: list(pool.generations) for name, pool in state.pools.items()}
-    keys = {name: {page: pool.cache.key_of(page) or b"" for page in pool.owned_by(CACHE)} for name, pool in state.pools.items()}
+    keys = {name: {page: pool.cache.key_of(page) or b"" for page in pool.cache.pages()} for name, pool in state.pools.items()}
     journal = JournalState(live, {}, [], state.next_arrival, CacheEra(state.era, dict(state.codes), state.kept_era))
     return RunSnapshot(journal, rows, state.row_generations, plans, generations, state.actors, keys, state.secret, state.kept_era)
 
