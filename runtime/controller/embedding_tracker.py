@@ -61,6 +61,11 @@ class EmbeddingTracker:
         self._ready[index] = False
         self._first_unready = min(self._first_unready, index)
 
+    @property
+    def is_ready(self) -> bool:
+        """True if the embedding rows of all segments are written."""
+        return self._first_unready == len(self.parts)
+
     def unready(self) -> Iterator[Part]:
         """Yield the parts whose embedding rows are not written, in prompt order. Leading ready ones cost nothing."""
         for index in range(self._first_unready, len(self.parts)):
@@ -69,7 +74,7 @@ class EmbeddingTracker:
 
     def ready_prefix(self, target: int) -> int:
         """Return the number of leading tokens that can be prefilled in order; at most ``target`` (RS4)."""
-        if self._first_unready == len(self.parts):
+        if self.is_ready:
             return target
         return min(target, self.parts[self._first_unready].start)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 
 from ..bus.copy_plans import Load, Transfer
 from ..bus.plans import Plan, Prefill
@@ -37,6 +36,8 @@ class InflightPlan:
         yield from self.plan.reads().items()
         yield from self.plan.writes().items()
         for request in self.requests if isinstance(self.plan, (Prefill, Load, Transfer)) else ():
-            yield request.kv_pool, list(chain(*request.block_tables))
+            for table in request.block_tables:
+                yield request.kv_pool, table
             if request.record.source_pool is not None:
-                yield request.record.source_pool, list(chain(*request.source_tables))
+                for table in request.source_tables:
+                    yield request.record.source_pool, table

@@ -50,7 +50,7 @@ def submit(state: ControllerState, generation: int, key: int, spec: RequestSpec,
 def load(state: ControllerState) -> Load:
     return Load(
         num_waiting=len(state.waiting),
-        num_waiting_tokens=sum(len(request.spec.prompt_ids) for request in state.waiting.values()),
+        num_waiting_tokens=sum([len(request.spec.prompt_ids) for request in state.waiting.values()]),
         num_rows_used=state.limits.num_rows - len(state.free_rows),
         service_s=state.steering.service_s,
     )

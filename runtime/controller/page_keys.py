@@ -72,7 +72,7 @@ class PageKeys:
         self._next_medium = 0  # the first that may reach into the next page
         self._find_positions = positions
         self._positions: tuple[bytes, int] | None = None
-        self._end = min((medium.start for medium in media if not medium.content), default=None)
+        self._end = min([medium.start for medium in media if not medium.content], default=None)
         self._root = root
         self._keys: list[bytes] = []
 

@@ -118,7 +118,7 @@ class PagesToCome:
 
 def awaits_media(request: Request) -> bool:
     """Return whether some of its media are to be encoded before all of its prompt can be prefilled."""
-    return request.tracker is not None and next(request.tracker.unready(), None) is not None
+    return request.tracker is not None and not request.tracker.is_ready
 
 
 def num_saved(state: ControllerState, hits: Hits, pool: PoolName = "kv") -> int:
@@ -138,7 +138,8 @@ def find_home_hits(state: ControllerState, request: Request, pool: PoolName, tar
 def share_hits(state: ControllerState, request: Request, hits: Hits, pool: PoolName) -> None:
     """Make the row an owner of these pages before any are allocated for it, which may evict idle ones."""
     for pages in hits:
-        state.pools[pool].share(owner(request), pages)
+        if pages:
+            state.pools[pool].share(owner(request), pages)
 
 
 def append_home_hits(state: ControllerState, request: Request, member: int, pages: list[int]) -> None:
