@@ -10,13 +10,17 @@ from itertools import compress, pairwise
 OCTAVE = 16  # buckets
 NUM_BUCKETS = 16 * OCTAVE
 _UNIT_BITS = 16  # a unit is 2**16 ns
+_OCTAVE_BITS = OCTAVE.bit_length()
 
 
 def bucket_of(gap_ns: int) -> int:
     """Return the bucket of a gap. The last one takes all longer ones."""
-    units = max(0, gap_ns) >> _UNIT_BITS
-    octave = max(0, units.bit_length() - OCTAVE.bit_length())
-    return min(NUM_BUCKETS - 1, OCTAVE * octave + (units >> octave))
+    units = gap_ns >> _UNIT_BITS
+    if units < 2 * OCTAVE:
+        return units if units > 0 else 0
+    octave = units.bit_length() - _OCTAVE_BITS
+    bucket = OCTAVE * octave + (units >> octave)
+    return bucket if bucket < NUM_BUCKETS else NUM_BUCKETS - 1
 
 
 def _begin_s(bucket: int) -> float:

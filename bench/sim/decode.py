@@ -57,17 +57,14 @@ class Decode:
         self._number = 0
         self._num_active = self._num_sequences = self._context = 0  # of the active members
         self._num_fresh = 0  # active members without a token since they became active
-        self._is_running = False
+        self.is_running = False  # a step is under way
         self._wake_ns, self._is_awake = to_ns(costs.decode_wake_s), False
         self._rate, self._together = 1.0, "decode"  # and the stages at work since this rate holds
-        self._left_ns = self._since_ns = self._span_ns = 0  # of the step under way: alone; since when at this rate; so long from then
+        self._left_ns = self._since_ns = self._end_ns = 0  # of the step under way: alone; since when at this rate; its end
+        self._gap_ns = 0  # of a step over the active members at this rate, if all are equal
+        self._times: StepTimes | None = None  # of each, if they vary
         self._num_planned = 0  # steps until the next event
         self._version = 0
-
-    @property
-    def is_running(self) -> bool:
-        """A step is under way."""
-        return self._is_running
 
     # ------------------------------------------------------------------------------------------------------- messages
 
@@ -87,21 +84,21 @@ class Decode:
 
     def set_rate(self, rate: float) -> None:
         """See ``processors.Server``."""
-        if self._is_running:
+        now_ns = self._queue.now_ns
+        if self.is_running:
             self.advance()
-            now_ns = self._queue.now_ns
             self._left_ns = max(0, self._left_ns - round((now_ns - self._since_ns) * self._rate))
-            self._since_ns, self._rate = now_ns, rate
-            self._span_ns = round(self._left_ns / rate)
-            self._together = self._processors.together
-            self._schedule()
         self._rate, self._together = rate, self._processors.together
+        if self.is_running:
+            self._since_ns, self._end_ns = now_ns, now_ns + round(self._left_ns / rate)
+            self._set_pace()
+            self._schedule()
 
     # ---------------------------------------------------------------------------------------------------------- steps
 
     def _stop_after_step(self) -> None:
         """Look at messages and members at the end of the step under way; at once if there is none."""
-        if not self._is_running:
+        if not self.is_running:
             self._look()
             return
         self.advance()
@@ -110,43 +107,46 @@ class Decode:
             self._schedule()
 
     def advance(self) -> None:
-        """Commit the steps that are over."""
-        first_ns = self._since_ns + self._span_ns
-        over_ns = self._queue.now_ns - first_ns
-        if not self._is_running or over_ns < 0:
-            return
-        num_more = self._commit_more(first_ns, over_ns)
-        self._num_fresh = 0
-        self._num_planned -= 1 + num_more
-        self._context += (1 + num_more) * self._num_sequences
-        self._since_ns = self.log.last_ns
-        self._begin_step()
+        """Commit the steps that are over, and begin the next."""
+        if self._commit():
+            self._begin_step()
 
-    def _commit_more(self, first_ns: int, over_ns: int) -> int:
-        """Commit the step that ended at ``first_ns``, and those that ended within ``over_ns`` after it. Returns how many these are."""
-        self._gap_counts[bucket_of(first_ns - self.log.last_ns)] += self._num_active - self._num_fresh
-        times = self._times
-        if times is None:
-            gap_ns = max(1, round(self._cost_ns() / self._rate))
-            num_more = min(over_ns // gap_ns, self._num_planned - 1)
-            self._gap_counts[bucket_of(gap_ns)] += num_more * self._num_active
-            self.log.add(first_ns, num_more, gap_ns)
-            return num_more
-        next_step = self.log.num_steps + 1
-        num_more = times.num_within(next_step, self._num_planned - 1, over_ns)
-        gaps_ns = times.gaps(next_step, num_more)
-        for gap_ns in gaps_ns:
-            self._gap_counts[bucket_of(gap_ns)] += self._num_active
-        self.log.add(first_ns)
-        self.log.add_each(gaps_ns)
+    def _commit(self) -> bool:
+        """Commit the steps that are over. Returns whether there are any."""
+        over_ns = self._queue.now_ns - self._end_ns
+        if over_ns < 0 or not self.is_running:
+            return False
+        self._gap_counts[bucket_of(self._end_ns - self.log.last_ns)] += self._num_active - self._num_fresh
+        num_steps = 1 + (self._commit_equal(over_ns) if self._times is None else self._commit_each(self._times, over_ns))
+        self._num_fresh = 0
+        self._num_planned -= num_steps
+        self._context += num_steps * self._num_sequences
+        self._since_ns = self.log.last_ns
+        return True
+
+    def _commit_equal(self, over_ns: int) -> int:
+        """Commit the step under way, and those that ended within ``over_ns`` after it. Returns how many these are."""
+        gap_ns = self._gap_ns
+        num_more = min(over_ns // gap_ns, self._num_planned - 1)
+        self._gap_counts[bucket_of(gap_ns)] += num_more * self._num_active
+        self.log.add(self._end_ns, num_more, gap_ns)
         return num_more
 
-    @property
-    def _times(self) -> StepTimes | None:
-        """Of steps over the active members at this rate, if they vary."""
-        if not self._jitter.has_steps:
-            return None
-        return self._jitter.step_times(self._together, self._cost_ns(), self._rate)
+    def _commit_each(self, times: StepTimes, over_ns: int) -> int:
+        """As ``_commit_equal``, of steps that vary."""
+        gaps_ns = times.gaps_after(self.log.num_steps, self._num_planned - 1, over_ns)
+        for gap_ns in gaps_ns:
+            self._gap_counts[bucket_of(gap_ns)] += self._num_active
+        self.log.add(self._end_ns)
+        self.log.add_each(gaps_ns)
+        return len(gaps_ns)
+
+    def _set_pace(self) -> None:
+        """Find how long steps over the active members take at this rate."""
+        if self._jitter.has_steps:
+            self._times = self._jitter.step_times(self._together, self._cost_ns(), self._rate)
+        else:
+            self._gap_ns = max(1, round(self._cost_ns() / self._rate))
 
     def _cost_ns(self) -> int:
         """Of a step over the active members, alone."""
@@ -156,28 +156,26 @@ class Decode:
         return self._step_ns[key]
 
     def _begin_step(self) -> None:
+        self._set_pace()
         wake_ns, self._is_awake = 0 if self._is_awake else self._wake_ns, True
-        times = self._times
-        if times is None:
+        if self._times is None:
             self._left_ns = self._cost_ns() + wake_ns
-            self._span_ns = max(1, round(self._left_ns / self._rate))
+            span_ns = max(1, round(self._left_ns / self._rate))
         else:
-            self._span_ns = times.total(self.log.num_steps, 1) + round(wake_ns / self._rate)
-            self._left_ns = round(self._span_ns * self._rate)
+            span_ns = self._times.of(self.log.num_steps) + round(wake_ns / self._rate)
+            self._left_ns = round(span_ns * self._rate)
+        self._end_ns = self._since_ns + span_ns
 
     def _schedule(self) -> None:
         """Look again after the planned steps."""
         self._version += 1
-        num_more, times = self._num_planned - 1, self._times
-        if times is None:
-            more_ns = num_more * max(1, round(self._cost_ns() / self._rate))
-        else:
-            more_ns = times.total(self.log.num_steps + 1, num_more)
-        self._queue.at(self._since_ns + self._span_ns + more_ns, self._planned, self._version)
+        num_more = self._num_planned - 1
+        more_ns = num_more * self._gap_ns if self._times is None else self._times.after(self.log.num_steps, num_more)
+        self._queue.at(self._end_ns + more_ns, self._planned, self._version)
 
     def _planned(self, version: int) -> None:
         if version == self._version:
-            self.advance()
+            self._commit()
             self._look()
 
     def _look(self) -> None:
@@ -198,9 +196,9 @@ class Decode:
             return
         if self._turns is not None and not self._take_turn(self._turns):
             return
-        if not self._is_running:
+        if not self.is_running:
             self._processors.start(self)
-            self._is_running, self._since_ns = True, self._queue.now_ns
+            self.is_running, self._since_ns = True, self._queue.now_ns
         self._begin_step()
         self._num_planned = self._num_steps()
         self._schedule()
@@ -215,8 +213,8 @@ class Decode:
         return min(due[0] - self.log.num_steps, same_cost)
 
     def _idle(self) -> None:
-        if self._is_running:
-            self._is_running = False
+        if self.is_running:
+            self.is_running = False
             self._version += 1
             self._processors.stop(self)
         if self._turns is not None and self._has_turn:

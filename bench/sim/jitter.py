@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from random import Random
 
+from .costs import CONTEXT_QUANTUM
 from .interference import stage_set
 
 PERIOD = 1024  # steps after which their factors come again
@@ -14,26 +15,29 @@ Spreads = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 class StepTimes:
-    """The times of decode's steps, in ns, by their numbers: ``length_ns`` times the factor of each."""
+    """The times of decode's steps, in ns, by their numbers: ``length_ns`` times the factor of each. Those after a step are fewer than
+    ``CONTEXT_QUANTUM``."""
 
     def __init__(self, factors: Sequence[float], length_ns: float) -> None:
-        self._sums = [0, *accumulate(max(1, round(length_ns * factor)) for factor in factors)]
+        times = [round(length_ns * factor) or 1 for factor in factors]
+        self._period = len(times)
+        self._sums = [0, *accumulate(times + times[:CONTEXT_QUANTUM])]
 
-    def total(self, first: int, count: int) -> int:
-        """Return the time of ``count`` steps from this one on."""
-        return self._upto(first + count) - self._upto(first)
+    def of(self, step: int) -> int:
+        """Return the time of this step."""
+        begin = step % self._period
+        return self._sums[begin + 1] - self._sums[begin]
 
-    def gaps(self, first: int, count: int) -> list[int]:
-        """Return the time of each of these steps."""
-        return [self.total(step, 1) for step in range(first, first + count)]
+    def after(self, step: int, count: int) -> int:
+        """Return the time of ``count`` steps after this one; less than 0 if the count is."""
+        begin = step % self._period + 1
+        return self._sums[begin + count] - self._sums[begin]
 
-    def num_within(self, first: int, most: int, time_ns: int) -> int:
-        """Return the number of steps, from this one on, that end within that time: ``most`` at most."""
-        return bisect_right(range(1, most + 1), time_ns, key=lambda count: self.total(first, count))
-
-    def _upto(self, step: int) -> int:
-        rounds, rest = divmod(step, len(self._sums) - 1)
-        return rounds * self._sums[-1] + self._sums[rest]
+    def gaps_after(self, step: int, most: int, time_ns: int) -> list[int]:
+        """Return the times of the steps after this one, ``most`` at most, that end within that time after it."""
+        sums, begin = self._sums, step % self._period + 1
+        end = bisect_right(sums, sums[begin] + time_ns, begin + 1, begin + 1 + most)
+        return [sums[at] - sums[at - 1] for at in range(begin + 1, end)]
 
 
 class Jitter:

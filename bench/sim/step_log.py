@@ -32,6 +32,8 @@ class StepLog:
 
     def add_each(self, gaps_ns: Sequence[int]) -> None:
         """Add steps with these gaps."""
+        if not gaps_ns:
+            return
         self._gaps.extend(gaps_ns)
         self._counts.extend([1] * len(gaps_ns))
         self.num_steps += len(gaps_ns)
