@@ -47,12 +47,19 @@ class Jitter:
         self._spreads, self._seed = spreads, seed
         self._random = Random(seed)
         self._factors: dict[str, list[float]] = {}
+        self._plans: dict[tuple[str, str], Sequence[float]] = {}  # factors of a stage's plans, while this set of stages is at work
         self._times: dict[tuple[str, int, float], StepTimes] = {}
         self.has_steps = "decode" in spreads  # steps of decode vary
 
-    def factor(self, stage: str, others: Mapping[str, int]) -> float:
-        """Draw a factor for a plan of this stage, beside those at work."""
-        spread = self._spread(stage_set({stage, *others}), stage) if self._spreads else ()
+    def factor(self, stage: str, together: str) -> float:
+        """Draw a factor for a plan of this stage, while this set of stages, with or without it, is at work."""
+        if not self._spreads:
+            return 1.0
+        key = stage, together
+        if key not in self._plans:
+            others = together.split("+") if together else ()
+            self._plans[key] = self._spread(stage_set({stage, *others}), stage)
+        spread = self._plans[key]
         return self._random.choice(spread) if spread else 1.0
 
     def step_times(self, together: str, cost_ns: int, rate: float) -> StepTimes:

@@ -1,7 +1,6 @@
 """Processor sharing: servers at work on one device, whose rates follow from who else works there."""
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Protocol
 
 from .interference import Interference
@@ -26,11 +25,6 @@ class Processors:
         self._rates: dict[Server, float] = {}
         self._counts: Counter[str] = Counter()
         self.together = ""  # the set of stages at work
-
-    @property
-    def at_work(self) -> Mapping[str, int]:
-        """Servers at work, by stage; none that are 0."""
-        return self._counts
 
     def rate_of_one_more(self, stage: str) -> float:
         """Return the rate that another server of this stage would have now."""

@@ -37,7 +37,7 @@ from ...schema.rows import Phase
 from .costs import Costs, prefill_squares
 from .decode import Decode
 from .devices import Arrival, Devices
-from .events import EventQueue, to_ns
+from .events import NS, EventQueue, to_ns
 from .gateway import Client, Gateway
 from .jitter import Jitter
 from .links import Link
@@ -116,7 +116,7 @@ class Simulation:
         self.timeout_s = config.server.request_timeout_s
         self.seed = seed
         self._jitter = Jitter(costs.spreads, seed)
-        self._ways = Ways(costs, queue, lambda: any([decode.is_running for decode in self.decodes.values()]), seed)
+        self._ways = Ways(costs, queue, self._is_decoding, seed)
         self.gateway = Gateway(costs.overheads, self._ways, queue, self.post, self.timeout_s)
         self.decodes: dict[InstanceId, Decode] = {}
         self.workers: dict[InstanceId, Worker] = {}
@@ -133,7 +133,7 @@ class Simulation:
         self._timer_ns: int | None = None  # of the event that looks then, or earlier
         self._takers: dict[str, Callable[[ToActor], None]] = {"gateway": self.gateway.take}
         self._performers: dict[type[Effect], Callable[[Any], None]] = {  # the others concern words and files that are not modelled
-            Send: self._do_send,
+            Send: self._send,
             BeginRow: self._begin_row,
             AppendPages: self._append_pages,
             WritePlan: self._write_plan,
@@ -182,28 +182,27 @@ class Simulation:
         queue.at(self._ways.arrival_ns(f"from {actor}"), self._receive, InstanceId(actor), message, queue.now_ns)
 
     def _receive(self, actor: InstanceId, message: ToController, sent_ns: int) -> None:
+        if isinstance(message, PlanDone):
+            self._note_done(message, sent_ns)
         controller, now_s = self.controller, self.queue.now_s
-        if not self.devices.is_one and isinstance(message, PlanDone) and isinstance(plan := self.plans.get(message.plan_id), Prefill):
-            self.devices.fill(self._pages_of(plan), self.queue.now_ns)
-        if self.works is not None and isinstance(message, PlanDone):
-            self._keep_work(self.works, message, sent_ns)
-        ended = controller.ended_by(message)
-        words = self._progress(ended) if ended else ()
-        ids = self._ids(controller.wanted_ids(words, all_of_them=True)) if words else ()
-        self._perform(controller.on_message(actor, 1, message, now_s, words, ids))
+        if ended := controller.ended_by(message):
+            words = self._progress(ended)
+            ids = self._ids(controller.wanted_ids(words, all_of_them=True))
+            self._perform(controller.on_message(actor, 1, message, now_s, words, ids))
+        else:
+            self._perform(controller.on_message(actor, 1, message, now_s))
         if not self._soon:
             self._soon = True
             self.queue.after(self._ways.tick_ns(), self._tick_after_messages)
 
     def _look(self) -> None:
         """Tick if no other tick has put that off since this event was added, or has put it before."""
-        if self.queue.now_ns != self._timer_ns:
-            return
-        self._timer_ns = None
-        if self.queue.now_ns >= self._look_ns:
-            self._tick()
-        else:
-            self._set_timer()
+        if self.queue.now_ns == self._timer_ns:
+            self._timer_ns = None
+            if self.queue.now_ns >= self._look_ns:
+                self._tick()
+            else:
+                self._set_timer()
 
     def _set_timer(self) -> None:
         if self._timer_ns is None or self._look_ns < self._timer_ns:
@@ -217,11 +216,11 @@ class Simulation:
     def _tick(self) -> None:
         """Decide."""
         self.num_ticks += 1
-        controller = self.controller
+        controller, now_ns = self.controller, self.queue.now_ns
         progress = self._progress(controller.watched())
         new_ids = self._ids(controller.wanted_ids(progress))
-        self._perform(controller.tick(self.queue.now_s, progress, new_ids, self.gap_counts))
-        self._look_ns = self.queue.now_ns + to_ns(controller.next_tick_s())
+        self._perform(controller.tick(now_ns / NS, progress, new_ids, self.gap_counts))
+        self._look_ns = now_ns + to_ns(controller.next_tick_s())
         self._set_timer()
 
     def _progress(self, watched: Sequence[tuple[int, int]]) -> list[Progress]:
@@ -237,16 +236,18 @@ class Simulation:
             found.append((span, answer_ids(request.key, span.first, span.last)))
         return found
 
-    def _keep_work(self, works: dict[int, list[Work]], done: PlanDone, end_ns: int) -> None:
-        """Note a plan that has ended for each request that it names."""
+    def _note_done(self, done: PlanDone, end_ns: int) -> None:
+        """A plan has ended: note which pages it has filled, and that it worked for the requests that it names, if that is kept."""
         plan = self.plans.get(done.plan_id)
-        if plan is None or isinstance(done.result, Skipped):
+        if not self.devices.is_one and isinstance(plan, Prefill):
+            self.devices.fill(self._pages_of(plan), self.queue.now_ns)
+        if self.works is None or plan is None or isinstance(done.result, Skipped):
             return
         known_ns = self.queue.now_ns
         work = Work("prefill" if plan.STAGE == "prefill" else "encode", end_ns - to_ns(done.elapsed_s), end_ns, known_ns)
         for row, generation in dict.fromkeys(plan.rows):
             if (request := self.rows.request(row, generation)) is not None:
-                works.setdefault(request.key, []).append(work)
+                self.works.setdefault(request.key, []).append(work)
 
     def _find_shape(self, plan: Analyse) -> ItemShape | None:
         request = self.rows.request(plan.row, plan.row_generation)
@@ -255,13 +256,10 @@ class Simulation:
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         """Do effects in order, at once; messages arrive later."""
+        performers = self._performers
         for effect in effects:
-            if (perform := self._performers.get(type(effect))) is not None:
+            if (perform := performers.get(type(effect))) is not None:
                 perform(effect)
-
-    def _do_send(self, effect: Send) -> None:
-        if effect.actor in self._takers and type(effect.message) is not Welcome:
-            self._send(effect.actor, effect.message)
 
     def _begin_row(self, effect: BeginRow) -> None:
         self.rows.begin(effect.row)
@@ -276,25 +274,34 @@ class Simulation:
     def _write_plan(self, effect: WritePlan) -> None:
         self._slots[effect.slot] = effect.plan_id
         self.plans[effect.plan_id] = plan = self.controller.state.plans[effect.plan_id].plan
-        self._moves_ns[effect.plan_id] = self._move(plan, effect.actor) - self.queue.now_ns
+        if not self.devices.is_one:
+            self._moves_ns[effect.plan_id] = self._move(plan, effect.actor) - self.queue.now_ns
 
     def _clear_plan(self, effect: ClearPlan) -> None:
         plan_id = self._slots.pop(effect.slot)
-        del self.plans[plan_id], self._moves_ns[plan_id]
+        del self.plans[plan_id]
+        self._moves_ns.pop(plan_id, None)
 
-    def _send(self, actor: InstanceId, message: ToActor) -> None:
+    def _send(self, effect: Send) -> None:
         """Send to an actor. It gets a plan or a row once what it reads is on its device: it pulls once it has the message (TI6)."""
-        arrival_ns, taker = self._ways.arrival_ns(actor), self._takers[actor]
+        actor, message = effect.actor, effect.message
+        taker = self._takers.get(actor)
+        if taker is None or isinstance(message, Welcome):
+            return
+        arrival_ns = self._ways.arrival_ns(actor)
         if isinstance(message, Run):
-            self.queue.at(arrival_ns + self._moves_ns.get(message.plan_id, 0), taker, message)
+            arrival_ns += self._moves_ns.get(message.plan_id, 0)
+        elif isinstance(message, Admit) and (request := self.rows.request(message.row, message.row_generation)) is not None:
+            self._admit(request, actor, message, arrival_ns)
             return
-        request = self.rows.request(message.row, message.row_generation) if isinstance(message, Admit) else None
-        if request is None:
-            self.queue.at(arrival_ns, taker, message)
-            return
+        self.queue.at(arrival_ns, taker, message)
+
+    def _admit(self, request: Request, actor: InstanceId, message: Admit, arrival_ns: int) -> None:
+        """Send a row to decode, with its prompt."""
         members = range(0 if self.devices.is_one else len(request.lengths))
         found = [self._bring_prompt(request, member, actor, arrival_ns) for member in members]
         ready_ns = max([arrival.ready_ns for arrival in found], default=arrival_ns)
+        taker = self._takers[actor]
 
         def hand_over(now_ns: int) -> None:
             there_ns = max(now_ns, ready_ns)
@@ -326,8 +333,6 @@ class Simulation:
         """Note where a plan's output will lie. Returns when all that it reads is on the actor's device."""
         devices, now_ns = self.devices, self.queue.now_ns
         ready_ns = now_ns
-        if devices.is_one:
-            return now_ns
         if isinstance(plan, Encode):
             for part in plan.parts:
                 devices.write("embedding", part.target.pages, actor)
@@ -355,6 +360,12 @@ class Simulation:
         if client.record.stretches or request is None or not request.has_row:
             return bool(client.record.stretches)
         return self._progress([request.key_in_table])[0].committed > 0
+
+    def _is_decoding(self) -> bool:
+        for decode in self.decodes.values():
+            if decode.is_running:
+                return True
+        return False
 
     # ----------------------------------------------------------------------------------------------------------- end
 

@@ -76,7 +76,7 @@ class Lane:
         """Begin the plan's work."""
         assert self._plan is not None
         self._began_ns = self._since_ns = self._queue.now_ns
-        factor = self._jitter.factor(self.stage, self._processors.at_work)
+        factor = self._jitter.factor(self.stage, self._processors.together)
         self._left_ns = to_ns(factor * plan_seconds(self._costs, self._plan[1]))
         if is_busy:
             self._schedule()
