@@ -11,16 +11,13 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from .errors import BenchError as BenchError  # for those that use the client
 from .record import Chunk, Record
 
 MAX_EVENT_BYTES = 16 << 20
 _EOF_GRACE_S = 1.0
 _MAX_ERROR_CHARS = 300
 _BAD_FINISHES = frozenset({"error", "abort"})
-
-
-class BenchError(Exception):
-    """The server cannot be benchmarked: it is not there, refuses, or does not speak the protocol."""
 
 
 class _Delta(msgspec.Struct):

@@ -8,7 +8,6 @@ import wave
 from fractions import Fraction
 from typing import Literal
 
-import av
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -31,6 +30,8 @@ def make_video(seed: int, width: int, height: int, num_frames: int, fps: int) ->
         raise ValueError(f"a video of {width}x{height}: both must be even and positive")
     if num_frames < 1 or fps < 1:
         raise ValueError(f"a video of {num_frames} frames at {fps} fps: both must be at least 1")
+    import av  # slow, and only videos need it
+
     picture = _picture(np.random.default_rng(seed), width, height)
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:

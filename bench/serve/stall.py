@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from .client import BenchError
 from .drivers import Notice, Send, new_record
+from .errors import BenchError
 from .record import Record
 from .workload import RequestPlan
 

@@ -17,7 +17,7 @@ from ..output import open_console, progress, write_json
 from ..own_run import OwnRunError, own_run
 from ..render import show_report
 from ..serve.chat import make_conversations
-from ..serve.client import BenchError
+from ..serve.errors import BenchError
 from ..serve.load_options import LoadOptions
 from ..serve.planned import plan_requests, plan_stall
 from ..serve.plot import PlotError, plot_over_time, require_matplotlib
@@ -30,11 +30,9 @@ from .events import NS, to_ns
 from .links import Link
 from .loads import ClosedLoop, Load, OpenLoop, Senders, Stall
 from .options import SimOptions, parse_sim
-from .profiling import PASS_S, Profiling
 from .report import Steps, make_report
 from .requests import Requests
 from .simulation import Simulation, SimulationError, simulated_limits
-from .validate import check_loads, check_model, live_config, run_live, show_validation, simulate_rounds
 
 _PATIENCE = 3  # times server.request_timeout_s
 _COLLECT_AFTER = 20_000  # objects; a request leaves some thirty that refer to each other
@@ -69,6 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _validate(given: argparse.Namespace, config: RuntimeConfig, costs: Costs, policy: Policy, console: Console) -> int:
     """Compare with live runs. Returns 1 if a figure is outside its limit."""
+    from .profiling import PASS_S, Profiling  # these need an HTTP client, a simulation does not
+    from .validate import check_loads, check_model, live_config, run_live, show_validation, simulate_rounds
+
     more = ["--num-requests", str(given.num_requests)] if given.num_requests else []
     check_loads(given.validate, more)
     with progress(console) as tell:

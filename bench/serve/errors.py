@@ -1,0 +1,5 @@
+"""What goes wrong in a benchmark of a server. In a module of its own, since the HTTP client takes long to import."""
+
+
+class BenchError(Exception):
+    """The server cannot be benchmarked: it is not there, refuses, or does not speak the protocol."""
