@@ -229,7 +229,7 @@ def plan_seconds(costs: Costs, plan: Plan) -> float:
     """The time of a plan, alone on the machine. Raises: CostsError for a kind of medium without costs."""
     match plan:
         case Prefill():
-            return costs.prefill.seconds(plan.units, sum(prefill_squares(chunk.start, chunk.end) for chunk in plan.chunks))
+            return costs.prefill.seconds(plan.units, sum([prefill_squares(chunk.start, chunk.end) for chunk in plan.chunks]))
         case Encode():
             shapes = [part.shape for part in plan.parts]
             return sum(_encode_seconds(costs, kind, shapes) for kind in dict.fromkeys(shape.kind for shape in shapes))

@@ -22,6 +22,7 @@ from ..serve.samples import make_audio, make_image, make_video
 from ..serve.workload import MediaShapes, RequestPlan
 from .costs import Costs
 
+_GREEDY = Sampling(temperature=0.0)
 _AROUND = 2  # tokens that enclose a medium
 _FIRST_ID, _ANSWER_ID, _AGAIN_ID, _NUM_IDS = 1 << 20, 1 << 29, 3 << 28, 1 << 28  # above any placeholder; 32 bits hold them
 _STRIDE = 16_411  # between the first ids of two prompts: a prime, longer than most
@@ -77,7 +78,7 @@ class Requests:
         for item in items:
             ids += [start, self._model.placeholder_id(item.kind), start + 1]
         ids += range(start + _AROUND, start + _AROUND + plan.num_input_tokens)
-        spec = RequestSpec(request_id, ids, [*before.items, *items], Sampling(temperature=0.0), plan.max_tokens, ignore_eos=True)
+        spec = RequestSpec(request_id, ids, [*before.items, *items], _GREEDY, plan.max_tokens, ignore_eos=True)
         return Asked(spec, (*before.shapes, *(shape for _, shape in samples)))
 
     def after(self, plan: RequestPlan, asked: Asked, key: int, num_tokens: int) -> Turn:

@@ -61,6 +61,10 @@ class Rows:
         request = self._state.rows[row]
         return request if request is not None and request.row_generation == generation and not request.ending else None
 
+    def is_alive(self, row: int, generation: int) -> bool:
+        """This generation of a row has a request that keeps it."""
+        return self.request(row, generation) is not None
+
     def progress(self, watched: Sequence[tuple[int, int]]) -> list[Progress]:
         """The words of these rows, once every decode has committed the steps that are over."""
         if watched is self._watched and not self.have_changed:

@@ -136,13 +136,14 @@ class Worker:
             self._post(self.name, self._results[run.plan_id])
         elif run.plan_id not in self._taken and (plan := self._plans.get(run.plan_id)) is not None:
             self._taken.add(run.plan_id)
-            self._lanes[-1 if plan.is_large else 0].put(run, plan)
+            lanes = self._lanes
+            lanes[-1 if len(lanes) > 1 and plan.is_large else 0].put(run, plan)
 
     def _begin(self, run: Run, plan: Plan) -> Plan | None:
         """What of the plan is still wanted."""
         if 0 < run.deadline_s <= self._queue.now_s:
             return None
-        return plan.only(lambda row, generation: self._rows.request(row, generation) is not None)
+        return plan.only(self._rows.is_alive)
 
     def _finish(self, plan_id: int, plan: Plan | None, elapsed_ns: int) -> None:
         result: Result = Done()
