@@ -5,6 +5,7 @@ operating system is assumed: threads share the cores by their niceness, none get
 differ from that, by caches and memory, counts in every larger set.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
@@ -27,24 +28,22 @@ def stage_sets(stages: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 class Interference:
-    """Rates by the instances at work, each computed once."""
+    """Rates by the instances at work; those ``together`` are computed once."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._known: dict[frozenset[tuple[str, int]], tuple[str, dict[str, float]]] = {}
+        self._known: dict[tuple[str, ...], tuple[str, dict[str, float]]] = {}
+
+    def together(self, stages: tuple[str, ...]) -> tuple[str, dict[str, float]]:
+        """``stage_set`` of these stages, each named once for each instance at work, and their rates."""
+        if stages not in self._known:
+            self._known[stages] = stage_set({*stages}), self.rates(Counter(stages))
+        return self._known[stages]
 
     def rates(self, counts: Counts) -> dict[str, float]:
         """Rates of an instance of each of these stages, as shares of its speed alone."""
-        return self.together(counts)[1]
-
-    def together(self, counts: Counts) -> tuple[str, dict[str, float]]:
-        """``stage_set`` of these stages, and their rates."""
-        key = frozenset(counts.items())
-        if key not in self._known:
-            one, all_of_them = self._shares(dict.fromkeys(counts, 1)), self._shares(counts)
-            rates = {stage: self._rate(stage, frozenset(counts)) * all_of_them[stage] / one[stage] for stage in counts}
-            self._known[key] = stage_set(counts), rates
-        return self._known[key]
+        one, all_of_them = self._shares(dict.fromkeys(counts, 1)), self._shares(counts)
+        return {stage: self._rate(stage, frozenset(counts)) * all_of_them[stage] / one[stage] for stage in counts}
 
     def _rate(self, stage: str, together: frozenset[str]) -> float:
         """Of the stage within a set, with one instance of each."""

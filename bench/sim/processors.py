@@ -23,33 +23,28 @@ class Processors:
     def __init__(self, interference: Interference) -> None:
         self._interference = interference
         self._rates: dict[Server, float] = {}
-        self._counts: Counter[str] = Counter()
         self.together = ""  # the set of stages at work
 
     def rate_of_one_more(self, stage: str) -> float:
         """Return the rate that another server of this stage would have now."""
-        return self._interference.rates(self._counts + Counter([stage]))[stage]
+        return self._interference.rates(Counter([stage, *self._stages()]))[stage]
 
     def start(self, server: Server) -> None:
         """This server works from now on."""
         assert server not in self._rates
         self._rates[server] = 0.0
-        self._counts[server.stage] += 1
         self._share()
 
     def stop(self, server: Server) -> None:
         """This server works no more."""
         del self._rates[server]
-        self._counts[server.stage] -= 1
-        if not self._counts[server.stage]:
-            del self._counts[server.stage]
         self._share()
 
+    def _stages(self) -> tuple[str, ...]:
+        return tuple(sorted([server.stage for server in self._rates]))
+
     def _share(self) -> None:
-        if not self._rates:
-            self.together = ""
-            return
-        self.together, rates = self._interference.together(self._counts)
+        self.together, rates = self._interference.together(self._stages())
         for server, before in self._rates.items():
             rate = rates[server.stage]
             if rate != before:

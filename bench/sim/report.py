@@ -57,7 +57,8 @@ class Steps:
         """From sending to the first token; None without one."""
         if not record.stretches:
             return None
-        return (int(self.arrivals[self.of(record)[0][0]]) - record.sent_ns) / NS
+        decode, first, _ = record.stretches[0]
+        return (int(self.arrivals[self._firsts[decode] + first]) - record.sent_ns) / NS
 
     def cut_short(self, record: SimRecord) -> None:
         """Leave out the tokens that came after the client had gone."""
@@ -207,8 +208,9 @@ def _group(group: str, records: Sequence[SimRecord], steps: Steps, duration_s: f
 
 def time_between_tokens(records: Sequence[SimRecord], steps: Steps) -> Distribution | None:
     """Over all tokens of these records."""
-    counts = weights(len(steps.tbts), [steps.of(record) for record in records])
-    extra = [pause for record in records for pause in pauses(steps.arrivals, steps.of(record))]
+    rows = [steps.of(record) for record in records]
+    counts = weights(len(steps.tbts), rows)
+    extra = [pause for row in rows if len(row) > 1 for pause in pauses(steps.arrivals, row)]
     values = np.concatenate((steps.tbts, np.array(extra, np.int64)))
     return weighted_distribution(values, np.concatenate((counts, np.ones(len(extra), np.int64))))
 
