@@ -38,7 +38,6 @@ from ..runtime.bus.sampling import Sampling
 from ..runtime.controller.effects import BeginRow, Effect, Send
 from ..runtime.controller.machine import Controller
 from ..runtime.controller.planner import make_view
-from ..runtime.controller.progress import Progress
 from ..runtime.controller.scheduling.policy import POLICIES, UNIFIED
 from ..runtime.controller.scheduling.types import Limits, StepLimits
 from ..runtime.stage_table import WORKERS, InstanceId
@@ -214,7 +213,7 @@ class Drive:
         for actor in working:
             if self.plans[actor]:
                 self._finish(actor, self.plans[actor].popleft())
-        progress = [Progress(row, at, self.committed[row], self.end_codes[row]) for row, at in self.controller.watched()]
+        progress = [(row, at, self.committed[row], self.end_codes[row]) for row, at in self.controller.watched()]
         began_s, began_cpu_s = time.perf_counter(), time.thread_time()
         new_ids = [(span, range(span.first, span.last)) for span in self.controller.wanted_ids(progress)]
         effects = self.controller.tick(self.now, progress, new_ids, list(self.gaps))

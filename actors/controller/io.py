@@ -68,7 +68,7 @@ class ControllerIO:
         progress = []
         for row, generation in watched:
             end_code = int(table.end(row, generation))
-            progress.append(Progress(row, generation, table.committed(row, generation), end_code))
+            progress.append((row, generation, table.committed(row, generation), end_code))
         return progress
 
     def ids(self, spans: Iterable[IdSpan]) -> list[tuple[IdSpan, list[int]]]:

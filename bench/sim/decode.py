@@ -118,7 +118,6 @@ class Decode:
             return False
         self._gap_counts[bucket_of(self._end_ns - self.log.last_ns)] += self._num_active - self._num_fresh
         num_steps = 1 + (self._commit_equal(over_ns) if self._times is None else self._commit_each(self._times, over_ns))
-        self._rows.have_changed = True
         self._num_fresh = 0
         self._num_planned -= num_steps
         self._context += num_steps * self._num_sequences
@@ -311,6 +310,6 @@ class Decode:
             self._deactivate(member)
             if member.count >= member.end:
                 self._forget(member)
-                self._rows.end(member.row, EndCode.LENGTH)
+                self._rows.end_codes[member.row] = EndCode.LENGTH
                 self._post(self.name, SequenceEnded(1, member.row, member.generation))
                 self._on_end(member.request.key)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from ...runtime.controller.machine import Controller
 from ...runtime.controller.progress import Progress
 from ...runtime.controller.request import Request
-from ...schema.rows import EndCode
 from .step_log import StepLog
 
 
@@ -42,19 +41,10 @@ class Rows:
         self.committed = [0] * num_rows
         self.end_codes = [0] * num_rows
         self.members: list[Member | None] = [None] * num_rows
-        self.have_changed = False  # words, since they were last told
-        self._watched: Sequence[tuple[int, int]] = ()  # rows whose words were last told
-        self._words: list[Progress] = []
 
     def begin(self, row: int) -> None:
         """A new request has the row."""
         self.committed[row] = self.end_codes[row] = 0
-        self.have_changed = True
-
-    def end(self, row: int, code: EndCode) -> None:
-        """decode generates no more for the row."""
-        self.end_codes[row] = code
-        self.have_changed = True
 
     def request(self, row: int, generation: int) -> Request | None:
         """The request in this generation of a row; None once it is leaving it."""
@@ -67,12 +57,9 @@ class Rows:
 
     def progress(self, watched: Sequence[tuple[int, int]]) -> list[Progress]:
         """The words of these rows, once every decode has committed the steps that are over."""
-        if watched is self._watched and not self.have_changed:
-            return self._words
         members, committed, end_codes = self.members, self.committed, self.end_codes
-        self._watched, self.have_changed = watched, False
-        self._words = [
-            Progress(
+        return [
+            (
                 row,
                 generation,
                 member.log.num_steps - member.lag if (member := members[row]) is not None and member.active else committed[row],
@@ -80,4 +67,3 @@ class Rows:
             )
             for row, generation in watched
         ]
-        return self._words

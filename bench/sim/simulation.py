@@ -359,7 +359,7 @@ class Simulation:
         request = self.controller.state.requests.get(client.key)
         if client.record.stretches or request is None or not request.has_row:
             return bool(client.record.stretches)
-        return self._progress([request.key_in_table])[0].committed > 0
+        return self._progress([request.key_in_table])[0][2] > 0
 
     def _is_decoding(self) -> bool:
         for decode in self.decodes.values():

@@ -262,18 +262,16 @@ class Controller:
         if decoding:
             wait_s = min(wait_s, LOOK_S)
         page_tokens, never = state.limits.kv_page_tokens, state.limits.max_context
-        # half the time in which a row could use up the pages that it has
-        for request in [r for r in decoding if r.rate and r.committed >= r.short_at and r.grow_at < never]:
+        # half the time in which a row could use up the pages that it has; with no rate yet look soon, to measure it
+        for request in [r for r in decoding if r.committed >= r.short_at and r.grow_at < never]:
             tokens = len(request.block_tables[0]) * page_tokens - request.lengths[0] - request.committed
-            tokens_per_s = 2 * request.rate
-            request.short_at = request.committed + int(tokens - LOOK_S * tokens_per_s)
+            tokens_per_s = 2 * (request.rate or FAST_RATE)
+            if request.rate:
+                request.short_at = request.committed + int(tokens - LOOK_S * tokens_per_s)
+            else:
+                tokens = min(tokens, state.limits.ahead_pages * page_tokens)
             if tokens <= wait_s * tokens_per_s:
                 wait_s = min(wait_s, max(SOON_S, tokens / tokens_per_s))
-        unmeasured = [
-            len(r.block_tables[0]) * page_tokens - r.lengths[0] - r.committed for r in decoding if not r.rate and r.grow_at < never
-        ]
-        if unmeasured:  # look soon, to measure them
-            wait_s = min(wait_s, max(SOON_S, min(state.limits.ahead_pages * page_tokens, *unmeasured) / (2 * FAST_RATE)))
         return wait_s
 
     def _grant(self, now: float) -> None:
@@ -289,7 +287,7 @@ class Controller:
             media=state.pools["media"].num_free,
             **{pool: num_grantable(state, pool) for pool in state.kv_pools},
         )
-        first = min((r for r in state.live() if r.record.prepared and not r.is_finished), key=BY_RANK) if short else None
+        first = min([r for r in state.live() if r.record.prepared and not r.end_code], key=BY_RANK) if short else None
         is_passed = first is not None and any(
             not request.spec.items and request.rank < first.rank  # a text request, which also waits for KV pages
             for request in state.waiting.values()

@@ -22,16 +22,20 @@ from .state import ControllerState
 def credit(state: ControllerState, stage: str, pool: PoolName | None = None) -> int:
     """Return how many more plans the actors of a stage may be sent: depth for each less its unacknowledged ones. ``pool``: only those
     with this KV pool."""
-    depth, num_plans, able = state.limits.depth, state.num_plans, _able(state, stage, pool)
-    if len(able) == 1:
-        return max(0, depth - num_plans.get(able[0], 0))
-    return sum([max(0, depth - num_plans.get(actor, 0)) for actor in able])
+    depth, num_plans, total = state.limits.depth, state.num_plans, 0
+    for actor in _able(state, stage, pool):
+        free = depth - num_plans.get(actor, 0)
+        if free > 0:
+            total += free
+    return total
 
 
 def _able(state: ControllerState, stage: str, pool: PoolName | None) -> list[InstanceId]:
     """Return the active actors of a stage that get work: dead ones get some only if all are."""
-    active = [actor for actor in _of_stage(state.staying, stage) if actor in state.actors and actor not in state.outages]
-    able = active if pool is None else [actor for actor in active if pool == state.pool_of(actor)]
+    actors, outages = state.actors, state.outages
+    able = [actor for actor in _of_stage(state.staying, stage) if actor in actors and actor not in outages]
+    if pool is not None and len(state.kv_pools) > 1:
+        able = [actor for actor in able if pool == state.pool_of(actor)]
     return able if not state.absent else [actor for actor in able if actor not in state.absent] or able
 
 

@@ -4,8 +4,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from ...schema.rows import Phase
 from .inflight_plan import LONG_AGO_S
 from .lifecycle import settle
@@ -18,13 +16,8 @@ NAMED_AT_ONCE = 4  # pages
 _FORGET = 0.2  # weight of the newest window in the time of an undisturbed step
 
 
-class Progress(msgspec.Struct, frozen=True):
-    """decode's words for a row, read from the sequence table."""
-
-    row: int
-    row_generation: int
-    committed: int
-    end_code: int
+Progress = tuple[int, int, int, int]
+"""decode's words for a row, read from the sequence table: (row, row_generation, committed, end_code). Many per tick: no class."""
 
 
 class IdSpan(NamedTuple):
@@ -45,24 +38,23 @@ def wanted_ids(state: ControllerState, progress: Sequence[Progress], *, all_of_t
     if not state.limits.prefix_cache:
         return []
     spans, enough, rows = [], NAMED_AT_ONCE * state.limits.kv_page_tokens, state.rows
-    for words in progress:
-        request, committed = rows[words.row], words.committed
-        if request is None:
+    for row, generation, committed, end_code in progress:
+        if (request := rows[row]) is None:
             continue
         num_new = committed - len(request.ids)
-        if num_new < enough and (num_new <= 0 or not (words.end_code or all_of_them or not request.counts_known)):
+        if num_new < enough and (num_new <= 0 or not (end_code or all_of_them or not request.counts_known)):
             continue
-        if request.row_generation == words.row_generation:
-            spans.append(IdSpan(words.row, words.row_generation, committed - num_new, committed))
+        if request.row_generation == generation:
+            spans.append(IdSpan(row, generation, committed - num_new, committed))
     return spans
 
 
 def note_last_words(state: ControllerState, progress: Sequence[Progress], new_ids: NewIds) -> None:
     """Name what decode has filled of rows that are about to end."""
-    for words, (_, ids) in zip(progress, new_ids, strict=False):
-        request = state.rows[words.row]
-        if request is not None and request.row_generation == words.row_generation:
-            request.committed = max(request.committed, words.committed)
+    for (row, generation, committed, _), (_, ids) in zip(progress, new_ids, strict=False):
+        request = state.rows[row]
+        if request is not None and request.row_generation == generation:
+            request.committed = max(request.committed, committed)
             learn_ids(request, ids)
             name_pages(state, request)
 
@@ -80,19 +72,19 @@ def observe(state: ControllerState, progress: Sequence[Progress], new_ids: NewId
 def _record(state: ControllerState, progress: Sequence[Progress], new_ids: NewIds) -> None:
     ids_of = {span.row: ids for span, ids in new_ids}
     rows = state.rows
-    for words in progress:
-        request, committed = rows[words.row], words.committed
-        if request is None or request.row_generation != words.row_generation or request.ending:
+    for row, generation, committed, end_code in progress:
+        request = rows[row]
+        if request is None or request.row_generation != generation or request.ending:
             continue
         if not request.counts_known and request.record.member_of is None:
             state.note_counts(request, True)
         if committed > request.committed:
             request.committed = committed
-        if ids_of and (ids := ids_of.get(words.row)) is not None:
+        if ids_of and (ids := ids_of.get(row)) is not None:
             learn_ids(request, ids)
             name_pages(state, request)
-        if words.end_code and not request.end_code:
-            state.note_end(request, words.end_code)
+        if end_code and not request.end_code:
+            state.note_end(request, end_code)
             settle(state, request)
 
 

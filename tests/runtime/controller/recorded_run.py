@@ -21,7 +21,6 @@ from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.controller import effects as e
 from mmrt.runtime.controller.machine import Controller
-from mmrt.runtime.controller.progress import Progress
 from mmrt.runtime.controller.records import JournalState
 from mmrt.runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
 from mmrt.runtime.controller.request import decode_record
@@ -464,7 +463,7 @@ class Run:
         self.decode()
         if self.deliver() or self.now >= self.tick_s:
             progress = [
-                Progress(row, generation, self.memory.rows[row].committed, self.memory.rows[row].end_code)
+                (row, generation, self.memory.rows[row].committed, self.memory.rows[row].end_code)
                 for row, generation in self.machine.watched()
             ]
             self.perform(self.machine.tick(self.now, progress))

@@ -26,7 +26,7 @@ from mmrt.runtime.controller.effects import (
 from mmrt.runtime.controller.kv_manager import wanted_kv
 from mmrt.runtime.controller.lifecycle import preempt, reset_media
 from mmrt.runtime.controller.machine import LOOK_S, SOON_S, Controller
-from mmrt.runtime.controller.progress import WINDOW_S, Progress
+from mmrt.runtime.controller.progress import WINDOW_S
 from mmrt.runtime.controller.records import Ended, Refused, Submitted
 from mmrt.runtime.controller.request import Request
 from mmrt.runtime.controller.scheduling.costs import Costs
@@ -70,7 +70,7 @@ class Driver:
     def tick(self, seconds: float = 0.0, gone: Collection[InstanceId] = ()) -> list[Effect]:
         """One tick ``seconds`` later; returns all effects since the last one."""
         self.now += seconds
-        progress = [Progress(row, generation, *self.counts.get(row, (0, 0))) for row, generation in self.machine.watched()]
+        progress = [(row, generation, *self.counts.get(row, (0, 0))) for row, generation in self.machine.watched()]
         new_ids = [(span, [500 + n for n in range(span.first, span.last)]) for span in self.machine.wanted_ids(progress)]
         effects, self.effects = self.effects + self.machine.tick(self.now, progress, new_ids, (), gone), []
         for pool in self.state.pools.values():

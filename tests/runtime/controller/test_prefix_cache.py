@@ -13,7 +13,6 @@ from mmrt.runtime.controller.effects import AppendPages, Effect, SetPageKeys, Se
 from mmrt.runtime.controller.lifecycle import preempt
 from mmrt.runtime.controller.page_keys import content_digest
 from mmrt.runtime.controller.prefix_cache import PagesToCome, find_hits
-from mmrt.runtime.controller.progress import Progress
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.request import decode_record, encode_record
 from mmrt.runtime.stage_table import InstanceId
@@ -421,7 +420,7 @@ def test_a_new_controller_with_other_keys_goes_on() -> None:
     assert len(named) == 4
     machine = recover(driver.state.limits, 4, snapshot._replace(secret=b"another"))
     (row,) = machine.state.requests_in_rows()
-    words = [Progress(row.row, row.row_generation, 4, EndCode.LENGTH)]
+    words = [(row.row, row.row_generation, 4, EndCode.LENGTH)]
     ids = [(span, [500 + n for n in range(span.first, span.last)]) for span in machine.wanted_ids(words)]
     effects = machine.tick(200.0, words, ids)
     ledger = machine.state.pools["kv"]
@@ -437,7 +436,7 @@ def test_the_last_words_of_a_request_that_is_delivered_early_are_named() -> None
     driver.done("prefill")
     delivered = m.Delivered(1, 1)
     ((row, generation),) = driver.machine.ended_by(delivered)
-    words = [Progress(row, generation, 12, 0)]
+    words = [(row, generation, 12, 0)]
     ids = [(span, [500 + n for n in range(span.first, span.last)]) for span in driver.machine.wanted_ids(words, all_of_them=True)]
     effects = driver.machine.on_message("gateway", 1, delivered, driver.now, words, ids)
     assert sum(len(effect.keys) for effect in effects if isinstance(effect, SetPageKeys)) == 21 // 4 - 2

@@ -71,6 +71,6 @@ def test_what_the_last_controller_had_begun_counts_as_under_way() -> None:
     driver = encoding_beside_decode()
     assert [plan.actor for plan in driver.state.plans.values()] == ["encoder"]
     machine = recover(driver.state.limits, 4, remains(driver))
-    progress = [Progress(row, generation, 0, 0) for row, generation in machine.watched()]
+    progress = [(row, generation, 0, 0) for row, generation in machine.watched()]
     assert actors_asked(machine, 200.0, progress) == {"encoder"}
     assert "prefill" in actors_asked(machine, 206.0, progress)
