@@ -25,7 +25,7 @@ from .environment import Environment, read_environment
 from .extras import need_extra
 from .output import JSON_HELP, run_bench
 from .render import show_table
-from .serve.client import BenchError
+from .serve.errors import BenchError
 
 PAGE_TOKENS = 16
 PROMPT_TOKENS = 40

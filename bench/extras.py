@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from .serve.client import BenchError
+from .serve.errors import BenchError
 
 
 def need_extra(extra: str, *modules: str) -> None:

@@ -37,7 +37,8 @@ from .environment import Environment, read_environment
 from .output import JSON_HELP, run_bench
 from .own_run import OwnRun, OwnRunError, own_run
 from .render import show_table
-from .serve.client import BenchError, find_model, open_session
+from .serve.client import find_model, open_session
+from .serve.errors import BenchError
 from .serve.steady_streams import SteadyStreams, longest_silence
 
 KINDS = ("restart", "kill")

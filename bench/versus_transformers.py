@@ -27,8 +27,9 @@ from .extras import need_extra
 from .output import JSON_HELP, run_bench
 from .own_run import OwnRunError, own_run
 from .render import show_table, show_targets
-from .serve.client import BenchError, find_model, open_session, stream_chat
+from .serve.client import find_model, open_session, stream_chat
 from .serve.drivers import run_closed_loop
+from .serve.errors import BenchError
 from .serve.load_options import image_size
 from .serve.record import Record
 from .serve.report import Distribution, distribution, duration_of

@@ -11,7 +11,7 @@ from ...shm.errors import ShmError
 from ..environment import read_environment
 from ..output import Tell, open_console, progress, write_json
 from ..own_run import OwnRunError
-from ..serve.client import BenchError
+from ..serve.errors import BenchError
 from ..serve.load_options import settings_of
 from ..serve.plot import PlotError, require_matplotlib
 from ..sim.simulation import SimulationError

@@ -24,8 +24,8 @@ from ...runtime.process.run import model_path
 from ...schema.policy_report import PolicyReport
 from ...shm.run_directory import RunDirectory
 from ..own_run import own_run
-from ..serve.client import BenchError
 from ..serve.command import run_bench
+from ..serve.errors import BenchError
 from ..serve.options import Options
 from ..serve.record import Record
 from .options import GoodputOptions

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from ..serve.client import BenchError
+from ..serve.errors import BenchError
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
 _TIMEOUT_S = 30.0

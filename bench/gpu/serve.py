@@ -19,7 +19,7 @@ from ..environment import Environment, read_environment
 from ..output import JSON_HELP, STANDARD_OUTPUT, open_console, write_json
 from ..own_run import OwnRun, OwnRunError, own_run
 from ..render import show_environment
-from ..serve.client import BenchError
+from ..serve.errors import BenchError
 from .figures import Figure
 from .report import format_table
 from .whole_runs import SECTIONS

@@ -29,8 +29,9 @@ from ...shm.run_directory import RunDirectory
 from ...shm.status import ActorState, ActorTable
 from ..extras import need_extra
 from ..own_run import OwnRun
-from ..serve.client import BenchError, find_model, open_session, stream_chat
+from ..serve.client import find_model, open_session, stream_chat
 from ..serve.drivers import run_closed_loop
+from ..serve.errors import BenchError
 from ..serve.record import Record
 from ..serve.report import StallSummary, summarise_groups, summarise_stall
 from ..serve.stall import StallPlan, run_stall

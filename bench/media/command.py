@@ -20,7 +20,7 @@ from rich.console import Console
 from ..environment import Environment, read_environment
 from ..output import JSON_HELP, Tell, progress, run_bench
 from ..render import show_table
-from ..serve.client import BenchError
+from ..serve.errors import BenchError
 from .clips import CODECS, kept_or_passing, make_clips, repeat_clip, write_jpeg
 from .corpus import EDITION, LONGEST_S, NUM_FILES, SHORTEST_S
 from .corpus_speed import CorpusBench, measure_corpus, show_corpus

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ..serve.client import BenchError
+from ..serve.errors import BenchError
 
 T = TypeVar("T")
 _TIMEOUT_S = 1800.0

@@ -24,7 +24,8 @@ from ..environment import Environment, read_environment
 from ..output import JSON_HELP, Tell, progress, run_bench
 from ..own_run import OwnRun, OwnRunError, own_run, processes_of
 from ..render import show_table
-from ..serve.client import BenchError, find_model, open_session, stream_chat
+from ..serve.client import find_model, open_session, stream_chat
+from ..serve.errors import BenchError
 from ..serve.plot import PlotError, plot_stages
 from ..serve.record import Record
 from .clips import kept_or_passing, make_clips

@@ -31,7 +31,7 @@ from ..environment import Environment, read_environment
 from ..output import JSON_HELP, run_bench
 from ..own_run import OwnRun, OwnRunError, own_run
 from ..render import show_table, show_targets
-from ..serve.client import BenchError
+from ..serve.errors import BenchError
 from ..serve.raw_client import open_streams
 from .runtime import make_bodies, make_null_checkpoint
 

@@ -28,7 +28,7 @@ from ..environment import Environment, read_environment
 from ..output import JSON_HELP, run_bench
 from ..own_run import OwnRun, OwnRunError, own_run, processes_of
 from ..render import show_table, show_targets
-from ..serve.client import BenchError
+from ..serve.errors import BenchError
 from ..serve.raw_client import RawStream, open_streams
 from ..serve.record import Record
 from ..serve.report import Distribution, distribution

@@ -27,7 +27,7 @@ from ..environment import read_environment
 from ..extras import need_extra
 from ..output import JSON_HELP, Tell, progress, run_bench
 from ..render import show_table
-from ..serve.client import BenchError
+from ..serve.errors import BenchError
 from .figures import Pair, PeersBench, Times, figures_of, rows_of
 from .gguf_file import check_shape, write_gguf
 from .party import MAX_SEQUENCES, Child, Job, started

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...models.architecture import LanguageConfig, ModelConfig
-from ..serve.client import BenchError
+from ..serve.errors import BenchError
 
 _BLOCK = 32  # columns that share a scale in Q8_0 and Q4_0
 

@@ -14,7 +14,7 @@ from typing import IO, Protocol, TypeVar
 
 import msgspec
 
-from ..serve.client import BenchError
+from ..serve.errors import BenchError
 
 CONTEXT_TOKENS = 256  # of the prompt that is prefilled, and of each sequence before a step
 MAX_SEQUENCES = 16

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from .errors import BenchError as BenchError  # for those that use the client
+from .errors import BenchError
 from .record import Chunk, Record
 
 MAX_EVENT_BYTES = 16 << 20

@@ -24,8 +24,9 @@ from ..output import open_console, progress, write_json
 from ..own_run import OwnRunError, own_run
 from ..render import show_report
 from .chat import make_conversations, run_alternated, run_chat
-from .client import BenchError, find_model, open_session
+from .client import find_model, open_session
 from .drivers import Notice, run_closed_loop, run_open_loop
+from .errors import BenchError
 from .load_options import settings_of
 from .options import Options, parse_options
 from .planned import plan_requests, plan_stall

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import cast
 from urllib.parse import urlsplit
 
-from .client import BenchError, EventParser, StreamReader
+from .client import EventParser, StreamReader
+from .errors import BenchError
 from .record import Record
 
 

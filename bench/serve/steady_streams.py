@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 
-from .client import BenchError, stream_chat
+from .client import stream_chat
+from .errors import BenchError
 from .record import Record
 
 _LOOK_S = 0.01

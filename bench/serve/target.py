@@ -7,8 +7,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from .client import BenchError, post_json, stream_chat
+from .client import post_json, stream_chat
 from .drivers import new_record
+from .errors import BenchError
 from .options import Options
 from .record import Record
 from .workload import Calibration, Message, RequestPlan, calibrate, encode_body, make_body, make_message

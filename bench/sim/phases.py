@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import msgspec
 
 from ...runtime.supervisor.processes import cpu_seconds
-from ..serve.client import BenchError
 from ..serve.drivers import new_record
+from ..serve.errors import BenchError
 from ..serve.record import Record
 from ..serve.target import Target
 from ..serve.workload import Lengths, MediaShapes, Modality, RequestPlan, plan_steady

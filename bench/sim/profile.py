@@ -16,7 +16,7 @@ from ...shm.errors import ShmError
 from ..output import open_console, progress
 from ..own_run import OwnRunError, layout_argument, own_run
 from ..render import show_environment, show_table
-from ..serve.client import BenchError
+from ..serve.errors import BenchError
 from ..serve.load_options import number
 from .costs import Costs, save_costs
 from .options import cost_file

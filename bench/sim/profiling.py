@@ -25,7 +25,8 @@ from ..environment import read_environment
 from ..output import Tell
 from ..own_run import OwnRun
 from ..processes import descendants
-from ..serve.client import BenchError, find_model, open_session
+from ..serve.client import find_model, open_session
+from ..serve.errors import BenchError
 from ..serve.options import parse_options
 from ..serve.target import Target
 from .answers import measure_answers

@@ -30,8 +30,8 @@ from ..environment import Environment, read_environment
 from ..output import Tell
 from ..own_run import own_run
 from ..render import show_environment, show_table, show_targets
-from ..serve.client import BenchError
 from ..serve.command import run_bench
+from ..serve.errors import BenchError
 from ..serve.options import parse_options
 from ..serve.planned import plan_requests
 from ..serve.record import Record

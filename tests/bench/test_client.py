@@ -12,7 +12,8 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrt.bench.serve.client import BenchError, EventParser, StreamReader, find_model, open_session, stream_chat
+from mmrt.bench.serve.client import EventParser, StreamReader, find_model, open_session, stream_chat
+from mmrt.bench.serve.errors import BenchError
 from mmrt.bench.serve.record import Chunk, Record
 
 Script = Callable[[web.StreamResponse, dict[str, Any]], Awaitable[None]]

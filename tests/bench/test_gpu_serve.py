@@ -20,7 +20,7 @@ from mmrt.bench.gpu.report import format_table
 from mmrt.bench.gpu.serve import COLUMNS, main
 from mmrt.bench.gpu.whole_runs import SECTIONS
 from mmrt.bench.own_run import OwnRun
-from mmrt.bench.serve.client import BenchError
+from mmrt.bench.serve.errors import BenchError
 from mmrt.models.families.qwen2_5.made_checkpoint import SHAPES
 from mmrt.runtime.config import RuntimeConfig
 

@@ -13,7 +13,7 @@ from mmrt.bench.media.command import MediaBench, main
 from mmrt.bench.media.methods import METHODS, Trial, is_available, run_trial, sample
 from mmrt.bench.media.trials import run_apart
 from mmrt.bench.output import progress
-from mmrt.bench.serve.client import BenchError
+from mmrt.bench.serve.errors import BenchError
 from mmrt.cli.main import run
 
 

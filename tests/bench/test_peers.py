@@ -14,7 +14,7 @@ from mmrt.bench.peers.figures import Pair as PairOfFigures
 from mmrt.bench.peers.figures import Times, figures_of, goal, rows_of
 from mmrt.bench.peers.gguf_file import check_shape, parts_of
 from mmrt.bench.peers.party import CONTEXT_TOKENS, Job, Time, prompt, started
-from mmrt.bench.serve.client import BenchError
+from mmrt.bench.serve.errors import BenchError
 from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.lm.decoder import Chunk

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mmrt.bench.restart import _Trials, main, silence_of_others
-from mmrt.bench.serve.client import BenchError, open_session
+from mmrt.bench.serve.client import open_session
+from mmrt.bench.serve.errors import BenchError
 from mmrt.bench.serve.record import Chunk, Record
 from mmrt.bench.serve.steady_streams import SteadyStreams, longest_silence
 

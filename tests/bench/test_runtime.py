@@ -14,7 +14,7 @@ from aiohttp import web
 from mmrt.bench.micro.runtime import Sample, evaluate, make_bodies, make_null_checkpoint
 from mmrt.bench.own_run import OwnRun, OwnRunError, processes_of
 from mmrt.bench.processes import memory_of
-from mmrt.bench.serve.client import BenchError
+from mmrt.bench.serve.errors import BenchError
 from mmrt.bench.serve.raw_client import RawStream, open_streams
 from mmrt.bench.serve.record import Chunk, Record
 from mmrt.bench.startup import Measurement

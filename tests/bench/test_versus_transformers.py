@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from mmrt.bench.serve.client import BenchError
+from mmrt.bench.serve.errors import BenchError
 from mmrt.bench.serve.workload import Lengths, MediaShapes, RequestPlan, plan_steady
 from mmrt.bench.versus_transformers import main, measure_server, measure_transformers
 from mmrt.models.make.checkpoint import make_checkpoint

@@ -23,7 +23,8 @@ from ....bench.environment import read_environment
 from ....bench.extras import need_extra
 from ....bench.output import JSON_HELP, open_console, write_json
 from ....bench.own_run import OwnRunError, layout_argument, own_run
-from ....bench.serve.client import BenchError, find_model, open_session
+from ....bench.serve.client import find_model, open_session
+from ....bench.serve.errors import BenchError
 from ....models.architecture import KvDType, WeightFormat
 from ....runtime.config import RuntimeConfig
 from ....runtime.config_sections import ActorsSection, MemorySection, ModelSection, ServerSection

@@ -15,7 +15,7 @@ from mmrt.bench.goodput.live import check_policy, fit_at_once
 from mmrt.bench.goodput.objective import Objective
 from mmrt.bench.goodput.options import parse_goodput
 from mmrt.bench.goodput.systems import configure
-from mmrt.bench.serve.client import BenchError
+from mmrt.bench.serve.errors import BenchError
 from mmrt.bench.serve.slo import Slo
 from mmrt.bench.sim.command import main as main_sim
 from mmrt.bench.sim.costs import Line, load_costs

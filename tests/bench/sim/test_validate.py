@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mmrt.bench.serve.client import BenchError
+from mmrt.bench.serve.errors import BenchError
 from mmrt.bench.serve.record import Record
 from mmrt.bench.sim.command import main
 from mmrt.bench.sim.costs import load_costs
