@@ -28,14 +28,14 @@ def stage_sets(stages: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 class Interference:
-    """Rates by the instances at work; those ``together`` are computed once."""
+    """Rates by the instances at work. ``together`` keeps what it has computed."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._known: dict[tuple[str, ...], tuple[str, dict[str, float]]] = {}
 
     def together(self, stages: tuple[str, ...]) -> tuple[str, dict[str, float]]:
-        """``stage_set`` of these stages, each named once for each instance at work, and their rates."""
+        """``stage_set`` of these stages, each named once for each instance at work, in order, and their rates."""
         if stages not in self._known:
             self._known[stages] = stage_set({*stages}), self.rates(Counter(stages))
         return self._known[stages]

@@ -15,10 +15,11 @@ Spreads = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 class StepTimes:
-    """The times of decode's steps, in ns, by their numbers: ``length_ns`` times the factor of each. Those after a step are fewer than
-    ``CONTEXT_QUANTUM``."""
+    """The times of decode's steps, in ns, by their numbers: ``length_ns`` times the factor of each. The factors, at least
+    ``CONTEXT_QUANTUM`` of them, come again and again."""
 
     def __init__(self, factors: Sequence[float], length_ns: float) -> None:
+        assert len(factors) >= CONTEXT_QUANTUM
         times = [round(length_ns * factor) or 1 for factor in factors]
         self._period = len(times)
         self._sums = [0, *accumulate(times + times[:CONTEXT_QUANTUM])]
@@ -29,12 +30,14 @@ class StepTimes:
         return self._sums[begin + 1] - self._sums[begin]
 
     def after(self, step: int, count: int) -> int:
-        """Return the time of ``count`` steps after this one; less than 0 if the count is."""
+        """Return the time of ``count`` steps after this one, ``CONTEXT_QUANTUM`` at most; with -1 it is that of this one, negative."""
+        assert -1 <= count <= CONTEXT_QUANTUM
         begin = step % self._period + 1
         return self._sums[begin + count] - self._sums[begin]
 
     def gaps_after(self, step: int, most: int, time_ns: int) -> list[int]:
-        """Return the times of the steps after this one, ``most`` at most, that end within that time after it."""
+        """Return the times of the steps after this one that end within that time after it: ``most`` at most, which is
+        ``CONTEXT_QUANTUM`` at most."""
         sums, begin = self._sums, step % self._period + 1
         end = bisect_right(sums, sums[begin] + time_ns, begin + 1, begin + 1 + most)
         return [sums[at] - sums[at - 1] for at in range(begin + 1, end)]
@@ -47,7 +50,7 @@ class Jitter:
         self._spreads, self._seed = spreads, seed
         self._random = Random(seed)
         self._factors: dict[str, list[float]] = {}
-        self._plans: dict[tuple[str, str], Sequence[float]] = {}  # factors of a stage's plans, while this set of stages is at work
+        self._plan_factors: dict[tuple[str, str], Sequence[float]] = {}  # of a stage, while this set of stages is at work
         self._times: dict[tuple[str, int, float], StepTimes] = {}
         self.has_steps = "decode" in spreads  # steps of decode vary
 
@@ -56,10 +59,9 @@ class Jitter:
         if not self._spreads:
             return 1.0
         key = stage, together
-        if key not in self._plans:
-            others = together.split("+") if together else ()
-            self._plans[key] = self._spread(stage_set({stage, *others}), stage)
-        spread = self._plans[key]
+        if key not in self._plan_factors:
+            self._plan_factors[key] = self._spread(stage_set({stage, *together.split("+")} - {""}), stage)
+        spread = self._plan_factors[key]
         return self._random.choice(spread) if spread else 1.0
 
     def step_times(self, together: str, cost_ns: int, rate: float) -> StepTimes:

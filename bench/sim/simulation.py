@@ -126,7 +126,7 @@ class Simulation:
         self._recomputes = link is not None and link.recomputes
         self._takes_turns = config.actors.turns == "plans"
         self._turns: dict[Processors, Turns] = {}
-        self._moves_ns: dict[int, int] = {}  # by plan: from its message to when what it reads is on its device
+        self._moves_ns: dict[int, int] = {}  # with several devices, by plan: from its message to when what it reads is on its device
         self._slots: dict[int, int] = {}
         self._soon = False  # a tick is coming
         self._look_ns = 0  # when a tick comes without a message
@@ -197,12 +197,13 @@ class Simulation:
 
     def _look(self) -> None:
         """Tick if no other tick has put that off since this event was added, or has put it before."""
-        if self.queue.now_ns == self._timer_ns:
-            self._timer_ns = None
-            if self.queue.now_ns >= self._look_ns:
-                self._tick()
-            else:
-                self._set_timer()
+        if self.queue.now_ns != self._timer_ns:
+            return
+        self._timer_ns = None
+        if self.queue.now_ns >= self._look_ns:
+            self._tick()
+        else:
+            self._set_timer()
 
     def _set_timer(self) -> None:
         if self._timer_ns is None or self._look_ns < self._timer_ns:
@@ -237,7 +238,7 @@ class Simulation:
         return found
 
     def _note_done(self, done: PlanDone, end_ns: int) -> None:
-        """A plan has ended: note which pages it has filled, and that it worked for the requests that it names, if that is kept."""
+        """A plan has ended: note which pages it has filled and, if works are kept, that it worked for its requests."""
         plan = self.plans.get(done.plan_id)
         if not self.devices.is_one and isinstance(plan, Prefill):
             self.devices.fill(self._pages_of(plan), self.queue.now_ns)
@@ -359,7 +360,8 @@ class Simulation:
         request = self.controller.state.requests.get(client.key)
         if client.record.stretches or request is None or not request.has_row:
             return bool(client.record.stretches)
-        return self._progress([request.key_in_table])[0][2] > 0
+        [(_, _, committed, _)] = self._progress([request.key_in_table])
+        return committed > 0
 
     def _is_decoding(self) -> bool:
         for decode in self.decodes.values():

@@ -106,7 +106,7 @@ def keep_encoded(state: ControllerState, encoded: Iterable[tuple[Request, Place]
         state.totals.media_queries += bool(keys)
         state.totals.media_hits += are_hits
         segment = request.record.segment(place)
-        if not request.ending and segment.embedding is not None and not request.num_consumed.get(place):
+        if keys and not request.ending and segment.embedding is not None and not request.num_consumed.get(place):
             state.name_pages("embedding", segment.embedding.pages, keys)
 
 

@@ -105,7 +105,7 @@ def admit(state: ControllerState, gate: ResourceGate, to_come: PagesToCome, requ
             _place(state, request, None, now)
         return
     placement = choose_pools(state, request, text_lengths(request.spec), kv, gate)
-    if to_come.have_next_of(request, placement.hits):
+    if to_come.have_next_of(request, placement.most_hits):
         return
     if gate.take(row=1, **placement.needs):
         _place(state, request, placement, now)

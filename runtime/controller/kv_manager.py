@@ -15,14 +15,7 @@ from .guidance import Lengths, num_pages, wanted_pages
 from .lifecycle import preempt
 from .ownership import hand_over, is_orphan
 from .placement import Placement, able_pools, choose_pools
-from .prefix_cache import (
-    append_hits,
-    append_home_hits,
-    append_to_prefill,
-    load_plan,
-    note_hits,
-    share_hits,
-)
+from .prefix_cache import append_hits, append_home_hits, append_to_prefill, load_plan, note_hits, share_hits
 from .request import Request
 from .scheduling.admission import Holder, ResourceGate, choose_victims, pages_ahead, spare_pages_ahead
 from .state import BY_RANK, ControllerState, membership
@@ -70,7 +63,7 @@ def grant_kv(state: ControllerState, request: Request, placement: Placement) -> 
     if (record.kv_pool, record.source_pool) != placement[:2]:
         record.kv_pool, record.source_pool = placement[:2]
         state.save(request)
-    hits, home = placement.shared, placement.at_home
+    hits, home = placement.hits, placement.at_home
     share_hits(state, request, hits, request.prefill_pool)
     share_hits(state, request, home, request.kv_pool)
     for member, count in enumerate(wanted):

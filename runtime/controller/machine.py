@@ -262,13 +262,13 @@ class Controller:
         if decoding:
             wait_s = min(wait_s, LOOK_S)
         page_tokens, never = state.limits.kv_page_tokens, state.limits.max_context
-        # half the time in which a row could use up the pages that it has; with no rate yet look soon, to measure it
+        # half the time in which a row could use up the pages that it has
         for request in [r for r in decoding if r.committed >= r.short_at and r.grow_at < never]:
             tokens = len(request.block_tables[0]) * page_tokens - request.lengths[0] - request.committed
             tokens_per_s = 2 * (request.rate or FAST_RATE)
             if request.rate:
                 request.short_at = request.committed + int(tokens - LOOK_S * tokens_per_s)
-            else:
+            else:  # look soon, to measure it
                 tokens = min(tokens, state.limits.ahead_pages * page_tokens)
             if tokens <= wait_s * tokens_per_s:
                 wait_s = min(wait_s, max(SOON_S, tokens / tokens_per_s))
@@ -302,7 +302,7 @@ class Controller:
                 continue
             num_short -= 1
             placement = place_row(state, request, gate)
-            if to_come.have_next_of(request, placement.hits):
+            if to_come.have_next_of(request, placement.most_hits):
                 continue
             if request is first:  # it need not leave room for later ones' growth, only for an earlier waiting text request
                 if (not is_passed or gate.take(**placement.needs)) and grant_kv(state, request, placement):

@@ -22,7 +22,7 @@ class PageCache:
         self._page_of: dict[bytes, int] = {}
         self._key_of: list[bytes | None] = [None] * num_pages
         self._number_of = [0] * num_pages  # by page; it grows with every key
-        self.idle: OrderedDict[int, None] = OrderedDict()  # the pages that nobody else holds; the first is evicted first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # the pages that nobody else holds; the first is evicted first
         self._numbers = 0
 
     def __len__(self) -> int:
@@ -30,7 +30,7 @@ class PageCache:
 
     @property
     def num_idle(self) -> int:
-        return len(self.idle)
+        return len(self._idle)
 
     def find(self, key: bytes) -> int | None:
         """Return the page with these contents, if there is one."""
@@ -51,19 +51,19 @@ class PageCache:
         return self._key_of[page]
 
     def pages(self) -> Collection[int]:
-        """Return the pages that have keys."""
+        """Return the pages that have keys, as they are when they are read."""
         return self._page_of.values()
 
     def is_idle(self, page: int) -> bool:
-        return page in self.idle
+        return page in self._idle
 
     # ------------------------------------------------------------------------------------------- for the page ledger
 
     def add(self, pages: Iterable[int], keys: Collection[bytes]) -> list[int]:
-        """Give pages their keys, except those that have one, and those whose key another page has. Returns the places of the others in
-        the lists."""
+        """Give pages their keys, one each, except those that have one, and those whose key another page has. Returns the places of the
+        others in the lists."""
         key_of, page_of, number_of, number, added = self._key_of, self._page_of, self._number_of, self._numbers, []
-        for place, (page, key) in enumerate(zip(pages, keys, strict=False)):
+        for place, (page, key) in enumerate(zip(pages, keys, strict=True)):
             assert len(key) == KEY_BYTES, f"a key of {len(key)} bytes"
             if key_of[page] is None and key not in page_of:
                 number_of[page] = number = number + 1
@@ -75,17 +75,17 @@ class PageCache:
     def rest(self, pages: Iterable[int]) -> None:
         """Record that the cache alone holds these pages from now on."""
         for page in sorted(pages, key=self._number_of.__getitem__, reverse=True):
-            self.idle[page] = None
+            self._idle[page] = None
 
     def wake(self, pages: Collection[int]) -> None:
         """Record that a row or a plan holds these pages again."""
-        if not self.idle.keys().isdisjoint(pages):
+        if not self._idle.keys().isdisjoint(pages):
             for page in pages:
-                self.idle.pop(page, None)
+                self._idle.pop(page, None)
 
     def evict(self, count: int) -> list[int]:
         """Forget so many idle pages that were used least recently, and return them."""
-        idle, key_of, page_of = self.idle, self._key_of, self._page_of
+        idle, key_of, page_of = self._idle, self._key_of, self._page_of
         pages = [idle.popitem(last=False)[0] for _ in range(count)]
         for page in pages:
             key = key_of[page]

@@ -18,7 +18,7 @@ from ..bus.messages import PageRun
 from .page_cache import PageCache
 
 Owner = int
-"""A row, by its number. Ownership keeps a page alive and lets plans name it. The cache owns the pages that have keys, besides."""
+"""A row, by its number. Ownership keeps a page alive and lets plans name it."""
 
 
 class User(NamedTuple):
@@ -72,14 +72,14 @@ class PageLedger:
                 ledger._num_users[page] += 1
         ledger._free = [p for p in range(num_pages - 1, -1, -1) if not ledger._num_owners[p] and not ledger._num_users[p]]
         added = ledger.cache.add(keys, keys.values())
-        assert len(added) == len(keys), "pages have the keys of others"
+        assert len(added) == len(keys), f"pages {sorted({*keys} - {[*keys][place] for place in added})} have the keys of others"
         ledger.cache.rest(page for page in keys if ledger._is_held_by_the_cache_alone(page))
         return ledger
 
     @property
     def num_free(self) -> int:
         """Number of pages that ``allocate`` can give, idle pages of the cache among them."""
-        return len(self._free) + len(self.cache.idle)
+        return len(self._free) + self.cache.num_idle
 
     @property
     def num_used(self) -> int:
@@ -116,9 +116,9 @@ class PageLedger:
         self.cache.wake(added)
 
     def name(self, pages: Sequence[int], keys: Collection[bytes]) -> list[int]:
-        """Give pages their keys: they are never written again, and the cache keeps them as long as there is room. They must be owned.
-        Returns the places in the lists of those that got theirs. Nothing changes for a page whose key is in the cache already, or that
-        has a key: a controller that makes other keys than its predecessor did finds pages of rows under theirs."""
+        """Give pages their keys, one each: they are never written again, and the cache keeps them while there is room. They must be
+        owned. Returns the places in the lists of those that got theirs. Nothing changes for a page whose key is in the cache already,
+        or that has a key: a controller that makes other keys than its predecessor did finds pages of rows under theirs."""
         owners = self._num_owners
         assert 0 not in [owners[page] for page in pages], "pages that get keys are retired or free"
         added = self.cache.add(pages, keys)
@@ -153,7 +153,7 @@ class PageLedger:
         """End ``owner``'s ownership of these pages (None: all of its pages). Those without users and other owners become free."""
         owned = self._owned.get(owner)
         if owned is None:
-            assert pages is None or not list(pages), f"{owner} owns nothing"
+            assert pages is None or not list(pages), f"row {owner} owns nothing"
             return
         if pages is None:
             pages = owned

@@ -25,17 +25,16 @@ FETCH_SHARE = 1 / 8  # of a page's tokens: the work to have it from another pool
 
 
 class Placement(NamedTuple):
-    """The pools of a row. ``source``: None where it is prefilled in its own pool. ``hits``: pages that a cache has: that of the pool
-    where they are most. ``needs``: free pages that the grant takes, by pool. ``shared``: pages that it shares: those that the cache has
-    where the row is prefilled. ``at_home``: the same where it is decoded, if that is another pool. They are valid until a pool changes.
-    """
+    """The pools of a row. ``source``: None where it is prefilled in its own pool. ``needs``: free pages that the grant takes, by pool.
+    ``hits``: pages that the cache has where the row is prefilled. ``at_home``: the same where it is decoded, if that is another pool.
+    The grant shares both: they are valid until a pool changes. ``most_hits``: those of the pool where they are most."""
 
     pool: PoolName
     source: PoolName | None
-    hits: Hits
     needs: dict[PoolName, int]
-    shared: Hits
+    hits: Hits
     at_home: Hits
+    most_hits: Hits
 
 
 def choose_pools(state: ControllerState, request: Request, lengths: Lengths, wanted: Lengths, gate: ResourceGate) -> Placement:
@@ -56,7 +55,7 @@ def choose_pools(state: ControllerState, request: Request, lengths: Lengths, wan
     most = max((option.hits for option in options), key=_num_pages)
     num_anywhere = max(_num_pages(find_hits(state, request, pool)) for pool in state.kv_pools)
     options.sort(key=lambda option: _work(state, option, targets, num_anywhere))
-    return next((option for option in options if gate.has(option.needs)), options[0])._replace(hits=most)
+    return next((option for option in options if gate.has(option.needs)), options[0])._replace(most_hits=most)
 
 
 def able_pools(state: ControllerState, stage: str) -> Sequence[PoolName]:
@@ -87,10 +86,10 @@ def _placement(
     cache has ``at_home`` if that is another one."""
     num_new = -num_saved(state, hits, source)
     if source == pool:
-        return Placement(pool, None, hits, {pool: num_new + sum(wanted)}, hits, [])
+        return Placement(pool, None, {pool: num_new + sum(wanted)}, hits, [], hits)
     num_new += sum(num_pages(target, state.limits.kv_page_tokens) for target in targets)
     needs = {pool: sum(wanted) - num_saved(state, at_home, pool), source: num_new}
-    return Placement(pool, source, hits, needs, hits, at_home)
+    return Placement(pool, source, needs, hits, at_home, hits)
 
 
 def _work(state: ControllerState, option: Placement, targets: Lengths, num_anywhere: int) -> float:

@@ -17,7 +17,7 @@ _FORGET = 0.2  # weight of the newest window in the time of an undisturbed step
 
 
 Progress = tuple[int, int, int, int]
-"""decode's words for a row, read from the sequence table: (row, row_generation, committed, end_code). Many per tick: no class."""
+"""decode's words for a row, read from the sequence table: (row, row_generation, committed, end_code). A tick reads many."""
 
 
 class IdSpan(NamedTuple):

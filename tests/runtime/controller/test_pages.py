@@ -51,15 +51,17 @@ class Ledgers(RuleBasedStateMachine):
             self.idle.remove(page)
         self.owned.setdefault(row, set()).update(run.pages)
 
-    @rule(row=st.integers(0, 3), number=st.integers(0, 7))
-    def name(self, row: int, number: int) -> None:
+    @rule(row=st.integers(0, 3), numbers=st.lists(st.integers(0, 7), max_size=4))
+    def name(self, row: int, numbers: list[int]) -> None:
         """Twice the same key: the second page stays without one. A page that has a key keeps it."""
-        key = number.to_bytes(16, "little")
-        for page in sorted(self.owned.get(row, set()))[:2]:
-            is_new = key not in self.keys.values() and page not in self.keys
-            assert self.ledger.name([page], [key]) == [0] * is_new
-            if is_new:
+        pages = sorted(self.owned.get(row, set()))[: len(numbers)]
+        keys = [number.to_bytes(16, "little") for number in numbers[: len(pages)]]
+        expected = []
+        for place, (page, key) in enumerate(zip(pages, keys, strict=True)):
+            if key not in self.keys.values() and page not in self.keys:
                 self.keys[page] = key
+                expected.append(place)
+        assert self.ledger.name(pages, keys) == expected
 
     @rule(row=st.integers(0, 3), numbers=st.lists(st.integers(0, 7), min_size=1, max_size=4))
     def share(self, row: int, numbers: list[int]) -> None:

@@ -215,6 +215,15 @@ def test_one_that_has_nothing_to_plan_is_not_overruled(toy: str) -> None:
     assert driver.state.totals.overruled == 0
 
 
+@pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if policy.ages])
+def test_one_that_ages_is_not_asked_to_rank_nothing(policy: str) -> None:
+    driver = Driver(policy=policy)
+    driver.receive("gateway", m.Submit(1, KEY, text()))
+    driver.receive("gateway", m.Cancel(1, KEY))
+    driver.tick()
+    assert driver.state.totals.overruled == 0 and driver.state.ranking is POLICIES[policy]
+
+
 @pytest.mark.parametrize("toy", [PlansNothing], indirect=True)
 def test_the_second_does_not_go_on_from_a_request_that_has_left(toy: str) -> None:
     driver = Driver(policy=toy)

@@ -107,7 +107,8 @@ def name_pages_given_back(patch: pytest.MonkeyPatch) -> None:
         tables, prefilled = request.block_tables, request.prefilled
         clear_pages(state, request)
         for table, num_tokens, keys in zip(tables, prefilled, request.keys, strict=False):
-            state.name_pages("kv", table, keys.up_to(num_tokens))
+            found = keys.up_to(num_tokens)
+            state.name_pages("kv", table[: len(found)], found)
 
     for module in (plan_results, progress):
         patch.setattr(module, "name_pages", lambda *_: None)

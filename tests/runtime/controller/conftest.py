@@ -1,0 +1,28 @@
+"""What must hold at every grant of KV pages, in all tests of the controller's rules."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from mmrt.runtime.controller import intake, kv_manager, machine, prefix_cache
+from mmrt.runtime.controller.placement import Placement
+from mmrt.runtime.controller.request import Request
+from mmrt.runtime.controller.state import ControllerState
+
+
+@pytest.fixture(scope="session", autouse=True)
+def grants_share_what_the_caches_have() -> Iterator[None]:
+    """The pages that a placement has found are those that the caches have when the grant shares them."""
+    grant_kv = kv_manager.grant_kv
+
+    def grant(state: ControllerState, request: Request, placement: Placement) -> bool:
+        source, targets = placement.source or placement.pool, request.targets
+        assert placement.hits == prefix_cache.find_hits(state, request, source)
+        home = [] if placement.source is None else prefix_cache.find_home_hits(state, request, placement.pool, targets)
+        assert placement.at_home == home
+        return grant_kv(state, request, placement)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (intake, machine):
+            patch.setattr(module, "grant_kv", grant)
+        yield
