@@ -28,7 +28,7 @@ class Objective(msgspec.Struct, frozen=True):
         return Objective(Slo(self.slo.ttft_s * scale, self.slo.tbt_s * scale), text)
 
     def verdicts(self, records: Sequence[Record]) -> list[bool]:
-        """Whether each request meets it. Requests that the bench cut are left out."""
+        """Return whether each request meets it. Those that the bench cut are left out."""
         return [is_met(record, self.of(record.group)) for record in records if not record.cut]
 
     def attainment(self, records: Sequence[Record]) -> float:

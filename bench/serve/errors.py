@@ -1,4 +1,4 @@
-"""What goes wrong in a benchmark of a server. In a module of its own, since the HTTP client takes long to import."""
+"""The error of benchmarks of a server. It has a module of its own, since the HTTP client takes long to import."""
 
 
 class BenchError(Exception):

@@ -30,7 +30,7 @@ class StepTimes:
         return self._sums[begin + 1] - self._sums[begin]
 
     def after(self, step: int, count: int) -> int:
-        """Return the time of ``count`` steps after this one, ``CONTEXT_QUANTUM`` at most; with -1 it is that of this one, negative."""
+        """Return the time of ``count`` steps after this one: -1, which takes this one off, to ``CONTEXT_QUANTUM``."""
         assert -1 <= count <= CONTEXT_QUANTUM
         begin = step % self._period + 1
         return self._sums[begin + count] - self._sums[begin]

@@ -52,7 +52,7 @@ class Rows:
         return request if request is not None and request.row_generation == generation and not request.ending else None
 
     def is_alive(self, row: int, generation: int) -> bool:
-        """This generation of a row has a request that keeps it."""
+        """Return whether this generation of a row has a request that keeps it."""
         return self.request(row, generation) is not None
 
     def progress(self, watched: Sequence[tuple[int, int]]) -> list[Progress]:

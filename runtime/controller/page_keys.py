@@ -138,7 +138,7 @@ class PageKeys:
         return found
 
     def _positions_of(self, start: int, end: int) -> bytes:
-        """Return the positions of a page's tokens; nothing where they are their indices."""
+        """Return the positions of a page's tokens; empty if each is the token's index."""
         if self._positions is None:
             assert self._find_positions is not None
             self._positions = self._find_positions()

@@ -1,4 +1,4 @@
-"""What must hold at every grant of KV pages, in all tests of the controller's rules."""
+"""A check of every grant of KV pages, in all tests of the controller's rules."""
 
 from collections.abc import Iterator
 
