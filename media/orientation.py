@@ -5,8 +5,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from av.sidedata.sidedata import Type
 
 _NEARLY_ZERO = 0.0175  # of a number of the matrix, against the others: the angle is off by a degree
+
+
+def _unnamed(kinds: Any, number: int) -> Any:
+    """FFmpeg puts more kinds of data beside a frame than PyAV 18 has names for (MV-HEVC's view, EXIF): it then hands over none."""
+    kind = object.__new__(kinds)
+    kind._name_, kind._value_ = f"UNNAMED_{number}", number
+    return kind
+
+
+Type._missing_ = classmethod(_unnamed)  # type: ignore[method-assign, assignment]
 
 
 @dataclass(frozen=True)
