@@ -23,6 +23,7 @@ from .client_request import CLIENT_GONE
 from .completions import Completions
 from .connections import SERVER_NAME, Connections
 from .cross_origin import AllowedOrigins
+from .ignored import HEADER, Ignored, collecting
 from .metrics import CONTENT_TYPE, Metrics
 from .openapi.document import Description
 from .page.routes import Page
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 DEFAULT_RETRY_S = 1
+IGNORED = web.RequestKey("ignored", Ignored)
 
 
 def build_app(
@@ -50,7 +52,16 @@ def build_app(
     refuse = connections.refuse(_is_probe)
     description = Description(endpoints.limits, endpoints.keys.is_needed)
     app = web.Application(
-        middlewares=[_measure(endpoints.counts), _shape_errors, refuse, check_host(names), origins.preflight, opened, limit],
+        middlewares=[
+            _measure(endpoints.counts),
+            _collect(server.strict_fields),
+            _shape_errors,
+            refuse,
+            check_host(names),
+            origins.preflight,
+            opened,
+            limit,
+        ],
         client_max_size=server.max_body_mib << 20,
     )
     for add, path, handler in (
@@ -80,6 +91,7 @@ def build_app(
         origins.mark(request, response)
         apis.mark(request, response)
         mark_limits(request, response)
+        _mark_ignored(request, response)
         if is_ending() or connections.is_extra(request):
             response.headers["Connection"] = "close"
             response.force_close()
@@ -191,6 +203,20 @@ def _measure(metrics: Metrics) -> Middleware:
         return response
 
     return measure
+
+
+def _collect(is_strict: bool) -> Middleware:
+    @web.middleware
+    async def collect(request: web.Request, handler: Handler) -> web.StreamResponse:
+        with collecting(is_strict) as request[IGNORED]:
+            return await handler(request)
+
+    return collect
+
+
+def _mark_ignored(request: web.Request, response: web.StreamResponse) -> None:
+    if IGNORED in request and (names := request[IGNORED].header):
+        response.headers[HEADER] = names
 
 
 @web.middleware

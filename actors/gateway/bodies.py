@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from typing import TypeVar
 
@@ -85,7 +86,8 @@ class BodyReader:
             content = await unpack(body)
             if len(body) <= _THREAD_BYTES and not takes_long:
                 return parse(content)
-            parsing = (self._threads if len(body) <= _LARGE_BYTES else self._threads_of_large).submit(parse, content)
+            threads = self._threads if len(body) <= _LARGE_BYTES else self._threads_of_large
+            parsing = threads.submit(copy_context().run, parse, content)
         finally:
             self.num_reading -= 1
             self._num_bytes -= len(body)

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from .ignored import HEADER as IGNORED
+
 _MAX_AGE_S = 600  # for which a browser need not ask again
 _MAX_HEADERS_CHARS = 1000
 _LIMITS = [f"X-RateLimit-{fact}-{what}" for what in ("Requests", "Tokens") for fact in ("Limit", "Remaining", "Reset")]
-_EXPOSED = ", ".join(("X-Request-Id", "Retry-After", *_LIMITS))
+_EXPOSED = ", ".join(("X-Request-Id", "Retry-After", IGNORED, *_LIMITS))
 
 
 class AllowedOrigins:

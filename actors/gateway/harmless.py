@@ -8,14 +8,17 @@ import msgspec
 
 from .fields import BOOLEAN, STRING, Fields, Schema, refuse, show
 from .fields import OBJECT as ANY_OBJECT
+from .ignored import note
 
 
 class Harmless(NamedTuple):
-    """Values that change nothing: ``is_it`` tests for one, ``words`` and ``schema`` describe them. null always changes nothing."""
+    """Values that change nothing: ``is_it`` tests for one, ``words`` and ``schema`` describe them. null always changes nothing.
+    ``is_done``: they say what is done anyway; otherwise they say something that has no effect."""
 
     is_it: Callable[[Any], bool]
     words: str
     schema: Schema
+    is_done: bool = True
 
 
 def number(expected: float) -> Harmless:
@@ -29,7 +32,9 @@ def one_of(*expected: object) -> Harmless:
 
 def of_type(kind: type | UnionType, words: str, schema: Schema) -> Harmless:
     """Values of a type. true and false are numbers in Python alone."""
-    return Harmless(lambda value: isinstance(value, kind) and (kind is bool or not isinstance(value, bool)), words, schema)
+    return Harmless(
+        lambda value: isinstance(value, kind) and (kind is bool or not isinstance(value, bool)), words, schema, is_done=False
+    )
 
 
 NOTHING = Harmless(lambda value: isinstance(value, list | dict) and not value, "an empty one", {"enum": [[], {}]})
@@ -44,4 +49,6 @@ def refuse_others(fields: Fields, harmless: Mapping[str, Harmless]) -> None:
         value = fields.take(name, values.schema)
         if value is not None and not values.is_it(value):
             raise refuse(fields.path(name), f"is {show(value)}, only {values.words} is supported")
+        if value is not None and not values.is_done:
+            note(fields.path(name), "mmrt does without it")
     fields.refuse_leftover()
