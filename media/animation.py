@@ -38,6 +38,11 @@ class Animation(NamedTuple):
     num_bytes: list[int]
 
     @property
+    def durations_s(self) -> list[float]:
+        """How long each frame is shown."""
+        return [(ms if ms > _TOO_SHORT_MS else _INSTEAD_MS) / 1000 for ms in self.durations_ms]
+
+    @property
     def duration_s(self) -> float:
         return sum(ms if ms > _TOO_SHORT_MS else _INSTEAD_MS for ms in self.durations_ms) / 1000
 

@@ -5,7 +5,7 @@
 
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from .container import BrokenData, broken, demux, ffmpeg, open_video
 from .errors import MediaError
 from .limits import UNLIMITED, MediaLimits, Reader, TimeBudget
 from .orientation import orientation_of
+from .timing import varying_starts
 
 RGBA_BITS = 32
 
@@ -40,7 +41,10 @@ class PacketIndex:
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """A video as its viewer sees it: its size when upright, frames that are shown. Without ``index`` it is decoded in sequence."""
+    """A video as its viewer sees it: its size when upright, frames that are shown. Without ``index`` it is decoded in sequence.
+
+    ``starts_s``: when each frame begins, counted from the first, where the rate is not constant; ``fps`` is then the average.
+    """
 
     num_frames: int
     fps: float
@@ -50,6 +54,7 @@ class VideoInfo:
     codec: str
     bits_per_pixel: int  # of a decoded frame
     index: PacketIndex | None
+    starts_s: tuple[float, ...] | None = None
 
 
 def analyse(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED) -> VideoInfo:
@@ -71,13 +76,14 @@ def analyse(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED)
             walk.settle(*_decode_beginning(reader, num_doubtful, limits, budget))
         if walk.num_frames <= 0:
             raise MediaError("no frame of the video can be decoded")
-        fps, duration_s = _rate(stream, walk, limits)
+        starts_s, fps, duration_s = _times(stream, walk)
+        _check_duration(duration_s, limits)
         height, width = frame.height, frame.width
         if orientation_of(frame).is_transposed:
             height, width = width, height
         check_frame_size(width, height, limits)
         codec, bits = stream.codec_context.name, frame.format.padded_bits_per_pixel
-        return VideoInfo(walk.num_frames, fps, duration_s, height, width, codec, bits, walk.packet_index())
+        return VideoInfo(walk.num_frames, fps, duration_s, height, width, codec, bits, walk.packet_index(), starts_s)
 
 
 def _decode_beginning(reader: Reader, num_doubtful: int, limits: MediaLimits, budget: TimeBudget) -> tuple[int, list[int | None]]:
@@ -118,7 +124,9 @@ def _animated(animation: Animation, reader: Reader, limits: MediaLimits) -> Vide
     num_bytes = np.array(animation.num_bytes, dtype=np.int64)
     index = PacketIndex(numbers, num_bytes, np.zeros(num_frames, dtype=np.bool_), numbers[:1], numbers)
     fps = num_frames / animation.duration_s
-    return VideoInfo(num_frames, fps, animation.duration_s, height, width, animation.codec, RGBA_BITS, index)
+    *starts_s, end_s = accumulate(animation.durations_s, initial=0.0)
+    starts = varying_starts(starts_s, end_s)
+    return VideoInfo(num_frames, fps, animation.duration_s, height, width, animation.codec, RGBA_BITS, index, starts)
 
 
 class _Walk:
@@ -134,6 +142,7 @@ class _Walk:
         self._keys: list[int] = []
         self._disposable: list[bool] = []
         self._hidden: list[bool] = []
+        self._last: tuple[int, int] | None = None  # time stamp and duration of the frame that is shown last
         self._is_vp8 = self._context.name in ("vp8", "libvpx")
         self._num_time_bits: int | None = None  # of MPEG-4's pictures
         self._max_field_ticks = _max_field_ticks(stream)
@@ -155,6 +164,8 @@ class _Walk:
         self._disposable.append(packet.is_disposable)
         is_hidden = packet.is_discard or not self._is_shown(packet)
         self._hidden.append(is_hidden)
+        if not is_hidden and packet.pts is not None and (self._last is None or packet.pts > self._last[0]):
+            self._last = packet.pts, packet.duration or 0
         self._is_field.append(not is_hidden and 0 < (packet.duration or 0) <= self._max_field_ticks)
         self._changes_head = self._changes_head or packet.has_sidedata("new_extradata")
 
@@ -205,6 +216,11 @@ class _Walk:
         """Frames of the first packets."""
         num_fields = sum(self._is_field[:num_packets]) if self._are_fields_apart else 0
         return self._hidden[:num_packets].count(False) - num_fields // 2
+
+    @property
+    def last_ticks(self) -> int:
+        """The duration that the packet of the last frame states; 0 if it states none. FFmpeg guesses those of MPEG-TS and FLV."""
+        return self._last[1] if self._last is not None else 0
 
     @property
     def num_frames(self) -> int:
@@ -281,17 +297,23 @@ def _max_field_ticks(stream: Any) -> float:
     return _MAX_FIELD / float(rate * stream.time_base)
 
 
-def _rate(stream: Any, walk: _Walk, limits: MediaLimits) -> tuple[float, float]:
-    """(frames per second, seconds). The file's average rate, as transformers' PyAV backend takes it, where time stamps agree."""
+def _times(stream: Any, walk: _Walk) -> tuple[tuple[float, ...] | None, float, float]:
+    """(start of each frame, None if they come at a constant rate; frames per second; seconds).
+
+    A constant rate is the file's average, as transformers' PyAV backend takes it, if time stamps agree.
+    """
     fps = float(stream.average_rate or stream.guessed_rate or 25)
     shown = walk.shown_pts()
     if len(shown) > 1 and shown[-1] > shown[0] and stream.time_base:
-        measured = (len(shown) - 1) / float((shown[-1] - shown[0]) * stream.time_base)
-        if not 0.8 * measured <= fps <= 1.25 * measured:
-            fps = measured
-    duration_s = walk.num_frames / fps
-    _check_duration(duration_s, limits)
-    return fps, duration_s
+        starts_s = [float(pts * stream.time_base) for pts in shown]
+        frame_s = (starts_s[-1] - starts_s[0]) / (len(shown) - 1)
+        end_s = starts_s[-1] + max(float(walk.last_ticks * stream.time_base), float(np.median(np.diff(starts_s))))
+        starts = varying_starts(starts_s, end_s) if len(shown) == walk.num_frames else None
+        if starts is not None:
+            return starts, len(starts) / (end_s - starts_s[0]), end_s - starts_s[0]
+        if not 0.8 / frame_s <= fps <= 1.25 / frame_s:
+            fps = 1 / frame_s
+    return None, fps, walk.num_frames / fps
 
 
 def _check_duration(duration_s: float, limits: MediaLimits) -> None:

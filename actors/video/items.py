@@ -5,6 +5,7 @@ whole (a resized picture and a spectrogram are small), for a video the packets a
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,11 +20,12 @@ from ...media.image import JpegDecoder, decode_image
 from ...media.limits import MediaLimits, Reader, TimeBudget
 from ...media.mel import LogMel, Waveform
 from ...media.preprocess import patch_rows, resize, temporal_rows
+from ...media.timing import sampled, sampled_fps
 from ...models.architecture import ModelConfig
 from ...models.families.registry import family_of
 from ...schema.media import ItemShape, MediaKind
 
-_INDEX_BYTES = 32  # for each packet of a video
+_INDEX_BYTES = 64  # for each packet of a video: where it is, and when its frame is shown
 
 
 class OpenItem(Protocol):
@@ -78,9 +80,9 @@ class OpenVideo:
         family = family_of(config)
         self._bitstream = analyse_bitstream(reader, limits, budget)
         info = self._bitstream.info
-        self._wanted = family.sample_frames(config, info.num_frames, info.fps).tolist()
-        sampled_fps = len(self._wanted) / info.num_frames * info.fps
-        self.item = family.video_item(config, len(self._wanted), info.height, info.width, sampled_fps)
+        self._wanted = sampled(info, partial(family.sample_frames, config))
+        fps = sampled_fps(info, len(self._wanted))
+        self.item = family.video_item(config, len(self._wanted), info.height, info.width, fps)
         self._upright = upright_rgb(limits)
         self._request: Request | None = None
         self._position = 0

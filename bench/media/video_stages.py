@@ -8,6 +8,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ...media.engines import upright_rgb
 from ...media.limits import MediaLimits
 from ...media.packets import Bitstream
 from ...media.preprocess import resize, temporal_rows
+from ...media.timing import sampled, sampled_fps
 from ...models.architecture import ModelConfig
 from ...models.checkpoint.weights import read_weights, torch_dtype
 from ...models.config import load_model_config
@@ -52,9 +54,9 @@ class _Video:
         self.limits = MediaLimits()
         self.bitstream: Bitstream = analyse_bitstream(file.open("rb", buffering=0), self.limits)
         info, family = self.bitstream.info, family_of(config)
-        self.wanted: list[int] = family.sample_frames(config, info.num_frames, info.fps).tolist()
-        sampled_fps = len(self.wanted) / info.num_frames * info.fps
-        self.item: ItemShape = family.video_item(config, len(self.wanted), info.height, info.width, sampled_fps)
+        self.wanted = sampled(info, partial(family.sample_frames, config))
+        fps = sampled_fps(info, len(self.wanted))
+        self.item: ItemShape = family.video_item(config, len(self.wanted), info.height, info.width, fps)
 
 
 def run_stage(stage: str, checkpoint: Path, config: ModelConfig, file: Path) -> StageAlone:

@@ -5,6 +5,7 @@ greedy search, is transformers'. Only ``Reference`` imports torch and transforme
 """
 
 import io
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ....media.audio import decode_audio
 from ....media.image import decode_image
 from ....media.limits import MediaLimits
 from ....media.preprocess import resize
+from ....media.timing import sampled
 from ....media.video import decode_frames
 from ....media.video_info import analyse
 from ....models.config import load_model_config
@@ -92,7 +94,7 @@ class Reference:
             found.setdefault("image_grid_thw", []).append(torch.tensor([item.grid]))
             return item.num_tokens
         info = analyse(reader, _LIMITS)
-        wanted = self._family.sample_frames(self._config, info.num_frames, info.fps).tolist()
+        wanted = sampled(info, partial(self._family.sample_frames, self._config))
         frames = [frame for _, frame in decode_frames(reader, info, wanted)]
         item = self._family.video_item(self._config, len(frames), info.height, info.width, self._rules.fps)
         found.setdefault("pixel_values_videos", []).append(self._video_rows(frames, item.grid))
