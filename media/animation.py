@@ -1,28 +1,35 @@
-"""Animated WebP and AVIF as videos: Pillow decodes them with libwebp and libavif. (FFmpeg decodes no WebP, and no alpha of AVIF.)
+"""Animated GIF, WebP and AVIF as videos: Pillow decodes them, the latter two with libwebp and libavif. (FFmpeg decodes no WebP, and no
+alpha of AVIF.)
 
 Frames, times and sizes of a WebP are in the headers of its chunks (developers.google.com/speed/webp/docs/riff_container), those of
-AVIF in its tables. A frame changes a part of the picture before it, so all of them are decoded in order, by one engine. Where a picture
+AVIF in its tables; ``gif`` reads a GIF.
+
+A frame changes a part of the picture before it, so all of them are decoded in order, by one engine. Where a picture
 is transparent it is laid on white, as a still is. Loops are not repeated. Called by ``video_info``, ``packets`` and ``engines``.
 """
 
 import io
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import av
 import numpy as np
+import numpy.typing as npt
 from av.video.reformatter import VideoReformatter
 from PIL import AvifImagePlugin, Image, WebPImagePlugin
 
 from .container import broken, check_animation, demux, open_container, streams_of
 from .errors import MediaError, MediaMemoryError
-from .formats import AVIF, describe
+from .formats import AVIF, GIF, describe
+from .gif import GifPictures, read_gif
 from .image import BROKEN_IMAGE, on_white
-from .limits import GuardedReader, MediaLimits, Reader, TimeBudget
+from .limits import UNLIMITED, GuardedReader, MediaLimits, Reader, TimeBudget
 
-CODECS = {"webp": WebPImagePlugin.WebPImageFile.format, "avif": AvifImagePlugin.AvifImageFile.format}
-"""What ``VideoInfo.codec`` says of an animation, and Pillow's name for its format."""
+_PILLOW = {"webp": WebPImagePlugin.WebPImageFile.format, "avif": AvifImagePlugin.AvifImageFile.format}
+_GIF = "gif"
+CODECS = frozenset((_GIF, *_PILLOW))
+"""What ``VideoInfo.codec`` says of an animation."""
 
 _ANIMATED = 0x02  # among the flags of VP8X
 _TOO_SHORT_MS, _INSTEAD_MS = 10, 100  # browsers show frames too short to see for this long
@@ -53,8 +60,13 @@ def read_animation(reader: Reader, limits: MediaLimits, budget: TimeBudget) -> A
     Raises: MediaError, 422 for an animation that is cut off, 400 for more chunks than ``limits.max_packets`` or more frames than
     ``limits.max_animation_frames``.
     """
-    if describe(reader) == AVIF:
+    found = describe(reader)
+    if found == AVIF:
         return _read_avif(reader, limits, budget)
+    if found == GIF:
+        gif = read_gif(reader.read() or b"", limits, budget)
+        durations_ms = [frame.duration_ms for frame in gif.frames]
+        return Animation(_GIF, gif.width, gif.height, durations_ms, [frame.pixels[1] - frame.pixels[0] for frame in gif.frames])
     return _read_webp(GuardedReader(reader, budget), limits)
 
 
@@ -111,31 +123,71 @@ def _uint24(data: bytes, offset: int) -> int:
     return int.from_bytes(data[offset : offset + 3], "little")
 
 
+class _Pictures(Protocol):
+    """The pictures of an animation, which come in order at the least cost."""
+
+    num_frames: int
+    size: tuple[int, int]  # width and height
+
+    def go_to(self, number: int) -> None:
+        """Compose this picture. Raises: ``BROKEN_IMAGE``, MemoryError."""
+        ...
+
+    def pixels(self) -> npt.NDArray[np.uint8]:
+        """It, RGB [height, width, 3], on white."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _PillowPictures:
+    """Those of libwebp or libavif. Pillow keeps a copy of the file."""
+
+    def __init__(self, data: bytes, format: str) -> None:
+        self._image = Image.open(io.BytesIO(data), formats=(format,))
+        self.num_frames = getattr(self._image, "n_frames", 0)
+        self.size = self._image.size
+
+    def go_to(self, number: int) -> None:
+        self._image.seek(number)
+        self._image.load()
+
+    def pixels(self) -> npt.NDArray[np.uint8]:
+        return np.array(on_white(self._image))
+
+    def close(self) -> None:
+        self._image.close()
+
+
+def _pictures(data: bytes, codec: str) -> _Pictures:
+    """Raises: ``BROKEN_IMAGE``, MemoryError."""
+    return GifPictures(data, read_gif(data, MediaLimits(), UNLIMITED)) if codec == _GIF else _PillowPictures(data, _PILLOW[codec])
+
+
 class AnimationDecoder:
-    """A decoder (see ``engines``) whose packets are the numbers of frames. Pillow keeps a copy of the file."""
+    """A decoder (see ``engines``) whose packets are the numbers of frames."""
 
     def __init__(self, data: bytes, codec: str, num_frames: int, size: tuple[int, int]) -> None:
-        """``size``: width and height. Raises: MediaError (422) if Pillow finds others, or no animation at all."""
+        """``size``: width and height. Raises: MediaError (422) if the file has others, or is no animation at all."""
         self.reformatter = VideoReformatter()
         self.is_sound = True
         try:
-            self._image = Image.open(io.BytesIO(data), formats=(CODECS[codec],))
+            self._pictures = _pictures(data, codec)
         except MemoryError:
             raise MediaMemoryError from None
         except BROKEN_IMAGE:
             raise broken("video") from None
-        if (getattr(self._image, "n_frames", 0), self._image.size) != (num_frames, size):
+        if (self._pictures.num_frames, self._pictures.size) != (num_frames, size):
             raise broken("video")
 
     def decode(self, packet: Any, is_wanted: bool) -> list[Any]:
         if not self.is_sound:
             return []
         try:
-            self._image.seek(packet)
-            self._image.load()
+            self._pictures.go_to(packet)
             if not is_wanted:
                 return []
-            frame: Any = av.VideoFrame.from_ndarray(np.array(on_white(self._image)), format="rgb24")
+            frame: Any = av.VideoFrame.from_ndarray(self._pictures.pixels(), format="rgb24")
         except MemoryError:
             raise MediaMemoryError from None
         except BROKEN_IMAGE:
@@ -154,4 +206,4 @@ class AnimationDecoder:
         pass
 
     def close(self) -> None:
-        self._image.close()
+        self._pictures.close()

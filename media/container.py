@@ -22,10 +22,10 @@ from .limits import GuardedReader, MediaLimits, Reader, TimeBudget
 
 av.logging.set_level(None)
 
-_VIDEO_FORMATS = "mov,matroska,avi,mpegts,mpeg,mpegvideo,m4v,h264,hevc,obu,ivf,flv,ogg,gif"
+_VIDEO_FORMATS = "mov,matroska,avi,mpegts,mpeg,mpegvideo,m4v,h264,hevc,obu,ivf,flv,ogg"
 _AUDIO_FORMATS = "wav,aiff,caf,mp3,flac,ogg,aac,ac3,eac3,mov,matroska,mpegts"
 _VIDEO_CODECS = frozenset(
-    "h264 hevc vp8 vp9 av1 libdav1d libvpx libvpx-vp9 mpeg1video mpeg2video mpeg4 h263 mjpeg theora prores ffv1 flv gif".split()
+    "h264 hevc vp8 vp9 av1 libdav1d libvpx libvpx-vp9 mpeg1video mpeg2video mpeg4 h263 mjpeg theora prores ffv1 flv".split()
 )
 _AUDIO_CODECS = frozenset(
     (
@@ -39,6 +39,7 @@ _TRIED_CODECS = ",".join(sorted(_VIDEO_CODECS | _AUDIO_CODECS | {name for name i
 # AVI, without time stamps for frames that are out of order.
 _MOV_OR_MATROSKA = re.compile(rb".{4}(ftyp|moov|mdat|wide|free)|\x1aE\xdf\xa3", re.DOTALL)
 _WEB_CODECS = frozenset(("vp8", "libvpx", "vp9", "libvpx-vp9", "av1", "libdav1d"))
+_ALPHA_DECODERS = {"vp8": "libvpx", "libvpx": "libvpx", "vp9": "libvpx-vp9", "libvpx-vp9": "libvpx-vp9"}
 _SELF_EXPLAINED = {"mov": _WEB_CODECS | {"h264", "hevc"}, "matroska": _WEB_CODECS}
 _ACCEPTED = {
     "video": "MP4, MOV, WebM, Matroska, AVI, MPEG, MPEG-TS with H.264, HEVC, VP8, VP9, AV1, MPEG-2, MPEG-4, animated GIF, WebP, AVIF",
@@ -161,6 +162,21 @@ def pick_stream(container: Any, kind: Literal["video", "audio"]) -> Any:
     return stream
 
 
+def has_alpha_beside(stream: Any) -> bool:
+    """True if the stream holds pictures of transparency beside those of colour, as WebM has them: key frames need not be the same."""
+    return _codec(stream) in _ALPHA_DECODERS and stream.metadata.get("alpha_mode") == "1"
+
+
+def decoder_of(stream: Any, limits: MediaLimits) -> Any:
+    """The stream's codec context, not yet open. FFmpeg's own decoders of VP8 and VP9 drop transparency, libvpx's do not."""
+    context = stream.codec_context
+    if has_alpha_beside(stream):
+        context = av.CodecContext.create(_ALPHA_DECODERS[_codec(stream)], "r")
+        context.thread_count = 1
+    context.options = limits.codec_options
+    return context
+
+
 def check_animation(num_frames: int, limits: MediaLimits) -> None:
     """Raises: MediaError (400) for more frames than an animation may have, counted so far."""
     if num_frames > limits.max_animation_frames:
@@ -175,10 +191,8 @@ def demux(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudget) 
     """The stream's packets in file order, those of a packed MPEG-4 bitstream unpacked. A container that breaks off yields what came
     before.
 
-    Raises: MediaError (400) beyond ``limits.max_packets``, ``limits.max_animation_frames`` or the time budget, or for a JPEG of too
-    many scans.
+    Raises: MediaError (400) beyond ``limits.max_packets`` or the time budget, or for a JPEG of too many scans.
     """
-    is_animation = _codec(stream) == "gif"
     is_jpeg = _codec(stream) == "mjpeg"
     num_packets = 0
     packets = container.demux(stream)
@@ -196,8 +210,6 @@ def demux(container: Any, stream: Any, limits: MediaLimits, budget: TimeBudget) 
         num_packets += 1
         if num_packets > limits.max_packets:
             raise MediaError(f"the file has more than {limits.max_packets} packets", 400)
-        if is_animation:
-            check_animation(num_packets, limits)
         if num_packets % 64 == 0:
             budget.check()
         if is_jpeg:

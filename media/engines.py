@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from av.video.frame import PictureType
 from av.video.reformatter import VideoReformatter
+from PIL import Image
 
 from .animation import CODECS, AnimationDecoder
-from .container import BrokenData, ffmpeg
+from .container import BrokenData, decoder_of, ffmpeg
 from .errors import MediaError
+from .image import on_white
 from .limits import MediaLimits
 from .orientation import orientation_of
 from .packets import Bitstream, PacketCursor
@@ -102,7 +104,7 @@ class CpuEngine:
         if info.codec in CODECS:
             return AnimationDecoder(bitstream.read_all(), info.codec, info.num_frames, (info.width, info.height))
         with bitstream.opened() as (_, stream):
-            context = stream.codec_context
+            context = decoder_of(stream, bitstream.limits)
             if num_threads > 1:
                 context.thread_type, context.thread_count = "AUTO", num_threads
                 context.options = {**context.options, "err_detect": "explode"}  # concealment depends on the number of threads
@@ -241,17 +243,19 @@ def _frames(decoder: Decoder, packets: Iterator[tuple[Any, bool]]) -> Iterator[A
 
 
 def upright_rgb(limits: MediaLimits) -> Convert:
-    """RGB uint8 [height, width, 3], turned and mirrored as the file asks.
+    """RGB uint8 [height, width, 3], turned and mirrored as the file asks, on white.
 
     Raises: MediaError for sizes beyond the limits and unusable formats.
     """
 
     def convert(frame: Any, reformatter: VideoReformatter) -> Output:
         check_frame_size(frame.width, frame.height, limits)
+        has_alpha = any(component.is_alpha for component in frame.format.components)
         try:
-            rgb = np.asarray(ffmpeg(reformatter.reformat, frame, format="rgb24", threads=1).to_ndarray(), np.uint8)
+            pixels = ffmpeg(reformatter.reformat, frame, format="rgba" if has_alpha else "rgb24", threads=1).to_ndarray()
         except BrokenData:
             raise MediaError(f"video frames of format {frame.format.name} are not supported") from None
+        rgb = np.asarray(on_white(Image.fromarray(pixels)) if has_alpha else pixels, np.uint8)
         return orientation_of(frame).upright(rgb)
 
     return convert

@@ -4,7 +4,7 @@ from .errors import MediaError
 from .limits import Reader
 
 UNKNOWN = "data of an unknown format"
-AVIF, _HEIC, ICON = "an AVIF image", "a HEIC image", "an ICO image"
+AVIF, _HEIC, ICON, GIF = "an AVIF image", "a HEIC image", "an ICO image", "a GIF image"
 PICTURES_IN_MP4 = (AVIF, _HEIC)  # FFmpeg opens their parts as videos
 _BRANDS = {
     b"M4A ": "an M4A audio file",
@@ -15,7 +15,7 @@ _BRANDS = {
 _SIGNATURES = (
     (b"\xff\xd8\xff", "a JPEG image"),
     (b"\x89PNG\r\n\x1a\n", "a PNG image"),
-    (b"GIF8", "a GIF image"),
+    (b"GIF8", GIF),
     (b"BM", "a BMP image"),
     (b"\x1aE\xdf\xa3", "a Matroska or WebM video"),
     (b"\0\0\1\xba", "an MPEG video"),

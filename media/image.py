@@ -230,7 +230,10 @@ def _pixels(image: Image.Image) -> Pixels:
 def on_white(image: Image.Image) -> Image.Image:
     """The image in mode RGB, with white where it is transparent."""
     if image.mode == "I" or image.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
+        samples = np.asarray(image).astype(np.int64).clip(0, 65535)
+        grey = (samples >> 8).astype(np.uint8)
+        grey[samples == image.info.get("transparency", -1)] = 255
+        return Image.fromarray(grey).convert("RGB")
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         rgba = image.convert("RGBA")
         background = Image.new("RGBA", rgba.size, (255, 255, 255, 255))

@@ -30,7 +30,7 @@ from av.bitstream import BitStreamFilterContext
 from av.video.reformatter import VideoReformatter
 from torch.utils.dlpack import from_dlpack
 
-from .container import BrokenData, demux, ffmpeg
+from .container import BrokenData, decoder_of, demux, ffmpeg
 from .engines import EngineError
 from .orientation import AS_STORED, orientation_of
 from .packets import Bitstream
@@ -143,7 +143,7 @@ class _Stream:
             name = _FILTERS.get(bitstream.info.codec)
             self._filter = BitStreamFilterContext(name, stream) if name is not None else None
             packets = demux(container, stream, bitstream.limits, bitstream.budget)
-            frame, first = _first_frame(stream.codec_context, packets)
+            frame, first = _first_frame(decoder_of(stream, bitstream.limits), packets)
         if frame.format.name not in _PIXEL_FORMATS or frame.width % 2 or frame.height % 2:
             raise EngineError(f"{frame.format.name} of {frame.width}x{frame.height} is not for these units")
         if frame.interlaced_frame or orientation_of(frame) != AS_STORED:

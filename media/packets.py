@@ -30,13 +30,12 @@ class Bitstream:
 
     @contextmanager
     def opened(self) -> Iterator[tuple[Any, Any]]:
-        """An open container and its video stream, with a position of its own. Its codec context outlives it. Any thread.
+        """An open container and its video stream, with a position of its own. Its decoder outlives it. Any thread.
 
         Raises: MediaError as ``open_video`` does.
         """
         container, stream = open_video(_SharedReader(self.reader, self._reading), self.limits, self.budget)
         with closing(container):
-            stream.codec_context.options = self.limits.codec_options
             yield container, stream
 
     def packets(self) -> Generator[Any, None, None]:

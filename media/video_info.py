@@ -14,7 +14,7 @@ from av.video.frame import PictureType
 
 from . import mpeg4
 from .animation import Animation, AnimationDecoder, read_animation
-from .container import BrokenData, broken, demux, ffmpeg, open_video
+from .container import BrokenData, broken, decoder_of, demux, ffmpeg, has_alpha_beside, open_video
 from .errors import MediaError
 from .limits import UNLIMITED, MediaLimits, Reader, TimeBudget
 from .orientation import orientation_of
@@ -92,8 +92,7 @@ def _decode_beginning(reader: Reader, num_doubtful: int, limits: MediaLimits, bu
     Returns how many they are, and the time stamps of the frames that they give, in the order in which these come out.
     """
     container, stream = open_video(reader, limits, budget)
-    context = stream.codec_context
-    context.options = limits.codec_options
+    context = decoder_of(stream, limits)
     delivered: list[int | None] = []
     num_packets, end = 0, _MAX_FIRST_FRAME_PACKETS
     with closing(container):
@@ -134,8 +133,8 @@ class _Walk:
 
     def __init__(self, stream: Any, limits: MediaLimits) -> None:
         self._stream = stream
-        self._context = stream.codec_context
-        self._context.options = limits.codec_options
+        self._context = decoder_of(stream, limits)
+        self._has_alpha_beside = has_alpha_beside(stream)
         self._frame: Any = None
         self._pts: list[int | None] = []
         self._num_bytes: list[int] = []
@@ -254,6 +253,8 @@ class _Walk:
     @property
     def _groups(self) -> list[int]:
         """The packets that groups of pictures begin with."""
+        if self._has_alpha_beside:
+            return [0]
         return self._keys if self._keys[:1] == [0] else [0, *self._keys]
 
     def shown_pts(self) -> list[int]:
@@ -281,7 +282,7 @@ class _Walk:
         if self._context.name == mpeg4.CODEC and self._context.has_b_frames and True in self._hidden:
             return None  # FFmpeg takes what is not coded for P-frames when it computes the time stamps that AVI lacks
         num_bytes = np.array(self._num_bytes, dtype=np.int64)
-        is_disposable = np.array(self._disposable, dtype=np.bool_)
+        is_disposable = np.array(self._disposable, dtype=np.bool_) & (not self._has_alpha_beside)
         return PacketIndex(pts, num_bytes, is_disposable, np.array(self._groups, dtype=np.int64), np.array(timeline, dtype=np.int64))
 
 
