@@ -128,8 +128,7 @@ def _become_daemon(supervise: Callable[[PipeReporter], int], fd: int, log: int) 
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.close(null)
-    os.close(log)
+    _close_all_but(fd)
     pipe = PipeReporter(fd)
     os.write(fd, msgspec.json.encode(Started(os.getpid())) + b"\n")
     try:
@@ -144,6 +143,16 @@ def _become_daemon(supervise: Callable[[PipeReporter], int], fd: int, log: int) 
         traceback.print_exc()
         sys.stderr.flush()
         raise
+
+
+def _close_all_but(fd: int) -> None:
+    """Close every descriptor but the standard ones and ``fd``: what the caller let us inherit, such as a lock, must not live as long
+    as the run. Nothing is lost: the supervisor opens its own sockets, and a notify socket is a name.
+    """
+    for other in map(int, os.listdir("/proc/self/fd")):
+        if other > 2 and other != fd:
+            with contextlib.suppress(OSError):  # the descriptor of this listing
+                os.close(other)
 
 
 def _wait(fd: int, log_file: Path, reporter: Reporter) -> int:

@@ -30,6 +30,14 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
+def keep_descriptors() -> None:
+    """Let no program that this process starts inherit a descriptor that it was given itself, the standard ones aside."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2:
+            with contextlib.suppress(OSError):  # the descriptor of this listing
+                os.set_inheritable(fd, False)
+
+
 class Process:
     """One child. Construct it while the pid is certainly the child's: not yet waited for. Belongs to the running event loop."""
 

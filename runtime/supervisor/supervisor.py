@@ -32,7 +32,7 @@ from .device_keeper import DeviceKeeper
 from .exit_cause import conclude
 from .logs import LogFiles
 from .managed_actor import ActorSpec, Instance, Step, SupervisedActor
-from .processes import Process, become_subreaper, end_strangers
+from .processes import Process, become_subreaper, end_strangers, keep_descriptors
 from .reload import Reloader
 from .restart_policy import RestartPolicy
 from .roster import Roster
@@ -116,6 +116,7 @@ class Supervisor:
         self._keeper = DeviceKeeper(self._run.path, self.say) if self._config.model.on_cuda else None
         self._loop = asyncio.get_running_loop()
         become_subreaper()
+        keep_descriptors()
         self._starter = Starter(self, self._run.path, self._setup.environment, self._setup.zygote_stages, self._setup.listeners)
         self._notify = NotifyListener(self._run.path / NOTIFY_NAME)
         self.scaling = Scaling(self._run, self._tables, self)

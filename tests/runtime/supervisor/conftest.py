@@ -34,6 +34,7 @@ class ToyRun:
         self.events: list[dict[str, Any]] = []
         self.process: subprocess.Popen[bytes] | None = None
         self.environment: dict[str, str] = {}
+        self.inherited: tuple[int, ...] = ()  # descriptors that the supervisor is given
         self._rest = b""
 
     def behave(self, actor: str, *words: str) -> None:
@@ -42,7 +43,10 @@ class ToyRun:
     def start(self, *actors: str, **settings: float) -> None:
         command = [sys.executable, str(HERE / "toy_supervisor.py"), str(self.run), str(self.toys), str(self.logs)]
         command += [json.dumps({**FAST, **settings}), *(actors or ACTORS)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, env={**os.environ, **self.environment})
+        environment = {**os.environ, **self.environment}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, start_new_session=True, env=environment, pass_fds=self.inherited
+        )
 
     def wait_for(self, kind: str, test: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
         """The first event of this kind that passes, among those reported already and those to come."""
