@@ -25,6 +25,7 @@ from .options import RunName, check_actor, completed_from, log_directory, run_pa
 
 MAX_REPEAT = 10_000
 _POLL_S = 0.05
+_ID_DIGITS = 20  # of 64 bits
 _HAVE_PLANS = f"{', '.join(WORKERS[:-1])} or {WORKERS[-1]}"
 
 
@@ -91,10 +92,10 @@ def find_capture(plan: str | None, last: str | None, directory: Path) -> Path:
             raise UserError(f"no plan of {last} has been captured in {directory} (mmrt replay --capture {last})")
         return found[-1]
     assert plan is not None
-    if Path(plan).exists():
+    if os.path.exists(plan):
         return Path(plan)
     wanted = plan.removeprefix("0x").removesuffix(SUFFIX)
-    names = {wanted, f"{int(wanted):x}"} if wanted.isascii() and wanted.isdigit() else {wanted}
+    names = {wanted, f"{int(wanted):x}"} if wanted.isascii() and wanted.isdigit() and len(wanted) <= _ID_DIGITS else {wanted}
     for path in captures_in(directory):
         if {path.stem, path.stem.partition("-")[2]} & names:
             return path

@@ -1,5 +1,6 @@
 """``mmrt trace``: the latest work of all processes of a run, as a trace for https://ui.perfetto.dev; also of a run that crashed."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -78,7 +79,7 @@ def find_crash(name: str, directory: Path) -> Path:
         return saved[-1]
     if (named := directory / f"{name}{SUFFIX}") in saved:
         return named
-    if Path(name).is_file():
+    if os.path.isfile(name):
         return Path(name)
     known = ", ".join(path.stem for path in saved) or "none"
     raise UserError(f"no saved recording {name!r} in {directory} (there are: {known})")

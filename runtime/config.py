@@ -5,6 +5,8 @@ supervisor and every actor; imports only the standard library and msgspec.
 """
 
 import difflib
+import os
+import sys
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from .config_errors import explain, refuse_unknown
+from .config_errors import explain, refuse_excess, refuse_unknown
 from .config_sections import (
     FLOAT32_WEIGHTS,
     POLICY_NAMES,
@@ -47,6 +49,7 @@ from .stage_table import (
 )
 from .toml_text import show, toml_table
 
+MAX_FILE_BYTES = 1 << 20
 MAX_STEP_TOKENS = 4096  # of a prefill or encode plan
 SERVER_FILES = ("api_keys_file", "tls_cert", "tls_key")  # of [server]; relative to the configuration's
 
@@ -107,11 +110,18 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def load_config(path: Path | None = None) -> RuntimeConfig:
-    """Load the configuration from the TOML file at ``path``; the defaults if it is None. Raises ConfigError naming file and key."""
+    """Load the configuration from the TOML file at ``path``, of 1 MiB at most; the defaults if it is None.
+
+    Raises: ConfigError naming file and key.
+    """
     if path is None:
         return RuntimeConfig()
     try:
-        text = path.read_bytes().decode()
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: a configuration has at most {MAX_FILE_BYTES >> 20} MiB, this file has more")
+        text = data.decode()
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -135,7 +145,7 @@ def _with_files(config: RuntimeConfig, directory: Path) -> RuntimeConfig:
     if not is_policy_file(policy):
         return config
     file = directory / policy
-    if not file.is_file():
+    if not os.path.isfile(file):  # of a name that is too long, too
         raise ConfigError(f"scheduling.policy = {show(policy)}: there is no file {file}")
     return msgspec.structs.replace(config, scheduling=msgspec.structs.replace(config.scheduling, policy=str(file)))
 
@@ -144,8 +154,13 @@ def parse_config(text: str) -> RuntimeConfig:
     """Parse the configuration from TOML ``text``. Raises ConfigError."""
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"not valid TOML: {error or 'nested too deep'}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError("not valid TOML: nested too deep") from None
+    except ValueError:  # of Python's int, which takes no more
+        raise ConfigError(f"not valid TOML: a number has more than {sys.get_int_max_str_digits()} digits") from None
+    refuse_excess(data)
     return convert_config(data)
 
 

@@ -11,6 +11,28 @@ from .errors import ConfigError
 from .toml_text import show
 
 
+MAX_TEXT = 4096  # characters of a value: as many as a path has
+_INTEGERS = range(-(1 << 63), 1 << 63)  # of TOML
+
+
+def refuse_excess(data: dict[str, Any]) -> None:
+    """Raise ConfigError for the first number that TOML does not have, and for a text that is too long, wherever it stands."""
+    _refuse_excess(data, "")
+
+
+def _refuse_excess(value: object, path: str) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _refuse_excess(inner, f"{path}.{key[:60]}" if path else key[:60])
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            _refuse_excess(inner, f"{path}[{number}]")
+    elif isinstance(value, str) and len(value) > MAX_TEXT:
+        raise ConfigError(f"{path}: is a text of {len(value)} characters, the limit is {MAX_TEXT}")
+    elif isinstance(value, int) and value not in _INTEGERS:
+        raise ConfigError(f"{path}: is a number of {value.bit_length()} bits, TOML's have at most 63 and a sign")
+
+
 def refuse_unknown(data: dict[str, Any], root: type[msgspec.Struct]) -> None:
     """Raise ConfigError for the first key that the configuration ``root`` does not have, and for numbers that are not finite."""
     _refuse_unknown(data, root, "", root)
@@ -24,7 +46,7 @@ def _refuse_unknown(data: dict[str, Any], section: type[msgspec.Struct], path: s
             close = difflib.get_close_matches(key, fields, n=1, cutoff=0.6)
             hint = f"did you mean {close[0]!r}? " if close else _elsewhere(key, root)
             where = f"[{path}]" if path else "the top level"
-            raise ConfigError(f"unknown key {dotted!r}: {hint}{where} has {', '.join(fields)}")
+            raise ConfigError(f"unknown key {dotted[:120]!r}: {hint}{where} has {', '.join(fields)}")
         kind = fields[key]
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             if not isinstance(value, dict):

@@ -10,6 +10,8 @@ from .errors import ConfigError
 
 CHILD_LISTEN_FD = 4  # first of the supervisor's listening sockets in a gateway; the others follow
 SYSTEMD_LISTEN_FD = 3  # SD_LISTEN_FDS_START
+_MOST_FILES = 1 << 20  # that a process may open, as a kernel is usually set
+_MOST_PID = 1 << 22
 MPS_PIPE = Path("/tmp/nvidia-mps")
 
 
@@ -38,12 +40,12 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         value = environ.get(name)
         return Path(value).absolute() if value else None
 
-    def number(name: str) -> int | None:
+    def number(name: str, most: int = _MOST_FILES) -> int | None:
         value = environ.get(name)
         if not value:
             return None
-        if not (value.isascii() and value.isdigit()):
-            raise ConfigError(f"environment variable {name} = {value!r} is not a number")
+        if not (value.isascii() and value.isdigit() and len(value) <= len(str(most)) and int(value) <= most):
+            raise ConfigError(f"environment variable {name} = {value[:40]!r} is not a number up to {most}")
         return int(value)
 
     def home(variable: str, default: str) -> Path:
@@ -54,7 +56,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         config_file=path("MMRT_CONFIG"),
         notify_socket=environ.get("NOTIFY_SOCKET") or None,
         lifeline_fd=number("MMRT_LIFELINE_FD"),
-        listen_fds=_listen_fds(number("MMRT_LISTEN_FDS"), number("LISTEN_FDS"), number("LISTEN_PID")),
+        listen_fds=_listen_fds(number("MMRT_LISTEN_FDS"), number("LISTEN_FDS"), number("LISTEN_PID", _MOST_PID)),
         fault_file=path("MMRT_FAULTS"),
         api_key=environ.get("OPENAI_API_KEY", ""),
         cpu_capability=environ.get("ATEN_CPU_CAPABILITY", ""),

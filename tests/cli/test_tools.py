@@ -47,6 +47,8 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["replay", "--last", "gateway"], 2, "'gateway' does no plans; video, encoder, prefill do"),
         (["replay", "--last", "prefill"], 2, "no plan of prefill has been captured in {tmp}/state/mmrt/run/captures"),
         (["replay", "0x1234"], 2, "no captured plan '0x1234'"),
+        (["replay", "9" * 5000], 2, "no captured plan '999"),
+        (["trace", "--crash", "x" * 300], 2, "no saved recording 'xxx"),
         (["replay", "{tmp}/junk"], 2, "{tmp}/junk cannot be read as safetensors"),
         (["replay", "{tmp}"], 2, "{tmp} is a directory"),
         (["replay", "--capture", "video"], 1, "no run is up in {tmp}/run"),

@@ -160,7 +160,13 @@ def test_any_text_survives_toml(text: str) -> None:
         ('[logging]\nformat = "xml"', "logging.format = \"xml\": expected one of 'text', 'json'"),
         ("[supervisor]\nbackoff_s = 9", "supervisor.backoff_max_s = 5.0 is less than supervisor.backoff_s = 9.0"),
         ("[server]\nport = ", "not valid TOML: Invalid value"),
-        ("x = " + "[" * 5000, "not valid TOML"),
+        ("x = " + "[" * 5000, "not valid TOML: nested too deep"),
+        (f"[server]\nport = {'9' * 5000}", "not valid TOML: a number has more than 4300 digits"),
+        (f"[server]\nport = {'9' * 4000}", "server.port: is a number of 13288 bits, TOML's have at most 63"),
+        (f"[server]\nallow_origins = [0x{'f' * 5000}]", "server.allow_origins[0]: is a number of 20000 bits"),
+        ("[memory]\nkv_tokens = 9223372036854775808", "memory.kv_tokens: is a number of 64 bits, TOML's have at most 63 and a sign"),
+        (f"[[devices]]\nname = '{'a' * 4097}'", "devices[0].name: is a text of 4097 characters, the limit is 4096"),
+        (f"{'k' * 5000} = 1", f"unknown key '{'k' * 120}':"),
     ],
 )
 def test_refusals_name_key_value_and_limit(text: str, message: str) -> None:
@@ -179,6 +185,27 @@ def test_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "typo.toml").write_text("[memory]\nkv_token = 3")
     with pytest.raises(ConfigError, match="typo.toml: unknown key 'memory.kv_token': did you mean 'kv_tokens'"):
         load_config(tmp_path / "typo.toml")
+
+
+def test_a_file_has_a_size(tmp_path: Path) -> None:
+    file = tmp_path / "long.toml"
+    file.write_bytes(b"#" * (1 << 20))
+    assert load_config(file) == RuntimeConfig()
+    file.write_bytes(b"#" * ((1 << 20) + 1))
+    with pytest.raises(ConfigError, match="long.toml: a configuration has at most 1 MiB, this file has more"):
+        load_config(file)
+    with pytest.raises(ConfigError, match="/dev/zero: a configuration has at most 1 MiB"):
+        load_config(Path("/dev/zero"))
+    file.write_text(f'[scheduling]\npolicy = "{"x" * 300}.py"')
+    with pytest.raises(ConfigError, match="long.toml: scheduling.policy = .*: there is no file"):
+        load_config(file)
+
+
+@pytest.mark.parametrize("name", ["MMRT_LIFELINE_FD", "MMRT_LISTEN_FDS", "LISTEN_FDS", "LISTEN_PID"])
+@pytest.mark.parametrize("value", ["9" * 5000, "4194305", "-1", "x", "٣"])
+def test_numbers_of_the_environment_have_bounds(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"environment variable {name} = '.{{1,40}}' is not a number up to"):
+        read_environment({name: value})
 
 
 def test_the_environment() -> None:
