@@ -36,15 +36,25 @@ def register(app: typer.Typer) -> None:
         Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists its commands: /image FILE and others. In a pipe each line is a
         question; the exit status is 1 if one got no answer.
         """
-        server = find_endpoint(url, api_key, run)
-        name = model or server.first_model()
         fields = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
         conversation = Conversation({key: value for key, value in fields.items() if value is not None}, system)
-        if not sys.stdin.isatty():
-            raise typer.Exit(0 if Chat(server, name, conversation, is_terminal=False).run(piped_lines) else 1)
-        lines = terminal_lines(read_environment().state_home / HISTORY_NAME, [f"/{command}" for command in COMMANDS])
-        print(f"{name} at {server.url}. Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists commands.", file=sys.stderr)
-        Chat(server, name, conversation, is_terminal=True).run(lines)
+        raise typer.Exit(talk(find_endpoint(url, api_key, run), model, conversation))
+
+
+def talk(server: Endpoint, model: str | None = None, conversation: Conversation | None = None, read: Reader | None = None) -> int:
+    """Talk with a server. ``model``: its name; default: the first that the server lists. ``read``: where questions come from; default:
+    the terminal, or the pipe that is standard input.
+
+    Returns the exit status: 1 if a question that was not typed got no answer. Raises: RunError.
+    """
+    name = model or server.first_model()
+    conversation = conversation or Conversation({})
+    if read is not None or not sys.stdin.isatty():
+        return 0 if Chat(server, name, conversation, is_terminal=False).run(read or piped_lines) else 1
+    lines = terminal_lines(read_environment().state_home / HISTORY_NAME, [f"/{command}" for command in COMMANDS])
+    print(f"{name} at {server.url}. Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists commands.", file=sys.stderr)
+    Chat(server, name, conversation, is_terminal=True).run(lines)
+    return 0
 
 
 class Chat:

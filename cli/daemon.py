@@ -34,6 +34,7 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
     endpoint: str
+    page: str
     seconds: float
 
 
@@ -61,8 +62,8 @@ class PipeReporter:
     def message(self, text: str) -> None:
         self._send(Message(text))
 
-    def ready(self, endpoint: str, seconds: float) -> None:
-        self._send(Ready(endpoint, seconds))
+    def ready(self, endpoint: str, page: str, seconds: float) -> None:
+        self._send(Ready(endpoint, page, seconds))
         self.close()
 
     def failed(self, reason: str, tail: Sequence[str]) -> None:
@@ -181,8 +182,8 @@ def _wait(fd: int, log_file: Path, reporter: Reporter) -> int:
                         reporter.progress(actor, state, status)
                     case Message(text):
                         reporter.message(text)
-                    case Ready(endpoint, seconds):
-                        reporter.ready(endpoint, seconds)
+                    case Ready(endpoint, page, seconds):
+                        reporter.ready(endpoint, page, seconds)
                         return 0
                     case Failed(reason, tail):
                         failed = True

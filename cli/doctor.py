@@ -9,7 +9,7 @@ import typer
 from ..runtime.environment import read_environment
 from ..runtime.errors import UserError
 from .doctor_checks import Check, State, diagnose
-from .options import ConfigFile, RunName, configuration, run_path
+from .options import ConfigFile, Device, Host, ModelDir, Port, RunName, configuration, override, run_path
 from .terminal import Palette
 
 _COLOURS: dict[State, int] = {"ok": 32, "note": 36, "warning": 33, "failed": 31}
@@ -19,10 +19,10 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def doctor(
         config: ConfigFile = None,
-        model: Annotated[str | None, typer.Option("--model", "-m", metavar="DIR", help="Checkpoint directory.")] = None,
-        device: Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = None,
-        host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Where to serve; 0.0.0.0 is everywhere.")] = None,
-        port: Annotated[int | None, typer.Option("--port", "-p", metavar="N", help="The port to serve on.")] = None,
+        model: ModelDir = None,
+        device: Device = None,
+        host: Host = None,
+        port: Port = None,
         json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
         run: RunName = None,
     ) -> None:
@@ -31,11 +31,11 @@ def register(app: typer.Typer) -> None:
         One line for each check, with the options that mmrt up would be given. Exits with 1 if mmrt cannot run here.
         """
         from .doctor_facts import read_facts
-        from .up import override
 
         environment = read_environment()
         try:
-            found = override(configuration(config, environment), model, device, host, port)
+            options = {"model.path": model, "model.device": device, "server.host": host, "server.port": port}
+            found = override(configuration(config, environment), options)
         except UserError as error:
             checks = diagnose(read_facts(error, run_path(run), environment))
         else:

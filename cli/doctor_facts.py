@@ -20,13 +20,13 @@ from ..runtime.process.host_room import read_host_room
 from ..runtime.process.listening import open_listeners
 from ..runtime.process.number_format import has_bfloat16_units
 from ..runtime.process.processors import processor_name, read_processors
-from ..runtime.process.run import fit_to_machine, model_path
+from ..runtime.process.run import fit_to_machine
 from ..shm.errors import ShmError
 from ..shm.run_directory import RunDirectory
 from .doctor_checks import Facts, Need, describe_import_end
 from .endpoint import running
 from .options import log_directory
-from .up import Plan, layout_of, model_of
+from .up import Plan, layout_of, model_of, whole_checkpoint
 
 _IMPORT_S = 120.0
 _MODULES = {"pyzmq": "zmq", "pillow": "PIL"}  # of packages that are imported by another name
@@ -85,7 +85,7 @@ def read_facts(config: RuntimeConfig | UserError, run: Path, environment: Enviro
 
 def _need(config: RuntimeConfig, run: Path, environment: Environment) -> Need:
     """Compute the memory of a run. Raises: UserError if model or configuration do not allow one."""
-    model = model_path(config)
+    model = whole_checkpoint(config)
     fitted, reason = fit_to_machine(config, model, run, environment)
     plan = Plan(run, fitted, model, config.server.port, environment, reason)
     weights = 0 if config.model.on_cuda else weight_bytes(model_of(plan))

@@ -80,7 +80,7 @@ def script(server: Server, topics: Sequence[str]) -> str:
 def _server(info: RunInfo, run: str | None) -> Server:
     return Server(
         url=info.endpoint,
-        model=info.config.model.name or Path(info.model_path).name,
+        model=info.model_name,
         has_key=info.config.server.needs_key,
         policy=info.config.scheduling.policy,
         mmrt=_this_program(),

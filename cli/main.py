@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from ..runtime.errors import UserError
+from .words import aliases_of, expand, refusal
 
 if TYPE_CHECKING:
     import typer
@@ -32,6 +33,7 @@ COMMANDS = (
     "replay",
     "ask",
     "chat",
+    "run",
     "examples",
     "dashboards",
     "model",
@@ -64,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
         if len(arguments) == 2 and arguments[0] == "actor" and not arguments[1].startswith("-"):
             # No typer: an actor pays for every import at each restart.
             return importlib.import_module(".actor", __package__).run(arguments[1])  # type: ignore[no-any-return]
-        return _run_app(arguments)
+        return _run_app(expand(list(arguments)))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -111,6 +113,8 @@ def _forget_output() -> None:
 
 
 def _run_app(arguments: Sequence[str]) -> int:
+    if arguments and arguments[0] not in COMMANDS and not arguments[0].startswith("-"):
+        raise UserError(refusal(arguments[0], [command for command in COMMANDS if command != "actor"]))
     app = build_app([arguments[0]] if arguments and arguments[0] in COMMANDS else COMMANDS)
     try:
         app(args=list(arguments), prog_name="mmrt")
@@ -148,6 +152,10 @@ def build_app(commands: Sequence[str]) -> "typer.Typer":
 
     for command in commands:
         importlib.import_module(f".{command}", __package__).register(app)
+    for info in app.registered_commands:
+        name = info.name or (info.callback.__name__ if info.callback is not None else "")
+        if aliases := aliases_of(name):
+            info.epilog = f"Also typed: {', '.join(f'mmrt {alias}' for alias in aliases)}."
     return app
 
 

@@ -1,4 +1,4 @@
-"""``mmrt model make``: a checkpoint of a known shape with random weights."""
+"""``mmrt model``: the model that is served, and checkpoints of a known shape with random weights."""
 
 import sys
 from pathlib import Path
@@ -8,11 +8,24 @@ import typer
 
 from ..models.families.registry import FAMILIES
 from ..runtime.errors import UserError
+from .endpoint import running
+from .options import RunName, run_path
+from .terminal import print_columns
+from .words import aliases_of
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Make models.")
+    group = typer.Typer(no_args_is_help=True, help="Show the model that is served, or make one.")
     app.add_typer(group, name="model")
+
+    @group.command(epilog=f"Also typed: {', '.join(f'mmrt {alias}' for alias in aliases_of('model', 'show'))}.")
+    def show(run: RunName = None) -> None:
+        """Show the model that the run serves.
+
+        A run has one; another model needs a run of its own (--run). Exits with 1 if no run is up.
+        """
+        info = running(run_path(run))
+        print_columns([["MODEL", "DIRECTORY", "ADDRESS"], [info.model_name, info.model_path, f"{info.endpoint}/v1"]], left=(0, 1, 2))
 
     @group.command()
     def make(

@@ -1,7 +1,7 @@
 """Options shared by several commands: the run, the configuration, and the actor."""
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 
 RunName = Annotated[str | None, typer.Option("--run", metavar="NAME", help='Name of the run; default $MMRT_RUN_DIR, or "default".')]
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="TOML configuration; default $MMRT_CONFIG.")]
+ModelDir = Annotated[str | None, typer.Option("--model", "-m", metavar="DIR", help="Checkpoint directory (model.path).")]
+Device = Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N (model.device).")]
+MaxContext = Annotated[
+    int | None, typer.Option("--max-model-len", metavar="N", help="Tokens of prompt and answer at most (model.max_context).")
+]
+Dtype = Annotated[str | None, typer.Option("--dtype", metavar="TYPE", help="auto, float32 or bfloat16 (model.dtype).")]
+Host = Annotated[str | None, typer.Option("--host", metavar="HOST", help="Where to serve; 0.0.0.0 is everywhere (server.host).")]
+Port = Annotated[int | None, typer.Option("--port", "-p", metavar="N", help="The port; 0 picks a free one (server.port).")]
 
 
 def run_path(name: str | None) -> Path:
@@ -47,10 +55,27 @@ def completed_from(names: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def configuration(file: Path | None, environment: Environment) -> "RuntimeConfig":
-    """The configuration of --config, or else $MMRT_CONFIG, or else the defaults."""
+    """The configuration of --config, or else $MMRT_CONFIG, or else the defaults; with the key of $MMRT_API_KEY."""
     from ..runtime.config import load_config  # most commands need no configuration, and it takes long to import
 
-    return load_config(file or environment.config_file)
+    return load_config(file or environment.config_file, environment.server_key)
+
+
+def override(config: "RuntimeConfig", options: Mapping[str, str | int | None]) -> "RuntimeConfig":
+    """Put options that are given into a configuration. ``options``: by the dotted names of its keys; None: not given.
+
+    Raises: ConfigError for a value that the key cannot have; BadParameter for an empty one.
+    """
+    from ..runtime.config import convert_config, to_data
+
+    data = to_data(config)
+    for key, value in options.items():
+        if value == "":
+            raise typer.BadParameter(f"{key} is empty; leave the option out for the configured value")
+        if value is not None:
+            section, _, name = key.partition(".")
+            data[section][name] = value
+    return convert_config(data)
 
 
 def check_files(config: "RuntimeConfig") -> None:

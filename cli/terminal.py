@@ -80,9 +80,11 @@ class TerminalReporter:
     def message(self, text: str) -> None:
         self._print(self._palette.line("mmrt", text))
 
-    def ready(self, endpoint: str, seconds: float) -> None:
+    def ready(self, endpoint: str, page: str, seconds: float) -> None:
+        """Say where to go: people to the page, programs to the API."""
         ready = self._palette.paint("ready", 32)
-        self._print(self._palette.line("mmrt", f"{ready} after {seconds:.1f} s: {endpoint}/v1"))
+        opened = f"open {page} in a browser; " if page else ""
+        self._print(self._palette.line("mmrt", f"{ready} after {seconds:.1f} s: {opened}OpenAI's API is at {endpoint}/v1"))
 
     def failed(self, reason: str, tail: Sequence[str]) -> None:
         """In the foreground the tail has been printed as it came."""
@@ -125,7 +127,7 @@ class JsonReporter:
     def message(self, text: str, level: str = "INFO") -> None:
         self.lines(SUPERVISOR, [as_object(text, time_s=time.time(), actor=SUPERVISOR, pid=os.getpid(), level=level)])
 
-    def ready(self, endpoint: str, seconds: float) -> None:
+    def ready(self, endpoint: str, page: str, seconds: float) -> None:
         self.message(f"ready after {seconds:.1f} s: {endpoint}/v1")
 
     def failed(self, reason: str, tail: Sequence[str]) -> None:

@@ -6,15 +6,16 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import msgspec
 import typer
 
 from ..actors.host.model_facts import facts_of
 from ..models.architecture import ModelConfig
-from ..models.config import load_model_config
-from ..runtime.config import RuntimeConfig, convert_config, to_data
+from ..models.checkpoint.files import missing_files
+from ..models.config import load_model_config, weight_bytes
+from ..runtime.config import RuntimeConfig
 from ..runtime.environment import Environment, read_environment
 from ..runtime.errors import ConfigError, RunError
 from ..runtime.process.host_room import read_host_room
@@ -27,7 +28,21 @@ from ..runtime.supervisor.specs import actor_specs, child_environment
 from ..runtime.supervisor.supervisor import Reporter, RunSetup, Supervisor
 from ..shm.run_directory import RunDirectory, foreign_parent
 from .daemon import detach
-from .options import ConfigFile, RunName, check_files, configuration, log_directory, run_path
+from .options import (
+    ConfigFile,
+    Device,
+    Dtype,
+    Host,
+    MaxContext,
+    ModelDir,
+    Port,
+    RunName,
+    check_files,
+    configuration,
+    log_directory,
+    override,
+    run_path,
+)
 from .terminal import JsonReporter, TerminalReporter
 
 PACKAGE_DIRECTORY = Path(__file__).parents[1]
@@ -52,11 +67,24 @@ class Plan(msgspec.Struct, frozen=True):
 def register(app: typer.Typer) -> None:
     @app.command()
     def up(
+        directory: Annotated[str | None, typer.Argument(metavar="MODEL", help="Checkpoint directory, as --model.")] = None,
         config: ConfigFile = None,
-        model: Annotated[str | None, typer.Option("--model", "-m", metavar="DIR", help="Checkpoint directory.")] = None,
-        device: Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = None,
-        host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Where to serve; 0.0.0.0 is everywhere.")] = None,
-        port: Annotated[int | None, typer.Option("--port", "-p", metavar="N", help="The port; 0 picks a free one.")] = None,
+        model: ModelDir = None,
+        name: Annotated[
+            str | None, typer.Option("--served-model-name", metavar="NAME", help="What clients call it (model.name).")
+        ] = None,
+        max_context: MaxContext = None,
+        dtype: Dtype = None,
+        device: Device = None,
+        host: Host = None,
+        port: Port = None,
+        api_key: Annotated[
+            str | None,
+            typer.Option(
+                metavar="KEY",
+                help="Key that clients must send (server.api_key). Other users see options in ps; they do not see $MMRT_API_KEY.",
+            ),
+        ] = None,
         preset: Annotated[str | None, typer.Option("--preset", metavar="NAME", help="A baseline: monolithic or split.")] = None,
         detached: Annotated[bool, typer.Option("--detach", "-d", help="Return when the run is ready.")] = False,
         reload: Annotated[
@@ -65,39 +93,50 @@ def register(app: typer.Typer) -> None:
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be started.")] = False,
         run: RunName = None,
     ) -> None:
-        """Start all actors and serve. Ctrl-C ends the run after its requests; a second one at once."""
+        """Start all actors and serve. Ctrl-C ends the run after its requests; a second one at once.
+
+        Without MODEL the demo model is served. Options replace what the configuration says.
+        """
+        if None not in (directory, model) and directory != model:
+            raise typer.BadParameter(f"MODEL is {directory!r} and --model is {model!r}: give one of them")
         environment = read_environment()
-        plan = make_plan(run_path(run), override(configuration(config, environment), model, device, host, port, preset), environment)
+        settings = configuration(config, environment)
+        if preset is not None and settings.scheduling.preset not in ("", preset):
+            raise ConfigError(f"--preset {preset}: the configuration has scheduling.preset = {settings.scheduling.preset!r}")
+        options = {
+            "model.path": directory if model is None else model,
+            "model.name": name,
+            "model.max_context": max_context,
+            "model.dtype": dtype,
+            "model.device": device,
+            "server.host": host,
+            "server.port": port,
+            "server.api_key": api_key,
+            "scheduling.preset": preset,
+        }
+        plan = make_plan(run_path(run), override(settings, options), environment)
         plan = msgspec.structs.replace(plan, watched_source=PACKAGE_DIRECTORY if reload else None)
-        layout = layout_of(plan)
-        if dry_run:
-            _describe(plan, layout)
-        _check_room(plan, layout)
-        if dry_run:
-            return
-        reporter = TerminalReporter(sys.stdout, environment)
-        if detached:
-            status = detach(lambda pipe: supervise(plan, pipe, hang_up_ends=False), plan.logs / "supervisor.log", reporter)
-        else:
-            status = supervise(plan, JsonReporter(sys.stdout) if plan.config.logging.is_json else reporter)
-        raise typer.Exit(status)
+        raise typer.Exit(_show(plan) if dry_run else bring_up(plan, detached=detached))
 
 
-def override(
-    config: RuntimeConfig, model: str | None, device: str | None, host: str | None, port: int | None, preset: str | None = None
-) -> RuntimeConfig:
-    configured = config.scheduling.preset
-    if preset is not None and configured not in ("", preset):
-        raise ConfigError(f"--preset {preset}: the configuration has scheduling.preset = {configured!r}")
-    if model == "":
-        raise typer.BadParameter("is empty; leave it out for the demo model", param_hint="--model")
-    data = to_data(config)
-    options = {"model.path": model, "model.device": device, "server.host": host, "server.port": port, "scheduling.preset": preset}
-    for key, value in options.items():
-        if value is not None:
-            section, _, name = key.partition(".")
-            data[section][name] = value
-    return convert_config(data)
+def bring_up(plan: Plan, *, detached: bool, stream: TextIO = sys.stdout) -> int:
+    """Start the run and supervise it to its end; ``detached``: until it is ready, which ``stream`` is told.
+
+    Returns the exit status. Raises: RunError.
+    """
+    _check_room(plan, layout_of(plan))
+    reporter = TerminalReporter(stream, plan.environment)
+    if detached:
+        return detach(lambda pipe: supervise(plan, pipe, hang_up_ends=False), plan.logs / "supervisor.log", reporter)
+    return supervise(plan, JsonReporter(sys.stdout) if plan.config.logging.is_json else reporter)
+
+
+def _show(plan: Plan) -> int:
+    """--dry-run: say what would be started, and whether there is room for it. Raises: RunError."""
+    layout = layout_of(plan)
+    _describe(plan, layout)
+    _check_room(plan, layout)
+    return 0
 
 
 def make_plan(path: Path, config: RuntimeConfig, environment: Environment) -> Plan:
@@ -106,10 +145,24 @@ def make_plan(path: Path, config: RuntimeConfig, environment: Environment) -> Pl
         raise RunError(
             f"a run is already up in {path} (pids {pids_of(path)}): see `mmrt status`, end it with `mmrt down`, or use --run NAME"
         )
-    model = model_path(config)
+    model = whole_checkpoint(config)
     check_files(config)
     config, dtype_reason = fit_to_machine(config, model, path, environment)
     return Plan(path, config, model, free_port(config), environment, dtype_reason)
+
+
+def whole_checkpoint(config: RuntimeConfig) -> Path:
+    """Return the checkpoint directory of the configuration, which has every kind of file that a run needs.
+
+    Raises: ConfigError naming those that are missing.
+    """
+    path = model_path(config)
+    if missing := missing_files(path):
+        raise ConfigError(
+            f"model.path = {config.model.path!r} is not a whole checkpoint: {'; '.join(missing)}. Get it whole: "
+            "hf download NAME --local-dir DIR"
+        )
+    return path
 
 
 def _check_room(plan: Plan, layout: MemoryLayout) -> None:
@@ -136,9 +189,9 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
     if not plan.config.model.path:
         reporter.message("no model is configured: serving the demo model, which knows simple pictures, clips and sounds")
     if not plan.config.server.needs_key and _is_reachable(plan.config.server.host):
-        reporter.message(f"whoever reaches {plan.config.server.host} can use this server: it has no API key (server.api_key)")
+        reporter.message(f"whoever reaches {plan.config.server.host} can use this server: it has no API key (--api-key, MMRT_API_KEY)")
     if "*" in plan.config.server.allow_origins and not plan.config.server.needs_key:
-        reporter.message("every web page that is open in a browser can use this server: it has no API key (server.api_key)")
+        reporter.message("every web page that is open in a browser can use this server: it has no API key (--api-key, MMRT_API_KEY)")
     if (foreign := foreign_parent()) is not None and plan.environment.run_dir is None:
         reporter.message(f"{foreign} is not a directory of this user, so the run directory is {plan.path}")
     listeners = open_listeners(plan.config.server.host, plan.port)
@@ -176,7 +229,8 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
     """--dry-run: describe the processes to start, and the shared memory they would take."""
     print(f"run directory  {plan.path}")
     print(f"model          {plan.model}")
-    print(f"endpoint       {run_info(plan.config, plan.model, plan.port).endpoint}/v1")
+    info = run_info(plan.config, plan.model, plan.port)
+    print(f"endpoint       {info.endpoint}/v1" + (f", and the page {info.page}" if info.page else ""))
     print(f"logs           {plan.logs}")
     why = f" ({plan.dtype_reason})" if plan.dtype_reason else ""
     print(f"dtype          {layout.dtype}{why}, weights in {layout.weights}, KV cache in {layout.kv_dtype}")
@@ -188,9 +242,11 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
         share = plan.config.memory.gpu_memory_utilization
         print(f"               (at the start the kv pool takes what is left of {share:.0%} of the device's memory)")
     tables = layout.num_bytes - sum(pool.num_bytes for pool in layout.pools.values() if not pool.on_device)
-    weights = "" if plan.config.model.on_cuda else ", and the weights"
+    weights = weight_bytes(model_of(plan)) / 2**20
+    on_device = plan.config.model.on_cuda
     print(f"tables, rings  {tables / 2**20:.0f} MiB")
-    print(f"shared memory  {layout.num_bytes / 2**20:.0f} MiB{weights}")
+    print(f"weights        {weights:.0f} MiB on {plan.config.model.device}" if on_device else f"weights        {weights:.0f} MiB")
+    print(f"shared memory  {layout.num_bytes / 2**20:.0f} MiB" + ("" if on_device else f", and the weights: {weights:.0f} MiB"))
     devices = devices_of(plan.config.actors.layout)
     for device in plan.config.devices:
         print(f"device         {device.name:<12} processors {device.cpus or 'any'}")

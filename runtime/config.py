@@ -109,13 +109,18 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return processes_of(self.actors.layout)
 
 
-def load_config(path: Path | None = None) -> RuntimeConfig:
+def load_config(path: Path | None = None, api_key: str = "") -> RuntimeConfig:
     """Load the configuration from the TOML file at ``path``, of 1 MiB at most; the defaults if it is None.
 
-    Raises: ConfigError naming file and key.
+    ``api_key``: replaces that of the file, unless it is empty. Raises: ConfigError naming file and key.
     """
-    if path is None:
-        return RuntimeConfig()
+    config = RuntimeConfig() if path is None else _load_file(path)
+    if not api_key:
+        return config
+    return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, api_key=api_key))
+
+
+def _load_file(path: Path) -> RuntimeConfig:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

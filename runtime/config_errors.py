@@ -10,7 +10,6 @@ import msgspec
 from .errors import ConfigError
 from .toml_text import show
 
-
 MAX_TEXT = 4096  # characters of a value: as many as a path has
 _INTEGERS = range(-(1 << 63), 1 << 63)  # of TOML
 

@@ -9,6 +9,7 @@ import msgspec
 from .errors import ConfigError
 
 CHILD_LISTEN_FD = 4  # first of the supervisor's listening sockets in a gateway; the others follow
+SERVER_KEY = "MMRT_API_KEY"
 SYSTEMD_LISTEN_FD = 3  # SD_LISTEN_FDS_START
 _MOST_FILES = 1 << 20  # that a process may open, as a kernel is usually set
 _MOST_PID = 1 << 22
@@ -20,6 +21,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     run_dir: Path | None = None  # MMRT_RUN_DIR: the run directory to use, for actors the one to attach to
     config_file: Path | None = None  # MMRT_CONFIG: what --config is when it is not given
+    server_key: str = ""  # MMRT_API_KEY: the key of a server that is started, in place of server.api_key
     notify_socket: str | None = None  # NOTIFY_SOCKET: where sd_notify goes
     lifeline_fd: int | None = None  # MMRT_LIFELINE_FD: see runtime/process/lifeline.py
     listen_fds: tuple[int, ...] = ()  # sockets to serve on: MMRT_LISTEN_FDS of them from a supervisor, LISTEN_FDS from systemd
@@ -54,6 +56,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     return Environment(
         run_dir=path("MMRT_RUN_DIR"),
         config_file=path("MMRT_CONFIG"),
+        server_key=environ.get(SERVER_KEY, ""),
         notify_socket=environ.get("NOTIFY_SOCKET") or None,
         lifeline_fd=number("MMRT_LIFELINE_FD"),
         listen_fds=_listen_fds(number("MMRT_LISTEN_FDS"), number("LISTEN_FDS"), number("LISTEN_PID", _MOST_PID)),

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 
 from ..errors import CheckpointError
+from .files import weight_files
 
-_INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100 << 20
 _MAX_ELEMENTS = 1 << 64  # of a tensor; more are not told apart
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -46,7 +46,7 @@ class SafetensorsFiles:
         """Raises: CheckpointError naming the file and the fault."""
         self._maps: dict[Path, mmap.mmap] = {}
         self.tensors: dict[str, StoredTensor] = {}
-        for file in self._files(path):
+        for file in weight_files(path):
             for name, tensor in self._read_header(file):
                 if name in self.tensors:
                     raise CheckpointError(f"{file}: tensor {name!r} is also in {self.tensors[name].file.name}")
@@ -61,27 +61,6 @@ class SafetensorsFiles:
     def view(self, tensor: StoredTensor) -> memoryview:
         """The tensor's bytes, in place in the page cache."""
         return memoryview(self._maps[tensor.file])[tensor.start : tensor.start + tensor.num_bytes]
-
-    @staticmethod
-    def _files(path: Path) -> list[Path]:
-        index = path / _INDEX
-        if index.is_file():
-            try:
-                weight_map = json.loads(index.read_bytes())["weight_map"]
-                names = sorted(set(weight_map.values()))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise CheckpointError(f"{index}: not an index of safetensors shards: {error!r}") from None
-            files = [path / name for name in names if isinstance(name, str) and Path(name).name == name]
-            if len(files) != len(names):
-                raise CheckpointError(f"{index}: names a shard outside of the model directory")
-        else:
-            files = sorted(path.glob("*.safetensors"))
-        if not files:
-            raise CheckpointError(f"{path}: holds no *.safetensors file")
-        for file in files:
-            if not file.is_file():
-                raise CheckpointError(f"{file}: missing, though {_INDEX} names it")
-        return files
 
     def _read_header(self, file: Path) -> Iterable[tuple[str, StoredTensor]]:
         size = file.stat().st_size

@@ -16,6 +16,7 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 
+from ..checkpoint.files import template_source
 from ..errors import CheckpointError
 from .bounded_template import STEP, BoundedEnvironment, Deadline, TemplateLimit, check_short
 from .tool_calls import OPENING
@@ -56,19 +57,7 @@ class ChatTemplate:
         Raises:
             CheckpointError: none of them has one.
         """
-        file = path / "chat_template.jinja"
-        if file.is_file():
-            return cls(file.read_text(encoding="utf-8"), special_tokens)
-        for name in ("chat_template.json", "tokenizer_config.json"):
-            file = path / name
-            if file.is_file():
-                try:
-                    source = _default_template(json.loads(file.read_bytes()))
-                except ValueError as error:
-                    raise CheckpointError(f"{file} is not JSON: {error}") from error
-                if source is not None:
-                    return cls(source, special_tokens)
-        raise CheckpointError(f"{path} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json)")
+        return cls(template_source(path), special_tokens)
 
     def render(
         self,
@@ -111,15 +100,6 @@ class ChatTemplate:
             if isinstance(error.__cause__, TemplateLimit):
                 raise CheckpointError(f"the chat template cannot be used: {error.__cause__}") from error
             return ""
-
-
-def _default_template(value: Any) -> str | None:
-    """``chat_template`` of a JSON file: a string, or a list of named templates from which ``default`` is taken."""
-    template = value.get("chat_template") if isinstance(value, dict) else None
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
 
 
 def _raise_exception(message: str) -> NoReturn:

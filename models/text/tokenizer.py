@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
+from ..checkpoint.files import tokenizer_file
 from ..errors import CheckpointError
 
 _SENTINEL = re.compile("x|([0-9]+)y")  # behind a request's nonce
@@ -58,9 +59,7 @@ class Tokenizer:
         Raises:
             CheckpointError: a file is missing or malformed, or the decoder is not a byte-level one.
         """
-        file = path / "tokenizer.json"
-        if not file.is_file():
-            raise CheckpointError(f"{file} is missing")
+        file = tokenizer_file(path)
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing narrower

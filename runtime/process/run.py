@@ -82,6 +82,16 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.config.server.host, self.config.server.host)
         return f"{self.config.server.scheme}://{f'[{host}]' if ':' in host else host}:{self.config.server.port}"
 
+    @property
+    def model_name(self) -> str:
+        """The name by which clients know the model."""
+        return self.config.model.name or Path(self.model_path).name
+
+    @property
+    def page(self) -> str:
+        """The address of the page for people; "" if it is not served."""
+        return f"{self.endpoint}/" if self.config.server.page else ""
+
 
 def run_info(config: RuntimeConfig, model: Path, port: int, dtype_reason: str = "") -> RunInfo:
     """Make the ``run.json`` contents of a run that serves on ``port``. The rest is from ``fit_to_machine``."""
@@ -125,7 +135,7 @@ def join_run(actor: str, environment: Environment, timeout_s: float = 180.0) -> 
             if environment.lifeline_fd is not None:
                 raise RunError(f"the run in {path} is gone")
             if actor == "memory":
-                config = load_config(environment.config_file)
+                config = load_config(environment.config_file, environment.server_key)
                 model = model_path(config)
                 config, why = fit_to_machine(config, model, path, environment)
                 # A port that is configured may be taken: by systemd, which listens on it for the gateway.

@@ -4,6 +4,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from ..config import RuntimeConfig
+from ..environment import SERVER_KEY
 from ..stage_table import STAGES, stage_of
 from .launcher import ACTOR_ENTRY, BASE_STAGE, TORCH_STAGE, actor_command
 from .managed_actor import ActorSpec
@@ -56,8 +57,17 @@ ONEDNN_PRIMITIVES = "128"
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the actors' environment: all variables except those for this process alone, plus settings common to all actors."""
-    own = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "MMRT_LIFELINE_FD", "MMRT_LISTEN_FDS")
+    """Return the actors' environment: all variables except those for this process alone and its secret, plus settings common to all."""
+    own = (
+        "NOTIFY_SOCKET",
+        "WATCHDOG_USEC",
+        "WATCHDOG_PID",
+        "LISTEN_FDS",
+        "LISTEN_PID",
+        "MMRT_LIFELINE_FD",
+        "MMRT_LISTEN_FDS",
+        SERVER_KEY,
+    )
     inherited = {key: value for key, value in environ.items() if key not in own}
     return inherited | {
         "PYTHONUNBUFFERED": "1",

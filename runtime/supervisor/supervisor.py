@@ -53,7 +53,7 @@ class Reporter(Protocol):
     def lines(self, actor: str, lines: Sequence[str]) -> None: ...
     def progress(self, actor: str, state: str, status: str) -> None: ...
     def message(self, text: str) -> None: ...
-    def ready(self, endpoint: str, seconds: float) -> None: ...
+    def ready(self, endpoint: str, page: str, seconds: float) -> None: ...
     def failed(self, reason: str, tail: Sequence[str]) -> None: ...
 
 
@@ -328,9 +328,9 @@ class Supervisor:
         if not self._was_ready and not self._end.is_set() and self.is_ready(frozenset(self.actors)):
             self._was_ready = True
             seconds = time.monotonic() - self._began_s
-            endpoint = self._setup.info.endpoint
+            endpoint, page = self._setup.info.endpoint, self._setup.info.page
             self._logs.write("supervisor", [f"ready after {seconds:.2f} s: {endpoint}"], os.getpid())
-            self._reporter.ready(endpoint, seconds)
+            self._reporter.ready(endpoint, page, seconds)
             self._notifier.active(f"serving at {endpoint}")
 
     def can_do_without(self, actor: SupervisedActor, is_misconfigured: bool) -> bool:

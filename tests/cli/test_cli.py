@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mmrt.cli.main import COMMANDS, run
+from mmrt.cli.options import override
+from mmrt.cli.words import ADVICE, ALIASES
 from mmrt.runtime.config import RuntimeConfig, parse_config
 from mmrt.runtime.process.host_room import HostRoom
-from mmrt.runtime.process.run import create_run, run_info
+from mmrt.runtime.process.run import DEFAULT_MODEL, create_run, run_info
 from mmrt.runtime.stage_table import ACTORS
+from mmrt.runtime.supervisor.specs import child_environment
 from mmrt.shm.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -75,6 +79,43 @@ def test_every_command_has_help(command: str, capsys: Captured) -> None:
     assert capsys.readouterr().out == text
 
 
+@pytest.mark.parametrize("alias", ALIASES)
+def test_words_of_other_programs_lead_to_the_command(alias: str, capsys: Captured) -> None:
+    command = ALIASES[alias]
+    assert run([alias, "--help"]) == run(["help", alias]) == run([*command, "--help"]) == 0
+    first, second, third = (part for part in capsys.readouterr().out.split("Usage: mmrt ") if part)
+    assert first == second == third and first.startswith(" ".join(command))
+    if command != ("bench",):  # a group, whose list of commands ends its help
+        assert f"mmrt {alias}" in " ".join(first.partition("Also typed:")[2].split())
+    assert run(["--help"]) == 0
+    assert f"\n  {alias} " not in capsys.readouterr().out, "aliases are not listed"
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("stpo", "did you mean mmrt stop (mmrt down)"),
+        ("strat", "did you mean mmrt start (mmrt up)"),
+        ("serv", "did you mean mmrt serve (mmrt up)"),
+        ("Stop", "did you mean mmrt stop (mmrt down)"),
+        ("statsu", "did you mean mmrt status"),
+        ("pul", "did you mean mmrt pull"),
+        ("nonsense", "No such command 'nonsense': mmrt --help lists all"),
+        ("pull", "mmrt pull: mmrt downloads nothing; it serves a directory: hf download NAME --local-dir DIR, then mmrt up DIR"),
+        ("rm", "mmrt rm: mmrt keeps no models: remove the checkpoint's directory yourself"),
+        ("kill", "mmrt kill: mmrt down --drain 0 ends the run at once; mmrt restart ACTOR replaces one process"),
+    ],
+)
+def test_a_word_that_is_no_command_leads_on(word: str, said: str, capsys: Captured) -> None:
+    status, error = refused(capsys, word, "x")
+    assert status == 2 and said in error and error.count("\n") == 1
+
+
+def test_aliases_and_commands_do_not_overlap() -> None:
+    assert not {*ALIASES, *ADVICE} & {*COMMANDS} and not {*ALIASES} & {*ADVICE}
+    assert {words[0] for words in ALIASES.values()} <= {*COMMANDS}
+
+
 def test_version(capsys: Captured) -> None:
     assert run(["version"]) == 0
     told = capsys.readouterr().out
@@ -125,6 +166,16 @@ def test_config_show_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     [
         (["up", "--port", "70000"], 2, "error: server.port = 70000: expected `int` <= 65535"),
         (["up", "--model", "/no/such"], 2, "error: model.path = '/no/such' is not a directory: expected a Hugging Face"),
+        (["up", "/no/such"], 2, "error: model.path = '/no/such' is not a directory: expected a Hugging Face"),
+        (["serve", "/no/such"], 2, "error: model.path = '/no/such' is not a directory: expected a Hugging Face"),
+        (["run", "/no/such", "Hello"], 2, "error: model.path = '/no/such' is not a directory: expected a Hugging Face"),
+        (["up", "a", "--model", "b"], 2, "MODEL is 'a' and --model is 'b': give one of them"),
+        (["up", ""], 2, "model.path is empty; leave the option out"),
+        (["up", "--api-key", ""], 2, "server.api_key is empty; leave the option out"),
+        (["up", "--dtype", "half"], 2, "error: model.dtype = \"half\": expected one of 'auto', 'float32', 'bfloat16'"),
+        (["up", "--max-model-len", "-1"], 2, "error: model.max_context = -1: expected `int` >= 0"),
+        (["up", "--dry-run", "--port", "0", "--max-model-len", "1000000"], 2, "max_context of 1000000 is above the model's limit"),
+        (["stop", "decode"], 2, "unexpected extra argument"),
         (["up", "--model", "~nosuchuser/x"], 2, "error: model.path = '~nosuchuser/x': Could not determine home directory"),
         (["up", "--host", "a..b"], 1, "error: cannot serve on a..b:8000 (server.host, server.port): "),
         (["ask", "x", "--url", "http://[::1"], 1, "error: cannot reach http://[::1: "),
@@ -279,6 +330,64 @@ def test_dry_run_starts_nothing(tmp_path: Path, capsys: Captured) -> None:
     assert f"run directory  {tmp_path}/run" in plan and "shared memory" in plan and "models/demo" in plan
     assert all(name in plan for name in ACTORS)
     assert sorted(tmp_path.iterdir()) == []
+
+
+def test_dry_run_says_how_large_the_weights_are(capsys: Captured) -> None:
+    assert run(["up", "--dry-run", "--port", "0", "--dtype", "float32"]) == 0
+    shown = capsys.readouterr().out
+    stored = (DEFAULT_MODEL / "model.safetensors").stat().st_size
+    (mib,) = re.findall(r"^weights +(\d+) MiB$", shown, re.MULTILINE)
+    assert stored / 2**20 <= int(mib) + 1 <= 2.2 * stored / 2**20
+    assert re.search(rf"^shared memory +\d+ MiB, and the weights: {mib} MiB$", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("model.safetensors", "holds no *.safetensors file"),
+        ("tokenizer.json", "tokenizer.json is missing"),
+        ("chat_template.jinja", "has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json)"),
+        ("*", "holds no *.safetensors file; tokenizer.json is missing; has no chat template ("),
+    ],
+)
+@pytest.mark.parametrize("arguments", [["up", "--dry-run"], ["up", "-d"], ["doctor"]])
+def test_a_checkpoint_without_a_part_is_no_checkpoint(
+    tmp_path: Path, capsys: Captured, file: str, said: str, arguments: list[str]
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(DEFAULT_MODEL, model)
+    for path in model.glob(file):
+        if path.name != "config.json":
+            path.unlink()
+    assert run([*arguments, "--port", "0", "--model", str(model)]) == (1 if arguments == ["doctor"] else 2)
+    told = capsys.readouterr()
+    assert f"model.path = '{model}' is not a whole checkpoint: {said}" in told.err + told.out
+    assert "hf download NAME --local-dir DIR" in told.err + told.out
+
+
+def test_a_pointer_of_git_lfs_is_no_file(tmp_path: Path, capsys: Captured) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(DEFAULT_MODEL, model)
+    (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 11\n")
+    status, error = refused(capsys, "up", "--dry-run", "--port", "0", str(model))
+    assert status == 2 and "model.safetensors is a pointer of Git LFS in place of the file (git lfs pull)" in error
+    (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}')
+    status, error = refused(capsys, "up", "--dry-run", "--port", "0", str(model))
+    assert status == 2 and "1.safetensors: missing, though model.safetensors.index.json names it" in error
+
+
+def test_options_replace_what_the_configuration_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    config = parse_config('[server]\napi_key = "a"\n[model]\nname = "n"\n')
+    assert override(config, {"server.api_key": None, "model.name": None}) == config
+    changed = override(config, {"server.api_key": "b", "model.name": "m", "model.max_context": 128, "model.dtype": "float32"})
+    assert (changed.server.api_key, changed.model.name) == ("b", "m")
+    assert (changed.model.max_context, changed.model.dtype) == (128, "float32")
+    file = tmp_path / "c.toml"
+    file.write_text('[server]\napi_key = "of the file"\n')
+    monkeypatch.setenv("MMRT_API_KEY", "of the environment")
+    assert run(["config", "show", "--config", str(file)]) == 0
+    assert parse_config(capsys.readouterr().out).server.api_key == "of the environment"
+    assert "MMRT_API_KEY" not in child_environment(os.environ), "a decoder of media has no use for it"
 
 
 def test_dry_run_shows_devices_and_their_pools(tmp_path: Path, capsys: Captured) -> None:

@@ -35,7 +35,7 @@ class Printer:
     def message(self, text: str) -> None:
         self._print("message", text=text)
 
-    def ready(self, endpoint: str, seconds: float) -> None:
+    def ready(self, endpoint: str, page: str, seconds: float) -> None:
         self._print("ready", endpoint=endpoint)
 
     def failed(self, reason: str, tail: Sequence[str]) -> None:

@@ -1,0 +1,38 @@
+"""``mmrt run [MODEL] [QUESTION]``: what other programs call so: a conversation with a model, which is started if no run is up."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ..runtime.environment import read_environment
+from ..runtime.errors import RunError
+from ..shm.run_directory import RunDirectory
+from .chat import talk
+from .endpoint import find_endpoint, running
+from .options import RunName, configuration, override, run_path
+from .up import bring_up, make_plan, whole_checkpoint
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def run(
+        model: Annotated[
+            str | None, typer.Argument(metavar="MODEL", help="Checkpoint directory; default: that of the run, or the demo model.")
+        ] = None,
+        question: Annotated[str | None, typer.Argument(metavar="QUESTION", help="Ask this alone; default: a conversation.")] = None,
+        run: RunName = None,
+    ) -> None:
+        """Start the server if none is up, then chat.
+
+        It is mmrt up -d and mmrt chat. The server stays up when the chat ends: mmrt down ends it.
+        """
+        path, environment = run_path(run), read_environment()
+        config = override(configuration(None, environment), {"model.path": model})
+        if not RunDirectory.is_alive(path):
+            if status := bring_up(make_plan(path, config, environment), detached=True, stream=sys.stderr):
+                raise typer.Exit(status)
+        elif model is not None and str(whole_checkpoint(config)) != (served := running(path).model_path):
+            raise RunError(f"the run in {path} serves {served}: end it with `mmrt down`, or name another run with --run")
+        lines = iter([question])
+        raise typer.Exit(talk(find_endpoint(None, None, run), read=None if question is None else lambda _: next(lines, None)))

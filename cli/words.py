@@ -1,0 +1,61 @@
+"""Words of other programs for what mmrt does: the command that each leads to, and what to do instead where there is none (pure).
+
+``main`` asks for them before it looks for a command, so that ``mmrt serve`` and ``mmrt stop`` do what they mean.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+ALIASES = {
+    "serve": ("up",),
+    "start": ("up",),
+    "launch": ("up",),
+    "stop": ("down",),
+    "shutdown": ("down",),
+    "ps": ("status",),
+    "list": ("model", "show"),
+    "ls": ("model", "show"),
+    "models": ("model", "show"),
+    "show": ("model", "show"),
+    "generate": ("ask",),
+    "complete": ("ask",),
+    "log": ("logs",),
+    "check": ("doctor",),
+    "benchmark": ("bench",),
+}
+"""The command's words, which take the alias's place."""
+
+_DOWNLOAD = "mmrt downloads nothing; it serves a directory: hf download NAME --local-dir DIR, then mmrt up DIR"
+_REMOVE = "mmrt keeps no models: remove the checkpoint's directory yourself (mmrt cache clear forgets what is kept of requests)"
+ADVICE = {
+    "pull": _DOWNLOAD,
+    "download": _DOWNLOAD,
+    "install": _DOWNLOAD,
+    "rm": _REMOVE,
+    "remove": _REMOVE,
+    "delete": _REMOVE,
+    "push": "mmrt publishes no models",
+    "create": "mmrt makes no models of others: mmrt model make has random weights, and hf download NAME --local-dir DIR gets one",
+    "kill": "mmrt down --drain 0 ends the run at once; mmrt restart ACTOR replaces one process",
+}
+"""Words without a command: what to do instead."""
+
+
+def expand(arguments: list[str]) -> list[str]:
+    """Return a command line with an alias replaced by the command that it means. ``help COMMAND`` is ``COMMAND --help``."""
+    words = [*arguments[1:], "--help"] if arguments[:1] == ["help"] else list(arguments)
+    return [*ALIASES[words[0]], *words[1:]] if words and words[0] in ALIASES else words
+
+
+def aliases_of(*command: str) -> list[str]:
+    """Return the aliases of a command."""
+    return [alias for alias, words in ALIASES.items() if words == command]
+
+
+def refusal(word: str, commands: Iterable[str]) -> str:
+    """Return what to say of a word that is no command."""
+    if word.lower() in ADVICE:
+        return f"mmrt {word}: {ADVICE[word.lower()]}"
+    near = difflib.get_close_matches(word.lower(), [*commands, *ALIASES, *ADVICE], n=2)
+    meant = " or ".join(f"mmrt {name}" + (f" (mmrt {' '.join(ALIASES[name])})" if name in ALIASES else "") for name in near)
+    return f"No such command {word[:40]!r}: {f'did you mean {meant}? ' if near else ''}mmrt --help lists all"

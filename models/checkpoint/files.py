@@ -1,0 +1,94 @@
+"""Which files a checkpoint directory has: the shards of its weights, its tokenizer, its chat template. Without torch.
+
+``SafetensorsFiles`` and ``ChatTemplate`` read what is found here; ``mmrt up`` and ``mmrt doctor`` ask beforehand what is missing.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+TOKENIZER = "tokenizer.json"
+_POINTER = b"version https://git-lfs"  # how a file begins that Git LFS has not fetched
+
+
+def missing_files(path: Path) -> list[str]:
+    """Say of each kind of file that a run needs what is missing; nothing of a whole checkpoint. ``config.json`` is not looked for."""
+    said = []
+    for look in (weight_files, tokenizer_file, template_source):
+        try:
+            look(path)
+        except CheckpointError as error:
+            said.append(str(error).removeprefix(f"{path}: ").replace(f"{path}/", ""))
+    return said
+
+
+def weight_files(path: Path) -> list[Path]:
+    """Return the safetensors files: those that the index names, or all. Raises: CheckpointError if there are none, or not all."""
+    index = path / INDEX
+    if index.is_file():
+        try:
+            weight_map = json.loads(index.read_bytes())["weight_map"]
+            names = sorted(set(weight_map.values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{index}: not an index of safetensors shards: {error!r}") from None
+        files = [path / name for name in names if isinstance(name, str) and Path(name).name == name]
+        if len(files) != len(names):
+            raise CheckpointError(f"{index}: names a shard outside of the model directory")
+    else:
+        files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(f"{path}: holds no *.safetensors file")
+    if absent := [file for file in files if not file.is_file()]:
+        others = f", and {len(absent) - 1} of the others" if len(absent) > 1 else ""
+        raise CheckpointError(f"{absent[0]}: missing, though {INDEX} names it{others}")
+    for file in files:
+        _expect_contents(file)
+    return files
+
+
+def tokenizer_file(path: Path) -> Path:
+    """Return the tokenizer's file. Raises: CheckpointError if there is none."""
+    file = path / TOKENIZER
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing")
+    _expect_contents(file)
+    return file
+
+
+def template_source(path: Path) -> str:
+    """Return a checkpoint's chat template: of chat_template.jinja, chat_template.json or tokenizer_config.json, in this order.
+
+    Raises: CheckpointError if none of them has one.
+    """
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        file = path / name
+        if file.is_file():
+            try:
+                source = _default_template(json.loads(file.read_bytes()))
+            except ValueError as error:
+                raise CheckpointError(f"{file} is not JSON: {error}") from error
+            if source is not None:
+                return source
+    raise CheckpointError(f"{path}: has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json)")
+
+
+def _default_template(value: Any) -> str | None:
+    """``chat_template`` of a JSON file: a string, or a list of named templates from which ``default`` is taken."""
+    template = value.get("chat_template") if isinstance(value, dict) else None
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _expect_contents(file: Path) -> None:
+    """Raise CheckpointError for a pointer in a file's place."""
+    with file.open("rb") as stream:
+        if stream.read(len(_POINTER)) == _POINTER:
+            raise CheckpointError(f"{file} is a pointer of Git LFS in place of the file (git lfs pull)")
