@@ -1,18 +1,18 @@
 """``mmrt chat``: a conversation with a running endpoint in the terminal, or over a pipe, one question a line."""
 
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Annotated
 
 import typer
 
 from ..runtime.environment import read_environment
 from ..runtime.errors import RunError, UserError
+from .answer_view import view_answer
 from .conversation import COMMANDS, Conversation
 from .endpoint import ApiKey, Endpoint, ModelName, Url, find_endpoint
 from .line_editor import Reader, piped_lines, terminal_lines
 from .options import RunName
-from .terminal import printable
 
 PROMPT, MORE = ">>> ", "... "
 _BLOCK = '"""'
@@ -37,8 +37,9 @@ def register(app: typer.Typer) -> None:
         question; the exit status is 1 if one got no answer.
         """
         fields = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-        conversation = Conversation({key: value for key, value in fields.items() if value is not None}, system)
-        raise typer.Exit(talk(find_endpoint(url, api_key, run), model, conversation))
+        server = find_endpoint(url, api_key, run)
+        given = {key: value for key, value in fields.items() if value is not None}
+        raise typer.Exit(talk(server, model, Conversation(given, system, server.chat_fields)))
 
 
 def talk(server: Endpoint, model: str | None = None, conversation: Conversation | None = None, read: Reader | None = None) -> int:
@@ -48,7 +49,7 @@ def talk(server: Endpoint, model: str | None = None, conversation: Conversation 
     Returns the exit status: 1 if a question that was not typed got no answer. Raises: RunError.
     """
     name = model or server.first_model()
-    conversation = conversation or Conversation({})
+    conversation = conversation or Conversation({}, known_fields=server.chat_fields)
     if read is not None or not sys.stdin.isatty():
         return 0 if Chat(server, name, conversation, is_terminal=False).run(read or piped_lines) else 1
     lines = terminal_lines(read_environment().state_home / HISTORY_NAME, [f"/{command}" for command in COMMANDS])
@@ -65,7 +66,7 @@ class Chat:
         self._model = model
         self._conversation = conversation
         self._is_terminal = is_terminal
-        self._shown = printable if sys.stdout.isatty() else str
+        self._is_plain = read_environment().plain_output
         self._has_failed = False
 
     def run(self, read: Reader) -> bool:
@@ -93,6 +94,8 @@ class Chat:
         taken = self._conversation.take(line)
         if taken.told:
             self._tell(taken.told)
+        if taken.stats:
+            self._tell(self._stats())
         if taken.asks:
             self._ask()
         return taken.ends
@@ -100,22 +103,22 @@ class Chat:
     def _ask(self) -> None:
         """Print the answer to the last question as it comes, and keep what was printed."""
         parts: list[str] = []
-        stopped = False
+        stopped, view = False, view_answer(is_plain=self._is_plain)
         try:
-            with closing(self._server.stream(self._conversation.body(self._model))) as answer:
+            with ExitStack() as ends:
+                ends.callback(view.end)
+                answer = ends.enter_context(closing(self._server.stream(self._conversation.body(self._model))))
                 for text in answer:
                     parts.append(text)
-                    print(self._shown(text), end="", flush=True)
+                    view.add(text)
         except KeyboardInterrupt:
             stopped = True
             if not self._is_terminal:
                 raise
         except RunError as error:
-            self._end_line(parts)
             self._conversation.withdraw()
             self._fail(f"{error}")
             return
-        self._end_line(parts)
         if stopped and not parts:
             self._conversation.withdraw()
         else:
@@ -125,10 +128,19 @@ class Chat:
         elif self._server.finish_reason == "length":
             self._tell("(cut off at the limit of its length: max_tokens, or the model's context)")
 
-    @staticmethod
-    def _end_line(parts: list[str]) -> None:
-        if parts:
-            print(flush=True)
+    def _stats(self) -> str:
+        """Return the figures of the last answer. Raises: UserError if there is none."""
+        spent = self._server.spent
+        if spent is None:
+            raise UserError("/stats: no question has been answered yet, or the last one not to its end")
+        if spent.prompt_tokens is None or spent.answer_tokens is None:
+            return f"first text after {spent.first_s:.2f} s; the server does not count tokens"
+        speed = f", then {(spent.answer_tokens - 1) / spent.rest_s:.1f} tokens/s" if spent.answer_tokens > 1 and spent.rest_s else ""
+        most = self._server.context_of(self._model)
+        return (
+            f"answer: {spent.answer_tokens} tokens; the first text after {spent.first_s:.2f} s{speed}\n"
+            f"context: {spent.prompt_tokens + spent.answer_tokens} tokens used" + (f" of {most}" if most else "")
+        )
 
     def _fail(self, message: str) -> None:
         self._has_failed = True

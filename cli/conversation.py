@@ -1,4 +1,4 @@
-"""The state of ``mmrt chat``: turns, media to come, fields of requests, and the commands that change them. It reads files, no more."""
+"""The state of ``mmrt chat``: turns, media to come, fields of requests, and the commands that change them. It uses files."""
 
 import difflib
 import io
@@ -6,7 +6,10 @@ import json
 import os
 import re
 import shlex
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection
+from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from ..runtime.errors import UserError
 from .endpoint import media_part
@@ -18,6 +21,9 @@ COMMANDS = {
     "again": ("", "ask the last question once more"),
     "system": ("[TEXT]", "set the system prompt, or remove it"),
     "set": ("[FIELD [VALUE]]", "set a field of the requests, such as temperature; without a value, remove it"),
+    "save": ("FILE", "write the conversation to a file"),
+    "load": ("FILE", "go on with a conversation from a file"),
+    "stats": ("", "show the speed of the last answer, and how much of the context is used"),
     "clear": ("", "forget the conversation, and what is attached"),
     "help": ("", "show this"),
     "quit": ("", "end the chat, as Ctrl-D does"),
@@ -28,19 +34,40 @@ _COMMAND = re.compile(r"/([a-z?]+)(?:\s+(.*))?", re.DOTALL)
 _OWN_FIELDS = ("messages", "model", "stream", "n")  # that the chat itself needs as they are
 
 
+class _Turn(msgspec.Struct):
+    role: Literal["system", "user", "assistant"]
+    content: str | list[dict[str, Any]]
+
+
+class _Saved(msgspec.Struct, forbid_unknown_fields=True):
+    messages: list[_Turn]
+    fields: dict[str, Any] = {}
+
+
+MAX_SAVED_BYTES = 1 << 28  # media are in it
+_decode_saved = msgspec.json.Decoder(_Saved).decode
+
+
 class Taken(NamedTuple):
-    """The consequences of a line: ``told`` is for the user; ``asks``: the last turn is a question to be answered."""
+    """The consequences of a line: ``told`` is for the user; ``asks``: the last turn is a question to be answered;
+    ``stats``: the server's figures are asked for."""
 
     told: str = ""
     asks: bool = False
     ends: bool = False
+    stats: bool = False
 
 
 class Conversation:
-    """The turns so far. ``fields``: of each request, by name."""
+    """The turns so far. ``fields``: of each request, by name. ``known_fields``: returns those that a request may have, none if that is
+    not known."""
 
-    def __init__(self, fields: dict[str, Any], system: str | None = None) -> None:
+    def __init__(
+        self, fields: dict[str, Any], system: str | None = None, known_fields: Callable[[], Collection[str]] = frozenset
+    ) -> None:
         self.fields = fields
+        self._known_fields = known_fields
+        self._file = ""  # of this conversation
         self.system = system
         self.turns: list[dict[str, Any]] = []
         self._attached: list[tuple[str, dict[str, Any]]] = []  # name and part
@@ -49,7 +76,8 @@ class Conversation:
     def body(self, model: str) -> dict[str, Any]:
         """Return the request for the next answer."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return {"model": model, "messages": [*system, *self.turns], "stream": True, **self.fields}
+        usage = {"stream_options": {"include_usage": True}}
+        return {"model": model, "messages": [*system, *self.turns], "stream": True, **usage, **self.fields}
 
     def answer(self, text: str) -> None:
         """Take the answer to the last question, or the part of it that was wanted."""
@@ -85,7 +113,14 @@ class Conversation:
             return Taken("the system prompt is set" if rest else "there is no system prompt")
         if name == "set":
             return self._set(*rest.split(maxsplit=1))
-        return {"again": self._again, "clear": self._clear, "help": _help, "quit": _quit}[name]()
+        if name in ("save", "load"):
+            if not rest:
+                raise UserError(f"/{name} needs a file: /{name} FILE")
+            file, more = _split_file(rest)
+            if more:
+                raise UserError(f"/{name} takes a file, and {more[:40]!r} follows it")
+            return self._save(file) if name == "save" else self._load(file)
+        return {"stats": _stats, "again": self._again, "clear": self._clear, "help": _help, "quit": _quit}[name]()
 
     def _ask(self, text: str) -> Taken:
         media = [part for _, part in self._attached]
@@ -106,6 +141,9 @@ class Conversation:
     def _set(self, field: str = "", text: str = "") -> Taken:
         if field in _OWN_FIELDS:
             raise UserError(f"/set {field}: the chat sets it itself")
+        if field and field not in self.fields and (known := self._known_fields()) and field not in known:
+            near = difflib.get_close_matches(field, known, n=1)
+            raise UserError(f"/set {field[:40]}: the server has no such field" + (f"; did you mean {near[0]}?" if near else ""))
         if field and not text:
             self.fields.pop(field, None)
         elif field:
@@ -115,6 +153,35 @@ class Conversation:
                 self.fields[field] = text
         shown = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in self.fields.items()]
         return Taken("\n".join(shown) or "no field is set: the server's defaults count")
+
+    def _save(self, file: str) -> Taken:
+        """Write the conversation, for this user alone. Another file than its own is not replaced."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        data = json.dumps({"messages": [*system, *self.turns], "fields": self.fields}, ensure_ascii=False, indent=1)
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if file == self._file else os.O_EXCL)
+        try:
+            with open(os.open(file, flags, 0o600), "w", encoding="utf-8", errors="replace") as stream:
+                stream.write(data + "\n")
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot write {file}: {getattr(error, 'strerror', None) or error}") from None
+        self._file = file
+        return Taken(f"{len(self.turns)} turns are in {file}")
+
+    def _load(self, file: str) -> Taken:
+        try:
+            with open(file, "rb") as stream:
+                data = stream.read(MAX_SAVED_BYTES + 1)
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+        try:
+            saved = _decode_saved(data[:MAX_SAVED_BYTES])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{file} is no saved conversation: {error}") from None
+        turns = [msgspec.to_builtins(turn) for turn in saved.messages]
+        self.system = str(turns.pop(0)["content"]) if turns and turns[0]["role"] == "system" else None
+        self.turns, self.fields, self._file = turns, saved.fields, file
+        self._attached, self._unanswered = [], None
+        return Taken(f"{len(turns)} turns of {file}; the next question goes on")
 
     def _again(self) -> Taken:
         if self._unanswered is not None:
@@ -136,6 +203,10 @@ def _help() -> Taken:
     width = max(len(usage) for usage, _ in usages)
     lines = [f"{usage:<{width}}  {purpose}" for usage, purpose in usages]
     return Taken("\n".join([*lines, '"""' + " " * (width - 3) + "  begin and end a question of several lines"]))
+
+
+def _stats() -> Taken:
+    return Taken(stats=True)
 
 
 def _quit() -> Taken:

@@ -20,11 +20,10 @@ from ..runtime.process.host_room import read_host_room
 from ..runtime.process.listening import open_listeners
 from ..runtime.process.number_format import has_bfloat16_units
 from ..runtime.process.processors import processor_name, read_processors
-from ..runtime.process.run import fit_to_machine
+from ..runtime.process.run import fit_to_machine, running
 from ..shm.errors import ShmError
 from ..shm.run_directory import RunDirectory
 from .doctor_checks import Facts, Need, describe_import_end
-from .endpoint import running
 from .options import log_directory
 from .up import Plan, layout_of, model_of, whole_checkpoint
 

@@ -6,25 +6,25 @@ import json
 import mimetypes
 import ssl
 import sys
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
 from ..runtime.environment import read_environment
 from ..runtime.errors import RunError, UserError
-from ..runtime.process.run import RunInfo, read_run_info
-from ..shm.errors import MissingError
-from ..shm.run_directory import RunDirectory
+from ..runtime.process.run import running
 from .options import run_path
 
 Url = Annotated[str | None, typer.Option(metavar="URL", help="Endpoint; default: the running server's.")]
 ApiKey = Annotated[str | None, typer.Option(metavar="KEY", help="Default: the running server's server.api_key, else $OPENAI_API_KEY.")]
 ModelName = Annotated[str | None, typer.Option(metavar="NAME", help="Default: the first that the server lists.")]
 
+_Found = TypeVar("_Found")
 _TIMEOUT_S = 600.0
 _AUDIO_FORMATS = {".wav": "wav", ".mp3": "mp3", ".flac": "flac", ".ogg": "ogg", ".opus": "opus", ".m4a": "m4a"}
 
@@ -41,17 +41,6 @@ def find_endpoint(url: str | None, api_key: str | None, run: str | None) -> "End
     info = running(run_path(run), ", or name a server with --url")
     server = info.config.server
     return Endpoint(info.endpoint, api_key or server.api_key or read_environment().api_key, server.tls_cert)
-
-
-def running(path: Path, otherwise: str = "") -> RunInfo:
-    """Return what the run in ``path`` says of itself. Raises RunError if none is up; ``otherwise``: what else its user can do."""
-    try:
-        if not RunDirectory.is_alive(path):
-            raise MissingError("nobody is there")
-        with RunDirectory.attach(path) as directory:
-            return read_run_info(directory)
-    except MissingError:
-        raise RunError(f"no run is up in {path}: start one with `mmrt up`{otherwise}") from None
 
 
 def media_part(kind: str, file: str) -> dict[str, Any]:
@@ -75,6 +64,15 @@ def media_part(kind: str, file: str) -> dict[str, Any]:
     return {"type": kind, kind: {"url": f"data:{mime};base64,{data}"}}
 
 
+class Spent(NamedTuple):
+    """What an answer took: seconds until its first text, and from there to its end; tokens, None where the server does not say."""
+
+    first_s: float
+    rest_s: float
+    prompt_tokens: int | None
+    answer_tokens: int | None
+
+
 class Endpoint:
     """An OpenAI-compatible endpoint, spoken to with the standard library alone. With a file of certificates it must have one of them,
     whatever its name; else one that the system trusts."""
@@ -83,6 +81,8 @@ class Endpoint:
         """Raises: RunError if the file has no certificate."""
         self.url = url
         self.finish_reason = ""  # of the last stream
+        self.spent: Spent | None = None  # likewise, if it came to its end
+        self._fields: frozenset[str] | None = None  # not asked for yet
         self._headers = {"Content-Type": "application/json"}
         self._tls = _trusting(certificate) if url.startswith("https:") else None
         if api_key:
@@ -100,9 +100,30 @@ class Endpoint:
             raise RunError(f"{self.url} serves no model")
         return name
 
+    def context_of(self, model: str) -> int | None:
+        """Return how many tokens the context of a model has; None if the server does not say."""
+        found = self._look(
+            "/v1/models", lambda listed: [entry.get("max_model_len") for entry in listed["data"] if entry["id"] == model]
+        )
+        return next(iter(found or ()), None)
+
+    def chat_fields(self) -> frozenset[str]:
+        """Return the fields that a request for a chat may have; none if the server does not say."""
+        if self._fields is None:
+            self._fields = frozenset(self._look("/openapi.json", _fields_of_chats) or ())
+        return self._fields
+
+    def _look(self, path: str, find: Callable[[Any], _Found]) -> _Found | None:
+        """Return something of an answer; None if it is not there."""
+        try:
+            with self._open(path, None) as response:
+                return find(json.load(response))
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError):
+            return None
+
     def stream(self, body: dict[str, Any]) -> Generator[str, None, None]:
         """Yield the answer's text as it comes. Raises RunError for an error frame, and for a stream that just ends or is none."""
-        self.finish_reason = ""
+        self.finish_reason, self.spent = "", None
         try:
             yield from self._events(body)
         except (OSError, http.client.HTTPException) as error:
@@ -113,19 +134,27 @@ class Endpoint:
             raise RunError(f"{self.url} does not speak OpenAI's protocol: {type(error).__name__}: {error}") from None
 
     def _events(self, body: dict[str, Any]) -> Iterator[str]:
+        began_s, first_s = time.monotonic(), None
+        usage: dict[str, Any] = {}
         with self._open("/v1/chat/completions", body) as response:
             for line in response:
                 if not line.startswith(b"data:"):
                     continue
                 data = line[5:].strip()
                 if data == b"[DONE]":
+                    now_s = time.monotonic()
+                    first_s = now_s if first_s is None else first_s
+                    tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+                    self.spent = Spent(first_s - began_s, now_s - first_s, *tokens)
                     return
                 event = json.loads(data)
                 if "error" in event:
                     raise RunError(_reason(event))
+                usage = event.get("usage") or usage
                 for choice in event.get("choices", ()):
                     self.finish_reason = choice.get("finish_reason") or self.finish_reason
                     if text := choice["delta"].get("content"):
+                        first_s = time.monotonic() if first_s is None else first_s
                         yield text
         raise RunError("the server closed the stream before the answer was complete")
 
@@ -141,6 +170,17 @@ class Endpoint:
                 raise RunError(f"{error.code}: {_reason(error.read())}") from None
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
             raise RunError(f"cannot reach {self.url}: {getattr(error, 'reason', error)}") from None
+
+
+def _fields_of_chats(description: Any) -> list[str]:
+    """Return the fields of a chat's body in an OpenAPI description."""
+    body = description["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    while "$ref" in body:
+        at = description
+        for name in body["$ref"].removeprefix("#/").split("/"):
+            at = at[name]
+        body = at
+    return list(body["properties"])
 
 
 def _trusting(certificate: str) -> ssl.SSLContext:

@@ -10,8 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from ..runtime.process.run import RunInfo
-from .endpoint import running
+from ..runtime.process.run import RunInfo, running
 from .options import RunName, completed_from, run_path
 
 _SCHEMA = {

@@ -8,7 +8,7 @@ import typer
 
 from ..models.families.registry import FAMILIES
 from ..runtime.errors import UserError
-from .endpoint import running
+from ..runtime.process.run import running
 from .options import RunName, run_path
 from .terminal import print_columns
 from .words import aliases_of

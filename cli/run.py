@@ -7,9 +7,10 @@ import typer
 
 from ..runtime.environment import read_environment
 from ..runtime.errors import RunError
+from ..runtime.process.run import running
 from ..shm.run_directory import RunDirectory
 from .chat import talk
-from .endpoint import find_endpoint, running
+from .endpoint import find_endpoint
 from .options import RunName, configuration, override, run_path
 from .up import bring_up, make_plan, whole_checkpoint
 

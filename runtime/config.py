@@ -5,7 +5,6 @@ supervisor and every actor; imports only the standard library and msgspec.
 """
 
 import difflib
-import os
 import sys
 import tomllib
 from pathlib import Path
@@ -150,7 +149,11 @@ def _with_files(config: RuntimeConfig, directory: Path) -> RuntimeConfig:
     if not is_policy_file(policy):
         return config
     file = directory / policy
-    if not os.path.isfile(file):  # of a name that is too long, too
+    try:
+        is_file = file.is_file()
+    except OSError:  # a name that is too long for a file
+        is_file = False
+    if not is_file:
         raise ConfigError(f"scheduling.policy = {show(policy)}: there is no file {file}")
     return msgspec.structs.replace(config, scheduling=msgspec.structs.replace(config.scheduling, policy=str(file)))
 

@@ -4,6 +4,7 @@ Runs in its own process, without threads until it enters the file system: it lea
 """
 
 import asyncio
+import importlib.util
 import shutil
 import sys
 import tempfile
@@ -23,14 +24,17 @@ _TMPFS_BYTES = 2 << 30  # only what is used of it exists
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit status."""
     options = parse_options(argv)
+    if importlib.util.find_spec("openai") is None:
+        print(
+            f"mmrt chaos: OpenAI's client makes the load, and is not installed: {sys.executable} -m pip install openai", file=sys.stderr
+        )
+        return 1
     home = Path(tempfile.mkdtemp(prefix="mmrt-chaos-"))
     has_failed = True
     try:
         has_failed = _run(options, home)
     except OwnRunError as error:
         print(f"mmrt chaos: {error}", file=sys.stderr)
-    except ImportError as error:
-        print(f"mmrt chaos: {error}; the load needs the openai client: pip install openai", file=sys.stderr)
     except (OSError, ValueError) as error:
         print(f"mmrt chaos: {error}", file=sys.stderr)
     finally:

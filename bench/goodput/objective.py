@@ -10,6 +10,8 @@ from ..serve.slo import Slo, is_met
 from ..serve.stall import STREAM_GROUP
 from ..serve.workload import MODALITIES
 
+DEFAULT_SLO = Slo(4.0, 0.1)  # the TTFT of [slo] for pictures and sounds; ten tokens per second are faster than people read
+
 
 class Objective(msgspec.Struct, frozen=True):
     """``text_ttft_s``: of requests without media; None: as of all."""

@@ -16,7 +16,7 @@ from ..serve.options import Options, server_options
 from ..serve.presets import WORKLOADS
 from ..sim.costs import Costs, CostsError, load_costs
 from ..sim.options import add_run, base_config
-from .objective import Objective
+from .objective import DEFAULT_SLO, Objective
 from .systems import System, default_systems, parse_systems
 
 _NUM_REQUESTS = {True: 400, False: 48}  # of each load at least: simulated, live
@@ -67,8 +67,7 @@ def parse_goodput(argv: Sequence[str]) -> GoodputOptions:
     parser = make_parser()
     given = parser.parse_args(argv)
     values = _load(parser, given)
-    if values["slo"] is None:
-        parser.error("an objective is needed: --objective, or --slo-ttft and --slo-tbt")
+    values["slo"] = values["slo"] or DEFAULT_SLO
     objective = Objective(values["slo"], given.slo_text)
     try:
         costs = load_costs(given.costs) if given.sim else None

@@ -41,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with progress(console) as tell, workers(options.num_workers, _begin, [*argv]) as pool:
             report = plan(options, lambda layout, rate: pool.submit(_measure, layout, rate), tell)
         style = "yellow" if report.origin == "roofline" else "dim"
+        console.print(f"objective: {options.objective}", style="dim", highlight=False)
         console.print(f"simulated with costs {options.costs.title}. {report.note}", style=style, soft_wrap=True, highlight=False)
         for table in tables(report):
             show_table(console, *table)

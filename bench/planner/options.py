@@ -11,7 +11,7 @@ import msgspec
 from ...runtime.config import RuntimeConfig
 from ...runtime.controller.scheduling.policy import POLICIES
 from ...runtime.errors import ConfigError
-from ..goodput.objective import Objective
+from ..goodput.objective import DEFAULT_SLO, Objective
 from ..goodput.systems import configure
 from ..output import JSON_HELP, json_file
 from ..serve.load_options import LoadOptions, add_load, load_values, number, precision, refuse_options, share
@@ -66,8 +66,7 @@ def parse_plan(argv: Sequence[str]) -> PlanOptions:
 def plan_options(parser: argparse.ArgumentParser, given: argparse.Namespace) -> PlanOptions:
     """Check the options of ``add_plan``. Exits with status 2 and a message for bad ones."""
     values = _load(parser, given)
-    if values["slo"] is None:
-        parser.error("an objective is needed: --objective, or --slo-ttft and --slo-tbt")
+    values["slo"] = values["slo"] or DEFAULT_SLO
     rate, objective = values.pop("rate"), Objective(values["slo"])
     if given.rows is None:
         given.rows = _ROWS * given.devices
@@ -130,7 +129,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mmrt plan",
         description="Simulate a load on every layout of stages over devices, and say which serves it best.",
-        epilog="Exit status: 0, 1 if a load could not be simulated, 2 for a bad command line. See docs/planner.md.",
+        epilog="Exit status: 0, 1 if a load could not be simulated, 2 for a bad command line. See docs/planner.md. "
+        f"Without an objective: --slo-ttft {DEFAULT_SLO.ttft_s:g} --slo-tbt {DEFAULT_SLO.tbt_s:g}.",
     )
     add_plan(parser)
     return parser
@@ -139,7 +139,13 @@ def make_parser() -> argparse.ArgumentParser:
 def add_plan(parser: argparse.ArgumentParser) -> None:
     """Add the options of simulated loads on several devices."""
     add = parser.add_argument
-    add("--devices", type=_devices, default=MOST_DEVICES, metavar="N", help="to divide among the stages (%(default)s)")
+    add(
+        "--devices",
+        type=_devices,
+        default=MOST_DEVICES,
+        metavar="N",
+        help=f"to divide among the stages, {LEAST_DEVICES} to {MOST_DEVICES} (%(default)s)",
+    )
     add("--policy", default="stage_level", metavar="NAME|FILE", help=f"{', '.join(POLICIES)}, or NAME.py (%(default)s)")
     add_link(parser, NVLINK_GB_S, "%(default)s")
     add(

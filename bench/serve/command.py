@@ -19,6 +19,8 @@ from rich.progress import Progress
 
 from ...runtime.config import RuntimeConfig
 from ...runtime.config_sections import MemorySection, ModelSection, ServerSection
+from ...runtime.process.run import running
+from ...shm.run_directory import RunDirectory
 from ..environment import read_environment
 from ..output import open_console, progress, write_json
 from ..own_run import OwnRunError, own_run
@@ -45,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.plot:
             require_matplotlib()
+        options = _of_the_run(options)
         with _servers(options, console) as urls, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             report, records, stall = runner.run(run_bench(options, urls, console))
         show_report(console, report)
@@ -56,6 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("mmrt bench serve: interrupted", file=sys.stderr)
         return 130
     return 1 if report.failures else 0
+
+
+def _of_the_run(options: Options) -> Options:
+    """Put the address and the key of the run that is up here into options that name no server. Raises: RunError if none is."""
+    if options.url or options.compare_caches is not None:
+        return options
+    info = running(RunDirectory.default_path(), ", or name a server with --url")
+    return msgspec.structs.replace(options, url=info.endpoint, api_key=options.api_key or info.config.server.api_key)
 
 
 @contextmanager

@@ -8,12 +8,11 @@ from typing import Any
 from ..output import JSON_HELP, json_file
 from .load_options import LoadOptions, add_load, load_values, number
 
-_DEFAULT_URL = "http://127.0.0.1:8000"
 _TIMEOUT_S = 600.0
 
 
 class Options(LoadOptions, frozen=True, kw_only=True):
-    """The options. ``model`` "" is the server's first."""
+    """The options. ``url`` "" is the run that is up on this machine, ``model`` "" the server's first."""
 
     url: str
     api_key: str
@@ -37,7 +36,7 @@ def parse_options(argv: Sequence[str]) -> Options:
         parser.error("--compare-caches starts servers of its own, for the chat scenario, and holds one conversation at a time")
     return Options(
         **values,
-        url=(given.url or _DEFAULT_URL).rstrip("/").removesuffix("/v1"),
+        url=(given.url or "").rstrip("/").removesuffix("/v1"),
         api_key=given.api_key,
         model=given.model,
         temperature=given.temperature,
@@ -76,7 +75,7 @@ def _make_parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 when every request went well, 1 when one failed or no server is there, 2 for a bad command line.",
     )
     add = parser.add_argument
-    add("--url", help=f"base URL of the server ({_DEFAULT_URL})")
+    add("--url", help="base URL of the server; default: that of the run that is up here, with its key")
     add("--model", default="", help="default: the first that the server offers")
     add("--api-key", default="", help="sent as a bearer token")
     add_load(parser)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ... import __version__
-from ...shm.errors import ShmError
+from ...shm.errors import MissingError, ShmError
 from ...shm.run_directory import RunDirectory
 from ..config import RuntimeConfig, load_config
 from ..environment import Environment
@@ -119,6 +119,17 @@ def read_run_info(run: RunDirectory) -> RunInfo:
         raise RunError(
             f"the run in {run.path} was started by another build of mmrt ({run.info.get('version')}, this is {__version__}): {error}"
         ) from None
+
+
+def running(path: Path, otherwise: str = "") -> RunInfo:
+    """Return what the run in ``path`` says of itself. Raises RunError if none is up; ``otherwise``: what else its user can do."""
+    try:
+        if not RunDirectory.is_alive(path):
+            raise MissingError("nobody is there")
+        with RunDirectory.attach(path) as directory:
+            return read_run_info(directory)
+    except MissingError:
+        raise RunError(f"no run is up in {path}: start one with `mmrt up`{otherwise}") from None
 
 
 def join_run(actor: str, environment: Environment, timeout_s: float = 180.0) -> RunDirectory:

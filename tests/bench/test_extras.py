@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from mmrt.bench import accuracy, versus_transformers
+from mmrt.bench.chaos import command as chaos
 from mmrt.examples.demo_model.exam import command as exam
 from mmrt.runtime.process.run import DEFAULT_MODEL
 
@@ -20,3 +21,13 @@ def test_a_missing_extra_is_named(
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert main(arguments) == 1
     assert "the package transformers is missing: pip install 'mmrt[reference]'" in capsys.readouterr().err
+
+
+def test_chaos_says_what_it_needs_before_it_starts_anything(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    assert chaos.main(["--faults", "1"]) == 1
+    told = capsys.readouterr()
+    assert told.err == f"mmrt chaos: OpenAI's client makes the load, and is not installed: {sys.executable} -m pip install openai\n"
+    assert told.out == ""

@@ -13,6 +13,9 @@ from mmrt.bench.serve.command import main
 from mmrt.bench.serve.options import parse_options
 from mmrt.bench.serve.record import Record
 from mmrt.models.make.checkpoint import make_checkpoint
+from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.config_sections import ServerSection
+from mmrt.runtime.process.run import create_run, run_info
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.bench.conftest import chunk
 
@@ -179,6 +182,20 @@ def test_json_on_standard_output_is_nothing_but_json(url: str, capsys: pytest.Ca
     assert main(["--url", f"{url}/v1/", "--num-requests", "1", "--max-tokens", "1", "--json", "-"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["scenario"] == "steady" and "TTFT" in captured.err
+
+
+def test_without_an_address_it_is_that_of_the_run(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MMRT_RUN_DIR", str(tmp_path / "run"))
+    arguments = ["--num-requests", "1", "--max-tokens", "1", "--json", str(tmp_path / "report.json")]
+    assert main(arguments) == 1
+    assert f"no run is up in {tmp_path}/run: start one with `mmrt up`, or name a server with --url" in capsys.readouterr().err
+    config = RuntimeConfig(server=ServerSection(api_key="a key"))
+    with create_run(tmp_path / "run", run_info(config, Path("/m"), int(url.rpartition(":")[2]))) as run:
+        assert main(arguments) == 0
+        run.destroy()
+    assert json.loads((tmp_path / "report.json").read_text())["failures"] == {}
 
 
 def test_no_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,6 +45,7 @@ def test_turns_are_kept() -> None:
             {"role": "user", "content": "And?"},
         ],
         "stream": True,
+        "stream_options": {"include_usage": True},
         "seed": 1,
     }
 
@@ -227,7 +228,7 @@ def test_completion(files: Path) -> None:
             found.append(one)
         return found
 
-    assert completions("/s") == ["/system ", "/set "]
+    assert completions("/s") == ["/system ", "/set ", "/save ", "/stats "]
     assert completions("/image i") == ["i.png", "it's.png"]
     assert completions("/image su") == ["sub/"] and completions("/image ~/i.p") == [str(files / "i.png")]
     assert completions("hel") == [] and completions("/image [") == []
@@ -263,3 +264,53 @@ def test_a_history_that_cannot_be_kept_is_no_failure(files: Path) -> None:
 
 def test_control_characters_are_shown_and_not_obeyed() -> None:
     assert printable("a\x1b]0;title\x07b\x9b2J\x7f\r\n\tä😀") == "a\u241b]0;title\u2407b\ufffd2J\u2421\n\tä😀"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/set temprature 0.2", "/set temprature: the server has no such field; did you mean temperature?"),
+        ("/set zzz 1", "/set zzz: the server has no such field"),
+        ("/stats now", "/stats takes nothing"),
+        ("/stat", "no command /stat; did you mean /stats?"),
+        ("/save", "/save needs a file: /save FILE"),
+        ("/load a b", "/load takes a file, and 'b' follows it"),
+        ("/load none.json", "cannot read none.json: No such file"),
+        ("/load i.png", "i.png is no saved conversation: JSON is malformed"),
+        ("/load role.json", "role.json is no saved conversation: Invalid enum value 'tool'"),
+        ("/load /dev/zero", "/dev/zero is no saved conversation"),
+        ("/save i.png", "cannot write i.png: File exists"),
+        ("/save /no/such/file", "cannot write /no/such/file: No such file"),
+    ],
+)
+def test_lines_that_are_refused_at_once_change_nothing(files: Path, monkeypatch: pytest.MonkeyPatch, line: str, said: str) -> None:
+    monkeypatch.setattr("mmrt.cli.conversation.MAX_SAVED_BYTES", 1 << 20)
+    (files / "role.json").write_text('{"messages": [{"role": "tool", "content": "x"}]}')
+    conversation = Conversation({"seed": 1}, "Be brief.", lambda: {"temperature", "seed"})
+    with pytest.raises(UserError) as refusal:
+        conversation.take(line)
+    assert said in str(refusal.value)
+    assert (conversation.fields, conversation.system, conversation.turns) == ({"seed": 1}, "Be brief.", [])
+    assert (files / "i.png").read_bytes() == b"png"
+
+
+def test_a_conversation_is_saved_and_loaded(files: Path) -> None:
+    conversation = Conversation({"seed": 1}, "Be brief.", lambda: {"seed"})
+    assert conversation.take("/image i.png What is it?").asks
+    conversation.answer("Red. \u00e9")
+    assert conversation.take("/save talk.json").told == "2 turns are in talk.json"
+    assert stat.S_IMODE((files / "talk.json").stat().st_mode) == 0o600
+    other = Conversation({})
+    assert other.take("/load talk.json").told == "2 turns of talk.json; the next question goes on"
+    assert other.body("m") == conversation.body("m")
+    other.take("And?")
+    other.answer("Blue.")
+    assert other.take("/save talk.json").told == "4 turns are in talk.json", "its own file is replaced"
+    with pytest.raises(UserError, match="File exists"):
+        Conversation({}).take("/save talk.json")
+
+
+def test_fields_that_nobody_lists_can_be_set() -> None:
+    conversation = Conversation({"seed": 1}, known_fields=lambda: {"temperature"})
+    assert conversation.take("/set seed 2").told == "seed = 2", "an option of the command is no mistake"
+    assert Conversation({}).take("/set anything 2").told == "anything = 2", "the server does not say"

@@ -98,10 +98,13 @@ def test_what_is_impossible_is_refused(arguments: list[str], message: str, capsy
     assert exit_.value.code == 2 and message in " ".join(capsys.readouterr().err.split())
 
 
-def test_an_objective_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_an_objective_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_plan(["--devices", "8"]).objective.slo == Slo(4.0, 0.1)
+    assert parse_plan(["--slo-ttft", "1"]).objective.slo == Slo(1.0)
     with pytest.raises(SystemExit):
-        main([])
-    assert "an objective is needed: --objective, or --slo-ttft and --slo-tbt" in capsys.readouterr().err
+        main(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Without an objective: --slo-ttft 4 --slo-tbt 0.1." in told and "--devices N to divide among the stages, 3 to 8 (8)" in told
 
 
 @pytest.mark.parametrize(
