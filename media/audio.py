@@ -14,24 +14,38 @@ from .container import BrokenData, broken, demux, ffmpeg, open_container, pick_s
 from .errors import MediaError
 from .limits import UNLIMITED, MediaLimits, Reader, TimeBudget
 from .mel import Waveform
+from .ogg import links_of
 from .resample import resampled
 
 _TRACK, _SILENT = "sound track", "the video has no sound track"
 _GAP_S = 0.1  # FFmpeg's aresample fills gaps from here on, too; coarser times are common
+_BROKEN = 422
 _MAX_AMPLITUDE = 1e6  # of full scale 1; a float file can hold anything, and its square must stay finite
 
 
 def decode_audio(reader: Reader, sample_rate: int, limits: MediaLimits, budget: TimeBudget = UNLIMITED) -> Waveform:
     """The sound of a file as float32 [num_samples], mono at ``sample_rate``, full scale ±1.
 
-    The first sound track is decoded. Channels are averaged here: swresample's own downmix gains √2 on stereo (measured). A broken
-    packet is left out.
+    The first sound track is decoded, in a chained Ogg file those of all links. Channels are averaged here: swresample's own downmix
+    gains √2 on stereo (measured). A broken packet is left out.
 
     Raises: MediaError, 422 for a file without sound or samples, or a broken one, 400 for limits.
     """
-    with closing(open_container(reader, "audio", limits, budget)) as container:
-        frames = _decoded(container, pick_stream(container, "audio"), "audio", limits, budget)
-        return _checked(_mono(frames, sample_rate, "audio"), "audio")
+    links = links_of(reader, budget)
+    sounds: list[Waveform] = []
+    for link in links:
+        try:
+            with closing(open_container(link, "audio", limits, budget)) as container:
+                frames = _decoded(container, pick_stream(container, "audio"), "audio", limits, budget)
+                sounds.append(_mono(frames, sample_rate, "audio"))
+        except MediaError as error:
+            if len(links) == 1 or error.status != _BROKEN:
+                raise
+            if not (sounds and link is links[-1]):  # a recorder may have stopped in its head
+                raise MediaError(f"part {len(sounds) + 1} of {len(links)} of the chained Ogg file: {error.message}") from None
+        if sum(map(len, sounds)) > sample_rate * limits.max_audio_s:
+            raise _too_long("audio", limits)
+    return _checked(np.concatenate(sounds), "audio")
 
 
 def decode_sound_track(reader: Reader, sample_rate: int, limits: MediaLimits, budget: TimeBudget = UNLIMITED) -> Waveform:

@@ -15,6 +15,7 @@ import av.stream
 import av.subtitles.stream  # or ``av.open`` imports it when the first file comes
 
 from . import mpeg4
+from .encryption import check_not_encrypted
 from .errors import MediaError, MediaMemoryError
 from .formats import PICTURES_IN_MP4, describe, refuse
 from .jpeg import check_scans, num_scans
@@ -112,11 +113,12 @@ def open_container(
 ) -> Any:
     """An open PyAV container over the reader's bytes; the caller closes it. ``is_probed``: FFmpeg may try decoders to learn more.
 
-    Raises: MediaError, 422 for a file that is empty, broken, or of a kind or format not on the list, 400 for limits.
+    Raises: MediaError, 422 for a file that is empty, broken, encrypted, or of a kind or format not on the list, 400 for limits.
     """
     guarded = GuardedReader(reader, budget)
     if guarded.num_bytes == 0:
         raise MediaError(f"the {kind} is empty (0 bytes)")
+    check_not_encrypted(reader, kind, budget)
     options = {
         "format_whitelist": _VIDEO_FORMATS if kind == "video" else _AUDIO_FORMATS,
         "protocol_whitelist": "none",
