@@ -1,6 +1,6 @@
 """Activations in int8, for products of integers with a matrix in int8 (W8A8): how many bits they have here, and how they are rounded.
 
-With VNNI or AMX, sums of products are exact for any int8. Without them oneDNN adds 128 to activations, multiplies, and adds up pairs of
+With VNNI or AMX, sums of products are exact for any int8. Without them oneDNN can add 128 to activations, multiply, and add up pairs of
 products in 16 bits, where larger sums are cut. With 7 bits no sum is that large: activations are -64 to 64, and 64 is
 subtracted from them. So oneDNN has 0 to 128, and a pair of products is at most 2 x 128 x 127 = 32,512. The sums are corrected later.
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from ..checkpoint.narrowing import MOST
 from .rounding_kernel import has_kernel, round_to
 
-_MOST_OF_RMS = 16  # an outlier is more than so many times the root mean square of its row
+_MOST_OF_RMS = 16  # an outlier is more than so many times the root mean square of the other numbers of its row
 _LEAST = 1e-30  # in a row whose numbers are all smaller, they may be rounded to zero
 _TRIED = 64  # rows and columns of the product by which exactness is tried
 
@@ -45,7 +45,9 @@ def round_rows(x_MK: Tensor, most: int, shift: int) -> Parts:
     largest is an outlier, a second part holds what the first leaves, in steps 2 x ``most`` times as fine."""
     x = x_MK.float().contiguous()
     rounding = round_to if has_kernel(x) else _round_to
-    codes, steps, are_split = rounding(x, most, _LEAST, shift, _MOST_OF_RMS / x.shape[1] ** 0.5)
+    # Of the norm of the whole row, the outlier included.
+    most_of_norm = _MOST_OF_RMS / (x.shape[1] - 1 + _MOST_OF_RMS**2) ** 0.5
+    codes, steps, are_split = rounding(x, most, _LEAST, shift, most_of_norm)
     if not are_split.any():
         return Parts(codes, steps, None)
     split = are_split.nonzero().squeeze(1)

@@ -138,9 +138,13 @@ def multiply_bytes(builder: ir.IRBuilder, unsigned: ir.Value, signed: ir.Value) 
 
 def add_pairs(builder: ir.IRBuilder, shorts: ir.Value) -> ir.Value:
     """Sums in int32 of each pair of neighbours in int16."""
-    name = {16: "llvm.x86.avx2.pmadd.wd", 32: "llvm.x86.avx512.pmaddw.d.512"}[shorts.type.count]
-    ones = ir.Constant(shorts.type, [1] * shorts.type.count)
-    return call_intrinsic(builder, name, ir.VectorType(ir.IntType(32), ones.type.count // 2), [shorts, ones])
+    return multiply_shorts(builder, shorts, ir.Constant(shorts.type, [1] * shorts.type.count))
+
+
+def multiply_shorts(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> ir.Value:
+    """Products of int16, each pair of neighbours added up in int32."""
+    name = {16: "llvm.x86.avx2.pmadd.wd", 32: "llvm.x86.avx512.pmaddw.d.512"}[one.type.count]
+    return call_intrinsic(builder, name, ir.VectorType(ir.IntType(32), one.type.count // 2), [one, other])
 
 
 def add_products_of_bytes(builder: ir.IRBuilder, total: ir.Value, unsigned: ir.Value, signed: ir.Value) -> ir.Value:

@@ -6,8 +6,8 @@ once, and prefill and decode have one copy. Shapes: M rows of activations, N row
 Few rows are multiplied by kernels that read a matrix as it is (``row_kernels``, ``int8_kernels``), any number of them with int4
 (``int4_kernels``), many rows in float32 with a floating matrix by ``panel_kernels``. Others are multiplied by torch, a converted block
 of a narrow matrix at a time; under activations in bfloat16 a block rounds its weights as well. int8 is multiplied by activations in
-int8 (W8A8), which are whole numbers of 8 bits, or 7 without VNNI and AMX. Their sums are exact in int32, and up to 2^24 in float32, so
-a row's numbers do not depend on how many are beside it. int4 is multiplied by activations of 8 bits as well (W4A8).
+int8 (W8A8), which are whole numbers of 8 bits, or 7 (``int8_rows``). Their sums are exact in int32, so a row's numbers do not
+depend on how many are beside it. int4 is multiplied by activations of 8 bits as well (W4A8).
 """
 
 from typing import Protocol
@@ -25,7 +25,6 @@ from .row_kernels import most_rows, multiply
 _BLOCK_BYTES = 1 << 20  # of a matrix's block in the dtype of the activations: it stays in the cache of a core
 _MANY_ROWS = 64  # of activations: from so many on, twice as large blocks are faster
 _BLOCK_ROWS = 64  # a block has a multiple of so many rows, and is larger where these alone are
-_FEW_ROWS_INT8 = 4  # of activations of 8 bits: with more, products of integers are faster than a kernel in float32
 
 
 class Matrix(Protocol):
@@ -96,18 +95,21 @@ class Int8Matrix:
     def __init__(self, values: Tensor, scales: Tensor) -> None:
         self._values, self._scales = values, scales
         self._level = level_of_rows()
-        is_full = self._level == FULL
-        self._few_rows = min(most_rows(values), _FEW_ROWS_INT8) if is_full else int8_kernels.most_rows(values)
+        self._codes = torch.int8 if self._level == FULL else torch.uint8  # of few rows
+        self._few_rows = int8_kernels.most_rows(values, self._codes)
         self._steps = scales.float()
-        shift = self._level.shift
-        zeros = torch.full((1, values.shape[1]), -shift, dtype=torch.int8)
-        self._of_zeros = torch._int_mm(zeros, values.t())[0] if shift else None  # a row's products where it is zero
+        self._of_zeros = torch.zeros(values.shape[0], dtype=torch.int32)  # a row's products where it is zero
+        if self._level.shift:
+            zeros = torch.full((1, values.shape[1]), -self._level.shift, dtype=torch.int8)
+            self._of_zeros = torch._int_mm(zeros, values.t())[0]
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
         shift = self._level.shift
         if x_MK.shape[0] <= self._few_rows:
             parts = round_rows(x_MK, self._level.most, shift)
-            out = _in_dtype(_joined(self._products_of_few(parts), parts), x_MK.dtype)
+            codes = parts.codes.view(self._codes)
+            products = int8_kernels.multiply(codes, self._values, self._of_zeros, self._steps, parts.steps)
+            out = _in_dtype(_joined(products, parts), x_MK.dtype)
         else:
             out = self._product_by_blocks(x_MK, round_rows(x_MK, self._level.most, -shift))
         return out if bias is None else out.add_(bias)
@@ -118,12 +120,6 @@ class Int8Matrix:
     def rows_from(self, first: int) -> Table:
         return Int8Matrix(self._values[first:], self._scales[first:])
 
-    def _products_of_few(self, parts: Parts) -> Tensor:
-        """Products of the rows' parts, float32."""
-        if self._of_zeros is None:
-            return multiply(parts.codes, self._values).mul_(self._steps).mul_(parts.steps)
-        return int8_kernels.multiply(parts.codes.view(torch.uint8), self._values, self._of_zeros, self._steps, parts.steps)
-
     def _product_by_blocks(self, x_MK: Tensor, parts: Parts) -> Tensor:
         num_values = self._values.shape[0]
         num_rows = max(1, _BLOCK_BYTES // (4 * len(parts.codes) * _BLOCK_ROWS)) * _BLOCK_ROWS  # sums of a block stay in cache
@@ -132,7 +128,7 @@ class Int8Matrix:
         for number in range(num_blocks):  # the last one also has what is left
             rows = slice(number * num_rows, (number + 1) * num_rows if number + 1 < num_blocks else None)
             sums = torch._int_mm(parts.codes, self._values[rows].t())
-            if self._of_zeros is not None:
+            if self._level.shift:
                 sums.sub_(self._of_zeros[rows])
             torch.mul(sums, self._steps[rows], out=out[:, rows]).mul_(parts.steps)
         return _joined(out, parts).to(x_MK.dtype)

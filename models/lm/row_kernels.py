@@ -35,7 +35,7 @@ BLOCK_ROWS = 48  # of a matrix
 _MOST_ROWS = 48  # of activations: with more, other products of large matrices are faster
 _MOST_ROWS_BESIDE_AMX = 4  # as above, of a matrix and activations in bfloat16 where AMX multiplies them
 _MOST_ROWS_BESIDE_BFLOAT16 = 16  # likewise, where AVX512-BF16 does
-_STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16), torch.float16: ir.HalfType(), torch.int8: ir.IntType(8)}
+_STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16), torch.float16: ir.HalfType()}
 _BYTES_AHEAD = 8192  # of a matrix, beyond the rows that are multiplied next: asked for before they are needed
 LEAST_WORK = 1 << 18  # weights: a smaller matrix is left to one thread
 
@@ -149,9 +149,7 @@ class RowTiles:
 
     def converted(self, builder: ir.IRBuilder, values: ir.Value) -> ir.Value:
         """Weights as they are stored, as they are multiplied: in float32."""
-        if _bytes_of(self._stored) > 1:
-            return to_floats(builder, values)
-        return builder.sitofp(builder.sext(values, ir.VectorType(ir.IntType(32), self._width)), self.sums)
+        return to_floats(builder, values)
 
     def finished(self, builder: ir.IRBuilder, words: ir.Value, total: ir.Value, row: ir.Value, value: ir.Value) -> ir.Value:
         """Return what the kernel writes for a row of activations and a row of the matrix. ``total`` is the sum of their products."""

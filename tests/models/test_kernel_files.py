@@ -209,7 +209,7 @@ def test_every_kernel_is_an_image() -> None:
         for tiles in (
             *(row_kernels.RowTiles(stored, width) for stored in row_kernels._STORED.values()),
             *(panel_kernels.PanelTiles(stored, panel_kernels._VECTORS * width) for stored in panel_kernels._STORED.values()),
-            int8_kernels._CodeTiles(width),
+            *(tiles(width) for tiles in int8_kernels._TILES.values()),
             int4_kernels._Tiles(width, with_vnni=False),
             int4_rows._Parts(),
             rounding_kernel._Rows(width),
