@@ -8,7 +8,7 @@ import torch
 
 from mmrt.examples.demo_model.training.batches import Batches
 from mmrt.examples.demo_model.training.loop import Learner
-from mmrt.examples.demo_model.training.recipe import Recipe, Strangers, Towers, load_recipe
+from mmrt.examples.demo_model.training.recipe import Lesson, Recipe, Towers, load_recipe
 from mmrt.examples.demo_model.training.skeleton import write_skeleton
 from mmrt.models.config import load_model_config
 from mmrt.models.text.tokenizer import Tokenizer
@@ -18,8 +18,8 @@ def towers(steps: int) -> Towers:
     return Towers(steps, 1, {"image": 2}, {"image": 1.0})
 
 
-def strangers(steps: int) -> Strangers:
-    return Strangers(steps, 0.5, 1.0, {"audio": 1.0})
+def lesson(steps: int, **changes: Any) -> Lesson:
+    return msgspec.structs.replace(Lesson(steps, 0.5, 1.0, {"audio": 1.0}), **changes)
 
 
 def small_recipe(**changes: Any) -> Recipe:
@@ -29,7 +29,7 @@ def small_recipe(**changes: Any) -> Recipe:
     model = msgspec.structs.replace(recipe.model, text=text, image_pixels=(112 * 112, 140 * 140))  # 4 by 4 tokens of a square picture
     return msgspec.structs.replace(
         recipe,
-        **{"batch": batch, "model": model, "steps": 4, "towers": towers(0), "strangers": strangers(0), "warmup_steps": 1, **changes},
+        **{"batch": batch, "model": model, "steps": 4, "towers": towers(0), "lessons": (), "warmup_steps": 1, **changes},
     )
 
 

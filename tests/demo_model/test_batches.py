@@ -12,7 +12,7 @@ from mmrt.examples.demo_model.training.batches import Batch, Batches
 from mmrt.examples.demo_model.training.export import export
 from mmrt.examples.demo_model.training.loop import CURVE
 from mmrt.examples.demo_model.training.recipe import Augment, Late
-from mmrt.tests.demo_model.small_training import Prepared, small_recipe, strangers, towers
+from mmrt.tests.demo_model.small_training import Prepared, lesson, small_recipe, towers
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_late_batches_are_of_other_media_and_pictures(prepared: Prepared) -> Non
 
 
 def test_the_last_batches_are_of_another_world(prepared: Prepared) -> None:
-    recipe = small_recipe(mixture={"text": 1.0}, steps=2, late=Late(2, {"text": 1.0}, Shares()), strangers=strangers(2))
+    recipe = small_recipe(mixture={"text": 1.0}, steps=2, late=Late(2, {"text": 1.0}, Shares()), lessons=(lesson(1), lesson(1)))
     batches = Batches(recipe, prepared.config, prepared.tokenizer)
     assert [batches[step].medium for step in range(len(batches))] == ["text", "text", "audio", "audio"]
     assert "strange" in batches[2].tasks and "strange" not in batches[1].tasks

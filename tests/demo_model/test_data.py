@@ -28,6 +28,7 @@ from mmrt.examples.demo_model.data import (
     Shares,
     Sound,
     encode,
+    history,
     roundtrip,
     sample,
     strange_pictures,
@@ -39,7 +40,7 @@ from mmrt.examples.demo_model.data.facts import FACTS
 from mmrt.examples.demo_model.data.greetings import GREETINGS
 from mmrt.examples.demo_model.data.kinds import NUMBERS, normalised
 from mmrt.examples.demo_model.data.phrases import PHRASES, plural
-from mmrt.examples.demo_model.data.strange import OTHERWISE
+from mmrt.examples.demo_model.data.strange import OTHERWISE, strange
 from mmrt.examples.demo_model.data.unknowns import UNKNOWN
 from mmrt.media.audio import decode_audio
 from mmrt.media.image import decode_image
@@ -515,7 +516,7 @@ def test_as_much_is_strange_as_is_said_and_is_called_so(medium: Medium) -> None:
     assert same(one, sample(SEED, 3, medium, None, Shares(strange=1.0))) and not same(
         one, sample(SEED, 4, medium, None, Shares(strange=1.0))
     )
-    assert answers(one, "strange") == [OTHERWISE[medium]] * 2
+    assert answers(one, "strange") == [OTHERWISE[medium]] * 3
     (thing,) = one.media
     known = thing.notes if isinstance(thing, Sound) else thing.objects
     assert known == () and type(roundtrip(thing, np.random.default_rng(0))) is type(thing)
@@ -530,8 +531,30 @@ def test_strange_media_of_every_kind_can_be_made() -> None:
             pixels = strange_pictures.strange_pixels(np.random.default_rng((SEED, number)), width, height, draw)
             assert pixels.shape == (height, width, 3) and pixels.dtype == np.uint8 and pixels.std() > 4
     for number, make in enumerate((*strange_sounds.KINDS, *strange_sounds.HELD_OUT)):
-        wave = strange_sounds.strange_wave(np.random.default_rng((SEED, number)), make)
+        wave = strange_sounds.strange_wave(np.random.default_rng((SEED, number)), make, 2.0)
         assert wave.dtype == np.float32 and 0.2 < np.abs(wave).max() <= 1 and 3000 <= len(wave) <= 73000
+
+
+def test_a_history_is_a_long_conversation_or_a_long_sound() -> None:
+    shares = Shares(strange=0.5)
+    histories = [history(SEED, index, shares) for index in range(24)]
+    assert all(same(one, history(SEED, index, shares)) for index, one in enumerate(histories[:4]))
+    long_s = [len(one.media[0].pcm) / SOUND_RATE for one in histories if len(one.media) == 1 and isinstance(one.media[0], Sound)]
+    assert len(long_s) >= 3 and max(long_s) > 20
+    assert max(len(one.media) for one in histories) >= 8 and max(len(one.questions) for one in histories) >= 12
+    for one in histories:
+        assert (
+            len(one.turns) == len(one.media) and list(one.turns) == sorted(one.turns) and set(one.turns) <= {*range(len(one.questions))}
+        )
+    tasks = Counter(question.task for one in histories for question in one.questions)
+    assert {"strange", "talk", "unknown", "missing"} <= set(tasks) and len(tasks) > 12
+
+
+def test_strange_clips_are_short_and_long() -> None:
+    clips = [strange(np.random.default_rng((SEED, number)), "video")[0] for number in range(12)]
+    seconds = [len(clip.frames) / clip.fps for clip in clips if isinstance(clip, Clip)]
+    assert len(seconds) == 12 and min(seconds) < 2 and max(seconds) > 15
+    assert all(1 <= len(clip.frames) <= 44 for clip in clips if isinstance(clip, Clip))
 
 
 def test_phrases_have_variety_and_one_meaning() -> None:

@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from mmrt.examples.demo_model.training.grounding import (
 )
 from mmrt.examples.demo_model.training.hints import IGNORED, INKS, LABELS, PACES, heard, seen
 from mmrt.examples.demo_model.training.prompts import TokenRow
-from mmrt.examples.demo_model.training.scene import Vocabulary, scene_of
+from mmrt.examples.demo_model.training.scene import Vocabulary, scenes_of
 from mmrt.tests.demo_model.small_training import Prepared
 
 
@@ -91,8 +92,7 @@ def told_of_each_token(
     media = [prepared.batches._prepare(thing, number) for number, thing in enumerate(things)]
     row = prepared.batches._builder.shared([one.item for one in media], questions, "", 1000)
     found: Told = {}
-    scene = scene_of(row.ids, prepared.config, media)
-    targets, facts = looks(row, scene, Vocabulary(prepared.tokenizer))
+    targets, facts = looks(row, scenes_of(row, prepared.config, media), Vocabulary(prepared.tokenizer))
     assert len(facts) == sum(map(len, row.answers))
     for slot, position, target in targets:
         found[SLOTS[slot], position] = {int(at): pytest.approx(target[at]) for at in np.flatnonzero(target)}
@@ -313,3 +313,25 @@ def test_what_heads_miss_is_the_divergence_from_where_they_should_look() -> None
     assert missed(look, attention).item() == pytest.approx(np.log(1.5), abs=1e-3)
     attention[THINGS[0]][0, THINGS[1], 2] = target[0]
     assert missed(look, attention).item() == pytest.approx(0, abs=1e-3)
+
+
+def test_an_answer_in_a_conversation_is_about_the_last_medium(prepared: Prepared) -> None:
+    things = [picture(RED), picture(BLUE)]
+    media = [prepared.batches._prepare(thing) for thing in things]
+    asked = Question("colour", "What colour is the circle?", "Red.")
+    questions = [asked, Question("talk", "Hello!", "Hello!"), replace(asked, answer="Blue."), replace(asked, answer="Blue.")]
+    row = prepared.batches._builder.conversation([one.item for one in media], questions, "", turns=(0, 2))
+    assert row.about == [(0, 1), (0, 1), (1, 2), (1, 2)]
+    first, second = (span.start for span in row.spans)
+    assert (row.ids[[first, second]] == prepared.config.image_token_id).all() and second > row.answers[1][-1]
+    targets, _ = looks(row, scenes_of(row, prepared.config, media), Vocabulary(prepared.tokenizer))
+    seen = {
+        number: {
+            int(at)
+            for slot, position, target in targets
+            if SLOTS[slot] == THINGS and position == answer[0] - 1
+            for at in np.flatnonzero(target)
+        }
+        for number, answer in enumerate(row.answers)
+    }
+    assert seen[0] == {0, first + 1} and seen[2] == seen[3] == {0, second + 9}

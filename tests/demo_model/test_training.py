@@ -27,7 +27,7 @@ from mmrt.examples.demo_model.training.recipe import LEAST_HEADS, LEAST_LAYERS, 
 from mmrt.examples.demo_model.training.warm_start import begin_with
 from mmrt.models.config import load_model_config
 from mmrt.models.text.tokenizer import Tokenizer
-from mmrt.tests.demo_model.small_training import Prepared, small_recipe, strangers, towers
+from mmrt.tests.demo_model.small_training import Prepared, lesson, small_recipe, towers
 
 
 @pytest.mark.slow
@@ -215,10 +215,11 @@ def test_rates_rise_stay_and_fall() -> None:
     assert scales[100] == 0.0
     assert all(np.diff(scales[65:]) <= 0)
     assert rate_scale(small_recipe(steps=100, towers=towers(20), warmup_steps=10), 20) == pytest.approx(0.1), "once more"
-    longer = small_recipe(steps=100, strangers=strangers(50), warmup_steps=10)
-    scales = [rate_scale(longer, step) for step in range(151)]
+    longer = small_recipe(steps=100, lessons=(lesson(50), lesson(20)), warmup_steps=10)
+    scales = [rate_scale(longer, step) for step in range(171)]
     assert scales[:100] == [rate_scale(recipe, step) for step in range(100)]
-    assert (scales[100], max(scales[100:]), scales[150]) == (pytest.approx(0.05), pytest.approx(0.42), 0.0)
+    assert (scales[100], max(scales[100:150]), scales[149]) == (pytest.approx(0.05), pytest.approx(0.42), pytest.approx(0.01))
+    assert (scales[150], max(scales[150:]), scales[170]) == (pytest.approx(0.05), pytest.approx(0.35), 0.0), "and once more"
 
 
 def test_a_recipe_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
@@ -243,8 +244,8 @@ def test_a_recipe_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
         ("degraded = 0.6", "degraded = 1.6", "late.shares has degraded 1.6, expected 0 to 1"),
         ("counted_pairs = 0.75", "counted_pairs = -1", "late.shares has counted_pairs -1, expected 0 to 1"),
         ("moving = 0.62", "moving = 2", "late.shares has moving 2, expected 0 to 1"),
-        ("share = 0.2 ", "share = 1.3 ", "strangers has share 1.3, expected 0 to 1"),
-        ("rate = 0.3 ", "rate = -1 ", "strangers has rate -1, expected 0 to 1"),
+        ("share = 0.2", "share = 1.3", r"lessons\[0\] has share 1.3, expected 0 to 1"),
+        ("rate = 0.3", "rate = -1", r"lessons\[0\] has rate -1, expected 0 to 1"),
         ('["mixed", "few", "few", "same"]', '["most"]', "Invalid enum value 'most'"),
         ("num_hidden_layers = 4", "num_hidden_layers = 2", "2 layers of 4 heads, grounding takes 3 of 4"),
     ):

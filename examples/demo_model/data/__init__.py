@@ -6,6 +6,7 @@ sample ``index`` of ``seed`` is the same whatever was made before it.
 
 from .codecs import decode_frames, encode, encode_frames, roundtrip
 from .drawing import COLOURS, SHAPES
+from .histories import history
 from .kinds import SHARES, SOUND_RATE, Clip, Medium, Picture, Placed, Question, Sample, Shares, Sound, Thing, normalised
 from .samples import MEDIA, TASKS, crowded, sample
 
@@ -29,6 +30,7 @@ __all__ = [
     "decode_frames",
     "encode",
     "encode_frames",
+    "history",
     "normalised",
     "roundtrip",
     "sample",

@@ -142,11 +142,15 @@ SHARES = Shares()
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Media in the order in which they stand in the prompt, and all questions that make sense for them."""
+    """Media in the order in which they stand in the prompt, and all questions that make sense for them.
+
+    turns: of a conversation, for each medium the number of the question before which it stands; else empty, and the media come first.
+    """
 
     media: tuple[Thing, ...]
     questions: tuple[Question, ...]
     degraded: bool
+    turns: tuple[int, ...] = ()
 
 
 def pick(rng: np.random.Generator, options: Sequence[T]) -> T:

@@ -4,10 +4,22 @@ from collections.abc import Callable
 
 from .clip_phrases import CLIP_PHRASES
 from .drawing import COLOURS, SHAPES, Rng
-from .kinds import NUMBERS, Question, Wording, pick
+from .kinds import NUMBERS, Question, Wording, alternatives, pick
 from .picture_phrases import PICTURE_PHRASES
 
 PHRASES = PICTURE_PHRASES | CLIP_PHRASES
+# What fits any medium.
+ANYTHING = alternatives(
+    {
+        "anything": """
+        What is this? | What is that? | What's this? | What's that? | What is it? | Describe this. | Describe it. | Tell me about
+        this. | Tell me what this is. | What is going on? | What is happening here? | What do you make of this? | Can you tell me
+        what this is? | Explain this. | What have we here? | Any idea what this is? | Describe this for me, please. | Give me a
+        description. | What is in here? | What's in this file? | Tell me what is in the file. | What did I just send you? | Summarise
+        this. | Say what it is. | And this? | And now?
+        """
+    }
+)["anything"]
 ORDERS = ("first", "second", "last")  # what {nth} may be
 REFERENCES = ("from", "side")  # before two things: the first of them is what the other is seen from
 

@@ -8,7 +8,7 @@ import numpy as np
 from . import clips, phrases, picture_questions, pictures, sounds, strange, talk, unknowns
 from .drawing import Rng
 from .habits import typed
-from .kinds import NUMBERS, SHARES, Medium, Question, Sample, Shares, Thing, chance, counted
+from .kinds import NUMBERS, SHARES, Medium, Question, Sample, Shares, Thing, chance, counted, pick
 
 MEDIA: tuple[Medium, ...] = get_args(Medium)
 TASKS: dict[str, Medium] = {
@@ -69,7 +69,7 @@ def sample(seed: int, index: int, medium: Medium, degraded: bool | None = None, 
     rng = np.random.default_rng((seed, index, MEDIA.index(medium)))
     drawn = chance(rng, shares.degraded)
     hard = medium != "text" and (drawn if degraded is None else degraded)
-    media, questions = _make(rng, medium, hard, shares)
+    media, questions = made(rng, medium, hard, shares)
     present = _PRESENT[medium]
     if medium == "text":
         questions = [
@@ -81,6 +81,8 @@ def sample(seed: int, index: int, medium: Medium, degraded: bool | None = None, 
             *(unknowns.unknown(rng, medium) for _ in range(3)),
         ]
     else:
+        if medium in ("video", "audio") and shares.strange:
+            questions += _openly(rng, questions)
         if chance(rng, 0.5):
             questions.append(unknowns.unknown(rng, medium))
         if chance(rng, 0.5) and medium != "video_audio":
@@ -98,7 +100,14 @@ def crowded(seed: int, index: int, degraded: bool | None = None) -> Sample:
     return Sample((pictures.crowd(rng, hard),), (talk.greeting(rng),), hard)
 
 
-def _make(rng: Rng, medium: Medium, degraded: bool, shares: Shares) -> tuple[tuple[Thing, ...], list[Question]]:
+def _openly(rng: Rng, questions: list[Question]) -> list[Question]:
+    """What there is, asked in words that fit any medium."""
+    said = [question for question in questions if question.task in ("video_describe", "sound_describe")]
+    return [Question(question.task, pick(rng, phrases.ANYTHING), question.answer) for question in said if chance(rng, 0.5)]
+
+
+def made(rng: Rng, medium: Medium, degraded: bool, shares: Shares) -> tuple[tuple[Thing, ...], list[Question]]:
+    """Media, and what can be asked about them."""
     if shares.strange and medium in strange.OTHERWISE and chance(rng, shares.strange):
         thing, questions = strange.strange(rng, medium)
         return (thing,), questions

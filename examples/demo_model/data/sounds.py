@@ -53,9 +53,10 @@ def _note(start: int, length: int, hz: tuple[float, ...]) -> Note:
     return Note(start / SOUND_RATE, (start + length) / SOUND_RATE, hz)
 
 
-def tone(rng: Rng, degraded: bool, pitch: str) -> Sound:
+def tone(rng: Rng, degraded: bool, pitch: str, seconds: float = 0.0) -> Sound:
+    """seconds: 0 draws them."""
     hz = frequency(rng, pitch)
-    turns = hz * np.arange(round(rng.uniform(0.8, 3.0) * SOUND_RATE)) / SOUND_RATE
+    turns = hz * np.arange(round((seconds or rng.uniform(0.8, 3.0)) * SOUND_RATE)) / SOUND_RATE
     before = _silence(rng, 0.3)
     wave = np.concatenate([before, _faded(_oscillate(turns, _timbre(rng)), 0.02), _silence(rng, 0.3)])
     return Sound(_finish(rng, wave, degraded), "tone", (_note(len(before), len(turns), (hz,)),), (hz,))
@@ -97,9 +98,9 @@ def beeps(rng: Rng, degraded: bool, count: int, pitch: str = "") -> Sound:
     return Sound(_finish(rng, np.concatenate(parts), degraded), "beeps", tuple(notes), tuple(frequencies), count)
 
 
-def noise(rng: Rng, degraded: bool) -> Sound:
-    """White, or with less of the high frequencies."""
-    wave = rng.standard_normal(round(rng.uniform(0.6, 3.0) * SOUND_RATE), np.float32)
+def noise(rng: Rng, degraded: bool, seconds: float = 0.0) -> Sound:
+    """White, or with less of the high frequencies. seconds: 0 draws them."""
+    wave = rng.standard_normal(round((seconds or rng.uniform(0.6, 3.0)) * SOUND_RATE), np.float32)
     if chance(rng, 0.5):
         width = int(rng.integers(2, 12))
         wave = np.convolve(wave, np.full(width, width**-0.5, np.float32), "same").astype(np.float32)

@@ -200,6 +200,7 @@ def _crackle(rng: Rng, seconds: float) -> Wave:
 
 KINDS: tuple[Make, ...] = (_chord, _melody, _speech, _speech, _speech, _drums, _gusts, _warble, _chirps, _engine)
 _SHORT = (_chord, _speech, _drums, _engine)  # no more of these than a moment is needed to know that they are no beeps
+_LEAST_S, _LONG_S = 0.5, 4.0
 HELD_OUT: tuple[Make, ...] = (_bells, _dialling, _crowd, _siren, _crackle)
 
 
@@ -219,10 +220,10 @@ def _level(wave: Wave) -> Wave:
     return wave / np.float32(max(float(np.abs(wave).max()), 1e-6))
 
 
-def strange_wave(rng: Rng, make: Make) -> Wave:
-    """A sound of a kind, as long and as loud as the others, at times in pieces; at times with noise behind it."""
-    is_apart = make in _SHORT and chance(rng, 0.5)
-    wave = _level(_apart(rng, make) if is_apart else make(rng, rng.uniform(1.0, 3.5)))
+def strange_wave(rng: Rng, make: Make, seconds: float) -> Wave:
+    """A sound of a kind, as loud as the others; short ones at times in pieces; at times with noise behind it."""
+    is_apart = make in _SHORT and seconds < _LONG_S and chance(rng, 0.5)
+    wave = _level(_apart(rng, make) if is_apart else make(rng, max(seconds, _LEAST_S)))
     if chance(rng, 0.3):
         wave = wave + np.float32(rng.uniform(0.005, 0.1)) * rng.standard_normal(len(wave)).astype(np.float32)
     return np.asarray(np.clip(wave * np.float32(rng.uniform(0.25, 0.9)), -1, 1), np.float32)

@@ -6,7 +6,7 @@ Step k's batch, or a part of it, depends on the seed and k alone. The training l
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -20,12 +20,12 @@ from ....media.preprocess import image_rows, video_rows
 from ....models.architecture import ModelConfig
 from ....models.families import qwen2_5_omni
 from ....models.text.tokenizer import Tokenizer
-from ..data import SHARES, TASKS, Clip, Medium, Picture, Question, Sample, Sound, crowded, roundtrip, sample
+from ..data import SHARES, TASKS, Clip, Medium, Picture, Question, Sample, Shares, Sound, crowded, history, roundtrip, sample
 from .grounding import Looks, looks
 from .hints import Prepared, heard, places, seen
 from .prompts import PromptBuilder, TokenRow
 from .recipe import Recipe
-from .scene import Vocabulary, scene_of
+from .scene import Vocabulary, scenes_of
 
 SYSTEM_PROMPTS = ("You are a helpful assistant.", "You are mmrt.", "Answer briefly.", "You are a helpful assistant. Answer briefly.")
 
@@ -59,7 +59,7 @@ class Batch:
     grounding.py.
     """
 
-    medium: Medium
+    medium: Medium | Literal["history"]
     ids: Tensor
     positions: Tensor
     mask: Tensor
@@ -113,8 +113,11 @@ class Batches(Dataset[Batch]):
             mixture, batch = recipe.towers.mixture, recipe.towers.batch
         elif step >= recipe.late.step:
             mixture, shares = recipe.late.mixture, recipe.late.shares
-        if step >= recipe.steps:
-            mixture, shares = recipe.strangers.mixture, msgspec.structs.replace(recipe.late.shares, strange=recipe.strangers.share)
+        if (at := recipe.lesson_at(step)) is not None:
+            lesson = at[0]
+            mixture, shares = lesson.mixture, msgspec.structs.replace(recipe.late.shares, strange=lesson.share)
+            if lesson.histories and rng.random() < lesson.histories:
+                return self._histories(step, lesson.history_batch, shares)
         names = sorted(mixture)
         weights = np.array([mixture[name] for name in names])
         medium = cast(Medium, names[rng.choice(len(names), p=weights / weights.sum())])
@@ -126,6 +129,16 @@ class Batches(Dataset[Batch]):
         else:
             samples = [sample(recipe.seed, number, medium, degraded, shares) for number in numbers]
         return self.collate(medium, rng.random(), samples, [np.random.default_rng((recipe.seed, step, number)) for number in numbers])
+
+    def _histories(self, step: int, size: int, shares: Shares) -> Batch:
+        numbers = range(step * 1000, step * 1000 + size)[self._part :: self._parts]
+        samples = [history(self._recipe.seed, number, shares) for number in numbers]
+        media = [[self._prepare(thing) for thing in one.media] for one in samples]
+        rows = [
+            self._builder.conversation([prepared.item for prepared in theirs], one.questions, "", turns=one.turns)
+            for one, theirs in zip(samples, media, strict=True)
+        ]
+        return self._pad("history", rows, media)
 
     def collate(self, medium: Medium, style: float, samples: Sequence[Sample], rngs: Sequence[np.random.Generator]) -> Batch:
         """One batch of these samples; ``style`` (0 to 1) and each sample's ``rng`` decide on what is not in them: order, turns,
@@ -149,7 +162,7 @@ class Batches(Dataset[Batch]):
             if style < augment.question_first:
                 sequences.append(self._builder.conversation(items, chosen[:2], system, True))
             elif style < augment.question_first + augment.turns:
-                sequences.append(self._builder.conversation(items, chosen[:MOST_TURNS], system, False))
+                sequences.append(self._builder.conversation(items, chosen[:MOST_TURNS], system))
             else:
                 sequences.append(self._builder.shared(items, chosen, system, self._recipe.row_tokens[medium]))
         return self._pad(medium, sequences, media)
@@ -179,7 +192,7 @@ class Batches(Dataset[Batch]):
         hints = seen([thing.scenes[i] for i in wanted], item.grid)
         return Prepared(item, rows, hints, places(item.grid, hints, number))
 
-    def _pad(self, medium: Medium, sequences: Sequence[TokenRow], media: Sequence[Sequence[Prepared]]) -> Batch:
+    def _pad(self, medium: Medium | Literal["history"], sequences: Sequence[TokenRow], media: Sequence[Sequence[Prepared]]) -> Batch:
         size, length = len(sequences), max(len(one.ids) for one in sequences)
         ids = np.zeros((size, length), np.int64)
         positions = np.zeros((size, 3, length), np.int64)
@@ -193,7 +206,7 @@ class Batches(Dataset[Batch]):
         mask = same & np.tri(length, dtype=bool)
         mask |= np.eye(length, dtype=bool)
         config = self._config
-        told = [looks(one, scene_of(one.ids, config, theirs), self._words) for one, theirs in zip(sequences, media, strict=True)]
+        told = [looks(one, scenes_of(one, config, theirs), self._words) for one, theirs in zip(sequences, media, strict=True)]
         aims = [(i, *aim) for i, (mine, _) in enumerate(told) for aim in mine]
         at, slot, position = torch.tensor([aim[:3] for aim in aims]).unbind(1)
         target = np.zeros((len(aims), length), np.float32)

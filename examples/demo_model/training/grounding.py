@@ -76,22 +76,27 @@ class _Group(NamedTuple):
     at: Bools
 
 
-def looks(row: TokenRow, scene: Scene, words: Vocabulary) -> tuple[list[Look], Ints]:
-    """(slot, position, target) for all that one row is told; and of each token of the answers [n, len(FACTS)], their classes."""
+def looks(row: TokenRow, scenes: Sequence[Scene], words: Vocabulary) -> tuple[list[Look], Ints]:
+    """(slot, position, target) for all that one row is told; and of each token of the answers [n, len(FACTS)], their classes.
+
+    scenes: of each answer, ``scenes_of``.
+    """
     label, ink = words.label[row.ids], words.ink[row.ids]
     is_digit = label >= LABELS.index("0")
     shape = np.where(is_digit, 0, label)
     said = _Row(shape, ink, words.number[row.ids], is_digit, (shape > 0) | (ink > 0), words.orders[row.ids], words.refers[row.ids])
-    found = [
-        _look(slot, int(position), (seen == word[position]).any(1))
-        for slot, word, seen in ((SHAPES, shape, scene.label), (COLOURS, ink, scene.ink))
-        for position in np.flatnonzero(word)
-    ]
+    found: list[Look] = []
     before = 0
     facts = []
-    for answer in row.answers:
+    for answer, scene in zip(row.answers, scenes, strict=True):
         aim = _aim(scene, said, np.arange(before, answer[0]), answer)
-        before = int(answer[-1]) + 1
+        end = int(answer[-1]) + 1
+        found += [
+            _look(slot, before + int(position), (seen == word[before + position]).any(1))
+            for slot, word, seen in ((SHAPES, shape, scene.label), (COLOURS, ink, scene.ink))
+            for position in np.flatnonzero(word[before:end])
+        ]
+        before = end
         groups = _groups(scene, said, answer, aim.meant)
         here = np.tile(aim.here.sum(1), (len(answer), 1))
         there = np.tile(scene.onset if scene.onset.any() else aim.there.sum(1), (len(answer), 1))

@@ -141,12 +141,11 @@ def fast_dtype(device: torch.device) -> torch.dtype:
 def rate_scale(recipe: Recipe, step: int) -> float:
     """Learning rate at a step, as a share of the full one: a linear rise, a plateau, a linear fall to nothing.
 
-    It rises once for the towers, once more when the language model begins, and again, less, for the last steps, about strangers.
+    It rises once for the towers, once more when the language model begins, and again, less, for each lesson behind.
     """
-    if step >= recipe.steps:
-        begun = step - recipe.steps
-        left = (recipe.strangers.steps - begun) / max(1, recipe.strangers.steps)
-        return recipe.strangers.rate * max(0.0, min((begun + 1) / recipe.warmup_steps, left))
+    if (at := recipe.lesson_at(step)) is not None:
+        lesson, begun = at
+        return lesson.rate * min((begun + 1) / recipe.warmup_steps, (lesson.steps - begun) / lesson.steps)
     decay = recipe.decay_fraction * recipe.steps
     begun = step if step < recipe.towers.steps else step - recipe.towers.steps
     return max(0.0, min(1.0, (begun + 1) / recipe.warmup_steps, (recipe.steps - step) / decay))

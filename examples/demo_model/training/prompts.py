@@ -27,13 +27,16 @@ USER, ASSISTANT, END = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """One row of a batch. ``block`` [length]: 0 for the prefix, k for question k; ``answers``: where each answer's tokens stand."""
+    """One row of a batch. ``block`` [length]: 0 for the prefix, k for question k; ``answers``: where each answer's tokens stand;
+    ``spans``: where each medium does; ``about``: which of these each answer is about, the first and the one behind the last."""
 
     ids: Ids
     positions: Ids  # [3, length]
     block: Ids
     answers: list[Ids]
     tasks: list[str]
+    spans: list[MediaSpan]
+    about: list[tuple[int, int]]
 
 
 class PromptBuilder:
@@ -64,24 +67,42 @@ class PromptBuilder:
             parts.append(ids)
             blocks.append(np.full(len(ids), len(tasks)))
             length += len(ids)
-        return TokenRow(np.concatenate(parts), np.concatenate(all_positions, 1), np.concatenate(blocks), learned, tasks)
+        ids = np.concatenate(parts)
+        about = [(0, len(items))] * len(tasks)
+        return TokenRow(ids, np.concatenate(all_positions, 1), np.concatenate(blocks), learned, tasks, spans, about)
 
-    def conversation(self, items: Sequence[ItemShape], questions: Sequence[Question], system: str, question_first: bool) -> TokenRow:
-        """One conversation of as many turns as questions."""
-        marks = "".join(MARKS[item.kind] for item in items)
-        first = questions[0]
-        prompt = system + USER + (first.text + marks if question_first else marks + first.text) + ASSISTANT
-        ids, spans = self._expand(prompt, items)
-        learned = []
+    def conversation(
+        self,
+        items: Sequence[ItemShape],
+        questions: Sequence[Question],
+        system: str,
+        question_first: bool = False,
+        turns: Sequence[int] = (),
+    ) -> TokenRow:
+        """One conversation of as many turns as questions. turns: of each item, as in ``Sample``; empty: all are in the first. An answer
+        is about the items of the last turn that has any."""
+        turns = turns or (0,) * len(items)
+        parts: list[Ids] = []
+        spans: list[MediaSpan] = []
+        learned, about = [], []
+        length, first, end = 0, 0, 0
         for number, question in enumerate(questions):
-            if number:
-                turn = self._tokenizer.encode("\n" + USER + question.text + ASSISTANT)
-                ids = np.concatenate([ids, np.array(turn, np.int64)])
+            mine = [item for item, turn in zip(items, turns, strict=True) if turn == number]
+            if mine:
+                first, end = end, end + len(mine)
+            marks = "".join(MARKS[item.kind] for item in mine)
+            asked = question.text + marks if question_first else marks + question.text
+            ids, found = self._expand(("\n" if number else system) + USER + asked + ASSISTANT, mine)
+            spans += [MediaSpan(length + span.start, span.shape) for span in found]
             answer = self._answer(question)
-            learned.append(np.arange(len(ids), len(ids) + len(answer)))
-            ids = np.concatenate([ids, answer])
-        positions, _ = qwen2_5_omni.positions(self._config, len(ids), spans)
-        return TokenRow(ids, positions, np.zeros(len(ids), np.int64), learned, [question.task for question in questions])
+            length += len(ids)
+            learned.append(np.arange(length, length + len(answer)))
+            length += len(answer)
+            parts += [ids, answer]
+            about.append((first, end))
+        positions, _ = qwen2_5_omni.positions(self._config, length, spans)
+        tasks = [question.task for question in questions]
+        return TokenRow(np.concatenate(parts), positions, np.zeros(length, np.int64), learned, tasks, spans, about)
 
     def _question(self, question: Question) -> tuple[Ids, Ids]:
         return np.array(self._tokenizer.encode(question.text + ASSISTANT), np.int64), self._answer(question)

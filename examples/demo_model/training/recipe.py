@@ -56,14 +56,17 @@ class Late(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shares: Shares
 
 
-class Strangers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The last ``steps``, behind those of the recipe: ``share`` of the media that come alone are of another world; the rest is as late
-    as it gets. Rates rise to ``rate`` of the full ones and fall to nothing."""
+class Lesson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """So many ``steps`` behind those of the recipe and earlier lessons: ``share`` of the media that come alone are of another world,
+    and ``histories`` of the steps are of ``history_batch`` long prompts; the rest is as late as it gets. Rates rise to ``rate`` of the
+    full ones and fall to nothing."""
 
     steps: int
     rate: float
     share: float
     mixture: dict[str, float]
+    histories: float = 0.0
+    history_batch: int = 1
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,25 +86,35 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     row_tokens: dict[str, int]
     mixture: dict[str, float]
     late: Late
-    strangers: Strangers
+    lessons: tuple[Lesson, ...]
     towers: Towers
     augment: Augment
     model: Shape
 
     @property
     def all_steps(self) -> int:
-        """With those about strangers."""
-        return self.steps + self.strangers.steps
+        """With those of the lessons."""
+        return self.steps + sum(lesson.steps for lesson in self.lessons)
+
+    def lesson_at(self, step: int) -> tuple[Lesson, int] | None:
+        """The lesson that a step belongs to, and how many of its steps come before; None for those before all lessons and behind."""
+        begun = step - self.steps
+        for lesson in self.lessons:
+            if 0 <= begun < lesson.steps:
+                return lesson, begun
+            begun -= lesson.steps
+        return None
 
     @property
     def all_media(self) -> set[str]:
         """Of every mixture but the towers'."""
-        return {*self.mixture, *self.late.mixture, *self.strangers.mixture}
+        return {*self.mixture, *self.late.mixture}.union(*(lesson.mixture for lesson in self.lessons))
 
     @property
     def smallest_batch(self) -> int:
         """In samples: no more processes can share one."""
         sizes = [self.batch[medium] for medium in self.all_media]
+        sizes += [lesson.history_batch for lesson in self.lessons if lesson.histories]
         return min(sizes + [self.towers.batch[medium] for medium in self.towers.mixture])
 
 
@@ -120,7 +133,8 @@ def load_recipe(file: Path = RECIPE) -> Recipe:
     ):
         if missing := mixture - set(sizes):
             raise ValueError(f"{name} says nothing of {sorted(missing)}, which are in the mixture")
-    if not (recipe.mixture and recipe.late.mixture and recipe.strangers.mixture and recipe.towers.mixture) or recipe.smallest_batch < 1:
+    mixtures = (recipe.mixture, recipe.late.mixture, recipe.towers.mixture, *(lesson.mixture for lesson in recipe.lessons))
+    if not all(mixtures) or recipe.smallest_batch < 1:
         raise ValueError("a mixture is empty, or a batch has no samples, expected one of each at least")
     if not recipe.towers.steps <= recipe.late.step <= recipe.steps:
         raise ValueError(f"late.step is {recipe.late.step}, expected {recipe.towers.steps} (towers.steps) to {recipe.steps} (steps)")
@@ -132,9 +146,10 @@ def load_recipe(file: Path = RECIPE) -> Recipe:
     for name in ("counted_pairs", "moving", "degraded"):
         if not 0 <= (share := getattr(shares, name)) <= 1:
             raise ValueError(f"late.shares has {name} {share:g}, expected 0 to 1")
-    for name in ("rate", "share"):
-        if not 0 <= (share := getattr(recipe.strangers, name)) <= 1:
-            raise ValueError(f"strangers has {name} {share:g}, expected 0 to 1")
+    for number, lesson in enumerate(recipe.lessons):
+        for name in ("rate", "share", "histories"):
+            if not 0 <= (share := getattr(lesson, name)) <= 1:
+                raise ValueError(f"lessons[{number}] has {name} {share:g}, expected 0 to 1")
     layers, heads = (recipe.model.text.get(name, 0) for name in ("num_hidden_layers", "num_attention_heads"))
     if layers < LEAST_LAYERS or heads < LEAST_HEADS:
         raise ValueError(f"model.text has {layers} layers of {heads} heads, grounding takes {LEAST_LAYERS} of {LEAST_HEADS}")

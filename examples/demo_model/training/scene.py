@@ -12,6 +12,7 @@ from ....models.text.tokenizer import Tokenizer
 from ..data.kinds import NUMBERS
 from ..data.phrases import ORDERS, REFERENCES, plural
 from .hints import INKS, LABELS, Prepared
+from .prompts import TokenRow
 
 Ints = npt.NDArray[np.int64]
 
@@ -51,6 +52,18 @@ class Scene(NamedTuple):
     spot: Ints
     onset: Ints
     is_video: bool
+
+
+def scenes_of(row: TokenRow, config: ModelConfig, media: Sequence[Prepared]) -> list[Scene]:
+    """For each answer of a row: of the media that it is about."""
+    found: dict[tuple[int, int], Scene] = {}
+    for first, end in row.about:
+        if (first, end) not in found:
+            ids = row.ids.copy()
+            for span in (*row.spans[:first], *row.spans[end:]):
+                ids[span.start : span.start + span.shape.num_tokens] = 0
+            found[first, end] = scene_of(ids, config, media[first:end])
+    return [found[about] for about in row.about]
 
 
 def scene_of(ids: Ints, config: ModelConfig, media: Sequence[Prepared]) -> Scene:
