@@ -11,7 +11,8 @@ WORKDIR /src
 COPY . .
 RUN python -m venv /opt/mmrt \
     && case "$VARIANT" in \
-        cpu) /opt/mmrt/bin/pip install --extra-index-url https://download.pytorch.org/whl/cpu '.[otel]' ;; \
+        cpu) /opt/mmrt/bin/pip install --index-url https://download.pytorch.org/whl/cpu --no-deps torch==2.13.0 \
+            && /opt/mmrt/bin/pip install '.[otel]' ;; \
         cuda) /opt/mmrt/bin/pip install '.[cuda,otel]' ;; \
         *) echo "VARIANT is $VARIANT, allowed are cpu and cuda" >&2; exit 1 ;; \
     esac

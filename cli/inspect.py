@@ -11,13 +11,13 @@ from ..runtime.errors import RunError
 from ..runtime.observe.breakdown import PARTS
 from ..runtime.observe.inspect import Inspector
 from ..runtime.observe.inspect_report import ItemReport, RequestReport, RunView
+from ..runtime.observe.request_names import is_named, short_name
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
 from .options import RunName, run_path
 from .terminal import print_columns
 
 _SHOWN_RANGES = 12  # of pages
-_SHOWN_ID = 17  # enough to be told apart, and to be asked for
 _HEADINGS = ["REQUEST", "STAGE", "AGE s", "ROW", "PROMPT", "PREFILLED", "COMMITTED", "SENT", "KV", "PLANS", "MEDIA READY"]
 _LEFT = (0, 1, len(_HEADINGS) - 1)
 
@@ -67,12 +67,12 @@ def find(name: str, live: Sequence[RequestReport], ended: Sequence[RequestReport
     for requests in (live, ended):
         if exact := [request for request in requests if wanted in (request.request_id, request.key)]:
             return exact[-1]
-        begins = [r for r in requests if wanted and any(it.startswith(wanted) for it in (r.request_id, r.key, r.request_id[9:]))]
+        begins = [request for request in requests if is_named(wanted, request.request_id, request.key)]
         if len(begins) == 1:
             return begins[0]
         if begins:
             raise RunError(f"{name!r} is ambiguous: {', '.join(request.request_id or request.key for request in begins[:8])}")
-    known = ", ".join(request.request_id or request.key for request in live[:8]) or "none"
+    known = ", ".join(short_name(request.request_id, request.key) for request in live[:8]) or "none"
     raise RunError(f"no request {name!r}, neither live nor recorded (live are: {known})")
 
 
@@ -105,7 +105,7 @@ def _between_tokens(view: RunView) -> str:
 def _cells(request: RequestReport) -> list[str]:
     first = request.members[0] if request.members else None
     return [
-        (request.request_id or request.key)[:_SHOWN_ID],
+        short_name(request.request_id, request.key),
         request.stage,
         f"{request.age_s:.1f}",
         str(request.row) if request.row >= 0 else "",

@@ -16,6 +16,7 @@ from .options import RunName, check_actor, completed_from, log_directory, run_pa
 from .terminal import Palette
 
 _FOLLOW_POLL_S = 0.2
+_ALL = 1 << 20  # lines: more than the log files keep
 _OTHERS = (SUPERVISOR, "zygote")
 
 
@@ -30,6 +31,9 @@ def register(app: typer.Typer) -> None:
         ] = None,
         follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
         lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="How many to begin with.")] = 50,
+        request: Annotated[
+            str | None, typer.Option(metavar="REQUEST", help="Only what names this request: its id, or how it begins.")
+        ] = None,
         run: RunName = None,
     ) -> None:
         """Print what the actors have logged, in the order of time.
@@ -45,15 +49,18 @@ def register(app: typer.Typer) -> None:
             raise RunError(f"no logs in {directory}")
         reader = LogReader(directory, () if actor is None else [process_in(read_layout_of_logs(directory), actor)])
         palette = Palette(sys.stdout, environment)
-        found = reader.last(lines)
+        found = reader.last(lines) if request is None else [it for it in reader.last(_ALL) if request in it[1]][-lines or _ALL :]
         for name, line in found:
             for text in readable(line):
                 print(palette.line(name, text))
         if not found and lines:
-            print(f"{actor or 'nobody'} has logged nothing in {directory}", file=sys.stderr)
+            about = "" if request is None else f" about {request}"
+            print(f"{actor or 'nobody'} has logged nothing{about} in {directory}", file=sys.stderr)
         while follow:
             alive = RunDirectory.is_alive(path)
             for name, line in reader.new():
+                if request is not None and request not in line:
+                    continue
                 for text in readable(line):
                     print(palette.line(name, text), flush=True)
             if not alive:

@@ -32,7 +32,7 @@ _HAVE_PLANS = f"{', '.join(WORKERS[:-1])} or {WORKERS[-1]}"
 def register(app: typer.Typer) -> None:
     @app.command()
     def replay(
-        plan: Annotated[str | None, typer.Argument(metavar="PLAN", help="A captured plan: its file, or its id.")] = None,
+        plan: Annotated[str | None, typer.Argument(metavar="PLAN", help="A captured plan: its file, or its id's beginning.")] = None,
         last: Annotated[
             str | None,
             typer.Option(
@@ -99,7 +99,12 @@ def find_capture(plan: str | None, last: str | None, directory: Path) -> Path:
     for path in captures_in(directory):
         if {path.stem, path.stem.partition("-")[2]} & names:
             return path
-    known = ", ".join(path.stem for path in captures_in(directory)) or "none"
+    begins = [path for path in captures_in(directory) if path.stem.partition("-")[2].startswith(wanted)] if wanted else []
+    if len(begins) == 1:
+        return begins[0]
+    known = ", ".join(path.stem for path in begins or captures_in(directory)) or "none"
+    if begins:
+        raise UserError(f"{plan!r} is ambiguous: {known}")
     raise UserError(f"no captured plan {plan!r}: neither a file nor one in {directory} (there are: {known})")
 
 

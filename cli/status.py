@@ -13,6 +13,7 @@ from ..runtime.supervisor.control import StatusReply, StatusRequest, call
 from ..runtime.supervisor.run_report import ActorReport, ComputeReport, RunReport
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
+from .keys import Keys
 from .options import RunName, run_path
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 _WATCH_S = 1.0
 _PIPE_WIDTH = 120
+_COLUMNS = ("ACTOR", "STATE", "PID", "GEN", "RESTARTS", "PSS MB", "CPU %", "QUEUE", "STEPS", "UP")
+_WIDE = 80  # columns of a terminal that shows all of them
+_OF_WIDE = ("GEN", "STEPS")
 STATE_STYLES = {
     "active": "green",
     "failed": "red",
@@ -37,7 +41,7 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def status(
         json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
-        watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew every second until Ctrl-C.")] = False,
+        watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew every second until q, Esc or Ctrl-C.")] = False,
         run: RunName = None,
     ) -> None:
         """Show actors, memory (PSS), processors, queues and pools. Exits with 1 if no run is up."""
@@ -56,10 +60,11 @@ def register(app: typer.Typer) -> None:
             return
         from rich.live import Live
 
-        with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        with Keys() as keys, Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
             while True:
                 live.update(_render(read_report(path), console.width), refresh=True)
-                time.sleep(_WATCH_S)
+                if keys.wait_for_end(_WATCH_S):
+                    return
 
 
 def read_report(path: "Path") -> RunReport:
@@ -87,12 +92,12 @@ def _render(report: RunReport, width: int) -> "Group":
     from rich.text import Text
 
     actors = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("ACTOR", "STATE"):
-        actors.add_column(column, no_wrap=True)
-    for column in ("PID", "GEN", "RESTARTS", "PSS MB", "CPU %", "QUEUE", "STEPS", "UP"):
-        actors.add_column(column, justify="right", no_wrap=True)
+    shown = [at for at, name in enumerate(_COLUMNS) if width >= _WIDE or name not in _OF_WIDE]
+    for at in shown:
+        actors.add_column(_COLUMNS[at], justify="left" if at < 2 else "right", no_wrap=True)
     for actor in report.actors:
-        actors.add_row(*_cells(actor))
+        cells = _cells(actor)
+        actors.add_row(*(cells[at] for at in shown))
     remarks = [Text(f"{actor.name}: {said}") for actor in report.actors if (said := _remarks(actor))]
     pools = ", ".join(f"{name} {pool.used}/{pool.pages}" for name, pool in report.pools.items())
     requests = report.requests

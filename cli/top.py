@@ -6,6 +6,7 @@ from contextlib import closing
 
 import typer
 
+from .keys import Keys
 from .options import RunName, run_path
 
 _LOOK_S = 1.0
@@ -17,8 +18,8 @@ def register(app: typer.Typer) -> None:
     def top(run: RunName = None) -> None:
         """Show a run at work: processes, pages, speed and requests.
 
-        It is drawn anew every second until Ctrl-C; without a terminal it is printed once. Exits with 1 if no run is up, or none
-        any more.
+        It is drawn anew every second until q, Esc or Ctrl-C; without a terminal it is printed once. Exits with 1 if no run is up, or
+        none any more.
         """
         path = run_path(run)
         from rich.console import Console
@@ -32,9 +33,10 @@ def register(app: typer.Typer) -> None:
         with closing(Watch(path)) as watch:
             time.sleep(_LOOK_S)  # rates are of the time between two looks
             if not is_terminal:
-                console.print(render(watch.look(), console.width))
+                console.print(render(watch.look(), console.width, has_colours=False))
                 return
-            with Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
+            with Keys() as keys, Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
                 while True:
-                    live.update(render(watch.look(), console.width), refresh=True)
-                    time.sleep(_LOOK_S)
+                    live.update(render(watch.look(), console.width, has_colours=not console.no_color), refresh=True)
+                    if keys.wait_for_end(_LOOK_S):
+                        return

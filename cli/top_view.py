@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..runtime.observe.request_names import short_name
 from ..runtime.observe.trace_requests import RequestSpan
 from ..runtime.supervisor.run_report import RunReport
 from .status import STATE_STYLES, duration
@@ -27,10 +28,12 @@ _STAGE_STYLES = {
     "delivering": "cyan",
     "failing": "red",
 }
+_STAGE_LETTERS = dict(zip(_STAGE_STYLES, ".qfaPD>!", strict=True))  # where there are no colours
+_BLOCK = "█"
 
 
-def render(view: View, width: int) -> Group:
-    """Return the whole view for a terminal of so many columns."""
+def render(view: View, width: int, *, has_colours: bool = True) -> Group:
+    """Return the whole view for a terminal of so many columns. Without colours letters stand for stages."""
     report, counts = view.report, view.report.requests
     rate = view.rates[-1] if view.rates else 0.0
     head = Text.assemble(
@@ -39,7 +42,16 @@ def render(view: View, width: int) -> Group:
         (f"{counts.waiting} waiting, {counts.preparing} preparing, {counts.running} running", "bold"),
     )
     tokens = Text.assemble(("tokens/s ", "bold"), f"{rate:6.0f}  ", (sparkline(view.rates, max(10, width - 20)), "green"))
-    parts: list[RenderableType] = [head, tokens, Text(), _actors(view, width), Text(), _pools(report), Text(), _requests(view, width)]
+    parts: list[RenderableType] = [
+        head,
+        tokens,
+        Text(),
+        _actors(view, width),
+        Text(),
+        _pools(report),
+        Text(),
+        *_requests(view, width, has_colours),
+    ]
     events = [
         Text(f"{duration((view.now_ns - event.time_ns) / 1e9):>7} ago  {event.actor}: {event.text}", "dim")
         for event in view.events[-NUM_EVENTS:]
@@ -54,14 +66,23 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_SPARKS[min(7, int(8 * value / highest))] if highest else _SPARKS[0] for value in shown)
 
 
-def timeline(span: RequestSpan, now_ns: int, width: int) -> Text:
-    """Return the stages of a request in proportion to their time: each cell has the colour of the stage in its middle."""
+def timeline(span: RequestSpan, now_ns: int, width: int, *, has_colours: bool = True) -> Text:
+    """Return the stages of a request in proportion to their time: each cell has the colour, or letter, of the stage in its middle."""
     end_ns = span.end_ns or now_ns
     text = Text()
     for cell in range(width):
         at_ns = span.begin_ns + (end_ns - span.begin_ns) * (2 * cell + 1) // (2 * width)
         stage = next((stage for stage in reversed(span.stages) if stage.begin_ns <= at_ns), span.stages[0])
-        text.append("█", _STAGE_STYLES[stage.name])
+        text.append(_BLOCK if has_colours else _STAGE_LETTERS[stage.name], _STAGE_STYLES[stage.name])
+    return text
+
+
+def _legend(has_colours: bool) -> Text:
+    text = Text("AGE: since the request came, or what it took. STAGES: ", "dim")
+    for number, (name, style) in enumerate(_STAGE_STYLES.items()):
+        text.append(", " if number else "", "dim")
+        text.append(_BLOCK if has_colours else _STAGE_LETTERS[name], style)
+        text.append(f" {name}", "dim")
     return text
 
 
@@ -101,9 +122,9 @@ def _pools(report: RunReport) -> Table:
     return table
 
 
-def _requests(view: View, width: int) -> RenderableType:
+def _requests(view: View, width: int, has_colours: bool) -> list[RenderableType]:
     if not view.requests:
-        return Text("no requests yet", "dim")
+        return [Text("no requests yet", "dim")]
     table = _table("REQUEST STAGE STAGES", "REQUEST", "STAGE", "FIRST TEXT", "TOKENS", "AGE", "STAGES")
     for request in view.requests[:NUM_REQUESTS]:
         span = request.span
@@ -111,14 +132,14 @@ def _requests(view: View, width: int) -> RenderableType:
         end = "lost" if span.is_lost else f"failed ({span.status})" if span.status else "done"
         stage = end if span.end_ns else span.stages[-1].name
         table.add_row(
-            span.name[-24:],
+            short_name(span.request_id, f"{span.key:x}"),
             Text(stage, "red" if span.status or span.is_lost else _STAGE_STYLES.get(stage, "dim")),
             _milliseconds(first_ns - span.begin_ns) if first_ns else "",
             str(span.num_sent),
             _milliseconds((span.end_ns or view.now_ns) - span.begin_ns),
-            timeline(span, view.now_ns, max(8, min(40, width - 80))),
+            timeline(span, view.now_ns, max(8, min(40, width - 80)), has_colours=has_colours),
         )
-    return table
+    return [table, _legend(has_colours)]
 
 
 def _milliseconds(time_ns: int) -> str:

@@ -28,6 +28,7 @@ def register(app: typer.Typer) -> None:
         out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write it; - is standard output.")] = Path(
             "mmrt-trace.json"
         ),
+        request: Annotated[str | None, typer.Option(metavar="REQUEST", help="Show no other request: its id, or how it begins.")] = None,
         crash: Annotated[
             str | None,
             typer.Option("--crash", metavar="NAME", help="What was saved when something died: latest, a name, or a file."),
@@ -48,7 +49,9 @@ def register(app: typer.Typer) -> None:
                 print(f"{saved.stem}  {_reason(saved)}")
             return
         recording = Recording.load(find_crash(crash, directory)) if crash is not None else take_recording(path)
-        made = make_trace(recording, last)
+        made = make_trace(recording, last, request)
+        if request is not None and not num_requests(made):
+            raise RunError(f"no request {request!r} is recorded" + ("" if last is None else f" of the last {last:g} s"))
         data = msgspec.json.encode(made)
         if str(out) == "-":
             sys.stdout.buffer.write(data + b"\n")

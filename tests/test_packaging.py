@@ -1,9 +1,11 @@
 """The explicit package list names every package of the tree, and nothing else would be installed."""
 
 import itertools
+import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
 import zipfile
 from importlib.metadata import version
@@ -76,3 +78,32 @@ def test_a_wheel_is_built_outside_the_tree(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "mmrt/cli/__init__.py" in names and "mmrt/setup.py" not in names
+
+
+INSTALLS = ("README.md", "docs/tutorial.md", "Dockerfile")
+
+
+@pytest.mark.parametrize("file", INSTALLS)
+def test_nothing_but_torch_comes_from_pytorch_s_index(file: str) -> None:
+    """A package of this name there, or of any of our dependencies, is never looked at."""
+    text = (ROOT / file).read_text()
+    (torch,) = [one for one in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"] if "torch" in one]
+    assert "extra-index-url" not in text
+    (install,) = re.findall(r"pip install (--index-url \S+ [^;\\]*)", text)
+    assert install.split()[1] == "https://download.pytorch.org/whl/cpu" and "--no-deps" in install
+    assert [word for word in install.split()[2:] if not word.startswith("-") and word != "0"] == [torch]
+
+
+def test_an_index_that_cannot_be_reached_costs_one_try(tmp_path: Path) -> None:
+    """README's first command against a port where nobody listens: pip asks once, and the line goes on."""
+    (line,) = re.findall(r"^python3 -m venv .*--index-url.*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    first, _, second = line.partition("; ")
+    assert second == ".venv/bin/pip install ." and "--retries 0" in first
+    command = first.partition(".venv/bin/pip ")[2].replace("https://download.pytorch.org", "http://127.0.0.1:1").split()
+    isolated = {**os.environ, "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    isolated = {name: value for name, value in isolated.items() if name not in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL")}
+    pip = [sys.executable, "-m", "pip", *command, "--target", str(tmp_path)]
+    began_s = time.monotonic()
+    done = subprocess.run(pip, env=isolated, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "No matching distribution found for torch" in done.stderr
+    assert "Retrying" not in done.stdout + done.stderr and time.monotonic() - began_s < 60

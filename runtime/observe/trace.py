@@ -15,6 +15,7 @@ from ..stage_table import MAX_INSTANCES, SUPERVISOR
 from .breakdown import PARTS, Breakdown, request_breakdown, step_begins
 from .dumps import Recording
 from .flight import PLAN_NAMES, UNIT_NAMES, FlightRecord, Kind, merge, signed, unpack_plan
+from .request_names import is_named
 from .trace_requests import PlanSpan, RequestSpan, plan_spans, plans_by_request, request_spans
 
 Event = dict[str, Any]
@@ -35,8 +36,9 @@ _BEFORE = {
 }
 
 
-def make_trace(recording: Recording, last_s: float | None = None) -> dict[str, Any]:
-    """Make the whole JSON object. ``last_s``: leave out events that ended more than so many seconds before the recording."""
+def make_trace(recording: Recording, last_s: float | None = None, wanted: str | None = None) -> dict[str, Any]:
+    """Make the whole JSON object. ``last_s``: leave out events that ended more than so many seconds before the recording.
+    ``wanted``: show no requests but those whose id or key begins so."""
     facts = recording.facts
     records = merge(recording.recorders)
     since_ns = 0 if last_s is None else facts.taken_ns - int(last_s * 1e9)
@@ -51,6 +53,8 @@ def make_trace(recording: Recording, last_s: float | None = None) -> dict[str, A
     recent = [event for event in events if event["_end"] >= since_ns]
     by_request, begins_ns = plans_by_request(plans), step_begins(records)
     for span in requests.values():
+        if wanted is not None and not is_named(wanted, span.request_id, f"{span.key:x}"):
+            continue
         if (span.end_ns or facts.taken_ns) >= since_ns:
             parts = request_breakdown(span, by_request.get(span.key, ()), begins_ns, facts.taken_ns)
             recent += _request_track(span, facts.taken_ns, parts)

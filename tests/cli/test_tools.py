@@ -7,8 +7,10 @@ import pytest
 
 from mmrt.cli.inspect import find
 from mmrt.cli.main import run
-from mmrt.runtime.errors import RunError
+from mmrt.cli.replay import find_capture
+from mmrt.runtime.errors import RunError, UserError
 from mmrt.runtime.observe.inspect_report import RequestReport
+from mmrt.runtime.observe.request_names import is_named, short_name
 from mmrt.runtime.stage_table import actors_of
 from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.run_directory import RunDirectory
@@ -131,3 +133,44 @@ def test_finding_a_request() -> None:
         find("zz", live, ended)
     with pytest.raises(RunError, match=r"no request '', .*"):
         find("", [], ended)
+
+
+@pytest.mark.parametrize(
+    ("request_id", "short"),
+    [
+        ("chatcmpl-0123456789abcdef", "chatcmpl-01234567"),
+        ("cmpl-0123456789abcdef", "cmpl-01234567"),
+        ("msg_0123456789abcdef", "msg_01234567"),
+        ("resp_0123456789abcdef", "resp_01234567"),
+        ("mine", "mine"),
+        ("", "7f"),
+    ],
+)
+def test_a_request_has_one_short_name(request_id: str, short: str) -> None:
+    assert short_name(request_id, "7f") == short
+    for wanted in (short, short[: len(short) - 2] or short, request_id or "7f", request_id[-16:] or "7"):
+        assert is_named(wanted, request_id, "7f")
+    assert not is_named("", request_id, "7f") and not is_named("zz", request_id, "7f")
+
+
+def test_a_captured_plan_is_found_by_how_its_id_begins(tmp_path: Path) -> None:
+    for name in ("encoder-1a2b", "encoder-1a9c", "video-77"):
+        (tmp_path / f"{name}.safetensors").touch()
+    assert find_capture("1a2", None, tmp_path).stem == "encoder-1a2b"
+    assert find_capture("0x77", None, tmp_path).stem == "video-77"
+    with pytest.raises(UserError, match="'1a' is ambiguous: encoder-1a2b, encoder-1a9c"):
+        find_capture("1a", None, tmp_path)
+
+
+def test_logs_of_one_request(tmp_path: Path, capsys: Captured) -> None:
+    logs = tmp_path / "state" / "mmrt" / "run"
+    logs.mkdir(parents=True)
+    stamp = "2026-11-28T20:00:00.00000"
+    (logs / "gateway.log").write_text(f"{stamp}1Z chatcmpl-0123abcd came\n" + f"{stamp}2Z other\n" * 100)
+    (logs / "decode.log").write_text(f"{stamp}3Z chatcmpl-0123abcd ended\n{stamp}4Z chatcmpl-9999 came\n")
+    assert run(["logs", "--request", "chatcmpl-0123"]) == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["came", "ended"]
+    assert run(["logs", "--request", "chatcmpl-0123", "-n", "1"]) == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["ended"]
+    assert run(["logs", "--request", "nobody"]) == 0
+    assert "has logged nothing about nobody" in capsys.readouterr().err

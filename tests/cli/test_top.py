@@ -1,12 +1,17 @@
 """``mmrt top``: what it draws of a run, in wide and narrow terminals."""
 
 import io
+import os
+import re
+import termios
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from mmrt.cli.keys import Keys
 from mmrt.cli.main import run
+from mmrt.cli.status import _render
 from mmrt.cli.top_view import render, sparkline, timeline
 from mmrt.cli.top_watch import View
 from mmrt.runtime.observe.live import Event, LiveRequest
@@ -54,7 +59,7 @@ def test_a_view(width: int) -> None:
     assert [word for word in decode if "█" not in word] == ["decode", "active", "4711", "2", "1", "50", "0", "123", "190"]
     assert any("██████" in word for word in decode) == (width >= 96)
     assert [line.split()[-2:] for line in lines if line.startswith("kv")] == [["2", "8"]]
-    live, failed = [line for line in lines if line.startswith("0" * 20)]
+    live, failed = [line for line in lines if line.startswith("chatcmpl-00000000 ")]
     assert live.split()[1:7] == ["decoding", "4000", "ms", "17", "9000", "ms"]
     assert failed.split()[1:3] == ["failed", "(504)"]
     assert [line.strip() for line in lines[-2:]] == [
@@ -66,8 +71,22 @@ def test_a_view(width: int) -> None:
 def test_a_request_that_is_lost_with_its_gateway() -> None:
     span = a_span(1, end_ns=6 * S)
     span.is_lost = True
-    (line,) = [line for line in drawn(a_view(span), 96) if line.startswith("0" * 20)]
+    (line,) = [line for line in drawn(a_view(span), 96) if line.startswith("chatcmpl-00000000 ")]
     assert line.split()[1] == "lost"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_status_has_room_in_narrow_terminals(width: int) -> None:
+    report = a_view().report
+    console = Console(file=io.StringIO(), width=width)
+    console.print(_render(report, width))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    (heading,) = [line.split() for line in lines if line.startswith("ACTOR")]
+    assert {"PID", "RESTARTS", "PSS", "CPU", "QUEUE", "UP"} < {*heading} and ("GEN" in heading) == (width >= 80)
+    (decode,) = [line for line in lines if line.startswith("decode ")]
+    assert "4711" in decode and "190" in decode and "…" not in " ".join(lines)
 
 
 def test_without_requests() -> None:
@@ -87,6 +106,47 @@ def test_timeline_is_in_proportion_to_time() -> None:
     text = timeline(a_span(1), 10 * S, 9)
     styles = [str(span.style) for span in text.spans for _ in range(span.start, span.end)]
     assert text.plain == "█" * 9 and styles == ["bright_black"] + ["blue"] * 2 + ["green"] * 6
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_headings_have_a_legend(width: int) -> None:
+    told = " ".join(" ".join(drawn(a_view(a_span(1)), width)).split())
+    assert "AGE: since the request came, or what it took." in told
+    assert "STAGES: █ submitted, █ queued, █ fetching, █ analysing, █ prefilling, █ decoding, █ delivering, █ failing" in told
+    assert "AGE:" not in " ".join(drawn(a_view(), width)), "no requests, no legend"
+
+
+def test_letters_take_the_place_of_colours() -> None:
+    assert timeline(a_span(1), 10 * S, 9, has_colours=False).plain == ".PPDDDDDD"
+    console = Console(file=io.StringIO(), width=120)
+    console.print(render(a_view(a_span(1)), 120, has_colours=False))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert re.search(r" \.+P+D+$", shown, re.MULTILINE)
+    for legend in (". submitted", "q queued", "P prefilling", "D decoding", "> delivering", "! failing"):
+        assert legend in shown
+
+
+@pytest.mark.parametrize(("pressed", "ends"), [(b"q", True), (b"Q", True), (b"\x1b", True), (b"x", False), (b"\x1b[A", False)])
+def test_a_key_ends_a_view(pressed: bytes, ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    master, slave = os.openpty()
+    with os.fdopen(slave) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        before = termios.tcgetattr(slave)
+        with Keys() as keys:
+            assert not termios.tcgetattr(slave)[3] & (termios.ICANON | termios.ECHO), "keys come at once, unseen"
+            assert termios.tcgetattr(slave)[3] & termios.ISIG, "Ctrl-C is a signal"
+            os.write(master, pressed)
+            assert keys.wait_for_end(10.0 if ends else 0.1) == ends
+        assert termios.tcgetattr(slave) == before
+    os.close(master)
+
+
+def test_without_a_terminal_no_key_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        with Keys() as keys:
+            assert not keys.wait_for_end(0.01)
 
 
 def test_without_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
