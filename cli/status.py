@@ -25,7 +25,7 @@ _WATCH_S = 1.0
 _PIPE_WIDTH = 120
 _COLUMNS = ("ACTOR", "STATE", "PID", "GEN", "RESTARTS", "PSS MB", "CPU %", "QUEUE", "STEPS", "UP")
 _WIDE = 80  # columns of a terminal that shows all of them
-_OF_WIDE = ("GEN", "STEPS")
+_OF_WIDE = ("GEN", "QUEUE", "STEPS", "UP")
 STATE_STYLES = {
     "active": "green",
     "failed": "red",
