@@ -5,6 +5,8 @@ import secrets
 import tempfile
 from pathlib import Path
 
+from .regular_file import read_regular
+
 SECRET_BYTES = 32
 
 _NAME = "page-secret"
@@ -30,4 +32,4 @@ def kept_secret(path: Path, secret: bytes | None = None) -> bytes:
             pass  # another process was first
         finally:
             os.unlink(part)
-    return path.read_bytes()
+    return read_regular(path, SECRET_BYTES + 1)

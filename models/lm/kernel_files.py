@@ -1,4 +1,7 @@
-"""Kernels' code, kept from process to process: ``$XDG_CACHE_HOME/mmrt/kernels``. A file is replaced when its kernel changes."""
+"""Kernels' code, kept from process to process: ``$XDG_CACHE_HOME/mmrt/kernels``. A file is replaced when its kernel changes.
+
+The code runs as it lies there: nothing is taken from, or put into, a directory that others can write, and no file of theirs is taken.
+"""
 
 import logging
 import os
@@ -8,6 +11,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
+from ...shm.regular_file import open_regular
 from .object_code import Image
 
 log = logging.getLogger(__name__)
@@ -17,6 +21,7 @@ _DIGEST_BYTES = 32
 _ENTRY = struct.Struct("<Q")
 
 _directory: Path | None = None
+_refused: set[Path] = set()
 
 
 def keep_in(directory: Path) -> None:
@@ -27,11 +32,11 @@ def keep_in(directory: Path) -> None:
 
 def load(name: str, key: bytes) -> Image | None:
     """The image that was saved with this key; None where there is none, where it is damaged, and where somebody else may write it."""
-    if _directory is None:
+    if _directory is None or not _is_ours(_directory):
         return None
     path = _directory / name
     try:
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:
             status = os.fstat(file.fileno())
             if status.st_uid != os.geteuid() or status.st_mode & 0o022:
                 log.warning("%s is ignored: others than this user may write it", path)
@@ -57,6 +62,8 @@ def save(name: str, key: bytes, image: Image) -> None:
     part = path.with_suffix(f".{threading.get_native_id()}.part")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_ours(_directory):
+            return
         part.unlink(missing_ok=True)
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with open(descriptor, "wb") as file:
@@ -66,6 +73,19 @@ def save(name: str, key: bytes, image: Image) -> None:
         log.debug("%s is not written: %s", path, error.strerror)
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def _is_ours(directory: Path) -> bool:
+    """Return whether only this user can put files there; if not, say so once."""
+    try:
+        status = directory.stat()
+    except OSError:
+        return False
+    is_ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    if not is_ours and directory not in _refused:
+        _refused.add(directory)
+        log.warning("kernels are made anew: %s must belong to this user, and be writable by no other (chmod 700)", directory)
+    return is_ours
 
 
 def _digest(name: str, key: bytes, body: bytes) -> bytes:

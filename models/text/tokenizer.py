@@ -17,6 +17,7 @@ import tokenizers
 
 from ..checkpoint.files import tokenizer_file
 from ..errors import CheckpointError
+from .tokenizer_trial import check_number, check_tokenizer
 
 _SENTINEL = re.compile("x|([0-9]+)y")  # behind a request's nonce
 
@@ -50,16 +51,17 @@ class Tokenizer:
         self._special_text = {id: token.content for id, token in added.items() if id in special}
         self._longest_token_chars = max((len(token) for token in backend.get_vocab()), default=1)
         self.control_words = ControlWords.of(self.control_ids)
-        self._literal_ids = {content: self._encode_literally(content) for content in self.control_ids}
+        self._literal_ids = self._encode_literally()
 
     @classmethod
     def load(cls, path: Path, control_ids: Collection[int] = (), eos_ids: Collection[int] = ()) -> "Tokenizer":
         """Read a checkpoint directory. ``control_ids`` are ids (media placeholders) that are control tokens whatever the file says.
 
         Raises:
-            CheckpointError: a file is missing or malformed, or the decoder is not a byte-level one.
+            CheckpointError: a file is missing, malformed, or takes too long to load; or the decoder is not a byte-level one.
         """
         file = tokenizer_file(path)
+        check_tokenizer(file)
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing narrower
@@ -99,18 +101,21 @@ class Tokenizer:
         """A lower bound on the tokens of so many characters, however they are cut; used to refuse far too long prompts."""
         return num_chars // self._longest_token_chars
 
-    def _encode_literally(self, content: str) -> list[int]:
-        control = set(self.control_ids.values())
+    def _encode_literally(self) -> dict[str, list[int]]:
+        """Return the ids of each control token's characters."""
+        control, literal = frozenset(self.control_ids.values()), dict[str, list[int]]()
         self._backend.encode_special_tokens = True
         try:
-            ids = self._backend.encode(content, add_special_tokens=False).ids
-            if control & set(ids):  # a control token that the file does not call special: no piece of it is one
-                ids = [id for char in content for id in self._backend.encode(char, add_special_tokens=False).ids]
+            for content in self.control_ids:
+                ids = self._backend.encode(content, add_special_tokens=False).ids
+                if not control.isdisjoint(ids):  # a control token that the file does not call special: no piece of it is one
+                    ids = [id for char in content for id in self._backend.encode(char, add_special_tokens=False).ids]
+                if not control.isdisjoint(ids):
+                    raise ValueError(f"control token {content!r} cannot be written as text")
+                literal[content] = ids
         finally:
             self._backend.encode_special_tokens = False
-        if control & set(ids):
-            raise ValueError(f"control token {content!r} cannot be written as text")
-        return ids
+        return literal
 
 
 class ControlWords(NamedTuple):
@@ -285,16 +290,19 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], p
     stated = config.get("added_tokens_decoder")
     if not isinstance(stated, dict):
         return
+    file = path / "tokenizer_config.json"
+    check_number(file, len(stated))
     known = backend.get_added_tokens_decoder()
+    added: dict[int, tokenizers.AddedToken] = {}
     for id, token in sorted(((int(id), token) for id, token in stated.items() if id.isdigit()), key=lambda pair: pair[0]):
         content = _token_text(token)
         if content is None or id in known:
             continue
         flags = {name: bool(token.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
-        added = tokenizers.AddedToken(content, **flags)
-        (backend.add_special_tokens if flags["special"] else backend.add_tokens)([added])
-        if backend.token_to_id(content) != id:
+        added[id] = tokenizers.AddedToken(content, **flags)
+    backend.add_tokens([*added.values()])  # all at once: each call goes through all tokens
+    for id, one in added.items():
+        if backend.token_to_id(one.content) != id:
             raise CheckpointError(
-                f"{path / 'tokenizer_config.json'}: token {content!r} should have id {id}, "
-                f"with tokenizer.json it gets {backend.token_to_id(content)}"
+                f"{file}: token {one.content!r} should have id {id}, with tokenizer.json it gets {backend.token_to_id(one.content)}"
             )

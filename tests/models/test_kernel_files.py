@@ -126,6 +126,39 @@ def test_an_image_needs_another_key_than_its_own(directory: Path) -> None:
     assert os.listdir(directory) == ["a"] and (directory / "a").stat().st_uid == os.geteuid()
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "link to a device"])
+def test_what_is_no_file_is_not_waited_for(directory: Path, kind: str) -> None:
+    image = kernel.Image(b"code", 1)
+    directory.mkdir(mode=0o700)
+    os.mkfifo(directory / "pipe")
+    if kind == "pipe":
+        (directory / "pipe").rename(directory / "a")
+    else:
+        (directory / "a").symlink_to(directory / "pipe" if "pipe" in kind else "/dev/zero")
+    assert kernel_files.load("a", KEY) is None
+    kernel_files.save("a", KEY, image)
+    assert kernel_files.load("a", KEY) == image
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o722, 0o777, 0o1777])
+def test_a_directory_that_others_may_write_is_not_used(directory: Path, mode: int, caplog: pytest.LogCaptureFixture) -> None:
+    image = kernel.Image(b"code", 1)
+    kernel_files.save("a", KEY, image)
+    directory.chmod(mode)
+    assert kernel_files.load("a", KEY) is None
+    kernel_files.save("b", KEY, image)
+    assert os.listdir(directory) == ["a"] and caplog.text.count("must belong to this user, and be writable by no other") == 1
+    directory.chmod(0o755)
+    assert kernel_files.load("a", KEY) == image
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory to somebody else")
+def test_a_directory_of_somebody_else_is_not_used(directory: Path) -> None:
+    kernel_files.save("a", KEY, kernel.Image(b"code", 1))
+    os.chown(directory, 65534, 65534)
+    assert kernel_files.load("a", KEY) is None
+
+
 def test_what_is_too_large_to_be_read_is_not_kept(directory: Path) -> None:
     kernel_files.save("a", KEY, kernel.Image(bytes(kernel_files._MAX_BYTES), 0))
     assert not directory.exists() or not any(directory.iterdir())

@@ -6,7 +6,7 @@ the fetch process checks them again, with each redirect's and each address.
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from urllib.parse import unquote
 
 from yarl import URL
@@ -26,6 +26,8 @@ METADATA = frozenset(
         + ("100.100.100.200", "168.63.129.16", "192.0.0.192"),
     )
 )
+_6TO4_START = 2  # byte of the IPv4 address
+_NAT64_STARTS = (4, 5, 6, 7, 8)  # by the prefix's length, without the ninth byte (RFC 6052); Teredo's server is at the first
 # IANA's registries of addresses for special purposes, and of IPv6 space. Most of IPv6 is not global: loopback, ULA, link-local,
 # multicast, and forms that hold an IPv4 address (mapped, compatible, NAT64). Of the global part Teredo and 6to4 hold one as well.
 _SPECIAL_V4 = (
@@ -101,11 +103,24 @@ def may_connect(address: str, networks: Sequence[str]) -> bool:
         ip = ipaddress.ip_address(address)
     except ValueError:
         return False
-    if ip in METADATA or (ip.version == 6 and ip.scope_id is not None):
+    if ip.version == 6 and (ip.scope_id is not None or not METADATA.isdisjoint(_held(ip))):
+        return False
+    if ip in METADATA:
         return False
     if any(ip in ipaddress.ip_network(network) for network in networks):
         return True
     return not any(ip in network for network in _NOT_PUBLIC) and (ip.version == 4 or ip in _GLOBAL_V6)
+
+
+def _held(ip: ipaddress.IPv6Address) -> Iterator[ipaddress.IPv4Address]:
+    """Yield the IPv4 addresses that a packet to ``ip`` may be sent on to: mapped, compatible, a translator's (NAT64, whose prefix can
+    be any of the network's own), a tunnel's (6to4, ISATAP; of Teredo the server, and the client, inverted)."""
+    packed = ip.packed
+    without_u = packed[:8] + packed[9:]
+    for start in _NAT64_STARTS:
+        yield ipaddress.IPv4Address(without_u[start : start + 4])
+    for place in (packed[_6TO4_START : _6TO4_START + 4], packed[-4:], bytes(byte ^ 0xFF for byte in packed[-4:])):
+        yield ipaddress.IPv4Address(place)
 
 
 def _is_host(host: str) -> bool:

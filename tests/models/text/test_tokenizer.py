@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrt.models.errors import CheckpointError
+from mmrt.models.text import tokenizer_trial
 from mmrt.models.text.tokenizer import IncrementalDecoder, PromptGuard, Tokenizer
 
 
@@ -153,3 +154,51 @@ def test_tokens_of_the_configuration_alone_are_added(checkpoint: Path, tmp_path:
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="should have id"):
         Tokenizer.load(path)
+
+
+def test_too_many_added_tokens_are_refused_before_they_are_loaded(checkpoint: Path, tmp_path: Path) -> None:
+    contents = json.loads((checkpoint / "tokenizer.json").read_text())
+    token = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    contents["added_tokens"] += [{"id": 600 + number, "content": f"<|{number}|>", **token} for number in range(400_000)]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(contents))
+    with pytest.raises(CheckpointError, match=r"tokenizer.json has 400009 added tokens, the limit is 65536"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes((checkpoint / "tokenizer.json").read_bytes())
+    stated = {str(number): {"content": f"<|{number}|>"} for number in range(400_000)}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": stated}))
+    with pytest.raises(CheckpointError, match=r"tokenizer_config.json has 400000 added tokens, the limit is 65536"):
+        Tokenizer.load(tmp_path)
+
+
+def test_many_added_tokens_are_loaded(checkpoint: Path, tmp_path: Path) -> None:
+    contents = json.loads((checkpoint / "tokenizer.json").read_text())
+    first = 1 + max(contents["model"]["vocab"].values())
+    token = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    contents["added_tokens"] += [{"id": first + number, "content": f"<|{number}|>", **token} for number in range(8000)]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(contents))
+    stated = {str(first + 8000 + number): {"content": f"<|and {number}|>", "special": True} for number in range(8000)}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": stated}))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode("<|7999|><|and 7999|>") == [first + 7999, first + 15_999] and len(tokenizer.control_ids) > 16_000
+
+
+GROWS = {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 60}
+BACKTRACKS = {"type": "Split", "pattern": {"Regex": "((a*)*)*(a*)*$b"}, "behavior": "Isolated", "invert": False}
+HARMLESS = {"type": "Sequence", "normalizers": [{"type": "NFD"}, {"type": "Lowercase"}]}
+
+
+@pytest.mark.parametrize("part", [{"normalizer": GROWS}, {"pre_tokenizer": BACKTRACKS}])
+def test_one_that_takes_for_ever_ends_with_a_reason(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: dict[str, object]
+) -> None:
+    monkeypatch.setattr(tokenizer_trial, "TRIAL_CPU_S", 3)
+    contents = json.loads((checkpoint / "tokenizer.json").read_text()) | part
+    (tmp_path / "tokenizer.json").write_text(json.dumps(contents))
+    with pytest.raises(CheckpointError, match="its normalizer or pre-tokenizer takes too long or too much: .* more than"):
+        Tokenizer.load(tmp_path)
+
+
+def test_an_unusual_one_that_is_fast_is_loaded(checkpoint: Path, tmp_path: Path) -> None:
+    contents = json.loads((checkpoint / "tokenizer.json").read_text()) | {"normalizer": HARMLESS}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(contents))
+    assert Tokenizer.load(tmp_path).encode("AB") == Tokenizer.load(tmp_path).encode("ab")

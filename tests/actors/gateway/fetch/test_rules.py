@@ -116,6 +116,25 @@ def test_networks_that_are_allowed() -> None:
     assert not may_connect("::ffff:10.1.2.3", ("10.1.2.0/24",)), "one address has one form"
 
 
+HIDDEN = {  # RFC 6052's table of places for 64:ff9b::/96 and prefixes of the network's own, and the other forms that hold an address
+    "mapped": "::ffff:169.254.169.254", "compatible": "::169.254.169.254", "6to4": "2002:a9fe:a9fe::1", "well-known NAT64":
+    "64:ff9b::a9fe:a9fe", "local NAT64": "64:ff9b:1:fffe::a9fe:a9fe", "/32": "2001:db8:a9fe:a9fe::", "/40": "2001:db8:1a9:fea9:fe::",
+    "/48": "2001:db8:122:a9fe:a9:fe00::", "/56": "2001:db8:122:3a9:fe:a9fe::", "/64": "2001:db8:122:344:a9:fea9:fe00:0",
+    "/96": "2001:db8:122:344::a9fe:a9fe", "Teredo's server": "2001:0:a9fe:a9fe::1", "Teredo's client": "2001:0:1:1:0:0:5601:5601",
+    "ISATAP": "fe80::5efe:a9fe:a9fe",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", HIDDEN)
+def test_metadata_in_an_ipv6_form_is_in_no_network(form: str) -> None:
+    assert not may_connect(HIDDEN[form], ["::/0", "0.0.0.0/0"])
+
+
+def test_other_addresses_in_ipv6_forms_are_where_a_network_has_them() -> None:
+    allowed = ["64:ff9b::/96", "2002::/16", "::ffff:0:0/96"]
+    assert all(may_connect(address, allowed) for address in ("64:ff9b::c000:221", "2002:a00:1::1", "::ffff:10.0.0.1"))
+
+
 def test_metadata_is_in_no_network() -> None:
     assert {"169.254.169.254", "fd00:ec2::254"} <= set(map(str, METADATA))
     for address in METADATA:
