@@ -9,6 +9,7 @@ from ..models.towers.interface import TowerInput
 from ..runtime.bus.copy_plans import LoadSegments
 from ..runtime.bus.messages import Done, Result
 from ..runtime.bus.plans import Encode, EncodePart, Plan
+from ..runtime.process.saved_pages import cache_directory
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
 from .host.actor import Actor
@@ -37,7 +38,7 @@ def main(actor: Actor) -> None:
     completion.wait()  # a failure here must not count against the first plan
     actor.open_turn(completion.wait)
     worker = EncoderWorker(towers, PagePool.attach(actor.run, "patch"), embeddings, completion, actor.turn.after_layer)
-    loader = PageLoader(actor.run, pool)
+    loader = PageLoader(actor.run, pool, cache_directory(actor.config))
 
     def execute(plan: Plan) -> Result:
         return loader.load_segments(plan) if isinstance(plan, LoadSegments) else worker.execute(plan)

@@ -29,7 +29,7 @@ from ..runtime.config import RuntimeConfig
 from ..runtime.fetch_config import FetchSection
 from ..runtime.pools import kind_of_pool
 from ..runtime.process.memory_layout import MemoryLayout
-from ..runtime.process.saved_pages import SavedFiles, SavedPages, write_saved_files
+from ..runtime.process.saved_pages import SavedFiles, SavedPages, cache_directory, write_saved_files
 from ..shm.page_file import PageFile, remove_unused
 from ..shm.page_secret import SECRET_BYTES, kept_secret, page_secret
 from ..shm.pool import PagePool
@@ -66,7 +66,7 @@ class PageStore:
     @classmethod
     def open(cls, run: RunDirectory, config: RuntimeConfig, layout: MemoryLayout, model: Path) -> Self | None:
         """Open the files of the run's pools, and make its secret; None, and a line in the log, where they cannot be used."""
-        directory = Path(config.cache.dir).expanduser().absolute()
+        directory = cache_directory(config)
         files: dict[str, PageFile] = {}
         saved: dict[str, SavedPages] = {}
         try:

@@ -32,7 +32,7 @@ _MODULES = {"pyzmq": "zmq", "pillow": "PIL"}  # of packages that are imported by
 _LOAD = "import importlib, sys\nfor name in sys.argv[1:]:\n    print(name, flush=True)\n    importlib.import_module(name)"
 _ENTER = (
     "import pathlib, sys\nfrom mmrt.actors.video.sandbox import enter_sandbox\n"
-    "enter_sandbox(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[1]), memory_bytes=1 << 30, file_bytes=1 << 20)"
+    "enter_sandbox(writable=[pathlib.Path(sys.argv[1])], memory_bytes=1 << 30, file_bytes=1 << 20)"
 )
 
 

@@ -16,7 +16,15 @@ from ..runtime.environment import read_environment
 from ..runtime.errors import RunError, UserError
 from ..runtime.observe.capture import SUFFIX, Capture, captures_in
 from ..runtime.observe.dumps import actors_of_run
-from ..runtime.observe.replay_capture import NUM_KEPT, CaptureOrder, capture_live, order_path, write_order
+from ..runtime.observe.replay_capture import (
+    NUM_KEPT,
+    CaptureOrder,
+    capture_live,
+    is_carried_out,
+    order_path,
+    withdraw_order,
+    write_order,
+)
 from ..runtime.process.run import read_run_info
 from ..runtime.stage_table import WORKERS, stage_of
 from ..shm.errors import ShmError
@@ -116,9 +124,10 @@ def _capture(path: Path, actor: str, count: int, directory: Path, out: Path | No
     if not RunDirectory.is_alive(path):
         raise RunError(f"no run is up in {path} (mmrt up)")
     _expect_in_run(path, actor)
+    order = CaptureOrder(str(directory), count)
     before = {file: file.stat().st_mtime_ns for file in captures_in(directory, actor)}
     try:
-        write_order(path, actor, CaptureOrder(str(directory), count))
+        write_order(path, actor, order)
     except FileNotFoundError:
         raise RunError(f"no run is up in {path} (mmrt up)") from None
     plans = "next plan" if count == 1 else f"next {count} plans"
@@ -126,11 +135,11 @@ def _capture(path: Path, actor: str, count: int, directory: Path, out: Path | No
     try:
         deadline_s = time.monotonic() + wait_s
         # Not attached meanwhile: a run that ends removes its memory only when no process is attached.
-        while order_path(path, actor).exists() and time.monotonic() < deadline_s:
+        while order_path(path, actor).exists() and not is_carried_out(actor, order) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
-        is_done = not order_path(path, actor).exists()
+        is_done = is_carried_out(actor, order)
     finally:
-        order_path(path, actor).unlink(missing_ok=True)
+        withdraw_order(path, actor, order)
     new = [file for file in captures_in(directory, actor) if before.get(file) != file.stat().st_mtime_ns]
     if not is_done and not new:
         new = _from_outside(path, actor, directory)

@@ -3,11 +3,13 @@
 Records are positional, as on the wire (``runtime.bus.messages``): they evolve by appending fields with defaults.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 MediaKind = Literal["image", "video", "audio"]
+_Count = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 
 class MediaOptions(msgspec.Struct, frozen=True, array_like=True):
@@ -34,18 +36,18 @@ class SegmentShape(msgspec.Struct, frozen=True, array_like=True):
     """
 
     kind: MediaKind
-    grid: tuple[int, int, int]
-    num_rows: int
-    row_bytes: int
-    num_tokens: int
+    grid: tuple[_Count, _Count, _Count]
+    num_rows: _Count
+    row_bytes: Annotated[int, Meta(ge=1, le=1 << 31)]
+    num_tokens: _Count
 
 
 class ItemShape(msgspec.Struct, frozen=True, array_like=True):
     """The result of analysis without decoding: the item's whole grid, prompt tokens and segments, in order."""
 
     kind: MediaKind
-    grid: tuple[int, int, int]
-    num_tokens: int
+    grid: tuple[_Count, _Count, _Count]
+    num_tokens: _Count
     segments: list[SegmentShape]
     second_per_grid_s: float = 0.0  # seconds of video per temporal patch, for M-RoPE
 

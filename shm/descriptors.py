@@ -1,7 +1,7 @@
 """Hand open descriptors from process to process, for things without a name in the run directory, such as CUDA memory.
 
 The ``memory`` actor owns the server, on ``<run>/device``; an actor that computes connects and gets all descriptors in one packet.
-Both ends ask the kernel for the other's identity (SO_PEERCRED): only processes of the same user are served.
+Both ends ask the kernel for the other's identity (SO_PEERCRED): only processes of the same user are served, and none that is confined.
 """
 
 import json
@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from .confined import is_confined
 from .errors import MissingError, ShmError
 from .named_socket import bind_in_place
 
@@ -55,7 +56,8 @@ class DescriptorServer:
                 return served
             with connection, suppress(OSError):  # a client that is gone by now needs nothing
                 connection.setblocking(False)
-                if peer_uid(connection) == os.getuid():
+                pid, uid = peer(connection)
+                if uid == os.getuid() and not is_confined(pid):
                     socket.send_fds(connection, [self._packet], self._fds)
                     served += 1
 
@@ -83,7 +85,7 @@ def fetch_descriptors(path: Path, timeout_s: float) -> dict[str, Descriptor]:
             raise MissingError(f"nobody hands out descriptors at {path}") from None
         except TimeoutError:
             raise ShmError(f"{path} took no connection within {timeout_s:g} s") from None
-        if (uid := peer_uid(connection)) != os.getuid():
+        if (uid := peer(connection)[1]) != os.getuid():
             raise ShmError(f"{path} is served by user {uid}, not by {os.getuid()}")
         return _receive(connection, path, timeout_s)
 
@@ -107,7 +109,7 @@ def _receive(connection: socket.socket, path: Path, timeout_s: float) -> dict[st
     return {name: Descriptor(fd, num_bytes) for (name, num_bytes), fd in zip(sizes.items(), fds, strict=True)}
 
 
-def peer_uid(connection: socket.socket) -> int:
-    """The user of the other end, as the kernel noted it when it connected or listened."""
-    _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return int(uid)
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Process and user of the other end, as the kernel noted them when it connected or listened."""
+    pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(pid), int(uid)

@@ -13,8 +13,9 @@ EXCLUSIVE = fcntl.LOCK_EX
 
 
 def open_lock(path: Path, create: bool = True) -> int:
-    """Open a lock file (mode 0600, closed on exec); the caller closes it. Raises: FileNotFoundError unless ``create``."""
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+    """Open a lock file (mode 0600, closed on exec); the caller closes it. One that is not to be made is opened for reading alone,
+    which is enough for a lock. Raises: FileNotFoundError unless ``create``."""
+    flags = (os.O_RDWR | os.O_CREAT if create else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.open(path, flags, 0o600)
 
 

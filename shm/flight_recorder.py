@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ShmError
+from .errors import SegmentError, ShmError
 from .fence import fence
 from .run_directory import RunDirectory
 from .segment import Layout, Segment
@@ -42,6 +42,8 @@ class FlightRecorder:
     def __init__(self, segment: Segment) -> None:
         """Use ``create`` or ``attach``."""
         (self.num_records, *_) = segment.geometry
+        if self.num_records < 2:
+            raise SegmentError(f"{segment.path} has {self.num_records} records, expected at least 2")
         num_bytes, head, self._data = _layout(self.num_records)
         segment.expect_bytes(num_bytes)
         self._segment = segment

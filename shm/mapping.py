@@ -24,22 +24,23 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
-def map_file(fd: int, num_bytes: int, writable: bool) -> memoryview:
-    """Map a file, shared. Huge pages of the file are huge here as well: the mapping begins at a multiple of their size, which Linux
-    does not see to by itself where ``/sys/kernel/mm/transparent_hugepage/shmem_enabled`` is ``never``.
+def map_file(fd: int, num_bytes: int, writable: bool, offset: int = 0) -> memoryview:
+    """Map ``num_bytes`` of a file from ``offset`` (whole pages) on, shared. Huge pages of the file are huge here as well: the file's
+    beginning would lie at a multiple of their size, which Linux does not see to by itself where
+    ``/sys/kernel/mm/transparent_hugepage/shmem_enabled`` is ``never``.
 
     Raises: OSError, ENOMEM where the process may not have so many addresses.
     """
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     if num_bytes < HUGE_PAGE_BYTES:
-        return memoryview(mmap.mmap(fd, num_bytes, mmap.MAP_SHARED, protection))
+        return memoryview(mmap.mmap(fd, num_bytes, mmap.MAP_SHARED, protection, offset=offset))
     num_mapped = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     # This reserves addresses without memory. The file is mapped at the first aligned one; the rest is given back.
     first = _mapped(None, num_mapped + HUGE_PAGE_BYTES, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1)
-    address = -(-first // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    address = first + (offset - first) % HUGE_PAGE_BYTES
     end = address + num_mapped
     try:
-        _mapped(address, num_bytes, protection, mmap.MAP_SHARED | _MAP_FIXED, fd)
+        _mapped(address, num_bytes, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, offset)
     except OSError:
         _libc.munmap(first, num_mapped + HUGE_PAGE_BYTES)
         raise
@@ -78,8 +79,8 @@ def private_memory(num_bytes: int) -> memoryview:
     return memoryview(memory)[:num_bytes]
 
 
-def _mapped(address: int | None, num_bytes: int, protection: int, flags: int, fd: int) -> int:
-    found: int | None = _libc.mmap(address, num_bytes, protection, flags, fd, 0)
+def _mapped(address: int | None, num_bytes: int, protection: int, flags: int, fd: int, offset: int = 0) -> int:
+    found: int | None = _libc.mmap(address, num_bytes, protection, flags, fd, offset)
     if found is None or found == _FAILED:
         raise OSError(code := ctypes.get_errno(), os.strerror(code))
     return found

@@ -26,7 +26,8 @@ _KIND = "pool"
 
 
 class PagePool:
-    """``data`` uint8 [num_pages, page_bytes], 4096-aligned; ``generations`` uint64 [num_pages], one writer: the controller.
+    """``data`` uint8 [num_pages, page_bytes], on whole pages of the system's; ``generations`` uint64 [num_pages], whose one writer is
+    the controller.
 
     ``on_device``: the pages lie elsewhere, and ``data`` has none. The index of the cache: ``_keys`` uint8 [num_pages, 16] name the
     contents of pages; a key is valid iff ``_key_generations`` uint64 [num_pages], which the controller writes after it, has the
@@ -68,6 +69,15 @@ class PagePool:
         segment = Segment.attach(run.segment_path(f"pool-{name}"), kind=_KIND, writable=writable)
         num_pages, page_bytes, on_device, *_ = segment.geometry
         return cls(segment, name, num_pages, page_bytes, bool(on_device))
+
+    @classmethod
+    def attach_to_fill(cls, run: RunDirectory, name: str) -> Self:
+        """Map the pool ``name`` so that its pages alone can be written, not what says whose they are. Raises as ``attach``."""
+        pool = cls.attach(run, name, writable=False)
+        if not pool.on_device:
+            pool.data = pool._segment.part_to_write(_Fields(pool.num_pages, pool.page_bytes, False).data)
+            pool._flat = pool.data.reshape(-1)
+        return pool
 
     def close(self) -> None:
         """Drop the pool's own views. The memory stays mapped while others (tensors, rows, readers) are around."""
@@ -208,7 +218,7 @@ class _Fields:
         self.layout = layout = Layout()
         self.generations: Field = layout.add(num_pages, np.uint64)
         self.data: Field = layout.add((0 if on_device else num_pages, page_bytes), np.uint8, align=PAGE_BYTES)
-        self.keys: Field = layout.add((num_pages, KEY_BYTES), np.uint8)
+        self.keys: Field = layout.add((num_pages, KEY_BYTES), np.uint8, align=PAGE_BYTES)  # those who fill pages cannot write it
         self.key_depths: Field = layout.add(num_pages, np.uint32)
         self.key_generations: Field = layout.add(num_pages, np.uint64)
 

@@ -11,9 +11,10 @@ import shutil
 import stat
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from .errors import BusyError, MissingError, ShmError
@@ -29,6 +30,7 @@ _SHARED_MEMORY = "/dev/shm"
 _LOCK = "LOCK"
 _MARKER = b"mmrt run directory\n"  # nothing is ever swept that does not carry it
 _INFO = "run.json"
+NOTES = "notes"  # what is written to actors: the video process, which may read nothing else by its name, reads it there
 _live: "weakref.WeakSet[RunDirectory]" = weakref.WeakSet()
 _RETRY_S = 0.01
 _BUSY_RETRY_S = 0.3  # a mere probe holds the lock for microseconds
@@ -148,8 +150,8 @@ class RunDirectory:
         return next((path for path in paths if (path / _LOCK).exists()), paths[0])
 
     @classmethod
-    def create(cls, path: Path, run_json: dict[str, Any]) -> Self:
-        """Start a run here: sweep what a dead one left, write ``run.json``, hold the shared lock.
+    def create(cls, path: Path, run_json: dict[str, Any], files: Mapping[str, bytes] = MappingProxyType({})) -> Self:
+        """Start a run here: sweep what a dead one left, write ``files`` and ``run.json``, hold the shared lock.
 
         Raises: BusyError if a run is alive here; ShmError if the directory holds something else, or its path is too long.
         """
@@ -161,6 +163,9 @@ class RunDirectory:
             os.pwrite(fd, _MARKER, 0)
             run_id = secrets.token_hex(6)
             info = {**run_json, "run_id": run_id, "created_s": time.time(), "creator_pid": os.getpid()}
+            (path / NOTES).mkdir(mode=0o700)
+            for name, data in files.items():
+                _write_whole(path / name, data)
             _write_whole(path / _INFO, json.dumps(info, indent=1).encode())
             # Between the two locks another process may have held the exclusive one, and swept this run.
             written = _read_info(path) if try_lock(fd, SHARED) and is_current(fd, path / _LOCK) else None
@@ -200,7 +205,7 @@ class RunDirectory:
                 names = os.listdir(path)
                 if names and _LOCK not in names:
                     raise ShmError(f"{path} is not empty and not a run directory")
-                fd = open_lock(path / _LOCK)
+                fd = open_lock(path / _LOCK)  # for writing: it says whose directory this is
             except FileNotFoundError:
                 cls.check_place(path)
                 continue  # another process destroyed the directory at this moment
@@ -273,13 +278,18 @@ class RunDirectory:
             _remove(self.path)
         self.close()
 
-    def leave(self, last_words: Callable[[], object] | None = None) -> bool:
+    def leave(self, last_words: Callable[[], object] | None = None, patience_s: float = 0.0) -> bool:
         """Release the lock; the last to leave removes everything. True if that was this process; it calls ``last_words`` before.
 
         For actors that end because their supervisor is gone. Several may leave at once: a failed upgrade has given up the shared
-        lock, so that exactly one of them finds no other.
+        lock, so that exactly one of them finds no other. One that waits for others, up to ``patience_s``, holds no lock meanwhile.
         """
-        last = try_lock(self._lock_fd, EXCLUSIVE) and is_current(self._lock_fd, self.path / _LOCK)
+        deadline = time.monotonic() + patience_s
+        while not (alone := try_lock(self._lock_fd, EXCLUSIVE)) and is_current(self._lock_fd, self.path / _LOCK):
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_RETRY_S)
+        last = alone and is_current(self._lock_fd, self.path / _LOCK)
         if last:
             if last_words is not None:
                 last_words()

@@ -167,6 +167,23 @@ class Segment:
         """The numpy view of a field of the segment's layout."""
         return self.array(*field)
 
+    def part_to_write(self, field: Field) -> NDArray[Any]:
+        """The numpy view of a field that begins on a page's border and shares its pages with no other, mapped anew for writing.
+
+        So a process that attached the rest for reading can write this, and cannot write the rest. Raises: MissingError, OSError.
+        """
+        assert field.offset % PAGE_BYTES == 0
+        num_bytes = field.dtype.itemsize * int(np.prod(field.shape))
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise MissingError(f"no segment {self.path.name!r} in {self.path.parent}") from None
+        try:
+            part = map_file(fd, num_bytes, writable=True, offset=field.offset)
+        finally:
+            os.close(fd)
+        return np.frombuffer(part, field.dtype).reshape(field.shape)
+
     def use_huge_pages(self, progress: Callable[[], None]) -> int:
         """Put a segment that was just created into pages of 2 MiB, for what is read a lot at a time. Returns the number of bytes
         that Linux had some for (``mapping.use_huge_pages``)."""

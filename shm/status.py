@@ -16,12 +16,12 @@ import numpy as np
 
 from .fence import fence
 from .run_directory import RunDirectory
-from .segment import Layout, Segment
+from .segment import PAGE_BYTES, Field, Layout, Segment
 
 _ACTORS_KIND = "actors"
 _NAME_BYTES = 32
 _ROW_WORDS = 16
-_STATE, _PID, _STARTED, _PLAN, _START, _DEADLINE, _STEPS, _BUSY, _DEPTH, _RAISED, _OOM_KILLS, _CRASHES, _COST = range(13)
+_STATE, _PID, _STARTED, _PLAN, _START, _DEADLINE, _STEPS, _BUSY, _DEPTH, _RAISED, _OOM_KILLS, _CRASHES, _COST, _DEBUGGED = range(14)
 _MAX_ACTORS = 64
 _READ_ATTEMPTS = 100
 
@@ -44,6 +44,9 @@ class ActorState(enum.IntEnum):
     STOPPING = 3
 
 
+_STATES = frozenset(ActorState)
+
+
 @dataclass(frozen=True, slots=True)
 class ActorReading:
     """One look at an actor's row. Times are CLOCK_MONOTONIC nanoseconds; ``step_deadline_ns`` 0: no step is running."""
@@ -63,6 +66,7 @@ class ActorReading:
     oom_kills: int = 0  # the machine's counter when the generation became active
     crashes: int = 0  # recent crashes of earlier generations, in unknown work
     step_cost_ns: int = 0  # see ``ActorStatus.set_step_cost``
+    debugged: bool = False  # it ran under a debugger
 
     def is_overdue(self, now_ns: int) -> bool:
         """Return whether a step has run past its declared deadline."""
@@ -70,8 +74,8 @@ class ActorReading:
 
 
 class ActorTable:
-    """Row = 16 words; the first is generation << 8 | state, cleared before a new generation writes the others. Besides, a word of each
-    actor: number of its device << 8 | membership.
+    """Row = 16 words on a page of its own, which its actor alone maps for writing; the first is generation << 8 | state, cleared before
+    a new generation writes the others. Besides, a word of each actor: number of its device << 8 | membership.
 
     The place of an actor is its number in plans and records, for as long as the run lives.
     """
@@ -81,7 +85,8 @@ class ActorTable:
         places = _actor_layout()
         segment.expect_bytes(places.num_bytes)
         self._segment = segment
-        self._names, self._rows = places.names, places.rows // 8
+        self._names, self._rows = places.names, places.rows
+        self._own: dict[str, memoryview] = {}
         self._version, self._memberships = places.version // 8, places.memberships // 8
         self._seen = -1
         self._found: tuple[str, ...] = ()
@@ -102,8 +107,8 @@ class ActorTable:
             raise
 
     @classmethod
-    def attach(cls, run: RunDirectory, writable: bool = True) -> Self:
-        """Map the table. Raises: MissingError, SegmentError."""
+    def attach(cls, run: RunDirectory, writable: bool = False) -> Self:
+        """Map the table. ``writable``: for changes of who belongs to the run. Raises: MissingError, SegmentError."""
         return cls(Segment.attach(run.segment_path("actors"), kind=_ACTORS_KIND, writable=writable))
 
     def close(self) -> None:
@@ -165,12 +170,19 @@ class ActorTable:
     def _membership(self, number: int) -> int:
         return int(self._segment.words[self._memberships + number]) & 0xFF
 
+    def map_row(self, actor: str) -> memoryview:
+        """Map an actor's row for writing, for ``writer``. Raises: ValueError for an actor that is not in the table."""
+        if actor not in self._own:
+            row = Field(self._row(actor) * 8, (_ROW_WORDS,), np.dtype(np.uint64))
+            self._own[actor] = self._segment.part_to_write(row).data.cast("B").cast("Q")
+        return self._own[actor]
+
     def writer(self, actor: str, generation: int) -> "ActorStatus":
         """Take over an actor's row, cleared, in state STARTING. The caller holds the role lock.
 
         Raises: ValueError for an actor that is not in the table.
         """
-        return ActorStatus(self._segment, self._row(actor), generation)
+        return ActorStatus(self.map_row(actor), generation)
 
     def read(self, actor: str) -> ActorReading:
         """Look at an actor's row. Raises: ValueError for an actor that is not in the table."""
@@ -184,7 +196,7 @@ class ActorTable:
                 break
         return ActorReading(
             actor=actor,
-            state=ActorState(row[_STATE] & 0xFF),
+            state=_known_state(row[_STATE] & 0xFF),
             generation=row[_STATE] >> 8,
             pid=row[_PID],
             started_ns=row[_STARTED],
@@ -198,22 +210,22 @@ class ActorTable:
             oom_kills=row[_OOM_KILLS],
             crashes=row[_CRASHES],
             step_cost_ns=row[_COST],
+            debugged=bool(row[_DEBUGGED]),
         )
 
     def _row(self, actor: str) -> int:
         if actor not in self.actors:
             raise ValueError(f"no actor {actor!r} in this run (there are {', '.join(self.actors)})")
-        return self._rows + self.actors.index(actor) * _ROW_WORDS
+        return (self._rows + self.actors.index(actor) * PAGE_BYTES) // 8
 
 
 class ActorStatus:
     """The words of one actor generation, written by it alone. A call is well under a microsecond."""
 
-    def __init__(self, segment: Segment, start: int, generation: int) -> None:
+    def __init__(self, words: memoryview, generation: int) -> None:
         """Use ``ActorTable.writer``."""
-        self._words = segment.words[start : start + _ROW_WORDS]
+        self._words = words
         self._generation = generation
-        words = self._words
         words[_STATE] = 0
         fence()
         for index in range(1, _ROW_WORDS):
@@ -273,6 +285,10 @@ class ActorStatus:
         if self._words[_DEADLINE]:
             self._words[_DEADLINE] += wait_ns
 
+    def set_debugged(self) -> None:
+        """Say that this generation runs under a debugger: its end says nothing about its work."""
+        self._words[_DEBUGGED] = 1
+
     def set_inheritance(self, oom_kills: int, crashes: int, step_cost_ns: int) -> None:
         """Set the findings of this generation for the next one: see ``ActorReading``."""
         self._words[_OOM_KILLS] = oom_kills
@@ -297,6 +313,11 @@ class ActorStatus:
         self._words[_DEPTH] = depth
 
 
+def _known_state(number: int) -> ActorState:
+    """The state of that number; a process that was taken over can write any, and harms no reader."""
+    return ActorState(number) if number in _STATES else ActorState.ABSENT
+
+
 class _ActorLayout(NamedTuple):
     """Offsets of the parts, and the bytes of the segment."""
 
@@ -310,6 +331,6 @@ class _ActorLayout(NamedTuple):
 def _actor_layout() -> _ActorLayout:
     layout = Layout()
     names = layout.add((_MAX_ACTORS, _NAME_BYTES), np.uint8).offset
-    rows = layout.add((_MAX_ACTORS, _ROW_WORDS), np.uint64).offset
     version, memberships = layout.add(1, np.uint64).offset, layout.add(_MAX_ACTORS, np.uint64).offset
+    rows = layout.add((_MAX_ACTORS, PAGE_BYTES), np.uint8, align=PAGE_BYTES).offset
     return _ActorLayout(names, rows, version, memberships, layout.num_bytes)

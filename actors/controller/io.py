@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from ...runtime.bus.messages import ToActor
 from ...runtime.controller.effects import (
@@ -45,15 +46,16 @@ log = logging.getLogger(__name__)
 class ControllerIO:
     """The shared memory that the controller writes. ``perform`` does memory effects, ``snapshot`` reads all of it back."""
 
-    def __init__(self, run: RunDirectory, actors: Sequence[InstanceId], num_devices: int = 1) -> None:
-        """``actors``: those of the run, in the order of their numbers. More may come behind them."""
+    def __init__(self, run: RunDirectory, actors: Sequence[InstanceId], num_devices: int = 1, cache: Path | None = None) -> None:
+        """``actors``: those of the run, in the order of their numbers. More may come behind them. ``cache``: where the configuration
+        has the files of saved pages."""
         self.actors = actors
         self.table = SequenceTable.attach(run)
         self.plans = PlanTable.attach(run)
         self.gaps = StepGaps.attach(run)
         self.pools = {name: PagePool.attach(run, name) for name in pools_of(num_devices)}
         self.secret = page_secret(run.path)
-        self._run = run.path
+        self._run, self._cache = run.path, cache
 
     def close(self) -> None:
         self.table.close()
@@ -139,14 +141,15 @@ class ControllerIO:
 
     def _kept_era(self) -> bytes:
         try:
-            return read_era(self._run)
+            return b"" if self._cache is None else read_era(self._run, self._cache)
         except OSError as error:
             log.warning("cache.dir: the era of the caches cannot be read: %s", error)
             return b""
 
     def _keep_era(self, era: bytes) -> None:
         try:
-            keep_era(self._run, era)
+            if self._cache is not None:
+                keep_era(self._run, self._cache, era)
         except OSError as error:
             log.warning("cache.dir: later runs will find what was cleared: %s", error)
 

@@ -7,6 +7,7 @@ is rewritten beside itself and renamed, so live requests bound its size. Room fo
 file system is full, new requests are refused and admitted ones still come to their ends.
 
 File: 8 bytes of magic, then records of (length u32, crc32 u32, MessagePack).
+No record names a path: where the era is kept follows from the configuration.
 """
 
 import contextlib
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 JOURNAL_NAME = "journal"
 RESERVE_BYTES = 64 * 1024  # for failures and ends alone
+MAX_RECORD_BYTES = 256 << 20  # more than any request's: a length beyond it is none
 _FAREWELL_BYTES = 1024  # more, for those of each live request
 _STEP_BYTES = 256 * 1024  # room is taken in pieces of this size
 _END_BYTES = 24
@@ -213,6 +215,8 @@ def _next_record(data: bytes, offset: int) -> tuple[JournalRecord | None, int] |
     if len(data) - offset < _HEAD.size:
         return None
     length, checksum = _HEAD.unpack_from(data, offset)
+    if length > MAX_RECORD_BYTES:
+        return None
     payload = data[offset + _HEAD.size : offset + _HEAD.size + length]
     if len(payload) < length or zlib.crc32(payload) != checksum:
         return None

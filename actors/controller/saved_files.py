@@ -22,8 +22,10 @@ Slots = dict[PoolName, dict[bytes, int]]
 class SavedFiles:
     """The files of a run, opened at the first look."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, cache: Path) -> None:
+        """``cache``: where the configuration has the files."""
         self._run = run
+        self._cache = cache
         self._readers: dict[PoolName, PageFileReader] = {}
         self._seen_ns: dict[PoolName, int] = {}
         self._failure = ""
@@ -35,7 +37,7 @@ class SavedFiles:
         found: Slots = {}
         try:
             if not self._readers:
-                saved = read_saved_pages(self._run)
+                saved = read_saved_pages(self._run, self._cache)
                 self._readers = {
                     pool: PageFileReader.open(Path(saved[pool].path), saved[pool].secret, saved[pool].page_bytes)
                     for pool in pools_of(1)

@@ -39,6 +39,7 @@ from ...runtime.process.memory_layout import (
     ROW_STATE_BYTES,
     MemoryLayout,
 )
+from ...runtime.process.saved_pages import cache_directory
 from ...runtime.process.tuning import read_tuning
 from ...runtime.stage_table import InstanceId, stage_of
 from ...schema.media import MediaSpan
@@ -72,8 +73,9 @@ async def serve(actor: Actor) -> None:
     """Wait as a standby for the role lock, rebuild the state, and decide until told to end."""
     layout = actor.wait_for_layout()
     actors = ActorTable.attach(actor.run, writable=False)
-    io = ControllerIO(actor.run, tuple(map(InstanceId, actors.actors)), actor.config.num_kv_pools)
-    files = SavedFiles(actor.run.path)
+    cache = cache_directory(actor.config)
+    io = ControllerIO(actor.run, tuple(map(InstanceId, actors.actors)), actor.config.num_kv_pools, cache)
+    files = SavedFiles(actor.run.path, cache)
     saved = files.look()
     status = actor.become_active()
     journal, journaled = Journal.open(actor.run.path)

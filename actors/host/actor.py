@@ -21,10 +21,11 @@ from ...runtime.bus.messages import Hello, ToActor, ToController, Welcome
 from ...runtime.bus.transport import ActorSocket
 from ...runtime.config import RuntimeConfig
 from ...runtime.environment import read_environment
+from ...runtime.errors import RunError
 from ...runtime.observe.dumps import save_crash
 from ...runtime.observe.flight import Kind
 from ...runtime.pools import kv_pool
-from ...runtime.process.crash_cause import Death, ExitNote, judge, oom_kills, outlive, read_exit_note, recent_crashes, write_exit_note
+from ...runtime.process.crash_cause import Death, ExitNote, judge, oom_kills, outlive, read_exit_note, recent_crashes
 from ...runtime.process.lifeline import Lifeline
 from ...runtime.process.memory_layout import MemoryLayout, read_layout
 from ...runtime.process.notify import Notifier
@@ -48,6 +49,7 @@ POLL_S = 0.01
 GRACE_S = 0.05  # for what a dead process's device may still do once its files are closed; not measured
 NOTE_S = 0.5  # how long a standby waits for word of how the previous process ended
 HELLO_S = 1.0
+LAST_S = 900.0  # how long ``memory`` waits for the end of processes that may not remove the run directory
 
 
 class Ending(Exception):
@@ -63,7 +65,7 @@ class Actor:
         self.name = name
         self.listen_fds = listen_fds  # the gateway's: sockets that outlive it
         self.run = run
-        info = read_run_info(run)
+        info = read_run_info(run, has_key=STAGES[stage_of(name)].listens)
         self.config: RuntimeConfig = info.config
         self.model_path = Path(info.model_path)
         model = self.config.model
@@ -79,8 +81,10 @@ class Actor:
         self.death: Death | None = None  # of the previous process, in the middle of a step; known once active
         self.failure: BaseException | None = None  # that ended ``main``, and nothing explained
         self.last_exit: ExitNote | None = None  # of the previous process, if one was left; known once active
+        self.is_confined = False  # it may not open what is in the run directory any more
         self.follows_a_death = False  # the previous process did not end in order, whatever its work; known once active
         self.turn = FreeTurn()  # around a plan or step
+        self._own: tuple[ActorTable, FlightRecorder] | None = None
         self._flight: FlightWriter | None = None
         self._started_ns = time.monotonic_ns()
         self._standby_ns = 0
@@ -147,6 +151,23 @@ class Actor:
         if self.ending:
             raise Ending
 
+    def open_own(self) -> tuple[ActorTable, FlightRecorder]:
+        """Open what this actor alone writes: its role lock, its status words, its flight recorder. For one that soon may open nothing
+        there, once ``memory`` has made every segment; it also gets a newer number if another process has acted meanwhile."""
+        if self._own is None:
+            self.role.open()
+            table = ActorTable.attach(self.run)
+            table.map_row(self.name)
+            self._own = table, FlightRecorder.attach(self.run, self.name)
+            if table.read(self.name).generation > self.generation:
+                self._renumber()
+        return self._own
+
+    def _renumber(self) -> None:
+        if self.is_confined:
+            raise RunError(f"another process of {self.name} has acted since generation {self.generation} began")
+        self.generation = self.notifier.generation = next_generation(self.run, self.name)
+
     def become_active(self) -> ActorStatus:
         """Report a warm standby, wait for the role lock, and open the status words. Raises Ending.
 
@@ -157,15 +178,16 @@ class Actor:
         self._standby_ns = time.monotonic_ns()
         while not self.role.try_acquire():
             self.pause(POLL_S)
-        self.status = self._take_over(ActorTable.attach(self.run))
-        self._flight = FlightRecorder.attach(self.run, self.name).writer(self.generation)
+        table, recorder = self.open_own()
+        self.status = self._take_over(table)
+        self._flight = recorder.writer(self.generation)
         return self.status
 
     def _take_over(self, table: ActorTable) -> ActorStatus:
         """Read how the previous process died, and take over its words."""
         last, kills = table.read(self.name), oom_kills()
         if last.generation > self.generation:  # another process has acted since this one got its number, say while it was in pdb
-            self.generation = self.notifier.generation = next_generation(self.run, self.name)
+            self._renumber()
         note = read_exit_note(self.run.path, self.name, last.pid)
         if last.step_deadline_ns and self.lifeline.fd is not None:
             patient_until_s = time.monotonic() + NOTE_S
@@ -182,6 +204,8 @@ class Actor:
             log.warning("generation %d %s in step %x", last.generation, self.death.reason, self.death.step)
         status = table.writer(self.name, self.generation)
         status.set_inheritance(kills, recent_crashes(last, self.death), last.step_cost_ns)
+        if self.session is not None:
+            status.set_debugged()
         return status
 
     def serving(self) -> None:
@@ -259,11 +283,12 @@ class Actor:
             os.read(self._signalled, 512)  # what is left there would end every wait after this one
 
     def close(self) -> None:
-        """Leave the run; the last process of a run that has no supervisor (any more) removes the run directory."""
+        """Leave the run; the last process of a run that has no supervisor (any more) removes the run directory.
+
+        One that is confined cannot: ``memory``, whose end nobody waits for, stays until that one has ended.
+        """
         if self.status is not None:
             self.status.set_state(ActorState.STOPPING)
-            if self.session is not None:  # its successor has the role before the supervisor knows of this end
-                write_exit_note(self.run.path, self.name, ExitNote(os.getpid(), 0, debugger=True))
         if self._flight is not None:
             self._flight.event(Kind.STOPPING, os.getpid(), int(self.ending))
         if self._bus is not None:
@@ -273,8 +298,12 @@ class Actor:
         orphaned = self.lifeline.fd is None or self.lifeline.is_gone()
         self.role.release()
         self.notifier.close()
-        if orphaned:
-            self.run.leave(self._save_recorders if self.lifeline.fd is not None else None)
+        if self.is_confined:
+            self.run.close()
+        elif orphaned:
+            lost = self.lifeline.fd is not None
+            stays = lost and stage_of(self.name) == "memory"
+            self.run.leave(self._save_recorders if lost else None, LAST_S if stays else 0.0)
 
     def _save_recorders(self) -> None:
         """The supervisor was killed and this is the last process of the run: save all recorders."""

@@ -25,8 +25,10 @@ LEAST_PAGES = 4  # of a chunk in that time: a slower disk is asked for no more
 class PageLoader:
     """Loads pages of one pool. It opens what it reads when it is first asked. A file that cannot be read has no pages."""
 
-    def __init__(self, run: RunDirectory, pool: PagePool) -> None:
+    def __init__(self, run: RunDirectory, pool: PagePool, cache: Path) -> None:
+        """``cache``: where the configuration has the files."""
         self._run = run
+        self._cache = cache
         self._pool = pool
         self._reader: PageFileReader | None = None
         self._others: dict[str, PagePool] = {}
@@ -89,6 +91,9 @@ class PageLoader:
         return num_loaded, False
 
     def _open(self) -> PageFileReader | None:
-        if self._reader is None and (saved := read_saved_pages(self._run.path).get(kind_of_pool(self._pool.name))) is not None:
+        if self._reader is None:
+            saved = read_saved_pages(self._run.path, self._cache).get(kind_of_pool(self._pool.name))
+            if saved is None:
+                return None
             self._reader = PageFileReader.open(Path(saved.path), saved.secret, saved.page_bytes)
         return self._reader

@@ -86,7 +86,7 @@ class _Loop:
         self._actor = actor
         self._execute = execute
         self._rows = rows
-        self._table = PlanTable.attach(actor.run)
+        self._table = PlanTable.attach(actor.run, writable=False)
         self._results: OrderedDict[int, PlanDone] = OrderedDict()
         self.queue: deque[Run] = deque()
         self._later: deque[tuple[Run, Plan]] = deque()  # for the other thread

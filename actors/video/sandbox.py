@@ -1,7 +1,8 @@
 """The sandbox that the video actor enters before it reads any media: an attacker who takes it over through a decoder gains little.
 
-Nothing here can be undone, and all later threads inherit it. Still allowed: reading programs, libraries and the kernel's files,
-reading and writing below the run directory and that of its logs, and connecting to unix sockets that have a path, such as the bus.
+Nothing here can be undone, and all later threads inherit it. Still allowed: reading programs, libraries and the kernel's files, what
+the caller names, and connecting to unix sockets that have a path, such as the bus. What is mapped already stays so; no mapping can be
+made to reach further into its file, and no file that it is of can be cut.
 """
 
 import ctypes
@@ -28,19 +29,19 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 
 def enter_sandbox(
-    run: Path, logs: Path, *, memory_bytes: int, file_bytes: int, readable: Iterable[Path] = (), cuda: bool = False
+    *, memory_bytes: int, file_bytes: int, readable: Iterable[Path] = (), writable: Iterable[Path] = (), cuda: bool = False
 ) -> None:
     """Restrict this process: no network, no other programs or processes, no capabilities, no new privileges, no core, and limits.
 
-    It may write below ``run`` and ``logs`` (made if need be) alone, and files of ``file_bytes`` at most; of other files it may read
-    code and ``readable`` alone. It may take ``memory_bytes`` beyond what it has. ``cuda``: CUDA can start in it. What this system does
-    not restrict is logged in one line.
+    It may make, write and remove files in the directories ``writable`` alone, and of ``file_bytes`` at most; of other files it may
+    open code and ``readable`` (files and directories) alone, for reading. It may take ``memory_bytes`` beyond what it has. ``cuda``:
+    CUDA can start in it. What this system does not restrict is logged in one line.
     """
     measures: dict[str, Callable[[], None]] = {
         "new privileges": _renounce_new_privileges,
         "capabilities": _drop_capabilities,
         "resources": lambda: _limit_resources(memory_bytes, file_bytes),
-        "what it reads and writes": lambda: _confine_to_directories(run, logs, readable),
+        "what it reads and writes": lambda: _confine_to_files(readable, writable),
         "system calls": lambda: forbid_system_calls(cuda=cuda),
     }
     missing = []
@@ -110,7 +111,7 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION, _PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_DIR, _REMOVE_FILE = (1 << bit for bit in range(6))
 _MAKE_DIR, _MAKE_REG = 1 << 7, 1 << 8
-_MAKE_OTHERS = 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12  # devices, sockets, pipes, symbolic links
+_MAKE_OTHERS = _REMOVE_DIR | _MAKE_DIR | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12  # devices, sockets, pipes, symbolic links
 _REFER, _TRUNCATE = 1 << 13, 1 << 14  # since versions 2 and 3
 _BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1  # since version 4
 _ABSTRACT_SOCKETS, _SIGNALS = 1 << 0, 1 << 1  # of others; since version 6
@@ -127,13 +128,13 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = (("rights", ctypes.c_uint64), ("directory_fd", ctypes.c_int32))
 
 
-def _confine_to_directories(run: Path, logs: Path, readable: Iterable[Path]) -> None:
-    """Forbid executing programs; allow writing only in these directories, /dev/null and GPUs, and reading code besides.
+def _confine_to_files(readable: Iterable[Path], writable: Iterable[Path]) -> None:
+    """Forbid executing programs; allow writing only in ``writable``, /dev/null and GPUs, and reading ``readable`` and code besides.
 
     Landlock keeps the memory, environment and descriptors of processes that are not so confined (/proc) from this one, too.
     """
     version = _syscall(_CREATE_RULESET, None, 0, _VERSION)
-    writing = _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | (_TRUNCATE if version >= 3 else 0)
+    writing = _WRITE_FILE | _REMOVE_FILE | _MAKE_REG | (_TRUNCATE if version >= 3 else 0)
     handled = _Handled(
         files=writing | _READ_FILE | _READ_DIR | _EXECUTE | _MAKE_OTHERS | (_REFER if version >= 2 else 0),
         network=_BIND_TCP | _CONNECT_TCP if version >= 4 else 0,
@@ -146,13 +147,9 @@ def _confine_to_directories(run: Path, logs: Path, readable: Iterable[Path]) -> 
         for place in [*map(Path, [*_CODE, *_code(), *_KERNEL]), *readable]:
             with suppress(OSError):  # a path that cannot be opened now cannot be read later
                 _allow(ruleset, place, _READ_FILE | (_READ_DIR if place.is_dir() else 0), kept=str(place) in _KERNEL)
-        with suppress(OSError):  # a user without a home has no logs
-            logs.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for directory in (run, logs):
-            if directory.is_dir():
+        for directory in writable:
+            if directory.is_dir():  # a user without a home has no logs
                 _allow(ruleset, directory, writing | _READ_FILE | _READ_DIR)
-        # The last process of a run removes the run directory, and the parent that mmrt has made if that has become empty.
-        _allow(ruleset, run.parent.parent if run.parent.name == f"mmrt-{os.getuid()}" else run.parent, _REMOVE_DIR)
         _syscall(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)

@@ -24,7 +24,8 @@ _NUMBERS = {  # of x86-64
     "chmod": 90, "fchmod": 91, "fchmodat": 268, "fchmodat2": 452, "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260,
     "utime": 132, "utimes": 235, "futimesat": 261, "utimensat": 280, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190,
     "setxattrat": 463, "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199, "removexattrat": 466, "file_setattr": 469,
-    "truncate": 76,
+    # readers of shared memory die where a file is shorter than its mapping, and a mapping that grows reaches what is not this process's
+    "truncate": 76, "ftruncate": 77, "fallocate": 285, "mremap": 25, "remap_file_pages": 216,
     # the machine
     "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "setns": 308, "unshare": 272, "open_tree": 428, "move_mount": 429,
     "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442, "swapon": 167, "swapoff": 168, "reboot": 169,
@@ -37,9 +38,13 @@ _NUMBERS = {  # of x86-64
 }  # fmt: skip
 _CUDA_NEEDS = frozenset({"bind", "listen"})  # its driver listens on an abstract socket of its own, or does not start
 _SOCKET, _SOCKETPAIR, _CLONE, _CLONE3, _KILL, _TGKILL, _PRLIMIT, _SECCOMP = 41, 53, 56, 435, 62, 234, 302, 317
-_COMMANDS = {  # of fcntl and ioctl, in their second argument
-    72: {"F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15},  # a file that sends signals to any process
-    16: {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C, "FIOSETOWN": 0x8901, "SIOCSPGRP": 0x8902},  # a terminal that types; the same signals
+_COMMANDS = {  # by number and argument
+    # fcntl: a file that sends signals to any process
+    (72, 1): {"F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15},
+    # ioctl: a terminal that types; the same signals
+    (16, 1): {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C, "FIOSETOWN": 0x8901, "SIOCSPGRP": 0x8902},
+    # madvise: gives pages of a shared file back, and where the file system is full by then its readers die
+    (28, 2): {"MADV_REMOVE": 9},
 }
 _AF_UNIX = 1
 _CLONE_THREAD = 0x10000
@@ -49,7 +54,7 @@ _SET_MODE_FILTER, _FLAG_TSYNC = 1, 1
 
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # classic BPF
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_NUMBER_AT, _ARCH_AT, _ARGUMENT_AT, _COMMAND_AT = 0, 4, 16, 24  # in struct seccomp_data
+_NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT, _ARGUMENT_BYTES = 0, 4, 16, 8  # in struct seccomp_data
 
 
 class _Instruction(ctypes.Structure):
@@ -78,8 +83,8 @@ def _program(pid: int, cuda: bool) -> Iterator[_Line]:
     yield from _unless(_TGKILL, _JUMP_EQUAL, pid)
     yield from _unless(_PRLIMIT, _JUMP_EQUAL, 0)  # its own limits alone
     yield from _refuse(_CLONE3, errno.ENOSYS)  # its flags lie in memory, where no filter looks: libc then takes clone
-    for number, commands in _COMMANDS.items():
-        yield from _refuse_commands(number, list(commands.values()))
+    for (number, argument), commands in _COMMANDS.items():
+        yield from _refuse_commands(number, argument, list(commands.values()))
     for name, number in _NUMBERS.items():
         if not (cuda and name in _CUDA_NEEDS):
             yield from _refuse(number, errno.EPERM)
@@ -94,16 +99,16 @@ def _refuse(number: int, error: int) -> Iterator[_Line]:
 def _unless(number: int, test: int, value: int) -> Iterator[_Line]:
     """Refuse ``number`` unless the lower half of its first argument passes the test; the upper one means nothing to these calls."""
     yield _JUMP_EQUAL, number, 0, 4
-    yield _LOAD, _ARGUMENT_AT, 0, 0
+    yield _LOAD, _ARGUMENTS_AT, 0, 0
     yield test, value, 1, 0
     yield _REFUSE
     yield _RETURN, _ALLOW, 0, 0
 
 
-def _refuse_commands(number: int, commands: list[int]) -> Iterator[_Line]:
-    """Refuse ``number`` where the lower half of its second argument is one of these."""
+def _refuse_commands(number: int, argument: int, commands: list[int]) -> Iterator[_Line]:
+    """Refuse ``number`` where the lower half of this argument, counted from 0, is one of these."""
     yield _JUMP_EQUAL, number, 0, 2 * len(commands) + 2
-    yield _LOAD, _COMMAND_AT, 0, 0
+    yield _LOAD, _ARGUMENTS_AT + argument * _ARGUMENT_BYTES, 0, 0
     for command in commands:
         yield from _refuse(command, errno.EPERM)
     yield _RETURN, _ALLOW, 0, 0

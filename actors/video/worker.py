@@ -9,8 +9,9 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from traceback import clear_frames
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ from ...runtime.config_sections import MediaSection
 from ...runtime.environment import read_environment
 from ...schema.media import MediaKind
 from ...shm.pool import PagePool
+from ...shm.run_directory import NOTES, RunDirectory
 from ...shm.sequence_table import SequenceTable
 from ..host.actor import Actor
 from ..host.media_rules import for_medium, for_run
@@ -60,11 +62,15 @@ Key = tuple[int, int, int]  # row, row generation, item
 def main(actor: Actor) -> None:
     """Entry of the video process. Everything from ``enter_sandbox`` on happens within its bounds, in every thread."""
     num_engines, environment = len(os.sched_getaffinity(0)), read_environment()
+    captures = environment.state_home / actor.run.path.name / "captures"
+    with suppress(OSError):  # without a home there are none
+        captures.mkdir(parents=True, exist_ok=True, mode=0o700)
     actor.wait_for_layout()
-    media, patches = PagePool.attach(actor.run, "media", writable=False), PagePool.attach(actor.run, "patch")
+    media, patches = PagePool.attach(actor.run, "media", writable=False), PagePool.attach_to_fill(actor.run, "patch")
+    rows = SequenceTable.attach(actor.run, writable=False)
+    actor.open_own()
+    actor.is_confined = True
     enter_sandbox(
-        actor.run.path,
-        environment.state_home / actor.run.path.name,
         memory_bytes=num_engines * (CACHE_BYTES + THREAD_BYTES + min(num_engines, MAX_THREADS) * STACK_BYTES)
         + CACHE_BYTES
         + THREAD_BYTES
@@ -73,10 +79,10 @@ def main(actor: Actor) -> None:
         + BYTES_PER_PIXEL * (actor.config.media.max_pixels + SMALL_WORK)
         + (CUDA_BYTES if _uses_gpu(actor.config) else 0),
         file_bytes=RECORDING_BYTES + media.data.nbytes + 2 * patches.data.nbytes,
-        readable=[] if environment.fault_file is None else [environment.fault_file],
+        readable=[*_readable(actor.run), *([] if environment.fault_file is None else [environment.fault_file])],
+        writable=[captures],
         cuda=_uses_gpu(actor.config),
     )
-    rows = SequenceTable.attach(actor.run, writable=False)
 
     def worker(cache_bytes: int, engines: Sequence[Engine] | None, yields: bool) -> VideoWorker:
         jpegs = _jpeg_decoder(actor.config)
@@ -104,6 +110,11 @@ def main(actor: Actor) -> None:
 
     with closing(small), closing(large):  # one for each thread that does plans; an item is always the same one's
         serve_plans(actor, execute, rows, is_aside=is_aside)
+
+
+def _readable(run: RunDirectory) -> list[Path]:
+    """What may still be opened in the run directory: plans and their media and patches, for captures, and notes to this actor."""
+    return [run.path / NOTES, *(run.segment_path(name) for name in ("plans", "pool-media", "pool-patch"))]
 
 
 def _uses_gpu(config: RuntimeConfig) -> bool:

@@ -9,9 +9,10 @@ table; ``plan_id`` only grows; ``generation`` counts the starts of one actor; ``
 Times are seconds of CLOCK_MONOTONIC, which all processes of one machine share.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from ...schema.media import ItemShape, MediaKind, MediaOptions, MediaSpan
 from ..pools import PoolName
@@ -269,8 +270,8 @@ class Transferred(Wire, frozen=True):
 class ItemError(Wire, frozen=True):
     """The medium cannot be used; the request fails with this status and message."""
 
-    status: int
-    message: str
+    status: Annotated[int, Meta(ge=400, le=599)]
+    message: Annotated[str, Meta(max_length=65_536)]
 
 
 class Skipped(Wire, frozen=True):
@@ -294,7 +295,7 @@ class PlanDone(Wire, frozen=True):
     actor: str
     generation: int
     plan_id: int
-    elapsed_s: float
+    elapsed_s: Annotated[float, Meta(ge=0, le=1e6)]  # costs are learned from it, and kept for later runs
     result: Result
 
 

@@ -2,12 +2,14 @@
 
 Messages can be lost, so nothing here waits for delivery: ``send`` returns whether the message left, and a caller that needs an
 answer sends again. Frames that do not decode are dropped and logged. Peers are checked by their credentials (SO_PEERCRED): only
-messages of this user's processes are accepted, in addition to the run directory's mode 0700.
+messages of this user's processes are accepted, in addition to the run directory's mode 0700, and a process that is confined, as the
+video actor is, speaks for an actor of that stage alone.
 """
 
 import asyncio
 import logging
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
@@ -15,6 +17,7 @@ from typing import Protocol, TypeVar, cast
 import msgspec
 import zmq
 
+from ...shm.confined import is_confined
 from ..stage_table import InstanceId
 from . import messages, wire
 from .faults import bus_faults
@@ -25,6 +28,8 @@ log = logging.getLogger(__name__)
 SOCKET_NAME = "bus"
 _HIGH_WATER_MARK = 10_000
 _DRAIN_LIMIT = 256
+_CONFINED_STAGE = "video"
+_MAX_SPEAKERS = 1024
 
 
 def _endpoint(run: Path) -> str:
@@ -59,6 +64,7 @@ class ControllerSocket:
         (run / SOCKET_NAME).chmod(0o600)
         self.fd = int(self._socket.FD)
         self._own_uid = str(os.getuid())
+        self._speakers: OrderedDict[tuple[bytes, str], bool] = OrderedDict()  # name and pid: whether it may have that name
         self._faults = bus_faults("controller")
 
     def receive(self) -> list[tuple[InstanceId, int, ToController]]:
@@ -92,7 +98,19 @@ class ControllerSocket:
         if uid != self._own_uid:
             log.warning("ignored a message from %r: user %s, this run belongs to user %s", name, uid, self._own_uid)
             return False
-        return True
+        return self._may_speak(name, credentials[2])
+
+    def _may_speak(self, name: bytes, pid: str) -> bool:
+        """Return whether the process may have that name. Before it is confined a process has no reason to claim another's."""
+        speaker = name, pid
+        if speaker not in self._speakers:
+            is_own = name.startswith((f"{_CONFINED_STAGE}:".encode(), f"{_CONFINED_STAGE}.".encode()))
+            self._speakers[speaker] = is_own or not is_confined(int(pid))
+            if not self._speakers[speaker]:
+                log.warning("ignored messages from %r: process %s is confined, and speaks for %s alone", name, pid, _CONFINED_STAGE)
+            if len(self._speakers) > _MAX_SPEAKERS:
+                self._speakers.popitem(last=False)
+        return self._speakers[speaker]
 
     def send(self, actor: str, generation: int, message: ToActor) -> bool:
         """Send to one actor generation; False when it is not connected or its queue is full."""

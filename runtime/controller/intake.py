@@ -24,6 +24,8 @@ from .scheduling.admission import Load, ResourceGate, check_lengths, check_submi
 from .scheduling.types import MAX_PARTS, Limits
 from .state import BY_RANK, GATEWAY, ControllerState
 
+_MOST_CONTEXTS = 16  # of one medium
+
 
 def submit(state: ControllerState, generation: int, key: int, spec: RequestSpec, now: float) -> None:
     """Accept a new request, or recognise a known one. It is journaled before any answer; refusals are stateless."""
@@ -263,7 +265,7 @@ def check_placeholders(spec: RequestSpec, limits: Limits) -> None:
 def expand(spec: RequestSpec, shapes: Sequence[ItemShape], limits: Limits) -> tuple[list[int], list[int]]:
     """Return the prompt ids with each placeholder repeated, by its segments' kinds, and the start of each item.
 
-    Raises: RequestError for an item without tokens.
+    Raises: RequestError for an item without tokens, or with far too many.
     """
     if not shapes:
         return list(spec.prompt_ids), []
@@ -277,6 +279,9 @@ def expand(spec: RequestSpec, shapes: Sequence[ItemShape], limits: Limits) -> tu
         shape = shapes[len(starts)]
         if shape.num_tokens < 1 or shape.num_tokens != sum(segment.num_tokens for segment in shape.segments):
             raise RequestError(f"{shape.kind} {len(starts) + 1} has no tokens", param="messages")
+        if shape.num_tokens > _MOST_CONTEXTS * limits.max_context:  # no medium within the limits of media has so many
+            message = f"{shape.kind} {len(starts) + 1} has {shape.num_tokens} tokens, the context has {limits.max_context}"
+            raise RequestError(message, param="messages")
         starts.append(len(prompt))
         for segment in shape.segments:
             prompt += [limits.placeholder_ids[segment.kind]] * segment.num_tokens

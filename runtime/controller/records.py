@@ -1,13 +1,17 @@
 """The records of the controller's journal, and the state that they add up to (pure). ``journal`` keeps them in a file."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from ..bus.messages import Failed, RequestSpec
 from ..stage_table import InstanceId
 
 KEPT_ENDS = 4096
+_ERA_BYTES = 32
+_MAX_CODES = 256
 
 
 class Submitted(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -37,9 +41,9 @@ class CacheEra(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """An era of the caches begins; older pages are outdated (``cache_eras``). ``codes``: of the actors that fill pages. ``kept``: the
     era that later runs begin in."""
 
-    era: bytes
-    codes: dict[InstanceId, int]
-    kept: bytes = b""
+    era: Annotated[bytes, Meta(max_length=_ERA_BYTES)]
+    codes: Annotated[dict[InstanceId, int], Meta(max_length=_MAX_CODES)]
+    kept: Annotated[bytes, Meta(max_length=_ERA_BYTES)] = b""
 
 
 NO_ERA = CacheEra(b"", {})

@@ -17,7 +17,7 @@ from ..bus.plans import Plan
 from ..config import RuntimeConfig, convert_config, to_data
 from ..errors import ConfigError, UserError
 from ..pools import PoolName
-from ..process.run import RunInfo
+from ..process.run import RunInfo, with_key
 from .flight import PLAN_NAMES, UNIT_NAMES
 
 SUFFIX = ".safetensors"
@@ -188,7 +188,7 @@ def make_header(
 
     Captures may be shared: the run's API key is left out.
     """
-    config = msgspec.structs.replace(info.config, server=msgspec.structs.replace(info.config.server, api_key=""))
+    config = with_key(info, "").config
     return Header(
         format=_FORMAT,
         actor=actor,

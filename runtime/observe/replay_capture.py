@@ -1,4 +1,4 @@
-"""Capture plans while they are done. ``mmrt replay --capture`` leaves an order in the run directory; the actor looks for it.
+"""Capture plans while they are done. ``mmrt replay --capture`` leaves an order among the run's notes; the actor looks for it.
 
 ``PlanCapture`` runs in the actor: the only process that knows that no other process touches a plan's pages. Without an order it
 costs one file check per plan. ``capture_live`` is for an actor that hangs or is dead: it copies the data of its live plans from
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ...shm.errors import ShmError
 from ...shm.plan_table import PlanTable
 from ...shm.pool import PagePool
-from ...shm.run_directory import RunDirectory
+from ...shm.run_directory import NOTES, RunDirectory
 from ...shm.sequence_table import SequenceTable
 from ..bus.copy_plans import Load, LoadSegments, Transfer
 from ..bus.messages import Result, decode_sequence_spec
@@ -40,10 +40,11 @@ DevicePages = Mapping[str, Callable[[list[int]], NDArray[Any]]]
 
 
 class CaptureOrder(msgspec.Struct, frozen=True):
-    """An order to capture the next ``count`` plans into ``directory``."""
+    """An order to capture the next ``count`` plans into ``directory``. ``number``: no other order has it."""
 
     directory: str
     count: int
+    number: int = msgspec.field(default_factory=time.time_ns)
 
 
 _decode_order = msgspec.json.Decoder(CaptureOrder).decode
@@ -51,14 +52,37 @@ _decode_order = msgspec.json.Decoder(CaptureOrder).decode
 
 def order_path(run: Path, actor: str) -> Path:
     """Return the path of the order for an actor."""
-    return run / f"capture-{actor}"
+    return run / NOTES / f"capture-{actor}"
 
 
 def write_order(run: Path, actor: str, order: CaptureOrder) -> None:
     """Write an order, or replace it."""
-    path = order_path(run, actor)
+    _write_whole(order_path(run, actor), msgspec.json.encode(order))
+
+
+def is_carried_out(actor: str, order: CaptureOrder) -> bool:
+    """Return whether the actor has captured as many plans as it was told to."""
+    try:
+        with _done_path(order, actor).open("rb") as file:
+            return file.read(32) == b"%d" % order.number
+    except FileNotFoundError:
+        return False
+
+
+def withdraw_order(run: Path, actor: str, order: CaptureOrder) -> None:
+    """Remove an order, carried out or not."""
+    for path in (order_path(run, actor), _done_path(order, actor)):
+        path.unlink(missing_ok=True)
+
+
+def _done_path(order: CaptureOrder, actor: str) -> Path:
+    """The file beside the captures with the number of the order that was carried out last: the actor may write nowhere else."""
+    return Path(order.directory) / f"{actor}.done"
+
+
+def _write_whole(path: Path, data: bytes) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_bytes(msgspec.json.encode(order))
+    part.write_bytes(data)
     os.replace(part, path)
 
 
@@ -73,6 +97,7 @@ class PlanCapture:
         self._memory: _Memory | None = None
         self._page_tokens = page_tokens
         self._began_s: dict[int, float] = {}  # by plan: video does two at once
+        self._num_captured: dict[int, int] = {}  # by order
 
     def before(self, plan_id: int, plan: Plan) -> Capture | None:
         """Capture the plan's inputs if there is an order; they are in a file before the plan begins."""
@@ -80,6 +105,8 @@ class PlanCapture:
             return None  # nothing is computed from pages that are loaded
         try:
             order = _decode_order(Path(self._order_path).read_bytes())
+            if self._num_captured.get(order.number, 0) >= order.count:
+                return None  # nobody has withdrawn it yet
             if self._memory is None:
                 self._memory = _Memory(self._run, self._actor, self._page_tokens, self._device_pages)
             capture = self._memory.capture(self._actor, plan_id, plan)
@@ -103,10 +130,9 @@ class PlanCapture:
             self._memory.finished(capture, result, elapsed_s).save(directory / capture.file_name)
             for old in captures_in(directory, self._actor)[:-NUM_KEPT]:
                 old.unlink(missing_ok=True)
-            if order.count > 1:
-                write_order(self._run.path, self._actor, msgspec.structs.replace(order, count=order.count - 1))
-            else:
-                os.unlink(self._order_path)
+            self._num_captured[order.number] = num_captured = self._num_captured.get(order.number, 0) + 1
+            if num_captured == order.count:
+                _write_whole(_done_path(order, self._actor), b"%d" % order.number)
         except FileNotFoundError:
             return  # the order has been withdrawn
         except (OSError, ValueError) as error:

@@ -24,6 +24,7 @@ from typing import ParamSpec, TypeVar
 
 import msgspec
 
+from ...shm.run_directory import NOTES
 from ...shm.status import ActorReading, ActorState
 
 P = ParamSpec("P")
@@ -88,7 +89,7 @@ def judge(last: ActorReading, note: ExitNote | None, now_ns: int, oom_kills: int
     if last.state == ActorState.ABSENT or not last.step_deadline_ns:
         return None
     crashed, reason = _blame(last, note, now_ns, oom_kills)
-    if note is None and not crashed and not is_supervised:
+    if note is None and not crashed and not is_supervised and not last.debugged:
         crashed, reason = True, "ended, and no supervisor saw how,"
     return Death(last.step_plan, crashed, reason, _forgetting(last) + crashed)
 
@@ -135,8 +136,10 @@ def _forgetting(last: ActorReading) -> int:
 
 
 def _blame(last: ActorReading, note: ExitNote | None, now_ns: int, oom_kills: int) -> tuple[bool, str]:
-    if note is not None and (note.debugger or note.other_actor):
-        return False, "ended in a debugger" if note.debugger else "ended with another actor of its process"
+    if last.debugged or (note is not None and note.debugger):
+        return False, "ended in a debugger"
+    if note is not None and note.other_actor:
+        return False, "ended with another actor of its process"
     if note is not None and note.hang or note is None and last.is_overdue(now_ns):
         return True, "hung"
     if last.raised:
@@ -186,12 +189,12 @@ def oom_kills() -> int:
 
 
 def _path(run: Path, actor: str) -> Path:
-    return run / f"{actor}.exit"
+    return run / NOTES / f"{actor}.exit"
 
 
 def write_exit_note(run: Path, actor: str, note: ExitNote) -> None:
     """Write a note on how a process of ``actor`` ended. Without room for it none is left, and a successor has to guess."""
-    part = run / f".{actor}.exit"
+    part = run / NOTES / f".{actor}.exit"
     try:
         part.write_bytes(msgspec.json.encode(note))
         os.replace(part, _path(run, actor))

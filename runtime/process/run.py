@@ -7,6 +7,7 @@ directory, and the others wait for it.
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,6 +23,7 @@ from .number_format import has_bfloat16_units, plan_formats
 from .processors import check_processors, plan_threads, read_processors
 
 DEFAULT_MODEL = Path(__file__).parents[2] / "models" / "demo"
+_KEY_NAME = "api-key"
 _JOIN_POLL_S = 0.05
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
@@ -107,14 +109,36 @@ def fit_to_machine(config: RuntimeConfig, model: Path, run: Path, environment: E
 
 
 def create_run(path: Path, info: RunInfo) -> RunDirectory:
-    """Start a run. Raises: BusyError, ShmError."""
-    return RunDirectory.create(path, msgspec.to_builtins(info))
+    """Start a run. Its API key lies beside ``run.json``, which every process reads. Raises: BusyError, ShmError."""
+    return RunDirectory.create(path, _without_key(info), {_KEY_NAME: info.config.server.api_key.encode()})
 
 
-def read_run_info(run: RunDirectory) -> RunInfo:
-    """Read the run's ``run.json``. Raises: RunError if another version wrote it with contents unknown to this one."""
+def rewrite_run_info(run: RunDirectory, info: RunInfo) -> None:
+    """Replace ``run.json`` for processes that attach from now on. Raises: OSError."""
+    run.rewrite(_without_key(info))
+
+
+def _without_key(info: RunInfo) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(with_key(info, ""))
+    return found
+
+
+def with_key(info: RunInfo, key: str) -> RunInfo:
+    """Return the same with this ``server.api_key``."""
+    config = info.config
+    return msgspec.structs.replace(
+        info, config=msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, api_key=key))
+    )
+
+
+def read_run_info(run: RunDirectory, has_key: bool = False) -> RunInfo:
+    """Read the run's ``run.json``. ``has_key``: with ``server.api_key``, for the gateway and for clients; else it is empty.
+
+    Raises: RunError if another version wrote it with contents unknown to this one.
+    """
     try:
-        return msgspec.convert(run.info, RunInfo)
+        info = msgspec.convert(run.info, RunInfo)
+        return with_key(info, (run.path / _KEY_NAME).read_text()) if has_key else info
     except msgspec.ValidationError as error:
         raise RunError(
             f"the run in {run.path} was started by another build of mmrt ({run.info.get('version')}, this is {__version__}): {error}"
@@ -127,7 +151,7 @@ def running(path: Path, otherwise: str = "") -> RunInfo:
         if not RunDirectory.is_alive(path):
             raise MissingError("nobody is there")
         with RunDirectory.attach(path) as directory:
-            return read_run_info(directory)
+            return read_run_info(directory, has_key=True)
     except MissingError:
         raise RunError(f"no run is up in {path}: start one with `mmrt up`{otherwise}") from None
 

@@ -1,5 +1,6 @@
 """The files of saved pages (``cache.dir``) that a run uses: ``<run>/saved-pages``, written by ``memory``, names them. The controller
-looks into them for keys, and keeps the era of the caches beside them; encoder and prefill read pages."""
+looks into them for keys, and keeps the era of the caches beside them; encoder and prefill read pages. Whatever that file names, only
+files directly in ``cache.dir`` are read or written: callers say where the configuration has it (``cache_directory``)."""
 
 import errno
 import os
@@ -9,8 +10,11 @@ from pathlib import Path
 import msgspec
 
 from ...schema.page_key import KEY_BYTES
+from ...shm.regular_file import read_regular
+from ..config import RuntimeConfig
 
 _NAME = "saved-pages"
+_MAX_BYTES = 1 << 16
 
 
 class SavedPages(msgspec.Struct, frozen=True):
@@ -31,41 +35,54 @@ class SavedFiles(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(SavedFiles).decode
 
 
+def cache_directory(config: RuntimeConfig) -> Path:
+    """Return ``cache.dir``, absolute. Without one no run has such files."""
+    return Path(config.cache.dir).expanduser().absolute()
+
+
 def write_saved_files(run: Path, files: SavedFiles) -> None:
     """Tell the run in ``run`` of its files. Raises: OSError."""
     _write(run / _NAME, msgspec.json.encode(files))
 
 
-def read_saved_pages(run: Path) -> Mapping[str, SavedPages]:
-    """Return the run's files by pool; none if it has none."""
-    files = _read(run)
+def read_saved_pages(run: Path, cache: Path) -> Mapping[str, SavedPages]:
+    """Return the run's files by pool; none if it has none. Raises: OSError."""
+    files = _read(run, cache)
     return {} if files is None else files.pools
 
 
-def read_era(run: Path) -> bytes:
+def read_era(run: Path, cache: Path) -> bytes:
     """Return the era that is kept; empty if none is, or the run has no files. Raises: OSError."""
-    if (files := _read(run)) is None:
+    if (files := _read(run, cache)) is None:
         return b""
     try:
-        era = Path(files.era).read_bytes()
+        era = read_regular(Path(files.era), KEY_BYTES + 1)
     except FileNotFoundError:
         return b""
     if len(era) != KEY_BYTES:
-        raise OSError(errno.EINVAL, f"{files.era} has {len(era)} bytes, not {KEY_BYTES}")
+        raise OSError(errno.EINVAL, f"{files.era} has {os.stat(files.era).st_size} bytes, not {KEY_BYTES}")
     return era
 
 
-def keep_era(run: Path, era: bytes) -> None:
+def keep_era(run: Path, cache: Path, era: bytes) -> None:
     """Keep the era for later runs, if this one has files. Raises: OSError."""
-    if (files := _read(run)) is not None:
+    if len(era) != KEY_BYTES:
+        raise OSError(errno.EINVAL, f"an era has {len(era)} bytes, not {KEY_BYTES}")
+    if (files := _read(run, cache)) is not None:
         _write(Path(files.era), era)
 
 
-def _read(run: Path) -> SavedFiles | None:
+def _read(run: Path, cache: Path) -> SavedFiles | None:
     try:
-        return _decode((run / _NAME).read_bytes())
+        files = _decode(read_regular(run / _NAME, _MAX_BYTES))
     except FileNotFoundError:
         return None
+    except msgspec.DecodeError as error:
+        raise OSError(errno.EINVAL, f"{run / _NAME} cannot be read: {error}") from None
+    for named in (files.era, *(pool.path for pool in files.pools.values())):
+        if Path(named).parent != cache:
+            raise OSError(errno.EPERM, f"{run / _NAME} names {named[:200]}, which is not in cache.dir = {str(cache)!r}")
+    return files
 
 
 def _write(path: Path, data: bytes) -> None:

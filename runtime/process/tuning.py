@@ -12,7 +12,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from ...shm.regular_file import read_regular
+
 TUNING_NAME = "tuning"
+_MAX_BYTES = 1 << 16
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -41,6 +44,6 @@ def write_tuning(run: Path, policy: str) -> Tuning:
 def read_tuning(run: Path) -> Tuning | None:
     """Return what has been set; None if nothing has, or if it cannot be read."""
     try:
-        return _decode((run / TUNING_NAME).read_bytes())
+        return _decode(read_regular(run / TUNING_NAME, _MAX_BYTES))
     except (OSError, msgspec.DecodeError):
         return None

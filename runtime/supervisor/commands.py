@@ -5,6 +5,7 @@ import signal
 from collections.abc import Mapping
 from typing import Protocol
 
+from ...shm.confined import is_confined
 from ..errors import RunError
 from .control import (
     DebugReply,
@@ -85,7 +86,10 @@ class Commands:
             debugging.cancel()
 
     def _is_ours(self, pid: int) -> bool:
-        """Return whether the process is an actor's, or was started by one: the gateway has a child that compiles grammars."""
+        """Return whether the process is an actor's, or was started by one: the gateway has a child that compiles grammars. The video
+        process is one of them under a debugger, too."""
+        if is_confined(pid):
+            return True
         instances = (instance for actor in self._run.actors.values() for instance in actor.instances)
         return any(instance.process.pid == pid and not instance.is_debugger for instance in instances) or descends_from_us(pid)
 

@@ -216,7 +216,7 @@ class Scaling:
             table.close()
 
     def _set_memberships(self, roles: Iterable[str], membership: Membership) -> None:
-        table, devices = ActorTable.attach(self._run), self._host.config.actor_devices
+        table, devices = ActorTable.attach(self._run, writable=True), self._host.config.actor_devices
         try:
             for role in roles:
                 table.set_membership(role, membership, devices.get(InstanceId(role)))

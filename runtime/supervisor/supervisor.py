@@ -23,7 +23,7 @@ from ..config import RuntimeConfig
 from ..errors import RunError
 from ..observe.dumps import BlackBox, salvage
 from ..process.notify import Notifier, NotifyListener
-from ..process.run import RunInfo, create_run
+from ..process.run import RunInfo, create_run, rewrite_run_info
 from .actor_tasks import ActorTasks
 from .commands import Commands
 from .control import SOCKET_NAME
@@ -276,7 +276,7 @@ class Supervisor:
 
     def set_config(self, config: RuntimeConfig) -> None:
         """Scaled: let processes that start from now on have another configuration. Raises: OSError, and it stays as it was."""
-        self._run.rewrite(msgspec.to_builtins(msgspec.structs.replace(self._setup.info, config=config)))
+        rewrite_run_info(self._run, msgspec.structs.replace(self._setup.info, config=config))
         self._config = config
         self._logs.begin(config.actors.layout)
 

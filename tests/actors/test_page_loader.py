@@ -30,12 +30,12 @@ class Run:
         self.table.append_pages(0, 0, [7, 2, 5, 3, 6])
         self.path = path / "pages"
         self.file = PageFile.open(self.path, SECRET, 32, 1 << 16)
-        self.loader = PageLoader(self.directory, self.kv)
+        self.loader = PageLoader(self.directory, self.kv, path)
 
     def tell(self, **changes: object) -> None:
         """Tell the run of the file."""
         fields = {"path": str(self.path), "secret": SECRET, "page_bytes": 32} | changes
-        write_saved_files(self.directory.path, SavedFiles({"kv": SavedPages(**fields)}, ""))  # type: ignore[arg-type]
+        write_saved_files(self.directory.path, SavedFiles({"kv": SavedPages(**fields)}, str(self.path.with_name("era"))))  # type: ignore[arg-type]
 
     def fill(self) -> None:
         self.tell()
@@ -105,7 +105,8 @@ def test_without_files_nothing_is_loaded(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"), [({"secret": b"t" * 32}, "has not the pages of this run"), ({"path": "/gone"}, "No such file")]
+    ("changes", "message"),
+    [({"secret": b"t" * 32}, "has not the pages of this run"), ({"path": "/gone"}, "/gone, which is not in cache.dir")],
 )
 def test_a_file_that_cannot_be_read_has_nothing(
     run: Run, caplog: pytest.LogCaptureFixture, changes: dict[str, object], message: str

@@ -33,6 +33,7 @@ class Run:
 
     def __init__(self, path: Path, config: RuntimeConfig, model: Path, layout: MemoryLayout = LAYOUT) -> None:
         self.directory = RunDirectory.create(path, {})
+        self.cache = Path(config.cache.dir)
         self.pools = {n: PagePool.create(self.directory, n, p.num_pages, p.page_bytes) for n, p in layout.pools.items()}
         self.reopen = partial(PageStore.open, self.directory, config, layout, model)
         self.store = self.reopen()
@@ -46,7 +47,7 @@ class Run:
 
     def saved(self, pool: str) -> dict[str, str]:
         """Key -> contents of the pages that the run could load."""
-        file = read_saved_pages(self.directory.path)[pool]
+        file = read_saved_pages(self.directory.path, self.cache)[pool]
         reader = PageFileReader.open(Path(file.path), file.secret, file.page_bytes)
         found = {key: reader.read(key, slot) for key, slot in reader.slots().items()}
         reader.close()
@@ -154,7 +155,7 @@ def test_files_of_others_in_the_directory_stay(start: Callable[..., Run], tmp_pa
 def test_files_of_models_served_longest_ago_go(start: Callable[..., Run], tmp_path: Path) -> None:
     for number in range(7):
         run = start(media=MediaSection(fps=1.0 + number))
-        keep_era(run.directory.path, bytes([number] * 16))
+        keep_era(run.directory.path, run.cache, bytes([number] * 16))
         run.end()
         for path in (tmp_path / "cache").glob("*-*"):
             os.utime(path, (path.stat().st_atime - 10, path.stat().st_mtime - 10))
@@ -215,13 +216,13 @@ def test_a_process_with_edited_code_leaves_the_run_its_file(
 ) -> None:
     """memory is killed and comes back: the pages of the run, and the file that prefill reads, are of the older code."""
     run = start()
-    saved = read_saved_pages(run.directory.path)
+    saved = read_saved_pages(run.directory.path, run.cache)
     assert run.store is not None and saved.keys() == {"kv", "embedding"}
     run.store.close()
     with monkeypatch.context() as edited:
         edited.setattr(page_store, "loaded_code", lambda: 7)
         assert run.reopen() is None and "changed since the run began" in caplog.text
-    assert read_saved_pages(run.directory.path) == saved
+    assert read_saved_pages(run.directory.path, run.cache) == saved
     run.store = run.reopen()
     assert run.store is not None, "the edit was taken back"
     run.end()
@@ -276,28 +277,28 @@ def test_a_file_of_another_secret_is_emptied_with_a_line(
 
 def test_the_era_of_the_caches_is_kept_beside_the_pages(start: Callable[..., Run], tmp_path: Path) -> None:
     run = start()
-    assert read_era(run.directory.path) == b""
-    keep_era(run.directory.path, b"e" * 16)
+    assert read_era(run.directory.path, run.cache) == b""
+    keep_era(run.directory.path, run.cache, b"e" * 16)
     run.end()
     run, other = start(), start(media=MediaSection(fps=3.0))
-    assert read_era(run.directory.path) == b"e" * 16 and read_era(other.directory.path) == b""
+    assert read_era(run.directory.path, run.cache) == b"e" * 16 and read_era(other.directory.path, other.cache) == b""
     (path,) = (tmp_path / "cache").glob("*.era")
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_bytes(b"torn")
     with pytest.raises(OSError, match="has 4 bytes, not 16"):
-        read_era(run.directory.path)
+        read_era(run.directory.path, run.cache)
     run.end()
     other.end()
 
 
 def test_the_era_of_a_run_stays_while_the_run_lasts(start: Callable[..., Run], tmp_path: Path) -> None:
     running = start()
-    keep_era(running.directory.path, b"e" * 16)
+    keep_era(running.directory.path, running.cache, b"e" * 16)
     for path in (tmp_path / "cache").glob("*-*"):
         os.utime(path, (1, 1))
     for number in range(6):
         start(media=MediaSection(fps=1.0 + number)).end()
-    assert read_era(running.directory.path) == b"e" * 16
+    assert read_era(running.directory.path, running.cache) == b"e" * 16
     running.end()
 
 
@@ -313,7 +314,8 @@ def test_two_runs_do_not_share_a_directory(start: Callable[..., Run], caplog: py
     [
         (lambda secret: secret.chmod(0o644), "readable by no other"),
         (lambda secret: secret.write_bytes(b"short"), "has 5 bytes, not 32"),
-        (lambda secret: (secret.unlink(), secret.mkdir()), "Is a directory"),
+        (lambda secret: (secret.unlink(), secret.mkdir()), "is not a regular file"),
+        (lambda secret: (secret.unlink(), os.mkfifo(secret)), "is not a regular file"),
         (lambda secret: secret.parent.chmod(0o777), "writable by no other"),
         (lambda secret: next(secret.parent.glob("*.pages")).chmod(0o640), "no other can read"),
     ],

@@ -26,7 +26,17 @@ from mmrt.runtime.config_sections import MediaSection, MemorySection, ServerSect
 from mmrt.runtime.errors import UserError
 from mmrt.runtime.observe import replay_capture
 from mmrt.runtime.observe.capture import Capture, captures_in, make_header
-from mmrt.runtime.observe.replay_capture import NUM_KEPT, CaptureOrder, DevicePages, PlanCapture, capture_live, order_path, write_order
+from mmrt.runtime.observe.replay_capture import (
+    NUM_KEPT,
+    CaptureOrder,
+    DevicePages,
+    PlanCapture,
+    capture_live,
+    is_carried_out,
+    order_path,
+    withdraw_order,
+    write_order,
+)
 from mmrt.runtime.process.run import RunInfo
 from mmrt.schema.media import MediaOptions
 from mmrt.shm.plan_table import PlanTable
@@ -47,7 +57,8 @@ class Order:
         self.capture = PlanCapture(run, actor, PAGE_TOKENS, device_pages or {})
 
     def give(self, count: int = 1) -> None:
-        write_order(self.run.path, self.actor, CaptureOrder(str(self.directory), count))
+        self.given = CaptureOrder(str(self.directory), count)
+        write_order(self.run.path, self.actor, self.given)
 
     def do(self, plan_id: int, plan: Plan, execute: Callable[[Plan], Result]) -> Result:
         captured = self.capture.before(plan_id, plan)
@@ -165,7 +176,9 @@ def test_video(run: RunDirectory, tiny: tuple[ModelConfig, Weights], checkpoint:
     assert isinstance(found, Analysed) and found.shape.grid == (1, 2, 4)
     target = PageRun([6, 1], [0, 0])
     order.do(2, PreprocessSegment(4, 9, 0, 0, item, found.shape, source, target), worker.execute)
-    assert not order_path(run.path, "video").exists()
+    assert is_carried_out("video", order.given) and order.capture.before(3, Analyse(4, 9, 0, item, source)) is None
+    withdraw_order(run.path, "video", order.given)
+    assert not is_carried_out("video", order.given) and not order_path(run.path, "video").exists()
     for capture in order.taken():
         with Replay.open(capture, checkpoint) as replay:
             outcome = replay.run(repeat=2)

@@ -100,14 +100,14 @@ def test_no_plan_in_time_leaves_no_order(tmp_path: Path, capsys: Captured) -> No
         waited, failed = capsys.readouterr().err.splitlines()
         assert waited == "waiting up to 0.1 s (--wait) for the next plan of encoder: ask the server something"
         assert "encoder was given no plan within 0.1 s (--wait)" in failed
-        assert not (tmp_path / "run" / "capture-encoder").exists()
+        assert not (tmp_path / "run" / "notes" / "capture-encoder").exists()
 
 
 def test_an_actor_that_the_run_has_not_is_refused_at_once(tmp_path: Path, capsys: Captured) -> None:
     with RunDirectory.create(tmp_path / "run", {"config": {}}) as directory, closing(ActorTable.create(directory, actors_of("2E+P+D"))):
         assert run(["replay", "--capture", "encoder.2"]) == 1
         assert "no actor 'encoder.2' in this run; there are memory, " in (error := capsys.readouterr().err) and "encoder.1, " in error
-        assert not (tmp_path / "run" / "capture-encoder.2").exists()
+        assert not (tmp_path / "run" / "notes" / "capture-encoder.2").exists()
 
 
 def report(request_id: str, key: str, stage: str = "decoding") -> RequestReport:

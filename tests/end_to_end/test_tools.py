@@ -243,7 +243,7 @@ def test_a_captured_plan_comes_out_the_same_alone(server: Server, actor: str, tm
     file = tmp_path / "plan.safetensors"
     command = [*MMRT, "replay", "--capture", actor, "--out", str(file)]
     with subprocess.Popen(command, env=server.environment, stdout=subprocess.PIPE, text=True) as capturing:
-        order = server.run_path / f"capture-{actor}"
+        order = server.run_path / "notes" / f"capture-{actor}"
         while not order.exists():
             assert capturing.poll() is None
             time.sleep(0.01)
@@ -264,7 +264,7 @@ def test_a_captured_plan_comes_out_the_same_alone(server: Server, actor: str, tm
 
 def test_the_last_captured_plan_and_one_by_its_id(server: Server) -> None:
     with subprocess.Popen([*MMRT, "replay", "--capture", "prefill"], env=server.environment, stdout=subprocess.PIPE, text=True) as one:
-        while not (server.run_path / "capture-prefill").exists():
+        while not (server.run_path / "notes" / "capture-prefill").exists():
             time.sleep(0.01)
         ask(server, "Hello there.")
         printed = one.communicate(timeout=60)[0]

@@ -131,6 +131,63 @@ def test_strangers_get_no_descriptors(open_directory: Path) -> None:
     os.close(fd)
 
 
+CONFINED = """
+import sys
+from pathlib import Path
+from mmrt.actors.video.sandbox import enter_sandbox
+from mmrt.runtime.bus.messages import Hello
+from mmrt.runtime.bus.transport import ActorSocket
+from mmrt.shm.descriptors import fetch_descriptors
+enter_sandbox(memory_bytes=1 << 28, file_bytes=100)
+run = Path(sys.argv[1])
+if sys.argv[2] == "device":
+    print(fetch_descriptors(run / "device", 20))
+else:
+    bus = ActorSocket(run, sys.argv[2], 1)
+    for _ in range(20):
+        bus.send(Hello(sys.argv[2], 1, 1, True))
+        bus.poll(0.01)
+    print("spoken")
+"""
+
+
+def confined(run: Path, what: str) -> "subprocess.Popen[str]":
+    """A process of ours in the video process's sandbox."""
+    command = [sys.executable, "-c", CONFINED, str(run), what]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_what_decodes_media_gets_no_descriptors(open_directory: Path) -> None:
+    fd = os.memfd_create("kv")
+    with DescriptorServer(open_directory / "device", {"kv": Descriptor(fd, 1)}) as server:
+        process = confined(open_directory, "device")
+        assert select.select([server.fd], [], [], 60)[0]
+        num_served = server.serve()
+        _, errors = process.communicate(timeout=60)
+    os.close(fd)
+    if "system calls" in errors:
+        pytest.skip(errors)
+    assert num_served == 0 and "MissingError" in errors
+
+
+@pytest.mark.parametrize(
+    ("name", "is_heard"), [("video", True), ("video.1", True), ("decode", False), ("gateway", False), ("videos", False)]
+)
+def test_what_decodes_media_speaks_on_the_bus_for_itself_alone(open_directory: Path, name: str, is_heard: bool) -> None:
+    controller = ControllerSocket(open_directory)
+    process, heard = confined(open_directory, name), []
+    while process.poll() is None:
+        heard += controller.receive()
+        time.sleep(0.01)
+    heard += controller.receive()
+    controller.close()
+    output, errors = process.communicate(timeout=60)
+    if "system calls" in errors:
+        pytest.skip(errors)
+    assert output == "spoken\n", errors
+    assert {actor for actor, _, _ in heard} == ({name} if is_heard else set())
+
+
 @needs_root
 def test_notifications_of_strangers_are_dropped(open_directory: Path) -> None:
     listener = NotifyListener(open_directory / "notify")

@@ -42,7 +42,7 @@ def test_the_next_generation_takes_the_bell_over(run):
         new.drain()
         ringer.ring()
         assert new.drain()
-    assert sorted(os.listdir(run.path)) == ["LOCK", "gateway.bell", "run.json"]
+    assert sorted(os.listdir(run.path)) == ["LOCK", "gateway.bell", "notes", "run.json"]
 
 
 def test_a_killed_listener_is_replaced(run, crashes):

@@ -4,6 +4,7 @@ import mmap
 import os
 import signal
 import stat
+import threading
 import time
 
 import pytest
@@ -82,7 +83,8 @@ def test_create_and_attach(place):
             assert run.info["creator_pid"] == os.getpid()
         assert run.segment_path("kv") == place / "run" / f"kv.{run.run_id}"
         assert stat.S_IMODE((place / "run").stat().st_mode) == 0o700
-        assert all(stat.S_IMODE((place / "run" / name).stat().st_mode) == 0o600 for name in os.listdir(place / "run"))
+        modes = {name: stat.S_IMODE((place / "run" / name).stat().st_mode) for name in os.listdir(place / "run")}
+        assert modes.pop("notes") == 0o700 and modes and set(modes.values()) == {0o600}
         run.destroy()
     assert os.listdir(place) == []
 
@@ -126,8 +128,8 @@ def test_dead_run_is_swept_by_the_next(place, member):
     old = os.listdir(place / "run")
     dead.kill()
     with RunDirectory.create(place / "run", {}) as run:
-        assert len(old) == 5
-        assert sorted(os.listdir(run.path)) == ["LOCK", "run.json"]
+        assert len(old) == 6
+        assert sorted(os.listdir(run.path)) == ["LOCK", "notes", "run.json"]
         assert place.exists()
 
 
@@ -214,6 +216,13 @@ def test_destroy_waits_for_the_others(place, member):
     other.let_go()
     run.destroy()
     assert os.listdir(place) == []
+
+
+def test_one_that_waits_for_another_to_end_removes_everything(place, member):
+    run = RunDirectory.create(place / "run", {})
+    other = member(lambda: RunDirectory.attach(place / "run"))
+    threading.Timer(0.2, other.kill).start()
+    assert run.leave(patience_s=60.0) and not (place / "run").exists()
 
 
 def test_exactly_one_of_those_who_leave_together_is_the_last(place, crashes):

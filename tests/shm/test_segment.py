@@ -162,7 +162,7 @@ def test_a_pool_that_does_not_fit_names_itself(run):
     with pytest.raises(SpaceError, match=r"pool-kv\.") as caught:
         PagePool.create(run, "kv", 1 << 30, 1 << 24)
     assert caught.value.needed > 1 << 54
-    assert sorted(os.listdir(run.path)) == ["LOCK", "run.json"]
+    assert sorted(os.listdir(run.path)) == ["LOCK", "notes", "run.json"]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])

@@ -213,7 +213,7 @@ def test_actors_join_and_leave_and_keep_their_numbers(run):
 def test_a_supervisor_that_dies_as_an_actor_joins_leaves_a_whole_table(run, crashes):
     ActorTable.create(run, ["decode"]).close()
     for steps in itertools.count():
-        table = ActorTable.attach(run)
+        table = ActorTable.attach(run, writable=True)
         before = table.actors
         with crashes.before_step(crashes.codes(ActorTable.set_membership), steps) as crashed:
             table.set_membership(f"decode.{steps}", Membership.PRESENT)

@@ -25,13 +25,13 @@ def file(tmp_path: Path) -> Iterator[PageFile]:
 
 def tell(run: Path, secret: bytes = SECRET) -> None:
     saved = SavedPages(str(run / "pages"), secret, 32)
-    write_saved_files(run, Named({"kv": saved, "embedding": saved}, ""))
+    write_saved_files(run, Named({"kv": saved, "embedding": saved}, str(run / "era")))
 
 
 def test_a_look_finds_what_has_changed(tmp_path: Path, file: PageFile) -> None:
     tell(tmp_path)
     file.write(KEYS[0], bytes(32))
-    files = SavedFiles(tmp_path)
+    files = SavedFiles(tmp_path, tmp_path)
     assert files.look() == {"kv": {KEYS[0]: 0}, "embedding": {KEYS[0]: 0}}
     assert files.look() == {}
     written_ns = files._readers["kv"].written_ns()
@@ -43,20 +43,20 @@ def test_a_look_finds_what_has_changed(tmp_path: Path, file: PageFile) -> None:
 
 
 def test_a_run_without_files_looks_once(tmp_path: Path) -> None:
-    files = SavedFiles(tmp_path)
+    files = SavedFiles(tmp_path, tmp_path)
     assert files.look() == {}
     asyncio.run(asyncio.wait_for(files.follow(pytest.fail), 60))
 
 
 def test_files_of_others_are_not_used(tmp_path: Path, file: PageFile, caplog: pytest.LogCaptureFixture) -> None:
     tell(tmp_path, b"t" * 32)
-    assert SavedFiles(tmp_path).look() == {} and "has not the pages of this run" in caplog.text
+    assert SavedFiles(tmp_path, tmp_path).look() == {} and "has not the pages of this run" in caplog.text
 
 
 def test_what_is_written_while_the_run_goes_on(tmp_path: Path, file: PageFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved_files, "LOOK_S", 0.01)
     tell(tmp_path)
-    files = SavedFiles(tmp_path)
+    files = SavedFiles(tmp_path, tmp_path)
     assert files.look() == {"kv": {}, "embedding": {}}
 
     async def follow() -> Slots:

@@ -1,15 +1,18 @@
-"""What every actor process has: waiting that a signal ends once, and a last word of one that was debugged."""
+"""What every actor process has: waiting that a signal ends once, its number, and what it says while it is debugged."""
 
 import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from mmrt.actors.host.actor import Actor
 from mmrt.runtime.bus.transport import ActorSocket
 from mmrt.runtime.config import RuntimeConfig
-from mmrt.runtime.process.crash_cause import ExitNote, read_exit_note
+from mmrt.runtime.errors import RunError
 from mmrt.runtime.process.notify import Notifier
+from mmrt.runtime.stage_table import InstanceId
 from mmrt.shm.role_lock import next_generation
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.status import ActorState, ActorTable
@@ -42,27 +45,43 @@ def test_who_acts_has_a_higher_number_than_all_who_acted(tmp_path: Path) -> None
     """One that is in pdb before ``main`` gets its number long before it acts; the controller believes the highest that it has seen."""
     with RunDirectory.create(tmp_path / "run", {}) as run:
         table = ActorTable.create(run, ["video"])
-        early = Actor.__new__(Actor)
-        early.name, early.run, early.config = "video", run, RuntimeConfig()
-        early.lifeline = SimpleNamespace(fd=None)  # type: ignore[assignment]
-        early.generation = next_generation(run, "video")
-        early.notifier = Notifier(None, "video", early.generation)
+        early = bare_actor(run, next_generation(run, "video"))
         other = next_generation(run, "video")
         table.writer("video", other).set_state(ActorState.ACTIVE)
         early._take_over(table)
         assert early.generation == early.notifier.generation == table.read("video").generation == other + 1
 
 
-def test_who_was_debugged_says_so_before_it_gives_the_role_back(tmp_path: Path) -> None:
+def test_who_is_debugged_says_so_in_its_words(tmp_path: Path) -> None:
     """Its interpreter may take longer to end than the successor waits for the supervisor's word."""
-    notes: list[ExitNote | None] = []
+    with RunDirectory.create(tmp_path / "run", {}) as run:
+        table = ActorTable.create(run, ["video"])
+        for number, session in enumerate((None, SimpleNamespace()), 1):
+            actor = bare_actor(run, number)
+            actor.session = session  # type: ignore[assignment]
+            actor._take_over(table)
+            assert table.read("video").debugged == (session is not None)
+
+
+def test_one_that_is_confined_takes_no_other_number_and_removes_nothing(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path / "run", {}) as run:
+        table = ActorTable.create(run, ["video"])
+        actor = bare_actor(run, 1)
+        actor.is_confined = True
+        table.writer("video", 2).set_state(ActorState.ACTIVE)
+        with pytest.raises(RunError, match="another process of video has acted since generation 1 began"):
+            actor._take_over(table)
+        actor.status, actor._flight, actor._bus, actor._terminated = None, None, None, False
+        actor.role = SimpleNamespace(release=lambda: None)  # type: ignore[assignment]
+        actor.close()
+        assert (tmp_path / "run").exists()
+
+
+def bare_actor(run: RunDirectory, generation: int) -> Actor:
+    """As much of one as takes over the words of its predecessor, without a supervisor."""
     actor = Actor.__new__(Actor)
-    actor.name, actor._flight, actor._bus, actor._terminated = "video", None, None, False
-    actor.run = SimpleNamespace(path=tmp_path)  # type: ignore[assignment]
-    actor.session = SimpleNamespace()  # type: ignore[assignment]
-    actor.status = SimpleNamespace(set_state=lambda _: None)  # type: ignore[assignment]
-    actor.role = SimpleNamespace(release=lambda: notes.append(read_exit_note(tmp_path, "video", os.getpid())))  # type: ignore[assignment]
-    actor.notifier = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
-    actor.lifeline = SimpleNamespace(fd=0, is_gone=lambda: False)  # type: ignore[assignment]
-    actor.close()
-    assert notes == [ExitNote(os.getpid(), 0, debugger=True)]
+    actor.name, actor.run, actor.config = InstanceId("video"), run, RuntimeConfig()
+    actor.lifeline = SimpleNamespace(fd=None)  # type: ignore[assignment]
+    actor.generation, actor.is_confined, actor.session = generation, False, None
+    actor.notifier = Notifier(None, "video", generation)
+    return actor

@@ -13,12 +13,14 @@ import pytest
 from mmrt.actors.host.shared_process import ActorNotifier, ProcessNotifier
 from mmrt.runtime.process.crash_cause import ExitNote, crashed_in, read_exit_note
 from mmrt.runtime.process.notify import Notification, Notifier, NotifyListener
+from mmrt.shm.run_directory import NOTES
 
 Start = Callable[[str], "subprocess.Popen[str]"]
 
 
 @pytest.fixture
 def listener(tmp_path: Path) -> Iterator[NotifyListener]:
+    (tmp_path / NOTES).mkdir()
     listener = NotifyListener(tmp_path / "notify")
     yield listener
     listener.close()

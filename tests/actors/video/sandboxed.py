@@ -1,6 +1,6 @@
 """Run in a process of its own: enter the sandbox, try what is forbidden and what is not, print what came of it as JSON.
 
-usage: sandboxed.py RUN LOGS ELSEWHERE BUS [VIDEO]; BUS is an ipc socket that echoes, VIDEO a file to decode.
+usage: sandboxed.py RUN CAPTURES ELSEWHERE BUS [VIDEO]; BUS is an ipc socket that echoes, VIDEO a file to decode.
 """
 
 import base64
@@ -113,7 +113,7 @@ def landlock_version() -> int:
         return 0
 
 
-def main(run: Path, logs: Path, elsewhere: Path, bus: str, video: bytes) -> None:
+def main(run: Path, captures: Path, elsewhere: Path, bus: str, video: bytes) -> None:
     theirs = os.getppid()
     readable, _ = os.pipe()
     given = socket.socket()
@@ -122,7 +122,8 @@ def main(run: Path, logs: Path, elsewhere: Path, bus: str, video: bytes) -> None
     abstract = socket.socket(socket.AF_UNIX)
     abstract.bind("")  # Linux gives it a name
     abstract.listen()
-    enter_sandbox(run, logs, memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES, readable=[elsewhere / "given"])
+    readables = [elsewhere / "given", run / "notes"]
+    enter_sandbox(memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES, readable=readables, writable=[captures])
     forbidden: dict[str, Callable[[], object]] = {
         "connect": connect,
         "udp": lambda: socket.socket(socket.AF_INET6, socket.SOCK_DGRAM),
@@ -160,8 +161,14 @@ def main(run: Path, logs: Path, elsewhere: Path, bus: str, video: bytes) -> None
         "overwrite": lambda: write(elsewhere / "old"),
         "remove": (elsewhere / "old").unlink,
         "truncate": lambda: os.truncate(elsewhere / "old", 0),
-        "link": lambda: os.symlink("/etc/passwd", run / "link"),
-        "large file": lambda: write(run / "large", 2 * FILE_BYTES),
+        "link": lambda: os.symlink("/etc/passwd", captures / "link"),
+        "mkdir": (captures / "more").mkdir,
+        "write in the run": lambda: write(run / "new"),
+        "write a note": lambda: write(run / "notes" / "note"),
+        "list the run": lambda: os.listdir(run),
+        "read in the run": (run / "secret").read_bytes,
+        "remove in the run": (run / "secret").unlink,
+        "large file": lambda: write(captures / "large", 2 * FILE_BYTES),
         "memory": lambda: bytearray(2 * MEMORY_BYTES),
         "core": lambda: resource.setrlimit(resource.RLIMIT_CORE, (4096, 4096)),
     }
@@ -171,15 +178,13 @@ def main(run: Path, logs: Path, elsewhere: Path, bus: str, video: bytes) -> None
         "import": lambda: importlib.import_module("colorsys"),
         "read a source": Path(sandbox.__file__).read_bytes,
         "what the time is here": lambda: time.strftime("%Z"),
-        "read in the run": lambda: (write(run / "part"), (run / "part").read_bytes(), os.listdir(run)),
-        "write in the run": lambda: (write(run / "part"), os.replace(run / "part", run / "whole")),
-        "write in the logs": lambda: write(logs / "capture"),
-        "mkdir in the logs": (logs / "captures").mkdir,
+        "read a note": (run / "notes" / "note").read_bytes,
+        "capture": lambda: (write(captures / "part"), os.replace(captures / "part", captures / "whole"), os.listdir(captures)),
+        "remove a capture": (captures / "old").unlink,
         "null": lambda: write(Path(os.devnull)),
         "bus": lambda: echo(bus),
         "kill itself": lambda: os.kill(os.getpid(), 0),
         "decode": lambda: decode(video),
-        "leave": lambda: ([file.unlink() for file in run.iterdir()], run.rmdir(), run.parent.rmdir()),
     }
     outcome = {
         "system calls": {name: attempt(partial(sandbox._syscall, number, -1, -1, -1)) for name, number in seccomp._NUMBERS.items()},

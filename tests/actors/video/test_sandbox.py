@@ -1,7 +1,6 @@
 """What the video process cannot do any more, tried in a real process, and what it still can."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -37,17 +36,16 @@ class Outcome(NamedTuple):
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     """One process that enters the sandbox, tries everything and ends in a crash."""
     folder = tmp_path_factory.mktemp("sandbox")
-    own = f"mmrt-{os.getuid()}"  # as a run's own folder is called, which goes with its last run
-    for name in (f"runs/{own}/run", "logs", "elsewhere/empty", "cwd"):
+    for name in ("run/notes", "captures", "elsewhere/empty", "cwd"):
         (folder / name).mkdir(parents=True)
-    for name in ("old", "given"):
-        (folder / "elsewhere" / name).write_text(name)
+    for name in ("elsewhere/old", "elsewhere/given", "run/secret", "run/notes/note", "captures/old"):
+        (folder / name).write_text(name)
     (folder / "video.mp4").write_bytes(encode_video(options={"bf": "2"}))
     with tempfile.TemporaryDirectory() as short, zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.linger = 0
         bus = f"ipc://{short}/bus"
         router.bind(bus)
-        arguments = [folder / "runs" / own / "run", folder / "logs", folder / "elsewhere", bus, folder / "video.mp4"]
+        arguments = [folder / "run", folder / "captures", folder / "elsewhere", bus, folder / "video.mp4"]
         child = subprocess.Popen(
             [sys.executable, SCRIPT, *map(str, arguments)],
             cwd=folder / "cwd",
@@ -113,11 +111,10 @@ import errno, os
 from pathlib import Path
 from mmrt.actors.video.sandbox import enter_sandbox
 here = Path({str(tmp_path)!r})
-for name in ("gone", "run", "logs"):
-    (here / name).mkdir()
+(here / "gone").mkdir()
 os.chdir(here / "gone")
 (here / "gone").rmdir()
-enter_sandbox(here / "run", here / "logs", memory_bytes=1 << 28, file_bytes=100)
+enter_sandbox(memory_bytes=1 << 28, file_bytes=100)
 try:
     os.listdir(here)
 except OSError as error:
@@ -131,7 +128,7 @@ import errno, socket, sys
 from pathlib import Path
 from mmrt.actors.video.sandbox import enter_sandbox
 run = Path(sys.argv[1])
-enter_sandbox(run, run, memory_bytes=1 << 28, file_bytes=100, cuda=sys.argv[2] == "cuda")
+enter_sandbox(memory_bytes=1 << 28, file_bytes=100, writable=[run], cuda=sys.argv[2] == "cuda")
 def attempt(action):
     try:
         action()
@@ -159,17 +156,18 @@ def test_cuda_starts_in_it(tmp_path: Path) -> None:
 import torch
 from pathlib import Path
 from mmrt.actors.video.sandbox import enter_sandbox
-here = Path({str(tmp_path)!r})
-enter_sandbox(here, here, memory_bytes=8 << 30, file_bytes=100, cuda=True)
+enter_sandbox(writable=[Path({str(tmp_path)!r})], memory_bytes=8 << 30, file_bytes=100, cuda=True)
 torch.cuda.init()
 print(float(torch.ones(4, device="cuda").sum()))
 """
     assert child(code).stdout == "4.0\n"
 
 
-def test_files_are_written_in_two_directories_alone(outcome: Outcome) -> None:
+def test_files_are_written_in_one_directory_alone(outcome: Outcome) -> None:
     needs(outcome, "what it reads and writes")
-    assert forbidden(outcome, "write", "overwrite", "remove", "rmdir", "link") == {"EACCES"}
+    assert forbidden(outcome, "write", "overwrite", "remove", "rmdir", "link", "mkdir") == {"EACCES"}
+    run = ("write in the run", "write a note", "list the run", "read in the run", "remove in the run")
+    assert forbidden(outcome, *run) == {"EACCES"}
     needs(outcome, "system calls")
     assert forbidden(outcome, "truncate", "chmod", "chown", "utime", "attribute") == {"EPERM"}
 
@@ -233,8 +231,8 @@ from mmrt.actors.video import sandbox
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 platform.machine = lambda: "pdp11"
 def refuse(*paths): raise OSError(errno.EOPNOTSUPP, "no Landlock")
-sandbox._confine_to_directories = refuse
-sandbox.enter_sandbox(Path({str(tmp_path)!r}), Path({str(tmp_path)!r}), memory_bytes=1 << 28, file_bytes=100)
+sandbox._confine_to_files = refuse
+sandbox.enter_sandbox(memory_bytes=1 << 28, file_bytes=100)
 try:
     (Path({str(tmp_path)!r}) / "file").write_bytes(bytes(101))
 except OSError as error:
@@ -259,6 +257,9 @@ class Actor:
     def wait_for_layout(self) -> None:
         pass
 
+    def open_own(self) -> None:
+        self.is_confined = False
+
 
 @pytest.mark.parametrize("follows_a_death", [False, True])
 def test_the_actor_enters_it_before_its_first_plan_and_ends_its_threads_after_the_last(
@@ -274,6 +275,7 @@ def test_the_actor_enters_it_before_its_first_plan_and_ends_its_threads_after_th
     class Worker:
         def __init__(self, media: PagePool, patches: PagePool, _: object, __: object, cache_bytes: int, *more: object) -> None:
             assert (media.data.flags.writeable, patches.data.flags.writeable) == (False, True)
+            assert not patches.generations.flags.writeable and not patches._keys.flags.writeable
             self.name = "small" if cache_bytes == worker.CACHE_BYTES else "large"
             assert more[-1] is (self.name == "small")
 
@@ -299,16 +301,18 @@ def test_the_actor_enters_it_before_its_first_plan_and_ends_its_threads_after_th
     monkeypatch.setattr(worker, "VideoWorker", Worker)
     monkeypatch.setattr(worker, "serve_plans", serve)
     monkeypatch.setattr(worker.SequenceTable, "attach", lambda *_, **__: None)
-    monkeypatch.setattr(worker, "enter_sandbox", lambda *paths, **limits: calls.append(("sandbox", *paths, limits)))
+    monkeypatch.setattr(worker, "enter_sandbox", lambda **limits: calls.append(("sandbox", limits)))
     monkeypatch.setattr(worker, "allow_cpu_time", lambda seconds: calls.append(("cpu", seconds)))
     monkeypatch.setattr(worker.os, "sched_getaffinity", lambda _: {0, 1})
     with pytest.raises(Ending):
         worker.main(Actor(run, follows_a_death))  # type: ignore[arg-type]
     run.destroy()
     entered, *rest = calls
-    assert entered[:3] == ("sandbox", run.path, tmp_path / "state" / "mmrt" / "run")
-    limits: dict[str, Any] = entered[3]  # type: ignore[assignment]
-    assert limits["readable"] == [tmp_path / "faults"] and not limits["cuda"]
+    assert entered[0] == "sandbox"
+    limits: dict[str, Any] = entered[1]  # type: ignore[assignment]
+    assert limits["writable"] == [tmp_path / "state" / "mmrt" / "run" / "captures"] and limits["writable"][0].is_dir()
+    segments = [run.segment_path(name) for name in ("plans", "pool-media", "pool-patch")]
+    assert limits["readable"] == [run.path / "notes", *segments, tmp_path / "faults"] and not limits["cuda"]
     assert limits["memory_bytes"] > 2 * worker.CACHE_BYTES and limits["file_bytes"] > 3 * 2 * 4096
     each = [("cpu", 360.0), ("close unwanted",)]
     done = [*each, ("execute", "small", follows_a_death), *each, ("execute", "large", False)]

@@ -431,7 +431,7 @@ from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.actors.video.test_worker import Bench
 run, folder = Path({str(bench.run.path)!r}), Path({str(tmp_path)!r})
 bench = Bench(RunDirectory.create(run / "of its own", {{}}))
-enter_sandbox(run, folder, memory_bytes=128 << 20, file_bytes=1 << 20)
+enter_sandbox(readable=[run, folder], memory_bytes=128 << 20, file_bytes=1 << 20)
 for size in (6000, 6000, 30):
     plan = bench.analyse_plan("image", (folder / f"{{size}}.png").read_bytes())
     print(getattr(bench.worker.execute(plan), "message", "analysed"))

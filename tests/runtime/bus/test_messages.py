@@ -2,7 +2,7 @@
 
 import random
 import types
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import hypothesis.strategies as st
 import msgspec
@@ -13,6 +13,7 @@ from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.plan_base import ChunkPlan, PlanBase
 from mmrt.runtime.bus.wire import Wire, encode
+from mmrt.schema.media import ItemShape, SegmentShape
 
 DECODERS = {
     "to actor": m.decode_to_actor,
@@ -36,6 +37,10 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     if kind in LEAVES:
         return LEAVES[kind]
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        kind, bounds = arguments
+        within = {int: st.integers, float: st.floats}
+        return within[kind](bounds.ge, bounds.le) if kind in within else values(kind)
     if origin is Literal:
         return st.sampled_from(arguments)
     if origin in (Union, types.UnionType):
@@ -45,7 +50,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     if origin is tuple:
         return st.tuples(*map(values, arguments))
     assert isinstance(kind, type) and issubclass(kind, msgspec.Struct), kind
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     return st.builds(kind, **{name: values(hints[name]) for name in kind.__struct_fields__})
 
 
@@ -131,3 +136,24 @@ def test_deep_nesting(nested: bytes) -> None:
     """A field too many is skipped by recursion."""
     refuses(nested * 200_000)
     refuses(b"\x93\xa7Welcome\x01" + nested * 200_000)
+
+
+@pytest.mark.parametrize("elapsed_s", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("result", [m.ItemError(400, "x"), m.Done()])
+def test_a_time_that_is_none_is_not_learned_from(elapsed_s: float, result: m.Result) -> None:
+    with pytest.raises(msgspec.ValidationError, match="float"):
+        m.decode_to_controller(encode(m.PlanDone("video", 1, 1, elapsed_s, result)))
+
+
+@pytest.mark.parametrize("result", [m.ItemError(200, "x"), m.ItemError(600, "x"), m.ItemError(400, "x" * 70_000)])
+def test_an_error_is_one(result: m.Result) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        m.decode_to_controller(encode(m.PlanDone("video", 1, 1, 0.1, result)))
+
+
+@pytest.mark.parametrize("change", [{"num_rows": -1}, {"row_bytes": 0}, {"num_tokens": 1 << 40}, {"grid": (1, -2, 2)}])
+def test_a_shape_has_numbers_within_bounds(change: dict[str, object]) -> None:
+    segment = msgspec.structs.replace(SegmentShape("image", (1, 2, 2), 4, 1176, 1), **change)
+    done = m.PlanDone("video", 1, 1, 0.1, m.Analysed(ItemShape("image", (1, 2, 2), 1, [segment])))
+    with pytest.raises(msgspec.ValidationError):
+        m.decode_to_controller(encode(done))

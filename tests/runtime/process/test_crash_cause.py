@@ -20,6 +20,7 @@ from mmrt.runtime.process.crash_cause import (
     recent_crashes,
     write_exit_note,
 )
+from mmrt.shm.run_directory import NOTES
 from mmrt.shm.status import ActorReading, ActorState
 
 DEADLINE_NS = 10_000
@@ -33,25 +34,32 @@ def reading(**words: Any) -> ActorReading:
     return ActorReading(**{**fields, **words})
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A directory as runs have it, as far as notes go."""
+    (tmp_path / NOTES).mkdir()
+    return tmp_path
+
+
 def blamed(note: ExitNote | None, now_ns: int = 6_000, kills: int = 0, **words: Any) -> bool:
     death = judge(reading(**words), note, now_ns, kills)
     assert death is not None and death.step == 9
     return death.crashed
 
 
-def test_of_several_actors_of_a_process_the_one_that_ended_it_is_to_blame(tmp_path: Path) -> None:
+def test_of_several_actors_of_a_process_the_one_that_ended_it_is_to_blame(run: Path) -> None:
     note = ExitNote(77, 1, hang=True)
     actors = ("encoder", "prefill", "decode")
-    assert leave_notes(tmp_path, note, actors, ["prefill"]) == ["prefill"]
-    assert [blamed(read_exit_note(tmp_path, actor, 77), kills=3) for actor in actors] == [False, True, False]
+    assert leave_notes(run, note, actors, ["prefill"]) == ["prefill"]
+    assert [blamed(read_exit_note(run, actor, 77), kills=3) for actor in actors] == [False, True, False]
 
 
-def test_where_nobody_knows_all_are_to_blame_but_for_who_has_been_told_otherwise(tmp_path: Path) -> None:
-    write_exit_note(tmp_path, "encoder", ExitNote(77, 1, other_actor=True))
-    write_exit_note(tmp_path, "prefill", ExitNote(76, 1, other_actor=True))  # of a process before
+def test_where_nobody_knows_all_are_to_blame_but_for_who_has_been_told_otherwise(run: Path) -> None:
+    write_exit_note(run, "encoder", ExitNote(77, 1, other_actor=True))
+    write_exit_note(run, "prefill", ExitNote(76, 1, other_actor=True))  # of a process before
     note = ExitNote(77, -signal.SIGSEGV)
-    assert leave_notes(tmp_path, note, ("encoder", "prefill", "decode"), []) == ["prefill", "decode"]
-    assert [blamed(read_exit_note(tmp_path, actor, 77)) for actor in ("encoder", "prefill", "decode")] == [False, True, True]
+    assert leave_notes(run, note, ("encoder", "prefill", "decode"), []) == ["prefill", "decode"]
+    assert [blamed(read_exit_note(run, actor, 77)) for actor in ("encoder", "prefill", "decode")] == [False, True, True]
 
 
 def test_no_step_no_death() -> None:
@@ -104,6 +112,9 @@ def test_memory_that_ran_out_is_to_blame() -> None:
 
 def test_a_debugger_is_never_to_blame_on_the_work() -> None:
     assert not blamed(ExitNote(77, 1, debugger=True), raised=True, now_ns=2 * DEADLINE_NS)
+    assert not blamed(ExitNote(77, 1), raised=True, debugged=True) and not blamed(None, debugged=True)
+    unseen = judge(reading(debugged=True), None, 6_000, 0, is_supervised=False)
+    assert unseen is not None and not unseen.crashed
     assert judge(reading(crashes=2), ExitNote(77, 0, debugger=True), 6_000, 0) == Death(9, False, "ended in a debugger", 2)
 
 
@@ -117,15 +128,15 @@ def test_crashes_are_counted_until_many_steps_went_well() -> None:
     assert recent_crashes(reading(crashes=2, steps=9 * FORGET_STEPS), None) == 0
 
 
-def test_a_note_is_about_one_process(tmp_path: Path) -> None:
-    assert read_exit_note(tmp_path, "video", 5) is None
+def test_a_note_is_about_one_process(run: Path) -> None:
+    assert read_exit_note(run, "video", 5) is None
     note = ExitNote(5, -11, True, False)
-    write_exit_note(tmp_path, "video", note)
-    assert read_exit_note(tmp_path, "video", 5) == note
-    assert read_exit_note(tmp_path, "video", 6) is None and read_exit_note(tmp_path, "encoder", 5) is None
-    (tmp_path / "video.exit").write_text("torn")
-    assert read_exit_note(tmp_path, "video", 5) is None
-    write_exit_note(tmp_path / "gone", "video", note)
+    write_exit_note(run, "video", note)
+    assert read_exit_note(run, "video", 5) == note
+    assert read_exit_note(run, "video", 6) is None and read_exit_note(run, "encoder", 5) is None
+    (run / NOTES / "video.exit").write_text("torn")
+    assert read_exit_note(run, "video", 5) is None
+    write_exit_note(run / "gone", "video", note)
 
 
 def test_the_machine_counts_its_oom_kills() -> None:

@@ -1,0 +1,155 @@
+"""Run in a process of its own: the video actor of a run, whose first plan is an attack on the other processes of the run.
+
+usage: attacker.py RUN; the attacks' outcomes go to standard output as JSON: "done", or the name of the error.
+"""
+
+import ctypes
+import errno
+import fcntl
+import json
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from mmrt.actors.host.actor import Actor, Ending
+from mmrt.actors.video import worker
+from mmrt.runtime.process.lifeline import Lifeline
+from mmrt.runtime.stage_table import InstanceId
+from mmrt.shm.pool import PagePool
+from mmrt.shm.run_directory import RunDirectory
+
+CONTROL = (
+    "run.json", "api-key", "journal", "saved-pages", "tuning", "endpoint", "outages", "keys", "page-secret", "layout", "LOCK",
+    "decode.lock", "generations.lock", "notes/decode.exit", "notes/capture-decode", "bus", "control",
+)  # fmt: skip
+MADV_REMOVE, MREMAP_MAYMOVE = 9, 1
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mremap.restype = ctypes.c_void_p
+found: dict[str, str] = {}
+
+
+def attempt(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+    return "done"
+
+
+def check(status: int) -> None:
+    if status:
+        raise OSError(ctypes.get_errno(), "")
+
+
+def replace(path: Path) -> None:
+    part = path.with_name("part")
+    part.write_bytes(b"forged")
+    os.replace(part, path)
+
+
+def overwrite(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(file.read(1)[:0])
+
+
+def take_role(path: Path) -> None:
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def cut(path: Path) -> None:
+    """To as long as it is: what is tried is the right."""
+    with path.open("r+b") as file:
+        os.ftruncate(file.fileno(), path.stat().st_size)
+
+
+def cut_what_is_open() -> None:
+    """Files that were opened before."""
+    for fd in os.listdir("/proc/self/fd"):
+        name = os.readlink(f"/proc/self/fd/{fd}") if os.path.lexists(f"/proc/self/fd/{fd}") else ""
+        if ".lock" in name or "LOCK" in name:
+            os.ftruncate(int(fd), os.fstat(int(fd)).st_size)
+
+
+def address(pool: PagePool, what: str) -> int:
+    return int(getattr(pool, what).ctypes.data) // mmap.PAGESIZE * mmap.PAGESIZE
+
+
+def let_write(at: int) -> None:
+    check(libc.mprotect(ctypes.c_void_p(at), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_WRITE))
+
+
+def grow(at: int) -> None:
+    if libc.mremap(ctypes.c_void_p(at), ctypes.c_size_t(4096), ctypes.c_size_t(8192), MREMAP_MAYMOVE) == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "")
+
+
+def give_back(at: int) -> None:
+    check(libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(mmap.PAGESIZE), MADV_REMOVE))
+
+
+def attack(actor: Actor, media: PagePool, patches: PagePool) -> None:
+    run = actor.run.path
+    for name in CONTROL:
+        found[f"read {name}"] = attempt((run / name).read_bytes)
+        found[f"replace {name}"] = attempt(lambda name=name: replace(run / name))  # type: ignore[misc]
+        found[f"overwrite {name}"] = attempt(lambda name=name: overwrite(run / name))  # type: ignore[misc]
+        found[f"remove {name}"] = attempt((run / name).unlink)
+    for actor_name in ("decode", "memory"):
+        found[f"take the role of {actor_name}"] = attempt(lambda name=actor_name: take_role(run / f"{name}.lock"))  # type: ignore[misc]
+    segments = sorted(path for path in run.iterdir() if path.suffix == f".{actor.run.run_id}") if can_list(run) else SEGMENTS
+    for path in segments:
+        found[f"overwrite {path.stem}"] = attempt(lambda path=path: overwrite(path))  # type: ignore[misc]
+        found[f"cut {path.stem}"] = attempt(lambda path=path: cut(path))  # type: ignore[misc]
+        found[f"truncate {path.stem}"] = attempt(lambda path=path: os.truncate(path, path.stat().st_size))  # type: ignore[misc]
+        found[f"remove {path.stem}"] = attempt(path.unlink)
+    found["cut what is open"] = attempt(cut_what_is_open)
+    for what in ("generations", "_keys", "_key_generations"):
+        found[f"write {what} of patches"] = attempt(lambda what=what: let_write(address(patches, what)))  # type: ignore[misc]
+    found["write media"] = attempt(lambda: let_write(address(media, "data")))
+    found["give patches back"] = attempt(lambda: give_back(address(patches, "data")))
+    found["grow a mapping"] = attempt(lambda: grow(address(patches, "data")))
+
+
+def can_list(run: Path) -> bool:
+    found["list"] = attempt(lambda: os.listdir(run))
+    return found["list"] == "done"
+
+
+def main(run: Path) -> None:
+    actor = Actor(InstanceId("video"), RunDirectory.attach(run), Lifeline(None), None)
+    SEGMENTS.extend(path for path in run.iterdir() if path.suffix == f".{actor.run.run_id}")
+    pools: list[PagePool] = []
+
+    class Worker:
+        def __init__(self, media: PagePool, patches: PagePool, *_: object) -> None:
+            pools[:] = [media, patches]
+
+        def close(self) -> None:
+            pass
+
+    def serve(actor: Actor, *_: object, **__: object) -> None:
+        actor.become_active()
+        actor.serving()
+        pools[1].scatter_rows([0], np.arange(4, dtype=np.uint8).reshape(1, 4))  # what it is for
+        attack(actor, *pools)
+        raise Ending
+
+    worker.VideoWorker = Worker  # type: ignore[misc, assignment]
+    worker.serve_plans = serve
+    found["key in its configuration"] = actor.config.server.api_key or "none"
+    try:
+        worker.main(actor)
+    except Ending:
+        print(json.dumps(found), flush=True)
+    actor.close()
+
+
+SEGMENTS: list[Path] = []
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,108 @@
+"""An attacker who has taken over the video process of a run: what control reads stays as it is, and no reader of memory dies.
+
+The process enters the sandbox as always; then it tries in earnest what would give it other processes.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mmrt.actors import memory
+from mmrt.actors.host.actor import Actor
+from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.config_sections import MemorySection, ServerSection
+from mmrt.runtime.process.lifeline import Lifeline
+from mmrt.runtime.process.run import DEFAULT_MODEL, create_run, read_run_info, run_info
+from mmrt.runtime.stage_table import InstanceId
+from mmrt.shm.pool import PagePool
+from mmrt.shm.role_lock import RoleLock
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.tests.actors.video.attacker import CONTROL
+
+ATTACKER = Path(__file__).with_name("attacker.py")
+CONFIG = RuntimeConfig(
+    memory=MemorySection(max_sequences=2, kv_tokens=512, media_mib=1, patch_mib=1, embedding_tokens=64),
+    server=ServerSection(api_key="a key of the run", port=1),
+)
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The outcomes of all attacks, and what the run's directory holds before and after them."""
+    place = tmp_path_factory.mktemp("attack")
+    with create_run(place / "run", run_info(CONFIG, DEFAULT_MODEL, 1)) as run, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(place / "state"))
+        memory.build(Actor(InstanceId("memory"), run, Lifeline(None), None))
+        for name in CONTROL:
+            if not (run.path / name).exists():
+                (run.path / name).write_text(name)
+        before = contents(run.path)
+        done = subprocess.run([sys.executable, ATTACKER, str(run.path)], capture_output=True, text=True, timeout=60)
+        assert done.stdout, done.stderr
+        if "what it reads and writes" in done.stderr or "system calls" in done.stderr:
+            pytest.skip(done.stderr)
+        first = bytes(PagePool.attach(run, "patch", writable=False).page(0)[:4])
+        held = RoleLock.is_held(run, "decode")
+        yield {"found": json.loads(done.stdout), "before": before, "after": contents(run.path), "patch": first, "held": held}
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """What lies in a run's directory, besides the words and pages that are the video process's to write."""
+    own = ("actors.", "flight-video.", "pool-patch.", "video.lock", "weights.")
+    files = [file for file in run.rglob("*") if file.is_file() and not file.name.startswith(own)]
+    return {str(file.relative_to(run)): file.read_bytes() for file in files}
+
+
+def test_nothing_that_control_reads_can_be_written_or_removed(outcome: dict[str, Any]) -> None:
+    found = outcome["found"]
+    for what in ("replace", "overwrite", "remove"):
+        assert {name: found[f"{what} {name}"] for name in CONTROL} == dict.fromkeys(CONTROL, "EACCES")
+    assert outcome["before"] == outcome["after"]
+
+
+def test_nothing_of_it_can_be_read_but_notes(outcome: dict[str, Any]) -> None:
+    found = outcome["found"]
+    secret = [name for name in CONTROL if not name.startswith("notes/")]
+    assert {name: found[f"read {name}"] for name in secret} == dict.fromkeys(secret, "EACCES")
+    assert found["list"] == "EACCES"
+
+
+def test_it_has_no_key(outcome: dict[str, Any]) -> None:
+    assert outcome["found"]["key in its configuration"] == "none"
+    assert CONFIG.server.api_key not in outcome["before"]["run.json"].decode()
+
+
+def test_no_other_role_can_be_taken(outcome: dict[str, Any]) -> None:
+    found = outcome["found"]
+    assert (found["take the role of decode"], found["take the role of memory"]) == ("EACCES", "EACCES") and not outcome["held"]
+
+
+def test_no_memory_can_be_cut_or_given_back_or_opened_to_be_written(outcome: dict[str, Any]) -> None:
+    found = outcome["found"]
+    segments = [name.removeprefix("cut ") for name in found if name.startswith("cut ") and name != "cut what is open"]
+    assert {"actors", "pool-kv", "pool-patch", "plans", "sequences", "flight-video"} <= set(segments)
+    for name in segments:
+        assert (found[f"overwrite {name}"], found[f"cut {name}"], found[f"remove {name}"]) == ("EACCES",) * 3
+        assert found[f"truncate {name}"] in ("EACCES", "EPERM")
+    assert (found["cut what is open"], found["give patches back"], found["grow a mapping"]) == ("EPERM",) * 3
+
+
+def test_of_the_patches_it_writes_the_pages_alone(outcome: dict[str, Any]) -> None:
+    assert outcome["patch"] == bytes(range(4))
+    words = ("generations", "_keys", "_key_generations")
+    assert {outcome["found"][f"write {what} of patches"] for what in words} == {"EACCES"}
+    assert outcome["found"]["write media"] == "EACCES"
+
+
+def test_the_gateway_and_clients_get_the_key(tmp_path: Path) -> None:
+    info = run_info(CONFIG, DEFAULT_MODEL, 1)
+    with create_run(tmp_path / "run", info), RunDirectory.attach(tmp_path / "run") as run:
+        assert read_run_info(run, has_key=True).config == info.config
+        assert read_run_info(run).config == msgspec.structs.replace(
+            info.config, server=msgspec.structs.replace(info.config.server, api_key="")
+        )
