@@ -12,8 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ..families.family import CheckpointRecipe
-
-_QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+from ..text.tokenizer_trial import QWEN_SPLIT
 
 _WORDS = (
     "the of and to a in is it you that he was for on are with as I his they be at one have this from or had by hot word but what "
@@ -79,7 +78,7 @@ def _train(vocab_size: int, num_merges: int, corpus: Sequence[str]) -> tokenizer
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_QWEN_SPLIT), behavior="isolated", invert=False),
+            pre_tokenizers.Split(Regex(QWEN_SPLIT), behavior="isolated", invert=False),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
