@@ -1,8 +1,11 @@
 """A real run of the demo model and a real Chromium. Skipped where browser, driver or selenium (extra ``browser``) are missing."""
 
+import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +28,7 @@ OPTIONS = (
     "--use-fake-device-for-media-stream",
     "--use-fake-ui-for-media-stream",
 )
-WAIT_S = 40.0
+WAIT_S = 60.0
 
 
 class Page:
@@ -41,6 +44,12 @@ class Page:
         self.prefer(scheme)
         self.driver.get(f"{self.url}/")
         self.until(lambda: self.text("#model"), "the page has met the server")
+
+    def forget(self) -> None:
+        """Take what the browser keeps of this server: conversations, settings, the key."""
+        self.driver.get(f"{self.url}/")
+        self.driver.execute_cdp_cmd("Storage.clearDataForOrigin", {"origin": self.url, "storageTypes": "all"})
+        self.js("sessionStorage.clear(); localStorage.clear()")
 
     def prefer(self, scheme: str) -> None:
         media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
@@ -93,6 +102,28 @@ class Page:
         self.js("document.querySelector('[name=ignore_eos]').checked = true")
         self.ask(text)
 
+    def ask_to_say(self, text: str) -> None:
+        """An answer that says this, and nothing else."""
+        if not self.find("#settings").is_displayed():
+            self.click("#settings-open")
+        self.fill("[name=max_tokens]", "4000")
+        self.choose("[name=form]", "regex")
+        self.fill("[name=form_text]", re.sub(r"([.^$*+?()\[\]{}|\\])", r"\\\1", text))
+        self.ask("Say it.")
+
+    def show(self, folder: Path, *answers: str) -> None:
+        """Import a conversation with these answers, each to a question."""
+        turns: list[dict[str, Any]] = []
+        for at, text in enumerate(text for answer in answers for text in ("And now?", answer)):
+            parent = turns[-1]["id"] if turns else None
+            role = ("user", "assistant")[at % 2]
+            turns.append({"id": str(at), "parent": parent, "role": role, "text": text, "at": at, "facts": "stop"})
+        conversation = {"title": "Imported", "created": 1, "updated": 2, "leaf": turns[-1]["id"], "turns": turns, "media": []}
+        file = folder / "imported.json"
+        file.write_text(json.dumps({"format": "mmrt-conversations", "version": 1, "conversations": [conversation]}))
+        self.find("#import-file").send_keys(str(file))
+        self.until(lambda: len(self.all(".turn")) == len(turns), "the conversation is shown")
+
     @property
     def answer(self) -> str:
         """The text of the last answer so far."""
@@ -144,6 +175,7 @@ def page(driver: Any, server: Server) -> Iterator[Page]:
     """The page, opened wide and light. A test that leaves messages in the console fails; one that expects some takes them out."""
     driver.get_log("browser")
     page = Page(driver, server.url)
+    page.forget()
     page.open()
     yield page
     console = driver.get_log("browser")

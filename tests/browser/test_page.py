@@ -101,10 +101,13 @@ def test_a_question_without_an_answer_is_forgotten(page: "Page") -> None:
     page.fill("[name=max_tokens]", "20")
     assert "What is wrong?" not in code_of(page, "Hello!")
     page.click("#send")
-    page.until(lambda: len(page.all(".answer")) == 2, "the second answer begins")
+    page.until(lambda: not page.all(".answer [role=alert]"), "another answer begins")
     assert page.wait_for_answer() and not page.all(".answer .row button")
     code = code_of(page, "And now?")
     assert "What is wrong?" not in code and "Hello!" in code
+    page.click("[aria-label='Earlier branch']")  # nothing is lost
+    page.until(lambda: "What is wrong?" in page.text(".turn.user"), "the earlier question is shown")
+    assert "There is no answer." in page.text(".answer [role=alert]") or "max_tokens" in page.text(".answer [role=alert]")
 
 
 def test_a_new_chat_knows_nothing_of_an_answer_that_it_stopped(page: "Page") -> None:
@@ -193,7 +196,7 @@ def test_drop_and_paste(page: "Page") -> None:
 def test_a_file_that_is_no_medium(page: "Page", tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     page.find("#files").send_keys(str(tmp_path / "notes.txt"))
-    page.until(lambda: "notes.txt: neither a picture, a video nor a sound" in page.text("#turns"), "the page complains")
+    page.until(lambda: "notes.txt: neither a picture, a video nor a sound" in page.text("#notices"), "the page complains")
     assert not page.all("#attachments .medium")
 
 
@@ -482,6 +485,8 @@ def test_the_keyboard_alone(page: "Page") -> None:
         )
 
     page.wait_for_pipeline()
+    assert active().get_attribute("id") == "prompt"
+    page.js("document.activeElement.blur(); getSelection().collapse(document.body, 0)")
     press(page.find("body"), keys.TAB)
     assert active().text == "Skip to the prompt" and active().is_displayed()
     press(active(), keys.ENTER)
@@ -568,12 +573,16 @@ def test_a_server_with_a_key(launch: Any, driver: Any) -> None:
         driver.get(f"{locked.url}/")
         page.until(lambda: page.find("#key-dialog").is_displayed(), "the page asks for the key")
         assert page.text("#state") == "needs a key"
-        page.find("#key").send_keys("s3cret")
+        assert page.text("#key-problem") == "The server wants a key."
+        page.find("#key").send_keys("wr0ng")
+        page.click("#key-dialog .primary")
+        page.until(lambda: page.text("#key-problem") == "The server does not accept this key.", "the page says so")
+        page.find("#key").send_keys("s3cret")  # the wrong one is selected
         page.click("#key-dialog .primary")
         page.wait_for_pipeline()
         page.ask("What can you do?")
         assert page.wait_for_answer()
-        assert driver.get_cookies() == [] and page.js("return Object.keys(localStorage)") == []
+        assert driver.get_cookies() == [] and "s3cret" not in json.dumps(page.js("return {...localStorage}"))
         page.click("#code-open")
         assert "$MMRT_API_KEY" in page.text("#code") and "s3cret" not in page.text("#code")
         messages = [entry["message"] for entry in driver.get_log("browser")]

@@ -48,8 +48,9 @@ class PageFile(NamedTuple):
 def read_files() -> dict[str, PageFile]:
     """Return the files by their routes."""
     found = {}
-    for path in sorted(path for path in FOLDER.iterdir() if path.suffix in _TYPES):  # an editor may leave others
+    for path in sorted(path for path in FOLDER.rglob("*") if path.suffix in _TYPES):  # an editor may leave others
         body = path.read_bytes()
-        route = "/" if path.name == "index.html" else f"/page/{path.name}"
+        name = path.relative_to(FOLDER).as_posix()
+        route = "/" if name == "index.html" else f"/page/{name}"
         found[route] = PageFile(body, _TYPES[path.suffix], hashlib.sha256(body).hexdigest()[:32])
     return found

@@ -67,6 +67,7 @@ class Page:
         """Return method, path and handler of each route."""
         return (
             *(("GET", route, file.serve) for route, file in self._files.items()),
+            ("GET", "/page/limits", self.limits),
             ("GET", "/page/state", self.state),
             ("GET", "/page/trace/{key}", self.trace),
             ("POST", "/page/restart/{actor}", self.restart),
@@ -75,6 +76,11 @@ class Page:
 
     def close(self) -> None:
         self._feed.close()
+
+    async def limits(self, http: web.Request) -> web.Response:
+        """Answer with what the server takes, so that the page can tell before it sends: ``max_body_bytes`` of a request."""
+        body = msgspec.json.encode({"max_body_bytes": self._config.server.max_body_mib << 20})
+        return web.Response(body=body, content_type="application/json", headers=_PRIVATE)
 
     async def state(self, http: web.Request) -> web.Response:
         """Answer with the state of the run; ``?after=N``: and with the requests that have changed since that revision."""

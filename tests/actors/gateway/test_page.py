@@ -1,6 +1,7 @@
 """The page over HTTP: its files, who may see and command the run, the feed, and traces of requests."""
 
 import asyncio
+import hashlib
 import json
 import re
 import secrets
@@ -30,6 +31,7 @@ from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.tests.runtime.observe.trace_schema import check_trace
 
 KEY = "a-key"
+VENDOR = FOLDER / "vendor"
 JSON = {"Content-Type": "application/json"}
 MS = 1_000_000
 REQUEST = 0xABC
@@ -64,8 +66,8 @@ async def supervisor(scene: Any, *replies: Any) -> AsyncIterator[list[Any]]:
 def test_the_files_and_their_headers(stage: Any) -> None:
     async def test(scene: Any) -> None:
         types = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
-        for path in FOLDER.iterdir():
-            route = "/" if path.name == "index.html" else f"/page/{path.name}"
+        for path in (path for path in FOLDER.rglob("*") if path.suffix in (".html", ".css", ".js", ".svg", ".txt")):
+            route = "/" if path.name == "index.html" else f"/page/{path.relative_to(FOLDER)}"
             answer = await scene.http.get(route)
             assert answer.status_code == 200 and answer.content == path.read_bytes(), route
             assert answer.headers["Content-Type"].startswith(types[path.suffix[1:]]), route
@@ -85,7 +87,7 @@ def test_the_files_and_their_headers(stage: Any) -> None:
 
 def test_the_page_needs_nothing_but_its_own_files() -> None:
     """No inline script or style, no handler in an attribute, no other server; and each file that it names is there."""
-    names = {path.name for path in FOLDER.iterdir()}
+    names = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*")}
     html = (FOLDER / "index.html").read_text()
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=|javascript:", html)
     assert {link.removeprefix("/page/") for link in re.findall(r'(?:src|href)="([^"#]+)"', html)} < names
@@ -93,10 +95,25 @@ def test_the_page_needs_nothing_but_its_own_files() -> None:
         source = script.read_text()
         assert {name.removeprefix("./") for name in re.findall(r'^import .* from "(.*)";$', source, re.M)} <= names, script
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser", source), script
-        if script.name != "uPlot.esm.js":
-            urls = set(re.findall(r"https?://[^\s`'\"]+", source))
-            assert urls <= {"https://ui.perfetto.dev."}, script
-    assert "MIT License" in (FOLDER / "uPlot.LICENSE.txt").read_text()
+        urls = set(re.findall(r"https?://[^\s`'\"]+", source))
+        assert urls <= {"https://ui.perfetto.dev.", "http://www.w3.org/2000/svg"}, script
+
+
+def test_vendored_files_are_those_of_their_packages() -> None:
+    """By the hashes of the table beside them; a licence for each package."""
+    rows = re.findall(r"^\| `(\S+)` \|.*\| `([0-9a-f]{64})` \|$", (VENDOR / "README.md").read_text(), re.M)
+    assert {name for name, _ in rows} == {path.name for path in VENDOR.iterdir() if path.suffix in (".js", ".css")}
+    for name, digest in rows:
+        assert hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() == digest, name
+        assert "Permission is hereby granted, free of charge" in (VENDOR / f"{name.split('.')[0]}.LICENSE.txt").read_text()
+
+
+def test_the_limits_of_a_request(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        answer = await scene.http.get("/page/limits")
+        assert answer.json() == {"max_body_bytes": 1 << 20} and answer.headers["Cache-Control"] == "no-store"
+
+    stage.run(test)
 
 
 def test_what_an_editor_leaves_beside_them_is_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -506,7 +523,3 @@ def test_text_of_clients_comes_as_data(stage: Any) -> None:
         assert answer.status_code == 404 and answer.headers["Content-Type"] == "application/json"
 
     stage.run(test)
-
-
-def test_its_folder_holds_only_what_is_served() -> None:
-    assert not [path for path in Path(FOLDER).rglob("*") if path.is_dir()]

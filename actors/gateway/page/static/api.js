@@ -1,6 +1,10 @@
 // Requests to this page's own server. The key lives in the tab's session storage; there are no cookies.
 
+import { encode } from "./encode.js";
+import { upload } from "./upload.js";
+
 const KEY = "mmrt-api-key";
+const UNREACHABLE = "The server cannot be reached, or it closed the connection. Check that it runs (mmrt status), then try again.";
 let onUnauthorized = () => {};
 
 export class ApiError extends Error {
@@ -14,13 +18,20 @@ export const getKey = () => sessionStorage.getItem(KEY) ?? "";
 export const setKey = (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY));
 export const whenUnauthorized = (ask) => (onUnauthorized = ask);
 
+// Browsers call every failure of the network a TypeError, with words of their own ("Failed to fetch").
+const reached = (promise) =>
+  promise.catch((error) => {
+    throw error instanceof TypeError ? new ApiError(UNREACHABLE, 0) : error;
+  });
+
 async function send(path, options = {}) {
   const headers = { ...options.headers };
   if (getKey()) headers.Authorization = `Bearer ${getKey()}`;
   if (options.body) headers["Content-Type"] = "application/json";
-  const response = await fetch(path, { ...options, headers, credentials: "omit", cache: "no-store" });
+  const whole = { ...options, headers, credentials: "omit", cache: "no-store" };
+  const response = await reached(options.tell ? upload(path, whole) : fetch(path, whole));
   if (response.ok) return response;
-  const text = await response.text();
+  const text = await reached(response.text());
   let message = text.slice(0, 500) || response.statusText;
   try {
     message = JSON.parse(text).error.message;
@@ -36,11 +47,15 @@ export const getBlob = async (path) => (await send(path)).blob();
 export const command = async (verb, actor) =>
   (await send(`/page/${verb}/${encodeURIComponent(actor)}`, { method: "POST", body: "{}" })).json();
 
-// Yield the chunks of an answer. Streamed or not, they look alike: {choices: [{delta, finish_reason}], usage}.
-export async function* complete(body, signal) {
-  const response = await send("/v1/chat/completions", { method: "POST", body: JSON.stringify(body), signal });
+// Yield the chunks of an answer. Streamed or not, they look alike: {choices: [{delta, finish_reason}], usage}. A body can hold FileParts;
+// `tell(what, share)` learns how far they are.
+export async function* complete(body, { signal, hasFiles, tell }) {
+  const sent = hasFiles
+    ? { body: await encode(body, { signal, tell: (share) => tell("reading", share) }), tell: (share) => tell("sending", share) }
+    : { body: JSON.stringify(body) };
+  const response = await send("/v1/chat/completions", { method: "POST", signal, ...sent });
   if (!body.stream) {
-    const whole = await response.json();
+    const whole = await reached(response.json());
     const [choice] = whole.choices;
     yield { id: whole.id, choices: [{ delta: choice.message, finish_reason: choice.finish_reason }], usage: whole.usage };
     return;
@@ -51,7 +66,7 @@ export async function* complete(body, signal) {
     if (chunk.error) throw new ApiError(chunk.error.message, chunk.error.code);
     yield chunk;
   }
-  throw new ApiError("The connection ended in the middle of the answer.", 0);
+  throw new ApiError("The connection ended in the middle of the answer. Try again.", 0);
 }
 
 // Yield the data of server-sent events; comments keep the connection alive and say nothing.
@@ -59,7 +74,7 @@ async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reached(reader.read());
     if (done) return;
     const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();

@@ -1,7 +1,10 @@
 // The page: views, the key, and one poll a second of the live run while somebody looks at it.
 
 import { getJson, getKey, setKey, whenUnauthorized } from "./api.js";
+import { whenNotKept } from "./archive.js";
 import { $, isWide, say, toggle } from "./dom.js";
+import { History } from "./history.js";
+import { keep, kept } from "./kept.js";
 import { Pipeline } from "./pipeline.js";
 import { Playground } from "./playground.js";
 import { Waterfall } from "./waterfall.js";
@@ -13,10 +16,15 @@ const PATIENCE_MS = 5000; // a gateway that does not answer for so long is not t
 
 const waterfall = new Waterfall();
 const pipeline = new Pipeline(hurry);
-const playground = new Playground((id) => {
-  show("requests");
-  waterfall.select(id);
+const playground = new Playground({
+  showRequest(id) {
+    fold(false);
+    show("requests");
+    waterfall.select(id);
+  },
+  changed: () => history.draw(),
 });
+const history = new History(playground);
 
 let epoch = "";
 let revision = 0;
@@ -33,7 +41,16 @@ function show(view) {
   poll();
 }
 
-const isLooking = () => !document.hidden && (isWide() || document.body.dataset.view !== "playground");
+// Give the whole width to the conversation, or show the run beside it.
+function fold(doIt) {
+  $("live").toggleAttribute("data-folded", doIt);
+  toggle($("fold"), "aria-expanded", !doIt);
+  keep("folded", doIt);
+  poll();
+}
+
+const isFolded = () => $("live").hasAttribute("data-folded");
+const isLooking = () => !document.hidden && (isWide() ? !isFolded() : document.body.dataset.view !== "playground");
 
 function setState(text, state) {
   say($("state"), text);
@@ -94,20 +111,24 @@ async function greet() {
     document.title = `${data[0].id} – mmrt`;
     playground.model = data[0].id;
     if (!isLooking() || isClosed) setState("serving", "ready"); // else the poll says more
+    playground.limits = await getJson("/page/limits");
   } catch (error) {
     setState(error.status === 401 ? "needs a key" : "unreachable", "failed");
     if (error.status !== 401) greeting = setTimeout(greet, POLL_MS);
   }
 }
 
-function askForKey() {
-  if (!$("key-dialog").open) {
-    $("key").value = getKey();
-    $("key-dialog").showModal();
-  }
+// `problem`: why one is wanted.
+function askForKey(problem = "") {
+  if ($("key-dialog").open) return;
+  say($("key-problem"), problem);
+  $("key-problem").hidden = !problem;
+  $("key").value = getKey();
+  $("key-dialog").showModal();
+  $("key").select();
 }
 
-$("key-open").addEventListener("click", askForKey);
+$("key-open").addEventListener("click", () => askForKey());
 $("key-dialog").addEventListener("close", () => {
   if ($("key-dialog").returnValue !== "save") return;
   setKey($("key").value.trim());
@@ -117,10 +138,19 @@ $("key-dialog").addEventListener("close", () => {
   greet();
   poll();
 });
-whenUnauthorized(askForKey);
+whenUnauthorized(() => askForKey(getKey() ? "The server does not accept this key." : "The server wants a key."));
 for (const button of document.querySelectorAll("nav [data-view]")) button.addEventListener("click", () => show(button.dataset.view));
 document.addEventListener("visibilitychange", poll);
 matchMedia("(min-width: 1020px)").addEventListener("change", poll);
+$("fold").addEventListener("click", () => fold(!isFolded()));
+$("theme").value = kept("theme") ?? "";
+$("theme").addEventListener("change", () => {
+  keep("theme", $("theme").value || null);
+  dispatchEvent(new Event("theme"));
+});
+whenNotKept((text) => playground.complain(text));
 
 greet();
-poll();
+fold(kept("folded") === true);
+history.begin();
+$("prompt").focus();

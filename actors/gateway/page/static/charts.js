@@ -1,7 +1,8 @@
-// Line charts of the last two minutes, by uPlot (vendored: uPlot.esm.js, uPlot.LICENSE.txt).
+// Line charts of the last two minutes, by uPlot (vendor/, a script of its own).
 
 import { color, onScheme } from "./dom.js";
-import uPlot from "./uPlot.esm.js";
+
+const { uPlot } = window;
 
 const NUM_POINTS = 120;
 const HEIGHT = 110;

@@ -24,9 +24,31 @@ export function toggle(element, name, value) {
 
 export const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
-// Call `draw` now and whenever light and dark change.
+// Call `draw` whenever light and dark change (theme.js).
 export function onScheme(draw) {
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  addEventListener("scheme", draw);
+}
+
+const ICONS = {
+  copy: "M7 7h9v9H7zM4 13V4h9",
+  done: "M4 10.5l4 4 8-9",
+  failed: "M5 5l10 10M15 5L5 15",
+  edit: "M4 16l1-4 8-8 3 3-8 8z",
+  again: "M15.5 7A6 6 0 1 0 16 11M16 3v4h-4",
+  remove: "M4 6h12M8 6V4h4v2M6 6l.7 10h6.6L14 6",
+  back: "M12 5l-5 5 5 5",
+  forth: "M8 5l5 5-5 5",
+  export: "M10 3v9M6.5 8.5L10 12l3.5-3.5M4 16h12",
+};
+
+export function icon(name) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  svg.setAttribute("viewBox", "0 0 20 20");
+  svg.setAttribute("aria-hidden", "true");
+  path.setAttribute("d", ICONS[name]);
+  svg.append(path);
+  return svg;
 }
 
 export const isWide = () => matchMedia("(min-width: 1020px)").matches;

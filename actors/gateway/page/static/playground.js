@@ -1,25 +1,47 @@
-// The playground: a conversation with media, streamed; sampling and guidance; the request as code.
+// The playground: the shown conversation, its questions and answers, and the branches between them.
 
-import { complete, getKey } from "./api.js";
-import { $, dialogButtons, duration, make, number, say, toggle } from "./dom.js";
-import { formFields, watchForm } from "./forms.js";
-import { Attachments, dataUrl, preview, toFile } from "./media.js";
-import { asCurl, asPython } from "./snippets.js";
+import { Answer } from "./answer.js";
+import { complete } from "./api.js";
+import * as archive from "./archive.js";
+import { toFile } from "./capture.js";
+import { CodeDialog } from "./code.js";
+import { Conversation } from "./conversation.js";
+import { $, make, say } from "./dom.js";
+import { explain } from "./explain.js";
+import { Attachments } from "./media.js";
+import { bodyOf, problemOf } from "./request.js";
+import { Settings } from "./settings.js";
+import { NoAnswer, TurnView } from "./turns.js";
 
-const NUMBERS = [
-  "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "guidance_scale",
-];
+const SAVE_MS = 1000; // an answer that comes is written so often
+const NOTICE_MS = 12_000;
 
 export class Playground {
-  // `showRequest(id)`: show a request in the waterfall.
-  constructor(showRequest) {
+  // `showRequest(id)`: show a request in the waterfall. `changed()`: the list of conversations may look different.
+  constructor({ showRequest, changed }) {
     this.model = "";
-    this.turns = []; // {role, text, media}
+    this.limits = { max_body_bytes: Infinity }; // until the server has told
+    this.conversation = new Conversation();
+    this.views = new Map(); // of the conversation's turns, by id
     this.showRequest = showRequest;
+    this.changed = changed;
     this.once = {}; // options of the next answer alone
     this.running = null; // the AbortController of the answer that streams
-    this.failed = null; // the last answer, if it failed
-    this.attachments = new Attachments((text) => this.complain(text));
+    this.failure = null; // {turn, reason, once}: the last answer, if there is none
+    this.acts = {
+      edit: (turn, text) => this.edit(turn, text),
+      again: (turn) => this.again(turn),
+      remove: (turn) => this.remove(turn),
+      choose: (turn) => this.choose(turn),
+      below: (turn) => this.conversation.below(turn).length,
+    };
+    this.settings = new Settings();
+    this.attachments = new Attachments((text) => this.complain(text), () => this.limits);
+    this.code = new CodeDialog((draft) => this.preview(draft), this.attachments);
+    this.watch();
+  }
+
+  watch() {
     $("composer").addEventListener("submit", (event) => {
       event.preventDefault();
       this.send();
@@ -31,26 +53,21 @@ export class Playground {
     });
     addEventListener("keydown", (event) => event.key === "Escape" && !document.querySelector("dialog[open]") && this.running?.abort());
     $("stop").addEventListener("click", () => this.running?.abort());
-    $("clear").addEventListener("click", () => this.clear());
-    $("settings-open").addEventListener("click", () => this.showSettings($("settings").hidden));
+    $("clear").addEventListener("click", () => this.show(new Conversation()));
     for (const button of document.querySelectorAll("[data-example]")) button.addEventListener("click", () => this.example(button.dataset.example));
-    watchForm($("composer").elements);
-    this.watchCode();
   }
 
-  showSettings(doIt) {
-    $("settings").hidden = !doIt;
-    toggle($("settings-open"), "aria-expanded", doIt);
-  }
-
-  clear() {
+  // Show another conversation; an answer that streams is stopped, and stays where it belongs.
+  show(conversation) {
     this.running?.abort();
-    for (const { url } of this.turns.flatMap((turn) => turn.media)) URL.revokeObjectURL(url);
-    this.turns = [];
-    this.failed = null;
-    $("turns").replaceChildren($("welcome"));
-    $("welcome").hidden = false;
-    $("prompt").focus();
+    archive.release(this.conversation.media().values());
+    this.conversation = conversation;
+    this.views.clear();
+    this.failure = null;
+    this.draw();
+    scrollDown(true);
+    this.changed();
+    $("prompt").focus({ preventScroll: true });
   }
 
   async example(name) {
@@ -64,201 +81,205 @@ export class Playground {
     $("prompt").focus();
   }
 
-  // The fields of a request that the settings give; what is left empty is the server's default.
-  options() {
-    const { elements } = $("composer");
-    const options = {};
-    for (const name of NUMBERS) if (elements[name].value !== "") options[name] = Number(elements[name].value);
-    if (elements.negative_prompt.value) options.negative_prompt = elements.negative_prompt.value;
-    const stop = elements.stop.value.split("\n").filter(Boolean);
-    if (stop.length) options.stop = stop;
-    if (elements.ignore_eos.checked) options.ignore_eos = true;
-    Object.assign(options, formFields(elements));
-    options.stream = elements.stream.checked;
-    if (options.stream) options.stream_options = { include_usage: true };
-    return options;
+  // `answer`: the one that has just come to be this turn.
+  viewOf(turn, answer = null) {
+    if (!this.views.has(turn.id)) this.views.set(turn.id, new TurnView(turn, this.acts, answer));
+    return this.views.get(turn.id);
   }
 
-  // The body of a request for these turns, with the options of this one alone, and `url(medium)` for what a medium's part holds.
-  async body(turns, once, url) {
-    const messages = [];
-    const system = $("composer").elements.system.value;
-    if (system) messages.push({ role: "system", content: system });
-    for (const { role, text, media } of turns) {
-      const parts = await Promise.all(media.map(async (medium) => ({ type: `${medium.kind}_url`, [`${medium.kind}_url`]: await url(medium) })));
-      messages.push({ role, content: parts.length ? [...parts, ...(text ? [{ type: "text", text }] : [])] : text });
-    }
-    return { ...(this.model && { model: this.model }), messages, ...this.options(), ...once };
+  // Show the path to the chosen turn, and behind it `next`, or why there is no answer.
+  draw(next = null) {
+    const path = this.conversation.path();
+    const views = path.map((turn) => this.viewOf(turn));
+    views.forEach((view, at) => view.place(this.conversation.siblings(path[at])));
+    const last = path.at(-1);
+    if (!next && last?.role === "user") next = this.noAnswer(last);
+    $("welcome").hidden = path.length > 0;
+    const wanted = [$("welcome"), ...views.map((view) => view.element), ...(next ? [next.element] : [])];
+    for (const element of [...$("turns").children]) if (!wanted.includes(element)) element.remove();
+    wanted.forEach((element, at) => $("turns").children[at] !== element && $("turns").insertBefore(element, $("turns").children[at] ?? null));
+  }
+
+  noAnswer(turn) {
+    const { reason, once } = this.failure?.turn === turn ? this.failure : { reason: "There is no answer.", once: {} };
+    return new NoAnswer(reason, () => {
+      if (this.running) return;
+      this.once = once;
+      this.answer(turn);
+    });
   }
 
   async send() {
     const text = $("prompt").value.trim();
     if (this.running || (!text && !this.attachments.media.length)) return;
-    if (!$("composer").checkValidity()) this.showSettings(true); // the browser complains about what it can show
-    if (!$("composer").reportValidity()) return;
-    this.forgetFailure();
-    const turn = { role: "user", text, media: this.attachments.take() };
+    if (!this.settings.check()) return;
     $("prompt").value = "";
-    this.turns.push(turn);
-    $("welcome").hidden = true;
-    const shown = make("ul", { class: "attachments" }, ...turn.media.map((medium) => preview(medium)));
-    $("turns").append(make("article", { class: "turn user", "aria-label": "You" }, ...(turn.media.length ? [shown] : []), make("p", {}, text)));
-    await this.answer();
+    const media = this.attachments.take();
+    const turn = this.conversation.add({ role: "user", text, media, parent: this.end() });
+    this.keep([turn], media);
+    await this.answer(turn);
   }
 
-  // A question without an answer is no part of the conversation when that goes on.
-  forgetFailure() {
-    if (!this.failed) return;
-    this.turns.pop();
-    this.failed.withdraw();
-    this.failed = null;
+  // The turn that the next question follows: one without an answer is no part of what goes on, and stays as a branch.
+  end() {
+    const { last } = this.conversation;
+    return last?.role === "user" ? last.parent : (last?.id ?? null);
   }
 
-  async answer() {
-    const { turns, once } = this; // a new chat has others
-    const answer = new Answer();
+  edit(old, text) {
+    if (this.running || !this.settings.check()) return;
+    const turn = this.conversation.add({ role: "user", text, media: old.media, parent: old.parent });
+    this.keep([turn]);
+    this.answer(turn);
+  }
+
+  again(old) {
+    if (this.running || !this.settings.check()) return;
+    const question = this.conversation.turns.get(old.parent);
+    if (!question) return this.complain("The question to this answer is deleted.");
+    this.conversation.record.leaf = question.id;
+    this.answer(question, old);
+  }
+
+  remove(turn) {
+    if (this.running) return;
+    archive.forget(this.conversation, this.conversation.remove(turn));
+    if (!this.conversation.turns.size) return this.forget();
+    this.keep();
+    this.draw();
+  }
+
+  // The shown conversation is no more: show a new one.
+  forget() {
+    archive.forgetConversation(this.conversation);
+    this.show(new Conversation());
+  }
+
+  choose(turn) {
+    if (this.running) return;
+    this.conversation.choose(turn);
+    this.keep();
+    this.draw();
+    this.viewOf(turn).element.scrollIntoView({ block: "nearest" });
+  }
+
+  async keep(turns = [], media = []) {
+    const { conversation } = this;
+    await archive.save(conversation, turns);
+    await archive.saveMedia(conversation, media);
+    this.changed();
+  }
+
+  bodyFor(turns, once) {
+    return bodyOf(turns, { model: this.model, system: this.settings.system, options: { ...this.settings.options(), ...once } });
+  }
+
+  // The body of the request that the prompt would send now, or of the last one. `draft`: {text, media}.
+  preview(draft) {
+    const isDraft = draft.text || draft.media.length;
+    const path = this.conversation.path();
+    const end = this.end();
+    const turns = isDraft ? path.slice(0, path.findIndex((turn) => turn.id === end) + 1) : path.slice(0, path.findLastIndex((turn) => turn.role === "user") + 1);
+    if (isDraft) turns.push({ role: "user", ...draft });
+    if (!turns.length) turns.push({ role: "user", text: "Hello!", media: [] });
+    return this.bodyFor(turns, this.once);
+  }
+
+  // Ask for an answer to a question. `old`: the answer that it shall stand beside, if it comes to nothing that is shown again.
+  async answer(question, old = null) {
+    const { conversation, once } = this; // a new chat has others
+    const answer = new Answer((change) => {
+      const isDown = isScrolledDown();
+      change();
+      scrollDown(isDown);
+    });
     this.once = {};
-    $("turns").append(answer.element);
+    this.failure = null;
+    this.draw(answer);
     scrollDown(true);
-    this.running = new AbortController();
+    const keeper = new Keeper(conversation, question);
+    const { error, messages } = await this.stream(conversation.pathTo(question), once, answer, keeper);
+    answer.markdown.finish();
+    const reason = error && error.name !== "AbortError" ? explain(error, messages) : "";
+    const turn = keeper.end(answer.text, answer.facts(reason ? `failed: ${reason}` : error ? "stopped" : answer.finish));
+    if (!turn && reason) this.failure = { turn: question, reason, once };
+    if (!turn && !reason && old) conversation.choose(old);
+    await this.ended(conversation, answer, turn, reason);
+  }
+
+  // Returns {error, messages} of the request.
+  async stream(turns, once, answer, keeper) {
+    const running = (this.running = new AbortController());
+    $("playground").dataset.running = "";
     $("send").hidden = true;
     $("stop").hidden = false;
+    let body = {};
     try {
-      const url = async (medium) => ({ url: await dataUrl(medium) });
-      const body = await this.body(turns, once, url);
+      const problem = problemOf(turns, this.limits.max_body_bytes);
+      if (problem) throw new Error(problem);
+      body = this.bodyFor(turns, once);
+      const hasFiles = turns.some((turn) => turn.media.length);
       answer.start();
-      for await (const chunk of complete(body, this.running.signal)) answer.take(chunk);
-      answer.end(answer.finish);
+      for await (const chunk of complete(body, { signal: running.signal, hasFiles, tell: (what, share) => answer.tell(what, share) })) {
+        answer.take(chunk);
+        keeper.look(answer.text);
+      }
+      return {};
     } catch (error) {
-      if (error.name === "AbortError") answer.end("stopped");
-      else answer.fail(error.message, () => this.retry(answer, once));
+      return { error, messages: body.messages };
     } finally {
       this.running = null;
+      delete $("playground").dataset.running;
       $("send").hidden = false;
       $("stop").hidden = true;
-      $("prompt").focus({ preventScroll: true });
     }
-    if (answer.id) answer.link(this.showRequest);
-    if (answer.hasFailed && turns === this.turns) this.failed = answer;
-    if (!answer.hasFailed && answer.text.data) turns.push({ role: "assistant", text: answer.text.data, media: [] });
-    say($("announcer"), answer.hasFailed ? "" : `Answer: ${answer.text.data}`);
   }
 
-  retry(answer, once) {
-    if (this.running) return;
-    answer.element.remove();
-    this.failed = null;
-    this.once = once;
-    this.answer();
+  async ended(conversation, answer, turn, reason) {
+    const isDown = isScrolledDown();
+    if (conversation === this.conversation) {
+      const view = turn && this.viewOf(turn, answer);
+      this.draw();
+      if (turn && answer.id) view.link(() => this.showRequest(answer.id));
+      if (!document.querySelector(".editor")) $("prompt").focus({ preventScroll: true });
+    }
+    scrollDown(isDown);
+    say($("announcer"), reason ? "" : `Answer: ${answer.text}`);
+    this.changed();
   }
 
   complain(text) {
     const notice = make("p", { class: "error", role: "alert" }, text);
-    $("turns").append(notice);
-    scrollDown(true);
-    setTimeout(() => notice.remove(), 8000);
-  }
-
-  watchCode() {
-    const dialog = $("code-dialog");
-    const languages = [...dialog.querySelectorAll("[data-language]")];
-    let codes = {};
-    const show = (language) => {
-      say($("code"), codes[language]);
-      for (const button of languages) toggle(button, "aria-pressed", button.dataset.language === language);
-    };
-    dialogButtons(dialog);
-    for (const button of languages) button.addEventListener("click", () => show(button.dataset.language));
-    $("code-open").addEventListener("click", async () => {
-      const draft = { role: "user", text: $("prompt").value.trim(), media: this.attachments.media };
-      const isDraft = draft.text || draft.media.length;
-      const last = this.turns.findLastIndex((turn) => turn.role === "user");
-      const turns = isDraft ? [...this.turns.slice(0, this.failed ? -1 : undefined), draft] : this.turns.slice(0, last + 1);
-      if (!turns.length) turns.push({ role: "user", text: "Hello!", media: [] });
-      const body = await this.body(turns, this.once, (medium) => ({ medium: { name: medium.name, mime: medium.mime } }));
-      codes = { curl: asCurl(body, location.origin, getKey()), python: asPython(body, location.origin, getKey()) };
-      const files = turns.flatMap((turn) => turn.media).map((medium) => medium.name);
-      say($("code-note"), files.length ? `It reads ${[...new Set(files)].join(", ")} from the current directory.` : "");
-      show("curl");
-      say($("code-copy"), "Copy");
-      dialog.showModal();
-    });
-    $("code-copy").addEventListener("click", async () => {
-      try {
-        await navigator.clipboard.writeText($("code").textContent);
-        say($("code-copy"), "Copied");
-      } catch {
-        getSelection().selectAllChildren($("code"));
-        say($("code-copy"), "Press Ctrl-C");
-      }
-    });
+    $("notices").append(notice);
+    setTimeout(() => notice.remove(), NOTICE_MS);
   }
 }
 
-// An answer as it comes, with its times.
-class Answer {
-  constructor() {
-    this.text = document.createTextNode("");
-    this.meta = make("p", { class: "meta" }, " ");
-    this.element = make("article", { class: "turn answer", "aria-label": "Answer", "aria-busy": "true" }, make("p", { class: "text" }, this.text), this.meta);
-    this.id = "";
-    this.finish = "";
-    this.usage = null;
-    this.hasFailed = false;
-    this.first = this.last = this.longest = 0;
+// Writes an answer to the conversation while it comes, so that a reload keeps what there is.
+class Keeper {
+  constructor(conversation, question) {
+    this.conversation = conversation;
+    this.question = question;
+    this.turn = null;
+    this.saved = performance.now();
   }
 
-  start() {
-    this.began = performance.now();
+  look(text) {
+    if (!text || performance.now() - this.saved < SAVE_MS) return;
+    this.write(text, "");
   }
 
-  take(chunk) {
-    const choice = chunk.choices[0];
-    this.id = chunk.id;
-    this.usage = chunk.usage ?? this.usage;
-    this.finish = choice?.finish_reason ?? this.finish;
-    const text = choice?.delta.content;
-    if (!text) return;
-    const now = performance.now();
-    if (this.first) this.longest = Math.max(this.longest, now - this.last);
-    this.first ||= now;
-    this.last = now;
-    const isDown = isScrolledDown();
-    this.text.appendData(text);
-    scrollDown(isDown);
+  write(text, facts) {
+    this.saved = performance.now();
+    this.turn ??= this.conversation.add({ role: "assistant", text, parent: this.question.id });
+    Object.assign(this.turn, { text, facts });
+    archive.save(this.conversation, [this.turn]);
   }
 
-  end(how) {
-    this.element.removeAttribute("aria-busy");
-    const facts = [];
-    if (this.first) facts.push(`first text ${duration(this.first - this.began)}`);
-    if (this.usage) facts.push(`${number(this.usage.completion_tokens)} tokens`);
-    const tokens = this.usage?.completion_tokens ?? 0;
-    if (tokens > 8 && this.last > this.first) facts.push(`${number((1000 * (tokens - 1)) / (this.last - this.first))} per second`);
-    if (this.longest) facts.push(`longest pause ${duration(this.longest)}`);
-    if (this.usage?.prompt_tokens_details?.cached_tokens) facts.push(`${number(this.usage.prompt_tokens_details.cached_tokens)} prompt tokens cached`);
-    facts.push(how);
-    const isDown = isScrolledDown();
-    say(this.meta, facts.join(" · "));
-    scrollDown(isDown);
-  }
-
-  link(show) {
-    this.meta.append(" ", make("button", { type: "button", class: "link", onclick: () => show(this.id) }, "waterfall"));
-    scrollDown(isScrolledDown());
-  }
-
-  fail(message, retry) {
-    this.hasFailed = true;
-    this.end("failed");
-    this.meta.remove();
-    this.again = make("div", { class: "row" }, make("button", { type: "button", onclick: retry }, "Try again"));
-    this.element.append(make("p", { class: "error", role: "alert" }, message), this.again);
-    scrollDown(true);
-  }
-
-  withdraw() {
-    this.again.remove();
+  // The turn, or null if no text has come.
+  end(text, facts) {
+    if (text) this.write(text, facts);
+    return this.turn;
   }
 }
 

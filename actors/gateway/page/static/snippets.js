@@ -1,36 +1,25 @@
 // A request as a shell command and as a Python program. Both read the media from files beside them.
 
-const OPENAI_FIELDS = ["model", "messages", "temperature", "top_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty", "stop", "response_format", "stream", "stream_options"];
+import { mark } from "./encode.js";
 
-// Replace each medium's URL in a body by a mark that occurs nowhere else; return [body, marks].
-function marked(body) {
-  const salt = Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
-  const media = [];
-  const copy = JSON.parse(
-    JSON.stringify(body, (_, value) => {
-      if (!value?.medium) return value;
-      media.push({ ...value.medium, mark: `@${salt}-${media.length}@` });
-      return { url: media.at(-1).mark };
-    }),
-  );
-  return [copy, media];
-}
+const OPENAI_FIELDS = ["model", "messages", "temperature", "top_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty", "stop", "response_format", "stream", "stream_options"];
 
 const shell = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 
-// `body`: as it is sent, but for media, which are {medium: {name, mime}} in place of {url}.
+// `body`: as it is sent, with a FilePart for each medium.
 export function asCurl(body, origin, hasKey) {
-  const [copy, media] = marked(body);
+  const { text, files } = mark(body, 1);
   const head = [
     `curl -N ${shell(`${origin}/v1/chat/completions`)}`,
     "-H 'Content-Type: application/json'",
     ...(hasKey ? ['-H "Authorization: Bearer $MMRT_API_KEY"'] : []),
   ].join(" \\\n  ");
-  let rest = JSON.stringify(copy, null, 1);
-  if (!media.length) return `${head} \\\n  -d ${shell(rest)}\n`;
+  let rest = text;
+  if (!files.length) return `${head} \\\n  -d ${shell(rest)}\n`;
   const parts = [];
-  for (const { name, mime, mark } of media) {
-    const [before, after] = rest.split(mark);
+  for (const { file, mark: place } of files) {
+    const { name, mime } = file;
+    const [before, after] = rest.split(place);
     parts.push(`printf %s ${shell(`${before}data:${mime};base64,`)}`, `base64 -w 0 ${shell(`./${name}`)}`);
     rest = after;
   }
@@ -39,7 +28,8 @@ export function asCurl(body, origin, hasKey) {
 }
 
 export function asPython(body, origin, hasKey) {
-  const [copy, media] = marked(body);
+  const { text: json, files: media } = mark(body);
+  const copy = JSON.parse(json);
   const known = Object.entries(copy).filter(([name]) => OPENAI_FIELDS.includes(name));
   const extra = Object.entries(copy).filter(([name]) => !OPENAI_FIELDS.includes(name));
   const lines = [
@@ -65,7 +55,9 @@ export function asPython(body, origin, hasKey) {
     lines.push("print(answer.choices[0].message.content)");
   }
   let text = `${lines.join("\n")}\n`;
-  for (const { name, mime, mark } of media) text = text.replace(`"${mark}"`, () => `data_url(${JSON.stringify(name)}, ${JSON.stringify(mime)})`);
+  for (const { file, mark: place } of media) {
+    text = text.replace(`"${place}"`, () => `data_url(${JSON.stringify(file.name)}, ${JSON.stringify(file.mime)})`);
+  }
   return text;
 }
 
