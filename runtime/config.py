@@ -28,6 +28,7 @@ from .config_sections import (
     SchedulingSection,
     ServerSection,
     SloSection,
+    StructuredOutputSection,
     SupervisorSection,
     TracingSection,
 )
@@ -61,6 +62,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     media: MediaSection = MediaSection()
     memory: MemorySection = MemorySection()
     cache: CacheSection = CacheSection()
+    structured_output: StructuredOutputSection = StructuredOutputSection()
     scheduling: SchedulingSection = SchedulingSection()
     slo: SloSection = SloSection()
     actors: ActorsSection = ActorsSection()

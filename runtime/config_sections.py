@@ -105,6 +105,10 @@ class MemorySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     embedding_cache: bool = True  # media of equal content are analysed and encoded once
 
 
+class StructuredOutputSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    additional_properties: bool = False  # allowed in objects whose schemas name properties and say nothing about others
+
+
 class CacheSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     dir: str = ""  # where cached pages outlive the run; "" is nowhere
     max_mib: Size = 4096  # of all files there that belong to this model

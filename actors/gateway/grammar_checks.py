@@ -17,6 +17,7 @@ import msgspec
 
 from ...models.grammar.source import GrammarSource
 from ...runtime.errors import RequestError
+from .ignored import tolerate
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ _RETRY_S = 1
 _NUM_TRIALS = 2  # a process that dies by another's hand is replaced
 LENGTH = struct.Struct("<I")
 READY = b"ready"
+OPEN = "open"  # an argument of the process
 _MODULE = f"{__package__}.grammar_process"
 # What a source has taken that has ended the process, by its exit status. Where memory or stack end, the library aborts.
 _MEMORY = f"more than {MEMORY_BYTES >> 20} MiB, or a deeper stack than there is"
@@ -37,11 +39,12 @@ _TOO_MUCH = {-signal.SIGXCPU: f"more than {CPU_S:.0f} s of a processor", -signal
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to a source: llguidance's text of it, or an error and its JSON pointer."""
+    """The answer to a source: llguidance's text of it, with what is ignored and why, by JSON pointers; or an error and its pointer."""
 
     grammar: str = ""
     error: str = ""
     pointer: str = ""
+    dropped: list[tuple[str, str]] = []
 
 
 decode_verdict = msgspec.msgpack.Decoder(Verdict).decode
@@ -54,8 +57,9 @@ def frame(data: bytes) -> bytes:
 class GrammarChecks:
     """Asks the grammar process of a model, one source at a time."""
 
-    def __init__(self, model_path: Path) -> None:
-        self._model_path = model_path
+    def __init__(self, model_path: Path, *, is_open: bool = False) -> None:
+        """``is_open``: as of ``hold``."""
+        self._arguments = [str(model_path), *([OPEN] if is_open else [])]
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._jobs: dict[GrammarSource, asyncio.Task[Verdict]] = {}
@@ -64,6 +68,8 @@ class GrammarChecks:
 
     async def compile(self, source: GrammarSource, field: str) -> str:
         """Return llguidance's text of a source that compiles.
+
+        What a schema says in vain is named in the answer's header (``ignored``).
 
         Raises:
             RequestError: 400 if it does not, naming ``field`` and the place in it; 503 if too many sources wait, or the process does
@@ -81,6 +87,8 @@ class GrammarChecks:
         if verdict.error:
             place = f" at {verdict.pointer}" if verdict.pointer else ""
             raise RequestError(f"{field}: cannot be compiled{place}: {verdict.error}", param=field)
+        for pointer, reason in verdict.dropped:
+            tolerate(field + _path(pointer), reason)
         return verdict.grammar
 
     async def close(self) -> None:
@@ -133,7 +141,7 @@ class GrammarChecks:
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is None:
-            command = [sys.executable, "-P", "-m", _MODULE, str(self._model_path)]
+            command = [sys.executable, "-P", "-m", _MODULE, *self._arguments]
             pipe = asyncio.subprocess.PIPE
             self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
             try:
@@ -167,5 +175,13 @@ class GrammarChecks:
             self._num_kept_chars -= _size(*self._kept.popitem(last=False))
 
 
+def _path(pointer: str) -> str:
+    """A JSON pointer as the paths of fields are written."""
+    steps = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+    return "".join(f"[{step}]" if step.isdecimal() else f".{step}" for step in steps)
+
+
 def _size(source: GrammarSource, verdict: Verdict) -> int:
-    return len(source.text) + len(verdict.grammar) + len(verdict.error)
+    return (
+        len(source.text) + len(verdict.grammar) + len(verdict.error) + sum(map(len, (text for one in verdict.dropped for text in one)))
+    )

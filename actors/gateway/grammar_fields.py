@@ -72,8 +72,8 @@ def read_named_schema(asked: Fields) -> AskedGrammar:
     if not isinstance(name, str) or re.fullmatch(_NAME, name) is None:
         raise refuse(asked.path("name"), f"is {show(name)}, expected 1 to 64 letters, digits, _ and -")
     asked.take_str("description")
-    asked.take_bool("strict")  # an answer always follows the whole schema
-    grammar = take_schema(asked)
+    is_strict = asked.take_bool("strict")
+    grammar = take_schema(asked, is_strict=is_strict)
     asked.refuse_leftover()
     return grammar
 
@@ -104,12 +104,12 @@ def _read(kind: str, value: Any, path: str) -> AskedGrammar:
     return _sized(path, lambda: source_of_regex(value) if kind == "regex" else source_of_lark(value))
 
 
-def take_schema(asked: Fields) -> AskedGrammar:
+def take_schema(asked: Fields, *, is_strict: bool = False) -> AskedGrammar:
     """Take ``schema``, which is required. Raises: RequestError."""
-    return read_schema(asked.take_required("schema", _SCHEMA), asked.path("schema"))
+    return read_schema(asked.take_required("schema", _SCHEMA), asked.path("schema"), is_strict=is_strict)
 
 
-def read_schema(value: Any, path: str) -> AskedGrammar:
+def read_schema(value: Any, path: str, *, is_strict: bool = False) -> AskedGrammar:
     """Read a schema: an object, or the text of one. Raises: RequestError."""
     if isinstance(value, str):
         if len(value) > MAX_SOURCE_BYTES:
@@ -120,7 +120,7 @@ def read_schema(value: Any, path: str) -> AskedGrammar:
             raise refuse(path, f"is not valid JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):
         raise refuse(path, f"expected an object, got {kind_of(value)}")
-    return _sized(path, lambda: source_of_schema(value))
+    return _sized(path, lambda: source_of_schema(value, is_strict=is_strict))
 
 
 def _checked_choices(value: Any, path: str) -> list[str]:

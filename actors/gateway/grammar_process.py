@@ -1,8 +1,8 @@
 """The gateway's grammar process: compiles what clients send, so that one of them can cost at most this process.
 
-``python -m mmrt.actors.gateway.grammar_process MODEL`` answers on its standard output, in frames, to the sources on its standard input.
-It ends with them, or with the gateway. A source has ``CPU_S`` of a processor and ``MEMORY_BYTES``: the kernel ends a process that takes
-more time, and one that gets no more memory aborts. The gateway's end is ``grammar_checks``.
+``python -m mmrt.actors.gateway.grammar_process MODEL [OPEN]`` answers on its standard output, in frames, to the sources on its
+standard input. It ends with them, or with the gateway. A source has ``CPU_S`` of a processor and ``MEMORY_BYTES``: the kernel ends a
+process that takes more time, and one that gets no more memory aborts. The gateway's end is ``grammar_checks``.
 """
 
 import ctypes
@@ -24,9 +24,9 @@ from ...models.errors import GrammarError
 from ...models.grammar.json_schema import find_fault
 from ...models.grammar.matcher import Matcher, Matchers
 from ...models.grammar.source import GrammarSource
-from ...models.grammar.text import grammar_text, schema_text, schemas_of
+from ...models.grammar.text import grammar_text, held_text, schemas_of
 from ...models.grammar.vocabulary import GrammarVocabulary, load_vocabulary, num_words
-from .grammar_checks import CPU_S, LENGTH, MEMORY_BYTES, READY, Verdict, frame
+from .grammar_checks import CPU_S, LENGTH, MEMORY_BYTES, OPEN, READY, Verdict, frame
 
 # decode compiles a grammar once more, and takes its steps, while other answers wait.
 MAX_COMPILE_S = 0.25
@@ -36,12 +36,12 @@ _NUM_STEPS = 48
 _PR_SET_PDEATHSIG = 1
 
 
-def main(model_path: Path) -> None:
-    """Answer until the input ends."""
+def main(model_path: Path, is_open: bool) -> None:
+    """Answer until the input ends. ``is_open``: as of ``hold``."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source, target = sys.stdin.buffer, sys.stdout.buffer
-    compiler = Compiler(load_vocabulary(model_path, load_model_config(model_path)))
+    compiler = Compiler(load_vocabulary(model_path, load_model_config(model_path)), is_open)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     data_pages = int(Path("/proc/self/statm").read_text().split()[5])
     _limit(resource.RLIMIT_DATA, data_pages * resource.getpagesize() + MEMORY_BYTES)
@@ -58,21 +58,23 @@ def main(model_path: Path) -> None:
 class Compiler:
     """Judges sources."""
 
-    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary, is_open: bool = False) -> None:
+        """``is_open``: as of ``hold``."""
         self._vocabulary = vocabulary
+        self._is_open = is_open
         self._mask = np.empty(num_words(vocabulary.vocab_size), np.int32)
 
     def judge(self, source: GrammarSource) -> Verdict:
         """Compile a source and write the beginning of an answer, which finds most of what would go wrong later."""
         try:
-            grammar = grammar_text(source)
-            self._walk(self._begin(grammar))
+            held = held_text(source, is_open=self._is_open)
+            self._walk(self._begin(held.text))
         except GrammarError as error:
             if error.pointer:
                 return Verdict(error=error.message, pointer=error.pointer)
             pointer, message = self._find_fault(source)
             return Verdict(error=message or error.message, pointer=pointer)
-        return Verdict(grammar)
+        return Verdict(held.text, dropped=[(one.pointer, one.reason) for one in held.dropped])
 
     def _find_fault(self, source: GrammarSource) -> tuple[str, str]:
         """Return where a schema of the source is faulty and why, as far as this is known after ``MAX_SEARCH_S``."""
@@ -108,7 +110,7 @@ class Compiler:
 
     def _error_of(self, schema: object) -> str:
         try:
-            self._begin(schema_text(json.dumps(schema)))
+            self._begin(grammar_text(GrammarSource("json_schema", json.dumps(schema)), is_open=self._is_open))
         except GrammarError as error:
             return error.message
         return ""
@@ -137,4 +139,4 @@ def _answer(target: BinaryIO, data: bytes) -> None:
 
 if __name__ == "__main__":
     os.umask(0o077)
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), is_open=OPEN in sys.argv[2:])

@@ -133,7 +133,7 @@ class GatewayServer:
         self._keys = ApiKeys(actor.config.server, actor.run.path, self._report_faults)
         metrics.add(KeyMetrics(self._keys))
         self._certificate = Certificate(actor.config.server, self._report_faults)
-        self._grammars = GrammarChecks(actor.model_path)
+        self._grammars = GrammarChecks(actor.model_path, is_open=actor.config.structured_output.additional_properties)
         self._fetches = FetchClient(actor.config.media.fetch)
         self._completions = Completions(
             limits=text.limits,

@@ -77,7 +77,10 @@ def allow_calls(
         return use, None
     form = CallForm(
         functions=[
-            Function(tool.pointer, tool.name, tool.schema if is_required or tool.is_strict else {"type": "object"}) for tool in allowed
+            Function(tool.pointer, tool.name, tool.schema, tool.is_strict)
+            if is_required or tool.is_strict
+            else Function(tool.pointer, tool.name, {"type": "object"})
+            for tool in allowed
         ],
         is_required=is_required,
         is_single=is_single or choice.is_single,

@@ -10,11 +10,12 @@ from .source import GrammarSource, checked
 
 
 class Function(msgspec.Struct, frozen=True):
-    """A function. ``pointer``: the place of its schema in the request, for errors."""
+    """A function. ``pointer``: the place of its schema in the request, for errors. ``is_strict``: as of a ``GrammarSource``."""
 
     pointer: str
     name: str
     schema: dict[str, Any]
+    is_strict: bool = False
 
 
 class CallForm(msgspec.Struct, frozen=True, kw_only=True):

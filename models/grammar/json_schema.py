@@ -3,30 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..errors import GrammarError
-
 _ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames")
 _SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _DEFINITIONS = ("$defs", "definitions")
 _NAMED = (*_DEFINITIONS, "properties", "patternProperties", "dependentSchemas")
 _MAX_TRIALS = 200
-
-
-def check_schema(schema: Any) -> None:
-    """Refuse the keywords that llguidance knows and does not hold to the letter.
-
-    Nothing keeps a model from writing a key twice where other keys than the named ones are allowed; a reader counts it once. So of
-    ``minProperties`` only as many can be promised as are ``required``, and one more.
-
-    Raises: GrammarError, which says where.
-    """
-    for pointer, part in _parts(schema, ""):
-        if not isinstance(part, dict):
-            continue
-        least, required = part.get("minProperties"), part.get("required")
-        num_required = len(required) if isinstance(required, list) else 0
-        if isinstance(least, int | float) and least > num_required + 1:
-            raise GrammarError(f"minProperties is {least}, at most {num_required + 1} is supported: one more than is required", pointer)
 
 
 def find_fault(schema: Any, error_of: Callable[[Any], str]) -> tuple[str, str]:
@@ -48,13 +29,6 @@ def find_fault(schema: Any, error_of: Callable[[Any], str]) -> tuple[str, str]:
                 pointer, error, part, descends = pointer + step, found, child, True
                 break
     return pointer, error
-
-
-def _parts(schema: Any, pointer: str) -> Iterator[tuple[str, Any]]:
-    """All schemas in a schema, itself first. The depth of schemas is bounded (``source``)."""
-    yield pointer, schema
-    for step, child in _children(schema):
-        yield from _parts(child, pointer + step)
 
 
 def _children(schema: Any) -> Iterator[tuple[str, Any]]:

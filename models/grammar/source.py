@@ -11,23 +11,25 @@ MAX_DEPTH = 64
 
 
 class GrammarSource(NamedTuple):
-    """``text``: a JSON schema, a regular expression, a grammar in llguidance's dialect of Lark, or a form of calls (``call_form``)."""
+    """``text``: a JSON schema, a regular expression, a grammar in llguidance's dialect of Lark, or a form of calls (``call_form``).
+    ``is_strict``: of a schema, nothing may be dropped that OpenAI's strict mode refuses."""
 
     kind: Literal["json_schema", "regex", "lark", "calls"]
     text: str
+    is_strict: bool = False
 
 
 JSON_OBJECT = GrammarSource("json_schema", '{"type":"object"}')
 
 
-def source_of_schema(schema: Mapping[str, Any]) -> GrammarSource:
+def source_of_schema(schema: Mapping[str, Any], *, is_strict: bool = False) -> GrammarSource:
     """Return the source for JSON that a schema describes. Raises: GrammarError for a schema that is too deep or too long."""
     check_depth(schema)
     try:
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError as error:  # Python's limit on the digits of an integer, or a number that is none
         raise GrammarError(str(error)) from None
-    return GrammarSource("json_schema", checked(text))
+    return GrammarSource("json_schema", checked(text), is_strict)
 
 
 def source_of_regex(regex: str) -> GrammarSource:

@@ -1,14 +1,16 @@
 """llguidance's text for a client's wish. The gateway's grammar process makes it, and compiles it once; decode compiles it again."""
 
 import json
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llguidance import LLMatcher
 
 from ..errors import GrammarError
 from ..text.tool_calls import CLOSING, OPENING
 from .call_form import CallForm, Function, form_of
-from .json_schema import check_schema
+from .held_schema import Dropped, hold
+from .regex_tree import check_size
 from .source import GrammarSource
 
 if TYPE_CHECKING:
@@ -25,29 +27,45 @@ _SPACED: "JsonCompileOptions" = {
     "key_separator": ":",
 }
 # Arguments of calls stand as chat templates show them to the model (``tojson``), with no blanks for it to choose.
+_LARK_REGEX = re.compile(r'"(?:[^"\\\n]|\\.)*"|/((?:[^/\\\n]|\\.)+)/')
 _AS_SHOWN: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def grammar_text(source: GrammarSource) -> str:
-    """Return llguidance's text. It is not compiled: that finds the other errors.
+class HeldText(NamedTuple):
+    """llguidance's text, and what of the source's schemas it does not hold."""
 
-    Raises: GrammarError if it is too long, or for a schema with keywords whose meaning a grammar cannot hold.
+    text: str
+    dropped: list[Dropped]
+
+
+def grammar_text(source: GrammarSource, *, is_open: bool = False) -> str:
+    """As ``held_text``, the text alone."""
+    return held_text(source, is_open=is_open).text
+
+
+def held_text(source: GrammarSource, *, is_open: bool = False) -> HeldText:
+    """Return llguidance's text. It is not compiled: that finds the other errors. ``is_open``: as of ``hold``.
+
+    Raises: GrammarError if it is too long, has a regular expression that is too large, or under strict for what OpenAI refuses.
     """
-    text = _text(source)
-    if (num_bytes := len(text.encode())) > MAX_TEXT_BYTES:
+    held = _text(source, is_open)
+    if (num_bytes := len(held.text.encode())) > MAX_TEXT_BYTES:
         raise GrammarError(f"has {num_bytes} bytes as a grammar of llguidance, the limit is {MAX_TEXT_BYTES}")
-    return text
+    return held
 
 
-def _text(source: GrammarSource) -> str:
-    if source.kind == "regex":
-        return LLMatcher.grammar_from_regex(source.text)
-    if source.kind == "lark":
-        return LLMatcher.grammar_from_lark(source.text)
-    if source.kind == "calls":
-        return _calls_text(form_of(source))
-    check_schema(json.loads(source.text))
-    return schema_text(source.text)
+def _text(source: GrammarSource, is_open: bool) -> HeldText:
+    match source.kind:
+        case "regex":
+            check_size(source.text)
+            return HeldText(LLMatcher.grammar_from_regex(source.text), [])
+        case "lark":
+            for regex in _LARK_REGEX.finditer(source.text):
+                check_size(regex[1] or "")
+            return HeldText(LLMatcher.grammar_from_lark(source.text), [])
+        case "calls":
+            return _calls_text(form_of(source), is_open)
+    return _schema_text(json.loads(source.text), source.is_strict, is_open)
 
 
 def schemas_of(source: GrammarSource) -> list[tuple[str, Any]]:
@@ -57,12 +75,13 @@ def schemas_of(source: GrammarSource) -> list[tuple[str, Any]]:
     return [("", json.loads(source.text))] if source.kind == "json_schema" else []
 
 
-def _calls_text(form: CallForm) -> str:
+def _calls_text(form: CallForm, is_open: bool) -> HeldText:
     """Return llguidance's text for calls in the form that ``tool_calls`` reads: a grammar of all but the arguments, and those of these.
 
     A lazy rule ends with the first opening that comes, so none stands in a text without a call behind it.
     """
-    texts = [_arguments_text(function) for function in form.functions]
+    arguments = [_arguments_text(function, is_open) for function in form.functions]
+    texts, dropped = [held.text for held in arguments], [one for held in arguments for one in held.dropped]
     numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}  # equal schemas share a grammar
     names = " | ".join(
         _literal(f'{function.name}", "arguments": ') + f" @f{numbers[text]}"
@@ -84,17 +103,18 @@ def _calls_text(form: CallForm) -> str:
     grammars += [{**_grammar_in(text), "name": f"f{number}"} for text, number in numbers.items()]
     if form.answer is not None and not form.is_required:
         is_lark = form.answer.kind == "lark"
-        grammars.append({**({"lark_grammar": form.answer.text} if is_lark else _grammar_in(_text(form.answer))), "name": "answer"})
-    return json.dumps({"grammars": grammars}, ensure_ascii=False)
+        answer = {"lark_grammar": form.answer.text} if is_lark else _grammar_in(_text(form.answer, is_open).text)
+        grammars.append({**answer, "name": "answer"})
+    return HeldText(json.dumps({"grammars": grammars}, ensure_ascii=False), dropped)
 
 
-def _arguments_text(function: Function) -> str:
+def _arguments_text(function: Function, is_open: bool) -> HeldText:
     """Return the text for a function's arguments. Raises: GrammarError, which says where in the request."""
     try:
-        check_schema(function.schema)
-        return schema_text(json.dumps(function.schema), _AS_SHOWN)
+        held = _schema_text(function.schema, function.is_strict, is_open, _AS_SHOWN)
     except GrammarError as error:
         raise GrammarError(error.message, function.pointer + error.pointer) from None
+    return held._replace(dropped=[one._replace(pointer=function.pointer + one.pointer) for one in held.dropped])
 
 
 def _grammar_in(text: str) -> dict[str, Any]:
@@ -108,14 +128,18 @@ def _literal(text: str) -> str:
     return json.dumps(text)
 
 
-def schema_text(schema: str, spaces: "JsonCompileOptions" = _SPACED) -> str:
+def _schema_text(schema: Any, is_strict: bool, is_open: bool, spaces: "JsonCompileOptions" = _SPACED) -> HeldText:
     """Return llguidance's text for a JSON schema. ``spaces``: its options for what may stand between the parts of the JSON text.
     Escapes of printable characters are off, so that no key can be written in two ways.
 
     Raises: GrammarError for a text that llguidance cannot read, say with a number beyond float64.
     """
+    held = hold(schema, is_open=is_open)
+    if is_strict and (refused := next((one for one in held.dropped if one.is_refused), None)) is not None:
+        raise GrammarError(f"{refused.reason}, and strict is true; without strict it is ignored", refused.pointer)
     options: JsonCompileOptions = {"lenient": False, "coerce_one_of": False, "json_allow_general_unicode_escapes": False}
     try:
-        return LLMatcher.grammar_from_json_schema(schema, overrides={**options, **spaces})
+        text = json.dumps(held.schema, ensure_ascii=False, separators=(",", ":"))
+        return HeldText(LLMatcher.grammar_from_json_schema(text, overrides={**options, **spaces}), held.dropped)
     except ValueError as error:
         raise GrammarError(str(error)) from None

@@ -25,7 +25,10 @@ def form(**changed: Any) -> dict[str, Any]:
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, AskedGrammar(JSON_OBJECT, "response_format")),
         ({"response_format": FORMAT}, AskedGrammar(INTEGER, "response_format.json_schema.schema")),
-        (form(strict=True, description="a number"), AskedGrammar(INTEGER, "response_format.json_schema.schema")),
+        (
+            form(strict=True, description="a number"),
+            AskedGrammar(INTEGER._replace(is_strict=True), "response_format.json_schema.schema"),
+        ),
         (form(strict=None), AskedGrammar(INTEGER, "response_format.json_schema.schema")),
         ({"guided_json": {"type": "integer"}}, AskedGrammar(INTEGER, "guided_json")),
         ({"guided_json": ' {"type": "integer"} '}, AskedGrammar(INTEGER, "guided_json")),

@@ -78,6 +78,7 @@ def test_where_a_grammar_makes_calls_valid() -> None:
     assert form(tools=tools, tool_choice=named("weather")) == CallForm(functions=[weather], is_required=True, is_single=True)
     assert form(tools=tools, parallel_tool_calls=False) == CallForm(functions=[free, now], is_required=False, is_single=True)
     strict = [tool(strict=True), tools[1]]
+    weather = Function("/0/function/parameters", "weather", SCHEMA, is_strict=True)
     assert form(tools=strict) == CallForm(functions=[weather, now], is_required=False, is_single=False)
     asked = read(tools=strict, response_format={"type": "json_object"}).generation.grammar
     assert asked is not None and asked.part is not None and asked.part.field == "response_format"
@@ -94,7 +95,7 @@ def test_a_choice_among_some_functions(mode: str) -> None:
     assert asked.tools is not None and [shown["function"]["name"] for shown in asked.tools.shown] == ["weather", "now", "tide"]
     assert asked.tools.names == {"weather", "tide"} and asked.generation.grammar is not None
     schema = SCHEMA if mode == "required" else {"type": "object"}
-    functions = [Function("/0/function/parameters", "weather", schema), Function("/2/function/parameters", "tide", SCHEMA)]
+    functions = [Function("/0/function/parameters", "weather", schema), Function("/2/function/parameters", "tide", SCHEMA, True)]
     expected = CallForm(functions=functions, is_required=mode == "required", is_single=False)
     assert form_of(asked.generation.grammar.source) == expected
 

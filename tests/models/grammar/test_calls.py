@@ -19,7 +19,7 @@ from mmrt.models.grammar.source import (
     source_of_regex,
     source_of_schema,
 )
-from mmrt.models.grammar.text import grammar_text, schemas_of
+from mmrt.models.grammar.text import grammar_text, held_text, schemas_of
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.models.text.tool_calls import CallReader
 
@@ -106,11 +106,13 @@ def test_answers_are_read_as_valid_calls(matchers: Matchers, tokenizer: Tokenize
 
 def test_errors_say_where() -> None:
     least = {"type": "object", "properties": {"a": {"type": "object", "minProperties": 3}}}
-    broken = form(functions=[NOW, Function("/7/function/parameters", "f", least)])
-    with pytest.raises(GrammarError, match="minProperties is 3") as caught:
-        grammar_text(source_of_calls(broken))
-    assert caught.value.pointer == "/7/function/parameters/properties/a"
-    assert schemas_of(source_of_calls(broken))[1] == ("/7/function/parameters", least)
+    strict = form(functions=[NOW, Function("/7/function/parameters", "f", least, is_strict=True)])
+    with pytest.raises(GrammarError, match="only 1 can be promised: one more than is required, and strict is true") as caught:
+        grammar_text(source_of_calls(strict))
+    assert caught.value.pointer == "/7/function/parameters/properties/a/minProperties"
+    assert schemas_of(source_of_calls(strict))[1] == ("/7/function/parameters", least)
+    lax = form(functions=[NOW, Function("/7/function/parameters", "f", least)])
+    assert [one.pointer for one in held_text(source_of_calls(lax)).dropped] == [caught.value.pointer]
     assert schemas_of(SUM) == [("", json.loads(SUM.text))] and schemas_of(GrammarSource("regex", "a")) == []
 
 
