@@ -72,10 +72,10 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class MediaSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    max_items: NotNegative = 16  # per request
+    max_items: NotNegative = 512  # per request, each frame of a list counted
     max_item_mib: Size = 32
     max_pixels: Positive = 178_956_970
-    max_request_pixels: Positive = 536_870_912  # of all pictures of a request
+    max_request_pixels: Positive = 536_870_912  # of all pictures of a request that no cache has
     max_video_s: Seconds = 3600.0
     max_frames: Positive = 256  # sampled frames per video
     fps: Annotated[float, Meta(ge=MIN_FPS, le=1000)] = 2.0

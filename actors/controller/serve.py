@@ -155,6 +155,7 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -
         num_embedding_pages=layout.pools["embedding"].num_pages,
         placeholder_ids={kind: model.placeholder_id(kind) for kind in model.media_kinds},
         max_items=config.media.max_items,
+        max_request_pixels=config.media.max_request_pixels,
         max_waiting=config.server.max_waiting,
         max_spec_bytes=ROW_DEFINITION_BYTES,
         max_state_bytes=ROW_STATE_BYTES,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ...schema.media import MediaKind
 from .fields import AT_LEAST_ONE, Fields, Schema, kind_of, refuse, show
 from .harmless import NOTHING, refuse_others
-from .media import INLINE_PARTS, URL_PARTS, MediaIntake, Medium
+from .media import MEDIA_PARTS, MediaIntake, Medium
 from .tool_messages import Call, check_results, read_calls, read_id
 
 # OpenAI's "developer" is what its newer models call "system"; chat templates know only the latter.
@@ -130,6 +130,6 @@ def _read_part(value: Any, path: str, role: str, intake: MediaIntake) -> str | M
         text = fields.take_required_str("text")
         refuse_others(fields, {"annotations": NOTHING})
         return text
-    if not isinstance(stated, str) or (stated not in URL_PARTS and stated not in INLINE_PARTS):
-        raise refuse(f"{path}.type", f"is {show(stated)}, allowed are {', '.join(['text', *URL_PARTS, *INLINE_PARTS])}")
+    if not isinstance(stated, str) or stated not in MEDIA_PARTS:
+        raise refuse(f"{path}.type", f"is {show(stated)}, allowed are {', '.join(['text', *MEDIA_PARTS])}")
     return MediaPart(intake.read(stated, fields, path, role))

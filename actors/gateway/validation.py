@@ -20,7 +20,7 @@ from .grammar_fields import AskedGrammar, read_grammar
 from .harmless import FLAG, NOTHING, OBJECT, TEXT, Harmless, number, one_of, refuse_others
 from .json_body import Body, BodyLimits, decode_body
 from .media import MediaIntake
-from .media_options import FOR_ALL, OptionReader
+from .media_options import FOR_ALL, FOR_READING, OptionReader
 from .output_fields import MAX_CHOICES, Output, read_chat_output, read_text_output
 from .sampling_fields import check_min_tokens, read_bad_words, read_sampling
 from .template_fields import THINKING_NAMES, TemplateUse, read_template_use
@@ -172,7 +172,7 @@ def _read_chat(fields: Fields, limits: Limits) -> ChatRequest:
     generation = msgspec.structs.replace(generation, grammar=grammar)
     check_grammar(generation)
     messages = fields.take_required("messages", AT_LEAST_ONE)
-    options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules)
+    options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules, fields.take(FOR_READING))
     template = read_template_use(fields)
     _refuse_others(fields)
     intake = MediaIntake(limits.kinds, limits.media, options)

@@ -4,18 +4,23 @@ Opening an item does all that can fail early, so that bad media are refused befo
 whole (a resized picture and a spectrogram are small), for a video the packets are walked and one frame is decoded.
 """
 
+import io
 from collections.abc import Callable, Iterator
+from dataclasses import replace as replaced
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from ...media import header
 from ...media.audio import decode_audio, decode_sound_track
 from ...media.decoding import DecodingPool, analyse_bitstream
 from ...media.dispatch import Request
 from ...media.engines import upright_rgb
-from ...media.errors import MediaError
+from ...media.errors import MediaError, MediaMemoryError, OutOfTime
+from ...media.frames import FrameList, read_frames
 from ...media.image import JpegDecoder, decode_image
 from ...media.limits import MediaLimits, Reader, TimeBudget
 from ...media.mel import LogMel, Waveform
@@ -26,6 +31,7 @@ from ...models.families.registry import family_of
 from ...schema.media import ItemShape, MediaKind
 
 _INDEX_BYTES = 64  # for each packet of a video: where it is, and when its frame is shown
+KEPT_BYTES = 32 << 20  # of frames at their target size that came as pictures: those of a video with more are decoded twice
 
 
 class OpenItem(Protocol):
@@ -128,6 +134,71 @@ class OpenVideo:
             self._request = None
 
 
+class OpenFrames:
+    """A video whose frames came as pictures, at their target size, or to be decoded again where these take much memory."""
+
+    def __init__(
+        self,
+        frames: FrameList,
+        reader: Reader,
+        config: ModelConfig,
+        limits: MediaLimits,
+        budget: TimeBudget,
+        jpeg_decoder: JpegDecoder | None = None,
+    ) -> None:
+        assert config.vision_rules is not None
+        self._frames, self._reader, self._limits, self._budget, self._jpeg_decoder = frames, reader, limits, budget, jpeg_decoder
+        count, rules = len(frames.places), config.vision_rules
+        if count > rules.max_frames:
+            sampled = replace(config, vision_rules=replace(rules, fps=frames.rate))
+            self._wanted = family_of(config).sample_frames(sampled, count, frames.rate).tolist()
+        else:
+            self._wanted = list(range(count))
+        rate = len(self._wanted) / count * frames.rate
+        self._rules = replace(rules, fps=rate)
+        first = self._decode(0)
+        height, width = self._size = first.shape[:2]
+        config = replace(config, vision_rules=self._rules)
+        self.item = family_of(config).video_item(config, len(self._wanted), height, width, rate)
+        _, h, w = self.item.grid
+        self._target = h * rules.patch_size, w * rules.patch_size
+        are_kept = 3 * self._target[0] * self._target[1] * len(self._wanted) <= KEPT_BYTES
+        self._kept: list[NDArray[Any]] = []
+        for position in range(len(self._wanted)):
+            planes = self._resized(first if position == 0 else self._decode(position))
+            self._kept += [planes] if are_kept else []
+        self.num_bytes = sum(planes.nbytes for planes in self._kept)
+
+    def rows(self, segment: int) -> Iterator[NDArray[Any]]:
+        temporal = self._rules.temporal_patch_size
+        first = temporal * sum(part.grid[0] for part in self.item.segments[:segment])
+        count = min(temporal * self.item.segments[segment].grid[0], len(self._wanted) - first)
+        places = range(first, first + count)
+        yield from temporal_rows((self._kept[at] if self._kept else self._resized(self._decode(at)) for at in places), self._rules)
+
+    def _decode(self, position: int) -> NDArray[Any]:
+        """Return the pixels of a wanted frame. Raises: MediaError, which names it."""
+        number = self._wanted[position]
+        picture = self._frames.picture(self._reader, number)
+        limits = replaced(self._limits, max_pixels=self._limits.max_frame_pixels, said_pixels=header.num_pixels(picture))
+        try:
+            frame = decode_image(io.BytesIO(picture), limits, self._budget, self._jpeg_decoder)
+        except (MediaMemoryError, OutOfTime):
+            raise
+        except MediaError as error:
+            raise MediaError(f"frame {number + 1}: {error.message}", error.status) from None
+        if position and frame.shape[:2] != self._size:
+            here, there = (f"{width}x{height}" for height, width in (frame.shape[:2], self._size))
+            raise MediaError(f"frame {number + 1} is {here}, the first is {there}: all frames of a video have one size", 400)
+        return frame
+
+    def _resized(self, frame: NDArray[Any]) -> NDArray[Any]:
+        return np.ascontiguousarray(resize(frame, *self._target))
+
+    def close(self) -> None:
+        pass
+
+
 class OpenAudio:
     """The spectrogram of a clip."""
 
@@ -200,6 +271,8 @@ def open_item(
             return OpenImage(reader, config, limits, budget, jpeg_decoder)
         case "audio":
             return OpenAudio(reader, config, limits, budget)
+        case "video" if (frames := read_frames(reader)) is not None:
+            return OpenFrames(frames, reader, config, limits, budget, jpeg_decoder)
         case "video" if use_audio_in_video:
             return OpenVideoWithSound(reader, config, limits, budget, pool, ahead)
         case "video":

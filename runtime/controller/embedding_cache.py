@@ -9,11 +9,13 @@ import struct
 from collections.abc import Iterable
 from hashlib import blake2b
 
+from ...schema.media import ItemShape
 from ...schema.page_key import KEY_BYTES
 from ..bus.copy_plans import LoadPart, LoadSegments
 from ..bus.messages import Loaded, PageRun
 from ..bus.plan_base import Place
 from .guidance import num_pages
+from .known_media import MediaKey
 from .page_keys import content_digest, root_key
 from .request import Request, SegmentRecord
 from .scheduling.legality import may_take
@@ -28,18 +30,16 @@ def page_keys(state: ControllerState, request: Request, place: Place) -> list[by
     item, segment = place
     keys = request.embedding_keys.get(item)
     if keys is None:
-        keys = request.embedding_keys[item] = _keys_of(state, request, item)
+        shape, key = request.record.items[item].shape, request.media_key(item)
+        assert shape is not None
+        keys = request.embedding_keys[item] = [[] for _ in shape.segments] if key is None else keys_of(state, key, shape)
     return keys[segment]
 
 
-def _keys_of(state: ControllerState, request: Request, item: int) -> list[list[bytes]]:
-    """Return the keys of an item's pages, by segment: digests of run, tenant, content, shape and place. The shape says where the medium
-    is cut: a segment of an equal medium that is cut otherwise is another one."""
-    shape = request.record.items[item].shape
-    assert shape is not None
-    if (key := request.media_key(item)) is None:
-        return [[] for _ in shape.segments]
-    era, salt, content = key
+def keys_of(state: ControllerState, medium: MediaKey, shape: ItemShape) -> list[list[bytes]]:
+    """Return the keys of a medium's pages, by segment: digests of run, tenant, content, shape and place. The shape says where the
+    medium is cut: a segment of an equal medium that is cut otherwise is another one."""
+    era, salt, content = medium
     stem = blake2b(content_digest(content, shape), digest_size=KEY_BYTES, key=root_key(state.secret, era, salt))
     return [
         [_key(stem, number, page) for page in range(num_pages(segment.num_tokens, state.limits.embedding_page_tokens))]

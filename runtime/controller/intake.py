@@ -10,9 +10,11 @@ from ..bus.wire import encode
 from ..errors import RequestError
 from .effects import BeginRow, WriteSpec
 from .embedding_tracker import EmbeddingTracker, lay_out
+from .expansion import check_placeholders, expand
 from .guidance import Lengths, member_lengths, num_pages
 from .kv_manager import grant_kv, wanted_kv
 from .lifecycle import end, fail, failed_message
+from .media_budget import check_pixels
 from .media_sharing import join, known_shapes, look_up
 from .outages import check_served
 from .placement import Placement, choose_pools
@@ -24,7 +26,6 @@ from .scheduling.admission import Load, ResourceGate, check_lengths, check_submi
 from .scheduling.types import MAX_PARTS, Limits
 from .state import BY_RANK, GATEWAY, ControllerState
 
-_MOST_CONTEXTS = 16  # of one medium
 
 
 def submit(state: ControllerState, generation: int, key: int, spec: RequestSpec, now: float) -> None:
@@ -35,6 +36,7 @@ def submit(state: ControllerState, generation: int, key: int, spec: RequestSpec,
                 raise timed_out()
             check_placeholders(spec, state.limits)
             check_submission(spec, state.limits, load(state))
+            check_pixels(state, spec)
             check_served(state, spec)
         except RequestError as error:
             state.send(GATEWAY, failed_message(state.epoch, key, error))
@@ -248,45 +250,6 @@ def set_layout(
     if shapes:
         request.tracker = EmbeddingTracker(lay_out(starts, shapes), state.limits.embedding_page_tokens)
     set_keys(state, request, prompts, [MediaSpan(start, shape) for start, shape in zip(starts, shapes, strict=True)])
-
-
-def check_placeholders(spec: RequestSpec, limits: Limits) -> None:
-    """Check for one placeholder per medium, of its kind, in order, and text after the last one. Raises RequestError."""
-    kinds = {token: kind for kind, token in limits.placeholder_ids.items()}
-    found = [kinds[token] for token in spec.prompt_ids if token in kinds]
-    wanted = [item.kind for item in spec.items]
-    if found != wanted:
-        message = f"the prompt has placeholders for {found or 'no media'}, the request has {wanted or 'none'}"
-        raise RequestError(message, param="messages")
-    if wanted and spec.prompt_ids[-1] in kinds:
-        raise RequestError("the prompt ends in media, text must follow it", param="messages")
-
-
-def expand(spec: RequestSpec, shapes: Sequence[ItemShape], limits: Limits) -> tuple[list[int], list[int]]:
-    """Return the prompt ids with each placeholder repeated, by its segments' kinds, and the start of each item.
-
-    Raises: RequestError for an item without tokens, or with far too many.
-    """
-    if not shapes:
-        return list(spec.prompt_ids), []
-    placeholders = set(limits.placeholder_ids.values())
-    prompt: list[int] = []
-    starts: list[int] = []
-    end = 0  # of what has been copied
-    for place in [place for place, token in enumerate(spec.prompt_ids) if token in placeholders]:
-        prompt += spec.prompt_ids[end:place]
-        end = place + 1
-        shape = shapes[len(starts)]
-        if shape.num_tokens < 1 or shape.num_tokens != sum(segment.num_tokens for segment in shape.segments):
-            raise RequestError(f"{shape.kind} {len(starts) + 1} has no tokens", param="messages")
-        if shape.num_tokens > _MOST_CONTEXTS * limits.max_context:  # no medium within the limits of media has so many
-            message = f"{shape.kind} {len(starts) + 1} has {shape.num_tokens} tokens, the context has {limits.max_context}"
-            raise RequestError(message, param="messages")
-        starts.append(len(prompt))
-        for segment in shape.segments:
-            prompt += [limits.placeholder_ids[segment.kind]] * segment.num_tokens
-    prompt += spec.prompt_ids[end:]
-    return prompt, starts
 
 
 def patch_pages(segment: SegmentShape, limits: Limits) -> int:

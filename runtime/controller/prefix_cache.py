@@ -12,7 +12,7 @@ from functools import partial
 from ...schema.media import MediaSpan
 from ...schema.rows import Phase
 from ..bus.copy_plans import Load, LoadChunk
-from ..bus.messages import Loaded
+from ..bus.messages import Loaded, RequestSpec
 from ..pools import PoolName
 from .effects import AppendPages, AppendSourcePages, SetPrefilled
 from .page_keys import Medium, PageKeys, content_digest, root_key
@@ -32,16 +32,23 @@ def set_keys(state: ControllerState, request: Request, prompts: Sequence[Sequenc
     """Prepare the names of the row's pages. ``prompts``: expanded ids per member; ``spans``: of the first one's media."""
     if not state.limits.prefix_cache or request.keys:
         return
-    root = root_key(state.secret, request.record.era, request.spec.salt)
-    media = [
-        Medium(s.start, s.start + s.shape.num_tokens, content_digest(item.content, s.shape))
-        for s, item in zip(spans, request.spec.items, strict=True)
-    ]
-    positions = partial(state.limits.positions, len(prompts[0]), spans) if media else None
-    page_tokens = state.limits.kv_page_tokens
-    request.keys = (PageKeys(root, prompts[0], page_tokens, media, positions), *[PageKeys(root, p, page_tokens) for p in prompts[1:]])
+    first, *others = prompts
+    era, salt, page_tokens = request.record.era, request.spec.salt, state.limits.kv_page_tokens
+    root = root_key(state.secret, era, salt)
+    request.keys = (keys_of(state, era, request.spec, first, spans), *[PageKeys(root, prompt, page_tokens) for prompt in others])
     for keys in request.keys:
         keys.extend(request.ids)
+
+
+def keys_of(state: ControllerState, era: bytes, spec: RequestSpec, prompt: Sequence[int], spans: Sequence[MediaSpan]) -> PageKeys:
+    """Return the names of the pages of an expanded prompt, or of its beginning. ``spans``: of its media, the leading items of
+    ``spec``."""
+    media = [
+        Medium(s.start, s.start + s.shape.num_tokens, content_digest(item.content, s.shape))
+        for s, item in zip(spans, spec.items, strict=False)
+    ]
+    positions = partial(state.limits.positions, len(prompt), spans) if media else None
+    return PageKeys(root_key(state.secret, era, spec.salt), prompt, state.limits.kv_page_tokens, media, positions)
 
 
 def learn_ids(request: Request, ids: Sequence[int]) -> None:

@@ -18,9 +18,10 @@ from ..pools import PoolName
 from ..stage_table import InstanceId
 from .cache_eras import restore_era
 from .effects import ClearPages, ClearSource
+from .expansion import expand
 from .guidance import num_pages, wanted_pages
 from .inflight_plan import InflightPlan
-from .intake import cancel_older_gateways, expand, prompts_of, set_layout
+from .intake import cancel_older_gateways, prompts_of, set_layout
 from .lifecycle import settle
 from .machine import Controller
 from .media_sharing import join, learn_shape, look_up

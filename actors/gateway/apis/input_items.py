@@ -131,7 +131,7 @@ def _with_media(parts: Iterable[Any], left: Iterator[Medium], is_wanted: bool) -
         elif part["type"] in INLINE_PARTS:
             yield _filled(part, pybase64.b64encode_as_string(medium.data))
         else:
-            yield _filled(part, medium.url or f"data:{medium.mime};base64,{pybase64.b64encode_as_string(medium.data)}")
+            yield _filled(part, next(iter(medium.urls), "") or f"data:{medium.mime};base64,{pybase64.b64encode_as_string(medium.data)}")
 
 
 def _is_medium(part: Mapping[str, Any]) -> bool:

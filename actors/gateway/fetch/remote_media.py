@@ -28,12 +28,12 @@ class RemoteMedia:
         Raises:
             RequestError: names the part's path: 4xx for a URL's fault, 503 or 500 for the server's.
         """
-        remote = [medium for medium in media if medium.url]
+        remote = [(medium, url) for medium in media for url in medium.urls]
         if not remote:
             return media
         sizes: list[int] = []
         loop = asyncio.get_running_loop()
-        tasks = [loop.create_task(self._fetch(medium, sizes)) for medium in remote]
+        tasks = [loop.create_task(self._fetch(medium, url, sizes)) for medium, url in remote]
         try:
             fetched = await asyncio.gather(*tasks)
             return await loop.run_in_executor(self._threads, fill, media, fetched, self._limits)
@@ -43,10 +43,10 @@ class RemoteMedia:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._hold(-sum(sizes))
 
-    async def _fetch(self, medium: Medium, sizes: list[int]) -> bytes:
+    async def _fetch(self, medium: Medium, url: str, sizes: list[int]) -> bytes:
         """``sizes``: of what has been fetched for the request."""
         try:
-            data = await self._client.fetch(medium.url, self._limits.max_item_mib << 20)
+            data = await self._client.fetch(url, self._limits.max_item_mib << 20)
         except FetchError as error:
             raise as_request_error(error, medium) from None
         sizes.append(len(data))

@@ -29,7 +29,13 @@ def chat(kinds: Kinds) -> list[Body]:
     parts: list[Body] = [{"type": "text", "text": "Hello!"}, {"type": "input_text", "text": "a"}, {"type": "output_text", "text": "b"}]
     for kind in kinds:
         mime = {"image": "image/png", "video": "video/mp4", "audio": "audio/wav"}[kind]
-        parts.append({"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{mime};base64,{_PIXEL}"}})
+        url = f"data:{mime};base64,{_PIXEL}"
+        parts += [{"type": f"{kind}_url", f"{kind}_url": value} for value in ({"url": url}, url)]
+        parts.append({"type": kind, kind: url})
+    if "video" in kinds:
+        frames = f"data:video/jpeg;base64,{_PIXEL},{_PIXEL}"
+        parts.append({"type": "video_url", "video_url": {"url": frames}, "sample_fps": 1})
+        parts.append({"type": "video", "video": [f"data:image/png;base64,{_PIXEL}"], "sample_fps": 1})
     parts += [
         {"type": f"input_{kind}", f"input_{kind}": {"data": _PIXEL, "format": name}}
         for kind, name in (("audio", "wav"), ("video", "mp4"))
@@ -51,6 +57,7 @@ def chat(kinds: Kinds) -> list[Body]:
             "tools": [{"type": "function", "function": _WEATHER}],
             "tool_choice": {"type": "function", "function": {"name": "weather"}},
             "mm_processor_kwargs": {},
+            "media_io_kwargs": {"video": {}},
         },
         {
             "messages": [_HELLO],

@@ -79,7 +79,8 @@ class Limits:
     embedding_page_tokens: int
     num_embedding_pages: int
     placeholder_ids: dict[MediaKind, int] = field(default_factory=dict)
-    max_items: int = 16
+    max_items: int = 512
+    max_request_pixels: int = 1 << 29  # of the pictures of a request that no cache has
     max_waiting: int = 256
     max_waiting_tokens: int = 1 << 22
     max_spec_bytes: int = 65536

@@ -95,6 +95,15 @@ def test_what_may_be_sent_is_taken() -> None:
     assert read_text(json.dumps({"prompt": ids}).encode(), limits).prompt == ids
 
 
+def test_base64_in_lines_and_of_the_urls_alphabet_is_no_text() -> None:
+    data = base64.urlsafe_b64encode(os.urandom(6 * MIB)).decode()
+    for width, end in ((76, "\n"), (64, "\r\n")):
+        wrapped = end.join(data[at : at + width] for at in range(0, len(data), width))
+        assert decode_body(json.dumps({"a": wrapped}).encode(), BODY) == {"a": wrapped}
+    with pytest.raises(RequestError, match="bytes of text outside base64"):
+        decode_body(json.dumps({"a": "12345678\n" * MIB}).encode(), BODY)
+
+
 @pytest.mark.parametrize("more", [0, 1])
 def test_elements_are_counted_wherever_they_lie(more: int) -> None:
     """A mark at each end of what is looked at in one go, and far apart; the limit itself is allowed."""
@@ -107,7 +116,7 @@ def test_elements_are_counted_wherever_they_lie(more: int) -> None:
 @pytest.mark.parametrize("more", [0, 1])
 def test_text_is_counted_by_windows(more: int) -> None:
     limits = BodyLimits(elements=1000, text_bytes=8192)
-    body = b"-" + b"x" * 40_959 + b" " * (4096 + more)
+    body = b"~" + b"x" * 40_959 + b" " * (4096 + more)
     with pytest.raises(RequestError, match="more than 8192 bytes of text" if more else "not valid JSON"):
         decode_body(body, limits)
 

@@ -89,7 +89,7 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("video", "fps", 0, "is 0, allowed are 0.01 to 2"),
     ("video", "fps", "1", 'expected a number, got "1"'),
     ("video", "fps", True, "expected a number, got true"),
-    ("video", "fps", [1, 2], "expected a number, got an array with 2 entries"),
+    ("video", "fps", {}, "expected a number, got an object with 0 entries"),
     ("video", "max_frames", 257, "is 257, allowed are 2 to 256"),
     ("video", "max_frames", 1, "is 1, allowed are 2 to 256"),
     ("video", "max_frames", -(10**15), "is -1000000000000000, allowed are 2 to 256"),

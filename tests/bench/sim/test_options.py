@@ -56,13 +56,19 @@ def test_what_is_impossible_is_refused(arguments: list[str], message: str, capsy
     [
         (["--modality", "audio", "--costs", "qwen2.5-vl-7b-h200"], "the model takes no audio; it takes text, image, video"),
         (["--image-size", "9000x20", "--modality", "image"], "aspect ratio of 9000x20 is 450, above the limit of 200"),
-        (["--workload", "modserve"], "a request has 25 media, media.max_items is 16"),
         (["--kv-tokens", "3"], "memory.kv_tokens is 3, at least two pages (32 tokens) are needed"),
     ],
 )
 def test_what_the_model_does_not_take_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 1
     assert message in capsys.readouterr().err
+
+
+def test_more_media_than_the_run_takes_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "few.toml"
+    config.write_text("[media]\nmax_items = 16\n")
+    assert main(["--workload", "modserve", "--config", str(config)]) == 1
+    assert "a request has 25 media, media.max_items is 16" in capsys.readouterr().err
 
 
 def test_devices_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

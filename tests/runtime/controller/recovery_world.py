@@ -26,8 +26,9 @@ from mmrt.runtime.bus.copy_plans import Load, LoadChunk, LoadPart, LoadSegments,
 from mmrt.runtime.bus.wire import encode
 from mmrt.runtime.controller.effects import SetPageGenerations
 from mmrt.runtime.controller.embedding_cache import page_keys
+from mmrt.runtime.controller.expansion import expand
 from mmrt.runtime.controller.instances import drained
-from mmrt.runtime.controller.intake import check_segments, expand
+from mmrt.runtime.controller.intake import check_segments
 from mmrt.runtime.controller.lifecycle import preempt, reset_media
 from mmrt.runtime.controller.ownership import take_back
 from mmrt.runtime.controller.recovery import recover
