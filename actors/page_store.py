@@ -35,6 +35,7 @@ from ..shm.page_secret import SECRET_BYTES, kept_secret, page_secret
 from ..shm.pool import PagePool
 from ..shm.run_directory import RunDirectory
 from .host.loaded_code import loaded_code
+from .weights_digest import weights_digests
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +72,9 @@ class PageStore:
         saved: dict[str, SavedPages] = {}
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            kind = _fingerprint(config, layout, model)
-            secret = _derive(_secret_of(directory), kind)
+            secret = _secret_of(directory)  # which also checks that nobody else may write there
+            kind = _fingerprint(config, layout, model, directory)
+            secret = _derive(secret, kind)
             for name, share in SHARES.items():
                 path = directory / f"{kind.hex()[:16]}-{name}.pages"
                 max_bytes = int(share * config.cache.max_mib * (1 << 20))
@@ -151,13 +153,15 @@ class PageStore:
                             seen[page] = 0
 
 
-def _fingerprint(config: RuntimeConfig, layout: MemoryLayout, model: Path) -> bytes:
-    """Return a digest of what determines the contents of pages, besides what their keys name. Raises: OSError."""
+def _fingerprint(config: RuntimeConfig, layout: MemoryLayout, model: Path, directory: Path) -> bytes:
+    """Return a digest of what determines the contents of pages, besides what their keys name. ``directory``: of pages, where the
+    digests of weights are kept. Raises: OSError."""
     weights = sorted(model.glob("*.safetensors"))
+    configs = sorted([*model.glob("*config.json"), *model.glob("*.safetensors.index.json")])
     facts = {
         "version": (__version__, loaded_code()),
-        "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in weights],
-        "configs": [(path.name, path.read_bytes()) for path in sorted(model.glob("*config.json"))],
+        "files": list(zip([path.name for path in weights], weights_digests(weights, directory), strict=True)),
+        "configs": [(path.name, path.read_bytes()) for path in configs],
         "media": msgspec.structs.replace(config.media, fetch=FetchSection()),  # wherever they come from
         "dtypes": (layout.dtype, layout.weights, layout.kv_dtype, layout.kv_page_tokens, layout.device),
         "transfer": config.memory.kv_transfer_dtype,  # pages that were packed on their way differ from others

@@ -190,15 +190,31 @@ def test_other_settings_see_other_pages(start: Callable[..., Run], changes: dict
     again.end()
 
 
-def test_another_model_sees_other_pages(start: Callable[..., Run], tmp_path: Path) -> None:
+def test_another_model_of_equal_names_sizes_and_times_sees_other_pages(start: Callable[..., Run], tmp_path: Path) -> None:
     run = start()
     run.name("embedding", 0, "a")
     run.end()
     weights = next((tmp_path / "model").glob("*.safetensors"))
+    found, data = weights.stat(), weights.read_bytes()
+    pages: dict[str, str]
+    for last, pages in ((data[-1] ^ 1, {}), (data[-1], {"a": "a"})):
+        weights.write_bytes(data[:-1] + bytes([last]))
+        os.utime(weights, ns=(found.st_atime_ns, found.st_mtime_ns))
+        run = start()
+        assert run.saved("embedding") == pages
+        run.end()
+
+
+def test_an_equal_model_elsewhere_sees_the_same_pages(start: Callable[..., Run], tmp_path: Path) -> None:
+    run = start()
+    run.name("embedding", 0, "a")
+    run.end()
+    weights = next((tmp_path / "model").glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes())
     os.utime(weights, (1, 1))
-    other = start()
-    assert other.saved("embedding") == {}
-    other.end()
+    run = start()
+    assert run.saved("embedding") == {"a": "a"}
+    run.end()
 
 
 def test_edited_code_sees_other_pages(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
