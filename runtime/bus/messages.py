@@ -28,9 +28,9 @@ Pooling = Literal["last", "mean"]  # over the last hidden states of a prompt
 
 class MediaItem(Record, frozen=True):
     """One medium of a request, as the gateway received it: ``num_bytes`` of compressed data in media pages. ``path``: its field in the
-    client's request, for error messages. For images, ``num_pixels`` comes from the header and ``work`` is the approximate decoding
-    cost in pixels; -1 and 0 where not known. ``content``: SHA-256 of the bytes, the kind and the options; empty where not known,
-    and then nothing computed from it is found again."""
+    client's request, for error messages. For images, and for videos that come as frames, ``num_pixels`` comes from headers and ``work``
+    is the approximate decoding cost in pixels; -1 and 0 where not known. ``content``: SHA-256 of the bytes, the kind and the options;
+    empty where not known, and then nothing computed from it is found again."""
 
     kind: MediaKind
     num_bytes: int

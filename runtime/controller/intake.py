@@ -27,7 +27,6 @@ from .scheduling.types import MAX_PARTS, Limits
 from .state import BY_RANK, GATEWAY, ControllerState
 
 
-
 def submit(state: ControllerState, generation: int, key: int, spec: RequestSpec, now: float) -> None:
     """Accept a new request, or recognise a known one. It is journaled before any answer; refusals are stateless."""
     if key not in state.requests and key not in state.ended:

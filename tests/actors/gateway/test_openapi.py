@@ -66,8 +66,10 @@ def test_media_are_those_that_the_model_takes() -> None:
     taken = parts(LIMITS)
     assert set(taken) == {
         "text", "input_text", "output_text", "image_url", "video_url", "audio_url", "input_audio", "input_video",
+        "image", "video", "audio",
     }  # fmt: skip
-    assert taken["video_url"]["fps"] == {"type": ["number", "null"], "minimum": 0.01, "maximum": 2.0}
+    of_a_file, of_frames = ({"type": "number", "minimum": 0.01, "maximum": most} for most in (2.0, 1000))
+    assert taken["video_url"]["fps"] == {"anyOf": [of_a_file, of_frames, {"type": "null"}]}
     assert set(parts(TEXT_ONLY)) == {"text", "input_text", "output_text"}
 
 
