@@ -228,7 +228,7 @@ class DecodingPool:
         except FrameNotDelivered:
             if run.state is not State.RUNNING:
                 return
-            self._replan(job, run, job.plan_from_first_key(run.due), run.request.kind, run.request.max_running)
+            self._replan(job, run, job.plan_in_full(run.due), run.request.kind, run.request.max_running)
         except MediaError:
             raise
         except Exception as error:

@@ -2,11 +2,10 @@
 
 from collections import defaultdict, deque
 from collections.abc import Generator, Sequence
-from dataclasses import replace
 
-from .engines import CPU, Convert, Decoder, Engine, FrameNotDelivered, Output, decode_in_sequence, decode_segment
+from .engines import CPU, Convert, Decoder, Engine, Output, decode_in_full, decode_in_sequence, decode_segment
 from .packets import Bitstream, PacketCursor
-from .segments import Segment, plan_groups, plan_segments, sequential_segment, share_engines
+from .segments import Segment, full_segment, plan_groups, plan_segments, sequential_segment, share_engines
 from .video_info import PacketIndex
 
 Outputs = Generator[tuple[int, Output], None, None]
@@ -47,12 +46,11 @@ class Job:
         segments = self._segments(index, start, max(num_engines, num_packets // self._packets_per_segment))
         return self._with_cursor(share_engines(segments, num_engines), index)
 
-    def plan_from_first_key(self, start: int) -> list[Segment]:
-        """As ``plan``, for a file with no usable later key frame: one segment from its beginning, on one thread."""
+    def plan_in_full(self, start: int) -> list[Segment]:
+        """As ``plan``, for broken data and files with no usable later key frame: all packets from the first on, on one thread."""
         index = self._bitstream.info.index
         assert index is not None
-        index = replace(index, keys=index.keys[:1])
-        return self._with_cursor(self._segments(index, start, 1), index)
+        return self._with_cursor([full_segment(index, self._wanted, start)], None)
 
     def _segments(self, index: PacketIndex, start: int, num_parts: int) -> list[Segment]:
         patch = self._temporal_patch_size
@@ -64,35 +62,19 @@ class Job:
         return segments
 
     def outputs(self, engine: Engine, segment: Segment) -> Outputs:
-        """(position, converted frame) of one segment, as it is decoded.
-
-        With broken data a multi-threaded decoder's output depends on its number of threads: one thread then decodes it all again.
-        """
-        due = segment.start
-        num_threads = segment.num_threads if engine.kind == CPU else 1
-        try:
-            for position, output in self._outputs(engine, segment, num_threads):
-                yield position, output
-                due = position + 1
-        except FrameNotDelivered:
-            is_dropped = not self._cursors[segment].holds(segment.groups[-1])
-            if num_threads == 1 or is_dropped:
-                raise
-            self.forget(segment)
-            self._with_cursor([segment], self._bitstream.info.index)
-            for position, output in self._outputs(engine, segment, 1):
-                if position >= due:
-                    yield position, output
-
-    def _outputs(self, engine: Engine, segment: Segment, num_threads: int) -> Outputs:
+        """(position, converted frame) of one segment, as it is decoded. Raises: as ``decode_segment``."""
         cursor = self._cursors[segment]
-        decoder = self._decoder(engine, num_threads)
+        num_threads = segment.num_threads if engine.kind == CPU else 1
+        # What a decoder makes of broken data depends on all that it has decoded: a full segment gets a new one.
+        decoder = engine.open(self._bitstream) if segment.is_full else self._decoder(engine, num_threads)
         is_done = False
         try:
             if self._bitstream.info.index is None:
                 frames = decode_in_sequence(decoder, cursor, segment, self._wanted)
+            elif segment.is_full:
+                frames = decode_in_full(decoder, cursor, segment)
             else:
-                frames = decode_segment(decoder, cursor, segment, must_be_whole=num_threads > 1)
+                frames = decode_segment(decoder, cursor, segment)
             for position, frame in frames:
                 self._bitstream.budget.check()
                 yield position, self._convert(frame, decoder.reformatter)

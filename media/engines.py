@@ -5,7 +5,9 @@ time. Called by ``decoding``; ``nvdec`` implements the interface on a GPU.
 """
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,6 +35,7 @@ CPU = "cpu"
 _SKIPPING_CODECS = frozenset(("h264", "mpeg1video", "mpeg2video", "mpeg4"))  # the others read skip_frame once, or not at all
 _TRUSTING_CODECS = frozenset(("mpeg4", "h263", "flv"))  # decode from any picture on, with grey for missing references
 _PICTURES_IN_A_DECODER = 12  # measured: 8 for HEVC, 6 for H.264 with five reference pictures, 4 for VP9
+_MAX_WAITING = 8  # decoded frames, for the next that is no B-frame; some encoders make B-frames alone
 _PLAIN_BITS = 12  # of a pixel: 8 bits, 4:2:0
 _PIXELS_FOR_HARDWARE = {"h264": 1280 * 720, "hevc": 0, "vp9": 0, "av1": 0, "libdav1d": 0}
 """Codec -> pixels of a frame from which a GPU's units are used where there are any. Other codecs and smaller frames stay on the
@@ -45,7 +48,10 @@ class EngineError(Exception):
 
 
 class FrameNotDelivered(Exception):
-    """A group did not give all its wanted frames intact: decoding cannot start at its key frame (intra refresh), or data are broken."""
+    """A group did not give all its wanted frames intact: decoding cannot start at its key frame (intra refresh), or data are broken.
+
+    What decoders make of broken data depends on all that came before, and on their number of threads.
+    """
 
 
 class Decoder(Protocol):
@@ -192,35 +198,60 @@ def choose_kind(info: VideoInfo, kinds: list[str]) -> str:
     return hardware[0] if hardware and (suits_hardware or CPU not in kinds) else CPU
 
 
-def decode_segment(decoder: Decoder, cursor: PacketCursor, segment: Segment, must_be_whole: bool = False) -> Iterator[tuple[int, Any]]:
+def decode_segment(decoder: Decoder, cursor: PacketCursor, segment: Segment) -> Iterator[tuple[int, Any]]:
     """(position among the wanted, frame) in ascending order: Algorithm 1's inner loop, frames matched by time stamp (FC3).
 
-    Frames that a group from the file's start does not deliver are left out: there is nothing before it to start from.
+    B-frames wait for the picture behind them, which they may refer to: if that is broken, they are not what they should be.
 
-    Raises: FrameNotDelivered for any other group, and for broken data if it ``must_be_whole``; EngineError, MediaError.
+    Raises: FrameNotDelivered, before any frame that decoding in sequence would give otherwise; EngineError, MediaError.
     """
     for group in segment.groups:
-        may_lack = group.first == 0 and not must_be_whole
         due = group.start
         is_first = True
         position_of = {pts: group.start + offset for offset, pts in enumerate(group.pts)}
+        waiting: deque[tuple[int, Any]] = deque()
         for frame in _frames(decoder, cursor.packets(group)):
             if is_first and group.first > 0 and not decoder.may_begin(frame):
                 raise FrameNotDelivered
+            if not decoder.is_sound or frame.is_corrupt:
+                raise FrameNotDelivered
             is_first = False
             position = position_of.get(frame.pts, -1)
-            if position < due:
-                continue
-            if (position > due and not may_lack) or (must_be_whole and not decoder.is_sound):
+            if position > due:
                 raise FrameNotDelivered
-            yield position, frame
-            due = position + 1
-            if due == group.stop:
+            if position == due:
+                waiting.append((position, frame))
+                due += 1
+            num_waiting = _MAX_WAITING if frame.pict_type == PictureType.B else 0
+            while len(waiting) > num_waiting:
+                yield waiting.popleft()
+            if due == group.stop and not waiting:
                 break
-        if due < group.stop and not may_lack:
+        if due < group.stop or not decoder.is_sound:
             raise FrameNotDelivered
+        yield from waiting
         cursor.forget(group)
         decoder.reset()
+
+
+def decode_in_full(decoder: Decoder, cursor: PacketCursor, segment: Segment) -> Iterator[tuple[int, Any]]:
+    """As ``decode_segment``, of all packets from the first on. A frame that does not come out is the one shown before it.
+
+    Frames before the first that comes out are left out.
+    """
+    (group,) = segment.groups
+    due = group.start
+    shown: Any = None
+    for frame in chain(_frames(decoder, cursor.packets(group)), [None]):
+        while due < group.stop and (frame is None or (frame.pts is not None and group.pts[due - group.start] < frame.pts)):
+            if shown is not None:
+                yield due, shown
+            due += 1
+        if due == group.stop:
+            break
+        shown = shown if frame.pts is None else frame
+    cursor.forget(group)
+    decoder.reset()
 
 
 def decode_in_sequence(decoder: Decoder, cursor: PacketCursor, segment: Segment, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:

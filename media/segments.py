@@ -36,10 +36,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Groups of consecutive wanted frames; never empty. ``num_threads``: engines' worth of work that its decoder may do."""
+    """Groups of consecutive wanted frames; never empty. ``num_threads``: engines' worth of work that its decoder may do.
+
+    ``is_full``: nothing is left out that a decoder in sequence is fed.
+    """
 
     groups: tuple[Group, ...]
     num_threads: int = 1
+    is_full: bool = False
 
     @property
     def start(self) -> int:
@@ -62,6 +66,12 @@ def share_engines(segments: Sequence[Segment], num_engines: int) -> list[Segment
 def sequential_segment(start: int, stop: int) -> Segment:
     """The one segment of a file without an index: everything is fed, and frames are counted."""
     return Segment((Group(0, END, start, stop, ()),))
+
+
+def full_segment(index: PacketIndex, wanted: Sequence[int], start: int) -> Segment:
+    """All wanted frames from ``start`` on, and all packets."""
+    pts = index.timeline[np.asarray(wanted[start:], np.int64)]
+    return Segment((Group(0, END, start, len(wanted), tuple(pts.tolist())),), is_full=True)
 
 
 class _Frames:

@@ -5,6 +5,7 @@
 
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
@@ -25,6 +26,7 @@ RGBA_BITS = 32
 _MAX_FIELD = 0.6  # of the time of a frame: it takes half of it
 _MAX_FIRST_FRAME_PACKETS = 2000  # that are decoded in search of a frame
 _NUM_PACKETS_MORE = 64  # that are decoded behind those that may give no frame
+_MAX_PIXEL_ASPECT = 4
 _VP8_SHOW_FRAME = 0x10  # in a packet's first byte: its picture is shown, not just a reference
 
 
@@ -41,7 +43,9 @@ class PacketIndex:
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """A video as its viewer sees it: its size when upright, frames that are shown. Without ``index`` it is decoded in sequence.
+    """A video as its viewer sees it: its size when upright and of square pixels, frames that are shown.
+
+    Without ``index`` it is decoded in sequence.
 
     ``starts_s``: when each frame begins, counted from the first, where the rate is not constant; ``fps`` is then the average.
     """
@@ -78,7 +82,7 @@ def analyse(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED)
             raise MediaError("no frame of the video can be decoded")
         starts_s, fps, duration_s = _times(stream, walk)
         _check_duration(duration_s, limits)
-        height, width = frame.height, frame.width
+        height, width = _square_size(frame, stream.sample_aspect_ratio or walk.pixel_aspect)
         if orientation_of(frame).is_transposed:
             height, width = width, height
         check_frame_size(width, height, limits)
@@ -217,6 +221,12 @@ class _Walk:
         return self._hidden[:num_packets].count(False) - num_fields // 2
 
     @property
+    def pixel_aspect(self) -> Fraction | None:
+        """Width over height of a pixel, as the codec's head states it."""
+        aspect: Fraction | None = self._context.sample_aspect_ratio
+        return aspect
+
+    @property
     def last_ticks(self) -> int:
         """The duration that the packet of the last frame states; 0 if it states none. FFmpeg guesses those of MPEG-TS and FLV."""
         return self._last[1] if self._last is not None else 0
@@ -315,6 +325,13 @@ def _times(stream: Any, walk: _Walk) -> tuple[tuple[float, ...] | None, float, f
         if not 0.8 / frame_s <= fps <= 1.25 / frame_s:
             fps = 1 / frame_s
     return None, fps, walk.num_frames / fps
+
+
+def _square_size(frame: Any, pixel_aspect: Fraction | None) -> tuple[int, int]:
+    """Height and width of square pixels: the shorter side of a pixel is stretched, as players do it. Odd statements are ignored."""
+    if not pixel_aspect or not 1 / _MAX_PIXEL_ASPECT <= pixel_aspect <= _MAX_PIXEL_ASPECT:
+        return frame.height, frame.width
+    return round(frame.height / min(1, pixel_aspect)), round(frame.width * max(1, pixel_aspect))
 
 
 def _check_duration(duration_s: float, limits: MediaLimits) -> None:
