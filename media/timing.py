@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
 
-_TOLERANCE = 0.4  # of a frame, that a frame of a constant rate may be early or late: time stamps are rounded, and cameras are uneven
+TOLERANCE = 0.4  # of a frame, that a frame of a constant rate may be early or late: time stamps are rounded, and cameras are uneven
 _TICKS_PER_S = 10_000
 _ROUNDING_S = 0.01  # of a duration: 3.999 s, in milliseconds of Matroska, give as many samples as 4 s
 _INTO_TICK = 1.5  # samplings round down to ticks in float32: what should be a frame's first instant may be the tick before
@@ -31,15 +31,15 @@ class Timed(Protocol):
     def starts_s(self) -> tuple[float, ...] | None: ...
 
 
-def varying_starts(starts_s: Sequence[float], end_s: float) -> tuple[float, ...] | None:
+def varying_starts(starts_s: Sequence[float], end_s: float, tolerance: float = TOLERANCE) -> tuple[float, ...] | None:
     """When each frame begins, counted from the first; None if they come at a constant rate.
 
-    ``starts_s`` ascend; ``end_s``: of the last frame.
+    ``starts_s`` ascend; ``end_s``: of the last frame; ``tolerance``: frames that one may be off its place.
     """
     starts = np.asarray(starts_s, dtype=np.float64)
     starts -= starts[0]
     frame_s = (end_s - starts_s[0]) / len(starts)
-    if np.abs(starts - frame_s * np.arange(len(starts))).max() <= _TOLERANCE * frame_s:
+    if np.abs(starts - frame_s * np.arange(len(starts))).max() <= tolerance * frame_s:
         return None
     return tuple(starts.tolist())
 

@@ -19,7 +19,7 @@ from .container import BrokenData, broken, decoder_of, demux, ffmpeg, has_alpha_
 from .errors import MediaError
 from .limits import UNLIMITED, MediaLimits, Reader, TimeBudget
 from .orientation import orientation_of
-from .timing import varying_starts
+from .timing import TOLERANCE, varying_starts
 
 RGBA_BITS = 32
 
@@ -27,6 +27,7 @@ _MAX_FIELD = 0.6  # of the time of a frame: it takes half of it
 _MAX_FIRST_FRAME_PACKETS = 2000  # that are decoded in search of a frame
 _NUM_PACKETS_MORE = 64  # that are decoded behind those that may give no frame
 _MAX_PIXEL_ASPECT = 4
+_AVI_TOLERANCE = 2  # frames: AVI numbers packets, and FFmpeg is off by a frame where B-frames begin
 _VP8_SHOW_FRAME = 0x10  # in a packet's first byte: its picture is shown, not just a reference
 
 
@@ -319,7 +320,8 @@ def _times(stream: Any, walk: _Walk) -> tuple[tuple[float, ...] | None, float, f
         starts_s = [float(pts * stream.time_base) for pts in shown]
         frame_s = (starts_s[-1] - starts_s[0]) / (len(shown) - 1)
         end_s = starts_s[-1] + max(float(walk.last_ticks * stream.time_base), float(np.median(np.diff(starts_s))))
-        starts = varying_starts(starts_s, end_s) if len(shown) == walk.num_frames else None
+        tolerance = _AVI_TOLERANCE if stream.container.format.name == "avi" else TOLERANCE
+        starts = varying_starts(starts_s, end_s, tolerance) if len(shown) == walk.num_frames else None
         if starts is not None:
             return starts, len(starts) / (end_s - starts_s[0]), end_s - starts_s[0]
         if not 0.8 / frame_s <= fps <= 1.25 / frame_s:

@@ -101,6 +101,13 @@ def test_a_constant_rate_is_sampled_as_by_transformers(model, times, container):
     assert opened(data, model)[0] == family_of(model).sample_frames(model, info.num_frames, info.fps).tolist()
 
 
+@pytest.mark.parametrize("codec", ["mpeg1video", "mpeg2video", "mpeg4", "libx264"])
+def test_b_frames_in_avi_are_no_varying_rate(codec):
+    """AVI has no time stamps, and those that FFmpeg makes for MPEG-1 lack one."""
+    info = analyse(io.BytesIO(encode_video(codec, "avi", num_frames=48, options={"bf": "2"})), LIMITS)
+    assert (info.starts_s, info.duration_s, info.fps) == (None, 2.0, 24.0)
+
+
 def test_a_frame_that_was_dropped_moves_no_sample_behind_it(model):
     """A camera of 24 frames a second that left out a tenth of them, here and there."""
     kept = [number for number in range(240) if number % 10 != 7 or number < 60]
