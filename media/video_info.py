@@ -83,7 +83,7 @@ def analyse(reader: Reader, limits: MediaLimits, budget: TimeBudget = UNLIMITED)
             raise MediaError("no frame of the video can be decoded")
         starts_s, fps, duration_s = _times(stream, walk)
         _check_duration(duration_s, limits)
-        height, width = _square_size(frame, stream.sample_aspect_ratio or walk.pixel_aspect)
+        height, width = _square_size(frame, walk.pixel_aspect)
         if orientation_of(frame).is_transposed:
             height, width = width, height
         check_frame_size(width, height, limits)
@@ -223,8 +223,9 @@ class _Walk:
 
     @property
     def pixel_aspect(self) -> Fraction | None:
-        """Width over height of a pixel, as the codec's head states it."""
-        aspect: Fraction | None = self._context.sample_aspect_ratio
+        """Width over height of a pixel. FFmpeg relates a track's size to its last head, which need not be the first frame's."""
+        of_track = None if self._changes_head else self._stream.sample_aspect_ratio
+        aspect: Fraction | None = of_track or self._context.sample_aspect_ratio
         return aspect
 
     @property
