@@ -1,6 +1,6 @@
 """Ends for what a schema leaves endless: models, small ones above all, can write an array or an object for ever. Pure.
 
-Numbers have theirs where answers are written (``digits``).
+Digits of numbers end where answers are written (``matcher``).
 """
 
 from typing import Any

@@ -17,19 +17,23 @@ from ..errors import GrammarError
 from .vocabulary import WORD_BITS, GrammarVocabulary
 
 _MAX_ERROR_CHARS = 300
+MAX_DIGITS = 40  # tokens of a JSON number in a row: an integer of 128 bits has 39
+_JSON = re.compile(r'"json_schema": ?\{')  # in the text of a grammar, which writes quotes of literals otherwise
 _SHOWN_SOURCE = re.compile(r"<|\s*(\d+ \||\^)")  # lines of a message
 
 
 class Matcher:
     """The state of one answer in its grammar. Errors stay: a matcher that ``failed`` allows nothing more."""
 
-    def __init__(self, vocabulary: GrammarVocabulary, start: LLMatcher) -> None:
-        """``start``: the grammar's matcher before the first token, which is copied."""
+    def __init__(self, vocabulary: GrammarVocabulary, start: LLMatcher, *, ends_numbers: bool = False) -> None:
+        """``start``: the grammar's matcher before the first token, which is copied. ``ends_numbers``: JSON numbers have an end."""
+        self._ends_numbers = ends_numbers
         self._vocabulary = vocabulary
         self._start = start
         self._matcher = start.deep_copy()
         self._has_way_on = True
         self.count = 0  # ids taken
+        self._num_digits = 0  # ids of digits alone, the last ones
 
     @property
     def num_words(self) -> int:
@@ -54,14 +58,21 @@ class Matcher:
     def follow(self, ids: Sequence[int]) -> None:
         """Come to the state behind exactly these ids, the answer so far."""
         if self.count > len(ids):
-            self._matcher, self._has_way_on, self.count = self._start.deep_copy(), True, 0
+            self._matcher, self._has_way_on, self.count, self._num_digits = self._start.deep_copy(), True, 0, 0
         if self.count < len(ids):
-            self._matcher.consume_tokens([int(id) for id in ids[self.count :]])
+            more = [int(id) for id in ids[self.count :]]
+            self._matcher.consume_tokens(more)
             self.count = len(ids)
+            for id in more:
+                self._note(id)
 
     def allows(self, id: int) -> bool:
         """Return whether this id may come next, as ``fill`` says, at a fraction of its cost."""
         word, bit = divmod(id, WORD_BITS)
+        if self._num_digits >= MAX_DIGITS and self._vocabulary.digits[word] >> bit & 1:
+            mask = np.empty(self.num_words, np.int32)
+            self.fill(mask)
+            return bool(mask[word] >> bit & 1)
         if self._vocabulary.permitted[word] >> bit & 1:
             return self._matcher.validate_tokens([id]) == 1
         return bool(self._vocabulary.permitted_at_end[word] >> bit & 1) and self._matcher.is_accepting()
@@ -69,7 +80,18 @@ class Matcher:
     def take(self, id: int) -> bool:
         """Add the next id. Returns False, and has failed, if the grammar does not allow it."""
         self.count += 1
+        self._note(id)
         return self._matcher.consume_token(id)
+
+    def _note(self, id: int) -> None:
+        word, bit = divmod(id, WORD_BITS)
+        self._num_digits = self._num_digits + 1 if self._vocabulary.digits[word] >> bit & 1 else 0
+
+    def _end_number(self, mask: NDArray[np.int32]) -> None:
+        """Take away digits behind a JSON number that has many, where something else may follow: models can write them for ever."""
+        others = mask & ~self._vocabulary.digits
+        if self._ends_numbers and others.any() and not (mask & self._vocabulary.beside_numbers).any():
+            mask[:] = others
 
     def fill(self, mask: NDArray[np.int32]) -> None:
         """``fill_masks`` of one: ``mask`` int32 [words]."""
@@ -89,6 +111,9 @@ def fill_masks(matchers: Sequence[Matcher], masks: NDArray[np.int32]) -> None:
     for number in np.flatnonzero((masks[:, words] & bits).any(1)).tolist():
         if not matchers[number]._matcher.is_accepting():
             np.bitwise_and(masks[number], vocabulary.permitted, out=masks[number])
+    for matcher, mask in zip(matchers, masks, strict=True):
+        if matcher._num_digits >= MAX_DIGITS:
+            matcher._end_number(mask)
     for matcher, has_way_on in zip(matchers, np.any(masks, axis=1).tolist(), strict=True):
         matcher._has_way_on = has_way_on
 
@@ -112,7 +137,7 @@ class Matchers:
         if start is None:
             return None
         self._starts.move_to_end(grammar)
-        return Matcher(self._vocabulary, start)
+        return self._matcher(grammar, start)
 
     def compile(self, grammar: str) -> LLMatcher:
         """Return llguidance's matcher before the first token. Other threads run meanwhile. Raises: GrammarError."""
@@ -126,7 +151,10 @@ class Matchers:
         self._starts.move_to_end(grammar)
         if len(self._starts) > self._max_kept:
             self._starts.popitem(last=False)
-        return Matcher(self._vocabulary, start)
+        return self._matcher(grammar, start)
+
+    def _matcher(self, grammar: str, start: LLMatcher) -> Matcher:
+        return Matcher(self._vocabulary, start, ends_numbers=_JSON.search(grammar) is not None)
 
 
 def _limits() -> LLParserLimits:

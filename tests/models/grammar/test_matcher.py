@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from mmrt.models.errors import GrammarError
-from mmrt.models.grammar.matcher import Matcher, Matchers
+from mmrt.models.grammar.call_form import CallForm, Function, source_of_calls
+from mmrt.models.grammar.matcher import MAX_DIGITS, Matcher, Matchers
 from mmrt.models.grammar.source import JSON_OBJECT, GrammarSource, source_of_lark, source_of_regex, source_of_schema
 from mmrt.models.grammar.text import grammar_text
 from mmrt.models.grammar.vocabulary import GrammarVocabulary, bits_of
 from mmrt.models.text.tokenizer import Tokenizer
 
 IMAGE = 1526  # of the model that comes with mmrt
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": '
 
 
 def regex(matchers: Matchers, pattern: str) -> Matcher:
@@ -94,6 +96,38 @@ def test_a_token_is_allowed_where_the_mask_allows_it(matchers: Matchers, vocabul
             assert one_by_one == now
             if not now or not matcher.take(choice.choice(sorted(now))) or matcher.is_complete:
                 break
+
+
+@pytest.mark.parametrize(
+    ("source", "before", "has_end"),
+    [
+        (source_of_schema({"type": "integer"}), "", True),
+        (source_of_schema({"type": "number"}), "-1.", True),
+        (source_of_schema({"type": "array", "items": {"type": "number"}}), "[1, 2e", True),
+        (JSON_OBJECT, '{"a": ', True),
+        (source_of_calls(CallForm(functions=[Function("", "f", {})], is_required=True, is_single=True)), CALL, True),
+        (source_of_calls(CallForm(functions=[Function("", "f", {})], is_required=False, is_single=True)), "Pi is 3.", False),
+        (JSON_OBJECT, '{"', False),
+        (source_of_schema({"type": "string", "pattern": r"^\d+$"}), '"', False),
+        (source_of_schema({"type": "string", "pattern": r"^\d{99}$"}), '"', False),
+        (source_of_regex("[0-9]+"), "", False),
+        (source_of_lark("start: /[0-9]+/"), "", False),
+    ],
+)
+def test_the_digits_of_a_json_number_end(
+    matchers: Matchers, tokenizer: Tokenizer, source: GrammarSource, before: str, has_end: bool
+) -> None:
+    """The same where an answer is taken up again; a token is allowed where the mask allows it."""
+    (one,), ids = tokenizer.encode("1"), tokenizer.encode(before)
+    matcher = matchers.begin(grammar_text(source))
+    matcher.follow(ids)
+    for _ in range(MAX_DIGITS):
+        assert one in allowed(matcher) and matcher.allows(one) and matcher.take(one)
+    again = matchers.begin(grammar_text(source))
+    again.follow([*ids, *[one] * MAX_DIGITS])
+    for one_of_them in (matcher, again):
+        assert (one in allowed(one_of_them)) == one_of_them.allows(one) == (not has_end)
+        one_of_them.check()
 
 
 def test_a_token_that_is_not_allowed_fails(matchers: Matchers, vocabulary: GrammarVocabulary) -> None:
