@@ -29,6 +29,7 @@ from ..bus.messages import (
 )
 from ..pools import PoolName
 from ..stage_table import WORKERS, InstanceId, stage_of
+from .absence import leaves_plan, note_absence
 from .cache_eras import clear_caches, note_code
 from .effects import Effect, Send
 from .inflight_plan import LONG_AGO_S
@@ -182,7 +183,8 @@ class Controller:
         return [actor for actor in self.state.staying if counts[stage_of(actor)] > 1]
 
     def set_absent(self, actors: Collection[InstanceId]) -> None:
-        """Set the ``twins`` that are dead, broken or not: while another one of the stage is there, they get no new work."""
+        """Set the ``twins`` that are dead, broken or not: while another one of the stage is there, they get no new work, and soon lose
+        what they have (``absence``)."""
         self.state.absent = frozenset(actors)
 
     def set_saved(self, saved: Mapping[PoolName, Mapping[bytes, int]]) -> None:
@@ -207,12 +209,12 @@ class Controller:
         return wanted_ids(self.state, progress, all_of_them=all_of_them)
 
     def unanswering(self) -> set[InstanceId]:
-        """Return broken actors that must be seen dead before their rows and plans go to others: ``tick`` takes those whose role lock
-        is free now."""
+        """Return lost actors that must be seen dead before their rows and plans go to others: ``tick`` takes those whose role lock is
+        free now."""
         state = self.state
-        if not state.outages:
+        if not state.outages and not state.away:
             return set()
-        return undropped(state) | {inflight.actor for inflight in state.plans.values() if inflight.actor in state.outages}
+        return undropped(state) | {inflight.actor for inflight in state.plans.values() if leaves_plan(state, inflight)}
 
     def tick(
         self,
@@ -229,6 +231,7 @@ class Controller:
         """
         state = self.state
         state.begin_tick(now, gaps)
+        note_absence(state)
         on_gone(state, gone)
         skip_plans(state, gone)
         rank_requests(state)

@@ -16,7 +16,7 @@ from ..bus.messages import RequestSpec
 from ..errors import RequestError
 from ..stage_table import STAGES, stage_of
 from .lifecycle import fail
-from .ownership import leave_broken
+from .ownership import leave_lost
 from .request import Request
 from .scheduling.types import SegmentStage
 from .state import ControllerState
@@ -33,10 +33,11 @@ def check_served(state: ControllerState, spec: RequestSpec) -> None:
 
 
 def fail_stranded(state: ControllerState) -> None:
-    """End the requests that cannot go on, in any phase, and take the rows of broken decodes."""
+    """End the requests that cannot go on, in any phase, and take the rows of lost decodes."""
+    if state.outages or state.away:
+        leave_lost(state)
     if not state.outages:
         return
-    leave_broken(state)
     for request in list(state.requests.values()):
         if request.failure is not None:
             continue

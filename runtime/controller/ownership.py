@@ -4,8 +4,8 @@ A row in phase DECODE has an owner word: the decode actor that runs it. Its reco
 which ends one acknowledgement later. A change of owner is: no owner, Drop, Dropped, the new owner, Admit. Pages and committed ids stay
 where they are, so nothing is copied: the new owner goes on after the last committed id, as a new generation of the old one would.
 
-A broken decode answers no Drop. It is dead, and its rows go on, once nobody held its role lock after they had lost their owner: a
-process that takes the role later touches only rows that it owns.
+A lost decode, broken or away, answers no Drop. It is dead, and its rows go on, once nobody held its role lock after they had lost
+their owner: a process that takes the role later touches only rows that it owns.
 """
 
 from collections.abc import Collection
@@ -14,6 +14,7 @@ from ...schema.rows import Phase
 from ..bus.messages import Admit, Drop
 from ..pools import PoolName
 from ..stage_table import InstanceId, number_of, stage_of
+from .absence import leaves_row
 from .effects import SetOwner
 from .inflight_plan import LONG_AGO_S
 from .lifecycle import settle
@@ -45,7 +46,7 @@ def choose_decode(state: ControllerState, pool: PoolName) -> InstanceId:
     """Return the serving decode actor of a pool with the fewest sequences to step, then with the fewest tokens in the KV cache (TI7,
     MS2)."""
     actors = [actor for actor in state.staying if stage_of(actor) == "decode" and state.pool_of(actor) == pool]
-    unbroken = [actor for actor in actors if actor not in state.outages] or actors
+    unbroken = [actor for actor in actors if not state.is_lost(actor)] or actors
     serving = [actor for actor in unbroken if actor in state.actors] or unbroken
     serving = [actor for actor in serving if actor not in state.absent] or serving
     if len(serving) == 1:
@@ -69,10 +70,10 @@ def take_back(state: ControllerState, request: Request) -> None:
     settle(state, request)
 
 
-def leave_broken(state: ControllerState) -> None:
-    """Take all rows from broken decode actors, also those that are over: what they hold is free once the actor is known to be dead."""
+def leave_lost(state: ControllerState) -> None:
+    """Take all rows from lost decode actors, also those that are over: what they hold is free once the actor is known to be dead."""
     for request in list(state.requests_in_rows()):
-        if request.decode is not None and request.record.member_of in state.outages:
+        if request.decode is not None and leaves_row(state, request):
             take_back(state, request)
 
 
@@ -107,9 +108,9 @@ def on_dropped(state: ControllerState, actor: InstanceId, row: int, row_generati
 
 
 def undropped(state: ControllerState) -> set[InstanceId]:
-    """Return broken decode actors that rows wait for. ``on_gone`` takes those whose role nobody holds now."""
+    """Return lost decode actors that rows wait for. ``on_gone`` takes those whose role nobody holds now."""
     asked = (request.record.member_of for request in state.requests_in_rows() if request.drop_ticket and request.decode is None)
-    return {actor for actor in asked if actor is not None and actor in state.outages}
+    return {actor for actor in asked if actor is not None and state.is_lost(actor)}
 
 
 def on_gone(state: ControllerState, actors: Collection[InstanceId]) -> None:

@@ -59,11 +59,11 @@ def choose_pools(state: ControllerState, request: Request, lengths: Lengths, wan
 
 
 def able_pools(state: ControllerState, stage: str) -> Sequence[PoolName]:
-    """Return the pools of devices with an actor of the stage that gets work: one that is not broken, where there is any."""
+    """Return the pools of devices with an actor of the stage that gets work: one that is not lost, where there is any."""
     if len(state.kv_pools) == 1:
         return state.kv_pools
     actors = [actor for actor in state.staying if stage_of(actor) == stage]
-    unbroken = [actor for actor in actors if actor not in state.outages] or actors
+    unbroken = [actor for actor in actors if not state.is_lost(actor)] or actors
     return sorted({state.pool_of(actor) for actor in unbroken}, key=state.kv_pools.index)
 
 

@@ -11,6 +11,7 @@ from ..bus.messages import Analysed, Died, ItemError, Loaded, Overran, Result, S
 from ..bus.plan_base import Place
 from ..bus.plans import Analyse, Encode, Plan, Prefill, PreprocessSegment
 from ..stage_table import InstanceId
+from .absence import leaves_plan
 from .effects import SetPrefilled
 from .embedding_cache import give_up_loading, keep_encoded
 from .inflight_plan import InflightPlan
@@ -48,6 +49,8 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
         _correct_work(state, plan, live)
     else:
         _learn_cost(state, inflight, live, elapsed_s)
+        for request in live:
+            request.has_moved = False
         match plan:
             case Analyse():
                 if isinstance(result, Analysed):
@@ -82,7 +85,9 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
 
 def skip_plans(state: ControllerState, actors: Collection[InstanceId]) -> None:
     """Give back the plans of these actors: nobody works on them, since their role locks were free after all effects up to now."""
-    for inflight in [inflight for inflight in state.plans.values() if inflight.actor in actors]:
+    for inflight in [one for one in state.plans.values() if one.actor in actors and leaves_plan(state, one)]:
+        for request in inflight.requests:
+            request.has_moved = inflight.actor in state.away
         finish_plan(state, inflight, Skipped(), 0.0)
 
 

@@ -101,7 +101,7 @@ def make_view(state: ControllerState) -> View:
     if len(state.kv_pools) > 1:
         views = _hide_busy(state, rows, views)
     now, plans = state.now, state.plans.values()
-    in_flight = [plan.plan.STAGE for plan in plans if now - plan.begun_s < STUCK_S and plan.actor not in state.outages]
+    in_flight = [plan.plan.STAGE for plan in plans if now - plan.begun_s < STUCK_S and not state.is_lost(plan.actor)]
     return View(
         requests=tuple(views),
         facts=state.facts,
@@ -217,7 +217,7 @@ def _notice_shortage(state: ControllerState, view: View, now: float) -> None:
         if not seen.segments or not seen.has_kv:
             continue
         request = state.requests[seen.key]
-        if any([state.plans[plan_id].actor not in state.outages for plan_id in request.plans]):
+        if any([not state.is_lost(state.plans[plan_id].actor) for plan_id in request.plans]):
             continue
         segment = seen.segments[0]
         pool: PoolName = "patch" if segment.stage == SegmentStage.PENDING else "embedding"

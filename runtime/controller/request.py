@@ -238,6 +238,8 @@ class Request:
     shares_media: bool = False  # others may do work of it: a row has equal media, or had, or the cache has some of them
     drop_ticket: int = 0
     drop_sent_s: float = 0.0
+    moved_at: int = -1  # committed ids when it was last taken from a decode that was away
+    has_moved: bool = False  # a plan of it was taken from an actor that was away, and none has been done since
     blocked_s: float = -1.0  # start of its wait for pages; -1: it does not wait
     view: RequestView | None = None  # the policies' view; None, as ``grow_at`` is 0, after every ``ControllerState.touch``
     left: Left | None = None  # until the first token; None, as ``view`` is

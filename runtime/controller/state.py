@@ -2,7 +2,8 @@
 
 ``lifecycle``, ``intake``, ``outages``, ``planner``, ``plan_dispatch``, ``plan_results``, ``poison``, ``kv_manager``, ``progress``,
 ``cache_eras`` and ``recovery`` are the rules, as functions over this; ``machine.Controller`` calls them. All of it is either in the
-journal, the rows and the plan table, or derived from them, except ``outages``, which the supervisor provides, and ``absent``.
+journal, the rows and the plan table, or derived from them, except ``outages``, which the supervisor provides, and ``absent`` with what
+follows from it.
 """
 
 from collections import OrderedDict
@@ -116,6 +117,8 @@ class ControllerState:
     ended: "OrderedDict[int, None]" = field(default_factory=OrderedDict)
     outages: Mapping[InstanceId, Outage] = field(default_factory=dict)  # by actor: see ``outages``
     absent: frozenset[InstanceId] = frozenset()  # those of ``machine.Controller.twins`` that are dead, until others take their roles
+    absent_since_s: dict[InstanceId, float] = field(default_factory=dict)
+    away: frozenset[InstanceId] = frozenset()  # those for which work no longer waits: see ``absence``
     pending_replies: dict[int, int] = field(default_factory=dict)  # key -> gateway generation that gets an answer
     next_arrival: int = 0
     now: float = 0.0  # of the message or tick that is being handled
@@ -233,6 +236,10 @@ class ControllerState:
         without such an effect (plans, counts, rates) calls it directly. New ids of a row in decode are no change."""
         request.view, request.own_view, request.left, request.grow_at, request.short_at = None, None, None, 0, 0
         self._touched.add(request.row)
+
+    def is_lost(self, actor: InstanceId) -> bool:
+        """Return whether work is taken from an actor: it is broken or away."""
+        return actor in self.outages or actor in self.away
 
     def begin_tick(self, now: float, gaps: Sequence[int]) -> None:
         """Begin a tick. ``gaps``: the histogram of times between tokens since the run began, if it is known."""

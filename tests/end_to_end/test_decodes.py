@@ -15,7 +15,7 @@ from mmrt.shm.controller_stats import ControllerStats
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
 from mmrt.tests.end_to_end.conftest import Server
-from mmrt.tests.end_to_end.test_outages import TIMEOUT_S, Asking, broken
+from mmrt.tests.end_to_end.test_outages import TIMEOUT_S, Asking, broken, report
 from mmrt.tests.end_to_end.test_restart import PROMPT, Streams, processes
 
 SETTINGS = '[actors]\nlayout = "E+P+2D"\n[supervisor]\nrestart_limit = 2\nbackoff_s = 0.05\n'
@@ -101,6 +101,24 @@ def test_both_are_killed_under_load(two: Server, expected: list[int]) -> None:
     two.wait(lambda status: bool(status["ready"]), "ready")
     after = processes(two)
     assert {name for name in after if after[name] != before[name]} == BOTH
+    two.wait_until_empty()
+
+
+def test_the_streams_of_one_that_does_not_come_up_go_on_at_the_other(two: Server, source: Path, expected: list[int]) -> None:
+    """It is not broken: it starts, and never gets ready."""
+    file, before = source / "actors/decode/loop.py", handed_over(two)
+    code, stories = file.read_text(), under_way(two, 4)
+    file.write_text("import time\ntime.sleep(600)\n")
+    try:
+        two.kill("decode.1")
+        two.wait(lambda _: handed_over(two) == before + 2, "its rows are at the other", TIMEOUT_S)
+        check(stories, expected)
+        assert two.chat("Hello")[1], "new ones are served as well"
+        assert report(two.status(), "decode.1")["state"] not in ("active", "broken")
+    finally:
+        file.write_text(code)
+        two.kill("decode.1")
+    two.wait(lambda status: bool(status["ready"]), "ready", TIMEOUT_S)
     two.wait_until_empty()
 
 

@@ -24,6 +24,7 @@ from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.copy_plans import Load, LoadChunk, LoadPart, LoadSegments, Transfer
 from mmrt.runtime.bus.wire import encode
+from mmrt.runtime.controller.absence import AWAY_S
 from mmrt.runtime.controller.effects import SetPageGenerations
 from mmrt.runtime.controller.embedding_cache import page_keys
 from mmrt.runtime.controller.expansion import expand
@@ -187,6 +188,7 @@ class World:
         self.loss = rng.choice((0.0, 0.1, 0.3)) if faults else 0.0
         self.crash_rate = rng.choice((0.0, 0.1, 0.5)) if faults else 0.0  # per second and actor
         self.break_share = rng.choice((0.0, 0.0, 0.3)) if faults else 0.0  # of crashes: the actor is gone for long, and said to be
+        self.slow_share = rng.choice((0.0, 0.0, 0.5)) if faults else 0.0  # of starts: others of its stage get what it had (``absence``)
         self.has_been_broken = False
         self.notices: list[tuple[float, list[Outage]]] = [(0.0, [])]  # of the supervisor about broken actors, and when they arrive
         self.devices = dict(limits.devices)
@@ -510,7 +512,8 @@ class World:
             self.finish_writes(process.transfer, self.random.random())
         process.generation = 0
         process.queue, process.done, process.step, process.transfer = [], OrderedDict(), None, None
-        process.up_s = self.now + self.random.random()
+        is_slow = bool(self.slow_share) and self.random.random() < self.slow_share
+        process.up_s = self.now + (self.random.uniform(AWAY_S, 3 * AWAY_S) if is_slow else self.random.random())
         process.trials, process.members = None, {}
         if name == "gateway":
             for key, request in self.gateway.items():
