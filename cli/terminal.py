@@ -128,7 +128,8 @@ class JsonReporter:
         self.lines(SUPERVISOR, [as_object(text, time_s=time.time(), actor=SUPERVISOR, pid=os.getpid(), level=level)])
 
     def ready(self, endpoint: str, page: str, seconds: float) -> None:
-        self.message(f"ready after {seconds:.1f} s: {endpoint}/v1")
+        opened = f"; its page is at {page}" if page else ""
+        self.message(f"ready after {seconds:.1f} s: {endpoint}/v1{opened}")
 
     def failed(self, reason: str, tail: Sequence[str]) -> None:
         self.message(reason, "ERROR")

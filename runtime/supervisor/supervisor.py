@@ -23,6 +23,7 @@ from ..config import RuntimeConfig
 from ..errors import RunError
 from ..observe.dumps import BlackBox, salvage
 from ..process.notify import Notifier, NotifyListener
+from ..process.page_token import is_token_needed, page_token
 from ..process.run import RunInfo, create_run, rewrite_run_info
 from .actor_tasks import ActorTasks
 from .commands import Commands
@@ -330,6 +331,8 @@ class Supervisor:
             seconds = time.monotonic() - self._began_s
             endpoint, page = self._setup.info.endpoint, self._setup.info.page
             self._logs.write("supervisor", [f"ready after {seconds:.2f} s: {endpoint}"], os.getpid())
+            if is_token_needed(self._config.server) and (token := page_token(self._run.path)):
+                page += f"#token={token}"
             self._reporter.ready(endpoint, page, seconds)
             self._notifier.active(f"serving at {endpoint}")
 

@@ -17,6 +17,7 @@ from ....runtime.config import RuntimeConfig
 from ....runtime.errors import RequestError, RunError
 from ....runtime.observe.dumps import Recording
 from ....runtime.observe.trace import make_trace
+from ....runtime.process.page_token import page_token
 from ....runtime.supervisor.ask_supervisor import ask
 from ....runtime.supervisor.control import SOCKET_NAME, KillReply, KillRequest, RestartReply, RestartRequest
 from ....shm.controller_stats import StatsSnapshot
@@ -24,7 +25,8 @@ from ....shm.run_directory import RunDirectory
 from ....shm.status import ActorTable
 from .feed import Feed
 from .files import HEADERS, read_files
-from .guard import check_command, check_reader
+from .guard import Access, check_command, check_reader
+from .peers import is_own
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class Page:
         self._config = config
         self._actors = actors
         self._model = model
-        self._has_key = config.server.needs_key
+        self._access = Access(config.server.needs_key, page_token(run.path), is_own)
         self._files = read_files()
         self._feed = Feed(run, actors, stats, (run.path / SOCKET_NAME).is_socket)
         self._tracing: asyncio.Task[bytes] | None = None
@@ -84,7 +86,7 @@ class Page:
 
     async def state(self, http: web.Request) -> web.Response:
         """Answer with the state of the run; ``?after=N``: and with the requests that have changed since that revision."""
-        check_reader(http, self._has_key)
+        check_reader(http, self._access)
         after = http.query.get("after", "0")
         if not (after.isascii() and after.isdigit() and len(after) <= 16 and int(after) <= MAX_REVISION):
             raise RequestError(f"after is {after[:100]!r}, expected a whole number from 0 to {MAX_REVISION}", param="after")
@@ -92,7 +94,7 @@ class Page:
 
     async def trace(self, http: web.Request) -> web.Response:
         """Answer with what all processes did while a request was served, as ``mmrt trace`` writes it. One at a time, in a thread."""
-        check_reader(http, self._has_key)
+        check_reader(http, self._access)
         key = http.match_info["key"]
         window = self._feed.window_of(int(key, 16)) if _KEY.fullmatch(key) else None
         if window is None:
@@ -126,7 +128,7 @@ class Page:
         return _told(f"{actor}: pid {reply.pid} was killed")
 
     def _commanded(self, http: web.Request) -> str:
-        check_command(http, self._has_key)
+        check_command(http, self._access)
         actor = http.match_info["actor"]
         if actor not in self._actors.present:
             names = ", ".join(self._actors.present)

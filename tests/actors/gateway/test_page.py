@@ -20,7 +20,7 @@ from mmrt.actors.gateway.page import feed as feed_module
 from mmrt.actors.gateway.page import files as files_module
 from mmrt.actors.gateway.page.feed import Feed
 from mmrt.actors.gateway.page.files import FOLDER, HEADERS, read_files
-from mmrt.actors.gateway.page.guard import check_command, check_reader
+from mmrt.actors.gateway.page.guard import Access, check_command, check_reader
 from mmrt.actors.gateway.page.routes import Page
 from mmrt.runtime.errors import RequestError, RunError
 from mmrt.runtime.observe.flight import Kind, pack_id, unsigned
@@ -191,10 +191,10 @@ FOREIGN = [
     ({"Origin": "http://localhost"}, "another origin ('http://localhost')"),
     ({"Sec-Fetch-Site": "cross-site"}, "Sec-Fetch-Site is 'cross-site'"),
     ({"Sec-Fetch-Site": "same-site"}, "Sec-Fetch-Site is 'same-site'"),
-    ({"X-Forwarded-For": "127.0.0.1"}, "X-Forwarded-For: behind a proxy"),
-    ({"X-Forwarded-Proto": "https"}, "X-Forwarded-Proto: behind a proxy"),
-    ({"CF-Connecting-IP": "127.0.0.1"}, "CF-Connecting-IP: behind a proxy"),
-    ({"Forwarded": "for=127.0.0.1"}, "Forwarded: behind a proxy"),
+    ({"X-Forwarded-For": "127.0.0.1"}, "X-Forwarded-For: without an API key the run is not shown behind a proxy"),
+    ({"X-Forwarded-Proto": "https"}, "X-Forwarded-Proto: without an API key the run is not shown behind a proxy"),
+    ({"CF-Connecting-IP": "127.0.0.1"}, "CF-Connecting-IP: without an API key the run is not shown behind a proxy"),
+    ({"Forwarded": "for=127.0.0.1"}, "Forwarded: without an API key the run is not shown behind a proxy"),
 ]
 
 
@@ -251,6 +251,10 @@ def test_the_key_is_needed_for_all_but_the_files(stage: Any) -> None:
     stage.run(test)
 
 
+def access(has_key: bool = False, is_own: bool = True) -> Access:
+    return Access(has_key, "token", lambda _: is_own)
+
+
 def request_from(peer: str, has_json: bool = True, **headers: str) -> Any:
     transport = SimpleNamespace(get_extra_info=lambda name, default=None: (peer, 5000) if name == "peername" else default)
     all_headers = {"Host": "localhost:8000", **({"Content-Type": "application/json"} if has_json else {}), **headers}
@@ -258,18 +262,20 @@ def request_from(peer: str, has_json: bool = True, **headers: str) -> Any:
 
 
 @pytest.mark.parametrize("peer", ["127.0.0.1", "127.3.2.1", "::1", "::ffff:127.0.0.1"])
-@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "LOCALHOST", "127.0.0.1:8000", "[::1]:8000", "[::1]"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8000", "LOCALHOST", "127.0.0.1:8000", "[::1]:8000", "[::1]", "mmrt.localhost"]
+)
 def test_this_machine_may(peer: str, host: str) -> None:
-    check_command(request_from(peer, Host=host, Origin=f"http://{host}"), has_key=False)
+    check_command(request_from(peer, Host=host, Origin=f"http://{host}"), access())
 
 
 @pytest.mark.parametrize("peer", ["192.0.2.1", "10.0.0.1", "fe80::1", "::ffff:10.0.0.1", "", "localhost.evil.example"])
 def test_other_machines_need_a_key(peer: str) -> None:
     for check in (check_reader, check_command):
-        with pytest.raises(RequestError, match=r"no API key \(server.api_key\)") as caught:
-            check(request_from(peer), has_key=False)
+        with pytest.raises(RequestError, match=r"without an API key .* set server.api_key") as caught:
+            check(request_from(peer), access())
         assert caught.value.status == 403
-        check(request_from(peer), has_key=True)
+        check(request_from(peer), access(has_key=True))
 
 
 # -------------------------------------------------------------------------------------------------------------- commands

@@ -5,6 +5,7 @@ import { upload } from "./upload.js";
 
 const KEY = "mmrt-api-key";
 const UNREACHABLE = "The server cannot be reached, or it closed the connection. Check that it runs (mmrt status), then try again.";
+const TOKEN = "mmrt-page-token";
 let onUnauthorized = () => {};
 
 export class ApiError extends Error {
@@ -12,6 +13,13 @@ export class ApiError extends Error {
     super(message);
     this.status = status;
   }
+}
+
+// `mmrt up` prints an address with the run's token where nothing else tells who we are. It stays in this tab.
+const given = /^#token=([\w-]+)$/.exec(location.hash);
+if (given) {
+  sessionStorage.setItem(TOKEN, given[1]);
+  history.replaceState(null, "", location.pathname);
 }
 
 export const getKey = () => sessionStorage.getItem(KEY) ?? "";
@@ -27,6 +35,7 @@ const reached = (promise) =>
 async function send(path, options = {}) {
   const headers = { ...options.headers };
   if (getKey()) headers.Authorization = `Bearer ${getKey()}`;
+  if (path.startsWith("/page/") && sessionStorage.getItem(TOKEN)) headers["X-Mmrt-Token"] = sessionStorage.getItem(TOKEN);
   if (options.body) headers["Content-Type"] = "application/json";
   const whole = { ...options, headers, credentials: "omit", cache: "no-store" };
   const response = await reached(options.tell ? upload(path, whole) : fetch(path, whole));
@@ -78,6 +87,9 @@ async function* events(stream) {
     if (done) return;
     const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();
-    for (const block of blocks) if (block.startsWith("data: ")) yield block.slice(6);
+    for (const block of blocks) {
+      const data = block.split("\n").find((line) => line.startsWith("data: ")); // a comment may be in front of it
+      if (data) yield data.slice(6);
+    }
   }
 }
