@@ -15,6 +15,7 @@ from ...runtime.config_sections import ServerSection
 from ...runtime.controller.outages import MEDIA_STAGES
 from ...runtime.errors import RequestError
 from ...runtime.stage_table import stage_of
+from . import guide
 from .api_keys import CLIENT, ApiKeys
 from .apis import anthropic_answer
 from .apis import routes as apis
@@ -23,6 +24,7 @@ from .client_request import CLIENT_GONE
 from .completions import Completions
 from .connections import SERVER_NAME, Connections
 from .cross_origin import AllowedOrigins
+from .host_names import HostNames
 from .ignored import HEADER, Ignored, collecting
 from .metrics import CONTENT_TYPE, Metrics
 from .openapi.document import Description
@@ -33,7 +35,8 @@ from .validation import Limits
 
 log = logging.getLogger(__name__)
 
-OPEN_ROUTES = frozenset({"/health", "/ready"})
+PROBES = frozenset({"/health", "/ready"})
+OPEN_ROUTES = frozenset(path for route in (*PROBES, "/v1") for path in (route, f"{route}/"))
 DEFAULT_RETRY_S = 1
 IGNORED = web.RequestKey("ignored", Ignored)
 
@@ -45,19 +48,18 @@ def build_app(
 
     While ``is_ending``, and on extra ``connections``, each answer says that its connection closes, and closes it.
     """
-    names = frozenset({"localhost", *(name.lower() for name in (server.host, *server.allowed_hosts))})
+    names = HostNames((server.host, *server.allowed_hosts))
     origins = AllowedOrigins(server.allow_origins)
-    open_routes = frozenset() if page is None else page.open_routes
-    opened = authenticate(endpoints.keys, names, origins, lambda request: _is_probe(request) or request.path in open_routes)
-    refuse = connections.refuse(_is_probe)
+    open_routes = OPEN_ROUTES if page is None else OPEN_ROUTES | page.open_routes
+    opened = authenticate(endpoints.keys, names, origins, lambda request: request.path in open_routes)
     description = Description(endpoints.limits, endpoints.keys.is_needed)
     app = web.Application(
         middlewares=[
             _measure(endpoints.counts),
             _collect(server.strict_fields),
             _shape_errors,
-            refuse,
-            check_host(names),
+            connections.refuse(_is_probe),
+            check_host(endpoints.keys, names),
             origins.preflight,
             opened,
             limit,
@@ -76,6 +78,7 @@ def build_app(
         (app.router.add_get, "/version", endpoints.version),
         (app.router.add_get, "/metrics", endpoints.metrics),
         (app.router.add_get, "/openapi.json", description.serve),
+        (app.router.add_get, "/v1", guide.serve),
         *(
             (_adder(app, method), path, handler)
             for method, path, handler in apis.routes(endpoints.completions, endpoints.limits, endpoints.created_s)
@@ -135,7 +138,8 @@ class Endpoints:
     async def model(self, http: web.Request) -> web.Response:
         name = http.match_info["model"].rstrip("/")
         if name != self.limits.model_name:
-            raise RequestError(f"model {name[:100]!r} does not exist", status=404, type="not_found_error", param="model")
+            message = f"model {name[:100]!r} does not exist"
+            raise RequestError(message, status=404, type="not_found_error", param="model", code="model_not_found")
         if apis.is_anthropics(http):
             return json_response(anthropic_answer.model_info(self.limits, self.created_s))
         return json_response(self._model)
@@ -233,7 +237,7 @@ async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamRes
         kind = "not_found_error" if error.status == 404 else "invalid_request_error"
         message = f"{request.method} {request.path[:100]}: {error.reason}"
         if error.status == 404:
-            message += f"; this server has {', '.join(_routes(request.app))}"
+            message += f"; {guide.hint(request.path[:100], _routes(request.app))}"
         response = _error_response(request, RequestError(message, status=error.status, type=kind))
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
@@ -243,12 +247,12 @@ async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return _error_response(request, RequestError("internal error", status=500, type="internal_error"))
 
 
-def _routes(app: web.Application) -> list[str]:
-    """'POST /v1/chat/completions', …"""
+def _routes(app: web.Application) -> list[tuple[str, str]]:
+    """Method and path of each route."""
     routes = [(route.method, route.resource.canonical) for route in app.router.routes() if route.resource is not None]
-    return [f"{method} {path}" for method, path in routes if method != "HEAD" and not path.endswith("/")]
+    return [(method, path) for method, path in routes if method != "HEAD" and not path.endswith("/")]
 
 
 def _is_probe(request: web.Request) -> bool:
     """Return whether the route is for probes, which ask often."""
-    return request.path.removesuffix("/") in OPEN_ROUTES
+    return request.path.removesuffix("/") in PROBES

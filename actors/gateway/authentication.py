@@ -1,9 +1,7 @@
 """Admit requests: of holders of an API key, within its limits; without keys, of programs and of web pages of allowed origins."""
 
-import ipaddress
 import time
 from collections.abc import Callable
-from functools import lru_cache
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -11,24 +9,28 @@ from aiohttp.typedefs import Handler, Middleware
 from ...runtime.errors import RequestError
 from .api_keys import CLIENT, ApiKeys
 from .cross_origin import AllowedOrigins
+from .host_names import HostNames
 
 
-def check_host(names: frozenset[str]) -> Middleware:
-    """Refuse requests to a name that is not the server's: otherwise a web page whose own name is made to point here would have the
-    same origin for its browser, and could read everything. Addresses cannot be forged so, and programs may leave ``Host`` out."""
+def check_host(keys: ApiKeys, names: HostNames) -> Middleware:
+    """Refuse requests to a name that is not the server's, unless a key is needed, which no web page has. Programs may leave ``Host``
+    out."""
 
     @web.middleware
     async def check_host(request: web.Request, handler: Handler) -> web.StreamResponse:
         host = request.headers.get("Host", "")
-        if host and "*" not in names and not _is_ours(host.lower(), names):
-            message = f"Host is {host[:100]!r}, which is none of this server's names (server.allowed_hosts)"
+        if host and not keys.is_needed and not names.has(host):
+            shown = host[:100]
+            name = shown.rpartition(":")[0] or shown
+            message = f"Host is {shown!r}, which is none of this server's names; if it should be one, configure [server] "
+            message += f'allowed_hosts = ["{name}"], or an API key (server.api_key), with which any name may be used'
             raise RequestError(message, status=421, type="permission_error")
         return await handler(request)
 
     return check_host
 
 
-def authenticate(keys: ApiKeys, names: frozenset[str], origins: AllowedOrigins, is_open: Callable[[web.Request], bool]) -> Middleware:
+def authenticate(keys: ApiKeys, names: HostNames, origins: AllowedOrigins, is_open: Callable[[web.Request], bool]) -> Middleware:
     """Demand an API key, as ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY``, on every route, known or not, that is not open.
 
     Without keys clients look alike, but a web page open in a user's browser must not use the server unnoticed: the origin that its
@@ -41,7 +43,7 @@ def authenticate(keys: ApiKeys, names: frozenset[str], origins: AllowedOrigins, 
         if keys.is_needed and not is_open(request):
             client = keys.find(*_keys_of(request))
             if client is None:
-                raise RequestError("the API key is missing or wrong", status=401, type="authentication_error")
+                raise RequestError("the API key is missing or wrong", status=401, type="authentication_error", code="invalid_api_key")
             request[CLIENT] = client
         origin = request.headers.get("Origin")
         is_foreign = origin is not None and not _is_own(origin.lower(), request.host.lower(), names) and not origins.allow(origin)
@@ -83,17 +85,6 @@ def _keys_of(request: web.Request) -> tuple[str, str]:
     return key if scheme.lower() == "bearer" else "", request.headers.get("X-Api-Key", "")
 
 
-def _is_own(origin: str, host: str, names: frozenset[str]) -> bool:
+def _is_own(origin: str, host: str, names: HostNames) -> bool:
     """Return whether this origin is the server's: same host and port, by an address or one of the server's names."""
-    return _is_ours(host, names) and origin.partition("://")[2] == host
-
-
-@lru_cache(64)
-def _is_ours(host: str, names: frozenset[str]) -> bool:
-    """Return whether a ``Host``, with or without its port, is an address or one of the names."""
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return name in names
-    return True
+    return names.has(host) and origin.partition("://")[2] == host

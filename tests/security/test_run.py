@@ -144,7 +144,7 @@ def filled(path: str) -> str:
 )
 def test_every_route_but_health_wants_the_key(server: Server, method: str, path: str, headers: dict[str, str]) -> None:
     answer = httpx2.request(method, server.url + filled(path), headers=headers)
-    if path in ("/health", "/ready"):
+    if path in ("/health", "/ready", "/v1"):
         assert answer.status_code == 200
     else:
         assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"

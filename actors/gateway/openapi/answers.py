@@ -187,6 +187,6 @@ OLLAMA_EMBED = object_of(
 OLLAMA_EMBEDDING = object_of(embedding=array(NUMBER))
 OLLAMA_MODEL = object_of(modified_at=STRING, details=_DETAILS, model_info=OBJECT, capabilities=array(STRING))
 
-ERROR = object_of(error=object_of(message=STRING, type=STRING, param=STRING_OR_NULL, code=INTEGER))
+ERROR = object_of(error=object_of(message=STRING, type=STRING, param=STRING_OR_NULL, code={"type": ["integer", "string"]}))
 ANTHROPIC_ERROR = object_of(type=constant("error"), error=object_of(type=STRING, message=STRING))
 OLLAMA_ERROR = object_of(error=STRING)

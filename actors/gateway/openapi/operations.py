@@ -142,6 +142,7 @@ OPERATIONS = (
     ),
     Operation("GET", "/health", "Server", "Whether the gateway answers", answers.STATUS, is_open=True),
     Operation("GET", "/ready", "Server", "Whether a request would be served", answers.READY, statuses=(503,), is_open=True),
+    Operation("GET", "/v1", "Server", "The main routes", OBJECT, is_open=True),
     Operation("GET", "/version", "Server", "The version of mmrt", answers.VERSION),
     Operation("GET", "/metrics", "Server", "Metrics for Prometheus", None, text=TEXT),
     Operation("GET", "/openapi.json", "Server", "This description", OBJECT),

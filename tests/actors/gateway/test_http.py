@@ -111,11 +111,35 @@ def test_who_cannot_write_its_address_serves_all_the_same(tmp_path: Path, caplog
     assert "endpoint is not written" in caplog.text
 
 
+@pytest.mark.parametrize("api_key", ["", "secret"])
+def test_help_for_people_who_open_the_api_in_a_browser(stage: Any, api_key: str) -> None:
+    stage.configure("server", api_key=api_key)
+
+    async def test(scene: Any) -> None:
+        for path in ("/v1", "/v1/"):
+            page = await scene.http.get(path, headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+            assert page.status_code == 200 and page.headers["Content-Type"].startswith("text/html")
+            assert "/v1/chat/completions" in page.text and 'href="/"' in page.text and len(page.text) < 2000
+            assert "default-src 'self'" in page.headers["Content-Security-Policy"]
+            others = await scene.http.get(path)
+            assert others.json()["about"].endswith(f"{scene.url}/v1") and "POST /v1/chat/completions" in others.json()["routes"]
+
+    stage.run(test)
+
+
 def test_unknown_paths_and_methods_in_the_error_shape(stage: Any) -> None:
     async def test(scene: Any) -> None:
         missing = await scene.http.get("/v1/nothing")
         assert missing.status_code == 404 and missing.json()["error"]["type"] == "not_found_error"
-        assert "this server has POST /v1/chat/completions, POST /v1/completions, GET /v1/models," in missing.json()["error"]["message"]
+        for path, meant in (
+            ("/chat/completions", "POST /v1/chat/completions"),
+            ("/v1/v1/models", "GET /v1/models"),
+            ("/v1/chat/completion", "POST /v1/chat/completions"),
+            ("/api/chats", "POST /api/chat"),
+        ):
+            said = (await scene.http.get(path)).text
+            assert f"did you mean {meant}" in said and len(said) < 400, said
+        assert "did you mean" not in (await scene.http.get("/" + "zq" * 5000)).text
         wrong = await scene.http.get("/v1/chat/completions")
         assert wrong.status_code == 405 and wrong.headers["Allow"] == "POST"
         assert wrong.json()["error"]["code"] == 405
