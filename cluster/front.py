@@ -271,21 +271,21 @@ async def _stream(answer: _Answer, path: str, send: Send) -> None:
         except (aiohttp.ClientError, OSError) as error:
             if response.content_type not in _STREAMS:
                 raise ConnectionError(f"the node was lost in the middle of an answer: {error}") from error
-            end = _lost_line(path, chunk) if response.content_type == _LINES else _lost_event(path)
+            end = _lost_line(path, chunk) if response.content_type == _LINES else _lost_event(path, chunk)
             await send({"type": "http.response.body", "body": end, "more_body": True})
             break
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _lost_event(path: str) -> bytes:
-    """Return the events that end a stream whose node is lost."""
-    body = error_body_of(path)(_LOST)
+def _lost_event(path: str, before: bytes) -> bytes:
+    """Return the events that end a stream whose node is lost. No empty line comes behind a comment (``answer_format.COMMENT``)."""
+    body, between = error_body_of(path)(_LOST), b"" if before.endswith(b"\n") else b"\n\n"
     if path.startswith("/v1/messages"):
-        return b"\n\nevent: error\ndata: " + body + b"\n\n"
+        return between + b"event: error\ndata: " + body + b"\n\n"
     if path.startswith("/v1/responses"):
         event = {"type": "error", "code": "server_error", "message": _LOST.message, "param": None, **msgspec.json.decode(body)}
-        return b"\n\nevent: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
-    return b"\n\ndata: " + body + b"\n\ndata: [DONE]\n\n"
+        return between + b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
+    return between + b"data: " + body + b"\n\ndata: [DONE]\n\n"
 
 
 def _lost_line(path: str, before: bytes) -> bytes:

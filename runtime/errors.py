@@ -23,7 +23,7 @@ class RunError(UserError):
 
 class RequestError(ValueError):
     """A request was refused or failed. ``status`` is the HTTP code, ``param`` the invalid field; ``medium`` the kind of
-    the medium that is refused."""
+    the medium that is refused; ``code`` OpenAI's word for the error, where clients look for one."""
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class RequestError(ValueError):
         param: str | None = None,
         retry_after_s: int | None = None,
         medium: str | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -42,3 +43,27 @@ class RequestError(ValueError):
         self.param = param
         self.retry_after_s = retry_after_s
         self.medium = medium
+        self.code = code
+
+
+CONTEXT_EXCEEDED = "context_length_exceeded"
+"""The code of a request that is too long for the context. Agents shorten their history and ask again when they see it, or the phrases
+of the two functions below: OpenAI's and Anthropic's, which have to stay as they are."""
+
+
+def prompt_too_long(field: str, num_tokens: int, max_context: int, more: str = "") -> RequestError:
+    """Return the error about a prompt that leaves no room for one token of the answer. ``more``: what else there is to say of the
+    limit."""
+    message = f"{field}: prompt is too long: {num_tokens} tokens > {max_context - 1} maximum; it exceeds the context window"
+    return RequestError(f"{message}. {_limit(max_context, more)}", param=field, code=CONTEXT_EXCEEDED)
+
+
+def answer_too_long(field: str, wanted: int, num_prompt_tokens: int, max_context: int, more: str = "") -> RequestError:
+    """Return the error about more new tokens than the context has room for after the prompt."""
+    message = f"{field}: is {wanted}; with the prompt it exceeds the context window. {_limit(max_context, more)}"
+    total = f"You requested {num_prompt_tokens + wanted} tokens ({num_prompt_tokens} in the prompt, {wanted} in the answer)"
+    return RequestError(f"{message}. {total}", param=field, code=CONTEXT_EXCEEDED)
+
+
+def _limit(max_context: int, more: str) -> str:
+    return f"This model's maximum context length is {max_context} tokens" + (f", {more}" if more else "")

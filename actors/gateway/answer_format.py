@@ -10,6 +10,10 @@ from ...runtime.errors import RequestError
 from .choices import Ending, Piece, Usage
 from .validation import Generation
 
+COMMENT = b": keep-alive\n"
+"""Keeps a silent stream of events alive. No empty line follows: clients that take each empty line for the end of an event would read
+an event without data. So the comment becomes the first line of the next event's block."""
+
 
 class AnswerFormat(Protocol):
     """The form of a route's answers."""

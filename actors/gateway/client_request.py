@@ -277,6 +277,7 @@ class ClientRequest:
             type=failed.error_type,
             param=failed.param,
             retry_after_s=failed.retry_after_s,
+            code=failed.code,
         )
         if failed.status == 504:  # the controller does not know since when
             self.error = self._timed_out(now_s)

@@ -5,6 +5,7 @@ Pure. Called by validation.
 
 from typing import Any, NamedTuple
 
+from ...runtime.errors import prompt_too_long
 from ...schema.media import MediaKind
 from .fields import AT_LEAST_ONE, Fields, Schema, kind_of, refuse, show
 from .harmless import NOTHING, refuse_others
@@ -65,7 +66,7 @@ def check_messages(value: Any, max_context: int, path: str = "messages") -> list
         raise refuse(path, "is empty, at least one message is needed")
     num_parts = sum(map(_num_parts, value))
     if num_parts > max_context:
-        raise refuse(path, f"has {num_parts} texts and media, the limit is the context, {max_context}")
+        raise prompt_too_long(path, num_parts, max_context, "and there are more texts and media than that")
     return value
 
 

@@ -14,7 +14,7 @@ from ...models.text.chat_template import ChatTemplate, TemplateRefusal
 from ...models.text.tokenizer import PromptGuard, Tokenizer
 from ...models.text.tool_prompt import written_out
 from ...runtime.bus.sampling import Sampling
-from ...runtime.errors import RequestError
+from ...runtime.errors import RequestError, prompt_too_long
 from .content import Conversation, MediaPart, Message
 from .fields import show
 from .template_fields import OptionValue, TemplateUse, for_template
@@ -22,6 +22,7 @@ from .tool_messages import Call
 from .validation import ChatRequest, TextRequest
 
 MAX_BAD_WORD_TOKENS = 2048
+_AT_LEAST = "and the prompt has at least so many"  # by its characters: it has not been tokenized
 
 
 class Prompt(NamedTuple):
@@ -135,7 +136,7 @@ class PromptBuilder:
     ) -> list[int]:
         texts = [text for message in conversation.messages for text in _texts(message)]
         more = [*tools, *(call.arguments for message in conversation.messages for call in message.calls)]
-        self._check_length(self._tokenizer.min_tokens(sum(map(len, texts)) + _num_chars(more)), field, "at least ")
+        self._check_length(self._tokenizer.min_tokens(sum(map(len, texts)) + _num_chars(more)), field, _AT_LEAST)
         if not self._template.calls_are_known and (tools or any(message.calls for message in conversation.messages)):
             raise RequestError("tools: the model's chat template writes calls in a form that mmrt does not read", param="tools")
         guard = PromptGuard(self._tokenizer)
@@ -161,7 +162,7 @@ class PromptBuilder:
     def _raw(self, text: str | list[int], field: str) -> list[int]:
         """Ids of a text without a template. Control tokens in it keep their meaning: all of it is the client's own."""
         if isinstance(text, str):
-            self._check_length(self._tokenizer.min_tokens(len(text)), field, "at least ")
+            self._check_length(self._tokenizer.min_tokens(len(text)), field, _AT_LEAST)
             ids = self._tokenizer.encode(text)
         else:
             self._check_ids(text, field)
@@ -175,14 +176,10 @@ class PromptBuilder:
         if (wrong := next((id for id in ids if not 0 <= id < self._vocab_size), None)) is not None:
             raise RequestError(f"{field}: has the token id {show(wrong)}, allowed are 0 to {self._vocab_size - 1}", param=field)
 
-    def _check_length(self, num_tokens: int, field: str, qualifier: str = "") -> None:
+    def _check_length(self, num_tokens: int, field: str, more: str = "") -> None:
         """Check that the context has room for the prompt and one token of the answer. The controller counts media later."""
         if num_tokens >= self._max_context:
-            raise RequestError(
-                f"{field}: the prompt has {qualifier}{num_tokens} tokens; the context of {self._max_context} must leave room for"
-                " one token of the answer",
-                param=field,
-            )
+            raise prompt_too_long(field, num_tokens, self._max_context, more)
 
     def _check_placeholders(self, ids: Sequence[int], conversation: Conversation) -> None:
         """Check, as the last defence after the template, that placeholders in the prompt are exactly the request's media."""

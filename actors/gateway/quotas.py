@@ -90,7 +90,7 @@ class Quota:
     def _refusal(self, limit: str, what: str, retry_s: int) -> RequestError:
         self.refused[limit] += 1
         message = f"the API key {self._key.name!r} may use {what} ({limit}); try again in {retry_s} s"
-        return RequestError(message, status=429, type="rate_limit_error", retry_after_s=retry_s)
+        return RequestError(message, status=429, type="rate_limit_error", retry_after_s=retry_s, code="rate_limit_exceeded")
 
 
 def _renewed(allowance: Allowance | None, per_minute: int, now_s: float) -> Allowance | None:

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from ...models.text.tool_calls import CallPiece, whole_calls
 from ...runtime.errors import RequestError
+from .answer_format import COMMENT
 from .choices import NOTHING, Ending, Piece, Usage
 from .validation import Generation
 
@@ -44,8 +45,8 @@ def rfc3339(created: int) -> str:
 
 
 def error_body(error: RequestError) -> bytes:
-    """``{"error": {message, type, param, code}}``."""
-    inner = {"message": error.message, "type": error.type, "param": error.param, "code": error.status}
+    """``{"error": {message, type, param, code}}``. ``code`` is OpenAI's where clients look for it, else the status."""
+    inner = {"message": error.message, "type": error.type, "param": error.param, "code": error.code or error.status}
     return _encode({"error": inner})
 
 
@@ -127,7 +128,7 @@ class ChunkEncoder:
     was asked for."""
 
     content_type = "text/event-stream; charset=utf-8"
-    keep_alive = b": keep-alive\n\n"
+    keep_alive = COMMENT
 
     def __init__(self, completion: Completion, include_usage: bool, continuous_usage: bool, token_ids: bool) -> None:
         self._completion = completion

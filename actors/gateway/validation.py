@@ -33,7 +33,7 @@ MAX_USER_CHARS = 512
 MAX_SALT_BYTES = 256
 MAX_PRIORITY = 1_000_000
 TEXT_TOKENS = 16  # at most that many /v1/completions generates where a request does not say, as OpenAI's
-MAX_CLAMPED = (1 << 31) - 1  # tokens of an answer that a client asks for where as many as fit will do
+MAX_TOKENS = (1 << 31) - 1  # of an answer that a client asks for
 _STOP: Schema = {**STRING, "minLength": 1, "maxLength": MAX_STOP_CHARS}
 _STOPS: Schema = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}
 _IDS: Schema = {"type": "array", "items": {"type": "integer"}}
@@ -260,8 +260,7 @@ def read_generation(
     stream = fields.take_bool("stream")
     include_usage, continuous_usage = _read_stream_options(fields, stream)
     output = read_output(fields, limits.max_choices, stream)
-    least, most = 0 if output.echo else 1, MAX_CLAMPED if clamp_max_tokens else limits.max_context
-    max_new_tokens, max_tokens_field = _read_max_tokens(fields, max_tokens_fields, least, most)
+    max_new_tokens, max_tokens_field = _read_max_tokens(fields, max_tokens_fields, 0 if output.echo else 1)
     fields.take_str("user", MAX_USER_CHARS)
     sampling = read_sampling(fields, limits.sampling, limits.max_context)
     check_min_tokens(sampling.min_tokens, max_new_tokens, max_tokens_field)
@@ -337,6 +336,7 @@ def check_model(fields: Fields, limits: Limits, *aliases: str, field: str = "mod
             status=404,
             type="not_found_error",
             param=field,
+            code="model_not_found",
         )
 
 
@@ -353,9 +353,9 @@ def _read_stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
     return include, include and continuous
 
 
-def _read_max_tokens(fields: Fields, names: Sequence[str], least: int, most: int) -> tuple[int | None, str]:
-    """The number, and its field. 0 is for an echo alone."""
-    given = [(value, name) for name in names if (value := fields.take_int(name, least, most)) is not None]
+def _read_max_tokens(fields: Fields, names: Sequence[str], least: int) -> tuple[int | None, str]:
+    """The number, and its field. 0 is for an echo alone. The controller, which knows the prompt's length, checks that it fits."""
+    given = [(value, name) for name in names if (value := fields.take_int(name, least, MAX_TOKENS)) is not None]
     if len({value for value, _ in given}) > 1:
         (old, first), (new, second) = given
         raise refuse(first, f"is {old}, but {second} is {new}; give one of them")

@@ -206,7 +206,8 @@ class _Answer:
             return
         event = json.loads(data)
         if "error" in event:
-            self._failed, self.status, self.detail = True, int(event["error"]["code"]), str(event["error"]["message"])
+            code = event["error"]["code"]  # the status, unless OpenAI has a word for it
+            self._failed, self.status, self.detail = True, code if type(code) is int else 400, str(event["error"]["message"])
             return
         if self._failed:
             raise ValueError("text after an error")

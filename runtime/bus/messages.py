@@ -195,6 +195,7 @@ class Failed(Wire, frozen=True):
     error_type: str
     param: str | None = None
     retry_after_s: int | None = None
+    code: str | None = None
 
 
 class Released(Wire, frozen=True):

@@ -315,5 +315,5 @@ def _answer(state: ControllerState, key: int, position: dict[int, int]) -> ToAct
     return Granted(state.epoch, key, [item.source for item in request.record.items])
 
 
-def failed_fields(failure: Failed) -> tuple[int, str, str, str | None, int | None]:
-    return failure.status, failure.message, failure.error_type, failure.param, failure.retry_after_s
+def failed_fields(failure: Failed) -> tuple[int, str, str, str | None, int | None, str | None]:
+    return failure.status, failure.message, failure.error_type, failure.param, failure.retry_after_s, failure.code

@@ -30,7 +30,7 @@ def fail(state: ControllerState, request: Request, error: RequestError) -> None:
 
 
 def failed_message(epoch: int, key: int, error: RequestError) -> Failed:
-    return Failed(epoch, key, error.status, error.message, error.type, error.param, error.retry_after_s)
+    return Failed(epoch, key, error.status, error.message, error.type, error.param, error.retry_after_s, error.code)
 
 
 def end(state: ControllerState, request: Request) -> None:

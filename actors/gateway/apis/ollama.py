@@ -19,7 +19,7 @@ from ..sampling_fields import check_min_tokens, read_bad_words, read_sampling
 from ..template_fields import TemplateUse
 from ..tool_fields import read_tools
 from ..tool_messages import MAX_ID_CHARS
-from ..validation import MAX_CLAMPED, ChatRequest, Generation, Limits, check_model, read_stop
+from ..validation import MAX_TOKENS, ChatRequest, Generation, Limits, check_model, read_stop
 from .ollama_tools import read_calls
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -122,7 +122,7 @@ def _read_generation(fields: Fields, limits: Limits) -> Generation:
     sampling = read_sampling(options, limits.sampling, limits.max_context)
     if penalty is not None:
         sampling = msgspec.structs.replace(sampling, repetition_penalty=penalty)
-    most = options.take_int("num_predict", -2, MAX_CLAMPED)
+    most = options.take_int("num_predict", -2, MAX_TOKENS)
     if most == 0:
         raise refuse("options.num_predict", "is 0, allowed are -2 and -1 (as many as fit), and 1 and up")
     most = None if most is None or most < 0 else most

@@ -8,6 +8,7 @@ import msgspec
 
 from ....models.text.tool_calls import CallPiece, whole_calls
 from ....runtime.errors import RequestError
+from ..answer_format import COMMENT
 from ..choices import Ending, Piece, Usage
 from ..content import Message
 from ..responses import error_body
@@ -142,7 +143,7 @@ class ResponseEvents:
     """The events of its stream: see ``Chunks``. Text behind a call is another message."""
 
     content_type = "text/event-stream; charset=utf-8"
-    keep_alive = b": keep-alive\n\n"
+    keep_alive = COMMENT
 
     def __init__(self, response: Response) -> None:
         self._response = response
@@ -181,7 +182,7 @@ class ResponseEvents:
     def error(self, error: RequestError) -> bytes:
         """``response.failed``, and an ``error`` at which OpenAI's clients raise. They take neither from a response not yet created."""
         created = b"" if self._is_created else self._created()
-        problem = {"code": "server_error", "message": error.message}
+        problem = {"code": error.code or "server_error", "message": error.message}
         failed = self._event("response.failed", response=self._response.object("failed", [], problem))
         return created + failed + self._event("error", **problem, param=error.param, **msgspec.json.decode(error_body(error)))
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from ....models.grammar.source import JSON_OBJECT
+from ....runtime.errors import CONTEXT_EXCEEDED, RequestError
 from ..content import Conversation, Message, check_messages
 from ..fields import AT_LEAST_ONE, Fields, Schema, kind_of, refuse, show
 from ..grammar_fields import AskedGrammar, read_named_schema
@@ -17,7 +18,7 @@ from ..output_fields import Output
 from ..tool_messages import read_id
 from ..validation import ChatRequest, Limits, check_grammar, read_generation
 from .input_items import Item, item_of, item_of_text, with_ids
-from .openai_answer import ID_PREFIX, Response, output_of, response_of
+from .openai_answer import ID_PREFIX, Response, ResponseEvents, output_of, response_of
 from .openai_parts import read_content
 from .openai_tools import CallItems, namespaces_of, read_tools, without_searches
 from .stored import StoredResponses
@@ -63,6 +64,7 @@ class Exchange:
         """``tenant``: goes on with its own conversations alone."""
         self._stored = stored
         self._tenant = tenant
+        self._asks_for_stream = False
         self._shown: dict[str, Any] = {}  # fields of the request that its response repeats
         self._outputs: dict[str, dict[str, Any]] = {}  # of responses whose items the request names
         self._conversation = Conversation((), ())  # without the instructions, which are of one response alone
@@ -77,6 +79,7 @@ class Exchange:
         fields = Fields(decode_body(body, limits.body))
         fields.forbid("return_token_ids")
         self._shown = {name: fields.leftover.get(name) for name in _SHOWN}
+        self._asks_for_stream = fields.leftover.get("stream") is True
         _take_stream_options(fields)
         grammar = _read_text_format(fields)
         generation = read_generation(
@@ -125,6 +128,13 @@ class Exchange:
         """See ``AnswerFormat``."""
         shown = {"created_at": created, "model": model, **self._shown}
         return Response(id, shown, self._keep, namespaces_of(self._shown["tools"]))
+
+    def failed(self, error: RequestError, id: str, created: int, model: str) -> bytes | None:
+        """Return the stream of a response that fails before it begins, None where the error is a status. OpenAI's server answers with
+        a stream where a prompt is too long, and Codex knows that by nothing else."""
+        if not self._asks_for_stream or error.code != CONTEXT_EXCEEDED:
+            return None
+        return ResponseEvents(self.begin(id, created, model, "")).error(error)
 
     def _keep(self, id: str, answer: Message, body: bytes) -> None:
         """Store the response with its conversation, unless the request says no."""

@@ -1,6 +1,7 @@
 """Routes of the APIs beside OpenAI's, and the shape of their errors. Runs in the gateway's event loop; ``app`` adds them."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +16,7 @@ from ..api_keys import salt_of
 from ..choices import Usage
 from ..completions import Completions, Read
 from ..fields import Fields, refuse
-from ..request_log import REQUEST_ID
+from ..request_log import PROBLEM, REQUEST_ID
 from ..responses import error_body, json_response
 from ..validation import Limits
 from . import anthropic, anthropic_answer, decisions, embeddings, ollama, ollama_answer, ollama_embeddings
@@ -28,6 +29,7 @@ from .transcriptions import Transcription
 
 _MESSAGES = "/v1/messages"
 _OLLAMA = "/api/"
+_EVENTS = "text/event-stream"
 _VERSION, _REQUEST_ID = "Anthropic-Version", "X-Request-Id"
 
 
@@ -37,7 +39,7 @@ Route = tuple[str, str, Handler]
 def routes(completions: Completions, limits: Limits, created: int) -> list[Route]:
     """Return method, path and handler of each. ``created``: Unix time in seconds since which the model is served."""
     return [
-        *_of_responses(completions),
+        *_of_responses(completions, limits),
         *_of_prefill(completions, limits),
         *_of_transcriptions(completions),
         *_of_messages(completions),
@@ -45,7 +47,7 @@ def routes(completions: Completions, limits: Limits, created: int) -> list[Route
     ]
 
 
-def _of_responses(completions: Completions) -> list[Route]:
+def _of_responses(completions: Completions, limits: Limits) -> list[Route]:
     stored = StoredResponses()
 
     def exchange(http: web.Request) -> Exchange:
@@ -53,7 +55,16 @@ def _of_responses(completions: Completions) -> list[Route]:
 
     async def create(http: web.Request) -> web.StreamResponse:
         one = exchange(http)
-        return await completions.answer(http, one.read, one)
+        try:
+            return await completions.answer(http, one.read, one)
+        except RequestError as error:
+            if http.headers.get("Accept") != _EVENTS:  # others understand the status
+                raise
+            id = http.setdefault(REQUEST_ID, f"{one.id_prefix}{secrets.token_hex(12)}")
+            if (body := one.failed(error, id, int(time.time()), limits.model_name)) is None:
+                raise
+            http[PROBLEM] = error.message
+            return web.Response(body=body, content_type=_EVENTS, charset="utf-8", headers={"X-Request-Id": id})
 
     async def count(http: web.Request) -> web.Response:
         num_tokens = await completions.count(http, exchange(http).read)

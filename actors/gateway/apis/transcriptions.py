@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from ....runtime.errors import RequestError
+from ..answer_format import COMMENT
 from ..choices import Ending, Piece, Usage
 from ..content import Conversation, MediaPart, Message
 from ..fields import NULL, STRING, Example, Fields, Schema, refuse, show
@@ -112,7 +113,7 @@ class TranscriptEvents:
     """The events of its stream: see ``Chunks``."""
 
     content_type = "text/event-stream; charset=utf-8"
-    keep_alive = b": keep-alive\n\n"
+    keep_alive = COMMENT
 
     def __init__(self) -> None:
         self._texts: list[str] = []

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...bus.messages import RequestSpec
-from ...errors import RequestError
+from ...errors import RequestError, answer_too_long, prompt_too_long
 from ..guidance import Lengths, fitting_new_tokens, limit_pages
 from .types import Limits, Rank
 
 RETRY_AFTER_LIMIT_S = 30
+_NO_MORE = "the whole KV cache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,9 @@ def _shortest(spec: RequestSpec) -> Lengths:
 def check_lengths(spec: RequestSpec, lengths: Lengths, limits: Limits) -> int:
     """Return how many new tokens a row of these lengths may have: one, if it is to have none. Raises RequestError naming tokens and
     limit, unless the request takes fewer."""
-    for name, length in zip(("the prompt", "the negative prompt"), lengths, strict=False):
+    for field, length in zip(("messages", "negative_prompt"), lengths, strict=False):
         if length + 1 > limits.max_context:
-            raise RequestError(
-                f"{name} has {length} tokens, with one to generate that is more than the context of {limits.max_context} tokens",
-                param="messages",
-            )
+            raise prompt_too_long(field, length, limits.max_context)
     room = limits.max_context - max(lengths)
     wanted = 1 if spec.is_prefill_only else spec.max_new_tokens
     if wanted is not None and wanted <= room and sum(limit_pages(lengths, wanted, limits.kv_page_tokens)) <= limits.num_kv_pages:
@@ -86,21 +84,13 @@ def check_lengths(spec: RequestSpec, lengths: Lengths, limits: Limits) -> int:
     fitting = fitting_new_tokens(lengths, limits.num_kv_pages, limits.kv_page_tokens)
     num_pool_tokens = limits.num_kv_pages * limits.kv_page_tokens
     if fitting == 0:
-        raise RequestError(
-            f"the request needs {sum(lengths)} tokens of KV cache, the whole cache has {num_pool_tokens}", param="messages"
-        )
+        raise prompt_too_long("messages", sum(lengths), num_pool_tokens, _NO_MORE)
     if wanted is None or spec.clamp_max_new_tokens:
         return min(room, fitting)
     if wanted > room:
-        raise RequestError(
-            f"max_tokens: is {wanted}, the context of {limits.max_context} tokens has room for {room} after a prompt of {max(lengths)}",
-            param="max_tokens",
-        )
+        raise answer_too_long("max_tokens", wanted, max(lengths), limits.max_context)
     if wanted > fitting:
-        raise RequestError(
-            f"max_tokens: is {wanted}, the KV cache of {num_pool_tokens} tokens has room for {fitting} after these prompts",
-            param="max_tokens",
-        )
+        raise answer_too_long("max_tokens", wanted, sum(lengths), num_pool_tokens, _NO_MORE)
     return wanted
 
 

@@ -342,7 +342,7 @@ def image(**source: Any) -> dict[str, Any]:
         ({"system": 5}, "system", "expected a string or an array of content blocks, got an integer"),
         ({"system": [IMAGE]}, "system[0]", "only messages of the user and results of calls can hold media"),
         ({"messages": None}, "messages", "is required"),
-        ({"messages": [USER] * 2049}, "messages", "has 2049 texts and media, the limit is the context, 2048"),
+        ({"messages": [USER] * 2049}, "messages", "prompt is too long: 2049 tokens > 2047 maximum"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role", 'is "tool", allowed are user, assistant, system'),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
         ({"messages": [{**USER, "name": "me"}]}, "messages[0].name", "is not supported"),

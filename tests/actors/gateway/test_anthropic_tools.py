@@ -162,7 +162,7 @@ RESULT_PATH = "messages[2].content[0]"
         (after({**RESULT, "content": [{"type": "image"}]}), f"{RESULT_PATH}.content[0].source", "is required"),
         (after({**RESULT, "content": [RESULT]}), f"{RESULT_PATH}.content[0].type", 'is "tool_result", allowed are text'),
         (after({**RESULT, "is_error": "yes"}), f"{RESULT_PATH}.is_error", 'is "yes", only a boolean'),
-        (after({**RESULT, "content": [{"type": "text", "text": ""}] * 2049}), "messages", "has 2051 texts and media, the limit is"),
+        (after({**RESULT, "content": [{"type": "text", "text": ""}] * 2049}), "messages", "prompt is too long: 2051 tokens > 2047"),
         (
             {"messages": [USER, {"role": "assistant", "content": [USE]}]},
             "messages[1].content",

@@ -259,7 +259,7 @@ def test_headers_and_keep_alive_while_nothing_happens(stage: Any) -> None:
             received = ""
             async for text in response.aiter_text():
                 received += text
-                if received.count(": keep-alive\n\n") == 2:
+                if received.count(": keep-alive\n") == 2:
                     go.set()
         assert '"code":503' in received and received.endswith("data: [DONE]\n\n")
 
@@ -282,6 +282,34 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], Awaitable[None]
 
     monkeypatch.setattr(web.StreamResponse, "write", noted)
     return wait
+
+
+def test_a_comment_is_no_event_for_sloppy_readers(stage: Any, writes: Callable[[bytes], Awaitable[None]]) -> None:
+    """Some take every empty line for the end of an event, and end a stream at one without data. Ollama's lines have no comments."""
+    stage.configure("server", keep_alive_s=0.02)
+
+    async def script(play: Any) -> None:
+        for _ in range(2):
+            await writes(b": keep-alive")
+        await play.grant()
+        play.prepare()
+        play.text("some")
+        await writes(b": keep-alive")
+        play.text(" more", "stop")
+
+    async def test(scene: Any) -> None:
+        scene.controller.script = script
+        for path, body in (
+            ("/v1/chat/completions", scene.chat(stream=True)),
+            ("/v1/completions", {"prompt": "hi", "stream": True}),
+            ("/v1/responses", {"input": "hi", "stream": True}),
+        ):
+            received = (await scene.http.post(path, json=body)).text
+            blocks = received.removesuffix("\n\n").split("\n\n")
+            assert received.count(": keep-alive\n") >= 3
+            assert all(sum(line.startswith("data: ") for line in block.split("\n")) == 1 for block in blocks), received
+
+    stage.run(test)
 
 
 def test_openai_s_client_streams_over_keep_alives(stage: Any, writes: Callable[[bytes], Awaitable[None]]) -> None:

@@ -206,7 +206,7 @@ def question(**changes: Any) -> dict[str, Any]:
         ),
         ({"messages": ...}, "messages: is required"),
         ({"messages": []}, "messages: is empty, at least one message is needed"),
-        ({"messages": [{"role": "user", "content": "a " * 3000}]}, "messages: the prompt has "),
+        ({"messages": [{"role": "user", "content": "a " * 3000}]}, "messages: prompt is too long: "),
         ({"temperature": 1}, "temperature: is not supported"),
         ({"stream": True}, "stream: is not supported"),
         ({"priority": 10**7}, "priority: is 10000000, allowed are -1000000 to 1000000"),

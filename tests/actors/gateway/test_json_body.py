@@ -73,14 +73,14 @@ def test_messages_are_counted_before_they_are_validated(inner: bytes, num: int, 
     if num <= LIMITS.max_context:
         assert len(read_chat(body, LIMITS).conversation.messages) == num
     else:
-        with pytest.raises(RequestError, match="messages: has 2049 texts and media, the limit is the context, 2048"):
+        with pytest.raises(RequestError, match="messages: prompt is too long: 2049 tokens > 2047 maximum"):
             read_chat(body, LIMITS)
 
 
 def test_so_are_their_parts() -> None:
     parts = {"role": "user", "content": [0] * 1025}
     body = json.dumps({"messages": [parts, {"role": "user", "content": "x"}, parts]}).encode()
-    with pytest.raises(RequestError, match="messages: has 2051 texts and media, the limit is the context, 2048"):
+    with pytest.raises(RequestError, match="messages: prompt is too long: 2051 tokens > 2047 maximum"):
         read_chat(body, LIMITS)
 
 

@@ -219,7 +219,7 @@ def test_errors_have_the_shape_of_the_api(stage: Any) -> None:
             (client.show("llava"), 404, 'model: "llava" does not exist'),
             (client._request(dict, "POST", "/api/show", json={"name": "llava"}), 404, 'name: "llava" does not exist'),
             (client.generate("llava", ""), 404, 'model: "llava" does not exist'),
-            (client.generate("tiny", "a " * 3000), 400, "prompt: the prompt has"),
+            (client.generate("tiny", "a " * 3000), 400, "prompt: prompt is too long"),
             (client.pull("tiny"), 404, "POST /api/pull: Not Found"),
         ):
             with pytest.raises(ollama.ResponseError) as caught:

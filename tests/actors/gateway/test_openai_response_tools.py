@@ -158,7 +158,7 @@ def result(**changed: Any) -> dict[str, Any]:
         (result(output=[{"type": "input_file"}]), "input[2].output[0].type", 'is "input_file", allowed are input_text, output_text'),
         (result(output=[{"type": "input_image"}]), "input[2].output[0].image_url", "is required"),
         (result(output=[{**TEXT, "text": 5}]), "input[2].output[0].text", "expected a string, got an integer"),
-        (result(output=[TEXT] * 2049), "input", "has 2051 texts and media, the limit is the context, 2048"),
+        (result(output=[TEXT] * 2049), "input", "prompt is too long: 2051 tokens > 2047 maximum"),
         (result(more=1), "input[2].more", "is not supported"),
     ],
 )

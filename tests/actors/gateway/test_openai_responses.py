@@ -273,7 +273,7 @@ def test_the_form_of_the_answer(limits: Limits) -> None:
         ({"input": ""}, "input", "is empty"),
         ({"input": []}, "input", "is empty, at least one message is needed"),
         ({"input": 5}, "input", "expected an array, got an integer"),
-        ({"input": [{"role": "user", "content": "a"}] * 2049}, "input", "has 2049 texts and media, the limit is the context, 2048"),
+        ({"input": [{"role": "user", "content": "a"}] * 2049}, "input", "prompt is too long: 2049 tokens > 2047 maximum"),
         (
             {"input": [{"type": "reasoning"}]},
             "input[0].type",

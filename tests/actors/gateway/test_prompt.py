@@ -110,18 +110,18 @@ def test_written_placeholders_stay_text(prompts: PromptBuilder, tokenizer: Token
 
 
 def test_a_prompt_that_is_too_long(prompts: PromptBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match=r"the prompt has \d+ tokens; the context of 2048") as caught:
+    with pytest.raises(RequestError, match=r"prompt is too long: \d+ tokens > 2047 maximum") as caught:
         build(prompts, [{"role": "user", "content": "a 7 " * 1500}])
     assert (caught.value.status, caught.value.param) == (400, "messages")
     monkeypatch.setattr(Tokenizer, "encode_pieces", None)  # hopeless ones are not even tokenized
     with pytest.raises(RequestError, match="at least"):
         build(prompts, [{"role": "user", "content": "x" * 500_000}])
-    with pytest.raises(RequestError, match="messages: has 3000 texts and media, the limit is the context, 2048"):
+    with pytest.raises(RequestError, match="messages: prompt is too long: 3000 tokens > 2047 maximum"):
         build(prompts, [{"role": "user", "content": ""}] * 3000)
 
 
 def test_a_negative_prompt_that_is_too_long_is_named(prompts: PromptBuilder) -> None:
-    with pytest.raises(RequestError, match=r"negative_prompt: the prompt has \d+ tokens") as caught:
+    with pytest.raises(RequestError, match=r"negative_prompt: prompt is too long: \d+ tokens") as caught:
         build(prompts, [{"role": "user", "content": "x"}], guidance_scale=2.0, negative_prompt="a 7 " * 1500)
     assert caught.value.param == "negative_prompt"
 
@@ -264,5 +264,5 @@ def test_a_template_whose_calls_cannot_be_read(tokenizer: Tokenizer, model: Mode
 
 
 def test_functions_count_for_the_length_of_the_prompt(prompts: PromptBuilder) -> None:
-    with pytest.raises(RequestError, match="messages: the prompt has at least"):
+    with pytest.raises(RequestError, match="messages: prompt is too long"):
         build(prompts, [{"role": "user", "content": "hi"}], tools=[weather("x" * 200_000)])

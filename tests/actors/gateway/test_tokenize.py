@@ -27,7 +27,7 @@ def test_of_a_text_and_back(stage: Any, tokenizer: Tokenizer) -> None:
         ("tokenize", {"messages": []}, 400, "messages: "),
         ("tokenize", {"prompt": "x", "return_token_strs": True}, 400, "return_token_strs: is true, only false is supported"),
         ("tokenize", {"prompt": "x", "model": "other"}, 404, "model: "),
-        ("tokenize", {"prompt": "x" * 100_000}, 400, "prompt: the prompt has"),
+        ("tokenize", {"prompt": "x" * 100_000}, 400, "prompt: prompt is too long"),
         ("detokenize", {}, 400, "tokens: is required"),
         ("detokenize", {"tokens": "1 2"}, 400, "tokens: expected an array of token ids, got a string"),
         ("detokenize", {"tokens": [1, True]}, 400, "tokens: expected token ids, got true"),

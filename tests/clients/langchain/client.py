@@ -1,13 +1,16 @@
-"""langchain-openai: chat, streams, batches, pictures, structured output, tools, Responses, embeddings, errors."""
+"""langchain-openai: chat, streams, batches, pictures, structured output, tools, Responses, embeddings, errors; langchain-anthropic:
+prompts that are too long."""
 
 import asyncio
 from typing import Any, Literal
 
 import openai
+from langchain_anthropic import ChatAnthropic
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
-from served import BASE_URL, COLOUR, COLOUR_ANSWER, HELLO, HELLO_ANSWER, LONG, MODEL, PICTURE_URL
+from served import BASE_URL, COLOUR, COLOUR_ANSWER, HELLO, HELLO_ANSWER, LONG, MODEL, PICTURE_URL, URL
 from shape import Shape
 
 SETTINGS: Any = {"model": MODEL, "base_url": BASE_URL, "api_key": "none", "max_retries": 0, "temperature": 0, "timeout": 60}
@@ -58,6 +61,17 @@ except openai.BadRequestError as raised:
     assert raised.param == "temperature"
 else:
     raise AssertionError("a temperature of 9 was not refused")
+
+claude = ChatAnthropic(model=MODEL, base_url=URL, api_key="none", max_retries=0, max_tokens=64)
+assert claude.invoke(HELLO).text == HELLO_ANSWER
+for model in (chat, responses, claude):
+    for answered in (model.invoke, lambda text, model=model: list(model.stream(text))):
+        try:
+            answered("word " * 40_000)
+        except ContextOverflowError:
+            pass
+        else:
+            raise AssertionError(f"{model}: a prompt that is too long was not recognised")
 
 
 async def cancelled() -> None:

@@ -41,6 +41,17 @@ for model in ROUTES:
     next(iter(left))
     del left
 
+for model in ROUTES:
+    for stream in (False, True):
+        try:
+            list(ask(model, "word " * 40_000, stream=stream)) if stream else ask(model, "word " * 40_000)
+        except litellm.ContextWindowExceededError:
+            pass
+        except (litellm.APIConnectionError, litellm.BadRequestError) as raised:  # it has no class for those of Ollama
+            assert model.startswith("ollama") and "prompt is too long" in str(raised), model
+        else:
+            raise AssertionError(f"{model}: a prompt that is too long was not refused")
+
 for model in list(ROUTES)[:3]:
     Shape.model_validate_json(ask(model, "A red circle.", response_format=Shape).choices[0].message.content)
     if model.startswith("hosted_vllm"):
@@ -54,6 +65,12 @@ answer = litellm.responses(model=f"openai/{MODEL}", input=HELLO, temperature=0, 
 assert answer.output[0].content[0].text == HELLO_ANSWER
 events = list(litellm.responses(model=f"openai/{MODEL}", input=HELLO, temperature=0, stream=True, **openai_route))
 assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == HELLO_ANSWER
+try:
+    litellm.responses(model=f"openai/{MODEL}", input="word " * 40_000, **openai_route)
+except litellm.ContextWindowExceededError:
+    pass
+else:
+    raise AssertionError("responses: a prompt that is too long was not refused")
 vectors = litellm.embedding(f"openai/{MODEL}", input=["red", "blue"], **openai_route).data
 assert len(vectors) == 2 and abs(sum(number**2 for number in vectors[0]["embedding"]) - 1) < 1e-4
 with SOUND_FILE.open("rb") as file:

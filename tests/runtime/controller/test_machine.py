@@ -243,8 +243,8 @@ def refused(effects: list[Effect]) -> m.Failed:
     ("spec", "words"),
     [
         (text(0), "no tokens"),
-        (text(64), "64 tokens, with one to generate that is more than the context of 64"),
-        (text(60, 5), "max_tokens: is 5, the context of 64 tokens has room for 4"),
+        (text(64), "messages: prompt is too long: 64 tokens > 63 maximum"),
+        (text(60, 5), "max_tokens: is 5; with the prompt it exceeds the context window"),
         (m.RequestSpec("r", [1, IMAGE, 2], [], m.Sampling(), 4), "placeholders for .'image'., the request has none"),
         (m.RequestSpec("r", [1, 2], [m.MediaItem("image", 1)], m.Sampling(), 4), "placeholders for no media"),
         (m.RequestSpec("r", [1, IMAGE], [m.MediaItem("image", 1)], m.Sampling(), 4), "ends in media"),
@@ -267,7 +267,7 @@ def test_a_prompt_that_grows_beyond_the_context_fails_after_analysis() -> None:
     driver.receive("gateway", m.Filled(1, KEY)).tick()
     big = ItemShape("image", (1, 20, 20), 60, [SegmentShape("image", (1, 20, 20), 16, 4, 60)])
     failed = refused(driver.done("video", m.Analysed(big)))
-    assert failed.status == 400 and "64 tokens" in failed.message and "context of 64" in failed.message
+    assert failed.status == 400 and failed.code == "context_length_exceeded" and "64 tokens > 63" in failed.message
     driver.receive("gateway", m.Delivered(1, KEY)).tick()
     assert driver.is_empty
 

@@ -238,9 +238,9 @@ def test_prefill_starves_nobody(arrivals: list[tuple[int, int]], tau: int) -> No
         (spec(0), 400, "no tokens"),
         (spec(media=(1, 1, 1)), 400, "3 media items, the limit is 2"),
         (spec(media=(64 * 9,)), 413, "576 bytes of media, the limit is 512"),
-        (spec(128, None), 400, "128 tokens, with one to generate that is more than the context of 128"),
-        (spec(20, 109), 400, "max_tokens: is 109, the context of 128 tokens has room for 108"),
-        (spec(120, 4, companion=127), 400, "room for"),
+        (spec(128, None), 400, "messages: prompt is too long: 128 tokens > 127 maximum"),
+        (spec(20, 109), 400, r"You requested 129 tokens \(20 in the prompt, 109 in the answer\)"),
+        (spec(120, 4, companion=127), 400, "max_tokens: is 4; with the prompt it exceeds the context window"),
         (spec(127, 1, companion=127), 200, ""),
     ],
 )
@@ -258,9 +258,9 @@ def test_max_tokens_defaults_to_what_fits() -> None:
     assert check_lengths(spec(max_new=None), (28, 100), LIMITS) == 28
     tight = Limits(**{field: getattr(LIMITS, field) for field in LIMITS.__slots__} | {"num_kv_pages": 3})
     assert check_lengths(spec(max_new=None), (28,), tight) == 21
-    with pytest.raises(RequestError, match="60 tokens of KV cache, the whole cache has 48"):
+    with pytest.raises(RequestError, match="60 tokens > 47 maximum; .* maximum context length is 48 tokens, the whole KV cache"):
         check_lengths(spec(), (30, 30), tight)
-    with pytest.raises(RequestError, match="KV cache of 48 tokens has room for 21"):
+    with pytest.raises(RequestError, match="max_tokens: is 22; .* is 48 tokens, the whole KV cache. You requested 50 tokens"):
         check_lengths(spec(max_new=22), (28,), tight)
 
 
@@ -269,7 +269,7 @@ def test_what_does_not_fit_may_be_clamped() -> None:
     tight = Limits(**{field: getattr(LIMITS, field) for field in LIMITS.__slots__} | {"num_kv_pages": 3})
     assert check_lengths(wanted, (28,), LIMITS) == 100 and check_lengths(wanted, (28,), tight) == 21
     assert check_lengths(msgspec.structs.replace(wanted, max_new_tokens=20), (28,), tight) == 20
-    with pytest.raises(RequestError, match="128 tokens, with one to generate"):
+    with pytest.raises(RequestError, match="128 tokens > 127 maximum"):
         check_lengths(wanted, (128,), LIMITS)
 
 
