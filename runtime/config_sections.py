@@ -55,6 +55,7 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     allowed_hosts: tuple[HostName, ...] = ()  # names in Host besides localhost, addresses and host; "*" allows any
     page: bool = True  # a page for people at /: a playground, the live run, and buttons that kill and restart its processes
     max_body_mib: Size = 64
+    max_tool_schema_kib: Size = 1024  # of all functions of a request, as JSON
     strict_fields: bool = False  # fields that mmrt does not know are refused, not ignored
     keep_alive_s: Seconds = 10.0
     request_timeout_s: Seconds = 600.0

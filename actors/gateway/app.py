@@ -27,6 +27,7 @@ from .cross_origin import AllowedOrigins
 from .host_names import HostNames
 from .ignored import HEADER, Ignored, collecting
 from .metrics import CONTENT_TYPE, Metrics
+from .models import model_entry
 from .openapi.document import Description
 from .page.routes import Page
 from .request_log import PROBLEM, REQUEST_ID, log_answer, one_line
@@ -120,20 +121,10 @@ class Endpoints:
     broken: Callable[[], Mapping[str, str]]
     created_s: int = field(default_factory=lambda: int(time.time()))
 
-    @property
-    def _model(self) -> dict[str, str | int]:
-        return {
-            "id": self.limits.model_name,
-            "object": "model",
-            "created": self.created_s,
-            "owned_by": "mmrt",
-            "max_model_len": self.limits.max_context,
-        }
-
     async def models(self, http: web.Request) -> web.Response:
         if apis.is_anthropics(http):
             return json_response(anthropic_answer.model_page(self.limits, self.created_s))
-        return json_response({"object": "list", "data": [self._model]})
+        return json_response({"object": "list", "data": [model_entry(self.limits, self.created_s)]})
 
     async def model(self, http: web.Request) -> web.Response:
         name = http.match_info["model"].rstrip("/")
@@ -142,7 +133,7 @@ class Endpoints:
             raise RequestError(message, status=404, type="not_found_error", param="model", code="model_not_found")
         if apis.is_anthropics(http):
             return json_response(anthropic_answer.model_info(self.limits, self.created_s))
-        return json_response(self._model)
+        return json_response(model_entry(self.limits, self.created_s))
 
     async def health(self, _: web.Request) -> web.Response:
         """Liveness: this process answers. A restart of it would not help while other actors are away."""
@@ -174,7 +165,7 @@ def _not_ready(message: str) -> RequestError:
 
 
 def _error_response(request: web.Request, error: RequestError) -> web.Response:
-    body = apis.error_body_of(request.path)(error)
+    body = apis.error_body_for(request)(error)
     response = web.Response(status=error.status, body=body, content_type="application/json")
     if error.status in (429, 503) or error.retry_after_s is not None:
         response.headers["Retry-After"] = str(error.retry_after_s or DEFAULT_RETRY_S)

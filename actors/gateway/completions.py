@@ -309,7 +309,7 @@ class Completions:
     def _max_new_tokens(self, asked: _Asked, spec: RequestSpec) -> int | None:
         """The limit on new tokens; None for as many as fit."""
         wanted = asked.generation.max_new_tokens
-        if wanted is not None or isinstance(asked, ChatRequest):
+        if wanted is not None or isinstance(asked, ChatRequest) or asked.generation.clamp_max_tokens:
             return wanted
         wanted = max(TEXT_TOKENS, asked.generation.sampling.min_tokens)
         return min(wanted, self._limits.max_context - max(len(spec.prompt_ids), len(spec.companion_ids or ())))

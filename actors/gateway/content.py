@@ -7,18 +7,16 @@ from typing import Any, NamedTuple
 
 from ...runtime.errors import prompt_too_long
 from ...schema.media import MediaKind
-from .fields import AT_LEAST_ONE, Fields, Schema, kind_of, refuse, show
-from .harmless import NOTHING, refuse_others
+from .field_rules import Kinds, passes_over, settle
+from .field_table import chat as table
+from .fields import Fields, kind_of, refuse, show
 from .media import MEDIA_PARTS, MediaIntake, Medium
 from .tool_messages import Call, check_results, read_calls, read_id
 
 # OpenAI's "developer" is what its newer models call "system"; chat templates know only the latter.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 MAX_NAME_CHARS = 64
-TEXT_PARTS = ("text", "input_text", "output_text")
-# Replies that a client sends back verbatim carry these; empty ones say nothing.
-_EMPTY: Schema = {"enum": [[], {}, ""]}
-_EMPTY_OF_REPLIES = ("refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content", "reasoning")
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 class MediaPart(NamedTuple):
@@ -77,7 +75,7 @@ def check_continues(conversation: Conversation) -> None:
         raise refuse(f"{path}.role", f"is {show(last.role)}, with continue_final_message the last message is of role assistant")
     if last.calls:
         raise refuse(f"{path}.tool_calls", "cannot be combined with continue_final_message, which continues a text")
-    if not (last.content if isinstance(last.content, str) else last.content[-1]):
+    if not (last.content and last.content[-1]):
         raise refuse(f"{path}.content", "is empty, with continue_final_message it is continued")
 
 
@@ -101,36 +99,39 @@ def _num_parts(message: Any, levels: int = 2) -> int:
 
 def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:
     fields = Fields(value, path)
-    role = ROLES[fields.take_choice("role", ROLES)]
-    content = fields.take("content", AT_LEAST_ONE)
+    role = take_role(fields, table.ROLES)
+    content = fields.take("content")
     name = fields.take_str("name", MAX_NAME_CHARS)
     call_id = read_id(fields, "tool_call_id") if role == "tool" else ""
     calls = read_calls(fields.take("tool_calls"), f"{path}.tool_calls") if role == "assistant" else ()
-    for empty in _EMPTY_OF_REPLIES:
-        if fields.leftover.get(empty) in (None, *_EMPTY["enum"]):
-            fields.take(empty, _EMPTY)
-    fields.refuse_leftover()
-    if content is None and calls:
-        content = ""
-    if content is None:
-        raise refuse(f"{path}.content", "is required")
+    refusal = fields.take_str("refusal") if role == "assistant" else None
+    settle(fields, table.MESSAGE)
     if isinstance(content, list):
-        if not content:
-            raise refuse(f"{path}.content", "is empty, at least one part is needed")
         parts = [_read_part(part, f"{path}.content[{i}]", role, intake) for i, part in enumerate(content)]
-        content = tuple(parts)
-    elif not isinstance(content, str):
+        content = tuple(part for part in parts if part is not None)
+    elif content is not None and not isinstance(content, str):
         raise refuse(f"{path}.content", f"expected a string or an array of parts, got {kind_of(content)}")
-    return Message(role, content, name or "", calls, call_id)
+    return Message(role, content or refusal or "", name or "", calls, call_id)
 
 
-def _read_part(value: Any, path: str, role: str, intake: MediaIntake) -> str | MediaPart:
+def take_role(fields: Fields, kinds: Kinds) -> str:
+    """Take the role of a message. Raises: RequestError."""
+    role = fields.take_required("role", {"enum": list(kinds.used)})
+    passes_over(kinds, role, fields.path("role").removesuffix(".role"), field="role")
+    return ROLES[role]
+
+
+def _read_part(value: Any, path: str, role: str, intake: MediaIntake) -> str | MediaPart | None:
+    """Read a part; None if it is passed over."""
     fields = Fields(value, path)
     stated = fields.take_required("type")
-    if stated in TEXT_PARTS:
-        text = fields.take_required_str("text")
-        refuse_others(fields, {"annotations": NOTHING})
-        return text
-    if not isinstance(stated, str) or stated not in MEDIA_PARTS:
-        raise refuse(f"{path}.type", f"is {show(stated)}, allowed are {', '.join(['text', *MEDIA_PARTS])}")
-    return MediaPart(intake.read(stated, fields, path, role))
+    if passes_over(table.PARTS, stated, path, ", ".join(["text", *MEDIA_PARTS])):
+        return None
+    return read_text_part(stated, fields) if stated in TEXT_PARTS else MediaPart(intake.read(stated, fields, path, role))
+
+
+def read_text_part(kind: str, part: Fields) -> str:
+    """Take the text of a part. A refusal is what the assistant has said. Raises: RequestError."""
+    text = part.take_required_str("refusal" if kind == "refusal" else "text")
+    settle(part, table.TEXT_PART)
+    return text

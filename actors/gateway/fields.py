@@ -1,4 +1,4 @@
-"""Reading a JSON object field by field, strictly: every error names the field, the value (shortened) and what is allowed.
+"""Reading a JSON object field by field: every error names the field, the value (shortened) and what is allowed.
 
 Pure. Used by the gateway's validation of requests.
 """
@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ...runtime.errors import RequestError
+from .ignored import is_strict, tolerate
 
 Schema = Mapping[str, Any]  # a JSON schema
 STRING: Schema = {"type": "string"}
@@ -54,13 +55,15 @@ def refuse(path: str, problem: str, status: int = 400) -> RequestError:
 
 class Example(dict[str, Any]):
     """An object of an example body, which takes notes on its reader (``openapi``). ``taken``: the fields that the reader takes, absent
-    ones too, with the schema of their values other than null; None: that of the examples. ``is_closed``: the reader refuses others."""
+    ones too, with the schema of their values other than null; None: that of the examples. ``is_closed``: the reader refuses others.
+    ``place``: the entry of the table of fields by which it does."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
         self.taken: dict[str, Schema | None] = {}
         self.required: set[str] = set()
         self.is_closed = False
+        self.place: object = None
 
 
 class Fields:
@@ -75,6 +78,15 @@ class Fields:
 
     def path(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
+
+    @property
+    def is_example(self) -> bool:
+        return self._example is not None
+
+    def note_place(self, place: object) -> None:
+        """Note by which entry of the table of fields the object is read, if it is an example."""
+        if self._example is not None:
+            self._example.place = place
 
     @property
     def leftover(self) -> dict[str, Any]:
@@ -140,9 +152,12 @@ class Fields:
         return value
 
     def take_int(self, name: str, low: int, high: int) -> int | None:
+        """Take a whole number, which may be written with a point."""
         value = self.take(name, {"type": "integer", "minimum": low, "maximum": high})
         if value is None:
             return None
+        if isinstance(value, float) and value.is_integer():  # JSON has one kind of number
+            value = int(value)
         if type(value) is not int:
             raise refuse(self.path(name), f"expected an integer, got {show(value)}")
         if not low <= value <= high:
@@ -160,10 +175,11 @@ class Fields:
             raise refuse(self.path(name), f"is {show(value)}, allowed are {lower} to {high:g}")
         return float(value)
 
-    def refuse_leftover(self, known: str = "") -> None:
-        """Raise for the first field not taken whose value says something. ``known`` describes the fields there are."""
+    def leave(self, known: str = "") -> None:
+        """Leave the fields not taken without effect. ``known`` describes the fields there are. Raises: RequestError for one whose value
+        says something, with strict fields."""
         if self._example is not None:
-            self._example.is_closed = True
+            self._example.is_closed = is_strict()
         for name, value in self._values.items():
             if value is not None:
-                raise refuse(self.path(name[:_SHOWN_CHARS]), f"is not supported; {known}" if known else "is not supported")
+                tolerate(self.path(name[:_SHOWN_CHARS]), f"is not supported; {known}" if known else "is not supported")

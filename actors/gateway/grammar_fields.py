@@ -15,6 +15,8 @@ from ...models.grammar.source import (
     source_of_regex,
     source_of_schema,
 )
+from .field_rules import settle
+from .field_table.common import NAMED_SCHEMA, RESPONSE_FORMAT, STRUCTURED_OUTPUTS
 from .fields import OBJECT, STRING, Fields, Schema, kind_of, refuse, show
 
 MAX_CHOICES = 1024
@@ -58,10 +60,10 @@ def _read_response_format(fields: Fields) -> AskedGrammar | None:
     form = Fields(value, "response_format")
     kind = form.take_choice("type", _FORMATS)
     if kind != "json_schema":
-        form.refuse_leftover()
+        settle(form, RESPONSE_FORMAT)
         return AskedGrammar(JSON_OBJECT, "response_format") if kind == "json_object" else None
     asked = Fields(form.take_required("json_schema"), "response_format.json_schema")
-    form.refuse_leftover()
+    settle(form, RESPONSE_FORMAT)
     return read_named_schema(asked)
 
 
@@ -74,7 +76,7 @@ def read_named_schema(asked: Fields) -> AskedGrammar:
     asked.take_str("description")
     is_strict = asked.take_bool("strict")
     grammar = take_schema(asked, is_strict=is_strict)
-    asked.refuse_leftover()
+    settle(asked, NAMED_SCHEMA)
     return grammar
 
 
@@ -86,7 +88,7 @@ def _read_structured_outputs(fields: Fields) -> AskedGrammar | None:
     asked = [_read(kind, form, forms.path(kind)) for kind in _FORMS if (form := forms.take(kind, _FORMS[kind])) is not None]
     if forms.take_bool("json_object"):
         asked.append(AskedGrammar(JSON_OBJECT, forms.path("json_object")))
-    forms.refuse_leftover("there are json, json_object, regex, choice and grammar")
+    settle(forms, STRUCTURED_OUTPUTS)
     if len(asked) != 1:
         raise refuse("structured_outputs", f"has {len(asked)} of json, json_object, regex, choice and grammar, expected one")
     return asked[0]

@@ -1,14 +1,13 @@
-"""Values of fields that mmrt does not implement with which they change nothing. Pure; used by the readers of requests."""
+"""Values of fields that mmrt does not implement with which they change nothing. Pure; used by the table of fields."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import UnionType
 from typing import Any, NamedTuple
 
 import msgspec
 
-from .fields import BOOLEAN, STRING, Fields, Schema, refuse, show
+from .fields import BOOLEAN, NULL, STRING, Schema
 from .fields import OBJECT as ANY_OBJECT
-from .ignored import note
 
 
 class Harmless(NamedTuple):
@@ -21,13 +20,16 @@ class Harmless(NamedTuple):
     is_done: bool = True
 
 
-def number(expected: float) -> Harmless:
-    return Harmless(lambda value: type(value) in (int, float) and bool(value == expected), f"{expected:g}", {"const": expected})
+def number(*expected: float) -> Harmless:
+    words = " or ".join(f"{one:g}" for one in expected)
+    schema = {"const": expected[0]} if len(expected) == 1 else {"enum": list(expected)}
+    return Harmless(lambda value: type(value) in (int, float) and value in expected, words, schema)
 
 
-def one_of(*expected: object) -> Harmless:
+def one_of(*expected: object, is_done: bool = True) -> Harmless:
     words = " or ".join(msgspec.json.encode(one).decode() for one in expected)
-    return Harmless(lambda value: any(type(value) is type(one) and value == one for one in expected), words, {"enum": list(expected)})
+    schema = {"enum": list(expected)}
+    return Harmless(lambda value: any(type(value) is type(one) and value == one for one in expected), words, schema, is_done)
 
 
 def of_type(kind: type | UnionType, words: str, schema: Schema) -> Harmless:
@@ -37,18 +39,21 @@ def of_type(kind: type | UnionType, words: str, schema: Schema) -> Harmless:
     )
 
 
+NEVER = Harmless(lambda value: False, "null", NULL)
 NOTHING = Harmless(lambda value: isinstance(value, list | dict) and not value, "an empty one", {"enum": [[], {}]})
+EMPTY = Harmless(lambda value: isinstance(value, list | dict | str) and not value, "an empty one", {"enum": [[], {}, ""]})
 FLAG = of_type(bool, "a boolean", BOOLEAN)
 OBJECT = of_type(dict, "an object", ANY_OBJECT)
 TEXT = of_type(str, "a string", STRING)
+LIST = of_type(list, "an array", {"type": "array", "items": {}})
+WHOLE = of_type(int, "an integer", {"type": "integer"})
+NUMBER = of_type(int | float, "a number", {"type": "number"})
 
 
-def refuse_others(fields: Fields, harmless: Mapping[str, Harmless]) -> None:
-    """Refuse every field left that would change the answer. Raises: RequestError."""
-    for name, values in harmless.items():
-        value = fields.take(name, values.schema)
-        if value is not None and not values.is_it(value):
-            raise refuse(fields.path(name), f"is {show(value)}, only {values.words} is supported")
-        if value is not None and not values.is_done:
-            note(fields.path(name), "mmrt does without it")
-    fields.refuse_leftover()
+def short_text(max_chars: int) -> Harmless:
+    return Harmless(
+        lambda value: isinstance(value, str) and len(value) <= max_chars,
+        f"a string of up to {max_chars} characters",
+        {"type": "string", "maxLength": max_chars},
+        is_done=False,
+    )

@@ -19,6 +19,8 @@ from ...schema.media import MediaKind, MediaOptions
 from .cache_keys import content_key
 from .data_urls import MAX_MIME_CHARS, DataUrl, decode_base64, decode_percents, most_bytes, read_head
 from .fetch.rules import FetchError, check_file_url, check_url, is_file_url
+from .field_rules import settle
+from .field_table import media as table
 from .fields import STRING, Fields, Schema, kind_of, refuse, show
 from .media_options import OptionReader
 
@@ -89,7 +91,7 @@ class MediaIntake:
                 inner = Fields(part.take_required(kind_of_part), part.path(kind_of_part))
                 stated = inner.take_str("format", MAX_MIME_CHARS) or ""
                 value, place = inner.take_required("data", BASE64), inner.path("data")
-                inner.refuse_leftover()
+                settle(inner, table.INLINE)
                 self._add(kind, value, place, part, _mime_of(kind, stated), is_base64=True)
                 return kind
             schema = None if kind_of_part in URL_PARTS else _URLS if kind == "video" else STRING
@@ -98,7 +100,7 @@ class MediaIntake:
                 inner = Fields(value, place)
                 most_pixels = _take_detail(kind, inner)
                 value, place = inner.take_required("url", STRING), inner.path("url")
-                inner.refuse_leftover()
+                settle(inner, table.URL)
             self._add(kind, value, place, part, most_pixels=most_pixels)
         return kind
 
@@ -119,7 +121,7 @@ class MediaIntake:
             mime = source.take_str("media_type", MAX_MIME_CHARS) if is_base64 else None
             name = "data" if is_base64 else "url"
             value = source.take_required(name, BASE64 if is_base64 else STRING)
-            source.refuse_leftover()
+            settle(source, table.SOURCE)
             self._add(kind, value, source.path(name), part, (mime or "").strip().lower(), is_base64=is_base64)
 
     def read_picture(self, value: object, path: str, role: str) -> None:

@@ -13,6 +13,8 @@ from ...models.architecture import VisionRules
 from ...runtime.config_sections import MIN_FPS
 from ...schema.media import MediaKind, MediaOptions
 from ..host.media_rules import Range, option_ranges
+from .field_rules import settle
+from .field_table import media as table
 from .fields import Fields, Schema, refuse
 
 FOR_ALL = "mm_processor_kwargs"
@@ -53,7 +55,7 @@ class OptionReader:
         self._read(fields, known, {})
         if known:
             fields.take_flag(_SAMPLED)
-        fields.refuse_leftover(_listed("media", known))
+        settle(fields, table.KWARGS._replace(known=_listed("media", known)))
 
     def read(self, kind: MediaKind, part: Fields, most_pixels: int | None = None) -> MediaOptions:
         """Read the options of a medium; take its own out of the content part's fields, which must then be empty. ``most_pixels`` is
@@ -83,7 +85,7 @@ class OptionReader:
     def _values(self, kind: MediaKind, part: Fields, names: tuple[str, ...], ranges: Mapping[str, Range]) -> dict[str, Any]:
         """Return the values of these names, of the part and of the request."""
         values = self._read(part, names, ranges)
-        part.refuse_leftover(_listed(kind, names))
+        settle(part, table.PART._replace(known=_listed(kind, names)))
         places = dict.fromkeys(values, part)
         for given, path in ((self._shared(kind), FOR_ALL), (self._for_video if kind == "video" else {}, f"{FOR_READING}.video")):
             others = Fields({name: given.get(name) for name in names if name not in values}, path)
@@ -137,9 +139,9 @@ def _read_for_reading(value: Any) -> dict[str, Any]:
     fields = Fields({} if value is None else value, FOR_READING)
     video = fields.take("video")
     given = Fields({} if video is None else video, f"{FOR_READING}.video")
-    fields.refuse_leftover("options of media are video")
+    settle(fields, table.READING)
     found: dict[str, Any] = {"fps": given.take_float("fps", *_RATE_RANGE), "max_frames": given.take_int(_FRAME_COUNT, -1, 1 << 31)}
-    given.refuse_leftover(_listed("video", ("fps", _FRAME_COUNT)))
+    settle(given, table.READING_VIDEO)
     if found["max_frames"] in (-1, 0):  # all
         found["max_frames"] = None
     return found

@@ -32,12 +32,15 @@ def read_sampling(fields: Fields, defaults: SamplingDefaults, max_context: int) 
     seed = fields.take_int("seed", -_INT64, _INT64 - 1)
     top_k = fields.take_int("top_k", -1, (1 << 31) - 1)
     temperature = _or(fields.take_float("temperature", 0, MAX_TEMPERATURE), defaults.temperature)
+    top_p = _or(fields.take_float("top_p", 0, 1), defaults.top_p)
+    if top_p == 0:  # the likeliest token alone
+        temperature, top_p = 0.0, 1.0
     return Sampling(
         temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
-        top_p=_or(fields.take_float("top_p", 0, 1, low_allowed=False), defaults.top_p),
+        top_p=top_p,
         top_k=defaults.top_k if top_k is None else max(top_k, 0),  # -1 is off, as in vLLM
         min_p=_or(fields.take_float("min_p", 0, 1), 0.0),
-        seed=secrets.randbits(63) if seed is None else seed % _INT64,
+        seed=secrets.randbits(63) if seed in (None, -1) else seed % _INT64,  # -1 is random, as in vLLM
         guidance_scale=_or(fields.take_float("guidance_scale", 0, MAX_GUIDANCE_SCALE), 1.0),
         repetition_penalty=_or(
             fields.take_float("repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY), defaults.repetition_penalty

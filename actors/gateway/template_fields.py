@@ -6,13 +6,14 @@ from typing import Any
 
 import msgspec
 
+from .field_table.chat import THINKING_NAMES
+from .field_table.common import NO_THOUGHTS
 from .fields import Fields, Schema, refuse, show
+from .ignored import note, tolerate
 
 MAX_OPTIONS = 16
 OPTIONS = "chat_template_kwargs"
 _MAX_INT = 1 << 53
-# Of models that think, which none of those served does: nothing changes where the template does not know them.
-THINKING_NAMES = ("enable_thinking", "thinking")
 _WORDS = re.compile(r"[A-Za-z0-9_ .,:/-]{0,64}", re.ASCII)  # no piece of a control token
 _OPTION: Schema = {
     "anyOf": [
@@ -64,9 +65,14 @@ def _checked(path: str, value: Any) -> OptionValue:
 
 
 def for_template(options: Mapping[str, OptionValue], known: frozenset[str]) -> dict[str, OptionValue]:
-    """Return the options that the template has variables for. Raises: RequestError for others, unless they change nothing."""
+    """Return the options that the template has variables for. The others have no effect. Raises: RequestError for these, with strict
+    fields."""
     for name, value in options.items():
-        if name not in known and not (name in THINKING_NAMES and isinstance(value, bool)):
-            takes = f"takes {', '.join(sorted(known))}" if known else "takes none"
-            raise refuse(f"{OPTIONS}.{name[:64]}", f"is not supported; the model's chat template {takes}")
+        if name in known:
+            continue
+        path, takes = f"{OPTIONS}.{name[:64]}", f"takes {', '.join(sorted(known))}" if known else "takes none"
+        if name in THINKING_NAMES and isinstance(value, bool):
+            note(path, NO_THOUGHTS)
+        else:
+            tolerate(path, f"is not supported; the model's chat template {takes}")
     return {name: value for name, value in options.items() if name in known}

@@ -6,20 +6,26 @@ one at most; otherwise the model is free to write what it likes.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
+
+import msgspec
 
 from ...models.errors import GrammarError
 from ...models.grammar.call_form import CallForm, Function, source_of_calls
 from ...models.grammar.source import source_of_schema
 from ...models.text.tool_calls import NAME
+from .field_rules import passes_over, settle
+from .field_table import chat as table
+from .field_table.common import CHOICE
 from .fields import AT_LEAST_ONE, OBJECT, Fields, Schema, kind_of, refuse, show
 from .grammar_fields import AskedGrammar
 
-MAX_TOOLS = 128
 CHOICES = ("function", "allowed_tools")  # of tool_choice as an object
 MODES: Schema = {"enum": ["auto", "none", "required"]}
 _SHOWN_NAMES = 8
+_encode = msgspec.json.Encoder().encode
 
 
 class ToolUse(NamedTuple):
@@ -50,9 +56,9 @@ class ToolChoice(NamedTuple):
     is_single: bool = False
 
 
-def read_tools(fields: Fields, answer: AskedGrammar | None) -> tuple[ToolUse | None, AskedGrammar | None]:
+def read_tools(fields: Fields, answer: AskedGrammar | None, max_bytes: int) -> tuple[ToolUse | None, AskedGrammar | None]:
     """Take the fields of chat completions. Returns and raises: as ``allow_calls``."""
-    tools = take_list(fields, _read_tool)
+    tools = take_list(fields, _read_tool, max_bytes)
     choice = _read_choice(fields.take("tool_choice", MODES), tools)
     return allow_calls(tools, choice, read_is_single(fields), answer)
 
@@ -92,15 +98,13 @@ def allow_calls(
         raise refuse("tools", f"{error.message}, all functions together") from None
 
 
-def take_list(fields: Fields, read_entry: Callable[[Any, int], Sequence[Tool]]) -> list[Tool]:
-    """Take ``tools``, each entry with its index by ``read_entry``. Raises: RequestError."""
-    value = fields.take("tools", {"type": "array", "maxItems": MAX_TOOLS})
+def take_list(fields: Fields, read_entry: Callable[[Any, int], Sequence[Tool]], max_bytes: int) -> list[Tool]:
+    """Take ``tools``, each entry with its index by ``read_entry``. ``max_bytes``: of all together, as JSON. Raises: RequestError."""
+    value = fields.take("tools", {"type": "array"})
     if value is None:
         return []
     if not isinstance(value, list):
         raise refuse("tools", f"expected an array, got {kind_of(value)}")
-    if len(value) > MAX_TOOLS:
-        raise refuse("tools", f"has {len(value)} entries, the limit is {MAX_TOOLS}")
     tools: list[Tool] = []
     places: dict[str, int] = {}
     for at, entry in enumerate(value):
@@ -109,18 +113,20 @@ def take_list(fields: Fields, read_entry: Callable[[Any, int], Sequence[Tool]]) 
                 raise refuse(tool.name_path, f"is {show(tool.name)}, as that of tools[{places[tool.name]}]")
             places[tool.name] = at
             tools.append(tool)
-    if len(tools) > MAX_TOOLS:
-        raise refuse("tools", f"has {len(tools)} functions, the limit is {MAX_TOOLS}")
+    if (num_bytes := len(_encode([tool.shown for tool in tools]))) > max_bytes:
+        raise refuse("tools", f"has {num_bytes} bytes of functions, the limit is {max_bytes} (server.max_tool_schema_kib)")
     return tools
 
 
 def _read_tool(value: Any, at: int) -> Sequence[Tool]:
     fields = Fields(value, f"tools[{at}]")
-    fields.take_choice("type", ("function",))
+    kinds = table.TOOL_KINDS
+    if passes_over(kinds, fields.take_required("type", {"enum": list(kinds.used)}), fields.path("")[:-1]):
+        return ()
     function = Fields(fields.take_required("function"), fields.path("function"))
-    fields.refuse_leftover()
+    settle(fields, table.TOOL)
     tool = read_function(function, "parameters", f"/{at}/function")
-    function.refuse_leftover()
+    settle(function, table.FUNCTION)
     return (tool,)
 
 
@@ -172,10 +178,10 @@ def _read_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
     fields = Fields(value, "tool_choice")
     if fields.take_choice("type", CHOICES) == "function":
         function = Fields(fields.take_required("function"), fields.path("function"))
-        fields.refuse_leftover()
+        settle(fields, CHOICE)
         return read_named(function, tools)
     allowed = Fields(fields.take_required("allowed_tools"), fields.path("allowed_tools"))
-    fields.refuse_leftover()
+    settle(fields, CHOICE)
     return read_allowed(allowed, lambda entry: Fields(entry.take_required("function"), entry.path("function")), tools)
 
 
@@ -188,7 +194,7 @@ def read_mode(value: str | None) -> ToolChoice:
 
 def read_named(function: Fields, tools: Sequence[Tool]) -> ToolChoice:
     """Take the name of the function that must be called, all that is in ``function``. Raises: RequestError."""
-    return ToolChoice("required", frozenset((_take_known(function, tools),)), is_single=True)
+    return ToolChoice("required", frozenset((_take_known(function, _names_of(tools)),)), is_single=True)
 
 
 def read_allowed(allowed: Fields, function_of: Callable[[Fields], Fields], tools: Sequence[Tool]) -> ToolChoice:
@@ -196,26 +202,31 @@ def read_allowed(allowed: Fields, function_of: Callable[[Fields], Fields], tools
     Raises: RequestError."""
     mode = allowed.take_choice("mode", ("auto", "required"))
     entries, path = allowed.take_required("tools", AT_LEAST_ONE), allowed.path("tools")
-    allowed.refuse_leftover()
+    settle(allowed, CHOICE)
     if not isinstance(entries, list):
         raise refuse(path, f"expected an array, got {kind_of(entries)}")
-    if not 1 <= len(entries) <= MAX_TOOLS:
-        raise refuse(path, f"has {len(entries)} entries, allowed are 1 to {MAX_TOOLS}")
-    names = set[str]()
+    if not 1 <= len(entries) <= len(tools):
+        raise refuse(path, f"has {len(entries)} entries, allowed are 1 to {len(tools)}, the number of tools")
+    names, known = set[str](), _names_of(tools)
     for at, value in enumerate(entries):
         entry = Fields(value, f"{path}[{at}]")
         entry.take_choice("type", ("function",))
         function = function_of(entry)
-        names.add(_take_known(function, tools))
-        entry.refuse_leftover()
+        names.add(_take_known(function, known))
+        settle(entry, CHOICE)
     return ToolChoice(mode, frozenset(names))
 
 
-def _take_known(function: Fields, tools: Sequence[Tool]) -> str:
-    """Take the name of one of ``tools``, all that is in ``function``. Raises: RequestError."""
-    name, names = read_name(function), [tool.name for tool in tools]
-    function.refuse_leftover()
+def _names_of(tools: Sequence[Tool]) -> dict[str, None]:
+    """Return the names of tools in their order."""
+    return dict.fromkeys(tool.name for tool in tools)
+
+
+def _take_known(function: Fields, names: Collection[str]) -> str:
+    """Take one of these names of tools, all that is in ``function``. Raises: RequestError."""
+    name = read_name(function)
+    settle(function, CHOICE)
     if name not in names:
-        known = ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")
+        known = ", ".join(islice(names, _SHOWN_NAMES)) + (", …" if len(names) > _SHOWN_NAMES else "")
         raise refuse(function.path("name"), f"is {show(name)}, but tools has {known or 'no function'}")
     return name

@@ -7,6 +7,8 @@ import msgspec
 
 from ...models.errors import GrammarError
 from ...models.grammar.source import check_depth
+from .field_rules import settle
+from .field_table import chat as table
 from .fields import Fields, kind_of, refuse, show
 from .tool_fields import read_name
 
@@ -53,10 +55,10 @@ def _read_call(value: Any, path: str) -> Call:
     fields.take_choice("type", ("function",))
     id = read_id(fields, "id")
     function = Fields(fields.take_required("function"), fields.path("function"))
-    fields.refuse_leftover()
+    settle(fields, table.CALL)
     name = read_name(function)
     arguments = arguments_of(function.take_required_str("arguments"))
-    function.refuse_leftover()
+    settle(function, table.CALLED)
     return Call(id, name, arguments)
 
 

@@ -1,10 +1,10 @@
 """Validate the body of a request for work: return a ``ChatRequest`` or a ``TextRequest``, or raise an error that names the field,
 its value and the limit.
 
-Pure. A field that would change the answer and is not implemented is refused by name; one that changes nothing is accepted.
+Pure. ``field_table`` has the rules for fields that are not used.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,26 +15,29 @@ from ...runtime.config_sections import MediaSection
 from ...runtime.errors import RequestError
 from ...schema.media import MediaKind
 from .content import Conversation, check_continues, read_messages
-from .fields import AT_LEAST_ONE, BOOLEAN, STRING, Fields, Schema, kind_of, refuse, show
+from .field_rules import settle
+from .field_table import chat as table
+from .field_table.common import STREAM_OPTIONS
+from .fields import AT_LEAST_ONE, STRING, Fields, Schema, kind_of, refuse, show
 from .grammar_fields import AskedGrammar, read_grammar
-from .harmless import FLAG, NOTHING, OBJECT, TEXT, Harmless, number, one_of, refuse_others
+from .ignored import tolerate
 from .json_body import Body, BodyLimits, decode_body
 from .media import MediaIntake
 from .media_options import FOR_ALL, FOR_READING, OptionReader
 from .output_fields import MAX_CHOICES, Output, read_chat_output, read_text_output
 from .sampling_fields import check_min_tokens, read_bad_words, read_sampling
-from .template_fields import THINKING_NAMES, TemplateUse, read_template_use
+from .template_fields import TemplateUse, read_template_use
 from .tool_fields import ToolUse, read_tools
 
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 128
 MAX_STOP_CHARS = 256
-MAX_USER_CHARS = 512
 MAX_SALT_BYTES = 256
 MAX_PRIORITY = 1_000_000
 TEXT_TOKENS = 16  # at most that many /v1/completions generates where a request does not say, as OpenAI's
+UNLIMITED = -1  # of max_tokens: as many as fit, as in llama.cpp and LM Studio
 MAX_TOKENS = (1 << 31) - 1  # of an answer that a client asks for
-_STOP: Schema = {**STRING, "minLength": 1, "maxLength": MAX_STOP_CHARS}
+_STOP: Schema = {**STRING, "maxLength": MAX_STOP_CHARS}
 _STOPS: Schema = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}
 _IDS: Schema = {"type": "array", "items": {"type": "integer"}}
 _PROMPT: Schema = {"anyOf": [{**STRING, "minLength": 1}, {**_IDS, "minItems": 1}]}
@@ -43,11 +46,13 @@ _PROMPTS: Schema = {"anyOf": [_PROMPT, {"type": "array", "minItems": 1, "items":
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits on requests: the model served and the configuration. ``vision_rules`` are the run's (``media_rules``).
-    ``takes_tools``: its chat template can show functions. ``weight_bytes``: of the checkpoint's files."""
+    ``takes_tools``: its chat template can show functions. ``max_tool_bytes``:
+    of all functions of a request, as JSON. ``weight_bytes``: of the checkpoint's files."""
 
     model_name: str
     family: str = ""
     kinds: tuple[MediaKind, ...]
+    max_tool_bytes: int = 1 << 20
     takes_tools: bool = True
     weight_bytes: int = 0
     max_context: int
@@ -114,46 +119,6 @@ class TextRequest(msgspec.Struct, frozen=True):
         return {"max_tokens": self.generation.max_tokens_field, "messages": "prompt"}
 
 
-_THINKING = Harmless(
-    lambda value: isinstance(value, dict) and all(name in THINKING_NAMES and isinstance(value[name], bool) for name in value),
-    "an object with nothing but the booleans enable_thinking and thinking",
-    {"type": "object", "properties": dict.fromkeys(THINKING_NAMES, BOOLEAN), "additionalProperties": False},
-)
-# Values with which a field that mmrt does not implement changes nothing; null always does. Everything else is refused.
-IGNORED_FIELDS: Mapping[str, Harmless] = {
-    "best_of": number(1),
-    "use_beam_search": one_of(False),
-    "length_penalty": number(1),
-    "top_logprobs": number(0),
-    "echo": one_of(False),
-    "suffix": one_of(""),
-    "add_generation_prompt": one_of(True),
-    "continue_final_message": one_of(False),
-    "add_special_tokens": FLAG,  # no tokenizer of a served family adds any
-    "return_token_strs": one_of(False),
-    "skip_special_tokens": one_of(True),
-    "spaces_between_special_tokens": FLAG,
-    "chat_template_kwargs": _THINKING,
-    "reasoning_effort": one_of("none", "minimal", "low", "medium", "high", "xhigh"),
-    "verbosity": one_of("low", "medium", "high"),
-    "documents": NOTHING,
-    "tools": NOTHING,
-    "tool_choice": one_of("none", "auto"),
-    "parallel_tool_calls": FLAG,
-    "functions": NOTHING,
-    "function_call": one_of("none", "auto"),
-    "modalities": one_of(["text"]),
-    "service_tier": one_of("auto", "default"),
-    "metadata": OBJECT,
-    "store": FLAG,
-    "safety_identifier": TEXT,
-    "prompt_cache_key": TEXT,
-    "prompt_cache_retention": TEXT,
-    "request_id": TEXT,
-}
-_IGNORED_STREAM_OPTIONS: Mapping[str, Harmless] = {"include_obfuscation": one_of(False)}
-
-
 def read_chat(body: Body, limits: Limits) -> ChatRequest:
     """Validate the body of a chat request.
 
@@ -168,13 +133,14 @@ def _read_chat(fields: Fields, limits: Limits) -> ChatRequest:
     most = _most_with_logprobs(generation, 1, limits.max_context)
     if generation.max_new_tokens is None and most < limits.max_context:
         generation = msgspec.structs.replace(generation, max_new_tokens=most, clamp_max_tokens=True)
-    tools, grammar = read_tools(fields, generation.grammar)
+    tools, grammar = read_tools(fields, generation.grammar, limits.max_tool_bytes)
     generation = msgspec.structs.replace(generation, grammar=grammar)
     check_grammar(generation)
     messages = fields.take_required("messages", AT_LEAST_ONE)
     options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules, fields.take(FOR_READING))
     template = read_template_use(fields)
-    _refuse_others(fields)
+    _leave_out(fields)
+    settle(fields, table.CHAT)
     intake = MediaIntake(limits.kinds, limits.media, options)
     conversation = read_messages(messages, intake, limits.max_context)
     if template.continues:
@@ -190,10 +156,13 @@ def read_text(body: Body, limits: Limits) -> TextRequest:
 def _read_text(fields: Fields, limits: Limits) -> TextRequest:
     generation = read_generation(fields, limits, read_text_output)
     prompt, *more = _read_prompts(fields.take_required("prompt", _PROMPTS), limits.max_choices // generation.output.best_of)
-    _most_with_logprobs(generation, 1 + len(more), limits.max_context)
+    most = _most_with_logprobs(generation, 1 + len(more), limits.max_context)
+    if generation.max_new_tokens is None and generation.clamp_max_tokens and most < limits.max_context:
+        generation = msgspec.structs.replace(generation, max_new_tokens=most)
     if generation.sampling.guidance_scale != 1 and not generation.negative_prompt:
         raise refuse("negative_prompt", "is required with guidance_scale: without a chat template it is the whole unconditional prompt")
-    _refuse_others(fields)
+    _leave_out(fields)
+    settle(fields, table.TEXT)
     return TextRequest(generation, prompt, tuple(more))
 
 
@@ -213,7 +182,7 @@ def read_detokenize(body: Body, limits: Limits) -> list[int]:
     fields = Fields(decode_body(body, limits.body))
     check_model(fields, limits)
     tokens = _read_ids(fields.take_required("tokens", _IDS), "tokens")
-    fields.refuse_leftover()
+    settle(fields, table.DETOKENIZE)
     return tokens
 
 
@@ -261,7 +230,8 @@ def read_generation(
     include_usage, continuous_usage = _read_stream_options(fields, stream)
     output = read_output(fields, limits.max_choices, stream)
     max_new_tokens, max_tokens_field = _read_max_tokens(fields, max_tokens_fields, 0 if output.echo else 1)
-    fields.take_str("user", MAX_USER_CHARS)
+    if max_new_tokens == UNLIMITED:
+        max_new_tokens, clamp_max_tokens = None, True
     sampling = read_sampling(fields, limits.sampling, limits.max_context)
     check_min_tokens(sampling.min_tokens, max_new_tokens, max_tokens_field)
     generation = Generation(
@@ -306,7 +276,6 @@ def _most_with_logprobs(generation: Generation, num_prompts: int, max_context: i
 def read_prefill_fields(fields: Fields, limits: Limits) -> tuple[int, str | None]:
     """Take the fields common to requests that prefill answers, and return ``priority`` and ``cache_salt``. Raises: RequestError."""
     check_model(fields, limits)
-    fields.take_str("user", MAX_USER_CHARS)
     return fields.take_int("priority", -MAX_PRIORITY, MAX_PRIORITY) or 0, _read_cache_salt(fields)
 
 
@@ -316,12 +285,11 @@ def check_grammar(generation: Generation) -> None:
         raise refuse("ignore_eos", f"cannot be combined with {generation.grammar.field}, which says where the answer ends")
 
 
-def _refuse_others(fields: Fields) -> None:
-    """Refuse every field left that would change the answer. Tools that must not be called do not."""
+def _leave_out(fields: Fields) -> None:
+    """Leave out tools that must not be called."""
     for choice, tools in (("tool_choice", "tools"), ("function_call", "functions")):
         if fields.leftover.get(choice) == "none" and isinstance(fields.leftover.get(tools), list):
             fields.take(tools)
-    refuse_others(fields, IGNORED_FIELDS)
 
 
 def check_model(fields: Fields, limits: Limits, *aliases: str, field: str = "model") -> None:
@@ -349,17 +317,24 @@ def _read_stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
     options = Fields(value, "stream_options")
     include = options.take_bool("include_usage")
     continuous = options.take_bool("continuous_usage_stats")
-    refuse_others(options, _IGNORED_STREAM_OPTIONS)
+    settle(options, STREAM_OPTIONS)
     return include, include and continuous
 
 
 def _read_max_tokens(fields: Fields, names: Sequence[str], least: int) -> tuple[int | None, str]:
     """The number, and its field. 0 is for an echo alone. The controller, which knows the prompt's length, checks that it fits."""
-    given = [(value, name) for name in names if (value := fields.take_int(name, least, MAX_TOKENS)) is not None]
+    given = [(value, name) for name in names if (value := _take_max_tokens(fields, name, least)) is not None]
     if len({value for value, _ in given}) > 1:
         (old, first), (new, second) = given
         raise refuse(first, f"is {old}, but {second} is {new}; give one of them")
     return given[-1] if given else (None, names[0])
+
+
+def _take_max_tokens(fields: Fields, name: str, least: int) -> int | None:
+    if (value := fields.leftover.get(name)) in (UNLIMITED, None) and type(value) is not bool:
+        schema = {"anyOf": [{"type": "integer", "minimum": least, "maximum": MAX_TOKENS}, {"const": UNLIMITED}]}
+        return None if fields.take(name, schema) is None else UNLIMITED
+    return fields.take_int(name, least, MAX_TOKENS)
 
 
 def _read_cache_salt(fields: Fields) -> str | None:
@@ -378,7 +353,7 @@ def _read_stop_token_ids(fields: Fields) -> list[int]:
 
 
 def read_stop(fields: Fields, name: str = "stop") -> list[str]:
-    """Take the stop strings. Raises: RequestError."""
+    """Take the stop strings. Empty ones say nothing. Raises: RequestError."""
     value, whole = fields.take(name, _STOPS), fields.path(name)
     if value is None:
         return []
@@ -387,10 +362,16 @@ def read_stop(fields: Fields, name: str = "stop") -> list[str]:
         raise refuse(whole, f"expected a string or an array of strings, got {kind_of(value)}")
     if len(stops) > MAX_STOPS:
         raise refuse(whole, f"has {len(stops)} entries, the limit is {MAX_STOPS}")
+    found = list[str]()
     for i, stop in enumerate(stops):
         path = whole if isinstance(value, str) else f"{whole}[{i}]"
         if not isinstance(stop, str):
             raise refuse(path, f"expected a string, got {kind_of(stop)}")
-        if not 1 <= len(stop) <= MAX_STOP_CHARS:
-            raise refuse(path, f"has {len(stop)} characters, allowed are 1 to {MAX_STOP_CHARS}")
-    return stops
+        problem = f"has {len(stop)} characters, allowed are 1 to {MAX_STOP_CHARS}"
+        if len(stop) > MAX_STOP_CHARS:
+            raise refuse(path, problem)
+        if stop:
+            found.append(stop)
+        else:
+            tolerate(path, problem)
+    return found

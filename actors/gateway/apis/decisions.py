@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from ..choices import Usage
 from ..content import Conversation, Message, read_messages
+from ..field_rules import settle
+from ..field_table import chat as table
 from ..fields import STRING, Fields, Schema, kind_of, refuse, show
 from ..json_body import Body, decode_body
 from ..media import MediaIntake
@@ -31,7 +33,6 @@ MAX_QUESTION_CHARS = 16384
 MAX_NAME_CHARS = 64
 MAX_INTEGER = 10**9
 _OPTION: Schema = {**STRING, "minLength": 1, "maxLength": MAX_OPTION_CHARS}
-_KNOWN = "the fields of a question are name, question, type, options, minimum, maximum"
 
 
 class Question(NamedTuple):
@@ -63,7 +64,7 @@ def read_decisions(body: Body, limits: Limits) -> AskedDecisions:
     priority, cache_salt = read_prefill_fields(fields, limits)
     messages, questions, for_all = fields.take_required("messages"), fields.take_required("questions"), fields.take(FOR_ALL)
     options = read_options(fields)
-    fields.refuse_leftover()
+    settle(fields, table.DECISIONS)
     asked = _read_questions(questions)
     intake = MediaIntake(limits.kinds, limits.media, OptionReader(for_all, limits.kinds, limits.vision_rules))
     return AskedDecisions(read_messages(messages, intake, limits.max_context), asked, options, priority, cache_salt)
@@ -159,7 +160,7 @@ def _read_question(fields: Fields) -> Question:
         options = {yes: True, no: False}
     else:
         options = {str(number): number for number in _read_range(fields)}
-    fields.refuse_leftover(_KNOWN)
+    settle(fields, table.QUESTION)
     return Question(name, text, kind, options)
 
 

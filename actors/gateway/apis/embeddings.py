@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from ....runtime.bus.messages import Pooling
 from ..choices import Usage
 from ..content import Conversation, read_messages
+from ..field_rules import settle
+from ..field_table import chat as table
 from ..fields import STRING, Fields, Schema, kind_of, refuse, show
 from ..json_body import Body, decode_body
 from ..media import MediaIntake
@@ -68,7 +70,7 @@ def read_embeddings(body: Body, limits: Limits) -> AskedEmbeddings:
         conversation, template = _read_conversation(fields, limits)
     else:
         given = fields.take("input", _INPUTS)
-        fields.refuse_leftover()
+        settle(fields, table.EMBEDDINGS)
         inputs = _read_inputs(given, limits)
     return AskedEmbeddings(inputs, conversation, template, pooling, is_base64, num_dimensions, priority, cache_salt)
 
@@ -136,7 +138,7 @@ def _take_word(fields: Fields, name: str, allowed: Sequence[str]) -> str | None:
 def _read_conversation(fields: Fields, limits: Limits) -> tuple[Conversation, TemplateUse]:
     messages, for_all = fields.take("messages"), fields.take(FOR_ALL)
     template = TemplateUse(opens_answer=fields.take_bool("add_generation_prompt"), options=read_options(fields))
-    fields.refuse_leftover()
+    settle(fields, table.EMBEDDINGS)
     intake = MediaIntake(limits.kinds, limits.media, OptionReader(for_all, limits.kinds, limits.vision_rules))
     return read_messages(messages, intake, limits.max_context), template
 

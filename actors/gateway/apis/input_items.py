@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import msgspec
 import pybase64
 
+from ..field_rules import settle
+from ..field_table.responses import PAGE
 from ..fields import STRING, Fields, Schema, refuse, show
 from ..media import INLINE_PARTS, Medium
 from ..tool_messages import MAX_ID_CHARS
@@ -42,7 +44,7 @@ def item_of(value: Mapping[str, Any]) -> Item:
     kind = value.get("type") or "message"
     shown = {"status": "completed", **{name: one for name, one in value.items() if one is not None}, "type": kind}
     if (name := _CONTENTS.get(kind)) is not None:
-        shown[name] = _without_media(value[name], value.get("role"))
+        shown[name] = _without_media(value.get(name) or "", value.get("role"))
     id = shown.pop("id", "")
     return Item(id if len(id) <= MAX_ID_CHARS else "", _encode(shown))
 
@@ -99,7 +101,7 @@ def read_page(query: Fields) -> Page:
     """Validate the parameters of a URL. Raises: RequestError."""
     limit, order, after = query.take_str("limit"), query.take_str("order"), query.take_str("after")
     include = query.take("include")
-    query.refuse_leftover(f"the parameters are {', '.join(QUERY)}")
+    settle(query, PAGE._replace(known=f"the parameters are {', '.join(QUERY)}"))
     if limit is not None and not (limit.isascii() and limit.isdigit() and len(limit) < 10 and 1 <= int(limit) <= MAX_LIMIT):
         raise refuse("limit", f"is {show(limit)}, allowed are 1 to {MAX_LIMIT}")
     if order not in (None, *_ORDERS):

@@ -1,16 +1,18 @@
 """Ollama's API: a body of ``/api/chat`` or ``/api/generate`` becomes a ``ChatRequest``. ``ollama_answer`` has the answers. Pure."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from ....models.architecture import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
 from ....models.grammar.source import JSON_OBJECT
-from ..content import Conversation, MediaPart, Message, check_messages, is_continued
+from ....runtime.bus.sampling import Sampling
+from ..content import Conversation, MediaPart, Message, check_messages, is_continued, take_role
+from ..field_rules import settle
+from ..field_table import ollama as table
 from ..fields import OBJECT, Fields, Schema, kind_of, refuse, show
 from ..grammar_fields import AskedGrammar, read_schema
-from ..harmless import FLAG, NOTHING, TEXT, Harmless, number, of_type, one_of, refuse_others
+from ..ignored import note
 from ..json_body import Body, decode_body
 from ..media import BASE64, MediaIntake
 from ..media_options import OptionReader
@@ -22,44 +24,10 @@ from ..tool_messages import MAX_ID_CHARS
 from ..validation import MAX_TOKENS, ChatRequest, Generation, Limits, check_model, read_stop
 from .ollama_tools import read_calls
 
-ROLES = ("system", "user", "assistant", "tool")
+LAST_BY_DEFAULT = 64  # of repeat_last_n; clients send it back without meaning anything by it
 TAG = ":latest"  # which Ollama's clients add to names without a tag
 _FORMAT: Schema = {"anyOf": [{"enum": ["", "json"]}, OBJECT]}
 _IMAGES: Schema = {"type": "array", "items": BASE64}
-_NUMBER = of_type(int | float, "a number", {"type": "number"})
-IGNORED_FIELDS: Mapping[str, Harmless] = {
-    "keep_alive": of_type(str | int | float, "a duration", {"type": ["string", "number"]}),  # the model always stays
-    "think": one_of(False),
-    "truncate": FLAG,  # what does not fit is refused
-    "shift": FLAG,
-}
-_IGNORED_OF_GENERATE: Mapping[str, Harmless] = {
-    **IGNORED_FIELDS,
-    "suffix": one_of(""),
-    "template": one_of(""),
-    "context": NOTHING,
-    "raw": one_of(False),
-}
-_IGNORED_OF_MESSAGES: Mapping[str, Harmless] = {
-    "thinking": TEXT,
-    "tool_calls": NOTHING,
-    "tool_name": one_of(""),
-    "tool_call_id": one_of(""),
-}
-# Of memory and threads, which the run's configuration settles; then those of samplers that are off.
-_IGNORED_OPTIONS: Mapping[str, Harmless] = {
-    **dict.fromkeys(("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep"), _NUMBER),
-    **dict.fromkeys(("numa", "low_vram", "f16_kv", "use_mmap", "use_mlock", "logits_all"), FLAG),
-    "vocab_only": one_of(False),
-    "embedding_only": one_of(False),
-    "repeat_last_n": number(-1),
-    "tfs_z": number(1),
-    "typical_p": number(1),
-    "mirostat": number(0),
-    "mirostat_tau": _NUMBER,
-    "mirostat_eta": _NUMBER,
-    "penalize_newline": one_of(True),
-}
 
 
 class NothingAsked(Exception):
@@ -75,10 +43,10 @@ def read_chat(body: Body, limits: Limits) -> ChatRequest:
     """
     fields = Fields(decode_body(body, limits.body))
     generation = _read_generation(fields, limits)
-    tools, grammar = read_tools(fields, generation.grammar)
+    tools, grammar = read_tools(fields, generation.grammar, limits.max_tool_bytes)
     generation = msgspec.structs.replace(generation, grammar=grammar)
     given = fields.take("messages")
-    refuse_others(fields, IGNORED_FIELDS)
+    settle(fields, table.CHAT)
     if given is None or given == []:
         raise NothingAsked
     intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules))
@@ -94,7 +62,7 @@ def read_generate(body: Body, limits: Limits) -> ChatRequest:
     fields = Fields(decode_body(body, limits.body))
     generation = _read_generation(fields, limits)
     prompt, system, images = fields.take_str("prompt"), fields.take_str("system"), fields.take("images", _IMAGES)
-    refuse_others(fields, _IGNORED_OF_GENERATE)
+    settle(fields, table.GENERATE)
     if not prompt and images in (None, []):
         raise NothingAsked
     if not prompt:
@@ -110,7 +78,7 @@ def read_show(body: Body, limits: Limits) -> None:
     fields = Fields(decode_body(body, limits.body))
     for field in ("model", "name"):  # which older clients give
         check_model(fields, limits, limits.model_name + TAG, field=field)
-    refuse_others(fields, {"verbose": FLAG})
+    settle(fields, table.SHOW)
 
 
 def _read_generation(fields: Fields, limits: Limits) -> Generation:
@@ -118,10 +86,7 @@ def _read_generation(fields: Fields, limits: Limits) -> Generation:
     check_model(fields, limits, limits.model_name + TAG)
     value, stream = fields.take("options"), fields.take_flag("stream")
     options = Fields({} if value is None else value, "options")
-    penalty = options.take_float("repeat_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
-    sampling = read_sampling(options, limits.sampling, limits.max_context)
-    if penalty is not None:
-        sampling = msgspec.structs.replace(sampling, repetition_penalty=penalty)
+    sampling = _read_penalties(options, read_sampling(options, limits.sampling, limits.max_context), limits.max_context)
     most = options.take_int("num_predict", -2, MAX_TOKENS)
     if most == 0:
         raise refuse("options.num_predict", "is 0, allowed are -2 and -1 (as many as fit), and 1 and up")
@@ -143,8 +108,27 @@ def _read_generation(fields: Fields, limits: Limits) -> Generation:
         output=Output(logprobs=read_logprobs(fields)),
         grammar=_read_format(fields.take("format", _FORMAT)),
     )
-    refuse_others(options, _IGNORED_OPTIONS)
+    settle(options, table.OPTIONS)
     return generation
+
+
+def _read_penalties(options: Fields, sampling: Sampling, max_context: int) -> Sampling:
+    """Take Ollama's own options of penalties, which count all tokens here."""
+    penalty = options.take_float("repeat_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
+    last = options.take_int("repeat_last_n", -1, MAX_TOKENS)
+    counts_lines = options.take_flag("penalize_newline")
+    if penalty is not None:
+        sampling = msgspec.structs.replace(sampling, repetition_penalty=penalty)
+    if last == 0:
+        return msgspec.structs.replace(sampling, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
+    if sampling.has_penalties and counts_lines is False:
+        raise refuse(options.path("penalize_newline"), "is false, only true is supported where there are penalties")
+    if sampling.has_penalties and last == LAST_BY_DEFAULT:
+        note(options.path("repeat_last_n"), "penalties count all tokens")
+    elif sampling.has_penalties and last is not None and 0 < last < max_context:
+        problem = f"is {last}, but penalties count all tokens: allowed are -1, 0 (no penalties) and {LAST_BY_DEFAULT}, Ollama's default"
+        raise refuse(options.path("repeat_last_n"), problem)
+    return sampling
 
 
 def _read_format(value: Any) -> AskedGrammar | None:
@@ -159,17 +143,16 @@ def _read_format(value: Any) -> AskedGrammar | None:
 
 def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:
     fields = Fields(value, path)
-    role = fields.take_choice("role", ROLES)
+    role = take_role(fields, table.ROLES)
     content, images = fields.take_str("content"), fields.take("images", _IMAGES)
     message = Message(role, "")
     if role == "assistant":
         message = message._replace(calls=read_calls(fields.take("tool_calls"), f"{path}.tool_calls"))
     if role == "tool":
-        name, call_id = (fields.take_str(field, MAX_ID_CHARS) or "" for field in ("tool_name", "tool_call_id"))
-        message = message._replace(name=name, call_id=call_id)
-    refuse_others(fields, _IGNORED_OF_MESSAGES)
-    if content is None and not message.calls:
-        raise refuse(f"{path}.content", "is required")
+        # Older clients say name.
+        name, old_name, call_id = (fields.take_str(field, MAX_ID_CHARS) or "" for field in ("tool_name", "name", "tool_call_id"))
+        message = message._replace(name=name or old_name, call_id=call_id)
+    settle(fields, table.MESSAGE)
     return message._replace(content=_with_images(content or "", images, f"{path}.images", role, intake))
 
 

@@ -6,20 +6,17 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ..choices import Usage
+from ..field_rules import settle
+from ..field_table import ollama as table
 from ..fields import Fields
-from ..harmless import OBJECT, Harmless, refuse_others
 from ..json_body import Body, decode_body
 from ..prefills import Found, PrefillRequest
 from ..prompt import PromptBuilder
 from ..validation import Limits, check_model
 from .embeddings import INPUT_TEXTS, check_texts, rows_of, unit
-from .ollama import IGNORED_FIELDS, TAG, NothingAsked
+from .ollama import TAG, NothingAsked
 
 ID_PREFIX = "embed-"
-_IGNORED_FIELDS: Mapping[str, Harmless] = {
-    **{name: IGNORED_FIELDS[name] for name in ("keep_alive", "truncate")},
-    "options": OBJECT,  # of memory and sampling, which vectors do not depend on
-}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -41,7 +38,7 @@ def read_embed(body: Body, limits: Limits) -> AskedVectors:
     check_model(fields, limits, limits.model_name + TAG)
     num_dimensions = fields.take_int("dimensions", 0, limits.hidden_size)
     given = fields.take("input", INPUT_TEXTS)
-    refuse_others(fields, _IGNORED_FIELDS)
+    settle(fields, table.EMBED)
     if given in (None, "", []):
         raise NothingAsked
     return AskedVectors(check_texts(given, limits), num_dimensions or None)
@@ -52,7 +49,7 @@ def read_embeddings(body: Body, limits: Limits) -> AskedVectors:
     fields = Fields(decode_body(body, limits.body))
     check_model(fields, limits, limits.model_name + TAG)
     prompt = fields.take_str("prompt")
-    refuse_others(fields, _IGNORED_FIELDS)
+    settle(fields, table.EMBEDDINGS)
     if not prompt:
         raise NothingAsked
     return AskedVectors({"prompt": prompt})

@@ -1,16 +1,18 @@
 """OpenAI's Responses API: a body of ``POST /v1/responses`` becomes a ``ChatRequest``. ``openai_answer`` has the answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from ....models.grammar.source import JSON_OBJECT
 from ....runtime.errors import CONTEXT_EXCEEDED, RequestError
-from ..content import Conversation, Message, check_messages
-from ..fields import AT_LEAST_ONE, Fields, Schema, kind_of, refuse, show
+from ..content import Conversation, Message, check_messages, take_role
+from ..field_rules import passes_over, settle
+from ..field_table import responses as table
+from ..fields import AT_LEAST_ONE, Fields, Schema, kind_of, refuse
 from ..grammar_fields import AskedGrammar, read_named_schema
-from ..harmless import OBJECT, TEXT, Harmless, number, of_type, one_of, refuse_others
+from ..harmless import OBJECT
 from ..json_body import Body, decode_body
 from ..media import MediaIntake
 from ..media_options import FOR_ALL, OptionReader
@@ -20,7 +22,7 @@ from ..validation import ChatRequest, Limits, check_grammar, read_generation
 from .input_items import Item, item_of, item_of_text, with_ids
 from .openai_answer import ID_PREFIX, Response, ResponseEvents, output_of, response_of
 from .openai_parts import read_content
-from .openai_tools import CallItems, namespaces_of, read_tools, without_searches
+from .openai_tools import CallItems, namespaces_of, offered, read_tools
 from .stored import StoredResponses
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -36,23 +38,6 @@ _SHOWN = (
 )  # in the response
 _ITEMS: Schema = {"enum": ["message", "function_call", "function_call_output", "item_reference"]}
 _FORMATS = ("text", "json_object", "json_schema")
-_THOUGHTS = "reasoning.encrypted_content"
-_IGNORED_FIELDS: Mapping[str, Harmless] = {
-    "background": one_of(False),
-    "client_metadata": OBJECT,  # of Codex
-    "include": Harmless(
-        lambda value: value in ([], [_THOUGHTS]), f'[] or ["{_THOUGHTS}"]', {"enum": [[], [_THOUGHTS]]}
-    ),  # no served model thinks
-    "max_tool_calls": of_type(int, "an integer", {"type": "integer"}),
-    "prompt_cache_key": TEXT,
-    "prompt_cache_retention": TEXT,
-    "reasoning": OBJECT,
-    "safety_identifier": TEXT,
-    "service_tier": one_of("auto", "default"),
-    "top_logprobs": number(0),
-    "truncation": one_of("disabled"),
-}
-_IGNORED_OF_ITEMS: Mapping[str, Harmless] = {"id": TEXT, "status": TEXT, "phase": TEXT}
 
 
 class Exchange:
@@ -85,7 +70,7 @@ class Exchange:
         generation = read_generation(
             fields, limits, lambda *_: Output(), grammar, max_tokens_fields=("max_output_tokens",), clamp_max_tokens=True
         )
-        tools, grammar = read_tools(fields, generation.grammar)
+        tools, grammar = read_tools(fields, generation.grammar, limits.max_tool_bytes)
         generation = msgspec.structs.replace(generation, grammar=grammar)
         check_grammar(generation)
         instructions, store, metadata = (
@@ -97,7 +82,7 @@ class Exchange:
             raise refuse("metadata", f"expected an object, got {kind_of(metadata)}")
         earlier = self._earlier(fields.take_str("previous_response_id", _MAX_ID_CHARS))
         given, for_all = fields.take_required("input", AT_LEAST_ONE), fields.take(FOR_ALL)
-        refuse_others(fields, _IGNORED_FIELDS)
+        settle(fields, table.REQUEST)
         intake = MediaIntake(limits.kinds, limits.media, OptionReader(for_all, limits.kinds, limits.vision_rules))
         intake.media.extend(earlier.media)  # which count against the limits of one request
         messages = self._read_input(given, earlier.messages, intake, limits.max_context)
@@ -108,7 +93,7 @@ class Exchange:
             "metadata": metadata or {},
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "tools": without_searches(self._shown["tools"]),
+            "tools": offered(self._shown["tools"]),
             "tool_choice": self._shown["tool_choice"] or "auto",
             "parallel_tool_calls": self._shown["parallel_tool_calls"] is not False,
         }
@@ -154,19 +139,23 @@ class Exchange:
         for at, item in enumerate(check_messages(value, max_context, "input")):
             path = f"input[{at}]"
             fields = Fields(item, path)
-            if (kind := fields.take("type", _ITEMS)) == "item_reference" or (kind is None and fields.leftover.keys() == {"id"}):
+            if (kind := fields.take("type", {"enum": list(table.ITEMS.used)})) == "item_reference" or (
+                kind is None and fields.leftover.keys() == {"id"}
+            ):
                 item = self._referred(fields)
                 fields = Fields(item, path)
                 kind = fields.take("type")
+            if passes_over(table.ITEMS, kind or "message", path):
+                continue
             if not calls.read(kind, fields):
-                calls.messages.append(_read_message(kind, fields, path, intake))
+                calls.messages.append(_read_message(fields, path, intake))
             self._items.append(item_of(item))
         return tuple(calls.messages)
 
     def _referred(self, reference: Fields) -> dict[str, Any]:
         """Return the item that a reference names: one of a response that is kept."""
         id = read_id(reference, "id")
-        reference.refuse_leftover()
+        settle(reference, table.REFERENCE)
         response_id = response_of(id)
         if response_id not in self._outputs:
             found = self._stored.get(self._tenant, response_id)
@@ -180,29 +169,25 @@ class Exchange:
 def _take_stream_options(fields: Fields) -> None:
     value = fields.take("stream_options")
     options = Fields({} if value is None else value, "stream_options")
-    refuse_others(options, {"include_obfuscation": one_of(False)})
+    settle(options, table.STREAM_OPTIONS)
 
 
 def _read_text_format(fields: Fields) -> AskedGrammar | None:
     value = fields.take("text")
     config = Fields({} if value is None else value, "text")
     form = config.take("format")
-    refuse_others(config, {"verbosity": one_of("low", "medium", "high")})
+    settle(config, table.TEXT_CONFIG)
     if form is None:
         return None
     form = Fields(form, "text.format")
     kind = form.take_choice("type", _FORMATS)
     if kind == "json_schema":
         return read_named_schema(form)
-    form.refuse_leftover()
+    settle(form, table.FORMAT)
     return AskedGrammar(JSON_OBJECT, "text.format") if kind == "json_object" else None
 
 
-def _read_message(kind: Any, fields: Fields, path: str, intake: MediaIntake) -> Message:
-    if kind not in (None, "message"):
-        raise refuse(f"{path}.type", f"is {show(kind)}, allowed are {', '.join(_ITEMS['enum'])}")
-    role, content = ROLES[fields.take_choice("role", ROLES)], fields.take_required("content", AT_LEAST_ONE)
-    refuse_others(fields, _IGNORED_OF_ITEMS)
-    if content == []:
-        raise refuse(f"{path}.content", "is empty, at least one part is needed")
+def _read_message(fields: Fields, path: str, intake: MediaIntake) -> Message:
+    role, content = take_role(fields, table.ROLES), fields.take("content")
+    settle(fields, table.MESSAGE)
     return Message(role, read_content(content, f"{path}.content", role, intake))

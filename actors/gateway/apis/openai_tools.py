@@ -1,14 +1,16 @@
 """Functions in OpenAI's Responses API: ``tools``, ``tool_choice``, and items of calls and of their results. Pure."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ....models.text.tool_calls import NAME
 from ..content import Message
+from ..field_rules import passes_over, settle
+from ..field_table import responses as table
 from ..fields import AT_LEAST_ONE, Fields, kind_of, refuse
 from ..grammar_fields import AskedGrammar
-from ..harmless import OBJECT, TEXT, Harmless, one_of, refuse_others
+from ..ignored import note
 from ..media import MediaIntake
 from ..tool_fields import (
     CHOICES,
@@ -29,20 +31,11 @@ from ..tool_messages import MAX_CALLS, Call, arguments_of, check_known, read_id
 from .openai_parts import read_content
 
 _NAMESPACE = "namespace"
-SEARCHES = ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11")
-_IGNORED_OF_TOOLS: Mapping[str, Harmless] = {
-    "allowed_callers": one_of(["direct"]),
-    "async": one_of(False),
-    "defer_loading": one_of(False),
-    "output_schema": OBJECT,
-}
-_IGNORED_OF_CALLS: Mapping[str, Harmless] = {"id": TEXT, "status": TEXT, "caller": one_of({"type": "direct"})}
-_IGNORED_OF_RESULTS: Mapping[str, Harmless] = {**_IGNORED_OF_CALLS, "name": TEXT}
 
 
-def read_tools(fields: Fields, answer: AskedGrammar | None) -> tuple[ToolUse | None, AskedGrammar | None]:
+def read_tools(fields: Fields, answer: AskedGrammar | None, max_bytes: int) -> tuple[ToolUse | None, AskedGrammar | None]:
     """Take the fields. Returns and raises: as ``allow_calls``."""
-    tools = take_list(fields, _read_entry)
+    tools = take_list(fields, _read_entry, max_bytes)
     choice = _read_choice(fields.take("tool_choice", MODES), tools)
     return allow_calls(tools, choice, read_is_single(fields), answer)
 
@@ -50,15 +43,18 @@ def read_tools(fields: Fields, answer: AskedGrammar | None) -> tuple[ToolUse | N
 def _read_entry(value: Any, at: int) -> Sequence[Tool]:
     """Read an entry of ``tools``: a function, the functions of a namespace, or a search, which this server does not have."""
     fields = Fields(value, path := f"tools[{at}]")
-    kind = fields.take_choice("type", ("function", _NAMESPACE, *SEARCHES))
-    if kind in SEARCHES:
+    kind = fields.take_required("type", {"enum": [*table.TOOL_KINDS.used, *table.SEARCHES]})
+    if kind not in table.SEARCHES and passes_over(table.TOOL_KINDS, kind, path, ", ".join([*table.TOOL_KINDS.used, table.SEARCHES[0]])):
+        return ()
+    if kind in table.SEARCHES:  # with strict fields as well: Codex offers one by default
+        note(f"{path}.{kind}", table.TOOL_KINDS.without[kind])
         return ()
     return _read_namespace(fields, path, at) if kind == _NAMESPACE else (_read_tool(fields, f"/{at}"),)
 
 
 def _read_tool(fields: Fields, pointer: str) -> Tool:
     tool = read_function(fields, "parameters", pointer)
-    refuse_others(fields, _IGNORED_OF_TOOLS)
+    settle(fields, table.FUNCTION)
     return tool
 
 
@@ -66,7 +62,7 @@ def _read_namespace(fields: Fields, path: str, at: int) -> list[Tool]:
     """Read the functions of a namespace. The model knows them as NAMESPACE.NAME; the first is described with the namespace."""
     namespace, about = read_name(fields), fields.take_str("description")
     entries = fields.take_required("tools", AT_LEAST_ONE)
-    fields.refuse_leftover()
+    settle(fields, table.NAMESPACE)
     if not isinstance(entries, list):
         raise refuse(f"{path}.tools", f"expected an array, got {kind_of(entries)}")
     tools: list[Tool] = []
@@ -94,9 +90,9 @@ def namespaces_of(tools: Any) -> dict[str, tuple[str, str]]:
     return {f"{space['name']}.{one['name']}": (space["name"], one["name"]) for space in spaces for one in space["tools"]}
 
 
-def without_searches(tools: Any) -> list[Any]:
-    """Return those of valid ``tools`` that this server has."""
-    return [tool for tool in tools or () if tool["type"] not in SEARCHES]
+def offered(tools: Any) -> list[Any]:
+    """Return those of valid ``tools`` that the model sees."""
+    return [tool for tool in tools or () if tool["type"] in table.TOOL_KINDS.used]
 
 
 def _read_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
@@ -123,8 +119,8 @@ class CallItems:
         elif kind == "function_call_output":
             id = read_id(item, "call_id")
             check_known(id, self._call_ids, item.path("call_id"))
-            output = read_content(item.take_required("output"), item.path("output"), "tool", self._intake)
-            refuse_others(item, _IGNORED_OF_RESULTS)
+            output = read_content(item.take("output"), item.path("output"), "tool", self._intake)
+            settle(item, table.RESULT)
             self.messages.append(Message("tool", output or "", call_id=id))
         else:
             return False
@@ -145,5 +141,5 @@ def _read_call(item: Fields) -> Call:
     id, name, arguments = read_id(item, "call_id"), read_name(item), arguments_of(item.take_required_str("arguments"))
     if namespace := item.take_str("namespace"):
         name = joined(namespace, name, item.path("namespace"))
-    refuse_others(item, _IGNORED_OF_CALLS)
+    settle(item, table.CALL)
     return Call(id, name, arguments)

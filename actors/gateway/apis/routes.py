@@ -30,6 +30,7 @@ from .transcriptions import Transcription
 _MESSAGES = "/v1/messages"
 _OLLAMA = "/api/"
 _EVENTS = "text/event-stream"
+OLLAMA_VERSION = "0.14.0"  # for clients that demand one: since it Ollama speaks Responses and Messages too
 _VERSION, _REQUEST_ID = "Anthropic-Version", "X-Request-Id"
 
 
@@ -179,7 +180,7 @@ def _of_ollama(completions: Completions, limits: Limits, created: int) -> list[R
         return json_response(ollama_answer.model_details(limits, created))
 
     async def version(_: web.Request) -> web.Response:
-        return json_response({"version": __version__})
+        return json_response({"version": OLLAMA_VERSION, "mmrt": __version__})
 
     return [
         ("POST", "/api/chat", answer_by(ollama.read_chat, ollama_answer.CHAT)),
@@ -202,6 +203,11 @@ def mark(http: web.Request, response: web.StreamResponse) -> None:
     """Give the request's id by the name that Anthropic's client looks for."""
     if is_anthropics(http) and _REQUEST_ID in response.headers:
         response.headers[_REQUEST_ID.removeprefix("X-")] = response.headers[_REQUEST_ID]
+
+
+def error_body_for(http: web.Request) -> Callable[[RequestError], bytes]:
+    """Return the function that shapes an error of a request as its client reads it, on routes that are not there as well."""
+    return anthropic_answer.error_body if is_anthropics(http) else error_body_of(http.path)
 
 
 def error_body_of(path: str) -> Callable[[RequestError], bytes]:

@@ -10,9 +10,10 @@ from ....runtime.errors import RequestError
 from ..answer_format import COMMENT
 from ..choices import Ending, Piece, Usage
 from ..content import Conversation, MediaPart, Message
+from ..field_rules import settle
+from ..field_table.chat import NOT_IN_FORMS, TRANSCRIPTIONS
 from ..fields import NULL, STRING, Example, Fields, Schema, refuse, show
 from ..forms import Form, FormFile
-from ..harmless import Harmless, one_of, refuse_others
 from ..media import MediaIntake
 from ..media_options import OptionReader
 from ..output_fields import Output
@@ -29,13 +30,7 @@ _NUMBERS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty", "repetition_penalty",
     "max_completion_tokens", "priority",
 )  # fmt: skip
-_NOT_IN_FORMS = (  # of the fields common to requests for work
-    "stream_options", "logit_bias", "bad_words", "stop_token_ids", "include_stop_str_in_output", "return_token_ids", "ignore_eos",
-    "min_tokens", "guidance_scale", "negative_prompt", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-    "guided_grammar",
-)  # fmt: skip
 _FLAGS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
-_IGNORED_FIELDS: Mapping[str, Harmless] = {"chunking_strategy": one_of("auto"), "include": one_of([])}
 _NO_TIMES = "the model tells what is said, not when"
 _BINARY: Schema = {**STRING, "format": "binary"}
 _encode = msgspec.json.Encoder().encode
@@ -56,12 +51,12 @@ def read_transcription(form: Form | Example, limits: Limits) -> tuple[ChatReques
     is_text = _read_format(fields) == "text"
     if fields.take("timestamp_granularities", NULL):
         raise refuse("timestamp_granularities", f"is not supported: {_NO_TIMES}")
-    for name in _NOT_IN_FORMS:
+    for name in NOT_IN_FORMS:
         fields.forbid(name)
     fields.leftover.setdefault("temperature", 0)  # as with OpenAI
     generation = read_generation(fields, limits, lambda *_: Output(), max_tokens_fields=("max_completion_tokens",))
     instruction = _read_instruction(fields)
-    refuse_others(fields, _IGNORED_FIELDS)
+    settle(fields, TRANSCRIPTIONS)
     if not isinstance(file, FormFile):
         raise refuse("file", "expected a file, got a text")
     intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules))

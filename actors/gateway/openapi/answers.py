@@ -30,8 +30,25 @@ def object_of(_optional: dict[str, Schema] | None = None, /, **required: Schema)
 STATUS = object_of(status=STRING)
 READY = object_of({"degraded": array(STRING)}, status=STRING)
 VERSION = object_of(version=STRING)
+OLLAMA_VERSION = object_of(version=STRING, mmrt=STRING)
 
-MODEL = object_of(id=STRING, object=constant("model"), created=INTEGER, owned_by=STRING, max_model_len=COUNT)
+MODEL = object_of(
+    id=STRING,
+    object=constant("model"),
+    created=INTEGER,
+    owned_by=STRING,
+    root=STRING,
+    parent=constant(None),
+    max_model_len=COUNT,
+    context_length=COUNT,
+    context_window=COUNT,
+    max_context_length=COUNT,
+    max_input_tokens=COUNT,
+    meta=object_of(n_ctx=COUNT, n_ctx_train=COUNT, n_embd=COUNT, size=COUNT),
+    architecture=object_of(modality=STRING, input_modalities=array(STRING), output_modalities=array(STRING)),
+    top_provider=object_of(context_length=COUNT, max_completion_tokens=constant(None), is_moderated=constant(False)),
+    supported_parameters=array(STRING),
+)
 MODELS = object_of(object=constant("list"), data=array(MODEL))
 TOKENS = object_of(count=COUNT, max_model_len=COUNT, tokens=array(COUNT))
 PROMPT = object_of(prompt=STRING)

@@ -21,9 +21,9 @@ from .request_schema import schema_of
 
 _JSON = "application/json"
 _DESCRIPTION = (
-    "The limits are those of the served model and of this server's configuration. A field that is not described is refused; null means "
-    "the same as a missing field. Some fields depend on others, which the schemas do not say. docs/api.md of mmrt has the meaning of "
-    "all fields."
+    "The limits are those of the served model and of this server's configuration. A field that is not described has no effect, and is "
+    "refused with server.strict_fields; null means the same as a missing field. Some fields depend on others, which the schemas do not "
+    "say. docs/api.md of mmrt has the meaning of all fields."
 )
 _ALL = (400, 401, 403, 421, 503)  # statuses of the errors of every route
 _ERRORS: Mapping[int, str] = {

@@ -8,8 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....schema.media import MediaKind
-from ..apis.openai_tools import SEARCHES
+from ..field_rules import Kinds as Types
+from ..field_table import chat as of_chat
+from ..field_table import messages as of_messages
+from ..field_table import responses as of_responses
 from ..forms import FormFile
+from ..ignored import is_strict
 
 Body = dict[str, Any]
 Kinds = Sequence[MediaKind]
@@ -24,9 +28,15 @@ _HELLO = {"role": "user", "content": "Hello!"}
 RESPONSE = b'{"output":[{"type":"message","id":"msg_1","role":"assistant","content":"Hello!"}]}'  # that items refer to
 
 
+def _passed_over(types: Types) -> list[Body]:
+    """Return objects of the types that are passed over."""
+    return [] if is_strict() else [{"type": kind} for kind in types.without]
+
+
 def chat(kinds: Kinds) -> list[Body]:
     """Bodies of ``POST /v1/chat/completions``."""
-    parts: list[Body] = [{"type": "text", "text": "Hello!"}, {"type": "input_text", "text": "a"}, {"type": "output_text", "text": "b"}]
+    texts = [{"type": kind, "text": "Hello!"} for kind in ("text", "input_text", "output_text")]
+    parts: list[Body] = [*texts, {"type": "refusal", "refusal": "No."}, *_passed_over(of_chat.PARTS)]
     for kind in kinds:
         mime = {"image": "image/png", "video": "video/mp4", "audio": "audio/wav"}[kind]
         url = f"data:{mime};base64,{_PIXEL}"
@@ -107,7 +117,8 @@ def detokenize(_: Kinds) -> list[Body]:
 
 def responses(kinds: Kinds) -> list[Body]:
     """Bodies of ``POST /v1/responses``."""
-    parts: list[Body] = [{"type": "input_text", "text": "Hello!"}, {"type": "output_text", "text": "a"}, {"type": "text", "text": "b"}]
+    texts = [{"type": kind, "text": "Hello!"} for kind in ("input_text", "output_text", "text")]
+    parts: list[Body] = [*texts, {"type": "refusal", "refusal": "No."}, *_passed_over(of_responses.PARTS)]
     if "image" in kinds:
         url = f"data:image/png;base64,{_PIXEL}"
         parts.append({"type": "input_image", "image_url": url, "prompt_cache_breakpoint": {"mode": "explicit"}})
@@ -118,12 +129,14 @@ def responses(kinds: Kinds) -> list[Body]:
     ]
     items = [
         {"role": "user", "content": "Hello!"},
+        {"role": "user", "content": parts},
         {"type": "message", "role": "user", "content": parts},
         {"type": "function_call", "call_id": "call_1", "name": "weather", "namespace": "town", "arguments": _ARGUMENTS},
         {"type": "function_call_output", "call_id": "call_1", "output": "Sunny"},
         {"type": "function_call_output", "call_id": "call_1", "output": parts},
         {"type": "item_reference", "id": "msg_1"},
         {"id": "msg_1"},
+        *_passed_over(of_responses.ITEMS),
     ]
     formats = [{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "name": "place", "schema": _SCHEMA}]
     return [
@@ -142,7 +155,8 @@ def responses(kinds: Kinds) -> list[Body]:
             "tools": [
                 {"type": "function", **_WEATHER},
                 {"type": "namespace", "name": "town", "description": "Of a town", "tools": [{"type": "function", **_WEATHER}]},
-                *({"type": kind} for kind in SEARCHES),
+                *({"type": kind} for kind in of_responses.SEARCHES),
+                *_passed_over(of_responses.TOOL_KINDS),
             ],
             "tool_choice": _allowed({"type": "function", "name": "weather"}),
         },
@@ -178,7 +192,7 @@ def transcriptions(kinds: Kinds) -> list[Body]:
 
 def messages(kinds: Kinds) -> list[Body]:
     """Bodies of ``POST /v1/messages``."""
-    blocks: list[Body] = [{"type": "text", "text": "Hello!"}]
+    blocks: list[Body] = [{"type": "text", "text": "Hello!"}, *_passed_over(of_messages.BLOCKS)]
     for kind in kinds:
         mime = {"image": "image/png", "video": "video/mp4", "audio": "audio/wav"}[kind]
         inline = {"type": "base64", "media_type": mime, "data": _PIXEL}
@@ -195,12 +209,14 @@ def messages(kinds: Kinds) -> list[Body]:
         },
     ]
     base: Body = {"max_tokens": 16, "messages": [_HELLO]}
-    tools = [{"name": "weather", "input_schema": _SCHEMA}]
+    tool = {"name": "weather", "input_schema": _SCHEMA}
+    tools = [tool, *_passed_over(of_messages.TOOL_KINDS)]
     choices = [{"type": "auto"}, {"type": "any"}, {"type": "none"}, {"type": "tool", "name": "weather"}]
     return [
         base,
         {"max_tokens": 16, "messages": turns, "system": "Be brief.", "mm_processor_kwargs": {}},
-        {**base, "system": [{"type": "text", "text": "Be brief."}]},
+        {**base, "max_tokens": -1, "system": [{"type": "text", "text": "Be brief."}]},
+        {**base, "tools": [{"type": "custom", **tool}]},
         {**base, "output_config": {"format": {"type": "json_schema", "schema": _SCHEMA}}},
         *({**base, "tools": tools, "tool_choice": choice} for choice in choices),
         *({**base, **form} for form in _forms()),

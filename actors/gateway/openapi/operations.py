@@ -131,7 +131,7 @@ OPERATIONS = (
     ),
     Operation("GET", "/api/tags", "Ollama", "List the served model", answers.OLLAMA_TAGS),
     Operation("GET", "/api/ps", "Ollama", "List the loaded model", answers.OLLAMA_RUNNING),
-    Operation("GET", "/api/version", "Ollama", "The version of mmrt", answers.VERSION),
+    Operation("GET", "/api/version", "Ollama", "The version of Ollama whose API this is, and that of mmrt", answers.OLLAMA_VERSION),
     Operation(
         "POST", "/tokenize", "Tokens", "The tokens of a prompt",
         answers.TOKENS, JsonBody(read_tokenize, examples.tokenize), "", (*_READ, 503),

@@ -1,7 +1,7 @@
 """The JSON schema of a route's requests, made by its reader: it reads examples, and notes each field that it takes (``fields``).
 
-So a field that a reader takes is in the schema, with the limits that the reader checks, and no other one is. Relations between fields
-are not, such as that ``top_logprobs`` needs ``logprobs``. Pure.
+So a field that a reader takes is in the schema, with the limits that the reader checks; one that it refuses is there as null.
+Relations between fields are not there, such as that ``top_logprobs`` needs ``logprobs``. Pure.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,17 +26,17 @@ def schema_of(read: Callable[[Body, Limits], object], bodies: Iterable[Mapping[s
         RequestError: a body is not valid.
         ValueError: the bodies do not show a field.
     """
-    examples = [_example(body) for body in bodies]
+    examples = [example_of(body) for body in bodies]
     limits = msgspec.structs.replace(limits, media=MediaSection())  # those of the run may allow fewer media than the examples have
     for example in examples:
         read(example, limits)
     return _of_values(examples, "")
 
 
-def _example(value: Any) -> Any:
+def example_of(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return Example({name: _example(inner) for name, inner in value.items()})
-    return [_example(inner) for inner in value] if isinstance(value, list) else value
+        return Example({name: example_of(inner) for name, inner in value.items()})
+    return [example_of(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _of_values(values: Sequence[Any], path: str, sizes: Schema = MappingProxyType({})) -> Schema:
@@ -63,18 +63,20 @@ def _check_types(objects: Sequence[Example], path: str) -> None:
 
 def _of_objects(objects: Sequence[Example], path: str, is_alone: bool) -> Schema:
     """Return the schema of objects of one type that require the same fields."""
-    names = dict.fromkeys(name for one in objects for name, schema in one.taken.items() if schema is not NULL)
+    is_closed = all(one.is_closed for one in objects)
+    names = dict.fromkeys(name for one in objects for name, schema in one.taken.items() if not (is_closed and schema is NULL))
     if not names:
         return OBJECT
-    required = [name for name in names if name in objects[0].required]
+    kind = None if is_alone else objects[0].get("type")
+    required = [name for name in names if name in objects[0].required or (name == "type" and kind is not None)]
     properties = {}
     for name in names:
         if name == "type" and not is_alone:
-            schema: Schema = NULL if (kind := objects[0].get("type")) is None else {"const": kind}
+            schema: Schema = NULL if kind is None else {"const": kind}
         else:
             schema = _of_field(objects, name, f"{path}.{name}")
         properties[name] = schema if name in required or schema is NULL else _or_null(schema)
-    more = {"additionalProperties": NULL} if all(one.is_closed for one in objects) else {}
+    more = {"additionalProperties": NULL} if is_closed else {}
     return {"type": "object", "properties": properties, **({"required": required} if required else {}), **more}
 
 

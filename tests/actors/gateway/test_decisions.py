@@ -12,6 +12,7 @@ import pytest
 from mmrt.actors.gateway import prefills
 from mmrt.actors.gateway.apis.decisions import MAX_OPTIONS, MAX_ROWS, Decision, with_question
 from mmrt.actors.gateway.content import Conversation, MediaPart, Message
+from mmrt.actors.gateway.ignored import collecting
 from mmrt.actors.gateway.prefills import AT_ONCE, WITH_MEDIA_AT_ONCE
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.errors import RequestError
@@ -215,7 +216,7 @@ def question(**changes: Any) -> dict[str, Any]:
 )
 def test_bad_input(limits: Any, prompts: Any, fields: dict[str, Any], problem: str) -> None:
     sent = {name: value for name, value in (body(COLOURS) | fields).items() if value is not ...}
-    with pytest.raises(RequestError) as error:
+    with collecting(is_strict=True), pytest.raises(RequestError) as error:
         Decision().read(json.dumps(sent).encode(), limits, prompts)
     assert error.value.message.startswith(problem) and error.value.status == 400
 

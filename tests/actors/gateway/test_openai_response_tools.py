@@ -9,6 +9,7 @@ import pytest
 from mmrt.actors.gateway.apis.openai_responses import Exchange
 from mmrt.actors.gateway.apis.stored import StoredResponses
 from mmrt.actors.gateway.content import Conversation, MediaPart, Message
+from mmrt.actors.gateway.ignored import collecting
 from mmrt.actors.gateway.tool_messages import MAX_CALLS, Call
 from mmrt.actors.gateway.validation import Limits
 from mmrt.models.grammar.call_form import CallForm, Function, form_of
@@ -125,7 +126,6 @@ def result(**changed: Any) -> dict[str, Any]:
         ({"tools": [space("town", "a b")]}, "tools[0].tools[0].name", 'is "a b", expected 1 to 128 letters'),
         ({"tools": [space("t" * 64, "n" * 64)]}, "tools[0].tools[0].name", "has 129 characters with its namespace, the limit is 128"),
         ({"tools": [tool("town.now"), space("town", "now")]}, "tools[1].tools[0].name", 'is "town.now", as that of tools[0]'),
-        ({"tools": [space(*[f"f{at}" for at in range(130)])]}, "tools", "has 129 functions, the limit is 128"),
         ({"tools": [{"type": "namespace", "name": "town"}]}, "tools[0].tools", "is required"),
         ({"tools": [{"type": "namespace", "name": "town", "tools": 5}]}, "tools[0].tools", "expected an array, got an integer"),
         ({"tools": [{"type": "namespace", "name": "a b", "tools": []}]}, "tools[0].name", 'is "a b", expected'),
@@ -153,7 +153,6 @@ def result(**changed: Any) -> dict[str, Any]:
         (called(more=1), "input[1].more", "is not supported"),
         ({"input": [USER, *[CALLED] * (MAX_CALLS + 1)]}, f"input[{MAX_CALLS + 1}].type", f"the limit is {MAX_CALLS}"),
         (result(call_id="c9"), "input[2].call_id", 'is "c9", no call before it has this id'),
-        (result(output=None), "input[2].output", "is required"),
         (result(output=5), "input[2].output", "expected a string or an array of parts, got an integer"),
         (result(output=[{"type": "input_file"}]), "input[2].output[0].type", 'is "input_file", allowed are input_text, output_text'),
         (result(output=[{"type": "input_image"}]), "input[2].output[0].image_url", "is required"),
@@ -163,7 +162,7 @@ def result(**changed: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_refused(limits: Limits, fields: dict[str, Any], param: str, says: str) -> None:
-    with pytest.raises(RequestError) as caught:
+    with collecting(is_strict=True), pytest.raises(RequestError) as caught:
         read(limits, **fields)
     assert (caught.value.param, caught.value.status) == (param, 400) and says in caught.value.message
     assert len(caught.value.message) < 300

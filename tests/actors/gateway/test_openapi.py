@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from mmrt import __version__
 from mmrt.actors.gateway import guide
 from mmrt.actors.gateway.fields import Example, Fields
+from mmrt.actors.gateway.ignored import collecting
 from mmrt.actors.gateway.json_body import Body, decode_body
 from mmrt.actors.gateway.openapi.document import make_document
 from mmrt.actors.gateway.openapi.operations import OPERATIONS, JsonBody
@@ -49,12 +50,17 @@ def test_limits_are_those_that_are_checked() -> None:
     few = schema_of_requests("/v1/chat/completions", msgspec.structs.replace(LIMITS, max_choices=3, max_context=100))["properties"]
     assert few["n"] == {"type": ["integer", "null"], "minimum": 1, "maximum": 3}
     assert few["min_tokens"] == {"type": ["integer", "null"], "minimum": 0, "maximum": 100}
-    assert few["top_p"] == {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1}
-    assert few["model"] == {"enum": [MODEL, None]} and few["messages"]["minItems"] == 1 and few["tools"]["maxItems"] == 128
+    most = {"type": "integer", "minimum": 1, "maximum": (1 << 31) - 1}
+    assert few["max_tokens"] == {"anyOf": [most, {"const": -1}, {"type": "null"}]}
+    assert few["top_p"] == {"type": ["number", "null"], "minimum": 0, "maximum": 1}
+    assert few["model"] == {"enum": [MODEL, None]} and few["messages"]["minItems"] == 1 and "maxItems" not in few["tools"]
+    assert few["web_search_options"] == {"type": "null"} and few["metadata"] == {} and "additionalProperties" not in few
     assert few["use_beam_search"] == {"enum": [False, None]}
     messages = schema_of_requests("/v1/messages")
-    assert sorted(messages["required"]) == ["max_tokens", "messages"] and messages["properties"]["max_tokens"]["type"] == "integer"
-    assert "n" not in messages["properties"] and "stream_options" not in messages["properties"]
+    assert sorted(messages["required"]) == ["max_tokens", "messages"] and messages["properties"]["max_tokens"]["anyOf"][1] == {
+        "const": -1
+    }
+    assert messages["properties"]["return_token_ids"] == {"type": "null"}
 
 
 def parts(limits: Limits) -> dict[str, Any]:
@@ -66,12 +72,13 @@ def parts(limits: Limits) -> dict[str, Any]:
 def test_media_are_those_that_the_model_takes() -> None:
     taken = parts(LIMITS)
     assert set(taken) == {
-        "text", "input_text", "output_text", "image_url", "video_url", "audio_url", "input_audio", "input_video",
-        "image", "video", "audio",
+        "text", "input_text", "output_text", "refusal", "image_url", "video_url", "audio_url", "input_audio", "input_video",
+        "image", "video", "audio", "thinking", "redacted_thinking", "reasoning", "reasoning_text", "summary_text",
     }  # fmt: skip
     of_a_file, of_frames = ({"type": "number", "minimum": 0.01, "maximum": most} for most in (2.0, 1000))
     assert taken["video_url"]["fps"] == {"anyOf": [of_a_file, of_frames, {"type": "null"}]}
-    assert set(parts(TEXT_ONLY)) == {"text", "input_text", "output_text"}
+    media = ("input_audio", "input_video", "image", "video", "audio")
+    assert not [name for name in parts(TEXT_ONLY) if name.endswith("_url") or name in media]
 
 
 def read(body: Body, limits: Limits) -> None:
@@ -82,7 +89,7 @@ def read(body: Body, limits: Limits) -> None:
         inner = Fields(part, "parts[]")
         if inner.take_choice("type", ("a", "b")) == "a":
             inner.take_required_str("text")
-        inner.refuse_leftover()
+        inner.leave()
     fields.forbid("stream")
     fields.take_bool("stream")
     assert size is None or kind
@@ -91,7 +98,10 @@ def read(body: Body, limits: Limits) -> None:
 def test_a_reader_describes_itself() -> None:
     shown = {"kind": "k", "parts": [{"type": "a", "text": "t"}, {"type": "b"}]}
     null = {"type": "null"}
-    assert schema_of(read, [shown], LIMITS) == {
+    assert "additionalProperties" not in schema_of(read, [shown], LIMITS)
+    with collecting(is_strict=True):
+        described = schema_of(read, [shown], LIMITS)
+    assert described == {
         "type": "object",
         "properties": {
             "size": {"type": ["integer", "null"], "minimum": 1, "maximum": 9},
@@ -110,6 +120,7 @@ def test_a_reader_describes_itself() -> None:
                     ]
                 },
             },
+            "stream": null,
         },
         "required": ["parts"],
     }
@@ -164,7 +175,8 @@ def test_routes_and_answers_are_as_described(stage: Any, monkeypatch: pytest.Mon
                     body = content.get("application/json", {}).get("example", {})
                     file = ("a.wav", b"RIFF") if "multipart/form-data" in content else None
                     assert await ask(method, path, operation, {**body, "model": "none"}, file) == 404
-                    assert await ask(method, path, operation, {**body, "nothing": 1}, file) == 400
+                    if file is None:
+                        assert await ask(method, path, operation, {**body, "model": 5}, file) == 400
                     if any(kind != "application/json" for kind in operation["responses"]["200"]["content"]):
                         stream = True if file is None else "true"
                         assert await ask(method, path, operation, {**body, "stream": stream}, file) == 200

@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from mmrt.actors.gateway.ignored import collecting
 from mmrt.actors.gateway.prompt import Prompt, PromptBuilder
 from mmrt.actors.gateway.validation import TEXT_TOKENS, Limits, TextRequest, read_text
 from mmrt.models.architecture import ModelConfig
@@ -106,13 +107,13 @@ def test_the_companion_is_the_negative_prompt(prompts: PromptBuilder, limits: Li
         ({"prompt": "a", "guidance_scale": 2}, "negative_prompt", "is required with guidance_scale"),
         ({"prompt": "a", "guidance_scale": 2, "negative_prompt": "a " * 3000}, "negative_prompt", "tokens > 2047 maximum"),
         ({"prompt": [7, 10**300]}, "prompt", "has the token id an integer of 997 bits, allowed are 0 to 399"),
-        ({"prompt": "a", "mm_processor_kwargs": {}}, "mm_processor_kwargs", "is not supported"),
+        ({"prompt": "a", "mm_processor_kwargs": {"fps": 1}}, "mm_processor_kwargs", "a text has no media"),
         ({"prompt": "a", "messages": []}, "messages", "is not supported"),
         ({"prompt": "a", "suffix": "b"}, "suffix", 'is "b", only "" is supported'),
     ],
 )
 def test_what_is_refused(prompts: PromptBuilder, limits: Limits, fields: dict[str, Any], param: str, says: str) -> None:
-    with pytest.raises(RequestError) as caught:
+    with collecting(is_strict=True), pytest.raises(RequestError) as caught:
         prompts.build(read(limits, **fields))
     assert (caught.value.status, caught.value.param) == (400, param)
     assert caught.value.message.startswith(f"{param}: ") and says in caught.value.message
@@ -129,7 +130,7 @@ def test_what_is_refused(prompts: PromptBuilder, limits: Limits, fields: dict[st
 def test_too_many_log_probabilities_of_prompts_are_refused(
     prompts: PromptBuilder, limits: Limits, fields: dict[str, Any], num_logprobs: int
 ) -> None:
-    with pytest.raises(RequestError) as caught:
+    with collecting(is_strict=True), pytest.raises(RequestError) as caught:
         prompts.build(read(limits, **{"prompt": [50] * 2000, **fields}))
     assert (caught.value.status, caught.value.param) == (400, "prompt")
     assert caught.value.message == f"prompt: the answer would have {num_logprobs} log-probabilities of prompts, the limit is 1048576"
@@ -204,6 +205,6 @@ def test_choices_and_echoes(limits: Limits) -> None:
         ({"echo": 1}, "echo: expected true or false, got 1"),
         ({"max_tokens": 0}, "max_tokens: is 0, allowed are 1 to 2147483647"),
     ):
-        with pytest.raises(RequestError) as caught:
+        with collecting(is_strict=True), pytest.raises(RequestError) as caught:
             read(limits, prompt="a", **fields)
         assert caught.value.message == problem

@@ -34,7 +34,6 @@ def test_of_a_text_and_back(stage: Any, tokenizer: Tokenizer) -> None:
         ("detokenize", {"tokens": [1, None]}, 400, "tokens: expected token ids, got null"),
         ("detokenize", {"tokens": [1, -1]}, 400, "tokens: has the token id -1, allowed are 0 to "),
         ("detokenize", {"tokens": [1 << 70]}, 400, "tokens: has the token id 1180591620717411303424, allowed are 0 to "),
-        ("detokenize", {"tokens": [], "skip": 1}, 400, "skip"),
     ],
 )
 def test_refusals(stage: Any, route: str, body: dict[str, Any], status: int, message: str) -> None:

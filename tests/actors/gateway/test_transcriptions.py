@@ -9,6 +9,7 @@ import pytest
 
 from mmrt.actors.gateway.apis.transcriptions import Transcription
 from mmrt.actors.gateway.forms import MAX_LINES, MAX_PARTS, Form, FormFile, read_form
+from mmrt.actors.gateway.ignored import collecting
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.errors import RequestError
 from mmrt.tests.actors.gateway.conftest import MODEL
@@ -143,7 +144,6 @@ WAV = FormFile("sound.wav", "audio/wav", b"abc")
         ({"temperature": "NaN"}, 400, 'temperature: expected a number, got "NaN"'),
         ({"temperature": ["1"]}, 400, "temperature: expected a number, got an array with 1 entry"),
         ({"temperature": WAV}, 400, "temperature: is a file, which only the field file may be"),
-        ({"seed": "1e3"}, 400, "seed: expected an integer, got 1000.0"),
         ({"stream": "maybe"}, 400, 'stream: expected true or false, got "maybe"'),
         ({"language": "en; DROP"}, 400, 'language: is "en; DROP", expected an ISO 639-1 code or a name of 2 to 32 letters'),
         ({"prompt": "a" * 16385}, 400, "prompt: has 16385 characters, the limit is 16384"),
@@ -154,7 +154,7 @@ WAV = FormFile("sound.wav", "audio/wav", b"abc")
     ],
 )
 def test_bad_input(limits: Any, form: Any, status: int, problem: str) -> None:
-    with pytest.raises(RequestError) as error:
+    with collecting(is_strict=True), pytest.raises(RequestError) as error:
         Transcription().read({name: value for name, value in ({"file": WAV} | form).items() if value is not None}, limits)
     assert error.value.message.startswith(problem) and error.value.status == status
 
@@ -221,7 +221,7 @@ def test_a_form() -> None:
     ],
 )
 def test_hostile_forms(body: bytes, problem: str) -> None:
-    with pytest.raises(RequestError) as error:
+    with collecting(is_strict=True), pytest.raises(RequestError) as error:
         read(body)
     assert error.value.message.startswith(problem) and error.value.status == 400
 
