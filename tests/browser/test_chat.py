@@ -452,6 +452,13 @@ def test_an_error_speaks_of_the_picture(page: "Page", tmp_path: Path) -> None:
     assert "this picture (broken.png)" in said and "messages[" not in said
 
 
+def test_a_conversation_that_is_too_long(page: "Page") -> None:
+    page.fill("#prompt", "word " * 20_000)
+    page.click("#send")
+    page.until(lambda: "too long for the model. Begin a new chat" in page.text(".answer [role=alert]"), "the page says what to do")
+    page.driver.get_log("browser")
+
+
 def test_a_server_that_is_gone(page: "Page") -> None:
     page.driver.execute_cdp_cmd("Network.enable", {})
     page.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*/v1/chat/completions"]})

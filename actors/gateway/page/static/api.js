@@ -9,9 +9,10 @@ const TOKEN = "mmrt-page-token";
 let onUnauthorized = () => {};
 
 export class ApiError extends Error {
-  constructor(message, status) {
+  constructor(message, status, code = "") {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -33,8 +34,9 @@ const reached = (promise) =>
   });
 
 async function send(path, options = {}) {
+  const key = getKey();
   const headers = { ...options.headers };
-  if (getKey()) headers.Authorization = `Bearer ${getKey()}`;
+  if (key) headers.Authorization = `Bearer ${key}`;
   if (path.startsWith("/page/") && sessionStorage.getItem(TOKEN)) headers["X-Mmrt-Token"] = sessionStorage.getItem(TOKEN);
   if (options.body) headers["Content-Type"] = "application/json";
   const whole = { ...options, headers, credentials: "omit", cache: "no-store" };
@@ -42,13 +44,14 @@ async function send(path, options = {}) {
   if (response.ok) return response;
   const text = await reached(response.text());
   let message = text.slice(0, 500) || response.statusText;
+  let code = "";
   try {
-    message = JSON.parse(text).error.message;
+    ({ message, code } = JSON.parse(text).error);
   } catch {
     // not the server's own error: its text must do
   }
-  if (response.status === 401) onUnauthorized();
-  throw new ApiError(message, response.status);
+  if (response.status === 401 && key === getKey()) onUnauthorized(); // else another one is in use by now
+  throw new ApiError(message, response.status, code);
 }
 
 export const getJson = async (path, options) => (await send(path, options)).json();

@@ -68,6 +68,7 @@ async function poll() {
   clearTimeout(timer);
   if (isClosed || isPolling || !isLooking()) return;
   isPolling = true;
+  const key = getKey();
   try {
     const state = await getJson(`/page/state?after=${revision}`, { signal: AbortSignal.timeout(PATIENCE_MS) });
     if (state.epoch !== epoch) {
@@ -87,7 +88,7 @@ async function poll() {
     const missing = state.actors.filter((actor) => actor.state !== "active").map((actor) => actor.name);
     setState(missing.length ? `without ${missing.join(", ")}` : "serving", missing.length ? "degraded" : "ready");
   } catch (error) {
-    if (error.status === 401 || error.status === 403) return close(error.message);
+    if ((error.status === 401 || error.status === 403) && key === getKey()) return close(error.message);
     setState("unreachable", "failed");
     pipeline.lost();
   } finally {

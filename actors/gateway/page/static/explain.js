@@ -12,6 +12,7 @@ export const megabytes = (bytes) => `${(bytes / 1e6).toLocaleString("en", { maxi
 export function explain(error, messages = []) {
   if (error.status === 401) return "The server wants an API key, and did not accept the one given. Enter the right one under “API key”, then try again.";
   if (error.status === 413) return `The pictures, videos and sounds of this conversation are too large for one request. Send smaller ones, or begin a new chat. (${error.message})`;
+  if (error.code === "context_length_exceeded") return `This conversation is too long for the model. Begin a new chat, or delete turns. (${error.message})`;
   return withNames(error.message, messages);
 }
 
