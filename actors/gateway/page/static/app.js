@@ -131,6 +131,8 @@ function askForKey(problem = "") {
 
 $("key-open").addEventListener("click", () => askForKey());
 $("key-dialog").addEventListener("close", () => {
+  $("prompt").blur(); // Chromium gives the focus back to it, but not the keys
+  $("prompt").focus();
   if ($("key-dialog").returnValue !== "save") return;
   setKey($("key").value.trim());
   isClosed = false;
