@@ -39,12 +39,14 @@ _TOO_MUCH = {-signal.SIGXCPU: f"more than {CPU_S:.0f} s of a processor", -signal
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to a source: llguidance's text of it, with what is ignored and why, by JSON pointers; or an error and its pointer."""
+    """The answer to a source: llguidance's text of it, with what is ignored and why, by JSON pointers; or an error and its pointer.
+    ``failure``: the traceback of an exception that is a defect of ours."""
 
     grammar: str = ""
     error: str = ""
     pointer: str = ""
     dropped: list[tuple[str, str]] = []
+    failure: str = ""
 
 
 decode_verdict = msgspec.msgpack.Decoder(Verdict).decode
@@ -109,6 +111,9 @@ class GrammarChecks:
         async with self._turn:
             for _ in range(_NUM_TRIALS):
                 verdict = await self._ask(source)
+                if verdict is not None and verdict.failure:
+                    log.error("a %s of %d characters cannot be compiled: %s", source.kind, len(source.text), verdict.failure)
+                    break
                 if verdict is not None:
                     self._keep(source, verdict)
                     return verdict

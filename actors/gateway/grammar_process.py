@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import BinaryIO
 
@@ -52,6 +53,8 @@ def main(model_path: Path, is_open: bool) -> None:
             verdict = compiler.judge(msgspec.msgpack.decode(data, type=GrammarSource))
         except MemoryError:
             os.abort()  # as llguidance does
+        except Exception:  # a defect of ours
+            verdict = Verdict(failure=traceback.format_exc())
         _answer(target, msgspec.msgpack.encode(verdict))
 
 

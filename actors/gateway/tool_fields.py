@@ -142,7 +142,7 @@ def read_function(function: Fields, schema_field: str, pointer: str, needs_schem
     if schema is not None:
         _check_schema(schema, function.path(schema_field))
         shown["parameters"] = schema
-    arguments = {"type": "object", "properties": {}, **(schema or {})}
+    arguments = {"type": "object", **(schema or {"properties": {}})}
     form = {"type": "function", "function": shown}
     return Tool(form, name, arguments, is_strict, function.path("name"), f"{pointer}/{schema_field}")
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from ..errors import GrammarError
-from .source import GrammarSource, checked
+from .source import MAX_CALLS_BYTES, GrammarSource, checked
 
 
 class Function(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ def source_of_calls(form: CallForm) -> GrammarSource:
         text = json.dumps(msgspec.to_builtins(form), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError as error:
         raise GrammarError(str(error)) from None
-    return GrammarSource("calls", checked(text))
+    return GrammarSource("calls", checked(text, MAX_CALLS_BYTES))
 
 
 def form_of(source: GrammarSource) -> CallForm:

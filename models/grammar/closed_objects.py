@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from .keywords import RESTRICTING, name_pattern, without_property_names
 from .references import References, types_of, values_of
 
-_CONDITIONAL = ("if", "then", "else", "not", "dependentSchemas")  # not held; what they name stays possible
+_CONDITIONAL = ("if", "then", "else", "not")  # not held; what they name stays possible
 
 
 class Names(NamedTuple):
@@ -61,7 +61,7 @@ def with_closing(schema: dict[str, Any], closing: Closing) -> dict[str, Any]:
     properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
     if closing.here is None or not (isinstance(properties, dict) and isinstance(patterns, dict)):
         return schema
-    theirs = [name_pattern(pattern) for pattern in closing.here.patterns] if patterns.keys() < set(closing.here.patterns) else []
+    theirs = [name_pattern(pattern) for pattern in closing.here.patterns]
     if None in theirs:
         return schema
     closed = {**schema, "properties": {**properties, **{name: True for name in closing.here.properties if name not in properties}}}
@@ -73,12 +73,15 @@ def with_closing(schema: dict[str, Any], closing: Closing) -> dict[str, Any]:
 class _Gathered:
     """What is said of properties in a schema and in what holds together with it."""
 
-    def __init__(self, references: References) -> None:
+    def __init__(self, references: References, is_conditional: bool = False) -> None:
+        """``is_conditional``: all of it is only possible."""
         self._references = references
+        self._is_conditional = is_conditional
         self._properties: dict[str, None] = {}
         self._patterns: dict[str, None] = {}
         self._seen: set[int] = set()
         self._options: list[Any] = []
+        self._conditional: list[Any] = []
         self.are_given = False
         self.speaks_of_others = False
         self.choices: list[bool] = []  # whether each is the schema's own
@@ -93,9 +96,22 @@ class _Gathered:
         self.are_given |= names.are_given
 
     def add(self, schema: Any, is_own: bool = False) -> None:
-        if not isinstance(schema, dict) or id(schema) in self._seen:
-            return
-        self._seen.add(id(schema))
+        """Add what a schema says. Without recursion: a chain of references can be longer than Python's stack."""
+        left = [schema]
+        while left:
+            one = left.pop()
+            if isinstance(one, dict) and id(one) not in self._seen:
+                self._seen.add(id(one))
+                left += reversed(self._add_alone(one, is_own))
+            is_own = False
+        if not self._is_conditional and self._conditional:
+            inner = _Gathered(self._references, is_conditional=True)
+            inner._options, self._conditional = self._conditional, []
+            inner.add_options()
+            self.add_names(inner.names._replace(are_given=False))
+
+    def _add_alone(self, schema: dict[str, Any], is_own: bool) -> list[Any]:
+        """Add what stands in a schema itself. Returns the schemas that hold together with it."""
         said = schema if is_own else without_property_names(schema, self._references)
         for keyword, found in (("properties", self._properties), ("patternProperties", self._patterns)):
             if isinstance(said.get(keyword), dict):
@@ -104,29 +120,20 @@ class _Gathered:
         if isinstance(required := said.get("required"), list):
             self._properties |= {name: None for name in required if isinstance(name, str)}
         self.speaks_of_others |= "additionalProperties" in said or "unevaluatedProperties" in said
-        for member in said["allOf"] if isinstance(said.get("allOf"), list) else ():
-            self.add(member)
+        others = list(said["allOf"]) if isinstance(said.get("allOf"), list) else []
         if "$ref" in said:
             target = self._references.resolve({"$ref": said["$ref"]})
             if isinstance(target, dict) and "$ref" not in target:
-                self.add(target)
+                others.append(target)
         for keyword in ("anyOf", "oneOf"):
             if isinstance(said.get(keyword), list):
                 self.choices.append(is_own)
                 self._options += said[keyword]
-        self._add_conditional(said)
-
-    def _add_conditional(self, schema: Mapping[str, Any]) -> None:
-        conditional = [schema[keyword] for keyword in _CONDITIONAL if keyword in schema]
-        if isinstance(schemas := schema.get("dependentSchemas"), dict):
+        conditional = self._options if self._is_conditional else self._conditional
+        conditional += [said[keyword] for keyword in _CONDITIONAL if keyword in said]
+        if isinstance(schemas := said.get("dependentSchemas"), dict):
             conditional += schemas.values()
-        if not conditional:
-            return
-        inner = _Gathered(self._references)
-        for one in conditional:
-            inner.add(one)
-        inner.add_options()
-        self.add_names(inner.names._replace(are_given=False))
+        return others
 
     def add_options(self) -> None:
         """Add what the options of choices say, and those of theirs."""

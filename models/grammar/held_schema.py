@@ -62,6 +62,7 @@ class _Holder:
         self._root = root
         self._is_open = is_open
         self._references = References(root)
+        self._ends = bounds.ends_of(root)
         self._numbers: dict[tuple[str, bool], int] = {}  # of definitions, by pointer and whether they are a part of a value's schema
         self.dropped: list[Dropped] = []
 
@@ -110,8 +111,8 @@ class _Holder:
         if not isinstance(schema, dict):
             return schema, pointer
         schema = without_property_names(with_null(schema), self._references)
-        excluded = schema.get("not", False)
-        if excluded is True or excluded == {}:
+        excluded = self._references.resolve(schema.get("not", False), RESTRICTING - {"$ref"})
+        if excluded is True or excluded == {} or self._references.resolve(schema) is False:
             return False, pointer
         if isinstance(excluded, dict):
             schema = self._without(schema, excluded, pointer)
@@ -120,7 +121,6 @@ class _Holder:
     def _without(self, schema: Schema, excluded: Schema, pointer: str) -> Schema:
         """Hold ``not``."""
         rest = {name: value for name, value in schema.items() if name != "not"}
-        excluded = self._references.resolve(excluded)
         if self._references.are_apart(rest, excluded):
             return rest
         values, others = values_of(rest), values_of(excluded)
@@ -132,13 +132,12 @@ class _Holder:
         return rest
 
     def _held(self, schema: Schema, pointer: str, closing: Closing, is_part: bool) -> Any:
-        if schema.get("unevaluatedProperties") is False:
+        others_are_refused = schema.get("unevaluatedProperties") is False
+        if others_are_refused:
             own = closing_of(
                 {name: value for name, value in schema.items() if name != "unevaluatedProperties"}, NOTHING, self._references
             )
             closing = own if closing == OPEN else closing
-            if closing.here is None or closing.is_rough:
-                self._drop(pointer, "unevaluatedProperties")
         is_part_of_value = is_part or closing.here is not None or schema.keys() & RESTRICTING != {"$ref"}
         out: Schema = {}
         for name, value in schema.items():
@@ -146,7 +145,7 @@ class _Holder:
             if name == "$ref":
                 out[name] = self._reference(value, is_part_of_value)
             elif name == "allOf" and isinstance(value, list):
-                out.setdefault(name, []).extend(self._part(one, f"{place}/{number}") for number, one in enumerate(value))
+                _add_members(out, [self._part(one, f"{place}/{number}") for number, one in enumerate(value)])
             elif name in ("anyOf", "oneOf") and isinstance(value, list):
                 self._choice(out, name, value, pointer, closing)
             elif name == "properties" and isinstance(value, dict):
@@ -166,9 +165,14 @@ class _Holder:
                 self._other(out, schema, name, pointer)
         if isinstance(patterns := out.get("patternProperties"), dict) and len(patterns) < len(schema["patternProperties"]):
             out["additionalProperties"] = True  # their keys stay possible
+            if schema.get("additionalProperties", True) not in (True, {}):
+                self._drop(pointer, "additionalProperties", "a pattern of patternProperties is not held", is_refused=False)
         out = with_closing(out, closing)
+        is_closed = closing.here is not None and not closing.is_rough and out.get("additionalProperties") is False
+        if others_are_refused and not is_closed:
+            self._drop(pointer, "unevaluatedProperties")
         hold_counts(out, lambda name, reason: self._drop(pointer, name, reason))
-        bounds.bound(out, is_part)
+        bounds.bound(out, is_part, self._ends)
         return out
 
     def _choice(self, out: Schema, name: str, value: list[Any], pointer: str, closing: Closing) -> None:
@@ -181,7 +185,7 @@ class _Holder:
         if name == "oneOf" and not self._all_apart(value):
             self._drop(pointer, name, "it is taken as anyOf: its schemas may have values in common")
         if "anyOf" in out:
-            out.setdefault("allOf", []).append({"anyOf": options})
+            _add_members(out, [{"anyOf": options}])
         else:
             out["anyOf"] = options
 
@@ -194,7 +198,7 @@ class _Holder:
         try:
             if pointer is not None:
                 self._references.at(pointer)
-        except (LookupError, TypeError):
+        except LookupError:
             pointer = None
         if pointer is None:
             return value  # llguidance says what is wrong with it
@@ -223,7 +227,7 @@ class _Holder:
         else:
             out[name] = parts[0]
             if len(parts) > 1:
-                out.setdefault("allOf", []).extend({name: part} for part in parts[1:])
+                _add_members(out, [{name: part} for part in parts[1:]])
 
     def _kept(self, out: Schema, schema: Schema, name: str, pointer: str) -> None:
         if is_number_beyond(schema, name):
@@ -259,6 +263,12 @@ class _Holder:
     def _drop(self, pointer: str, name: str, reason: str = "no grammar holds it", is_refused: bool | None = None) -> None:
         refused = name in REFUSED_BY_OPENAI if is_refused is None else is_refused
         self.dropped.append(Dropped(f"{pointer}/{name}" if name else pointer, reason, refused))
+
+
+def _add_members(out: Schema, members: list[Any]) -> None:
+    """Add to ``allOf``. If that is no list, llguidance says so."""
+    if isinstance(known := out.setdefault("allOf", []), list):
+        known += members
 
 
 def _step(name: str) -> str:

@@ -79,7 +79,7 @@ def without_property_names(schema: dict[str, Any], references: References) -> di
     """Return a schema that says by other keywords what ``propertyNames`` says, if it can."""
     if "propertyNames" not in schema:
         return schema
-    names = references.resolve(schema["propertyNames"])
+    names = references.resolve(schema["propertyNames"], RESTRICTING - {"$ref"})
     rest = {name: value for name, value in schema.items() if name != "propertyNames"}
     if names is True or (isinstance(names, dict) and "string" in types_of(names) and not names.keys() & RESTRICTING - {"type"}):
         return rest

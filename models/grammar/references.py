@@ -1,7 +1,7 @@
 """References within a schema, and whether two schemas have no value in common. Pure."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 from urllib.parse import unquote
 
@@ -35,24 +35,29 @@ class References:
         return pointer
 
     def at(self, pointer: str) -> Any:
-        """Return what stands at a pointer. Raises: LookupError."""
+        """Return the schema at a pointer. Raises: LookupError."""
         value = self._root
         for step in pointer.split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")
-            value = value[int(name)] if isinstance(value, list) and name.isdecimal() else value[name]
+            if isinstance(value, list):
+                value = dict(zip(map(str, range(len(value))), value, strict=True))
+            if not isinstance(value, dict):
+                raise LookupError(pointer)
+            value = value[name]
         if not isinstance(value, dict | bool):
             raise LookupError(pointer)
         return value
 
-    def resolve(self, schema: Any) -> Any:
-        """Return the schema behind one that is nothing but a reference; itself if it is none, or names nothing here."""
+    def resolve(self, schema: Any, beside: Set[str] = frozenset()) -> Any:
+        """Return the schema behind a reference, which may be a boolean; itself if it is none, names nothing here, or has one of the
+        keywords ``beside`` it."""
         for _ in range(_MAX_DEPTH):
-            if not isinstance(schema, dict) or "$ref" not in schema:
+            if not isinstance(schema, dict) or "$ref" not in schema or schema.keys() & beside:
                 break
             pointer = self.pointer_of(schema["$ref"])
             try:
                 target = None if pointer is None else self.at(pointer)
-            except (LookupError, TypeError):
+            except LookupError:
                 target = None
             if target is None:
                 break
@@ -74,7 +79,8 @@ class References:
     def _is_apart(self, one: Mapping[str, Any], other: Any, depth: int) -> bool:
         """Return whether a part of ``one`` that all its values are valid under is apart from ``other``."""
         target = self.resolve({"$ref": one["$ref"]}) if "$ref" in one else one
-        if target is not one and "$ref" not in target and self.are_apart(target, other, depth):
+        is_found = target is not one and not (isinstance(target, dict) and "$ref" in target)
+        if is_found and self.are_apart(target, other, depth):
             return True
         members = one.get("allOf")
         if isinstance(members, list) and any(self.are_apart(member, other, depth) for member in members[:_MAX_OPTIONS]):
@@ -125,8 +131,10 @@ def _plain(value: Any) -> Any:
     return {name: _plain(one) for name, one in value.items()} if isinstance(value, dict) else value
 
 
-def types_of(schema: Mapping[str, Any]) -> set[str]:
+def types_of(schema: Mapping[str, Any] | bool) -> set[str]:
     """The types that a schema's values may have."""
+    if isinstance(schema, bool):
+        return set(TYPES) if schema else set()
     if (values := values_of(schema)) is not None:
         return set(map(type_of, values))
     kind = schema.get("type")

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 from ..errors import GrammarError
 
 MAX_SOURCE_BYTES = 32_768  # a row's description has room for llguidance's text of it
+MAX_CALLS_BYTES = 262_144  # of functions together: descriptions and the like are not in llguidance's text
 MAX_DEPTH = 64
 
 
@@ -47,14 +48,14 @@ def source_of_choice(choices: Sequence[str]) -> GrammarSource:
     return GrammarSource("lark", checked("start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)))
 
 
-def checked(text: str) -> str:
+def checked(text: str, max_bytes: int = MAX_SOURCE_BYTES) -> str:
     """Return the text of a source. Raises: GrammarError if it is empty or too long."""
     try:
         num_bytes = len(text.encode())
     except UnicodeEncodeError as error:
         raise GrammarError(f"has the character U+{ord(text[error.start]):04X}, which is half of one") from None
-    if not 1 <= num_bytes <= MAX_SOURCE_BYTES:
-        raise GrammarError(f"has {num_bytes} bytes in UTF-8, allowed are 1 to {MAX_SOURCE_BYTES}")
+    if not 1 <= num_bytes <= max_bytes:
+        raise GrammarError(f"has {num_bytes} bytes in UTF-8, allowed are 1 to {max_bytes}")
     return text
 
 

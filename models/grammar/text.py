@@ -105,7 +105,7 @@ def _calls_text(form: CallForm, is_open: bool) -> HeldText:
         is_lark = form.answer.kind == "lark"
         answer = {"lark_grammar": form.answer.text} if is_lark else _grammar_in(_text(form.answer, is_open).text)
         grammars.append({**answer, "name": "answer"})
-    return HeldText(json.dumps({"grammars": grammars}, ensure_ascii=False), dropped)
+    return HeldText(json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":")), dropped)
 
 
 def _arguments_text(function: Function, is_open: bool) -> HeldText:
@@ -120,7 +120,7 @@ def _arguments_text(function: Function, is_open: bool) -> HeldText:
 def _grammar_in(text: str) -> dict[str, Any]:
     """Return the one grammar in a text of llguidance."""
     (grammar,) = json.loads(text)["grammars"]
-    return dict(grammar)
+    return {name: value for name, value in grammar.items() if value is not None}
 
 
 def _literal(text: str) -> str:

@@ -123,6 +123,22 @@ def test_a_process_that_fails_again_is_not_the_clients_fault(tmp_path: Path) -> 
     uvloop.run(scene())
 
 
+def test_an_exception_of_ours_ends_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """A source that no reader of requests makes."""
+    broken = GrammarSource("json_schema", "not JSON")
+
+    async def scene(checks: GrammarChecks) -> None:
+        await checks.compile(JSON_OBJECT, "field")
+        first = pid(checks)
+        error = await refusal(checks, broken)
+        assert (error.status, error.type, error.message) == (500, "internal_error", "the grammar process failed")
+        assert "JSONDecodeError" in caplog.text and "held_text" in caplog.text
+        await checks.compile(source_of_regex("a"), "field")
+        assert pid(checks) == first and broken not in checks._kept
+
+    run(scene)
+
+
 def test_the_search_for_a_fault_ends_in_time() -> None:
     """Each of the properties compiles the definitions again: 60 of them would take all the time that a source has."""
     heavy = {"enum": [f"value {number:04}" for number in range(1500)]}

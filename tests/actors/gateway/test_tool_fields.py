@@ -87,6 +87,17 @@ def test_where_a_grammar_makes_calls_valid() -> None:
     assert required is not None and required.answer is None
 
 
+def test_arguments_are_open_where_the_schema_names_no_properties() -> None:
+    """Without a schema there are none."""
+    for parameters, schema in {
+        '{"type": "object"}': {"type": "object"},
+        '{"anyOf": [{"required": ["a"]}]}': {"type": "object", "anyOf": [{"required": ["a"]}]},
+        "null": {"type": "object", "properties": {}},
+    }.items():
+        asked = form(tools=[tool(parameters=json.loads(parameters))], tool_choice="required")
+        assert asked is not None and asked.functions[0].schema == schema
+
+
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_a_choice_among_some_functions(mode: str) -> None:
     """All are shown, so that prompts begin alike; a grammar keeps the answer from calling others."""
@@ -118,7 +129,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [tool(parameters=[])]}, "tools[0].function.parameters", "expected an object, got an array"),
     ({"tools": [tool(parameters={"type": "array"})]}, "tools[0].function.parameters.type", 'is "array", arguments are an object'),
     ({"tools": [tool(parameters={"const": "x" * MAX_SOURCE_BYTES})]}, "tools[0].function.parameters", "allowed are 1 to 32768"),
-    ({"tools": [tool(f"f{i}", strict=True, parameters={"const": "x" * 20_000}) for i in range(2)]}, "tools", "all functions together"),
+    ({"tools": [tool(f"f{i}", strict=True, parameters={"const": "x" * 30_000}) for i in range(9)]}, "tools", "all functions together"),
     ({"tool_choice": "required"}, "tool_choice", "requires a call, but there are no tools"),
     ({"tool_choice": "any", "tools": [tool()]}, "tool_choice", 'is "any", allowed are none, auto, required, and objects of'),
     ({"tool_choice": 1, "tools": [tool()]}, "tool_choice", "expected an object"),

@@ -12,7 +12,7 @@ from mmrt.models.errors import GrammarError
 from mmrt.models.grammar.call_form import CallForm, Function, form_of, source_of_calls
 from mmrt.models.grammar.matcher import Matchers
 from mmrt.models.grammar.source import (
-    MAX_SOURCE_BYTES,
+    MAX_CALLS_BYTES,
     GrammarSource,
     source_of_choice,
     source_of_lark,
@@ -117,16 +117,21 @@ def test_errors_say_where() -> None:
 
 
 def test_functions_with_equal_schemas_share_a_grammar(matchers: Matchers, tokenizer: Tokenizer) -> None:
-    """128 functions fit where a few of them are strict."""
-    many = [Function(f"/{at}/function/parameters", f"f{at}", FREE if at else CITY) for at in range(128)]
+    """300 functions fit where a few of them are strict."""
+    many = [Function(f"/{at}/function/parameters", f"f{at}" + "_" * 60, FREE if at else CITY) for at in range(300)]
     grammar = grammar_text(source_of_calls(form(functions=many)))
     assert len(json.loads(grammar)["grammars"]) == 3
-    for text, is_allowed in ((call("f0"), True), (call("f127", "{}"), True), (call("f0", "{}"), False)):
+    for text, is_allowed in (
+        (call("f0" + "_" * 60), True),
+        (call("f299" + "_" * 60, "{}"), True),
+        (call("f0" + "_" * 60, "{}"), False),
+    ):
         matcher = matchers.begin(grammar)
         assert all(matcher.take(id) for id in tokenizer.encode(text)) == is_allowed
 
 
 def test_functions_are_limited_together() -> None:
-    large = [Function("", f"f{i}", {"type": "object", "description": "x" * 12_000}) for i in range(3)]
-    with pytest.raises(GrammarError, match=f"bytes in UTF-8, allowed are 1 to {MAX_SOURCE_BYTES}"):
+    large = [Function("", f"f{i}", {"type": "object", "description": "x" * 30_000}) for i in range(9)]
+    assert len(grammar_text(source_of_calls(form(functions=large[:8])))) < 5000
+    with pytest.raises(GrammarError, match=f"bytes in UTF-8, allowed are 1 to {MAX_CALLS_BYTES}"):
         source_of_calls(form(functions=large))

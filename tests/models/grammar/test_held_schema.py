@@ -1,5 +1,6 @@
 """What is held of schemas as libraries write them, what is dropped and named, and which answers are possible then."""
 
+import contextlib
 import copy
 import json
 import random
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from mmrt.models.errors import GrammarError
 from mmrt.models.grammar.bounds import MAX_BLANKS, MAX_FREE_DEPTH, MAX_ITEMS, MAX_KEYS
 from mmrt.models.grammar.held_schema import hold
+from mmrt.models.grammar.keywords import RESTRICTING
 from mmrt.models.grammar.matcher import Matchers
 from mmrt.models.grammar.source import source_of_schema
 from mmrt.models.grammar.text import grammar_text
@@ -128,6 +130,24 @@ HELD: list[tuple[Schema, list[str], list[str], list[str]]] = [
     ({**STRING, "pattern": r"(?<=a)b"}, ["/pattern"], ['"ab"'], ["1"]),
     ({"type": "object", "patternProperties": {"^(?!x)[a-z]$": BOOL}}, [], ['{"a": true}'], ['{"x": true}', '{"a": 1}']),
     ({"type": "object", "patternProperties": {r"(?<=a)b": BOOL}}, ["/patternProperties/(?<=a)b"], ['{"ab": true}', '{"c": 1}'], ["1"]),
+    (
+        {"type": "object", "patternProperties": {r"(?<=a)b": BOOL}, "additionalProperties": False},
+        ["/patternProperties/(?<=a)b", "/additionalProperties"],
+        ['{"ab": true}'],
+        ["1"],
+    ),
+    (
+        {"type": "object", "patternProperties": {r"(?<=a)b": BOOL}, "unevaluatedProperties": False},
+        ["/patternProperties/(?<=a)b", "/unevaluatedProperties"],
+        ['{"ab": true}'],
+        ["1"],
+    ),
+    (
+        {"type": "object", "patternProperties": {r"(?<=a)b": BOOL, "^(?!x)[a-z]$": BOOL}},
+        ["/patternProperties/(?<=a)b"],
+        ['{"ab": true, "c": true}'],
+        ['{"c": 1}'],
+    ),
     # objects have the properties that are named
     (obj("a", a=BOOL), [], ['{"a": true}'], ['{"a": true, "b": 1}']),
     ({"type": "object"}, [], ['{"b": {"c": [1]}}'], ["1"]),
@@ -180,6 +200,31 @@ HELD: list[tuple[Schema, list[str], list[str], list[str]]] = [
     ({"allOf": [obj(a=BOOL), {"additionalProperties": BOOL}]}, [], ['{"a": true, "b": true}'], ['{"b": 1}']),
     ({"allOf": [obj(a=BOOL), obj(b=BOOL)], "unevaluatedProperties": False}, [], ['{"a": true, "b": true}'], ['{"c": 1}']),
     # references
+    ({"$defs": {"x": True}, "oneOf": [{"$ref": "#/$defs/x"}, STRING]}, ["/oneOf"], ["1", '"a"'], ["x"]),
+    ({"$defs": {"x": True}, "$ref": "#/$defs/x", **obj(a=BOOL)}, [], ['{"a": true}'], ['{"b": 1}', "1"]),
+    ({"$defs": {"x": True}, "anyOf": [{"$ref": "#/$defs/x"}], **obj(a=BOOL)}, [], ['{"a": true}'], ['{"a": 1}']),
+    ({"$defs": {"x": False}, "anyOf": [{"$ref": "#/$defs/x"}, obj(a=BOOL)]}, [], ['{"a": true}'], ['{"a": 1}', "1"]),
+    ({"$defs": {"x": False}, **BOOL, "not": {"$ref": "#/$defs/x"}}, [], ["true"], ["1"]),
+    ({"$defs": {"x": True}, **BOOL, "not": {"$ref": "#/$defs/x", "const": 1}}, [], ["true"], ["1"]),
+    (
+        {"$defs": {"x": {"enum": ["a", "b"]}}, "enum": ["a", "b"], "not": {"$ref": "#/$defs/x", "const": "a"}},
+        ["/not"],
+        ['"b"'],
+        ["1"],
+    ),
+    (
+        {"$defs": {"x": True}, "type": "object", "propertyNames": {"$ref": "#/$defs/x", "maxLength": 1}},
+        ["/propertyNames"],
+        ['{"a": 1}'],
+        ["1"],
+    ),
+    ({"$defs": {"x": True}, "anyOf": [BOOL, {**STRING, "not": {"$ref": "#/$defs/x"}}]}, [], ["true"], ['"a"']),
+    (
+        {"$defs": {"x": True}, "unevaluatedProperties": False, "$ref": "#/$defs/x", "type": "object"},
+        ["/unevaluatedProperties"],
+        ["{}"],
+        ["1"],
+    ),
     ({"components": {"X": BOOL}, "type": "array", "items": {"$ref": "#/components/X"}}, [], ["[true]"], ["[1]"]),
     (obj(me={"$ref": "#"}, n=BOOL), [], ['{"me": {"n": true}}'], ['{"me": {"x": 1}}']),
     (
@@ -269,11 +314,67 @@ FREE: Schema = {"type": "object"}
         ({"type": "array", "items": BOOL, "maxItems": 3000}, array("true", 3000), array("true", 3001)),
         ({"type": "array", "items": BOOL, "minItems": 2000}, array("true", 2000), array("true", 2001)),
         ({**FREE, "additionalProperties": BOOL, "maxProperties": 500}, keys("true", 500), keys("true", 501)),
+        ({"allOf": [{"type": "array", "items": BOOL}, {"minItems": 2000}]}, array("true", 2000), array("true", 2001)),
+        ({"anyOf": [{"type": "array", "items": BOOL}, BOOL], "minItems": 2000}, array("true", 2000), array("true", 2001)),
         ({"type": "string", "maxLength": 500}, json.dumps(" " * 500), json.dumps(" " * 501)),
     ],
 )
 def test_what_would_be_endless_ends(matchers: Matchers, tokenizer: Tokenizer, schema: Schema, longest: str, longer: str) -> None:
     assert takes(matchers, tokenizer, schema, longest) and not takes(matchers, tokenizer, schema, longer)
+
+
+def test_objects_of_a_choice_have_the_keys_that_are_required_around_it(matchers: Matchers, tokenizer: Tokenizer) -> None:
+    required = [f"k{number:03}" for number in range(300)]
+    schema = {"required": required, "anyOf": [{"type": "object"}, BOOL]}
+    assert takes(matchers, tokenizer, schema, json.dumps(dict.fromkeys(required, 1)))
+
+
+# ------------------------------------------------------------------------------------------------------- schemas that are none
+
+KEYWORDS = sorted(RESTRICTING | {"$schema", "$id", "id", "$anchor", "title", "minContains", "maxContains"})
+TEXTS = ["a", "", "#", "#/$defs/x", "#/$defs/y", "#/$defs/z", "#/x", "null", "string", "array", "object", "(?<=a)b", "^(?!a)b", "date"]
+PLAIN = [None, True, False, -1, 0, 1, 3, 10**30, 1.5, 2.0, *TEXTS]
+BASES: list[Schema] = [{}, *({"type": kind} for kind in ("array", "string")), obj(a=BOOL), {**obj("a"), "additionalProperties": True}]
+DEFINITIONS: Schema = {"x": True, "y": False}
+
+
+def is_read(schema: Schema) -> None:
+    """Nothing but a GrammarError is raised."""
+    for is_open in (False, True):
+        with contextlib.suppress(GrammarError):
+            hold(schema, is_open=is_open)
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_a_keyword_may_have_any_value(keyword: str) -> None:
+    for value in (*PLAIN, [], {}):
+        for base in BASES:
+            schema = {**base, keyword: value}
+            wholes: list[Schema] = [schema, {"not": schema}, {"properties": {"a": schema}}]
+            wholes += ({choice: [schema, STRING]} for choice in ("allOf", "anyOf", "oneOf"))
+            for whole in wholes:
+                is_read({**whole, "$defs": DEFINITIONS})
+
+
+JSON_VALUES = st.recursive(
+    st.sampled_from(PLAIN),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*KEYWORDS, *KEYWORDS, "a", "^a"]), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(st.sampled_from(KEYWORDS), JSON_VALUES, max_size=5), st.just(DEFINITIONS) | JSON_VALUES)
+def test_keywords_may_stand_together(schema: Schema, definitions: Any) -> None:
+    is_read({**schema, "$defs": definitions})
+
+
+def test_references_may_be_long_and_in_circles() -> None:
+    chain = {f"a{at}": {"allOf": [{"$ref": f"#/$defs/a{at + 1}"}, obj()]} for at in range(2000)}
+    circle = {"x": {"not": {"$ref": "#/$defs/x"}, "properties": {"q": BOOL}}}
+    is_read({"$defs": chain, "allOf": [{"$ref": "#/$defs/a0"}, {}], "properties": {"z": BOOL}})
+    is_read({"$defs": circle, "allOf": [{"$ref": "#/$defs/x"}, {}], "properties": {"z": BOOL}})
+    is_read({"$defs": [BOOL], "$ref": "#/$defs/" + "9" * 5000})
 
 
 # ------------------------------------------------------------------------------------------ schemas with instances of them
