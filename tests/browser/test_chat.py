@@ -246,6 +246,26 @@ def test_edit_can_be_left(page: "Page", tmp_path: Path) -> None:
     assert not page.all(".editor") and page.text(".turn.user p") == "And now?"
 
 
+def test_an_edited_question_that_cannot_be_asked_yet_is_kept(page: "Page", tmp_path: Path) -> None:
+    page.show(tmp_path, "Answer.")
+    page.js("document.querySelector('[aria-label=\"Edit and ask again\"]').click()")
+    page.find(".editor textarea").send_keys(" And then?")
+    page.ask_for_long(3000)
+    page.until(lambda: page.all("#playground[data-running]"), "an answer comes")
+    page.find(".editor textarea").send_keys("\n")
+    assert page.find(".editor textarea").get_attribute("value") == "And now? And then?"
+    assert "An answer still comes" in page.text("#notices")
+    page.click("#stop")
+    page.until(lambda: not page.all("#playground[data-running]"), "it is stopped")
+    page.fill("[name=max_tokens]", "-5")
+    page.find(".editor textarea").send_keys("\n")
+    assert page.find(".editor textarea").get_attribute("value") == "And now? And then?"
+    page.fill("[name=max_tokens]", "5")
+    page.find(".editor textarea").send_keys("\n")
+    page.until(lambda: page.text(".turn.user p") == "And now? And then?" and not page.all(".editor"), "it is asked")
+    page.wait_for_answer()
+
+
 def test_delete_asks_once_more(page: "Page", tmp_path: Path) -> None:
     page.show(tmp_path, "First.", "Second.")
     buttons = "return [...document.querySelectorAll('.turn [aria-label=Delete]')]"
@@ -337,6 +357,26 @@ def test_files_that_are_no_export(page: "Page", tmp_path: Path, content: str, sa
     page.find("#import-file").send_keys(str(tmp_path / "some.json"))
     page.until(lambda: said in page.text("#notices"), "the page says why")
     assert not page.all(".turn")
+
+
+def test_an_export_that_is_too_large_to_be_imported_is_refused(page: "Page") -> None:
+    script = """const [count, done] = arguments;
+        Promise.all([import('/page/transfer.js'), import('/page/conversation.js')]).then(async ([transfer, { Conversation }]) => {
+            const blob = new Blob([new Uint8Array(97e6)], { type: 'video/mp4' });
+            const conversations = Array.from({ length: count }, () => new Conversation());
+            const media = [1, 2].map((id) => ({ id: `${id}`, name: 'v.mp4', kind: 'video', mime: 'video/mp4', size: blob.size, blob }));
+            conversations[0].add({ role: 'user', text: '', media, parent: null });
+            done(await transfer.exported(conversations).then(({ size }) => `${size}`, (error) => error.message));
+        })"""
+    for count, otherwise in ((1, "Save its largest files"), (2, "Export conversations one by one")):
+        said = page.driver.execute_async_script(script, count)
+        assert said.startswith("This export has 259 MB; at most 256 MB can be imported again.") and otherwise in said, said
+
+
+def test_a_picture_that_could_not_be_imported_is_not_attached(page: "Page", tmp_path: Path) -> None:
+    (tmp_path / "x.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+    page.find("#files").send_keys(str(tmp_path / "x.svg"))
+    page.until(lambda: "x.svg: neither a picture" in page.text("#notices"), "the page says why")
 
 
 def test_without_a_store_all_goes_on(page: "Page") -> None:
@@ -457,6 +497,29 @@ def test_a_conversation_that_is_too_long(page: "Page") -> None:
     page.click("#send")
     page.until(lambda: "too long for the model. Begin a new chat" in page.text(".answer [role=alert]"), "the page says what to do")
     page.driver.get_log("browser")
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("context_length_exceeded", [0, "context_length_exceeded", "This conversation is too long for the model."]),
+        (503, [503, "", "m"]),
+    ],
+)
+def test_codes_of_errors_in_a_stream(page: "Page", code: str | int, found: list[str | int]) -> None:
+    script = """const [code, done] = arguments;
+        Promise.all([import('/page/api.js'), import('/page/explain.js')]).then(async ([{ complete }, { explain }]) => {
+            const fetch = window.fetch;
+            window.fetch = async () => new Response(`data: ${JSON.stringify({ error: { message: 'm', code } })}\\n\\n`);
+            try {
+                await complete({ stream: true }, {}).next();
+            } catch (error) {
+                done([error.status, error.code, explain(error).split(' Begin')[0]]);
+            } finally {
+                window.fetch = fetch;
+            }
+        })"""
+    assert page.driver.execute_async_script(script, code) == found
 
 
 def test_a_server_that_is_gone(page: "Page") -> None:

@@ -200,6 +200,15 @@ def test_a_file_that_is_no_medium(page: "Page", tmp_path: Path) -> None:
     assert not page.all("#attachments .medium")
 
 
+def test_a_microphone_that_cannot_be_recorded_is_let_go(page: "Page") -> None:
+    page.js("""const open = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+        navigator.mediaDevices.getUserMedia = async (wanted) => (window.opened = await open(wanted));
+        window.MediaRecorder = class { constructor() { throw new Error('no such format'); } }""")
+    page.click("#microphone")
+    page.until(lambda: "No microphone: no such format" in page.text("#notices"), "the page says why")
+    assert page.js("return window.opened.getTracks().map((track) => track.readyState)") == ["ended"]
+
+
 def test_camera_and_microphone(page: "Page") -> None:
     page.click("#camera")
     page.until(lambda: page.js("return document.querySelector('#viewfinder').videoWidth > 0"), "the camera shows a picture")

@@ -75,11 +75,14 @@ export async function* complete(body, { signal, hasFiles, tell }) {
   for await (const data of events(response.body)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
-    if (chunk.error) throw new ApiError(chunk.error.message, chunk.error.code);
+    if (chunk.error) throw new ApiError(chunk.error.message, ...statusAndCode(chunk.error.code));
     yield chunk;
   }
   throw new ApiError("The connection ended in the middle of the answer. Try again.", 0);
 }
+
+// The code of an error in a stream is the status that it would have had, or, where there is one, a word.
+const statusAndCode = (code) => (typeof code === "number" ? [code] : [0, code ?? ""]);
 
 // Yield the data of server-sent events; comments keep the connection alive and say nothing.
 async function* events(stream) {

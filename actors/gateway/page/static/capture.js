@@ -11,6 +11,10 @@ export function watchCamera(add) {
   let stream = null;
   let recorder = null;
   let isWanted = false; // the clip; not if the dialog is closed by another button
+  const complain = (text) => {
+    $("camera-error").hidden = false;
+    say($("camera-error"), text);
+  };
   dialogButtons(dialog);
   $("camera").addEventListener("click", async () => {
     $("camera-error").hidden = true;
@@ -21,8 +25,7 @@ export function watchCamera(add) {
       stream = video.srcObject = opened;
       await video.play();
     } catch (error) {
-      $("camera-error").hidden = false;
-      say($("camera-error"), `No camera: ${error.message}`);
+      complain(`No camera: ${error.message}`);
     }
   });
   dialog.addEventListener("close", () => {
@@ -41,13 +44,17 @@ export function watchCamera(add) {
   $("film").addEventListener("click", () => {
     if (recorder) return recorder.stop();
     if (!stream) return;
-    recorder = record(stream, "video/webm", `clip-${stamp()}.webm`, (file) => {
-      recorder = null;
-      toggle($("film"), "aria-pressed", false);
-      say($("film"), "Record clip");
-      if (isWanted) add([file]);
-      dialog.close();
-    });
+    try {
+      recorder = record(stream, "video/webm", `clip-${stamp()}.webm`, (file) => {
+        recorder = null;
+        toggle($("film"), "aria-pressed", false);
+        say($("film"), "Record clip");
+        if (isWanted) add([file]);
+        dialog.close();
+      });
+    } catch (error) {
+      return complain(`No clip: ${error.message}`);
+    }
     isWanted = true;
     toggle($("film"), "aria-pressed", true);
     say($("film"), "Stop and use");
@@ -61,8 +68,9 @@ export function watchMicrophone(add, complain) {
   button.addEventListener("click", async () => {
     if (recorder) return recorder.stop();
     button.disabled = true; // while the browser asks
+    let stream = null;
     try {
-      const stream = await openDevice({ audio: true });
+      stream = await openDevice({ audio: true });
       recorder = record(stream, "audio/webm", `sound-${stamp()}.webm`, (file) => {
         recorder = null;
         stop(stream);
@@ -73,6 +81,7 @@ export function watchMicrophone(add, complain) {
       toggle(button, "aria-pressed", true);
       button.setAttribute("aria-label", "Stop recording");
     } catch (error) {
+      stop(stream);
       complain(`No microphone: ${error.message}`);
     } finally {
       button.disabled = false;

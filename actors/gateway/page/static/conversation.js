@@ -1,6 +1,10 @@
 // A conversation as a tree of turns: an edited question or another answer begins a branch, and earlier branches stay. No I/O.
 
 const MAX_TITLE = 60;
+const MEDIA = /^(image|video|audio)\/(?!svg)[\w.+-]{1,60}$/;
+
+// Whether files of this type can be part of a turn.
+export const isMedium = (mime) => MEDIA.test(mime);
 
 export function newId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");

@@ -132,7 +132,13 @@ export class History {
       const found = await archive.open(id);
       if (found) conversations.push(found);
     }
-    const url = URL.createObjectURL(await exported(conversations));
+    let file;
+    try {
+      file = await exported(conversations);
+    } catch (error) {
+      return this.playground.complain(error.message);
+    }
+    const url = URL.createObjectURL(file);
     make("a", { href: url, download: `${name.replace(/[^\p{L}\p{N} ._-]/gu, "").slice(0, 60) || "conversation"}.json` }).click();
     setTimeout(() => URL.revokeObjectURL(url), 60_000);
   }

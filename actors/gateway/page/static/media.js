@@ -2,7 +2,7 @@
 
 import { addressOf, release } from "./archive.js";
 import { watchCamera, watchMicrophone } from "./capture.js";
-import { newId } from "./conversation.js";
+import { isMedium, newId } from "./conversation.js";
 import { $, make } from "./dom.js";
 import { encodedSize } from "./encode.js";
 import { megabytes } from "./explain.js";
@@ -16,9 +16,8 @@ const TYPES = {
 // A medium of a file; null if it is none.
 function describe(file) {
   const mime = file.type.split(";")[0] || TYPES[file.name.split(".").pop().toLowerCase()] || "";
-  const kind = mime.split("/")[0];
-  if (!["image", "video", "audio"].includes(kind)) return null;
-  return { id: newId(), name: file.name, kind, mime, size: file.size, blob: file };
+  if (!isMedium(mime)) return null;
+  return { id: newId(), name: file.name, kind: mime.split("/")[0], mime, size: file.size, blob: file };
 }
 
 // Why a file cannot be sent, or "". `maxBytes`: of a request.

@@ -126,11 +126,17 @@ export class Playground {
     return last?.role === "user" ? last.parent : (last?.id ?? null);
   }
 
+  // Ask an edited question. Returns whether it is asked; else its text must not be lost.
   edit(old, text) {
-    if (this.running || !this.settings.check()) return;
+    if (this.running) {
+      this.complain("An answer still comes: wait for it, or stop it, then send again.");
+      return false;
+    }
+    if (!this.settings.check()) return false;
     const turn = this.conversation.add({ role: "user", text, media: old.media, parent: old.parent });
     this.keep([turn]);
     this.answer(turn);
+    return true;
   }
 
   again(old) {

@@ -1,18 +1,17 @@
 // Conversations as a JSON file, and back. A file is a stranger's: everything in it is checked, and gets new names.
 
-import { Conversation, newId, titleOf } from "./conversation.js";
+import { Conversation, isMedium, newId, titleOf } from "./conversation.js";
 import { encode, FilePart } from "./encode.js";
 import { megabytes } from "./explain.js";
 
 const FORMAT = "mmrt-conversations";
-const MAX_FILE_BYTES = 256_000_000;
+const MAX_FILE_BYTES = 256_000_000; // an import is held in memory, several times
 const MAX_TURNS = 20_000;
-const MEDIA = /^(image|video|audio)\/(?!svg)[\w.+-]{1,60}$/;
 const PIECE = 4 << 20; // characters of base64 that are decoded at once
 
-// A Blob of the conversations, with their media. The key is no part of them.
-export function exported(conversations) {
-  return encode({
+// A Blob of the conversations, with their media. The key is no part of them. Throws an Error with a sentence if it could not be imported.
+export async function exported(conversations) {
+  const file = await encode({
     format: FORMAT,
     version: 1,
     conversations: conversations.map((conversation) => ({
@@ -26,6 +25,9 @@ export function exported(conversations) {
         .map((medium) => ({ ...pick(medium, ["id", "name"]), data: new FilePart(medium) })),
     })),
   });
+  if (file.size <= MAX_FILE_BYTES) return file;
+  const otherwise = conversations.length > 1 ? "Export conversations one by one" : "Save its largest files by a click on them, delete their turns, then export it";
+  throw new Error(`This export has ${megabytes(file.size)}; at most ${megabytes(MAX_FILE_BYTES)} can be imported again. ${otherwise}.`);
 }
 
 const pick = (value, names) => Object.fromEntries(names.map((name) => [name, value[name]]));
@@ -89,7 +91,7 @@ const time = (value) => (Number.isFinite(value) ? value : Date.now());
 async function mediumOf({ name, data }) {
   const [head, content] = text(data).split(",");
   const mime = head.replace(/^data:/, "").replace(/;base64$/, "");
-  if (!MEDIA.test(mime) || content === undefined) throw new Error(`${text(name).slice(0, 60)} is neither a picture, a video nor a sound.`);
+  if (!isMedium(mime) || content === undefined) throw new Error(`${text(name).slice(0, 60)} is neither a picture, a video nor a sound.`);
   const parts = [];
   for (let at = 0; at < content.length; at += PIECE) {
     parts.push(Uint8Array.from(atob(content.slice(at, at + PIECE)), (char) => char.charCodeAt(0)));

@@ -9,7 +9,8 @@ const SURE_MS = 4000;
 
 const tool = (name, label, onclick) => make("button", { type: "button", class: "quiet tool", "aria-label": label, title: label, onclick }, icon(name));
 
-// `acts`: {edit(turn, text), again(turn), remove(turn), choose(turn), below(turn)}, what the page does with a turn.
+// `acts`: {edit(turn, text), again(turn), remove(turn), choose(turn), below(turn)}, what the page does with a turn. `edit` returns whether
+// it took the text.
 export class TurnView {
   // `answer`: the Answer that has just come, whose elements stay.
   constructor(turn, acts, answer = null) {
@@ -85,8 +86,7 @@ export class TurnView {
     const send = () => {
       const text = box.value.trim();
       if (!text && !this.turn.media.length) return box.focus();
-      close();
-      this.acts.edit(this.turn, text);
+      if (this.acts.edit(this.turn, text)) close();
     };
     box.addEventListener("keydown", (event) => {
       if (event.isComposing) return;
