@@ -52,11 +52,15 @@ class AsItIs:
 
 
 class Wrapped(AsItIs):
-    """Breaks lines between words, for a terminal of ``width`` columns. A word is printed once the next one begins."""
+    """Breaks lines between words, for a terminal of ``width`` columns. A word is printed once the next one begins.
+
+    The blanks in front of it come with it: behind a full line they would begin another.
+    """
 
     def __init__(self, width: int) -> None:
         self._width = max(1, width)
         self._column = 0
+        self._blanks = ""
         self._word = ""
 
     def add(self, text: str) -> None:
@@ -72,20 +76,27 @@ class Wrapped(AsItIs):
                 self._word += piece
                 continue
             yield self._placed()
-            self._column = 0 if piece == "\n" else self._column + 1
-            yield piece
+            if piece == "\n":
+                self._column, self._blanks = 0, ""
+                yield piece
+            else:
+                self._blanks += piece
 
     def _placed(self) -> str:
-        """Return the word, on a line of its own if this one has no room for it."""
+        """Return the word behind its blanks, or without them on a line of its own if this one has no room for both."""
         from rich.cells import cell_len
 
-        word, self._word = self._word, ""
+        if not self._word:
+            return ""
+        blanks, word = self._blanks, self._word
+        self._blanks = self._word = ""
         width = cell_len(word)
-        if self._column and self._column + width > self._width:
+        if self._column + len(blanks) + width > self._width:
+            start = "\n" if self._column else ""
             self._column = width
-            return f"\n{word}"
-        self._column += width
-        return word
+            return start + word
+        self._column += len(blanks) + width
+        return blanks + word
 
 
 class Rendered:

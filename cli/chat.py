@@ -42,16 +42,17 @@ def register(app: typer.Typer) -> None:
         raise typer.Exit(talk(server, model, Conversation(given, system, server.chat_fields)))
 
 
-def talk(server: Endpoint, model: str | None = None, conversation: Conversation | None = None, read: Reader | None = None) -> int:
-    """Talk with a server. ``model``: its name; default: the first that the server lists. ``read``: where questions come from; default:
-    the terminal, or the pipe that is standard input.
+def talk(server: Endpoint, model: str | None = None, conversation: Conversation | None = None, question: str | None = None) -> int:
+    """Talk with a server. ``model``: its name; default: the first that the server lists. ``question``: to ask alone, as it is;
+    default: what comes from the terminal, or the pipe that is standard input.
 
     Returns the exit status: 1 if a question that was not typed got no answer. Raises: RunError.
     """
     name = model or server.first_model()
     conversation = conversation or Conversation({}, known_fields=server.chat_fields)
-    if read is not None or not sys.stdin.isatty():
-        return 0 if Chat(server, name, conversation, is_terminal=False).run(read or piped_lines) else 1
+    if question is not None or not sys.stdin.isatty():
+        chat = Chat(server, name, conversation, is_terminal=False)
+        return 0 if (chat.run(piped_lines) if question is None else chat.ask(question)) else 1
     lines = terminal_lines(read_environment().state_home / HISTORY_NAME, [f"/{command}" for command in COMMANDS])
     print(f"{name} at {server.url}. Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists commands.", file=sys.stderr)
     Chat(server, name, conversation, is_terminal=True).run(lines)
@@ -82,6 +83,12 @@ class Chat:
                 self._tell("\n(Ctrl-D ends the chat)")
             except UserError as error:
                 self._fail(str(error))
+        return not self._has_failed
+
+    def ask(self, question: str) -> bool:
+        """Ask this as it is: no command, no block. Return whether there is an answer."""
+        self._conversation.ask(question)
+        self._ask()
         return not self._has_failed
 
     def _step(self, read: Reader) -> bool:

@@ -98,7 +98,7 @@ class Conversation:
             return Taken()
         found = _COMMAND.fullmatch(line.strip())
         if found is None:
-            return self._ask(line.removeprefix("/") if line.startswith("//") else line)
+            return self.ask(line.removeprefix("/") if line.startswith("//") else line)
         name, rest = _ALIASES.get(found[1], found[1]), (found[2] or "").strip()
         if name not in COMMANDS:
             near = difflib.get_close_matches(name, COMMANDS, n=1)
@@ -122,7 +122,8 @@ class Conversation:
             return self._save(file) if name == "save" else self._load(file)
         return {"stats": _stats, "again": self._again, "clear": self._clear, "help": _help, "quit": _quit}[name]()
 
-    def _ask(self, text: str) -> Taken:
+    def ask(self, text: str) -> Taken:
+        """Take a question as it is, with the media that are attached."""
         media = [part for _, part in self._attached]
         self._attached, self._unanswered = [], None
         parts = [*media, *([{"type": "text", "text": text}] if text.strip() else [])]
@@ -135,7 +136,7 @@ class Conversation:
         file, question = _split_file(rest)
         self._attached.append((file, media_part(MEDIA[kind], f"./{file}" if file == "-" else file)))
         if question:
-            return self._ask(question)
+            return self.ask(question)
         return Taken(f"attached: {', '.join(name for name, _ in self._attached)}")
 
     def _set(self, field: str = "", text: str = "") -> Taken:
@@ -177,9 +178,11 @@ class Conversation:
             saved = _decode_saved(data[:MAX_SAVED_BYTES])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UserError(f"{file} is no saved conversation: {error}") from None
+        if own := sorted(saved.fields.keys() & {*_OWN_FIELDS}):
+            raise UserError(f"{file} sets {', '.join(own)} in its fields, which the chat sets itself: take that out")
         turns = [msgspec.to_builtins(turn) for turn in saved.messages]
-        self.system = str(turns.pop(0)["content"]) if turns and turns[0]["role"] == "system" else None
-        self.turns, self.fields, self._file = turns, saved.fields, file
+        system = _text_of(turns.pop(0)["content"], file) if turns and turns[0]["role"] == "system" else None
+        self.system, self.turns, self.fields, self._file = system, turns, saved.fields, file
         self._attached, self._unanswered = [], None
         return Taken(f"{len(turns)} turns of {file}; the next question goes on")
 
@@ -196,6 +199,15 @@ class Conversation:
     def _clear(self) -> Taken:
         self.turns, self._attached, self._unanswered = [], [], None
         return Taken("the conversation is forgotten")
+
+
+def _text_of(content: str | list[dict[str, Any]], file: str) -> str:
+    """Return the text of a system prompt. Raises: UserError if there is anything else in it."""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    texts = [part.get("text") if part.get("type") == "text" else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise UserError(f"{file} is no saved conversation: its system prompt has parts that are no text")
+    return "\n".join(map(str, texts))
 
 
 def _help() -> Taken:

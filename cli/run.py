@@ -35,5 +35,4 @@ def register(app: typer.Typer) -> None:
                 raise typer.Exit(status)
         elif model is not None and str(whole_checkpoint(config)) != (served := running(path).model_path):
             raise RunError(f"the run in {path} serves {served}: end it with `mmrt down`, or name another run with --run")
-        lines = iter([question])
-        raise typer.Exit(talk(find_endpoint(None, None, run), read=None if question is None else lambda _: next(lines, None)))
+        raise typer.Exit(talk(find_endpoint(None, None, run), question=question))

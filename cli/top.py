@@ -3,11 +3,15 @@
 import sys
 import time
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 import typer
 
 from .keys import Keys
 from .options import RunName, run_path
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _LOOK_S = 1.0
 _PIPE_WIDTH = 120
@@ -37,6 +41,11 @@ def register(app: typer.Typer) -> None:
                 return
             with Keys() as keys, Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
                 while True:
-                    live.update(render(watch.look(), console.width, has_colours=not console.no_color), refresh=True)
+                    live.update(render(watch.look(), console.width, has_colours=_has_colours(console)), refresh=True)
                     if keys.wait_for_end(_LOOK_S):
                         return
+
+
+def _has_colours(console: "Console") -> bool:
+    """Without: NO_COLOR is set, or the terminal has none."""
+    return console.color_system is not None and not console.no_color

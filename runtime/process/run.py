@@ -134,15 +134,19 @@ def with_key(info: RunInfo, key: str) -> RunInfo:
 def read_run_info(run: RunDirectory, has_key: bool = False) -> RunInfo:
     """Read the run's ``run.json``. ``has_key``: with ``server.api_key``, for the gateway and for clients; else it is empty.
 
-    Raises: RunError if another version wrote it with contents unknown to this one.
+    Raises: RunError if another build wrote it with contents unknown to this one, or has no file for the key; MissingError if the run
+    has ended meanwhile.
     """
+    build = f"the run in {run.path} was started by another build of mmrt"
     try:
         info = msgspec.convert(run.info, RunInfo)
         return with_key(info, (run.path / _KEY_NAME).read_text()) if has_key else info
     except msgspec.ValidationError as error:
-        raise RunError(
-            f"the run in {run.path} was started by another build of mmrt ({run.info.get('version')}, this is {__version__}): {error}"
-        ) from None
+        raise RunError(f"{build} ({run.info.get('version')}, this is {__version__}): {error}") from None
+    except FileNotFoundError:
+        if not RunDirectory.is_alive(run.path):
+            raise MissingError(f"no run in {run.path}") from None
+        raise RunError(f"{build}: restart it") from None
 
 
 def running(path: Path, otherwise: str = "") -> RunInfo:

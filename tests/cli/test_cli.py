@@ -537,6 +537,17 @@ def delta(text: str) -> str:
     return json.dumps({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})
 
 
+@pytest.mark.parametrize("question", ["/etc/hosts: what is it?", "/quit", '"""Hi"""', "//x"])
+def test_run_asks_a_question_as_it_is(endpoint: str, question: str, tmp_path: Path, capsys: Captured) -> None:
+    _Endpoint.frames = [delta("A."), "[DONE]"]
+    port = int(endpoint.rpartition(":")[2])
+    with create_run(tmp_path / "run", run_info(RuntimeConfig(), DEFAULT_MODEL, port)) as alive:
+        assert run(["run", str(DEFAULT_MODEL), question]) == 0
+        alive.destroy()
+    assert capsys.readouterr().out == "A.\n"
+    assert [asked["messages"] for asked in _Endpoint.asked] == [[{"role": "user", "content": question}]]
+
+
 def test_ask_streams_an_answer_about_files(endpoint: str, tmp_path: Path, capsys: Captured) -> None:
     _Endpoint.frames = [delta("A "), delta("cät"), json.dumps({"choices": []}), "[DONE]"]
     (tmp_path / "i.png").write_bytes(b"png")

@@ -1,6 +1,7 @@
 """The turns and commands of ``mmrt chat``, and the reading of its lines."""
 
 import io
+import json
 import stat
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,9 @@ def test_control_characters_are_shown_and_not_obeyed() -> None:
         ("/load none.json", "cannot read none.json: No such file"),
         ("/load i.png", "i.png is no saved conversation: JSON is malformed"),
         ("/load role.json", "role.json is no saved conversation: Invalid enum value 'tool'"),
+        ("/load own.json", "own.json sets messages, model, stream in its fields, which the chat sets itself: take that out"),
+        ("/load shown.json", "shown.json is no saved conversation: its system prompt has parts that are no text"),
+        ("/load untyped.json", "untyped.json is no saved conversation: its system prompt has parts that are no text"),
         ("/load /dev/zero", "/dev/zero is no saved conversation"),
         ("/save i.png", "cannot write i.png: File exists"),
         ("/save /no/such/file", "cannot write /no/such/file: No such file"),
@@ -286,6 +290,10 @@ def test_control_characters_are_shown_and_not_obeyed() -> None:
 def test_lines_that_are_refused_at_once_change_nothing(files: Path, monkeypatch: pytest.MonkeyPatch, line: str, said: str) -> None:
     monkeypatch.setattr("mmrt.cli.conversation.MAX_SAVED_BYTES", 1 << 20)
     (files / "role.json").write_text('{"messages": [{"role": "tool", "content": "x"}]}')
+    fields = {"messages": [], "model": "zzz", "stream": False, "seed": 2}
+    (files / "own.json").write_text(json.dumps({"messages": [], "fields": fields}))
+    for name, part in (("shown", IMAGE), ("untyped", {"text": "x"})):
+        (files / f"{name}.json").write_text(json.dumps({"messages": [{"role": "system", "content": [part]}]}))
     conversation = Conversation({"seed": 1}, "Be brief.", lambda: {"temperature", "seed"})
     with pytest.raises(UserError) as refusal:
         conversation.take(line)
@@ -308,6 +316,14 @@ def test_a_conversation_is_saved_and_loaded(files: Path) -> None:
     assert other.take("/save talk.json").told == "4 turns are in talk.json", "its own file is replaced"
     with pytest.raises(UserError, match="File exists"):
         Conversation({}).take("/save talk.json")
+
+
+def test_a_system_prompt_of_parts_is_loaded_as_their_text(files: Path) -> None:
+    content = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]
+    (files / "talk.json").write_text(json.dumps({"messages": [{"role": "system", "content": content}]}))
+    conversation = Conversation({})
+    conversation.take("/load talk.json")
+    assert conversation.system == "Be brief.\nBe kind."
 
 
 def test_fields_that_nobody_lists_can_be_set() -> None:

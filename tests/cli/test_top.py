@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import signal
 import termios
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from mmrt.cli.keys import Keys
 from mmrt.cli.main import run
 from mmrt.cli.status import _render
+from mmrt.cli.top import _has_colours
 from mmrt.cli.top_view import render, sparkline, timeline
 from mmrt.cli.top_watch import View
 from mmrt.runtime.observe.live import Event, LiveRequest
@@ -131,7 +133,10 @@ def test_letters_take_the_place_of_colours() -> None:
         assert legend in shown
 
 
-@pytest.mark.parametrize(("pressed", "ends"), [(b"q", True), (b"Q", True), (b"\x1b", True), (b"x", False), (b"\x1b[A", False)])
+@pytest.mark.parametrize(
+    ("pressed", "ends"),
+    [(b"q", True), (b"Q", True), (b"\x1b", True), (b"x", False), (b"\x1b[A", False), (b"qq", True), (b"Q\x1b[A", True)],
+)
 def test_a_key_ends_a_view(pressed: bytes, ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     master, slave = os.openpty()
     with os.fdopen(slave) as terminal:
@@ -144,6 +149,27 @@ def test_a_key_ends_a_view(pressed: bytes, ends: bool, monkeypatch: pytest.Monke
             assert keys.wait_for_end(10.0 if ends else 0.1) == ends
         assert termios.tcgetattr(slave) == before
     os.close(master)
+
+
+def test_sigterm_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, slave = os.openpty()
+    with os.fdopen(slave) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        before, on_term = termios.tcgetattr(slave), signal.getsignal(signal.SIGTERM)
+        with pytest.raises(SystemExit) as end, Keys():
+            assert signal.getsignal(signal.SIGTERM) != on_term, "it would end this process"
+            signal.raise_signal(signal.SIGTERM)
+        assert end.value.code == 143
+        assert termios.tcgetattr(slave) == before and signal.getsignal(signal.SIGTERM) == on_term
+    os.close(master)
+
+
+@pytest.mark.parametrize(
+    ("environ", "has_colours"),
+    [({"TERM": "xterm-256color"}, True), ({"TERM": "dumb"}, False), ({"TERM": "xterm", "NO_COLOR": "1"}, False)],
+)
+def test_terminals_without_colours_get_letters(environ: dict[str, str], has_colours: bool) -> None:
+    assert _has_colours(Console(file=io.StringIO(), force_terminal=True, _environ=environ)) == has_colours
 
 
 def test_without_a_terminal_no_key_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ import mmrt
 from mmrt.runtime.config import RuntimeConfig, convert_config, parse_config
 from mmrt.runtime.environment import Environment
 from mmrt.runtime.errors import ConfigError, RunError
-from mmrt.runtime.process.run import RunInfo, create_run, free_port, join_run, model_path, read_run_info, run_info
+from mmrt.runtime.process.run import RunInfo, create_run, free_port, join_run, model_path, read_run_info, run_info, running
+from mmrt.shm.errors import MissingError
 from mmrt.shm.run_directory import RunDirectory
 
 
@@ -111,3 +112,12 @@ def test_a_run_of_another_version_is_refused_by_name(run_path: Path) -> None:
         with pytest.raises(RunError, match=says):
             read_run_info(other)
         other.destroy()
+
+
+def test_a_run_without_a_file_for_the_key_is_of_another_build(run_path: Path) -> None:
+    with RunDirectory.create(run_path, {}) as old:
+        with pytest.raises(RunError, match="was started by another build of mmrt: restart it"):
+            running(run_path)
+        old.destroy()
+        with pytest.raises(MissingError):
+            read_run_info(old, has_key=True)
