@@ -1,5 +1,6 @@
 """Admit requests: of holders of an API key, within its limits; without keys, of programs and of web pages of allowed origins."""
 
+import json
 import time
 from collections.abc import Callable
 
@@ -21,9 +22,9 @@ def check_host(keys: ApiKeys, names: HostNames) -> Middleware:
         host = request.headers.get("Host", "")
         if host and not keys.is_needed and not names.has(host):
             shown = host[:100]
-            name = shown.rpartition(":")[0] or shown
+            name = json.dumps(shown.rpartition(":")[0] or shown)  # with escapes: a header may be no UTF-8
             message = f"Host is {shown!r}, which is none of this server's names; if it should be one, configure [server] "
-            message += f'allowed_hosts = ["{name}"], or an API key (server.api_key), with which any name may be used'
+            message += f"allowed_hosts = [{name}], or an API key (server.api_key), with which any name may be used"
             raise RequestError(message, status=421, type="permission_error")
         return await handler(request)
 

@@ -26,7 +26,8 @@ _ALIKE = 0.6  # of difflib's ratio
 
 async def serve(http: web.Request) -> web.Response:
     """Answer ``GET /v1`` with a page for a browser, with JSON for others. It says only what documents say, so no key is needed."""
-    base = f"{http.scheme}://{http.host[:100]}/v1"
+    host = http.host[:100].encode("ascii", "backslashreplace").decode()  # a header may be no UTF-8
+    base = f"{http.scheme}://{host}/v1"
     if "text/html" not in http.headers.get("Accept", ""):
         about = f"an OpenAI-compatible server: give clients the base URL {base}"
         return web.Response(body=msgspec.json.encode({"about": about, "routes": _MAIN_ROUTES}), content_type="application/json")

@@ -40,13 +40,14 @@ class Item(NamedTuple):
 
 
 def item_of(value: Mapping[str, Any]) -> Item:
-    """Return a valid item of an input."""
+    """Return a valid item of an input. What is no id, or too long for one, is none."""
     kind = value.get("type") or "message"
     shown = {"status": "completed", **{name: one for name, one in value.items() if one is not None}, "type": kind}
     if (name := _CONTENTS.get(kind)) is not None:
         shown[name] = _without_media(value.get(name) or "", value.get("role"))
     id = shown.pop("id", "")
-    return Item(id if len(id) <= MAX_ID_CHARS else "", _encode(shown))
+    is_id = isinstance(id, str) and len(id) <= MAX_ID_CHARS
+    return Item(id if is_id else "", _encode(shown))
 
 
 def item_of_text(text: str) -> Item:

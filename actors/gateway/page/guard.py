@@ -68,7 +68,8 @@ def _check_page(http: web.Request) -> None:
 
 
 def _has_token(http: web.Request, token: str) -> bool:
-    return token != "" and secrets.compare_digest(http.headers.get(_TOKEN_HEADER, "").encode(), token.encode())
+    given = http.headers.get(_TOKEN_HEADER, "").encode(errors="surrogateescape")  # a header may be no UTF-8
+    return token != "" and secrets.compare_digest(given, token.encode())
 
 
 def _host_name(host: str) -> str:

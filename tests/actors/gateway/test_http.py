@@ -54,6 +54,35 @@ def with_body(body: bytes, headers: bytes = b"Content-Type: application/json\r\n
     return POST + headers + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
+STRANGE_HEADERS = (
+    "Host", "X-Mmrt-Token", "Authorization", "X-Api-Key", "Origin", "Accept", "Content-Type", "Content-Encoding", "Traceparent",
+    "Tracestate", "Sec-Fetch-Site", "Forwarded", "Anthropic-Version", "X-Request-Id", "User-Agent", "If-None-Match",
+    "Access-Control-Request-Method",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("api_key", ["", "secret"])
+def test_headers_that_are_not_utf_8_are_no_failure(stage: Any, api_key: str) -> None:
+    stage.configure("server", api_key=api_key, allow_origins=("https://a.example",))
+
+    async def test(scene: Any) -> None:
+        for name in STRANGE_HEADERS:
+            for asked in ("GET /v1", "GET /page/state", "GET /nothing", "OPTIONS /v1/models", "POST /v1/chat/completions"):
+                host, body = b"" if name == "Host" else b"Host: localhost\r\n", b"{}" if asked.startswith("POST") else b""
+                key = b"" if name == "Authorization" else b"Authorization: Bearer secret\r\n"
+                length = b"Content-Length: %d\r\n" % len(body)
+                head = b"%s HTTP/1.1\r\n%s%s%s%s: h\xff\r\n\r\n" % (asked.encode(), host, key, length, name.encode())
+                answer = await exchange(scene, head + body)
+                assert not answer.startswith(b"HTTP/1.1 5"), (name, asked, answer)
+        refused = await exchange(scene, b"GET /v1 HTTP/1.1\r\nHost: h\xff\r\n\r\n")
+        if not api_key:
+            assert error_of(refused)["message"].startswith("Host is 'h\\udcff', which is none of this server's names")
+        else:
+            assert b"http://h\\\\udcff/v1" in refused, "text of the escape, in JSON"
+
+    stage.run(test)
+
+
 def test_the_small_endpoints(stage: Any) -> None:
     async def test(scene: Any) -> None:
         http = scene.http

@@ -420,6 +420,17 @@ def test_what_a_list_of_items_refuses(stage: Any, query: str, says: str) -> None
     stage.run(test)
 
 
+@pytest.mark.parametrize("id", [5, ["x"], {}, 1.5, True, "x" * 1000])
+def test_an_id_that_is_none_is_made_anew(stage: Any, id: Any) -> None:
+    async def test(scene: Any) -> None:
+        answer = await scene.http.post("/v1/responses", json={"input": [{"role": "user", "content": "hi", "id": id}]})
+        assert answer.status_code == 200
+        page = (await scene.http.get(f"/v1/responses/{answer.json()['id']}/input_items")).json()
+        assert [one["content"][0]["text"] for one in page["data"]] == ["hi"] and page["first_id"].startswith("msg_")
+
+    stage.run(test)
+
+
 def test_items_of_an_unknown_response(stage: Any) -> None:
     async def test(scene: Any) -> None:
         with pytest.raises(openai.NotFoundError, match="is unknown: the latest 64 MiB"):
