@@ -4,10 +4,8 @@ from collections.abc import Sequence
 
 from ...schema.media import ItemShape
 from ..bus.messages import RequestSpec
-from ..errors import RequestError
+from ..errors import RequestError, prompt_too_long
 from .scheduling.types import Limits
-
-_MOST_CONTEXTS = 16  # of one medium
 
 
 def check_placeholders(spec: RequestSpec, limits: Limits) -> None:
@@ -25,10 +23,17 @@ def check_placeholders(spec: RequestSpec, limits: Limits) -> None:
 def expand(spec: RequestSpec, shapes: Sequence[ItemShape], limits: Limits) -> tuple[list[int], list[int]]:
     """Return the prompt ids with each placeholder repeated, by its segments' kinds, and the start of each item.
 
-    Raises: RequestError for an item without tokens, or with far too many.
+    Raises: RequestError for an item without tokens, and for a prompt that exceeds the context, before it is built.
     """
     if not shapes:
         return list(spec.prompt_ids), []
+    num_tokens = len(spec.prompt_ids) - len(shapes)
+    for number, shape in enumerate(shapes, 1):
+        if shape.num_tokens < 1 or shape.num_tokens != sum(segment.num_tokens for segment in shape.segments):
+            raise RequestError(f"{shape.kind} {number} has no tokens", param="messages")
+        num_tokens += shape.num_tokens
+    if num_tokens + 1 > limits.max_context:
+        raise prompt_too_long("messages", num_tokens, limits.max_context)
     placeholders = set(limits.placeholder_ids.values())
     prompt: list[int] = []
     starts: list[int] = []
@@ -36,14 +41,8 @@ def expand(spec: RequestSpec, shapes: Sequence[ItemShape], limits: Limits) -> tu
     for place in [place for place, token in enumerate(spec.prompt_ids) if token in placeholders]:
         prompt += spec.prompt_ids[end:place]
         end = place + 1
-        shape = shapes[len(starts)]
-        if shape.num_tokens < 1 or shape.num_tokens != sum(segment.num_tokens for segment in shape.segments):
-            raise RequestError(f"{shape.kind} {len(starts) + 1} has no tokens", param="messages")
-        if shape.num_tokens > _MOST_CONTEXTS * limits.max_context:  # no medium within the limits of media has so many
-            message = f"{shape.kind} {len(starts) + 1} has {shape.num_tokens} tokens, the context has {limits.max_context}"
-            raise RequestError(message, param="messages")
         starts.append(len(prompt))
-        for segment in shape.segments:
+        for segment in shapes[len(starts) - 1].segments:
             prompt += [limits.placeholder_ids[segment.kind]] * segment.num_tokens
     prompt += spec.prompt_ids[end:]
     return prompt, starts

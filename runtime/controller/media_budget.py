@@ -10,7 +10,7 @@ import msgspec
 
 from ...schema.media import ItemShape, MediaSpan
 from ..bus.messages import RequestSpec
-from ..errors import RequestError
+from ..errors import CONTEXT_EXCEEDED, RequestError
 from . import embedding_cache, prefix_cache
 from .expansion import expand
 from .known_media import media_key
@@ -50,7 +50,8 @@ def _is_encoded(state: ControllerState, spec: RequestSpec, item: int, shape: Ite
 
 
 def _num_in_prefix(state: ControllerState, spec: RequestSpec, shapes: list[ItemShape | None]) -> int:
-    """Return how many leading items have their KV pages in a cache or in a file, all of them."""
+    """Return how many leading items have their KV pages in a cache or in a file, all of them. Raises: RequestError if those whose
+    tokens are known exceed the context."""
     known = [shape for shape in takewhile(lambda shape: shape is not None, shapes) if shape is not None]
     if not known or not state.limits.prefix_cache:
         return 0
@@ -60,8 +61,10 @@ def _num_in_prefix(state: ControllerState, spec: RequestSpec, shapes: list[ItemS
     beginning = msgspec.structs.replace(spec, prompt_ids=spec.prompt_ids[:end], items=spec.items[: len(known)])
     try:
         prompt, starts = expand(beginning, known, state.limits)
-    except RequestError:  # of an item without tokens: it is refused later
-        return 0
+    except RequestError as error:
+        if error.code == CONTEXT_EXCEEDED:
+            raise
+        return 0  # an item without tokens is refused later
     spans = [MediaSpan(start, shape) for start, shape in zip(starts, known, strict=True)]
     keys = prefix_cache.keys_of(state, state.era, beginning, prompt, spans)
     caches, saved = [state.pools[pool].cache for pool in state.kv_pools], state.saved["kv"]

@@ -4,7 +4,7 @@ import pytest
 
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.controller.media_budget import check_pixels
-from mmrt.runtime.errors import RequestError
+from mmrt.runtime.errors import CONTEXT_EXCEEDED, RequestError
 from mmrt.schema.page_key import KEY_BYTES
 from mmrt.tests.runtime.controller.test_machine import IMAGE, Driver, sent
 from mmrt.tests.runtime.controller.test_media_sharing import ROOM, end, fill, work
@@ -87,3 +87,14 @@ def test_other_tenants_and_unknown_contents_are_new() -> None:
     refused(driver, m.RequestSpec("r", foreign.prompt_ids, unnamed, m.Sampling(), 1))
     driver.state.era = bytes(KEY_BYTES)
     refused(driver, foreign)
+
+
+def test_a_prompt_beyond_the_context_is_not_built() -> None:
+    """Its known pictures alone are more than the context has: whoever sends them again and again makes no work."""
+    driver = Driver(**ROOM, max_request_pixels=LIMIT, prefix_cache=True)
+    serve(driver, turns(900), 1)
+    (item,) = turns(900).items
+    number = driver.state.limits.max_context
+    many = m.RequestSpec("r", [1, *[IMAGE] * number, 6], [item] * number, m.Sampling(), 1)
+    error = refused(driver, many)
+    assert error.code == CONTEXT_EXCEEDED and error.param == "messages"
