@@ -1,7 +1,7 @@
 """A video whose frames come as pictures, as one medium: its rate, the length of each picture, then the pictures themselves.
 
-The gateway packs them, without a look into any; the video actor takes them apart. The form is ours alone: nobody sends it, and one who
-does sends a video of frames.
+The gateway packs them, without a look into any; the video actor takes them apart. The form is ours alone: the gateway refuses bytes of
+clients that begin like it, since it checks the number and the rate of frames as it packs them.
 """
 
 import struct
@@ -28,6 +28,11 @@ class FrameList(NamedTuple):
         start, length = self.places[number]
         reader.seek(start)
         return reader.read(length) or b""
+
+
+def is_packed(data: bytes) -> bool:
+    """Return whether bytes begin as such a medium does."""
+    return data.startswith(MAGIC)
 
 
 def pack_frames(pictures: Sequence[bytes], rate: float) -> bytes:

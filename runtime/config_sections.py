@@ -12,6 +12,7 @@ from .stage_table import DEFAULT_LAYOUT, STAGES, Stage, torch_actors
 # Of the registry in controller/scheduling/policy.py.
 POLICY_NAMES = ("unified", "stage_level", "overlap", "slack", "weighted", "monolithic", "split", "auto")
 FLOAT32_WEIGHTS = ("float32", "float16")  # formats of weights that are multiplied in float32 alone
+MAX_FPS = 1000
 MIN_FPS = 0.01  # seconds per temporal patch are a factor of positions, which must not grow without bound
 
 HostName = Annotated[str, Meta(pattern=r"^(\*|[A-Za-z0-9._-]+)$")]
@@ -79,7 +80,7 @@ class MediaSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_request_pixels: Positive = 536_870_912  # of all pictures of a request that no cache has
     max_video_s: Seconds = 3600.0
     max_frames: Positive = 256  # sampled frames per video
-    fps: Annotated[float, Meta(ge=MIN_FPS, le=1000)] = 2.0
+    fps: Annotated[float, Meta(ge=MIN_FPS, le=MAX_FPS)] = 2.0
     max_audio_s: Seconds = 600.0
     item_timeout_s: Seconds = 60.0
     gpu_decoding: bool = False  # by the video units of GPUs, in a run on CUDA

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ...media import header
-from ...media.frames import pack_frames
+from ...media.frames import is_packed, pack_frames
 from ...runtime.bus.messages import MediaItem
 from ...runtime.config_sections import MediaSection
 from ...runtime.errors import RequestError
@@ -34,7 +34,7 @@ INLINE_PARTS: dict[str, MediaKind] = {"input_audio": "audio", "input_video": "vi
 PLAIN_PARTS: dict[str, MediaKind] = {"image": "image", "video": "video", "audio": "audio"}  # a URL alone, as Qwen's guide has it
 MEDIA_PARTS = {**URL_PARTS, **INLINE_PARTS, **PLAIN_PARTS}
 
-_FRAMES_MIME = "video/jpeg"  # which vLLM gives to pictures behind commas
+FRAMES_MIME = "video/jpeg"  # which vLLM gives to pictures behind commas
 _JPEG = b"\xff\xd8\xff"
 _REMOTE = re.compile(r"https?:", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,20}(?=:)")
@@ -95,10 +95,10 @@ class MediaIntake:
                 self._add(kind, value, place, part, _mime_of(kind, stated), is_base64=True)
                 return kind
             schema = None if kind_of_part in URL_PARTS else _URLS if kind == "video" else STRING
-            value, place, most_pixels = part.take_required(kind_of_part, schema), part.path(kind_of_part), None
+            value, place, most_pixels = part.take_required(kind_of_part, schema), part.path(kind_of_part), _take_detail(kind, part)
             if kind_of_part in URL_PARTS and not isinstance(value, str):
                 inner = Fields(value, place)
-                most_pixels = _take_detail(kind, inner)
+                most_pixels = _take_detail(kind, inner) or most_pixels
                 value, place = inner.take_required("url", STRING), inner.path("url")
                 settle(inner, table.URL)
             self._add(kind, value, place, part, most_pixels=most_pixels)
@@ -187,7 +187,7 @@ class MediaIntake:
         head = read_head(value) if kind == "video" and isinstance(value, str) else None
         if head is None or not head.is_base64 or not isinstance(value, str) or (count := 1 + value.count(",", head.start)) == 1:
             mime, piece = self._piece_of(value, path, mime, is_base64)
-            return mime, (piece,), mime == _FRAMES_MIME and isinstance(piece, bytes) and piece.startswith(_JPEG)
+            return mime, (piece,), mime == FRAMES_MIME and isinstance(piece, bytes) and piece.startswith(_JPEG)
         self._check_count(count, path)
         _check_text_size(value, head.start, path, self._limits)
         frames: list[bytes | str] = []
@@ -248,6 +248,8 @@ def _filled(medium: Medium, limits: MediaSection) -> Medium:
     for at, piece in enumerate(pieces):
         if not piece:
             raise refuse(medium.path, f"frame {at + 1} is empty" if medium.rate else "is empty")
+        if is_packed(piece):
+            raise refuse(medium.path, "is a list of frames in this server's own form; send data:video/jpeg;base64,FRAME,FRAME")
     data = pack_frames(pieces, medium.rate) if medium.rate else pieces[0]
     if len(data) > (max_bytes := limits.max_item_mib << 20):
         raise refuse(medium.path, f"has {len(data)} bytes, the limit is {max_bytes} (media.max_item_mib)", status=413)

@@ -2,15 +2,14 @@
 part's own go first.
 
 Pure. They are named as vLLM and Qwen's clients name them. Numbers only lower a limit: a value above that of the run or the model
-is refused, never cut down in silence, and so is an unknown name. Of a video that comes as frames ``fps`` and ``sample_fps`` say at what
-rate these were taken.
+is refused, never cut down in silence. Of a video that comes as frames ``fps`` and ``sample_fps`` say at what rate these were taken.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...models.architecture import VisionRules
-from ...runtime.config_sections import MIN_FPS
+from ...runtime.config_sections import MAX_FPS, MIN_FPS
 from ...schema.media import MediaKind, MediaOptions
 from ..host.media_rules import Range, option_ranges
 from .field_rules import settle
@@ -27,7 +26,7 @@ _RATES = ("sample_fps", "fps", "raw_fps")  # of frames; the last, of the video t
 _NUMBER: Schema = {"type": "number"}
 _FPS: Schema = {"anyOf": [_NUMBER, {"type": "array", "items": _NUMBER, "minItems": 1}]}  # a list: of each video, as Qwen's tools say it
 _ANY = Range(-(1 << 63), 1 << 63)
-_RATE_RANGE = Range(MIN_FPS, 1000)
+_RATE_RANGE = Range(MIN_FPS, MAX_FPS)
 
 
 class OptionReader:

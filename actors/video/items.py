@@ -28,6 +28,7 @@ from ...media.preprocess import patch_rows, resize, temporal_rows
 from ...media.timing import sampled, sampled_fps
 from ...models.architecture import ModelConfig
 from ...models.families.registry import family_of
+from ...runtime.config_sections import MAX_FPS, MIN_FPS
 from ...schema.media import ItemShape, MediaKind
 
 _INDEX_BYTES = 64  # for each packet of a video: where it is, and when its frame is shown
@@ -149,6 +150,8 @@ class OpenFrames:
         assert config.vision_rules is not None
         self._frames, self._reader, self._limits, self._budget, self._jpeg_decoder = frames, reader, limits, budget, jpeg_decoder
         count, rules = len(frames.places), config.vision_rules
+        if not MIN_FPS <= frames.rate <= MAX_FPS:
+            raise MediaError(f"the rate of frames is {frames.rate:g} a second, allowed are {MIN_FPS:g} to {MAX_FPS:g}", 400)
         if count > rules.max_frames:
             sampled = replace(config, vision_rules=replace(rules, fps=frames.rate))
             self._wanted = family_of(config).sample_frames(sampled, count, frames.rate).tolist()

@@ -3,16 +3,18 @@
 They are kept as JSON without the contents of their media, which the conversation has once for all who need it.
 """
 
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import pybase64
 
+from ....media.frames import read_frames
 from ..field_rules import settle
 from ..field_table.responses import PAGE
 from ..fields import STRING, Fields, Schema, refuse, show
-from ..media import INLINE_PARTS, Medium
+from ..media import FRAMES_MIME, INLINE_PARTS, Medium
 from ..tool_messages import MAX_ID_CHARS
 
 MAX_LIMIT = 100
@@ -131,10 +133,20 @@ def _with_media(parts: Iterable[Any], left: Iterator[Medium], is_wanted: bool) -
         medium = next(left) if _is_medium(part) else None
         if medium is None or not is_wanted:
             yield part
-        elif part["type"] in INLINE_PARTS:
-            yield _filled(part, pybase64.b64encode_as_string(medium.data))
         else:
-            yield _filled(part, next(iter(medium.urls), "") or f"data:{medium.mime};base64,{pybase64.b64encode_as_string(medium.data)}")
+            rate = {"sample_fps": medium.rate} if medium.rate else {}  # wherever it was said
+            yield {**_filled(part, _content_of(medium, part["type"])), **rate}
+
+
+def _content_of(medium: Medium, kind: str) -> str:
+    """Return a medium as a part of this kind has it."""
+    if medium.urls:
+        return medium.urls[0]
+    if (frames := read_frames(reader := io.BytesIO(medium.data))) is not None:
+        pictures = (frames.picture(reader, number) for number in range(len(frames.places)))
+        return f"data:{FRAMES_MIME};base64,{','.join(map(pybase64.b64encode_as_string, pictures))}"
+    data = pybase64.b64encode_as_string(medium.data)
+    return data if kind in INLINE_PARTS else f"data:{medium.mime};base64,{data}"
 
 
 def _is_medium(part: Mapping[str, Any]) -> bool:

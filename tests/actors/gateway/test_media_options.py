@@ -79,6 +79,14 @@ def test_low_detail_is_a_number_of_pixels() -> None:
         return {"type": "image_url", "image_url": {**part("image")["image_url"], "detail": detail}, **more}
 
     low = MediaOptions(max_pixels=512 * 512)
+    beside = {"type": "image_url", "image_url": part("image")["image_url"]["url"], "detail": "low"}
+    assert options(beside, {**beside, "detail": "high"}, {"type": "image", "image": beside["image_url"], "detail": "low"}) == [
+        low,
+        ANY,
+        low,
+    ]
+    assert options({**detailed("low"), "detail": "auto"}, {**part("image"), "detail": "low"}) == [low, low]
+    assert "allowed are auto, high, original, low" in refusal({**beside, "detail": "tiny"}).message
     assert options(detailed("low"), detailed("high"), detailed("auto")) == [low, ANY, ANY]
     assert options(detailed("low", max_pixels=10_000)) == [MediaOptions(max_pixels=10_000)]
     assert options(detailed("low"), for_all={"max_pixels": 10_000}) == [MediaOptions(max_pixels=10_000)]

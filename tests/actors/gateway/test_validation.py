@@ -16,7 +16,7 @@ from mmrt.actors.gateway.ignored import collecting
 from mmrt.actors.gateway.output_fields import Output
 from mmrt.actors.gateway.template_fields import TemplateUse
 from mmrt.actors.gateway.validation import ChatRequest, Limits, read_chat, read_text
-from mmrt.media.frames import read_frames
+from mmrt.media.frames import pack_frames, read_frames
 from mmrt.models.architecture import SamplingDefaults, VisionRules
 from mmrt.runtime.config_sections import MediaSection
 from mmrt.runtime.errors import RequestError
@@ -598,6 +598,14 @@ def test_a_single_jpeg_is_a_frame_by_its_type_alone() -> None:
         part = {"type": "video_url", "video_url": {"url": data_url(mime, data)}}
         (medium,) = read(with_part(part), WITH_VIDEO).conversation.media
         assert (read_frames(io.BytesIO(medium.data)) is not None) == is_list
+
+
+@pytest.mark.parametrize("mime", ["video/mp4", "video/jpeg", ""])
+def test_nobody_sends_our_own_form_of_frames(mime: str) -> None:
+    """It would go around the limits on the number of frames, their rate and their pixels."""
+    forged = base64.b64encode(pack_frames([b"\xff\xd8\xff a"] * 1000, 1e-300)).decode()
+    error = refusal(with_part({"type": "video_url", "video_url": {"url": data_url(mime, forged)}}), WITH_VIDEO)
+    assert error.status == 400 and "in this server's own form" in error.message and error.medium == "video"
 
 
 def test_every_video_has_its_own_rate_in_a_list() -> None:

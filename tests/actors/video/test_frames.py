@@ -107,6 +107,12 @@ def test_what_is_wrong_with_a_frame_is_said_with_its_number(broken: bytes, says:
         opened([encoded(np.zeros((56, 56, 3), np.uint8)), broken], model)
 
 
+@pytest.mark.parametrize("rate", [1e-300, 0.009, 1001.0, 1e300])
+def test_a_rate_beyond_the_limits_is_refused(rate: float, model: ModelConfig) -> None:
+    with pytest.raises(MediaError, match="the rate of frames is .* a second, allowed are 0.01 to 1000"):
+        opened([encoded(np.zeros((56, 56, 3), np.uint8))], model, rate)
+
+
 def test_lists_that_are_cut_off_or_made_up_are_refused() -> None:
     whole = pack_frames([b"abc", b"", b"defg"], 2.0)
     reader = io.BytesIO(whole)
