@@ -69,6 +69,13 @@ def settle(fields: Fields, place: Place) -> None:
     fields.leave(place.known)
 
 
+def settle_first(fields: Fields, place: Place, *names: str) -> None:
+    """Settle these fields before a reader that is shared with other objects takes them. Raises: RequestError, as ``settle``."""
+    for name in names:
+        if fields.is_example or name in fields.leftover:
+            _settle(fields, name, place.rules[name])
+
+
 def _settle(fields: Fields, name: str, rule: Rule) -> None:
     value, path = fields.take(name, rule.schema), fields.path(name)
     if value is None:

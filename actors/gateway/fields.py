@@ -110,13 +110,6 @@ class Fields:
         if self._values.get(name) is None:
             raise refuse(self.path(name), "is required")
 
-    def forbid(self, name: str) -> None:
-        """Refuse a field that a reader shared with other routes takes later."""
-        if self._example is not None:
-            self._example.taken[name] = NULL
-        if self._values.get(name) is not None:
-            raise refuse(self.path(name), "is not supported")
-
     def take_choice(self, name: str, allowed: Collection[str]) -> str:
         """Take one of the words ``allowed``; required."""
         value = self.take_required(name, {"enum": list(allowed)})

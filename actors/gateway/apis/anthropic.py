@@ -8,7 +8,7 @@ import msgspec
 
 from ....schema.media import MediaKind
 from ..content import Conversation, MediaPart, Message, check_messages, is_continued, take_role
-from ..field_rules import passes_over, settle
+from ..field_rules import passes_over, settle, settle_first
 from ..field_table import messages as table
 from ..fields import AT_LEAST_ONE, Fields, kind_of, refuse
 from ..grammar_fields import AskedGrammar, take_schema
@@ -22,7 +22,6 @@ from ..validation import ChatRequest, Limits, check_grammar, read_generation
 from .anthropic_tools import read_call, read_tools
 
 _MEDIA: Mapping[str, MediaKind] = {"image": "image", "video": "video", "audio": "audio"}  # Anthropic's API has the first alone
-_OPENAI_ONLY = ("stream_options", "return_token_ids")
 _CALLING = {"user": "tool_result", "assistant": "tool_use"}  # blocks that messages of one role alone have
 
 
@@ -43,8 +42,7 @@ def read_count(body: Body, limits: Limits) -> ChatRequest:
 
 
 def _read(fields: Fields, limits: Limits) -> ChatRequest:
-    for name in _OPENAI_ONLY:
-        fields.forbid(name)
+    settle_first(fields, table.REQUEST, "stream_options", "return_token_ids")
     grammar = _read_output_config(fields)
     generation = read_generation(
         fields,
@@ -66,6 +64,8 @@ def _read(fields: Fields, limits: Limits) -> ChatRequest:
     messages: list[Message] = []
     for at, turn in enumerate(check_messages(turns, limits.max_context)):
         messages += reader.read(turn, path := f"messages[{at}]")
+    if len(messages) > 1 and messages[-1] == Message("assistant", "") and turns[-1].get("content"):
+        del messages[-1]  # thoughts alone
     continues = is_continued(messages[-1], path)
     if system not in (None, "", []):  # an empty one says nothing
         messages[:0] = reader.read_content(system, "system", "system")

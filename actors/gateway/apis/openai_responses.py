@@ -8,9 +8,9 @@ import msgspec
 from ....models.grammar.source import JSON_OBJECT
 from ....runtime.errors import CONTEXT_EXCEEDED, RequestError
 from ..content import Conversation, Message, check_messages, take_role
-from ..field_rules import passes_over, settle
+from ..field_rules import passes_over, settle, settle_first
 from ..field_table import responses as table
-from ..fields import AT_LEAST_ONE, Fields, Schema, kind_of, refuse
+from ..fields import AT_LEAST_ONE, Fields, kind_of, refuse
 from ..grammar_fields import AskedGrammar, read_named_schema
 from ..harmless import OBJECT
 from ..json_body import Body, decode_body
@@ -25,7 +25,6 @@ from .openai_parts import read_content
 from .openai_tools import CallItems, namespaces_of, offered, read_tools
 from .stored import StoredResponses
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _MAX_ID_CHARS = 64
 _SHOWN = (
     "instructions",
@@ -36,7 +35,6 @@ _SHOWN = (
     "tool_choice",
     "tools",
 )  # in the response
-_ITEMS: Schema = {"enum": ["message", "function_call", "function_call_output", "item_reference"]}
 _FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -62,7 +60,7 @@ class Exchange:
             RequestError: 400, or 404 for an unknown model, or 413 for a medium that is too large.
         """
         fields = Fields(decode_body(body, limits.body))
-        fields.forbid("return_token_ids")
+        settle_first(fields, table.REQUEST, "return_token_ids")
         self._shown = {name: fields.leftover.get(name) for name in _SHOWN}
         self._asks_for_stream = fields.leftover.get("stream") is True
         _take_stream_options(fields)
@@ -150,6 +148,8 @@ class Exchange:
             if not calls.read(kind, fields):
                 calls.messages.append(_read_message(fields, path, intake))
             self._items.append(item_of(item))
+        if len(calls.messages) == len(earlier):
+            raise refuse("input", "has no message: all its items are passed over")
         return tuple(calls.messages)
 
     def _referred(self, reference: Fields) -> dict[str, Any]:

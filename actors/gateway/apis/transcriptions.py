@@ -10,7 +10,7 @@ from ....runtime.errors import RequestError
 from ..answer_format import COMMENT
 from ..choices import Ending, Piece, Usage
 from ..content import Conversation, MediaPart, Message
-from ..field_rules import settle
+from ..field_rules import settle, settle_first
 from ..field_table.chat import NOT_IN_FORMS, TRANSCRIPTIONS
 from ..fields import NULL, STRING, Example, Fields, Schema, refuse, show
 from ..forms import Form, FormFile
@@ -51,8 +51,7 @@ def read_transcription(form: Form | Example, limits: Limits) -> tuple[ChatReques
     is_text = _read_format(fields) == "text"
     if fields.take("timestamp_granularities", NULL):
         raise refuse("timestamp_granularities", f"is not supported: {_NO_TIMES}")
-    for name in NOT_IN_FORMS:
-        fields.forbid(name)
+    settle_first(fields, TRANSCRIPTIONS, *NOT_IN_FORMS)
     fields.leftover.setdefault("temperature", 0)  # as with OpenAI
     generation = read_generation(fields, limits, lambda *_: Output(), max_tokens_fields=("max_completion_tokens",))
     instruction = _read_instruction(fields)

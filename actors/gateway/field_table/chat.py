@@ -16,11 +16,10 @@ GENERATION = (
     "include_stop_str_in_output", "priority", "response_format", "structured_outputs", "guided_json", "guided_regex",
     "guided_choice", "guided_grammar",
 )  # fmt: skip
+_SYSTEM = dict.fromkeys(("instructions", "system"), only(EMPTY, "put it into a message of role system"))
 _ELSEWHERE: Mapping[str, Rule] = {
-    "stop_sequences": only(EMPTY, "give stop"),
+    **_SYSTEM,
     "max_output_tokens": refused("give max_tokens"),
-    "instructions": only(EMPTY, "put it into a message of role system"),
-    "system": only(EMPTY, "put it into a message of role system"),
     "input": refused("give messages, or call POST /v1/responses"),
 }
 _OF_TEMPLATES = Harmless(
@@ -40,9 +39,6 @@ CHAT = Place(
     {
         **{name: rule for name, rule in WORK.items() if name not in ("top_logprobs", "media_io_kwargs")},
         **_ELSEWHERE,
-        "functions": only(NOTHING, "give tools"),
-        "function_call": only(one_of("none", "auto"), "give tool_choice"),
-        "echo": only(one_of(False), "POST /v1/completions has it"),
         "suffix": only(one_of("")),
         "prompt": only(EMPTY, "give messages, or call POST /v1/completions"),
     },
@@ -53,7 +49,7 @@ TEXT = Place(
         *GENERATION, "max_tokens", "max_completion_tokens", "stop", "n", "best_of", "logprobs", "prompt_logprobs", "echo", "prompt",
     ),
     {
-        **{name: rule for name, rule in WORK.items() if name != "best_of"},
+        **{name: rule for name, rule in WORK.items() if name not in ("best_of", "echo")},
         **_ELSEWHERE,
         "suffix": only(one_of(""), "the model fills no gaps"),
         "messages": refused("give prompt, or call POST /v1/chat/completions"),
@@ -87,6 +83,7 @@ _OF_ANSWERS: Mapping[str, Rule] = {
     **dict.fromkeys(("id", "status", "index", "finish_reason", "created_at"), without_effect("nothing reads it")),
     "cache_control": without_effect(CACHED),
 }
+_NO_FILES = "send its text as a part of type text, or its pages as image_url"
 MESSAGE = Place(
     "messages in chat completions",
     ("role", "content", "name", "tool_call_id", "tool_calls", "refusal"),
@@ -95,6 +92,9 @@ MESSAGE = Place(
         "tool_calls": only(EMPTY, "only messages of role assistant have them"),
         "tool_call_id": without_effect("it is no result", EMPTY),
         "refusal": without_effect("it is no answer", EMPTY),
+        "images": only(EMPTY, "give them as parts of type image_url"),
+        "prefix": only(one_of(False), "give continue_final_message"),
+        **dict.fromkeys(("files", "attachments"), only(EMPTY, _NO_FILES)),
     },
 )
 PARTS = Kinds(
@@ -115,7 +115,7 @@ PARTS = Kinds(
     ),
     dict.fromkeys(("thinking", "redacted_thinking", "reasoning", "reasoning_text", "summary_text"), FOREIGN_THOUGHTS),
     {
-        **dict.fromkeys(("file", "input_file", "document"), "send its text as a part of type text, or its pages as image_url"),
+        **dict.fromkeys(("file", "input_file", "document"), _NO_FILES),
         "input_image": "give image_url",
         "tool_use": "give tool_calls",
         "tool_result": "give a message of role tool",
@@ -158,8 +158,9 @@ _PREFILLED: Mapping[str, Rule] = {
         "provider",
         "extra_body",
         "media_io_kwargs",
+        "chat_template",
     )
-}
+} | _SYSTEM
 _NOT_SAMPLED = "nothing is sampled"
 EMBEDDINGS = Place(
     "embeddings",

@@ -14,7 +14,8 @@ _UNKEPT = "nothing reads it"
 _LOADED = "memory and threads are the run's configuration"
 _FAST = "only the speed would change"
 _ONE_MODEL = "there is one model, and one server"
-_MAX_TOKENS = "give max_tokens"
+_NO_ADAPTERS = "this server has no adapters"
+MAX_NAMES = ("n_predict", "num_predict", "max_new_tokens", "max_length", "max_gen_len", "max_tokens_to_sample")
 
 # Of requests for work in all APIs but Ollama's, as far as nothing else is said.
 WORK: Mapping[str, Rule] = {
@@ -58,7 +59,22 @@ WORK: Mapping[str, Rule] = {
     "chat_template": only(EMPTY, "the model's own is used; chat_template_kwargs gives values to its variables"),
     "safe_prompt": only(one_of(False), "put what it says into a system message"),
     "extra_body": only(EMPTY, "put its fields into the body itself"),
-    "lora": only(EMPTY, "this server has no adapters"),
+    **dict.fromkeys(("lora", "lora_path", "adapter_id"), only(EMPTY, _NO_ADAPTERS)),
+    "prompt_embeds": only(EMPTY, "give text"),
+    "do_sample": only(one_of(True), "give temperature 0"),
+    "random_seed": refused("give seed"),
+    "min_new_tokens": only(number(0), "give min_tokens"),
+    **dict.fromkeys(("stop_sequences", "stop_strings"), only(EMPTY, "give stop")),
+    "stop_regex": only(EMPTY, "only texts and tokens end an answer"),
+    "stop_token": only(EMPTY, "give stop_token_ids"),
+    "samplers": only(EMPTY, "their order is fixed; give temperature, top_k, top_p or min_p"),
+    "return_tokens_as_token_ids": only(one_of(False), "give return_token_ids"),
+    "n_probs": only(number(0), "give logprobs"),
+    "functions": only(NOTHING, "give tools"),
+    "function_call": only(one_of("none", "auto"), "give tool_choice"),
+    "echo": only(one_of(False), "POST /v1/completions has it"),
+    "options": only(EMPTY, "put them into the body itself"),
+    **dict.fromkeys(("format", "response_schema"), only(EMPTY, "give response_format")),
     "grammar": refused("give structured_outputs.grammar, in Lark's form"),
     "ebnf": refused("give structured_outputs.grammar, in Lark's form"),
     "json_schema": refused("give response_format, or structured_outputs.json"),
@@ -66,7 +82,7 @@ WORK: Mapping[str, Rule] = {
     "structural_tag": refused("give tools, or structured_outputs"),
     "allowed_token_ids": only(EMPTY, "give logit_bias, or structured_outputs.choice"),
     "logits_processors": only(EMPTY, "give logit_bias, bad_words or structured_outputs"),
-    **dict.fromkeys(("n_predict", "max_new_tokens", "max_length", "max_gen_len"), only(number(-1), _MAX_TOKENS)),
+    **dict.fromkeys(MAX_NAMES, only(number(-1), "give max_tokens")),
     **dict.fromkeys(("tfs_z", "typical_p", "typical", "encoder_repetition_penalty"), only(number(1), "this sampler is not there")),
     **dict.fromkeys(
         (

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ..field_rules import Kinds, Place, Rule, only, refused, without_effect
 from ..harmless import EMPTY, OBJECT, TEXT, WHOLE, Harmless, number, one_of
 from .chat import GENERATION
-from .common import FOREIGN_THOUGHTS, NO_THOUGHTS, NOT_RUN, WORK
+from .common import FOREIGN_THOUGHTS, MAX_NAMES, NO_THOUGHTS, NOT_RUN, WORK
 
 _THOUGHTS = "reasoning.encrypted_content"
 _INCLUDED = (
@@ -27,7 +27,7 @@ REQUEST = Place(
     ),
     {
         **{name: rule for name, rule in WORK.items() if name not in ("store", "metadata", "audio")},
-        "return_token_ids": refused("chat completions have them"),
+        "return_token_ids": only(one_of(False), "chat completions have them"),
         "background": only(one_of(False), "wait for the answer, or stream it"),
         "client_metadata": without_effect("nothing reads it", OBJECT),
         "include": only(_NOTHING_THERE, "an answer has none of it"),
@@ -39,8 +39,11 @@ REQUEST = Place(
         "context_management": without_effect("what does not fit is refused"),
         "messages": refused("give input, or call POST /v1/chat/completions"),
         **dict.fromkeys(("max_tokens", "max_completion_tokens"), refused("give max_output_tokens")),
+        **dict.fromkeys(MAX_NAMES, only(number(-1), "give max_output_tokens")),
+        "system": only(EMPTY, "give instructions"),
         "n": only(number(1), "there is one answer"),
         "logprobs": only(one_of(False), "chat completions have them"),
+        "prompt_logprobs": refused("chat completions have them"),
     },
 )  # fmt: skip
 STREAM_OPTIONS = Place(

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from mmrt.actors.gateway.apis import anthropic, ollama
+from mmrt.actors.gateway.apis.decisions import read_decisions
+from mmrt.actors.gateway.apis.embeddings import read_embeddings
 from mmrt.actors.gateway.apis.openai_responses import Exchange
 from mmrt.actors.gateway.apis.stored import StoredResponses
 from mmrt.actors.gateway.field_rules import Place
@@ -242,6 +244,91 @@ def test_what_would_change_the_answer_is_refused_with_the_next_step() -> None:
         ("/api/generate", {"prompt": "a", "raw": True}, "POST /v1/completions"),
     ):
         assert says in refusal(path, body)
+
+
+# For each field: a value that would change the answer, one that changes nothing, and the next step.
+FIELDS: dict[str, tuple[Any, Any, str]] = {
+    "do_sample": (False, True, "give temperature 0"),
+    "random_seed": (1, None, "give seed"),
+    "min_new_tokens": (4, 0, "give min_tokens"),
+    "stop_strings": (["x"], [], "give stop"),
+    "stop_regex": ("x+", "", "only texts and tokens end an answer"),
+    "stop_token": (5, None, "give stop_token_ids"),
+    "samplers": (["top_k"], [], "their order is fixed"),
+    "lora_path": ("a", "", "this server has no adapters"),
+    "adapter_id": ("a", None, "this server has no adapters"),
+    "prompt_embeds": ("AAAA", None, "give text"),
+    "return_tokens_as_token_ids": (True, False, "give return_token_ids"),
+    "n_probs": (5, 0, "give logprobs"),
+    "num_predict": (5, -1, "give max_"),
+    "max_tokens_to_sample": (5, -1, "give max_"),
+    "format": ("json", "", "give response_format"),
+    "options": ({"seed": 1}, {}, "put them into the body itself"),
+    "response_schema": ({"type": "object"}, {}, "give response_format"),
+}
+OWN_FIELDS: dict[str, dict[str, tuple[Any, Any, str]]] = {
+    "/v1/responses": {
+        "system": ("s", "", "give instructions"),
+        "stop_sequences": (["x"], [], "give stop"),
+        "functions": ([{}], [], "give tools"),
+        "prompt_logprobs": (1, None, "chat completions have them"),
+        "return_token_ids": (True, False, "chat completions have them"),
+    },
+    "/v1/messages": {
+        "instructions": ("s", "", "give system"),
+        "functions": ([{}], [], "give tools"),
+        "function_call": ({"name": "f"}, "auto", "give tool_choice"),
+        "input": ("a", None, "give messages"),
+        "echo": (True, False, "POST /v1/completions has it"),
+        "stop_strings": (["x"], [], "give stop_sequences"),
+        "stream_options": ({"include_usage": True}, {}, "the last event has the usage"),
+        "return_token_ids": (True, False, "chat completions have them"),
+    },
+}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [USER]},
+    "/v1/responses": {"input": "a"},
+    "/v1/messages": {"max_tokens": 4, "messages": [USER]},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_fields_of_other_servers_have_no_silent_effect(path: str) -> None:
+    for name, (wrong, harmless, says) in {**FIELDS, **OWN_FIELDS.get(path, {})}.items():
+        message = refusal(path, {**BODIES[path], name: wrong})
+        assert message.startswith(f"{name}: ") and says in message
+        assert read(path, {**BODIES[path], name: harmless})[1].reasons == {}
+
+
+def test_fields_of_other_servers_in_messages_options_and_prefills() -> None:
+    for name, wrong, harmless in (
+        ("images", ["AAAA"], []), ("prefix", True, False), ("files", ["f"], []), ("attachments", [{}], []),
+    ):  # fmt: skip
+        assert refusal("/v1/chat/completions", {"messages": [{**USER, name: wrong}]}).startswith(f"messages[0].{name}: ")
+        assert chat({"messages": [{**USER, name: harmless}]})[1].reasons == {}
+    for name, wrong, harmless in (
+        ("size", {"height": 8}, {}), ("do_resize", False, True), ("videos_kwargs", {"fps": 1}, {}), ("images_kwargs", {"a": 1}, {}),
+    ):  # fmt: skip
+        body = {"messages": [USER], "mm_processor_kwargs": {name: wrong}}
+        assert refusal("/v1/chat/completions", body).startswith(f"mm_processor_kwargs.{name}: ")
+        assert chat({"messages": [USER], "mm_processor_kwargs": {name: harmless}})[1].reasons == {}
+    question = {"question": "a?", "type": "yes_no"}
+    for name in ("system", "instructions", "chat_template"):
+        for read_one, body in (
+            (read_embeddings, {"input": "a"}),
+            (read_decisions, {"messages": [USER], "questions": [question]}),
+        ):
+            with pytest.raises(RequestError, match=f"^{name}: is not supported"):
+                read_one(json.dumps({**body, name: "x"}).encode(), LIMITS)
+
+
+def test_thoughts_alone_are_no_turn() -> None:
+    thoughts = {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "s"}]}
+    asked, _ = messages({"max_tokens": 4, "messages": [USER, thoughts]})
+    assert said(asked) == [("user", "a")] and asked.template.opens_answer and not asked.template.continues
+    assert "is empty" in refusal("/v1/messages", {"max_tokens": 4, "messages": [USER, {"role": "assistant", "content": ""}]})
+    reasoning = {"type": "reasoning", "id": "rs_1", "summary": []}
+    assert "input: has no message" in refusal("/v1/responses", {"input": [reasoning]})
 
 
 def test_an_agent_may_have_300_tools() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from mmrt.actors.gateway.apis.input_items import Page, item_of, with_ids
 from mmrt.actors.gateway.apis.openai_responses import Exchange
 from mmrt.actors.gateway.apis.stored import StoredResponses
 from mmrt.actors.gateway.content import Conversation, MediaPart, Message
@@ -291,7 +292,7 @@ def test_the_form_of_the_answer(limits: Limits) -> None:
         ({"max_output_tokens": 0}, "max_output_tokens", "is 0, allowed are 1 to 2147483647"),
         ({"max_tokens": 5}, "max_tokens", "is not supported"),
         ({"n": 2}, "n", "is 2, only 1 is supported"),
-        ({"return_token_ids": True}, "return_token_ids", "is not supported"),
+        ({"return_token_ids": True}, "return_token_ids", "only false is supported"),
         ({"stream_options": {"include_usage": True}}, "stream_options.include_usage", "is not supported"),
         ({"store": 1}, "store", "expected true or false, got 1"),
         ({"metadata": 1}, "metadata", "expected an object, got an integer"),
@@ -394,6 +395,17 @@ def test_the_items_of_an_input_are_listed(stage: Any) -> None:
         assert len(list(scene.controller.plays.values())[-1].spec.items) == 3 and third.output_text == "Red."
 
     stage.run(test)
+
+
+def test_a_video_of_frames_is_listed_as_frames(limits: Limits) -> None:
+    frames = [base64.b64encode(b"\xff\xd8\xff" + name).decode() for name in (b"one", b"two")]
+    for sent in (frames, frames[:1]):
+        url = f"data:video/jpeg;base64,{','.join(sent)}"
+        message = {"role": "user", "content": [{"type": "input_video", "input_video": {"data": url}, "fps": 4}]}
+        first = read(limits, input=[message]).conversation.media
+        (shown,) = json.loads(Page(1, True, None).of(with_ids([item_of(message)], "x"), first))["data"]
+        assert shown["content"] == [{"type": "input_video", "input_video": {"data": url}, "fps": 4, "sample_fps": 4.0}]
+        assert read(limits, input=[shown]).conversation.media[0].data == first[0].data
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 
 from mmrt import __version__
 from mmrt.actors.gateway import guide
+from mmrt.actors.gateway.field_rules import Place, refused, settle_first
 from mmrt.actors.gateway.fields import Example, Fields
 from mmrt.actors.gateway.ignored import collecting
 from mmrt.actors.gateway.json_body import Body, decode_body
@@ -60,7 +61,7 @@ def test_limits_are_those_that_are_checked() -> None:
     assert sorted(messages["required"]) == ["max_tokens", "messages"] and messages["properties"]["max_tokens"]["anyOf"][1] == {
         "const": -1
     }
-    assert messages["properties"]["return_token_ids"] == {"type": "null"}
+    assert messages["properties"]["return_token_ids"] == {"enum": [False, None]}
 
 
 def parts(limits: Limits) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def read(body: Body, limits: Limits) -> None:
         if inner.take_choice("type", ("a", "b")) == "a":
             inner.take_required_str("text")
         inner.leave()
-    fields.forbid("stream")
+    settle_first(fields, Place("an object", (), {"stream": refused("wait")}), "stream")
     fields.take_bool("stream")
     assert size is None or kind
 
