@@ -51,6 +51,8 @@ def read_chat(body: Body, limits: Limits) -> ChatRequest:
         raise NothingAsked
     intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules))
     messages = [_read_message(one, f"messages[{at}]", intake) for at, one in enumerate(check_messages(given, limits.max_context))]
+    if len(messages) > 1 and messages[-1] == Message("assistant", "") and given[-1].get("thinking"):
+        del messages[-1]  # thoughts alone
     continues = is_continued(messages[-1], f"messages[{len(messages) - 1}]")
     conversation = Conversation(tuple(messages), tuple(intake.media))
     return ChatRequest(generation, conversation, TemplateUse(opens_answer=not continues, continues=continues), tools=tools)

@@ -327,6 +327,8 @@ def test_thoughts_alone_are_no_turn() -> None:
     asked, _ = messages({"max_tokens": 4, "messages": [USER, thoughts]})
     assert said(asked) == [("user", "a")] and asked.template.opens_answer and not asked.template.continues
     assert "is empty" in refusal("/v1/messages", {"max_tokens": 4, "messages": [USER, {"role": "assistant", "content": ""}]})
+    asked, _ = read("/api/chat", {"messages": [USER, {"role": "assistant", "content": "", "thinking": "t"}]})
+    assert said(asked) == [("user", "a")] and asked.template.opens_answer
     reasoning = {"type": "reasoning", "id": "rs_1", "summary": []}
     assert "input: has no message" in refusal("/v1/responses", {"input": [reasoning]})
 
