@@ -15,6 +15,7 @@ from ..actors.host.model_facts import facts_of
 from ..models.architecture import ModelConfig
 from ..models.checkpoint.files import missing_files
 from ..models.config import load_model_config, weight_bytes
+from ..models.errors import CheckpointError
 from ..runtime.config import RuntimeConfig
 from ..runtime.environment import Environment, read_environment
 from ..runtime.errors import ConfigError, RunError
@@ -157,7 +158,11 @@ def whole_checkpoint(config: RuntimeConfig) -> Path:
     Raises: ConfigError naming those that are missing.
     """
     path = model_path(config)
-    if missing := missing_files(path):
+    try:
+        has_weights = load_model_config(path).null is None
+    except CheckpointError:  # its configuration is refused where it is read
+        has_weights = True
+    if missing := missing_files(path, has_weights):
         raise ConfigError(
             f"model.path = {config.model.path!r} is not a whole checkpoint: {'; '.join(missing)}. Get it whole: "
             "hf download NAME --local-dir DIR"

@@ -14,10 +14,11 @@ TOKENIZER = "tokenizer.json"
 _POINTER = b"version https://git-lfs"  # how a file begins that Git LFS has not fetched
 
 
-def missing_files(path: Path) -> list[str]:
-    """Say of each kind of file that a run needs what is missing; nothing of a whole checkpoint. ``config.json`` is not looked for."""
+def missing_files(path: Path, has_weights: bool = True) -> list[str]:
+    """Say of each kind of file that a run needs what is missing; nothing of a whole checkpoint. ``config.json`` is not looked for.
+    ``has_weights``: false of the null model."""
     said = []
-    for look in (weight_files, tokenizer_file, template_source):
+    for look in (*((weight_files,) if has_weights else ()), tokenizer_file, template_source):
         try:
             look(path)
         except CheckpointError as error:

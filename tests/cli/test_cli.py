@@ -341,6 +341,16 @@ def test_dry_run_says_how_large_the_weights_are(capsys: Captured) -> None:
     assert re.search(rf"^shared memory +\d+ MiB, and the weights: {mib} MiB$", shown, re.MULTILINE)
 
 
+def test_the_null_model_needs_no_weights(tmp_path: Path, capsys: Captured) -> None:
+    model = tmp_path / "null"
+    assert run(["model", "make", "tiny", str(model), "--family", "null"]) == 0
+    assert run(["up", "--dry-run", "--port", "0", "--model", str(model)]) == 0
+    (model / "tokenizer.json").unlink()
+    assert run(["up", "--dry-run", "--port", "0", "--model", str(model)]) == 2
+    told = capsys.readouterr()
+    assert "is not a whole checkpoint: tokenizer.json is missing." in told.err + told.out
+
+
 @pytest.mark.parametrize(
     ("file", "said"),
     [

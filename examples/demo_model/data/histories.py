@@ -15,7 +15,7 @@ from .samples import MEDIA, made
 from .strange import between, strange
 
 _STREAM = len(MEDIA) + 1  # of random numbers: those below belong to media and crowds
-_TURNS, _LONG_S = (2, 20), (5.0, 80.0)
+_TURNS, _LONG_S = (2, 16), (5.0, 45.0)
 _KINDS: tuple[Medium, ...] = ("image", "image", "image", "image", "audio", "video")
 _PRESENT = {"image": ("image",), "audio": ("audio",), "video": ("image", "video")}  # a video is a picture, too
 
