@@ -126,7 +126,15 @@ def open_pages(actor: Actor, layout: MemoryLayout | None) -> PageStore | None:
     """Open the store of pages, if the run has one."""
     if layout is None or not actor.config.cache.dir:
         return None
-    return PageStore.open(actor.run, actor.config, layout, actor.model_path)
+    actor.notifier.status("reading weights for cache.dir")
+    return PageStore.open(actor.run, actor.config, layout, actor.model_path, lambda: go_on(actor))
+
+
+def go_on(actor: Actor) -> None:
+    """Say that loading goes on, while it takes long. Raises: Ending."""
+    if actor.ending:
+        raise Ending
+    actor.notifier.extend(LOADING_S)
 
 
 def take_over(actor: Actor) -> dict[str, Descriptor]:
@@ -210,17 +218,12 @@ def load_weights(actor: Actor, store: DeviceStore | None = None) -> None:
             return store.allocate(WEIGHTS_SEGMENT, num_bytes)
         path = actor.run.segment_path(WEIGHTS_SEGMENT)
         segment = Segment.create(path, HEADER_BYTES + num_bytes, kind="raw", publish=False)
-        num_huge = segment.use_huge_pages(go_on)
+        num_huge = segment.use_huge_pages(lambda: go_on(actor))
         log.info("%.0f of %.0f MB for weights are in huge pages", num_huge / 1e6, segment.num_bytes / 1e6)
         return segment.buf[HEADER_BYTES:]
 
-    def go_on() -> None:
-        if actor.ending:
-            raise Ending
-        actor.notifier.extend(LOADING_S)
-
     def progress(done_bytes: int, total_bytes: int) -> None:
-        go_on()
+        go_on(actor)
         percent = 100 * done_bytes // max(1, total_bytes)
         actor.notifier.status(f"loading weights {percent} % of {total_bytes / 1e6:.0f} MB")
 

@@ -16,6 +16,7 @@ import re
 import stat
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -65,15 +66,18 @@ class PageStore:
         self._thread = threading.Thread(target=self._save_until_ended, name="mmrt-pages", daemon=True)
 
     @classmethod
-    def open(cls, run: RunDirectory, config: RuntimeConfig, layout: MemoryLayout, model: Path) -> Self | None:
-        """Open the files of the run's pools, and make its secret; None, and a line in the log, where they cannot be used."""
+    def open(
+        cls, run: RunDirectory, config: RuntimeConfig, layout: MemoryLayout, model: Path, go_on: Callable[[], None] = lambda: None
+    ) -> Self | None:
+        """Open the files of the run's pools, and make its secret; None, and a line in the log, where they cannot be used. ``go_on`` is
+        called every now and then while the weights are read. Raises: what it raises."""
         directory = cache_directory(config)
         files: dict[str, PageFile] = {}
         saved: dict[str, SavedPages] = {}
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             secret = _secret_of(directory)  # which also checks that nobody else may write there
-            kind = _fingerprint(config, layout, model, directory)
+            kind = _fingerprint(config, layout, model, directory, go_on)
             secret = _derive(secret, kind)
             for name, share in SHARES.items():
                 path = directory / f"{kind.hex()[:16]}-{name}.pages"
@@ -153,14 +157,14 @@ class PageStore:
                             seen[page] = 0
 
 
-def _fingerprint(config: RuntimeConfig, layout: MemoryLayout, model: Path, directory: Path) -> bytes:
+def _fingerprint(config: RuntimeConfig, layout: MemoryLayout, model: Path, directory: Path, go_on: Callable[[], None]) -> bytes:
     """Return a digest of what determines the contents of pages, besides what their keys name. ``directory``: of pages, where the
     digests of weights are kept. Raises: OSError."""
     weights = sorted(model.glob("*.safetensors"))
     configs = sorted([*model.glob("*config.json"), *model.glob("*.safetensors.index.json")])
     facts = {
         "version": (__version__, loaded_code()),
-        "files": list(zip([path.name for path in weights], weights_digests(weights, directory), strict=True)),
+        "files": list(zip([path.name for path in weights], weights_digests(weights, directory, go_on), strict=True)),
         "configs": [(path.name, path.read_bytes()) for path in configs],
         "media": msgspec.structs.replace(config.media, fetch=FetchSection()),  # wherever they come from
         "dtypes": (layout.dtype, layout.weights, layout.kv_dtype, layout.kv_page_tokens, layout.device),

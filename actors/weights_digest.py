@@ -7,7 +7,7 @@ tells a file's contents by: device, inode, size, and the times of its last write
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import blake2b
@@ -48,26 +48,31 @@ class _Kept(msgspec.Struct, array_like=True):
 _decode = msgspec.json.Decoder(list[_Kept]).decode
 
 
-def weights_digests(files: Sequence[Path], directory: Path) -> list[bytes]:
-    """Return the digest of each file's contents. ``directory``: where digests are kept; nobody else may write there.
+def weights_digests(files: Sequence[Path], directory: Path, go_on: Callable[[], None] = lambda: None) -> list[bytes]:
+    """Return the digest of each file's contents. ``directory``: where digests are kept; nobody else may write there. ``go_on`` is
+    called after each piece that is read.
 
-    Raises: OSError, also for a file that changes while it is read.
+    Raises: OSError, also for a file that changes while it is read; what ``go_on`` raises.
     """
     found = [os.stat(file) for file in files]
     is_whole = sum(status.st_size for status in found) <= WHOLE_BYTES
     kept = {one.file: one.digest for one in _read(directory / NAME)}
     named = [_identity(status, is_whole) for status in found]
     digests: list[bytes] = []
+    settled_ns = time.time_ns() - int(SETTLED_S * 1e9)
     for file, name in zip(files, named, strict=True):
         digest = kept.pop(name, None)
-        if digest is None:
-            digest = _digest(file, is_whole)
+        if is_new := digest is None:
+            digest = _digest(file, is_whole, go_on)
             if _identity(os.stat(file), is_whole) != name:
                 raise OSError(f"{file} changes while it is read")
+        assert digest is not None
         digests.append(digest)
-    settled_ns = time.time_ns() - int(SETTLED_S * 1e9)
-    used = [(name, digest) for name, digest in zip(named, digests, strict=True) if max(name.written_ns, name.changed_ns) < settled_ns]
-    _write(directory / NAME, [_Kept(name, digest) for name, digest in (*kept.items(), *used)][-_MAX_KEPT:])
+        if max(name.written_ns, name.changed_ns) < settled_ns:
+            kept[name] = digest  # behind the others: what was used last
+            if is_new:  # a start that is broken off goes on from there
+                _write(directory / NAME, kept)
+    _write(directory / NAME, kept)
     return digests
 
 
@@ -75,20 +80,31 @@ def _identity(status: os.stat_result, is_whole: bool) -> _Identity:
     return _Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, is_whole)
 
 
-def _digest(file: Path, is_whole: bool) -> bytes:
+def _digest(file: Path, is_whole: bool, go_on: Callable[[], None]) -> bytes:
     """Return a digest of the digests of a file's pieces, which threads read."""
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         num_bytes = os.fstat(descriptor).st_size
 
+        is_over = False
+
         def of_piece(start: int) -> bytes:
+            if is_over:
+                return b""
             digest = blake2b(digest_size=_DIGEST_BYTES)
             for at in range(start, min(start + _PIECE_BYTES, num_bytes), _BLOCK_BYTES):
                 digest.update(os.pread(descriptor, _BLOCK_BYTES if is_whole or at == 0 else _SAMPLE_BYTES, at))
             return digest.digest()
 
         with ThreadPoolExecutor(max(1, min(8, len(os.sched_getaffinity(0)))), thread_name_prefix="mmrt-digest") as threads:
-            return blake2b(b"".join(threads.map(of_piece, range(0, num_bytes, _PIECE_BYTES))), digest_size=_DIGEST_BYTES).digest()
+            whole = blake2b(digest_size=_DIGEST_BYTES)
+            try:
+                for digest in threads.map(of_piece, range(0, num_bytes, _PIECE_BYTES)):
+                    go_on()
+                    whole.update(digest)
+            finally:
+                is_over = True  # pieces that are not begun need not be read
+            return whole.digest()
     finally:
         os.close(descriptor)
 
@@ -101,10 +117,10 @@ def _read(path: Path) -> list[_Kept]:
     return []
 
 
-def _write(path: Path, kept: list[_Kept]) -> None:
+def _write(path: Path, kept: dict[_Identity, bytes]) -> None:
     """Keep digests, as far as that is possible."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with suppress(OSError):
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(kept))
+            file.write(msgspec.json.encode([_Kept(name, digest) for name, digest in kept.items()][-_MAX_KEPT:]))
         os.replace(part, path)

@@ -9,13 +9,14 @@ from pathlib import Path
 
 
 def is_confined(pid: int) -> bool:
-    """Return whether the process has more filters than this one. One that is gone has none."""
-    return _num_filters(pid) > _num_filters(os.getpid())
+    """Return whether the process has more filters than this one. One that is gone counts as such: nobody knows what it was."""
+    try:
+        return _num_filters(pid) > _num_filters(os.getpid())
+    except OSError:
+        return True
 
 
 def _num_filters(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
+    """Raises: OSError if there is no such process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith("Seccomp_filters:")), 0)

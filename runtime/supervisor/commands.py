@@ -64,6 +64,11 @@ class Commands:
         Otherwise an attacker in the process that parses media could get listening sockets and environment of any role. The
         exceptions are the two commands of the gateway's page, which give nothing to anybody.
         """
+        if is_confined(pid):
+            raise RunError(
+                f"process {pid} has more filters of system calls (seccomp) than the run, as the one that parses media: it may not "
+                "command the run; use a terminal outside of its sandbox"
+            )
         if self._is_ours(pid) and not (isinstance(request, RestartRequest | KillRequest) and self._is_page(pid)):
             raise RunError(f"process {pid} belongs to the run and may not command it")
         if isinstance(request, RestartRequest):
@@ -87,9 +92,7 @@ class Commands:
 
     def _is_ours(self, pid: int) -> bool:
         """Return whether the process is an actor's, or was started by one: the gateway has a child that compiles grammars. The video
-        process is one of them under a debugger, too."""
-        if is_confined(pid):
-            return True
+        process is confined, under a debugger, too."""
         instances = (instance for actor in self._run.actors.values() for instance in actor.instances)
         return any(instance.process.pid == pid and not instance.is_debugger for instance in instances) or descends_from_us(pid)
 

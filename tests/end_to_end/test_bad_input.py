@@ -132,9 +132,9 @@ def test_a_prompt_longer_than_the_context(server: Server) -> None:
 
 def test_media_that_do_not_fit_the_context(server: Server) -> None:
     part = image_part(picture(0, 980, 980))
-    answer = post(server, {"messages": [{"role": "user", "content": [part] * 17}]})
-    assert answer.status_code == 400
-    assert "16" in answer.error["message"]
+    answer = post(server, {"messages": [{"role": "user", "content": [part] * 30}]})
+    assert answer.status_code == 400 and answer.error["code"] == "context_length_exceeded"
+    assert "maximum context length is 32768 tokens" in answer.error["message"]
 
 
 def test_control_tokens_stay_text(server: Server) -> None:

@@ -18,7 +18,7 @@ def test_a_step_of_any_encoder_is_a_phase(run: RunDirectory) -> None:
 
 
 def test_actors_come_and_go(run: RunDirectory) -> None:
-    view, table = RunView(run.path, supervisor_pid=0), ActorTable.attach(run)
+    view, table = RunView(run.path, supervisor_pid=0), ActorTable.attach(run, writable=True)
     before = view.actors
     assert view.pid("decode.2") is None
     table.set_membership("decode.2", Membership.PRESENT)
