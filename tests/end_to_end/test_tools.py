@@ -19,6 +19,7 @@ import pytest
 
 from mmrt.runtime.observe.breakdown import PARTS
 from mmrt.runtime.observe.dumps import saved_recordings
+from mmrt.runtime.observe.request_names import short_name
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.conftest import MMRT, Server
 from mmrt.tests.end_to_end.test_lifecycle import ours
@@ -187,9 +188,9 @@ def looked_at(server: Server) -> list[dict[str, Any]]:
 
 
 def test_top_in_a_terminal_and_in_a_pipe(server: Server) -> None:
-    request = ask(server, "Say something.")
+    request = short_name(ask(server, "Say something."))
     piped = server.mmrt("top")
-    assert piped.returncode == 0 and "tokens/s" in piped.stdout and request.removeprefix("chatcmpl-") in piped.stdout
+    assert piped.returncode == 0 and "tokens/s" in piped.stdout and request in piped.stdout
     assert not piped.stderr and "\x1b" not in piped.stdout
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, 120, 0, 0))
@@ -208,7 +209,7 @@ def test_top_in_a_terminal_and_in_a_pipe(server: Server) -> None:
         finally:
             top.kill()
             os.close(ours)
-    assert request.removeprefix("chatcmpl-").encode() in shown and b"\x1b[?1049h" in shown
+    assert request.encode() in shown and b"\x1b[?1049h" in shown
     assert shown.rindex(b"\x1b[?1049l") > shown.rindex(b"tokens/s")  # the screen is as it was
 
 

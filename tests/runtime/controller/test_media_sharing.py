@@ -11,14 +11,12 @@ import pytest
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.media_work import estimated_work, is_large
-from mmrt.runtime.bus.plan_base import Place
 from mmrt.runtime.controller import embedding_cache, media_sharing, planner
 from mmrt.runtime.controller.effects import WriteState
-from mmrt.runtime.controller.embedding_cache import page_keys
 from mmrt.runtime.controller.known_media import KnownMedia, MediaKey, media_key
 from mmrt.runtime.controller.lifecycle import reset_media
 from mmrt.runtime.controller.recovery import recover
-from mmrt.runtime.controller.request import Request, RowRecord
+from mmrt.runtime.controller.request import RowRecord
 from mmrt.runtime.controller.scheduling.types import SegmentChoice
 from mmrt.runtime.controller.state import ControllerState
 from mmrt.schema.media import ItemShape, SegmentShape
@@ -384,10 +382,8 @@ def without_salt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    def keys(state: ControllerState, request: Request, place: Place) -> list[bytes]:
-        return page_keys(state, request, (place[0], 0))
-
-    monkeypatch.setattr(embedding_cache, "page_keys", keys)
+    key = embedding_cache._key
+    monkeypatch.setattr(embedding_cache, "_key", lambda stem, segment, page: key(stem, 0, page))
 
 
 def keyed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
