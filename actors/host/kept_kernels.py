@@ -1,6 +1,6 @@
 """Where a process that computes keeps its kernels on disk, and finds those of earlier processes."""
 
-from ...models.lm.kernel_files import keep_in
+from ...cpu_kernels.kernel_files import keep_in
 from ...runtime.environment import read_environment
 
 

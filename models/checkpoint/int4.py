@@ -12,10 +12,8 @@ Shapes: N rows, K columns, G groups.
 import torch
 from torch import Tensor
 
-from .weight_specs import INT4_ROWS
+from ...schema.weight_layout import INT4_COLUMNS, INT4_MIDDLE, INT4_ROWS
 
-MIDDLE = 8
-COLUMNS = 4  # whose codes are neighbours in memory
 _MOST = 15
 _HALF = INT4_ROWS // 2
 
@@ -25,8 +23,8 @@ def pack(codes_NK: Tensor, scales_NG: Tensor, zeros_NG: Tensor, target: Tensor, 
     N is a multiple of 32, K of 32 G."""
     num_columns, num_groups = codes_NK.shape[1], scales_NG.shape[1]
     low, high = codes_NK.view(-1, 2, _HALF, num_columns).unbind(1)
-    words = (high << 4 | low).view(torch.int32)  # of COLUMNS codes
-    target.view(torch.int32).view(-1, num_columns // COLUMNS, _HALF).copy_(words.transpose(1, 2))
+    words = (high << 4 | low).view(torch.int32)  # of INT4_COLUMNS codes
+    target.view(torch.int32).view(-1, num_columns // INT4_COLUMNS, _HALF).copy_(words.transpose(1, 2))
     ordered = target_scales.view(-1, num_groups, INT4_ROWS, 2)
     for index, part in enumerate((scales_NG, zeros_NG)):
         ordered[..., index] = part.view(-1, INT4_ROWS, num_groups).transpose(1, 2)
@@ -37,19 +35,19 @@ def quantize(values_NK: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor
     groups = values_NK.view(values_NK.shape[0], num_groups, -1)
     least, most = groups.amin(2), groups.amax(2)  # both in less time than aminmax
     scales = (most / _MOST - least / _MOST).bfloat16().float()
-    zeros = (least + MIDDLE * scales).bfloat16().float()
+    zeros = (least + INT4_MIDDLE * scales).bfloat16().float()
     # Groups of equal numbers, and of numbers too small to be divided by their scale, are their zero.
     inverse = torch.where(scales < torch.finfo(torch.float32).tiny, 0.0, scales.reciprocal())
-    codes = groups.sub_(zeros.unsqueeze(2)).mul_(inverse.unsqueeze(2)).round_().add_(MIDDLE).clamp_(0, _MOST)
+    codes = groups.sub_(zeros.unsqueeze(2)).mul_(inverse.unsqueeze(2)).round_().add_(INT4_MIDDLE).clamp_(0, _MOST)
     return codes.to(torch.int8).view(torch.uint8).flatten(1), scales, zeros  # ten times as fast as to uint8
 
 
 def unpack(packed: Tensor, scales: Tensor, out_NK: Tensor) -> None:
     """Write the values of a packed matrix [N, K / 2] with scales [N, G, 2] to ``out_NK``, of any floating dtype."""
     num_columns, num_groups = out_NK.shape[1], scales.shape[1]
-    codes = packed.view(-1, num_columns // COLUMNS, _HALF, COLUMNS).transpose(1, 2)
-    halves = out_NK.view(-1, 2, _HALF, num_columns // COLUMNS, COLUMNS)
+    codes = packed.view(-1, num_columns // INT4_COLUMNS, _HALF, INT4_COLUMNS).transpose(1, 2)
+    halves = out_NK.view(-1, 2, _HALF, num_columns // INT4_COLUMNS, INT4_COLUMNS)
     halves[:, 0], halves[:, 1] = codes & _MOST, codes >> 4
     groups = out_NK.view(-1, INT4_ROWS, num_groups, num_columns // num_groups)
     steps, zeros = scales.view(-1, num_groups, INT4_ROWS, 2).transpose(1, 2).to(out_NK.dtype).unsqueeze(3).unbind(4)
-    torch.addcmul(zeros, groups.sub_(MIDDLE), steps, out=groups)
+    torch.addcmul(zeros, groups.sub_(INT4_MIDDLE), steps, out=groups)

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ...schema.weight_layout import INT4_ROWS, INT8_MOST
 from . import int4
-from .weight_specs import INT4_ROWS
 
-MOST = 127  # of int8: -128 has no counterpart
 _BLOCK_VALUES = 1 << 20  # converted at once: an embedding matrix in float32 would take gigabytes
 
 
@@ -60,7 +59,7 @@ def _halve(block: Tensor, target: Tensor) -> None:
 def _quantize(block: Tensor, target: Tensor, scales: Tensor) -> None:
     largest = torch.maximum(block.amax(1), -block.amin(1))  # without a copy of the block
     _check_finite(largest, "int8")
-    scales.copy_(largest / MOST)  # rounded by 1/512 of itself at most: the largest is still 127 of them
+    scales.copy_(largest / INT8_MOST)  # rounded by 1/512 of itself at most: the largest is still 127 of them
     used = scales.float()
     # Rows of zeros, and of numbers too small to be divided by their scale, are zeros.
     inverse = torch.where(used < torch.finfo(torch.float32).tiny, 0.0, used.reciprocal())

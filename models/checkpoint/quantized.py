@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from ...schema.quantization import Quantization
+from ...schema.weight_layout import INT4_MIDDLE, INT4_ROWS
 from ..errors import CheckpointError
 from . import int4
 from .safetensors_files import StoredTensor
-from .weight_specs import INT4_ROWS, Shape, Source
+from .weight_specs import Shape, Source
 
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # places in a word of rows 0 to 7
 _FLOATS = ("F16", "BF16", "F32")
@@ -156,7 +157,7 @@ class Integers:
             )
         codes, zeros, scales = self.codes(rows)
         repeats = target_scales.shape[1] // self._num_groups
-        shifts = (int4.MIDDLE - zeros) * scales
+        shifts = (INT4_MIDDLE - zeros) * scales
         int4.pack(codes, scales.repeat_interleave(repeats, 1), shifts.repeat_interleave(repeats, 1), target, target_scales)
 
     def write_int8(self, rows: slice, target: Tensor, target_scales: Tensor) -> None:

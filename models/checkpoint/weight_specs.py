@@ -7,12 +7,12 @@ each stacked from the checkpoint's matrices. Families add their towers' tensors,
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ...schema.weight_layout import INT4_ROWS
 from ..architecture import LanguageConfig, ModelConfig
 
 Shape = tuple[int, ...]
 
 INT4_GROUPS = (256, 128, 64, 32)  # columns that may share a scale in int4
-INT4_ROWS = 32  # of a block in int4's layout
 
 
 class Source(NamedTuple):

@@ -11,9 +11,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ...cpu_kernels.attention_kernel import PagedAttention
+from ...cpu_kernels.flash_attention import attend, has_kernel, prepare
 from ..architecture import LanguageConfig
-from .attention_kernel import PagedAttention
-from .flash_attention import attend, has_kernel, prepare
 from .kv_pages import KvPages
 
 _PADDED_TOKENS = 192  # of the longest sequence that is attended to with others
@@ -67,7 +67,7 @@ class CpuAttention:
         self._groups: list[_Group] = []
         self._sizes: list[int] = []
         self._order = self._place = self._rows  # of the batch's rows in the groups, and of these in the batch
-        self._kernel = PagedAttention.of(pages, self._kv_heads, self._fold)
+        self._kernel = PagedAttention.of(pages.values, self._kv_heads, self._fold)
         prepare(self._head_dim, self._dtype)
 
     def begin_prefill(self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor]) -> None:

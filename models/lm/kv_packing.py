@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ...schema.weight_layout import INT4_MIDDLE
 from ..architecture import LanguageConfig, packed_group
 from ..checkpoint import int4
 from .kv_pages import quantize_heads
@@ -47,6 +48,6 @@ class KvPacking:
         else:
             codes = packed[:, : num_values // 2]
             scales, zeros = packed[:, num_values // 2 :].contiguous().view(torch.bfloat16).float().view(num_pages, 2, -1, 1).unbind(1)
-            values = torch.stack((codes & 15, codes >> 4), 2).view(num_pages, -1, self._group).float().sub_(int4.MIDDLE)
+            values = torch.stack((codes & 15, codes >> 4), 2).view(num_pages, -1, self._group).float().sub_(INT4_MIDDLE)
             found = torch.addcmul(zeros, values, scales)
         return found.to(self._dtype).view(num_pages, -1).view(torch.uint8)

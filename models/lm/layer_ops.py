@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...cpu_kernels import layer_kernels
 from ..architecture import LanguageConfig
-from . import layer_kernels
 from .attention import CpuAttention
 from .interface import Operations, QkNorms
 from .kv_pages import KvPages

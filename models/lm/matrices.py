@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...cpu_kernels import int4_kernels, int8_kernels, panel_kernels
+from ...cpu_kernels.int8_rows import FULL, Parts, level_of_rows, round_rows
+from ...cpu_kernels.row_kernels import most_rows, multiply
 from ..checkpoint.int4 import unpack
 from ..checkpoint.weight_specs import scales_of
-from . import int4_kernels, int8_kernels, panel_kernels
-from .int8_rows import FULL, Parts, level_of_rows, round_rows
-from .row_kernels import most_rows, multiply
 
 _BLOCK_BYTES = 1 << 20  # of a matrix's block in the dtype of the activations: it stays in the cache of a core
 _MANY_ROWS = 64  # of activations: from so many on, twice as large blocks are faster

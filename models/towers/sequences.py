@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..lm import flash_attention
+from ...cpu_kernels import flash_attention
 
 
 class Sequences(NamedTuple):

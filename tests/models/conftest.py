@@ -21,6 +21,7 @@ from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.towers.dispatch import Towers
 from mmrt.models.towers.interface import TowerInput
 from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
+from mmrt.tests.threads import one_thread as one_thread
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 FAMILIES = ("qwen2_5_vl", "qwen2_5_omni")
@@ -30,15 +31,6 @@ FENCES = {
     "video": ("vision_start_token_id", "vision_end_token_id"),
     "audio": ("audio_start_token_id", "audio_end_token_id"),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """A test may take more; the next one begins with one again."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

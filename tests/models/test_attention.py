@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmrt.cpu_kernels import kernel
+from mmrt.cpu_kernels.attention_kernel import PagedAttention
 from mmrt.models.architecture import LanguageConfig
-from mmrt.models.lm import kernel
 from mmrt.models.lm.attention import _PADDED_TOKENS, CpuAttention
-from mmrt.models.lm.attention_kernel import PagedAttention
 from mmrt.models.lm.kv_pages import KvPages
 
 LAYER = 1
@@ -67,7 +67,7 @@ def test_batches_and_sequences_alone(dtype: torch.dtype, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("group", "head_dim", "page_tokens"), [(1, 32, 4), (3, 64, 20), (4, 64, 16), (7, 128, 16)])
 def test_the_kernel(dtype: torch.dtype, group: int, head_dim: int, page_tokens: int) -> None:
     sequences = Sequences(dtype, group, head_dim, page_tokens)
-    assert PagedAttention.of(sequences.pages, 2, group) is not None
+    assert PagedAttention.of(sequences.pages.values, 2, group) is not None
     torch.set_num_threads(1)
     together = sequences.attend(ALL)
     assert together.dtype == dtype
@@ -123,7 +123,7 @@ def test_what_lies_beyond_the_pool_is_not_read(change: Callable[[Tensor, Tensor]
     sequences = Sequences(torch.float32, 4, 64, 16)
     lengths = torch.tensor(LENGTHS)
     change(sequences.tables, lengths)
-    attention = PagedAttention.of(sequences.pages, 2, 4)
+    attention = PagedAttention.of(sequences.pages.values, 2, 4)
     assert attention is not None
     with pytest.raises(ValueError, match=error):
         attention.begin(lengths, sequences.tables)
@@ -135,7 +135,7 @@ def test_what_lies_beyond_the_pool_is_not_read(change: Callable[[Tensor, Tensor]
 def test_whole_numbers_of_any_size_and_queries_of_other_shapes() -> None:
     sequences = Sequences(torch.float32, 4, 64, 16)
     expected = sequences.attend(ALL)
-    attention = PagedAttention.of(sequences.pages, 2, 4)
+    attention = PagedAttention.of(sequences.pages.values, 2, 4)
     assert attention is not None
     attention.begin(torch.tensor(LENGTHS, dtype=torch.int32), sequences.tables.int())
     assert torch.equal(attention.attend(LAYER, sequences.queries), expected)
@@ -151,7 +151,7 @@ def test_queries_that_lie_apart(num_threads: int) -> None:
     """Among K and V, as a product leaves them, or in another order."""
     sequences = Sequences(torch.float32, 4, 64, 16)
     expected = sequences.attend(ALL)
-    attention = PagedAttention.of(sequences.pages, 2, 4)
+    attention = PagedAttention.of(sequences.pages.values, 2, 4)
     assert attention is not None
     attention.begin(torch.tensor(LENGTHS), sequences.tables)
     attention._num_threads = num_threads
@@ -172,9 +172,9 @@ def test_pages_after_a_sequences_own_may_be_anything() -> None:
 
 def test_where_there_is_no_kernel() -> None:
     of = Sequences(torch.float32, 3, 24, 4)
-    assert PagedAttention.of(of.pages, 2, 3) is None  # heads are no whole vectors
+    assert PagedAttention.of(of.pages.values, 2, 3) is None  # heads are no whole vectors
     config = Sequences(torch.float32, 1, 64, 16).config
     large = Sequences(torch.float32, 1, 64, 128).pages
-    assert PagedAttention.of(large, 2, 1) is None
+    assert PagedAttention.of(large.values, 2, 1) is None
     quantized = KvPages(config, torch.zeros(4, 2 * 16 * 2 * 2 * 68, dtype=torch.uint8), 16, torch.float32, "int8")
-    assert PagedAttention.of(quantized, 2, 1) is None
+    assert PagedAttention.of(quantized.values, 2, 1) is None

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mmrt.bench.accuracy import our_logits
+from mmrt.cpu_kernels import int4_kernels, int8_kernels, int8_rows
+from mmrt.cpu_kernels.int8_rows import FULL, PAIRS, level_of_rows, round_rows
+from mmrt.cpu_kernels.rounding_kernel import has_kernel, round_to
 from mmrt.models.architecture import WeightFormat
 from mmrt.models.checkpoint.int4 import unpack
 from mmrt.models.checkpoint.narrowing import narrow
-from mmrt.models.checkpoint.weight_specs import INT4_ROWS
-from mmrt.models.lm import int4_kernels, int8_kernels, int8_rows
-from mmrt.models.lm.int8_rows import FULL, PAIRS, level_of_rows, round_rows
 from mmrt.models.lm.matrices import Int8Matrix, matrix_of
-from mmrt.models.lm.rounding_kernel import has_kernel, round_to
+from mmrt.schema.weight_layout import INT4_ROWS
 
 Loaded = Any  # conftest.Loaded
 
@@ -302,7 +302,7 @@ def test_without_instructions_for_exact_sums(isa: str, rest: dict[str, str]) -> 
     names = "sums_of_int8 or w8a8 or (int8 and (products or outlier or alike or bits) and not 1x8)"
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", __file__, "-k", f"({names}) and not without"]
     environment = {**os.environ, **rest, "ONEDNN_MAX_CPU_ISA": isa, "MKL_ENABLE_INSTRUCTIONS": isa.split("_")[0]}
-    program = "from mmrt.models.lm.int8_rows import level_of_rows; print(level_of_rows().most)"
+    program = "from mmrt.cpu_kernels.int8_rows import level_of_rows; print(level_of_rows().most)"
     level = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
     if int(level) == FULL.most:
         pytest.skip("sums are exact here without such instructions, too")

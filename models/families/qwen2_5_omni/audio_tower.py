@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ....cpu_kernels.flash_attention import prepare
 from ...architecture import AudioConfig, ModelConfig
 from ...lm.decoder import AfterLayer
-from ...lm.flash_attention import prepare
 from ...towers.interface import TowerInput
 from ...towers.linear import Linear
 from ...towers.sequences import Sequences, attend

@@ -11,7 +11,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from ...shm.regular_file import open_regular
+from ..shm.regular_file import open_regular
 from .object_code import Image
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mmrt.cpu_kernels import int4_kernels, int4_rows, int8_kernels, kernel, row_kernels
 from mmrt.models.checkpoint.int4 import quantize
 from mmrt.models.checkpoint.narrowing import narrow
-from mmrt.models.lm import int4_kernels, int4_rows, int8_kernels, kernel, row_kernels
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -176,10 +176,9 @@ def test_matrices_without_a_kernel() -> None:
 def test_all_of_this_with_avx2() -> None:
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
     arguments = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider"]
-    arguments += [
-        str(Path(__file__).with_name(f"test_{name}.py"))
-        for name in ("row_kernels", "panel_kernels", "layer_kernels", "attention", "flash_attention")
-    ]
+    here = Path(__file__).parent
+    arguments += [str(here / f"test_{name}.py") for name in ("row_kernels", "panel_kernels", "layer_kernels", "flash_attention")]
+    arguments.append(str(here.parent / "models" / "test_attention.py"))
     ended = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0 and "1 skipped" in ended.stdout, ended.stdout + ended.stderr
 

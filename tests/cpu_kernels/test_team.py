@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from mmrt.models.lm import kernel, row_kernels
-from mmrt.models.lm.team import Team
-from mmrt.models.lm.team_code import END, LEADER_SLEEPS, SYSCALL
+from mmrt.cpu_kernels import kernel, row_kernels
+from mmrt.cpu_kernels.team import Team
+from mmrt.cpu_kernels.team_code import END, LEADER_SLEEPS, SYSCALL
 
 pytestmark = pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
 

@@ -6,9 +6,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmrt.models.lm import kernel, panel_kernels
+from mmrt.cpu_kernels import kernel, panel_kernels
+from mmrt.cpu_kernels.panel_kernels import can_multiply, multiply
 from mmrt.models.lm.matrices import FloatMatrix
-from mmrt.models.lm.panel_kernels import can_multiply, multiply
 from mmrt.tests.models.guarded import guarded
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

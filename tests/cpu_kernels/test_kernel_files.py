@@ -8,7 +8,7 @@ import pytest
 import torch
 from llvmlite import binding, ir
 
-from mmrt.models.lm import (
+from mmrt.cpu_kernels import (
     attention_kernel,
     int4_kernels,
     int4_rows,
@@ -21,9 +21,9 @@ from mmrt.models.lm import (
     rounding_kernel,
     row_kernels,
 )
-from mmrt.models.lm.kernel import Kernel
-from mmrt.models.lm.machine_code import INT, POINTER, address, constant, load_word
-from mmrt.models.lm.object_code import link
+from mmrt.cpu_kernels.kernel import Kernel
+from mmrt.cpu_kernels.machine_code import INT, POINTER, address, constant, load_word
+from mmrt.cpu_kernels.object_code import link
 
 CPU = torch.backends.cpu.get_cpu_capability()
 KEY = bytes(range(32))

@@ -14,8 +14,7 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from ..checkpoint.int4 import COLUMNS, MIDDLE
-from ..checkpoint.weight_specs import INT4_ROWS
+from ..schema.weight_layout import INT4_COLUMNS, INT4_MIDDLE, INT4_ROWS
 from .int4_rows import PART, round_rows
 from .kernel import Kernel, check_columns, has_vnni, load_kernel, vector_width
 from .machine_code import (
@@ -83,7 +82,7 @@ class _Tiles:
 
     def __init__(self, width: int, with_vnni: bool) -> None:
         self._width, self._floats, self._words = width, ir.VectorType(FLOAT, width), ir.VectorType(_WORD, width)
-        self._bytes = ir.VectorType(_BYTE, COLUMNS * width)
+        self._bytes = ir.VectorType(_BYTE, INT4_COLUMNS * width)
         self._with_vnni = with_vnni
 
     def emit(self, builder: ir.IRBuilder, num_rows: int, arguments: Sequence[ir.Value]) -> None:
@@ -146,12 +145,14 @@ class _Tiles:
         values = [value for piece in pieces for value in (piece, piece + _HALF)]
         sums = new_sums(builder, len(values), len(columns), kind)
         clear(builder, sums, kind)
-        with loop(builder, constant(0), constant(PART), COLUMNS) as column:
+        with loop(builder, constant(0), constant(PART), INT4_COLUMNS) as column:
             place = builder.mul(column, constant(_HALF))
             if pieces[0] == 0:  # the others are in the same line of the cache
                 prefetch(builder, codes_of_part, builder.add(place, constant(_BYTES_AHEAD)), _BYTE, cache=1)
             codes = [
-                half for piece in pieces for half in self._codes(builder, codes_of_part, builder.add(place, constant(piece * COLUMNS)))
+                half
+                for piece in pieces
+                for half in self._codes(builder, codes_of_part, builder.add(place, constant(piece * INT4_COLUMNS)))
             ]
             for index, row in enumerate(rows_of_part):
                 activations = self._activations(builder, row, column)
@@ -186,7 +187,7 @@ class _Tiles:
         shift, upper = (ir.Constant(self._words, [number] * self._width) for number in (16, -65536))
         scale = builder.bitcast(builder.shl(pairs, shift), self._floats)
         zero = builder.bitcast(builder.and_(pairs, upper), self._floats)
-        return scale, multiply_add(builder, scale, ir.Constant(self._floats, [-float(MIDDLE)] * self._width), zero)
+        return scale, multiply_add(builder, scale, ir.Constant(self._floats, [-float(INT4_MIDDLE)] * self._width), zero)
 
     def _spread(self, builder: ir.IRBuilder, base: ir.Value, place: ir.Value) -> ir.Value:
         """A vector of one number of a tensor in float32."""

@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmrt.models.lm import kernel
-from mmrt.models.lm.flash_attention import Attended, attend, has_kernel
+from mmrt.cpu_kernels import kernel
+from mmrt.cpu_kernels.flash_attention import Attended, attend, has_kernel
 from mmrt.models.towers import sequences
 from mmrt.models.towers.sequences import Sequences
 from mmrt.tests.models.guarded import guarded

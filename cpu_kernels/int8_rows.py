@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..checkpoint.narrowing import MOST
+from ..schema.weight_layout import INT8_MOST
 from .rounding_kernel import has_kernel, round_to
 
 _MOST_OF_RMS = 16  # an outlier is more than so many times the root mean square of the other numbers of its row
@@ -28,7 +28,7 @@ class Level(NamedTuple):
     shift: int  # subtracted from the whole numbers for oneDNN, added for the kernel of few rows (``int8_kernels``)
 
 
-FULL = Level(MOST, 0)
+FULL = Level(INT8_MOST, 0)
 PAIRS = Level(64, 64)
 
 
@@ -86,7 +86,7 @@ def level_of_rows() -> Level:
 def _is_exact(level: Level) -> bool:
     """Try the largest sums, of both signs, with few rows and many."""
     codes = torch.full((_TRIED, _TRIED), level.most - level.shift, dtype=torch.int8)
-    values = torch.full((_TRIED, _TRIED), MOST, dtype=torch.int8)
-    values[::2] = -MOST
+    values = torch.full((_TRIED, _TRIED), INT8_MOST, dtype=torch.int8)
+    values[::2] = -INT8_MOST
     expected = codes.int() @ values.int().t()
     return all(torch.equal(torch._int_mm(codes[:rows], values.t()), expected[:rows]) for rows in (1, _TRIED))

@@ -15,7 +15,6 @@ from llvmlite import ir
 from torch import Tensor
 
 from .kernel import STORED, Kernel, load_kernel, vector_width
-from .kv_pages import KvPages
 from .machine_code import (
     FLOAT,
     INT,
@@ -53,28 +52,28 @@ class Shape(NamedTuple):
 class PagedAttention:
     """Attention over the pages of a pool."""
 
-    def __init__(self, pages: KvPages, shape: Shape) -> None:
-        self._pages, self._shape = pages, shape
+    def __init__(self, values: Tensor, shape: Shape) -> None:
+        self._values, self._shape = values, shape
         self._kernel = _kernel(shape)
         self._lengths = self._tables = torch.empty(0, dtype=torch.int64)
         self._num_threads = 1
 
     @classmethod
-    def of(cls, pages: KvPages, kv_heads: int, group: int) -> "PagedAttention | None":
-        """None where there is no kernel: on a GPU, for a quantized cache, on a processor without AVX2, for heads that are no whole
-        vectors, and for large pages."""
-        width, head_dim = vector_width(), pages.values.shape[-1]
-        is_plain = pages.scales is None and pages.values.dtype in STORED and pages.values.device.type == "cpu"
-        if width is None or not is_plain or head_dim % (_AT_ONCE * width) or pages.page_tokens > _MOST_PAGE_TOKENS:
+    def of(cls, values: Tensor, kv_heads: int, group: int) -> "PagedAttention | None":
+        """Of K and V [num_pages, num_layers, page_tokens, 2, kv_heads, head_dim]. None where there is no kernel: on a GPU, for a
+        quantized cache, on a processor without AVX2, for heads that are no whole vectors, and for large pages."""
+        width, page_tokens, head_dim = vector_width(), values.shape[2], values.shape[-1]
+        is_plain = values.dtype in STORED and values.device.type == "cpu"
+        if width is None or not is_plain or head_dim % (_AT_ONCE * width) or page_tokens > _MOST_PAGE_TOKENS:
             return None
-        return cls(pages, Shape(kv_heads, group, head_dim, pages.page_tokens, pages.values.dtype))
+        return cls(values, Shape(kv_heads, group, head_dim, page_tokens, values.dtype))
 
     def begin(self, lengths: Tensor, block_tables: Tensor) -> None:
         """As ``Attention.begin_decode``.
 
         Raises: ValueError for a length that is not from 1 to the table's, and for a page beyond the pool, which would be read.
         """
-        num_pages, page_tokens = self._pages.values.shape[0], self._shape.page_tokens
+        num_pages, page_tokens = self._values.shape[0], self._shape.page_tokens
         table_tokens = page_tokens * block_tables.shape[1]
         shortest, longest = map(int, torch.aminmax(lengths))
         owned = torch.arange(block_tables.shape[1]) * page_tokens < lengths.unsqueeze(1)
@@ -101,7 +100,7 @@ class PagedAttention:
         if inner != [head_dim, 1]:
             q_BHD, row_numbers = q_BHD.contiguous(), num_heads * head_dim
         out = torch.empty(num_rows, num_heads * head_dim, dtype=torch.float32)
-        values = self._pages.values
+        values = self._values
         first = values.data_ptr() + layer * values.stride(1) * values.element_size()
         addresses = self._lengths.data_ptr(), self._tables.data_ptr(), q_BHD.data_ptr(), out.data_ptr()
         words = (1, num_rows * kv_heads, row_numbers, self._tables.shape[1], values.stride(0), first, *addresses)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmrt.models.lm import kernel, layer_kernels
+from mmrt.cpu_kernels import kernel, layer_kernels
 from mmrt.models.lm.rope import rotate
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -143,7 +143,8 @@ def _sources() -> bytes | None:
     """Digest of all that determines kernels' code; None where it is not known: a source is gone, or was written since this process
     imported its own."""
     digest = blake2b(llvmlite.__version__.encode(), digest_size=32)
-    sources = sorted(Path(__file__).parents[1].glob("*/*.py"))  # tiles and constants come from all over the models
+    own = Path(__file__).parent
+    sources = [*sorted(own.glob("*.py")), own.parent / "schema" / "weight_layout.py"]  # whose constants they have
     if Path(__file__) not in sources:
         return None
     try:

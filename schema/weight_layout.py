@@ -1,0 +1,7 @@
+"""Numbers that those who write matrices of integers and the kernels that multiply them agree on. ``models.checkpoint.int4`` says how
+they lie."""
+
+INT8_MOST = 127  # -128 has no counterpart
+INT4_MIDDLE = 8
+INT4_COLUMNS = 4  # whose codes are neighbours in memory
+INT4_ROWS = 32  # of a block
