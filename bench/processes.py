@@ -46,7 +46,7 @@ def what_is(pid: int) -> str:
         return _SHORT_NAMES[name]
     if b"mmrt.runtime.supervisor.zygote" in command:
         return SPARE if name == SPARE else ZYGOTE
-    if b"mmrt.actors.gateway.grammar_process" in command:
+    if b"mmrt.actors.gateway.grammar.process" in command:
         return GRAMMARS
     *_, last = command.rstrip(b"\0").split(b"\0")
     return last.decode() if last.decode(errors="replace") in ALL_ACTORS else OTHER

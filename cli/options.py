@@ -84,11 +84,11 @@ def check_files(config: "RuntimeConfig") -> None:
 
     connection_limit(config.server.max_connections)
     if config.server.api_keys_file:
-        from ..actors.gateway.key_file import read_keys
+        from ..actors.gateway.keys.key_file import read_keys
 
         read_keys(Path(config.server.api_keys_file))
     if config.server.tls_cert:
-        from ..actors.gateway.tls import make_context
+        from ..actors.gateway.keys.tls import make_context
 
         make_context(Path(config.server.tls_cert), Path(config.server.tls_key))
 

@@ -18,7 +18,7 @@ import msgspec
 from yarl import URL
 
 from ..actors.gateway.apis.routes import error_body_of
-from ..actors.gateway.bodies import came_too_late, due_s, too_many_large
+from ..actors.gateway.reading.bodies import came_too_late, due_s, too_many_large
 from ..runtime.errors import RequestError
 from .request_features import Features, read_features
 from .routing import Routed, Router

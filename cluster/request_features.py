@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..actors.gateway.apis.openai_answer import response_of
+from ..actors.gateway.apis.openai.responses_answer import response_of
 
 BLOCK_BYTES = 1024
 BYTES_PER_TOKEN = 4

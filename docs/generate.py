@@ -19,7 +19,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from mmrt.actors.gateway.openapi.document import make_document
-from mmrt.actors.gateway.validation import Limits
+from mmrt.actors.gateway.reading.validation import Limits
 from mmrt.actors.host.media_rules import for_run
 from mmrt.cli.main import COMMANDS, build_app, run
 from mmrt.models.config import load_model_config

@@ -13,7 +13,7 @@ import mmrt
 
 ROOT = Path(mmrt.__file__).parent
 PLACES = ("actors", "models", "media", "runtime", "schema", "shm")
-SINGLE_THREADED = ("actors/gateway/grammar_process.py",)  # a process without actors
+SINGLE_THREADED = ("actors/gateway/grammar/process.py",)  # a process without actors
 
 
 def decodes_at_first_use(source: str) -> Iterator[int]:

@@ -16,23 +16,23 @@ from ...runtime.controller.outages import MEDIA_STAGES
 from ...runtime.errors import RequestError
 from ...runtime.stage_table import stage_of
 from . import guide
-from .api_keys import CLIENT, ApiKeys
-from .apis import anthropic_answer
+from .answers.client_request import CLIENT_GONE
 from .apis import routes as apis
-from .authentication import authenticate, check_host, limit, mark_limits
-from .client_request import CLIENT_GONE
-from .completions import Completions
+from .apis.anthropic import answers as anthropic_answer
+from .apis.completions import Completions
+from .apis.openai.answers import json_response
+from .apis.openai.models import model_entry
 from .connections import SERVER_NAME, Connections
-from .cross_origin import AllowedOrigins
-from .host_names import HostNames
-from .ignored import HEADER, Ignored, collecting
-from .metrics import CONTENT_TYPE, Metrics
-from .models import model_entry
+from .keys.api_keys import CLIENT, ApiKeys
+from .keys.authentication import authenticate, check_host, limit, mark_limits
+from .keys.cross_origin import AllowedOrigins
+from .keys.host_names import HostNames
 from .openapi.document import Description
 from .page.routes import Page
-from .request_log import PROBLEM, REQUEST_ID, log_answer, one_line
-from .responses import json_response
-from .validation import Limits
+from .reading.ignored import HEADER, Ignored, collecting
+from .reading.validation import Limits
+from .watching.metrics import CONTENT_TYPE, Metrics
+from .watching.request_log import PROBLEM, REQUEST_ID, log_answer, one_line
 
 log = logging.getLogger(__name__)
 

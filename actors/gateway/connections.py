@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from ...runtime.errors import RequestError
 from ...runtime.process.listening import EXTRA_CONNECTIONS
-from .tls import HANDSHAKE_S
+from .keys.tls import HANDSHAKE_S
 
 log = logging.getLogger(__name__)
 

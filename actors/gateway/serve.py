@@ -37,26 +37,26 @@ from ...shm.sequence_table import SequenceTable
 from ...shm.status import ActorState, ActorTable
 from ..host.actor import Actor
 from ..host.media_rules import for_run
-from .api_keys import ApiKeys, KeyMetrics
+from .answers.client_request import Link
+from .answers.flight import GatewayFlight
+from .answers.requests import RequestRegistry
+from .answers.token_table import TokenTable
+from .apis.completions import Completions, shutting_down
 from .app import Endpoints, build_app
-from .client_request import Link
-from .completions import Completions, shutting_down
 from .connections import Connections, Runner, Site
 from .fetch.client import FetchClient
-from .flight import GatewayFlight
-from .grammar_checks import GrammarChecks
-from .metrics import Metrics
-from .output_fields import MAX_CHOICES
+from .grammar.checks import GrammarChecks
+from .keys.api_keys import ApiKeys, KeyMetrics
+from .keys.tls import Certificate
 from .page.routes import Page
-from .prompt import PromptBuilder
-from .requests import RequestRegistry
-from .stage_watch import StageWatch
-from .tls import Certificate
-from .token_table import TokenTable
-from .validation import Limits
+from .reading.output_fields import MAX_CHOICES
+from .reading.prompt import PromptBuilder
+from .reading.validation import Limits
+from .watching.metrics import Metrics
+from .watching.stage_watch import StageWatch
 
 if TYPE_CHECKING:
-    from .tracing import Tracing
+    from .watching.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -289,7 +289,7 @@ def _import_tracing(config: RuntimeConfig) -> "type[Tracing] | None":
     if not config.tracing.otlp_endpoint:
         return None
     try:
-        from .tracing import Tracing  # of the extra, and 0.4 s to import
+        from .watching.tracing import Tracing  # of the extra, and 0.4 s to import
     except ImportError as error:
         raise ConfigError(f"tracing.otlp_endpoint needs OpenTelemetry: pip install 'mmrt[otel]' ({error})") from None
     return Tracing

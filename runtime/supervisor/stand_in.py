@@ -73,7 +73,7 @@ class StandIn:
 
 
 def response(wait_s: float) -> bytes:
-    """Make an answer in OpenAI's format, like the gateway's (``actors/gateway/responses.py``)."""
+    """Make an answer in OpenAI's format, like the gateway's (``actors/gateway/apis/openai/answers.py``)."""
     body = msgspec.json.encode({"error": {"message": _MESSAGE, "type": "overloaded_error", "param": None, "code": 503}})
     head = (
         "HTTP/1.1 503 Service Unavailable",

@@ -6,7 +6,7 @@ import pytest
 
 from mmrt.actors.controller.counts import stats_of
 from mmrt.actors.controller.flight import ControllerFlight
-from mmrt.actors.gateway.flight import GatewayFlight
+from mmrt.actors.gateway.answers.flight import GatewayFlight
 from mmrt.actors.host.actor import Actor
 from mmrt.actors.host.plan_flight import UNWANTED, PlanFlight
 from mmrt.runtime.bus.copy_plans import Load, LoadChunk, LoadPart, LoadSegments

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 import yaml
 
-from mmrt.actors.gateway.metrics import ALIASES
+from mmrt.actors.gateway.watching.metrics import ALIASES
 from mmrt.cli.up import register
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()

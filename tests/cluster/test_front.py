@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from mmrt.actors.gateway.bodies import LEAST_BYTES_S, due_s
+from mmrt.actors.gateway.reading.bodies import LEAST_BYTES_S, due_s
 from mmrt.cluster.front import HELD_BODIES, SMALL_BYTES, Front
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -210,7 +210,7 @@ def test_a_body_has_longer_the_more_of_it_has_come_but_never_without_a_byte() ->
 
 def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else four clients that stop within their bodies would keep all large requests out."""
-    monkeypatch.setattr("mmrt.actors.gateway.bodies.BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("mmrt.actors.gateway.reading.bodies.BODY_TIMEOUT_S", 0.2)
 
     async def test(client: Callable[[], Client]) -> None:
         mine = client()

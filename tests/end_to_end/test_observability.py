@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families
 
-from mmrt.actors.gateway.metrics import ALIASES
+from mmrt.actors.gateway.watching.metrics import ALIASES
 from mmrt.cli.dashboards import FILES, FOLDER
 from mmrt.runtime.observe.request_stages import STEPS, TTFT_STAGES
 from mmrt.tests.end_to_end.conftest import Server
@@ -309,4 +309,4 @@ def test_every_line_is_an_object_and_logs_shows_it_as_text(observed: Server) -> 
     (request,) = [line for _, line in lines if line.get("request_id") == answer.id and line["message"].startswith("POST ")]
     assert (request["actor"], request["level"], request["generation"]) == ("gateway", "INFO", 1)
     shown = server.mmrt("logs", "gateway").stdout
-    assert f"{request['time']} INFO mmrt.actors.gateway.request_log: {request['message']}" in shown and '{"time"' not in shown
+    assert f"{request['time']} INFO mmrt.actors.gateway.watching.request_log: {request['message']}" in shown and '{"time"' not in shown

@@ -1,1 +1,1 @@
-"""APIs beside OpenAI's: each module turns a body into a request that exists and an answer into its own form."""
+"""The APIs: each turns a body into a request that exists, and an answer into its own form."""

@@ -9,19 +9,19 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..choices import Usage
-from ..content import Conversation, Message, read_messages
-from ..field_rules import settle
-from ..field_table import chat as table
-from ..fields import STRING, Fields, Schema, kind_of, refuse, show
-from ..json_body import Body, decode_body
-from ..media import MediaIntake
-from ..media_options import FOR_ALL, OptionReader
-from ..prefills import Found, PrefillRequest, PromptRow, check_num_tokens
-from ..prompt import PromptBuilder
-from ..responses import final_usage
-from ..template_fields import OptionValue, TemplateUse, read_options
-from ..validation import Limits, read_prefill_fields
+from ..answers.choices import Usage
+from ..reading.content import Conversation, Message, read_messages
+from ..reading.field_rules import settle
+from ..reading.field_table import chat as table
+from ..reading.fields import STRING, Fields, Schema, kind_of, refuse, show
+from ..reading.json_body import Body, decode_body
+from ..reading.media import MediaIntake
+from ..reading.media_options import FOR_ALL, OptionReader
+from ..reading.prompt import PromptBuilder
+from ..reading.template_fields import OptionValue, TemplateUse, read_options
+from ..reading.validation import Limits, read_prefill_fields
+from .openai.answers import final_usage
+from .prefills import Found, PrefillRequest, PromptRow, check_num_tokens
 
 ID_PREFIX = "dec-"
 TYPES = ("choice", "boolean", "integer")

@@ -12,20 +12,26 @@ from aiohttp.typedefs import Handler
 
 from .... import __version__
 from ....runtime.errors import RequestError
-from ..api_keys import salt_of
-from ..choices import Usage
-from ..completions import Completions, Read
-from ..fields import Fields, refuse
-from ..request_log import PROBLEM, REQUEST_ID
-from ..responses import error_body, json_response
-from ..validation import Limits
-from . import anthropic, anthropic_answer, decisions, embeddings, ollama, ollama_answer, ollama_embeddings
+from ..answers.choices import Usage
+from ..keys.api_keys import salt_of
+from ..reading.fields import Fields, refuse
+from ..reading.validation import Limits
+from ..watching.request_log import PROBLEM, REQUEST_ID
+from . import decisions
+from .anthropic import answers as anthropic_answer
+from .anthropic import messages as anthropic
+from .completions import Completions, Read
 from .decisions import Decision
-from .embeddings import Embedding
-from .input_items import read_page
-from .openai_responses import Exchange
-from .stored import StoredResponse, StoredResponses
-from .transcriptions import Transcription
+from .ollama import answers as ollama_answer
+from .ollama import embeddings as ollama_embeddings
+from .ollama import requests as ollama
+from .openai import embeddings
+from .openai.answers import error_body, json_response
+from .openai.embeddings import Embedding
+from .openai.input_items import read_page
+from .openai.responses import Exchange
+from .openai.stored import StoredResponse, StoredResponses
+from .openai.transcriptions import Transcription
 
 _MESSAGES = "/v1/messages"
 _OLLAMA = "/api/"

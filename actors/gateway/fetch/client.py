@@ -12,8 +12,8 @@ import sys
 import msgspec
 
 from ....runtime.fetch_config import FetchSection
+from ..reading.url_rules import FetchError
 from .frames import MAX_FETCHED_BYTES, MAX_FETCHES, Ask, Fetched, decode_fetched, frame, read_frame
-from .rules import FetchError
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Sequence
 
-from .rules import FetchError
+from ..reading.url_rules import FetchError
 
 # The same words for a file that does not exist, one outside the roots, and one that may not be read.
 NO_FILE = "is no file that may be read (media.fetch.allowed_roots)"

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import uvloop
 
+from ..reading.url_rules import FetchError
 from .download import MAX_HELD_BYTES, Downloader, SystemNames
 from .frames import MAX_FETCHES, Ask, Fetched, decode_ask, decode_rules, frame, read_frame
-from .rules import FetchError
 
 log = logging.getLogger(__name__)
 

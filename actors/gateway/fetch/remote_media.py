@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ....runtime.config_sections import MediaSection
 from ....runtime.errors import RequestError
-from ..bodies import OVERLOAD_RETRY_S, too_many_large
-from ..fields import refuse
-from ..media import Medium, fill
+from ..reading.bodies import OVERLOAD_RETRY_S, too_many_large
+from ..reading.fields import refuse
+from ..reading.media import Medium, fill
+from ..reading.url_rules import FetchError
 from .client import FetchClient
-from .rules import FetchError
 
 
 class RemoteMedia:

@@ -5,7 +5,7 @@ Tests and the fuzzing of the endpoint hold real answers to them.
 
 from typing import Any
 
-from ..fields import BOOLEAN, OBJECT, STRING, Schema
+from ..reading.fields import BOOLEAN, OBJECT, STRING, Schema
 
 INTEGER: Schema = {"type": "integer"}
 COUNT: Schema = {"type": "integer", "minimum": 0}

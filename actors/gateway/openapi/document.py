@@ -9,12 +9,13 @@ import msgspec
 from aiohttp import web
 
 from .... import __version__
-from ..apis import anthropic_answer, ollama_answer
+from ..apis.anthropic import answers as anthropic_answer
+from ..apis.ollama import answers as ollama_answer
+from ..apis.openai.answers import error_body
 from ..apis.routes import error_body_of
-from ..fields import STRING, Schema
-from ..forms import FORM
-from ..responses import error_body
-from ..validation import Limits
+from ..reading.fields import STRING, Schema
+from ..reading.forms import FORM
+from ..reading.validation import Limits
 from . import answers
 from .operations import OPERATIONS, FormBody, JsonBody, Operation
 from .request_schema import schema_of

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....schema.media import MediaKind
-from ..field_rules import Kinds as Types
-from ..field_table import chat as of_chat
-from ..field_table import messages as of_messages
-from ..field_table import responses as of_responses
-from ..forms import FormFile
-from ..ignored import is_strict
+from ..reading.field_rules import Kinds as Types
+from ..reading.field_table import chat as of_chat
+from ..reading.field_table import messages as of_messages
+from ..reading.field_table import responses as of_responses
+from ..reading.forms import FormFile
+from ..reading.ignored import is_strict
 
 Body = dict[str, Any]
 Kinds = Sequence[MediaKind]

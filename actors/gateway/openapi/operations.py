@@ -6,16 +6,19 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ..apis import anthropic, input_items, ollama, ollama_embeddings
+from ..apis.anthropic import messages as anthropic
 from ..apis.decisions import read_decisions
-from ..apis.embeddings import read_embeddings
-from ..apis.openai_responses import Exchange
-from ..apis.stored import StoredResponses
-from ..apis.transcriptions import read_transcription
-from ..content import Conversation
-from ..fields import OBJECT, Schema
-from ..json_body import Body
-from ..validation import Limits, read_chat, read_detokenize, read_text, read_tokenize
+from ..apis.ollama import embeddings as ollama_embeddings
+from ..apis.ollama import requests as ollama
+from ..apis.openai import input_items
+from ..apis.openai.embeddings import read_embeddings
+from ..apis.openai.responses import Exchange
+from ..apis.openai.stored import StoredResponses
+from ..apis.openai.transcriptions import read_transcription
+from ..reading.content import Conversation
+from ..reading.fields import OBJECT, Schema
+from ..reading.json_body import Body
+from ..reading.validation import Limits, read_chat, read_detokenize, read_text, read_tokenize
 from . import answers, examples
 
 EVENTS = "text/event-stream"

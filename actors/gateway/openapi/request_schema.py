@@ -11,9 +11,9 @@ from typing import Any, TypeGuard
 import msgspec
 
 from ....runtime.config_sections import MediaSection
-from ..fields import NULL, OBJECT, Example, Schema
-from ..json_body import Body
-from ..validation import Limits
+from ..reading.fields import NULL, OBJECT, Example, Schema
+from ..reading.json_body import Body
+from ..reading.validation import Limits
 
 _NAMES_OF_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from aiohttp import web
 
 from ....runtime.errors import RequestError
-from ..api_keys import CLIENT
+from ..keys.api_keys import CLIENT
 
 _PROXIED = ("forwarded", "x-real-ip", "via", "cf-connecting-ip")  # and x-forwarded-…
 _TOKEN_HEADER = "X-Mmrt-Token"

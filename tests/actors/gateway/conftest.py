@@ -21,8 +21,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from mmrt.actors.gateway import serve as serving
-from mmrt.actors.gateway.prompt import PromptBuilder
-from mmrt.actors.gateway.validation import Limits
+from mmrt.actors.gateway.reading.prompt import PromptBuilder
+from mmrt.actors.gateway.reading.validation import Limits
 from mmrt.actors.host.actor import Actor
 from mmrt.models.architecture import AudioRules, LanguageConfig, ModelConfig, VisionRules
 from mmrt.models.text.chat_template import ChatTemplate

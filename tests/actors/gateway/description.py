@@ -7,7 +7,7 @@ from jsonschema import Draft202012Validator
 
 from mmrt.actors.gateway.openapi.operations import OPERATIONS, JsonBody
 from mmrt.actors.gateway.openapi.request_schema import schema_of
-from mmrt.actors.gateway.validation import Limits
+from mmrt.actors.gateway.reading.validation import Limits
 
 _VALIDATORS: dict[str, Any] = {}
 

@@ -9,12 +9,12 @@ import anthropic
 import msgspec
 import pytest
 
-from mmrt.actors.gateway.apis.anthropic import read_count, read_message
-from mmrt.actors.gateway.content import MediaPart, Message
-from mmrt.actors.gateway.ignored import collecting
-from mmrt.actors.gateway.prompt import PromptBuilder
-from mmrt.actors.gateway.template_fields import TemplateUse
-from mmrt.actors.gateway.validation import ChatRequest, Limits
+from mmrt.actors.gateway.apis.anthropic.messages.messages import read_count, read_message
+from mmrt.actors.gateway.reading.content import MediaPart, Message
+from mmrt.actors.gateway.reading.ignored import collecting
+from mmrt.actors.gateway.reading.prompt import PromptBuilder
+from mmrt.actors.gateway.reading.template_fields import TemplateUse
+from mmrt.actors.gateway.reading.validation import ChatRequest, Limits
 from mmrt.models.architecture import VisionRules
 from mmrt.models.grammar.source import source_of_schema
 from mmrt.runtime.errors import RequestError

@@ -7,12 +7,12 @@ from typing import Any
 import anthropic
 import pytest
 
-from mmrt.actors.gateway.apis.anthropic import read_count
-from mmrt.actors.gateway.content import MediaPart, Message
-from mmrt.actors.gateway.ignored import collecting
-from mmrt.actors.gateway.prompt import PromptBuilder
-from mmrt.actors.gateway.tool_messages import MAX_CALLS, Call
-from mmrt.actors.gateway.validation import Limits
+from mmrt.actors.gateway.apis.anthropic.messages.messages import read_count
+from mmrt.actors.gateway.reading.content import MediaPart, Message
+from mmrt.actors.gateway.reading.ignored import collecting
+from mmrt.actors.gateway.reading.prompt import PromptBuilder
+from mmrt.actors.gateway.reading.tool_messages import MAX_CALLS, Call
+from mmrt.actors.gateway.reading.validation import Limits
 from mmrt.models.grammar.call_form import CallForm, Function, form_of
 from mmrt.models.grammar.source import JSON_OBJECT
 from mmrt.runtime.errors import RequestError

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from mmrt.actors.gateway import api_keys
+from mmrt.actors.gateway.keys import api_keys
 from mmrt.runtime.errors import ConfigError
 
 KEYS = {name: f"sk-{name}-0123456789abcdef" for name in ("alice", "bob", "carol", "ops")}

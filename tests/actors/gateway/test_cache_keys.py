@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mmrt.actors.gateway import cache_keys
-from mmrt.actors.gateway.validation import Limits
+from mmrt.actors.gateway.reading import cache_keys
+from mmrt.actors.gateway.reading.validation import Limits
 from mmrt.models.architecture import VisionRules
 from mmrt.runtime.bus.messages import RequestSpec
 from mmrt.runtime.config_sections import MediaSection

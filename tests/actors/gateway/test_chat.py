@@ -11,9 +11,9 @@ import openai
 import pytest
 from aiohttp import web
 
-from mmrt.actors.gateway import client_request
 from mmrt.actors.gateway import serve as serving
-from mmrt.actors.gateway import streams as streams_module
+from mmrt.actors.gateway.answers import client_request
+from mmrt.actors.gateway.apis import streams as streams_module
 from mmrt.runtime.bus.messages import Cancel, Delivered, Filled, Query, Submit
 from mmrt.runtime.process.listening import open_listeners
 

@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-from mmrt.actors.gateway import streams
-from mmrt.actors.gateway.logprobs import TextLogprobs
-from mmrt.actors.gateway.token_table import Tokens
+from mmrt.actors.gateway.answers.logprobs import TextLogprobs
+from mmrt.actors.gateway.answers.token_table import Tokens
+from mmrt.actors.gateway.apis import streams
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.tests.actors.gateway.conftest import Play

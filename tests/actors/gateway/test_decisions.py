@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mmrt.actors.gateway import prefills
+from mmrt.actors.gateway.apis import prefills
 from mmrt.actors.gateway.apis.decisions import MAX_OPTIONS, MAX_ROWS, Decision, with_question
-from mmrt.actors.gateway.content import Conversation, MediaPart, Message
-from mmrt.actors.gateway.ignored import collecting
-from mmrt.actors.gateway.prefills import AT_ONCE, WITH_MEDIA_AT_ONCE
+from mmrt.actors.gateway.apis.prefills import AT_ONCE, WITH_MEDIA_AT_ONCE
+from mmrt.actors.gateway.reading.content import Conversation, MediaPart, Message
+from mmrt.actors.gateway.reading.ignored import collecting
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.errors import RequestError
 from mmrt.tests.actors.gateway.conftest import MODEL

@@ -10,8 +10,8 @@ import ollama
 import openai
 import pytest
 
-from mmrt.actors.gateway.apis.embeddings import Embedding
-from mmrt.actors.gateway.ignored import collecting
+from mmrt.actors.gateway.apis.openai.embeddings import Embedding
+from mmrt.actors.gateway.reading.ignored import collecting
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.bus.messages import Prepared
 from mmrt.runtime.errors import RequestError

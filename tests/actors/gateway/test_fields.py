@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from mmrt.actors.gateway.apis import anthropic, ollama
+from mmrt.actors.gateway.apis.anthropic.messages import messages as anthropic
 from mmrt.actors.gateway.apis.decisions import read_decisions
-from mmrt.actors.gateway.apis.embeddings import read_embeddings
-from mmrt.actors.gateway.apis.openai_responses import Exchange
-from mmrt.actors.gateway.apis.stored import StoredResponses
-from mmrt.actors.gateway.field_rules import Place
-from mmrt.actors.gateway.field_table.markdown import with_table
-from mmrt.actors.gateway.fields import Example
-from mmrt.actors.gateway.ignored import HEADER, Ignored, collecting
+from mmrt.actors.gateway.apis.ollama.requests import requests as ollama
+from mmrt.actors.gateway.apis.openai.embeddings import read_embeddings
+from mmrt.actors.gateway.apis.openai.responses import Exchange
+from mmrt.actors.gateway.apis.openai.stored import StoredResponses
 from mmrt.actors.gateway.openapi.operations import OPERATIONS
 from mmrt.actors.gateway.openapi.request_schema import example_of
-from mmrt.actors.gateway.validation import ChatRequest, Limits, TextRequest, read_chat, read_text
+from mmrt.actors.gateway.reading.field_rules import Place
+from mmrt.actors.gateway.reading.field_table.markdown import with_table
+from mmrt.actors.gateway.reading.fields import Example
+from mmrt.actors.gateway.reading.ignored import HEADER, Ignored, collecting
+from mmrt.actors.gateway.reading.validation import ChatRequest, Limits, TextRequest, read_chat, read_text
 from mmrt.models.architecture import VisionRules
 from mmrt.runtime.errors import RequestError
 from mmrt.tests.actors.gateway.description import check_described
@@ -383,6 +384,6 @@ def test_strict_fields(stage: Any) -> None:
 
 
 def test_the_documents_have_the_table() -> None:
-    """``python -m mmrt.actors.gateway.field_table.markdown docs/api.md`` writes it."""
+    """``python -m mmrt.actors.gateway.reading.field_table.markdown docs/api.md`` writes it."""
     text = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
     assert with_table(text) == text

@@ -13,9 +13,9 @@ import openai
 import pytest
 import uvloop
 
-from mmrt.actors.gateway import grammar_checks
-from mmrt.actors.gateway.grammar_checks import GrammarChecks
-from mmrt.actors.gateway.ignored import collecting
+from mmrt.actors.gateway.grammar import checks as grammar_checks
+from mmrt.actors.gateway.grammar.checks import GrammarChecks
+from mmrt.actors.gateway.reading.ignored import collecting
 from mmrt.models.grammar.call_form import CallForm, Function, source_of_calls
 from mmrt.models.grammar.source import JSON_OBJECT, GrammarSource, source_of_lark, source_of_regex, source_of_schema
 from mmrt.runtime.errors import RequestError

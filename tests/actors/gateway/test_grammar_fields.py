@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from mmrt.actors.gateway.fields import Fields
-from mmrt.actors.gateway.grammar_fields import MAX_CHOICES, AskedGrammar, read_grammar
-from mmrt.actors.gateway.ignored import collecting
+from mmrt.actors.gateway.reading.fields import Fields
+from mmrt.actors.gateway.reading.grammar_fields import MAX_CHOICES, AskedGrammar, read_grammar
+from mmrt.actors.gateway.reading.ignored import collecting
 from mmrt.models.grammar.source import JSON_OBJECT, MAX_SOURCE_BYTES, GrammarSource
 from mmrt.runtime.errors import RequestError
 

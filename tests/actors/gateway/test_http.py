@@ -12,12 +12,12 @@ from typing import Any, cast
 import pytest
 from aiohttp.http_parser import DeflateBuffer
 
-from mmrt.actors.gateway import bodies
-from mmrt.actors.gateway import completions as completions_module
 from mmrt.actors.gateway import serve as serve_module
-from mmrt.actors.gateway.client_request import CLIENT_GONE, ClientRequest, Link
-from mmrt.actors.gateway.metrics import Metrics
-from mmrt.actors.gateway.requests import RequestRegistry
+from mmrt.actors.gateway.answers.client_request import CLIENT_GONE, ClientRequest, Link
+from mmrt.actors.gateway.answers.requests import RequestRegistry
+from mmrt.actors.gateway.apis import completions as completions_module
+from mmrt.actors.gateway.reading import bodies
+from mmrt.actors.gateway.watching.metrics import Metrics
 from mmrt.actors.host.actor import Actor
 from mmrt.runtime.bus.messages import RequestSpec
 from mmrt.runtime.bus.sampling import Sampling

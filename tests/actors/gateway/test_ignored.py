@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mmrt.actors.gateway import ignored
-from mmrt.actors.gateway.ignored import HEADER, MAX_HEADER_CHARS, MAX_NAMES, collecting, note, tolerate
+from mmrt.actors.gateway.reading import ignored
+from mmrt.actors.gateway.reading.ignored import HEADER, MAX_HEADER_CHARS, MAX_NAMES, collecting, note, tolerate
 from mmrt.runtime.errors import RequestError
 
 
@@ -39,7 +39,7 @@ def test_strict_fields_refuse_what_is_tolerated() -> None:
 def test_answers_name_it(stage: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Also those whose bodies a thread parses, and those of requests that come at the same time on other connections."""
     monkeypatch.setattr(ignored, "_logged", set[str]())
-    caplog.set_level(logging.INFO, "mmrt.actors.gateway.ignored")
+    caplog.set_level(logging.INFO, "mmrt.actors.gateway.reading.ignored")
 
     async def test(scene: Any) -> None:
         for more in ({}, {"stream": True}, {"messages": [{"role": "user", "content": "a " * 20_000}]}):
@@ -55,5 +55,5 @@ def test_answers_name_it(stage: Any, monkeypatch: pytest.MonkeyPatch, caplog: py
         assert answer.status_code == 200 and answer.headers[HEADER] == "options.num_ctx, keep_alive"
 
     stage.run(test)
-    lines = [record.getMessage() for record in caplog.records if record.name == "mmrt.actors.gateway.ignored"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "mmrt.actors.gateway.reading.ignored"]
     assert sorted(line.partition(" ")[0] for line in lines) == ["keep_alive", "metadata", "options.num_ctx", "store"]

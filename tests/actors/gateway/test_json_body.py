@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrt.actors.gateway import content, json_body
-from mmrt.actors.gateway.json_body import BodyLimits, decode_body
-from mmrt.actors.gateway.validation import Limits, read_chat, read_text
+from mmrt.actors.gateway.reading import content, json_body
+from mmrt.actors.gateway.reading.json_body import BodyLimits, decode_body
+from mmrt.actors.gateway.reading.validation import Limits, read_chat, read_text
 from mmrt.runtime.errors import RequestError
 
 LIMITS = Limits(model_name="tiny", kinds=("image",), max_context=2048)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mmrt.actors.gateway.key_file import MAX_FILE_BYTES, MAX_KEYS, parse_keys, read_keys
+from mmrt.actors.gateway.keys.key_file import MAX_FILE_BYTES, MAX_KEYS, parse_keys, read_keys
 from mmrt.runtime.errors import ConfigError
 
 SECRET = "sk-0123456789abcdef"

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrt.actors.gateway.logprobs import ChatLogprobs, LogprobFormat, TextLogprobs, TokenNames, joined, prompt_logprobs
-from mmrt.actors.gateway.token_table import Tokens
+from mmrt.actors.gateway.answers.logprobs import ChatLogprobs, LogprobFormat, TextLogprobs, TokenNames, joined, prompt_logprobs
+from mmrt.actors.gateway.answers.token_table import Tokens
 from mmrt.models.text.tokenizer import IncrementalDecoder, Tokenizer
 from mmrt.shm.logprob_file import Logprobs
 

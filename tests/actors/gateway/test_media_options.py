@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mmrt.actors.gateway.ignored import collecting
-from mmrt.actors.gateway.validation import Limits, read_chat
+from mmrt.actors.gateway.reading.ignored import collecting
+from mmrt.actors.gateway.reading.validation import Limits, read_chat
 from mmrt.models.architecture import VisionRules
 from mmrt.runtime.config_sections import MediaSection
 from mmrt.runtime.errors import RequestError

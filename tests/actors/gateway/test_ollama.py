@@ -9,12 +9,12 @@ import msgspec
 import ollama
 import pytest
 
-from mmrt.actors.gateway.apis.ollama import read_chat, read_generate
-from mmrt.actors.gateway.content import MediaPart, Message
-from mmrt.actors.gateway.ignored import collecting
-from mmrt.actors.gateway.prompt import PromptBuilder
-from mmrt.actors.gateway.template_fields import TemplateUse
-from mmrt.actors.gateway.validation import ChatRequest, Limits
+from mmrt.actors.gateway.apis.ollama.requests.requests import read_chat, read_generate
+from mmrt.actors.gateway.reading.content import MediaPart, Message
+from mmrt.actors.gateway.reading.ignored import collecting
+from mmrt.actors.gateway.reading.prompt import PromptBuilder
+from mmrt.actors.gateway.reading.template_fields import TemplateUse
+from mmrt.actors.gateway.reading.validation import ChatRequest, Limits
 from mmrt.models.grammar.source import JSON_OBJECT, source_of_schema
 from mmrt.runtime.errors import RequestError
 from mmrt.tests.actors.gateway.description import check_described

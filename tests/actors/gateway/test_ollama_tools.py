@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from mmrt.actors.gateway.content import Message
-from mmrt.actors.gateway.ignored import collecting
-from mmrt.actors.gateway.tool_messages import MAX_CALLS, Call
-from mmrt.actors.gateway.validation import Limits
+from mmrt.actors.gateway.reading.content import Message
+from mmrt.actors.gateway.reading.ignored import collecting
+from mmrt.actors.gateway.reading.tool_messages import MAX_CALLS, Call
+from mmrt.actors.gateway.reading.validation import Limits
 from mmrt.models.grammar.call_form import CallForm, form_of
 from mmrt.models.grammar.source import JSON_OBJECT
 from mmrt.runtime.errors import RequestError

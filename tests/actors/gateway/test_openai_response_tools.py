@@ -6,12 +6,12 @@ from typing import Any
 import openai
 import pytest
 
-from mmrt.actors.gateway.apis.openai_responses import Exchange
-from mmrt.actors.gateway.apis.stored import StoredResponses
-from mmrt.actors.gateway.content import Conversation, MediaPart, Message
-from mmrt.actors.gateway.ignored import collecting
-from mmrt.actors.gateway.tool_messages import MAX_CALLS, Call
-from mmrt.actors.gateway.validation import Limits
+from mmrt.actors.gateway.apis.openai.responses import Exchange
+from mmrt.actors.gateway.apis.openai.stored import StoredResponses
+from mmrt.actors.gateway.reading.content import Conversation, MediaPart, Message
+from mmrt.actors.gateway.reading.ignored import collecting
+from mmrt.actors.gateway.reading.tool_messages import MAX_CALLS, Call
+from mmrt.actors.gateway.reading.validation import Limits
 from mmrt.models.grammar.call_form import CallForm, Function, form_of
 from mmrt.runtime.errors import RequestError
 from mmrt.tests.actors.gateway.test_openai_responses import IMAGE, read

@@ -9,12 +9,12 @@ from typing import Any
 import openai
 import pytest
 
-from mmrt.actors.gateway.apis.input_items import Page, item_of, with_ids
-from mmrt.actors.gateway.apis.openai_responses import Exchange
-from mmrt.actors.gateway.apis.stored import StoredResponses
-from mmrt.actors.gateway.content import Conversation, MediaPart, Message
-from mmrt.actors.gateway.ignored import collecting
-from mmrt.actors.gateway.validation import ChatRequest, Limits
+from mmrt.actors.gateway.apis.openai.input_items import Page, item_of, with_ids
+from mmrt.actors.gateway.apis.openai.responses import Exchange
+from mmrt.actors.gateway.apis.openai.stored import StoredResponses
+from mmrt.actors.gateway.reading.content import Conversation, MediaPart, Message
+from mmrt.actors.gateway.reading.ignored import collecting
+from mmrt.actors.gateway.reading.validation import ChatRequest, Limits
 from mmrt.models.grammar.source import JSON_OBJECT, source_of_schema
 from mmrt.runtime.errors import RequestError
 from mmrt.tests.actors.gateway.description import check_described

@@ -10,14 +10,14 @@ from jsonschema import Draft202012Validator
 
 from mmrt import __version__
 from mmrt.actors.gateway import guide
-from mmrt.actors.gateway.field_rules import Place, refused, settle_first
-from mmrt.actors.gateway.fields import Example, Fields
-from mmrt.actors.gateway.ignored import collecting
-from mmrt.actors.gateway.json_body import Body, decode_body
 from mmrt.actors.gateway.openapi.document import make_document
 from mmrt.actors.gateway.openapi.operations import OPERATIONS, JsonBody
 from mmrt.actors.gateway.openapi.request_schema import schema_of
-from mmrt.actors.gateway.validation import Limits
+from mmrt.actors.gateway.reading.field_rules import Place, refused, settle_first
+from mmrt.actors.gateway.reading.fields import Example, Fields
+from mmrt.actors.gateway.reading.ignored import collecting
+from mmrt.actors.gateway.reading.json_body import Body, decode_body
+from mmrt.actors.gateway.reading.validation import Limits
 from mmrt.models.architecture import VisionRules
 from mmrt.tests.actors.gateway.conftest import MODEL
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrt.actors.gateway.ignored import collecting
-from mmrt.actors.gateway.prompt import Prompt, PromptBuilder
-from mmrt.actors.gateway.validation import Limits, read_chat
+from mmrt.actors.gateway.reading.ignored import collecting
+from mmrt.actors.gateway.reading.prompt import Prompt, PromptBuilder
+from mmrt.actors.gateway.reading.validation import Limits, read_chat
 from mmrt.models.architecture import ModelConfig, VisionRules
 from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import Tokenizer

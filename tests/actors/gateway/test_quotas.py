@@ -2,8 +2,8 @@
 
 import pytest
 
-from mmrt.actors.gateway.key_file import ApiKey
-from mmrt.actors.gateway.quotas import Quota, duration
+from mmrt.actors.gateway.keys.key_file import ApiKey
+from mmrt.actors.gateway.keys.quotas import Quota, duration
 from mmrt.runtime.errors import RequestError
 
 

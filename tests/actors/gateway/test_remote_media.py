@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from PIL import Image
 
-from mmrt.actors.gateway.validation import Limits
+from mmrt.actors.gateway.reading.validation import Limits
 from mmrt.runtime.config_sections import MediaSection
 from mmrt.runtime.fetch_config import FetchSection
 from mmrt.tests.actors.gateway.conftest import MAX_CONTEXT, MODEL

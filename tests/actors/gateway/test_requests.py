@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmrt.actors.gateway import client_request as module
-from mmrt.actors.gateway.client_request import ClientRequest, Link, RequestStage
-from mmrt.actors.gateway.flight import GatewayFlight
-from mmrt.actors.gateway.requests import RequestRegistry
-from mmrt.actors.gateway.token_table import Tokens
+from mmrt.actors.gateway.answers import client_request as module
+from mmrt.actors.gateway.answers.client_request import ClientRequest, Link, RequestStage
+from mmrt.actors.gateway.answers.flight import GatewayFlight
+from mmrt.actors.gateway.answers.requests import RequestRegistry
+from mmrt.actors.gateway.answers.token_table import Tokens
 from mmrt.runtime.bus.messages import (
     Cancel,
     Delivered,

@@ -7,9 +7,9 @@ from typing import Any
 import openai
 import pytest
 
-from mmrt.actors.gateway.ignored import collecting
-from mmrt.actors.gateway.prompt import Prompt, PromptBuilder
-from mmrt.actors.gateway.validation import TEXT_TOKENS, Limits, TextRequest, read_text
+from mmrt.actors.gateway.reading.ignored import collecting
+from mmrt.actors.gateway.reading.prompt import Prompt, PromptBuilder
+from mmrt.actors.gateway.reading.validation import TEXT_TOKENS, Limits, TextRequest, read_text
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.errors import RequestError

@@ -13,8 +13,8 @@ import httpx2
 import openai
 import pytest
 
-from mmrt.actors.gateway import tls
-from mmrt.actors.gateway.tls import make_context
+from mmrt.actors.gateway.keys import tls
+from mmrt.actors.gateway.keys.tls import make_context
 from mmrt.cli import endpoint
 from mmrt.runtime.config import RuntimeConfig, parse_config
 from mmrt.runtime.config_sections import ServerSection

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from mmrt.actors.gateway.ignored import collecting
-from mmrt.actors.gateway.prompt import PromptBuilder
-from mmrt.actors.gateway.tool_messages import INVALID_JSON, MAX_CALLS, Call
-from mmrt.actors.gateway.validation import ChatRequest, Limits, read_chat
+from mmrt.actors.gateway.reading.ignored import collecting
+from mmrt.actors.gateway.reading.prompt import PromptBuilder
+from mmrt.actors.gateway.reading.tool_messages import INVALID_JSON, MAX_CALLS, Call
+from mmrt.actors.gateway.reading.validation import ChatRequest, Limits, read_chat
 from mmrt.models.grammar.call_form import CallForm, Function, form_of
 from mmrt.models.grammar.source import JSON_OBJECT, MAX_SOURCE_BYTES
 from mmrt.runtime.errors import RequestError

@@ -10,8 +10,8 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 from mmrt.actors.gateway import serve as serving
-from mmrt.actors.gateway import tracing as tracing_module
-from mmrt.actors.gateway.tracing import EXPORT_TIMEOUT_S, FLUSH_S, MAX_OPEN, MAX_STAGES, Tracing
+from mmrt.actors.gateway.watching import tracing as tracing_module
+from mmrt.actors.gateway.watching.tracing import EXPORT_TIMEOUT_S, FLUSH_S, MAX_OPEN, MAX_STAGES, Tracing
 from mmrt.runtime.bus.plan_base import PlanKind
 from mmrt.runtime.config import RuntimeConfig
 from mmrt.runtime.config_sections import TracingSection
@@ -56,7 +56,7 @@ def test_off_imports_nothing_of_opentelemetry() -> None:
 
 
 def test_without_the_extra_the_gateway_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "mmrt.actors.gateway.tracing")
+    monkeypatch.delitem(sys.modules, "mmrt.actors.gateway.watching.tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigError, match=r"tracing.otlp_endpoint needs OpenTelemetry: pip install 'mmrt\[otel\]'"):
         serving._import_tracing(RuntimeConfig(tracing=NOBODY))

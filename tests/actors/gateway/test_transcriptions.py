@@ -7,9 +7,9 @@ import msgspec
 import openai
 import pytest
 
-from mmrt.actors.gateway.apis.transcriptions import Transcription
-from mmrt.actors.gateway.forms import MAX_LINES, MAX_PARTS, Form, FormFile, read_form
-from mmrt.actors.gateway.ignored import collecting
+from mmrt.actors.gateway.apis.openai.transcriptions import Transcription
+from mmrt.actors.gateway.reading.forms import MAX_LINES, MAX_PARTS, Form, FormFile, read_form
+from mmrt.actors.gateway.reading.ignored import collecting
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.errors import RequestError
 from mmrt.tests.actors.gateway.conftest import MODEL

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmrt.actors.gateway.field_table.chat import CHAT
-from mmrt.actors.gateway.fields import show
-from mmrt.actors.gateway.ignored import collecting
-from mmrt.actors.gateway.output_fields import Output
-from mmrt.actors.gateway.template_fields import TemplateUse
-from mmrt.actors.gateway.validation import ChatRequest, Limits, read_chat, read_text
+from mmrt.actors.gateway.reading.field_table.chat import CHAT
+from mmrt.actors.gateway.reading.fields import show
+from mmrt.actors.gateway.reading.ignored import collecting
+from mmrt.actors.gateway.reading.output_fields import Output
+from mmrt.actors.gateway.reading.template_fields import TemplateUse
+from mmrt.actors.gateway.reading.validation import ChatRequest, Limits, read_chat, read_text
 from mmrt.media.frames import pack_frames, read_frames
 from mmrt.models.architecture import SamplingDefaults, VisionRules
 from mmrt.runtime.config_sections import MediaSection

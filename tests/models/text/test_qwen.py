@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
+from mmrt.actors.gateway.reading.validation import read_chat
 from mmrt.actors.gateway.serve import load_text_stack
-from mmrt.actors.gateway.validation import read_chat
 from mmrt.actors.host.actor import Actor
 from mmrt.models.families.registry import FAMILIES
 from mmrt.models.make.checkpoint import make_checkpoint

@@ -16,7 +16,7 @@ from mmrt.actors.gateway.fetch import client as fetch_client
 from mmrt.actors.gateway.fetch import frames
 from mmrt.actors.gateway.fetch.client import FetchClient
 from mmrt.actors.gateway.fetch.download import UNREACHABLE
-from mmrt.actors.gateway.fetch.rules import FetchError
+from mmrt.actors.gateway.reading.url_rules import FetchError
 from mmrt.runtime.fetch_config import FetchSection
 from mmrt.tests.actors.gateway.fetch.conftest import PICTURE, Server, answer, serving
 

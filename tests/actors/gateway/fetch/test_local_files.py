@@ -9,7 +9,7 @@ import pytest
 
 from mmrt.actors.gateway.fetch import local_files
 from mmrt.actors.gateway.fetch.local_files import NO_FILE, read_file
-from mmrt.actors.gateway.fetch.rules import FetchError, check_file_url
+from mmrt.actors.gateway.reading.url_rules import FetchError, check_file_url
 
 LIMIT = 10_000
 

@@ -1,0 +1,71 @@
+"""All requests of one gateway generation, by their keys on the bus.
+
+Runs in the gateway's event loop. A message about a forgotten request is answered so that the controller forgets it too.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+
+from ....runtime.bus.messages import Cancel, Delivered, Delta, Failed, Released, RequestSpec, ToActor, Unknown
+from ....runtime.errors import RequestError
+from .client_request import ClientRequest, ControllerAnswer, Link, RequestStage
+
+log = logging.getLogger(__name__)
+
+
+class RequestRegistry:
+    """Finds the request that a message or a delta is about, and drives all of them."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._requests: dict[int, ClientRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def num_media_bytes(self) -> int:
+        """Bytes of media held because the controller may still ask for them."""
+        return sum(request.num_media_bytes for request in self._requests.values())
+
+    def submit(self, spec: RequestSpec, media: Sequence[bytes], wake: Callable[[], None], now_s: float) -> ClientRequest:
+        """Submit a new request. ``media`` are the bytes of ``spec.items``; ``wake`` is called when there is news for the client."""
+        key = 0
+        while key == 0 or key in self._requests:
+            key = secrets.randbits(63)
+        request = self._requests[key] = ClientRequest(key, spec, media, wake, self._link, now_s)
+        request.submit(now_s)
+        return request
+
+    def fail_all(self, error: RequestError, now_s: float) -> None:
+        """End every request that is not over with this error: the gateway itself ends."""
+        for request in list(self._requests.values()):
+            if not request.is_over:
+                log.warning("%s is cut off", request.spec.request_id)
+            request.cancel(now_s, error)
+
+    def tick(self, now_s: float) -> None:
+        """Let every request do its due work."""
+        for request in list(self._requests.values()):
+            request.tick(now_s)
+
+    def on_message(self, message: ToActor, now_s: float) -> None:
+        """Take an answer of the controller; reply to one about a forgotten request so that it forgets the request too."""
+        if not isinstance(message, ControllerAnswer):
+            return
+        request = self._requests.get(message.key)
+        if request is None:
+            if isinstance(message, Failed):
+                self._link.send(Delivered(self._link.generation, message.key))
+            elif not isinstance(message, Released | Unknown):
+                self._link.send(Cancel(self._link.generation, message.key))
+        elif request.stage is not RequestStage.DELIVERED:
+            request.on_message(message, now_s)
+        elif isinstance(message, Released | Unknown):
+            del self._requests[message.key]
+
+    def on_delta(self, delta: Delta, now_s: float) -> None:
+        """Take a piece of text."""
+        if (request := self._requests.get(delta.key)) is not None:
+            request.on_delta(delta, now_s)

@@ -1,0 +1,1 @@
+"""OpenAI's APIs: completions, responses, embeddings, transcriptions, models."""
