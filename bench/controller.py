@@ -35,11 +35,11 @@ from ..runtime.bus.messages import (
 )
 from ..runtime.bus.plans import Analyse
 from ..runtime.bus.sampling import Sampling
-from ..runtime.controller.effects import BeginRow, Effect, Send
 from ..runtime.controller.machine import Controller
-from ..runtime.controller.planner import make_view
+from ..runtime.controller.plans.planner import make_view
 from ..runtime.controller.scheduling.policy import POLICIES, UNIFIED
 from ..runtime.controller.scheduling.types import Limits, StepLimits
+from ..runtime.controller.state.effects import BeginRow, Effect, Send
 from ..runtime.stage_table import WORKERS, InstanceId
 from ..schema.gap_buckets import NUM_BUCKETS, bucket_of
 from ..schema.media import ItemShape, SegmentShape

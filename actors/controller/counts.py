@@ -1,6 +1,6 @@
 """The controller's counts, as other processes read them (``shm/controller_stats.py``). Pure."""
 
-from ...runtime.controller.state import ControllerState
+from ...runtime.controller.state.state import ControllerState
 from ...schema.policy_report import NO_POLICY_YET, PolicyReport
 from ...shm.controller_stats import PoolUse, StatsSnapshot
 

@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 
 from ...runtime.bus.messages import Filled, PlanDone, Prepared, ToController
-from ...runtime.controller.effects import BeginRow, Effect, Send, SetPhase, WriteJournal, WritePlan, WriteSpec
-from ...runtime.controller.inflight_plan import InflightPlan
-from ...runtime.controller.records import Ended, Refused, Submitted
-from ...runtime.controller.request import Request
-from ...runtime.controller.state import ControllerState
+from ...runtime.controller.state.effects import BeginRow, Effect, Send, SetPhase, WriteJournal, WritePlan, WriteSpec
+from ...runtime.controller.state.inflight_plan import InflightPlan
+from ...runtime.controller.state.records import Ended, Refused, Submitted
+from ...runtime.controller.state.request import Request
+from ...runtime.controller.state.state import ControllerState
 from ...runtime.observe.flight import Kind, pack_pair
 from ...runtime.stage_table import InstanceId
 from ...schema.rows import Phase

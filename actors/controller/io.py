@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from ...runtime.bus.messages import ToActor
-from ...runtime.controller.effects import (
+from ...runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot
+from ...runtime.controller.rows.progress import IdSpan, Progress
+from ...runtime.controller.state.effects import (
     AppendPages,
     AppendSourcePages,
     BeginRow,
@@ -25,9 +27,7 @@ from ...runtime.controller.effects import (
     WriteSpec,
     WriteState,
 )
-from ...runtime.controller.progress import IdSpan, Progress
-from ...runtime.controller.records import JournalState
-from ...runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot
+from ...runtime.controller.state.records import JournalState
 from ...runtime.pools import pools_of
 from ...runtime.process.saved_pages import keep_era, read_era
 from ...runtime.stage_table import InstanceId, instance_id, number_of

@@ -23,7 +23,7 @@ from typing import Self
 
 import msgspec
 
-from ...runtime.controller.records import KEPT_ENDS, CacheEra, Ended, JournalRecord, JournalState, Submitted
+from ...runtime.controller.state.records import KEPT_ENDS, CacheEra, Ended, JournalRecord, JournalState, Submitted
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from ...runtime.controller.policy_calls import swap
+from ...runtime.controller.plans.policy_calls import swap
 from ...runtime.controller.scheduling.policy import POLICIES, UNIFIED, Policy, PolicyFailure
-from ...runtime.controller.state import ControllerState
+from ...runtime.controller.state.state import ControllerState
 from ...runtime.process.crash_cause import Death, ExitNote, is_from_outside
 from ...runtime.process.tuning import TUNING_NAME, Tuning, read_tuning
 from ...schema.policy_report import NO_POLICY_YET, PolicyReport

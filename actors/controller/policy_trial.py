@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ...runtime.bus.messages import Filled, Hello, MediaItem, RequestSpec, Submit
 from ...runtime.bus.sampling import Sampling
 from ...runtime.controller.machine import Controller
-from ...runtime.controller.policy_calls import swap
+from ...runtime.controller.plans.policy_calls import swap
 from ...runtime.controller.scheduling.policy import UNIFIED, PolicyFailure
 from ...runtime.controller.scheduling.types import Limits
 from ...runtime.stage_table import ACTORS, InstanceId

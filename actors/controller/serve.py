@@ -22,15 +22,15 @@ from ...runtime.bus.messages import ItemError, PlanDone, Submit, ToActor, ToCont
 from ...runtime.bus.transport import ControllerSocket, drain_in_loop
 from ...runtime.config import RuntimeConfig, is_policy_file
 from ...runtime.config_sections import ObjectiveSection
-from ...runtime.controller.effects import Effect
-from ...runtime.controller.instances import drained
 from ...runtime.controller.machine import Controller
-from ...runtime.controller.records import JournalState
 from ...runtime.controller.recovery import RunSnapshot, recover
+from ...runtime.controller.rows.instances import drained
 from ...runtime.controller.scheduling.budgets import tbt_rule
 from ...runtime.controller.scheduling.facts import KINDS, Objective, RequestKind
 from ...runtime.controller.scheduling.types import Limits
-from ...runtime.controller.state import ControllerState
+from ...runtime.controller.state.effects import Effect
+from ...runtime.controller.state.records import JournalState
+from ...runtime.controller.state.state import ControllerState
 from ...runtime.environment import read_environment
 from ...runtime.process.memory_layout import (
     EMBEDDING_PAGE_TOKENS,

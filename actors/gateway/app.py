@@ -12,7 +12,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from ... import __version__
 from ...runtime.config_sections import ServerSection
-from ...runtime.controller.outages import MEDIA_STAGES
+from ...runtime.controller.rows.outages import MEDIA_STAGES
 from ...runtime.errors import RequestError
 from ...runtime.stage_table import stage_of
 from . import guide

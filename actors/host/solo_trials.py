@@ -4,7 +4,7 @@ A trial is one step whose name identifies its row; between trials work goes on a
 joins them again. If the process crashes in a trial, the next generation reads the name and gives that row up: such a row costs two
 crashes, and the others lose the time of their trials. A kill from outside a trial ends the trials: the next crash begins them again.
 A row that crashes the process only together with others is never found: such crashes are counted as unexplained, see ``crash_cause``.
-Plans of workers are handled in ``runtime/controller/poison.py``, since the controller knows their contents.
+Plans of workers are handled in ``runtime/controller/rows/poison.py``, since the controller knows their contents.
 """
 
 from collections.abc import Iterable

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...runtime.controller.request import decode_record
+from ...runtime.controller.state.request import decode_record
 from ...runtime.stage_table import number_of, stage_of
 from ...schema.rows import EndCode, Phase
 from ...shm.controller_stats import ControllerStats, StatsSnapshot

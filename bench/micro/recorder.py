@@ -22,7 +22,7 @@ from ...runtime.bus.messages import RequestSpec
 from ...runtime.bus.sampling import Sampling
 from ...runtime.config import RuntimeConfig
 from ...runtime.config_sections import MemorySection, ModelSection, ServerSection
-from ...runtime.controller.records import Ended, JournalRecord, Submitted
+from ...runtime.controller.state.records import Ended, JournalRecord, Submitted
 from ...runtime.stage_table import ACTORS, SUPERVISOR
 from ...shm.errors import ShmError
 from ...shm.flight_recorder import FlightRecorder

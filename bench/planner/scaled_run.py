@@ -6,7 +6,7 @@ from itertools import count
 
 import msgspec
 
-from ...runtime.controller.instances import drained
+from ...runtime.controller.rows.instances import drained
 from ...runtime.stage_table import STAGES, InstanceId, instance_id, stage_of
 from ..sim.events import NS, to_ns
 from ..sim.simulation import Simulation

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from ...runtime.bus.messages import Admit, Drop, Dropped, SequenceEnded, ToActor, ToController
-from ...runtime.controller.request import Request
+from ...runtime.controller.state.request import Request
 from ...runtime.stage_table import InstanceId
 from ...schema.gap_buckets import bucket_of
 from ...schema.rows import EndCode, Phase

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...runtime.controller.machine import Controller
-from ...runtime.controller.progress import Progress
-from ...runtime.controller.request import Request
+from ...runtime.controller.rows.progress import Progress
+from ...runtime.controller.state.request import Request
 from .step_log import StepLog
 
 

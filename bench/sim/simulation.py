@@ -18,15 +18,15 @@ from ...runtime.bus.messages import Admit, Hello, PlanDone, Run, Skipped, ToActo
 from ...runtime.bus.plans import Analyse, Encode, Plan, Prefill
 from ...runtime.bus.wire import encode
 from ...runtime.config import RuntimeConfig
-from ...runtime.controller.effects import AppendPages, BeginRow, ClearPlan, Effect, Send, WritePlan
-from ...runtime.controller.guidance import num_pages
 from ...runtime.controller.machine import Controller
-from ...runtime.controller.page_keys import Positions
-from ...runtime.controller.policy_calls import swap
-from ...runtime.controller.progress import IdSpan, NewIds, Progress
-from ...runtime.controller.request import Request
+from ...runtime.controller.plans.policy_calls import swap
+from ...runtime.controller.rows.progress import IdSpan, NewIds, Progress
+from ...runtime.controller.scheduling.guidance import num_pages
+from ...runtime.controller.scheduling.page_keys import Positions
 from ...runtime.controller.scheduling.policy import Policy
 from ...runtime.controller.scheduling.types import Limits
+from ...runtime.controller.state.effects import AppendPages, BeginRow, ClearPlan, Effect, Send, WritePlan
+from ...runtime.controller.state.request import Request
 from ...runtime.observe.breakdown import Work
 from ...runtime.process.device_room import DeviceRoom
 from ...runtime.process.memory_layout import plan_layout

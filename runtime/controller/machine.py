@@ -29,27 +29,36 @@ from ..bus.messages import (
 )
 from ..pools import PoolName
 from ..stage_table import WORKERS, InstanceId, stage_of
-from .absence import leaves_plan, note_absence
-from .cache_eras import clear_caches, note_code
-from .effects import Effect, Send
-from .inflight_plan import LONG_AGO_S
-from .instances import empty_leaving, set_instances
-from .intake import admit, cancel_older_gateways, check_deadlines, load, prepare_analysed, probe_silent_requests, send_replies, submit
-from .kv_manager import admit_to_decode, grant_kv, grow, make_room, needs_kv, num_grantable, place_row
-from .lifecycle import end, failed_message
-from .migration import issue_transfers
-from .outages import fail_stranded
-from .ownership import on_dropped, on_gone, resend_drops, send_drops, undropped
-from .placement import leave_pools
-from .plan_dispatch import send_plan
-from .plan_results import finish_plan, skip_plans
-from .planner import issue
-from .policy_calls import rank_requests
-from .prefix_cache import PagesToCome
-from .progress import IdSpan, NewIds, Progress, expose_finished_rows, note_last_words, observe, wanted_ids
+from .caches.cache_eras import clear_caches, note_code
+from .caches.prefix_cache import PagesToCome
+from .plans.migration import issue_transfers
+from .plans.plan_dispatch import send_plan
+from .plans.plan_results import finish_plan, skip_plans
+from .plans.planner import issue
+from .plans.policy_calls import rank_requests
+from .rows.absence import leaves_plan, note_absence
+from .rows.instances import empty_leaving, set_instances
+from .rows.intake import (
+    admit,
+    cancel_older_gateways,
+    check_deadlines,
+    load,
+    prepare_analysed,
+    probe_silent_requests,
+    send_replies,
+    submit,
+)
+from .rows.kv_manager import admit_to_decode, grant_kv, grow, make_room, needs_kv, num_grantable, place_row
+from .rows.lifecycle import end, failed_message
+from .rows.outages import fail_stranded
+from .rows.ownership import on_dropped, on_gone, resend_drops, send_drops, undropped
+from .rows.placement import leave_pools
+from .rows.progress import IdSpan, NewIds, Progress, expose_finished_rows, note_last_words, observe, wanted_ids
 from .scheduling.admission import ResourceGate, overloaded
 from .scheduling.types import Limits
-from .state import BY_RANK, GATEWAY, ControllerState
+from .state.effects import Effect, Send
+from .state.inflight_plan import LONG_AGO_S
+from .state.state import BY_RANK, GATEWAY, ControllerState
 
 __all__ = ["Controller", "Progress"]
 

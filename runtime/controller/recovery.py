@@ -16,23 +16,23 @@ from ..bus.plans import decode_plan
 from ..bus.sampling import Sampling
 from ..pools import PoolName
 from ..stage_table import InstanceId
-from .cache_eras import restore_era
-from .effects import ClearPages, ClearSource
-from .expansion import expand
-from .guidance import num_pages, wanted_pages
-from .inflight_plan import InflightPlan
-from .intake import cancel_older_gateways, prompts_of, set_layout
-from .lifecycle import settle
+from .caches.cache_eras import restore_era
+from .caches.media_sharing import join, learn_shape, look_up
 from .machine import Controller
-from .media_sharing import join, learn_shape, look_up
-from .migration import restore_progress
-from .pages import Owner, PageLedger, User
-from .plan_dispatch import adopt_plan
-from .records import JournalState
-from .request import Request, RowRecord, decode_record
+from .plans.migration import restore_progress
+from .plans.plan_dispatch import adopt_plan
+from .rows.expansion import expand
+from .rows.intake import cancel_older_gateways, prompts_of, set_layout
+from .rows.lifecycle import settle
 from .scheduling.facts import Cost
+from .scheduling.guidance import num_pages, wanted_pages
 from .scheduling.types import Limits, SegmentStage
-from .state import ControllerState, membership, owner
+from .state.effects import ClearPages, ClearSource
+from .state.inflight_plan import InflightPlan
+from .state.pages import Owner, PageLedger, User
+from .state.records import JournalState
+from .state.request import Request, RowRecord, decode_record
+from .state.state import ControllerState, membership, owner
 
 
 class RowSnapshot(NamedTuple):

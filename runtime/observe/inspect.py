@@ -14,11 +14,11 @@ from ...shm.plan_table import PlanTable
 from ...shm.run_directory import RunDirectory
 from ...shm.sequence_table import SequenceTable
 from ...shm.status import ActorReading, ActorTable
-from ..controller.embedding_tracker import EmbeddingTracker, lay_out
-from ..controller.records import JournalState, Submitted
-from ..controller.request import SegmentRecord
 from ..controller.scheduling.facts import kind_of
 from ..controller.scheduling.types import SegmentStage
+from ..controller.state.embedding_tracker import EmbeddingTracker, lay_out
+from ..controller.state.records import JournalState, Submitted
+from ..controller.state.request import SegmentRecord
 from ..stage_table import SUPERVISOR
 from .breakdown import request_breakdown, step_begins
 from .flight import PLAN_NAMES, merge

@@ -5,7 +5,7 @@ cause; the supervisor notes it in the run directory before it starts another pro
 exit, an exception, exhausted memory or a missed deadline is a *crash* and counts against the work; SIGKILL from outside never does.
 Used by every actor that becomes active (``actors/host/actor.py``); the supervisor writes the note.
 
-The thresholds: a piece of work that has crashed its actor twice is given up (``MAX_CRASHES`` in ``runtime/controller/poison.py``; a
+The thresholds: a piece of work that has crashed its actor twice is given up (``MAX_CRASHES`` in ``controller/rows/poison``; a
 crash and a trial in ``actors/host/solo_trials.py``). Crashes in steps do not break an actor, since each narrows down the cause. After
 ``MAX_UNEXPLAINED`` recent ones without a known cause, further ones count as ordinary failures (``supervisor/restart_policy``).
 """

@@ -28,7 +28,7 @@ from mmrt.runtime.bus.messages import MediaItem, RequestSpec
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.config import RuntimeConfig
 from mmrt.runtime.config_sections import MediaSection
-from mmrt.runtime.controller.expansion import check_placeholders, expand
+from mmrt.runtime.controller.rows.expansion import check_placeholders, expand
 from mmrt.runtime.controller.scheduling.budgets import encode_budget
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.process.memory_layout import plan_layout

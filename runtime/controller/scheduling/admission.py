@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ...bus.messages import RequestSpec
 from ...errors import RequestError, answer_too_long, prompt_too_long
-from ..guidance import Lengths, fitting_new_tokens, limit_pages
+from .guidance import Lengths, fitting_new_tokens, limit_pages
 from .types import Limits, Rank
 
 RETRY_AFTER_LIMIT_S = 30

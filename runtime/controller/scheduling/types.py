@@ -14,8 +14,8 @@ from ....schema.media import MediaKind
 from ...bus.messages import RequestSpec
 from ...config import MAX_STEP_TOKENS
 from ...stage_table import ACTORS, InstanceId
-from ..page_keys import Positions, indices
 from .facts import NO_OBJECTIVES, Facts, Objective, RequestKind
+from .page_keys import Positions, indices
 
 Rank = tuple[float, ...]
 """Lower ranks go first."""

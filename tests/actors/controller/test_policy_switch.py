@@ -9,7 +9,7 @@ import pytest
 
 from mmrt.actors.controller.policy_guard import PolicyGuard
 from mmrt.actors.controller.policy_switch import LOOK_S, PolicySwitch, inherited
-from mmrt.runtime.controller.policy_calls import MAX_FAILURES
+from mmrt.runtime.controller.plans.policy_calls import MAX_FAILURES
 from mmrt.runtime.controller.scheduling.policy import UNIFIED
 from mmrt.runtime.process.crash_cause import Death, ExitNote
 from mmrt.runtime.process.tuning import TUNING_NAME, read_tuning, write_tuning

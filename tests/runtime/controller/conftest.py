@@ -4,10 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from mmrt.runtime.controller import intake, kv_manager, machine, prefix_cache
-from mmrt.runtime.controller.placement import Placement
-from mmrt.runtime.controller.request import Request
-from mmrt.runtime.controller.state import ControllerState
+from mmrt.runtime.controller import machine
+from mmrt.runtime.controller.caches import prefix_cache
+from mmrt.runtime.controller.rows import intake, kv_manager
+from mmrt.runtime.controller.rows.placement import Placement
+from mmrt.runtime.controller.state.state.request import Request
+from mmrt.runtime.controller.state.state.state import ControllerState
 
 
 @pytest.fixture(scope="session", autouse=True)

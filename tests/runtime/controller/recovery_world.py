@@ -24,19 +24,19 @@ from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.copy_plans import Load, LoadChunk, LoadPart, LoadSegments, Transfer
 from mmrt.runtime.bus.wire import encode
-from mmrt.runtime.controller.absence import AWAY_S
-from mmrt.runtime.controller.effects import SetPageGenerations
-from mmrt.runtime.controller.embedding_cache import page_keys
-from mmrt.runtime.controller.expansion import expand
-from mmrt.runtime.controller.instances import drained
-from mmrt.runtime.controller.intake import check_segments
-from mmrt.runtime.controller.lifecycle import preempt, reset_media
-from mmrt.runtime.controller.ownership import take_back
+from mmrt.runtime.controller.caches.embedding_cache import page_keys
 from mmrt.runtime.controller.recovery import recover
-from mmrt.runtime.controller.request import decode_record
+from mmrt.runtime.controller.rows.absence import AWAY_S
+from mmrt.runtime.controller.rows.expansion import expand
+from mmrt.runtime.controller.rows.instances import drained
+from mmrt.runtime.controller.rows.intake import check_segments
+from mmrt.runtime.controller.rows.lifecycle import preempt, reset_media
+from mmrt.runtime.controller.rows.ownership import take_back
 from mmrt.runtime.controller.scheduling.admission import check_lengths
 from mmrt.runtime.controller.scheduling.types import Limits
-from mmrt.runtime.controller.state import owner
+from mmrt.runtime.controller.state.state.effects import SetPageGenerations
+from mmrt.runtime.controller.state.state.request import decode_record
+from mmrt.runtime.controller.state.state.state import owner
 from mmrt.runtime.errors import RequestError
 from mmrt.runtime.pools import kv_pool, pools_of
 from mmrt.runtime.process.crash_cause import Death

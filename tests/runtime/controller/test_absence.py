@@ -5,9 +5,17 @@ from collections.abc import Collection
 import pytest
 
 from mmrt.runtime.bus import messages as m
-from mmrt.runtime.controller.absence import AWAY_S
-from mmrt.runtime.controller.effects import AppendPages, ClearPages, Effect, SetOwner, SetPageGenerations, SetPhase, SetPrefilled
 from mmrt.runtime.controller.recovery import recover
+from mmrt.runtime.controller.rows.absence import AWAY_S
+from mmrt.runtime.controller.state.state.effects import (
+    AppendPages,
+    ClearPages,
+    Effect,
+    SetOwner,
+    SetPageGenerations,
+    SetPhase,
+    SetPrefilled,
+)
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.tests.runtime.controller.test_machine import Driver, places, sent, several, text
 from mmrt.tests.runtime.controller.test_migration import finish, on_devices

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmrt.runtime.bus import messages as m
-from mmrt.runtime.controller.effects import WriteJournal
-from mmrt.runtime.controller.lifecycle import preempt
-from mmrt.runtime.controller.planner import make_view
-from mmrt.runtime.controller.policy_calls import AGED_S, RANK_S
-from mmrt.runtime.controller.records import JournalRecord, JournalState, Submitted
+from mmrt.runtime.controller.plans.planner import make_view
+from mmrt.runtime.controller.plans.policy_calls import AGED_S, RANK_S
 from mmrt.runtime.controller.recovery import recover
+from mmrt.runtime.controller.rows.lifecycle import preempt
 from mmrt.runtime.controller.scheduling.costs import CostModel, Costs
 from mmrt.runtime.controller.scheduling.facts import Cost, Facts, Objective, kind_of
 from mmrt.runtime.controller.scheduling.policy import POLICIES, UNIFIED
 from mmrt.runtime.controller.scheduling.slack import OVERDUE, Slack
 from mmrt.runtime.controller.scheduling.types import Candidate, StepLimits, StepPlan, View
+from mmrt.runtime.controller.state.state.effects import WriteJournal
+from mmrt.runtime.controller.state.state.records import JournalRecord, JournalState, Submitted
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.media import ItemShape, MediaKind, SegmentShape
 from mmrt.schema.rows import Phase

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from mmrt.runtime.controller.guidance import (
+from mmrt.runtime.controller.scheduling.guidance import (
     fitting_new_tokens,
     is_prefilled,
     limit_pages,

@@ -9,7 +9,14 @@ import pytest
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.media_work import estimated_work, is_large
-from mmrt.runtime.controller.effects import (
+from mmrt.runtime.controller.machine import LOOK_S, SOON_S, Controller
+from mmrt.runtime.controller.rows.kv_manager import wanted_kv
+from mmrt.runtime.controller.rows.lifecycle import preempt, reset_media
+from mmrt.runtime.controller.rows.progress import WINDOW_S
+from mmrt.runtime.controller.scheduling.costs import Costs
+from mmrt.runtime.controller.scheduling.facts import Cost
+from mmrt.runtime.controller.scheduling.types import Limits
+from mmrt.runtime.controller.state.state.effects import (
     AppendPages,
     BeginRow,
     ClearPages,
@@ -23,15 +30,8 @@ from mmrt.runtime.controller.effects import (
     WriteSpec,
     WriteState,
 )
-from mmrt.runtime.controller.kv_manager import wanted_kv
-from mmrt.runtime.controller.lifecycle import preempt, reset_media
-from mmrt.runtime.controller.machine import LOOK_S, SOON_S, Controller
-from mmrt.runtime.controller.progress import WINDOW_S
-from mmrt.runtime.controller.records import Ended, Refused, Submitted
-from mmrt.runtime.controller.request import Request
-from mmrt.runtime.controller.scheduling.costs import Costs
-from mmrt.runtime.controller.scheduling.facts import Cost
-from mmrt.runtime.controller.scheduling.types import Limits
+from mmrt.runtime.controller.state.state.records import Ended, Refused, Submitted
+from mmrt.runtime.controller.state.state.request import Request
 from mmrt.runtime.stage_table import InstanceId, actors_of, number_of
 from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
 from mmrt.schema.outage import Outage

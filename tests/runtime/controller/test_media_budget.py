@@ -3,7 +3,7 @@
 import pytest
 
 from mmrt.runtime.bus import messages as m
-from mmrt.runtime.controller.media_budget import check_pixels
+from mmrt.runtime.controller.rows.media_budget import check_pixels
 from mmrt.runtime.errors import CONTEXT_EXCEEDED, RequestError
 from mmrt.schema.page_key import KEY_BYTES
 from mmrt.tests.runtime.controller.test_machine import IMAGE, Driver, sent

@@ -11,14 +11,15 @@ import pytest
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.media_work import estimated_work, is_large
-from mmrt.runtime.controller import embedding_cache, media_sharing, planner
-from mmrt.runtime.controller.effects import WriteState
-from mmrt.runtime.controller.known_media import KnownMedia, MediaKey, media_key
-from mmrt.runtime.controller.lifecycle import reset_media
+from mmrt.runtime.controller.caches import embedding_cache, media_sharing
+from mmrt.runtime.controller.plans import planner
 from mmrt.runtime.controller.recovery import recover
-from mmrt.runtime.controller.request import RowRecord
+from mmrt.runtime.controller.rows.lifecycle import reset_media
 from mmrt.runtime.controller.scheduling.types import SegmentChoice
-from mmrt.runtime.controller.state import ControllerState
+from mmrt.runtime.controller.state.state.effects import WriteState
+from mmrt.runtime.controller.state.state.known_media import KnownMedia, MediaKey, media_key
+from mmrt.runtime.controller.state.state.request import RowRecord
+from mmrt.runtime.controller.state.state.state import ControllerState
 from mmrt.schema.media import ItemShape, SegmentShape
 from mmrt.tests.runtime.controller.test_machine import IMAGE, SHAPE, Driver
 from mmrt.tests.runtime.controller.test_recovery import remains

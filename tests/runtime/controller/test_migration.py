@@ -11,10 +11,18 @@ from hypothesis import strategies as st
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus.copy_plans import Load, Transfer
 from mmrt.runtime.bus.plans import Plan, Prefill
-from mmrt.runtime.controller.effects import AppendPages, AppendSourcePages, ClearSource, Effect, SetPhase, SetPrefilled, WriteState
-from mmrt.runtime.controller.instances import drained
-from mmrt.runtime.controller.lifecycle import preempt
 from mmrt.runtime.controller.recovery import recover
+from mmrt.runtime.controller.rows.instances import drained
+from mmrt.runtime.controller.rows.lifecycle import preempt
+from mmrt.runtime.controller.state.state.effects import (
+    AppendPages,
+    AppendSourcePages,
+    ClearSource,
+    Effect,
+    SetPhase,
+    SetPrefilled,
+    WriteState,
+)
 from mmrt.runtime.stage_table import InstanceId, actors_of, devices_of
 from mmrt.schema.outage import Outage
 from mmrt.schema.rows import EndCode, Phase

@@ -1,7 +1,8 @@
 """Rows and their decode actors: who gets a row, and how it goes from one to another."""
 
 from mmrt.runtime.bus import messages as m
-from mmrt.runtime.controller.effects import (
+from mmrt.runtime.controller.recovery import recover
+from mmrt.runtime.controller.state.state.effects import (
     AppendPages,
     ClearPages,
     Effect,
@@ -12,7 +13,6 @@ from mmrt.runtime.controller.effects import (
     SetPrefilled,
     WriteState,
 )
-from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.outage import Outage
 from mmrt.schema.rows import Phase

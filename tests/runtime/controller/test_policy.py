@@ -15,7 +15,7 @@ from mmrt.examples.shortest_first import ShortestFirst
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.config_sections import POLICY_NAMES
-from mmrt.runtime.controller.policy_calls import FAILURES_S, MAX_FAILURES, STARVED_S, swap
+from mmrt.runtime.controller.plans.policy_calls import FAILURES_S, MAX_FAILURES, STARVED_S, swap
 from mmrt.runtime.controller.scheduling.facts import Facts
 from mmrt.runtime.controller.scheduling.legality import check
 from mmrt.runtime.controller.scheduling.policy import POLICIES, UNIFIED

@@ -6,8 +6,8 @@ import pytest
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.sampling import Sampling
-from mmrt.runtime.controller.lifecycle import preempt
 from mmrt.runtime.controller.recovery import recover
+from mmrt.runtime.controller.rows.lifecycle import preempt
 from mmrt.schema.outage import Outage
 from mmrt.schema.rows import Phase
 from mmrt.tests.runtime.controller.test_machine import KEY, SHAPE, Driver, phases, sent, text

@@ -15,14 +15,17 @@ import pytest
 
 from mmrt.runtime.bus.copy_plans import Load, LoadChunk
 from mmrt.runtime.bus.messages import Loaded
-from mmrt.runtime.controller import kv_manager, lifecycle, ownership, page_keys, placement, plan_results, prefix_cache, progress
-from mmrt.runtime.controller.effects import SetPrefilled
-from mmrt.runtime.controller.inflight_plan import InflightPlan
-from mmrt.runtime.controller.page_keys import PageKeys
-from mmrt.runtime.controller.plan_dispatch import clear_plan
-from mmrt.runtime.controller.prefix_cache import FindLeading
-from mmrt.runtime.controller.request import Request
-from mmrt.runtime.controller.state import ControllerState
+from mmrt.runtime.controller.caches import prefix_cache
+from mmrt.runtime.controller.caches.prefix_cache import FindLeading
+from mmrt.runtime.controller.plans import plan_results
+from mmrt.runtime.controller.plans.plan_dispatch import clear_plan
+from mmrt.runtime.controller.rows import kv_manager, lifecycle, ownership, placement, progress
+from mmrt.runtime.controller.scheduling import page_keys
+from mmrt.runtime.controller.scheduling.page_keys import PageKeys
+from mmrt.runtime.controller.state.state.effects import SetPrefilled
+from mmrt.runtime.controller.state.state.inflight_plan import InflightPlan
+from mmrt.runtime.controller.state.state.request import Request
+from mmrt.runtime.controller.state.state.state import ControllerState
 from mmrt.schema.rows import Phase
 from mmrt.shm.pool import PagePool
 from mmrt.tests.runtime.controller.test_recovery_world import live_through

@@ -1,0 +1,144 @@
+"""Embedding pages by content: segments that were encoded before are taken from the cache (pure; rules over ``ControllerState``).
+
+Embedding pages get keys when their encode plan is done, and the cache keeps them after the last row that needed them. A segment all of
+whose pages are in the cache is *taken*: it is ENCODED, and its row shares the pages until prefill has read them. One all of whose pages
+are in a file is *loaded* instead of encoded: to policies it looks as if it were decoded, and had no rows to encode.
+"""
+
+import struct
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from ....schema.media import ItemShape
+from ....schema.page_key import KEY_BYTES
+from ...bus.copy_plans import LoadPart, LoadSegments
+from ...bus.messages import Loaded, PageRun
+from ...bus.plan_base import Place
+from ..scheduling.guidance import num_pages
+from ..scheduling.legality import may_take
+from ..scheduling.page_keys import content_digest, root_key
+from ..scheduling.types import SegmentStage
+from ..state.known_media import MediaKey
+from ..state.request import Request, SegmentRecord
+from ..state.state import ControllerState, owner
+
+_PLACE = struct.Struct("<II")
+
+
+def page_keys(state: ControllerState, request: Request, place: Place) -> list[bytes]:
+    """Return the keys of a segment's pages. Empty if it is not shared."""
+    item, segment = place
+    keys = request.embedding_keys.get(item)
+    if keys is None:
+        shape, key = request.record.items[item].shape, request.media_key(item)
+        assert shape is not None
+        keys = request.embedding_keys[item] = [[] for _ in shape.segments] if key is None else keys_of(state, key, shape)
+    return keys[segment]
+
+
+def keys_of(state: ControllerState, medium: MediaKey, shape: ItemShape) -> list[list[bytes]]:
+    """Return the keys of a medium's pages, by segment: digests of run, tenant, content, shape and place. The shape says where the
+    medium is cut: a segment of an equal medium that is cut otherwise is another one."""
+    era, salt, content = medium
+    stem = blake2b(content_digest(content, shape), digest_size=KEY_BYTES, key=root_key(state.secret, era, salt))
+    return [
+        [_key(stem, number, page) for page in range(num_pages(segment.num_tokens, state.limits.embedding_page_tokens))]
+        for number, segment in enumerate(shape.segments)
+    ]
+
+
+def _key(stem: blake2b, segment: int, page: int) -> bytes:
+    digest = stem.copy()
+    digest.update(_PLACE.pack(segment, page))
+    return digest.digest()
+
+
+def cached_pages(state: ControllerState, request: Request, place: Place) -> list[int]:
+    """Return the segment's pages if all are in the cache, else none."""
+    keys = page_keys(state, request, place)
+    pages = state.pools["embedding"].cache.find_leading(keys)
+    return pages if len(pages) == len(keys) else []
+
+
+def num_saved_pages(state: ControllerState, request: Request, place: Place) -> int:
+    """Return the number of the segment's pages if files have all, else 0."""
+    return len(_saved_slots(state, request, place))
+
+
+def begin_load(state: ControllerState, request: Request, place: Place) -> LoadPart:
+    """Give a segment that files have its pages, to be loaded. The caller saves the record."""
+    slots, num_tokens = _saved_slots(state, request, place), request.record.shape_of(*place).num_tokens
+    target = state.allocate("embedding", request, len(slots))
+    assert target is not None and slots, "the policy chose a segment to load without pages for it, or none to load"
+    request.record.segment(place).begin_load(target)
+    return LoadPart(*request.key_in_table, target, num_tokens, page_keys(state, request, place), slots)
+
+
+def _saved_slots(state: ControllerState, request: Request, place: Place) -> list[int]:
+    """Return where files have the segment's pages, if they have all, else none."""
+    keys = page_keys(state, request, place)
+    slots = state.saved["embedding"].find_leading(keys)
+    return slots if len(slots) == len(keys) else []
+
+
+def give_up_loading(state: ControllerState, request: Request, plan: LoadSegments, result: Loaded | None) -> None:
+    """Return the segments that the plan has not loaded to their stage before it. Those that the file lacks are encoded; all of them if
+    the plan failed (``result`` None)."""
+    ends, more = (result.ends, result.more) if result is not None else ([0] * len(plan.parts), [False] * len(plan.parts))
+    segments = request.segments_of(plan)
+    for part, end, may_ask_again in zip(plan.parts, ends, more, strict=True):
+        if end == part.num_tokens:
+            continue
+        if not may_ask_again:
+            state.saved["embedding"].note_lacking(part.keys[0])
+            state.touch_preparing()
+        for _, segment in segments:
+            if segment.embedding == part.target:
+                state.pools["embedding"].retire(owner(request), segment.give_back()[1].pages)
+                state.save(request)
+
+
+def keep_encoded(state: ControllerState, encoded: Iterable[tuple[Request, Place]], *, are_hits: bool = False) -> None:
+    """Give keys to the pages of segments whose plan is done and cleared: no process writes them any more. ``are_hits``: they were
+    loaded."""
+    for request, place in encoded:
+        keys = page_keys(state, request, place)
+        state.totals.media_queries += bool(keys)
+        state.totals.media_hits += are_hits
+        segment = request.record.segment(place)
+        if keys and not request.ending and segment.embedding is not None and not request.num_consumed.get(place):
+            state.name_pages("embedding", segment.embedding.pages, keys)
+
+
+def take_cached(state: ControllerState, request: Request, reserved: int) -> None:
+    """Take segments from the cache, in prompt order, as long as the row may have their pages and ``reserved`` ones stay free.
+
+    A row that has a medium twice takes it again once prefill has read it: it gives pages back as it has got them.
+    """
+    ledger = state.pools["embedding"]
+    for place, segment in request.open_segments():
+        if segment.stage == SegmentStage.ENCODING:
+            continue
+        pages = cached_pages(state, request, place) if segment.stage != SegmentStage.PREPROCESSING else []
+        if not pages or not ledger.owned_by(owner(request)).isdisjoint(pages):
+            return
+        left = ledger.num_free - reserved - sum(map(ledger.cache.is_idle, pages))
+        held, need = ledger.num_owned(owner(request)), len(pages)
+        if left < 0 or not may_take(ledger.num_pages, left + need, held, need, request.can_prefill):
+            return
+        _take(state, request, place, segment, pages)
+
+
+def _take(state: ControllerState, request: Request, place: Place, segment: SegmentRecord, pages: list[int]) -> None:
+    ledger = state.pools["embedding"]
+    ledger.share(owner(request), pages)
+    patch = segment.take(PageRun(pages, [ledger.generations[page] for page in pages]))
+    if patch is not None:
+        state.pools["patch"].retire(owner(request), patch.pages)
+    assert request.tracker is not None
+    request.tracker.mark_ready(*place)
+    request.record.strikes = [strike for strike in request.record.strikes if strike.place != place]
+    request.blocked_s = -1.0
+    state.totals.media_queries += 1
+    state.totals.media_hits += 1
+    state.save(request)

@@ -1,0 +1,274 @@
+"""Hits of the prefix cache: pages that a row need not compute, and names for those that it has computed (pure; rules over
+``ControllerState``).
+
+A row is given the leading pages of its members that the cache knows, at the grant of its KV pages. Only pages wholly before the last
+token are given: decode feeds that token, and a page with a key is never written. A page gets its key when no plan writes it any
+more and all its tokens are in it: after the plan that filled it is cleared, or when decode has gone beyond it.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ....schema.media import MediaSpan
+from ....schema.rows import Phase
+from ...bus.copy_plans import Load, LoadChunk
+from ...bus.messages import Loaded, RequestSpec
+from ...pools import PoolName
+from ..scheduling.page_keys import Medium, PageKeys, content_digest, root_key
+from ..scheduling.types import Rank
+from ..state.effects import AppendPages, AppendSourcePages, SetPrefilled
+from ..state.request import Request
+from ..state.state import ControllerState, owner
+
+PAGES_AT_ONCE = 1024  # of a member, in a plan to load them
+
+Hits = list[list[int]]
+"""Pages per member."""
+FindLeading = Callable[[list[bytes]], list[int]]
+"""Return where the pages of the leading keys are, up to the first that is nowhere."""
+
+
+def set_keys(state: ControllerState, request: Request, prompts: Sequence[Sequence[int]], spans: Sequence[MediaSpan] = ()) -> None:
+    """Prepare the names of the row's pages. ``prompts``: expanded ids per member; ``spans``: of the first one's media."""
+    if not state.limits.prefix_cache or request.keys:
+        return
+    first, *others = prompts
+    era, salt, page_tokens = request.record.era, request.spec.salt, state.limits.kv_page_tokens
+    root = root_key(state.secret, era, salt)
+    request.keys = (keys_of(state, era, request.spec, first, spans), *[PageKeys(root, prompt, page_tokens) for prompt in others])
+    for keys in request.keys:
+        keys.extend(request.ids)
+
+
+def keys_of(state: ControllerState, era: bytes, spec: RequestSpec, prompt: Sequence[int], spans: Sequence[MediaSpan]) -> PageKeys:
+    """Return the names of the pages of an expanded prompt, or of its beginning. ``spans``: of its media, the leading items of
+    ``spec``."""
+    media = [
+        Medium(s.start, s.start + s.shape.num_tokens, content_digest(item.content, s.shape))
+        for s, item in zip(spans, spec.items, strict=False)
+    ]
+    positions = partial(state.limits.positions, len(prompt), spans) if media else None
+    return PageKeys(root_key(state.secret, era, spec.salt), prompt, state.limits.kv_page_tokens, media, positions)
+
+
+def learn_ids(request: Request, ids: Sequence[int]) -> None:
+    """Note ids that the row has generated, behind those known."""
+    request.ids.extend(ids)
+    for keys in request.keys:
+        keys.extend(ids)
+
+
+def find_hits(state: ControllerState, request: Request, pool: PoolName = "kv") -> Hits:
+    """Return the pages that a row without KV pages would be given from the cache of a pool."""
+    cache = state.pools[pool].cache
+    return [cache.find_leading(keys.leading(_num_reusable(request, member))) for member, keys in enumerate(request.keys)]
+
+
+def _num_reusable(request: Request, member: int) -> int:
+    """Return how many of a member's leading tokens need not be computed: all but the last, except those from which log-probabilities
+    of the prompt or the mean of its hidden states are to come."""
+    keys, sampling = request.keys[member], request.spec.sampling
+    if member == 0 and request.spec.pooling == "mean":
+        return 0
+    if member == 0 and sampling.prompt_logprobs is not None:
+        return max(0, keys.num_prompt_tokens - 1 - sampling.prompt_logprobs_last) if sampling.prompt_logprobs_last else 0
+    return keys.num_tokens - 1
+
+
+class PagesToCome:
+    """The pages that rows in preparation are about to fill, for one round of grants.
+
+    A row waits for a page that a row ahead of it is about to fill, rather than computing it as well: of equal prompts that come
+    together one is prefilled. Rows wait only for rows ahead that have all their KV pages, so never for each other; when such a
+    row fails or is preempted, they wait no longer. A row whose media are still to be encoded may itself wait for long: it keeps only
+    those from their pages whose media are to be encoded as well. Nothing of this is stored: a new controller finds it in the rows.
+    """
+
+    def __init__(self, state: ControllerState) -> None:
+        self._state = state
+        self._page_tokens = state.limits.kv_page_tokens
+        self._ranks: dict[tuple[int, bool], dict[bytes, Rank]] = {}  # by place, for whom, and key: the first of the rows that fill it
+
+    def add(self, request: Request) -> None:
+        """Note a row that has got its KV pages."""
+        for (place, has_media), ranks in self._ranks.items():
+            self._note(ranks, place, has_media, request)
+
+    def have_next_of(self, request: Request, hits: Hits) -> bool:
+        """Return whether a row ahead is about to fill the page behind these hits, of some member."""
+        for member, (keys, pages) in enumerate(zip(request.keys, hits, strict=True)):
+            place = len(pages)
+            if (place + 1) * self._page_tokens > _num_reusable(request, member):
+                continue
+            key = keys.at(place)
+            rank = None if key is None else self._filled_at(place, awaits_media(request)).get(key)
+            if rank is not None and rank < request.rank:
+                return True
+        return False
+
+    def _filled_at(self, place: int, has_media: bool) -> dict[bytes, Rank]:
+        """Return the keys of the pages at this place that are to be filled, for a row that awaits media or not."""
+        ranks = self._ranks.get((place, has_media))
+        if ranks is None:
+            ranks = self._ranks[place, has_media] = {}
+            for row in self._state.preparing():
+                self._note(ranks, place, has_media, row)
+        return ranks
+
+    def _note(self, ranks: dict[bytes, Rank], place: int, has_media: bool, row: Request) -> None:
+        for member, keys in enumerate(row.keys):
+            if row.num_named[member] > place or not row.can_prefill or not has_media and awaits_media(row):
+                continue
+            if place < row.targets[member] // self._page_tokens and (key := keys.at(place)) is not None:
+                ranks[key] = min(row.rank, ranks.get(key, row.rank))
+
+
+def awaits_media(request: Request) -> bool:
+    """Return whether some of its media are to be encoded before all of its prompt can be prefilled."""
+    return request.tracker is not None and not request.tracker.is_ready
+
+
+def num_saved(state: ControllerState, hits: Hits, pool: PoolName = "kv") -> int:
+    """Return by how much these hits lower the number of free pages that a grant takes. Idle ones are free before the grant."""
+    cache = state.pools[pool].cache
+    return sum(map(len, hits)) - len({page for pages in hits for page in pages if cache.is_idle(page)})
+
+
+def find_home_hits(state: ControllerState, request: Request, pool: PoolName, targets: Sequence[int]) -> Hits:
+    """Return the pages that the cache of ``pool`` has of a row that would be decoded there and prefilled on another device: they need
+    not be copied. At least one token of each member is: the copy of the last ones ends the row's stay elsewhere."""
+    page_tokens = state.limits.kv_page_tokens
+    found = find_hits(state, request, pool)
+    return [pages[: max(0, target - 1) // page_tokens] for pages, target in zip(found, targets, strict=False)]
+
+
+def share_hits(state: ControllerState, request: Request, hits: Hits, pool: PoolName) -> None:
+    """Make the row an owner of these pages before any are allocated for it, which may evict idle ones."""
+    for pages in hits:
+        if pages:
+            state.pools[pool].share(owner(request), pages)
+
+
+def append_home_hits(state: ControllerState, request: Request, member: int, pages: list[int]) -> None:
+    """Begin the table in which a member is decoded with pages from the cache: they are not copied."""
+    if pages:
+        state.emit(AppendPages(request.row, member, pages))
+        request.block_tables[member].extend(pages)
+        request.copied[member] = len(pages) * state.limits.kv_page_tokens
+
+
+def append_hits(state: ControllerState, request: Request, member: int, pages: list[int]) -> None:
+    """Begin the table in which a member is prefilled with pages from the cache: their tokens are prefilled."""
+    if not pages:
+        return
+    num_tokens = len(pages) * state.limits.kv_page_tokens
+    append_to_prefill(state, request, member, pages)
+    state.emit(SetPrefilled(request.row, member, num_tokens))
+    request.prefilled[member] = request.num_cached[member] = num_tokens
+    request.num_named[member] = len(pages)
+
+
+def append_to_prefill(state: ControllerState, request: Request, member: int, pages: list[int]) -> None:
+    """Append pages to the table in which a member is prefilled."""
+    kind = AppendPages if request.record.source_pool is None else AppendSourcePages
+    state.emit(kind(request.row, member, pages))
+    request.prefill_tables[member].extend(pages)
+
+
+def note_hits(state: ControllerState, request: Request) -> None:
+    """After a grant: media that the hits cover are not needed, and the gateway learns how many tokens of the prompt they saved: once no
+    more pages may be loaded."""
+    skipped = skip_media(state, request)
+    is_first = request.record.num_cached_tokens is None and not request.may_load
+    if is_first:
+        num_cached = min(request.num_cached[0], request.lengths[0])  # more if the row has generated tokens
+        request.record.num_cached_tokens = num_cached
+        state.totals.looked_up_tokens += request.lengths[0]
+        state.totals.cached_tokens += num_cached
+        state.ask(request.key, request.gateway_generation)
+    if skipped or is_first:
+        state.save(request)
+
+
+def load_plan(state: ControllerState, request: Request) -> Load | None:
+    """Return a plan to load the row's next pages: from the pool of another device where its cache has as many of them as the file, such
+    as those of an answer that was decoded there; None if nobody has any."""
+    others = [pool for pool in state.kv_pools if pool != request.prefill_pool]
+    plans = [Load(chunks_to_load(state, request, state.pools[pool].cache.find_leading), pool) for pool in others]
+    if not state.saved["kv"].is_empty:
+        plans.append(Load(chunks_to_load(state, request, state.saved["kv"].find_leading)))
+    best = max(plans, key=lambda plan: plan.units, default=None)
+    return best if best is not None and best.chunks else None
+
+
+def chunks_to_load(state: ControllerState, request: Request, find: FindLeading) -> list[LoadChunk]:
+    """Return the whole pages behind those that have keys, as far as ``find`` has them, nothing of them is prefilled and decode writes
+    none of them."""
+    page_tokens = state.limits.kv_page_tokens
+    chunks = []
+    for member, keys in enumerate(request.keys):
+        first = request.num_named[member]
+        start = first * page_tokens
+        if request.prefilled[member] == start:
+            names = keys.up_to(_num_reusable(request, member), first)[:PAGES_AT_ONCE]
+            slots = find(names)
+            if slots:
+                end = start + len(slots) * page_tokens
+                chunks.append(LoadChunk(*request.key_in_table, member, start, end, names[: len(slots)], slots))
+    return chunks
+
+
+def apply_loaded(state: ControllerState, request: Request, plan: Load, result: Loaded) -> None:
+    """Record the pages that have been loaded."""
+    request.may_load = any(result.more)
+    state.totals.transferred_bytes += result.num_bytes
+    for chunk, end, may_ask_again in zip(plan.chunks, result.ends, result.more, strict=True):
+        if not may_ask_again and not plan.source:
+            state.saved["kv"].note_lacking(chunk.keys[(end - chunk.start) // state.limits.kv_page_tokens])
+        if request.record.evicting or request.prefilled[chunk.member] >= end:
+            continue
+        assert request.prefilled[chunk.member] == chunk.start, "pages were loaded behind some that are not there"
+        request.prefilled[chunk.member] = request.num_cached[chunk.member] = end
+        state.emit(SetPrefilled(request.row, chunk.member, end))
+
+
+def skip_media(state: ControllerState, request: Request) -> bool:
+    """Mark segments as encoded and consumed whose tokens are all prefilled: no plan need work on them. Returns whether any were."""
+    if request.tracker is None:
+        return False
+    skipped = []
+    for part in request.tracker.overlapping(0, request.prefilled[0]):
+        segment = request.record.items[part.item].segments[part.segment]
+        if part.end <= request.prefilled[0] and (segment.stage != segment.stage.ENCODED or segment.embedding is not None):
+            place = part.item, part.segment
+            state.pools["patch"].retire(owner(request), segment.patch.pages if segment.patch is not None else ())
+            if segment.embedding is not None:
+                state.pools["embedding"].retire(owner(request), segment.embedding.pages[request.num_consumed.pop(place, 0) :])
+            segment.skip()
+            request.tracker.mark_ready(*place)
+            skipped.append(place)
+    request.record.strikes = [strike for strike in request.record.strikes if strike.place not in skipped]
+    return bool(skipped)
+
+
+def name_pages(state: ControllerState, request: Request) -> None:
+    """Give keys to the pages that the row has filled. No plan may be writing them."""
+    if not request.keys or request.ending or request.record.evicting:
+        return
+    for member, keys in enumerate(request.keys):
+        num_written = request.prefilled[member]
+        if request.phase == Phase.DECODE:
+            num_written = max(num_written, request.lengths[member] + request.committed - 1)
+        first = request.num_named[member]
+        if names := keys.up_to(num_written, first):
+            request.num_named[member] += len(names)
+            pages = request.prefill_tables[member][first : first + len(names)]
+            state.name_pages(request.prefill_pool, pages, names, first)
+
+
+def check_unnamed(state: ControllerState, request: Request) -> None:
+    """Assert that decode will write no page that has a key: its first token is the last one known. It may have no page yet."""
+    for table, length in zip(request.block_tables, request.lengths, strict=False):
+        first = (length + request.committed - 1) // state.limits.kv_page_tokens
+        for page in table[first : first + 1]:
+            assert state.pools[request.kv_pool].cache.key_of(page) is None, f"decode would write page {page}, which has a key"

@@ -1,0 +1,1 @@
+"""How work becomes plans for the actors, and what their results change."""

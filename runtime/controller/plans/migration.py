@@ -1,0 +1,82 @@
+"""KV pages on their way from the pool in which a row was prefilled to its own (pure; rules over ``ControllerState``; TI6-TI8, KT1).
+
+A decode actor of the row's own device copies them (pull), since it may write there: by a plan of its own kind, whole pages while
+prefill fills later ones, and the last one at the end of the prompt. A row has one such plan at a time. Pages that a prefill plan may
+still write are not copied.
+
+Leading pages that the cache of the row's own pool has are shared at the grant, and not copied.
+
+Nothing of the progress is stored. A new decode actor does its predecessor's plan again; a new controller begins with the first page
+that is not shared again. The source's pages stay until all have been copied; after that its cache has those with keys.
+"""
+
+from itertools import takewhile
+
+from ...bus.copy_plans import Transfer, TransferChunk
+from ...bus.messages import Transferred
+from ..caches.prefix_cache import name_pages
+from ..state.effects import ClearSource
+from ..state.request import Request
+from ..state.state import BY_RANK, ControllerState, owner
+from .plan_dispatch import credit, place_plan
+
+PAGES_AT_ONCE = 256  # of a member, in a plan
+
+
+def issue_transfers(state: ControllerState, now: float) -> None:
+    """Have pages copied that have been filled, in rank order."""
+    if len(state.kv_pools) == 1:
+        return
+    rows = [r for r in state.preparing() if r.record.source_pool is not None and r.can_prefill and r.transfer_plan is None]
+    for request in sorted(rows, key=BY_RANK):
+        if credit(state, "decode", request.kv_pool) and (chunks := _filled(state, request)):
+            assert request.record.source_pool is not None
+            place_plan(state, Transfer(request.record.source_pool, chunks), [request], now, request.kv_pool)
+
+
+def _filled(state: ControllerState, request: Request) -> list[TransferChunk]:
+    """Return the pages that are filled and not copied."""
+    page_tokens, chunks = state.limits.kv_page_tokens, []
+    plan = request.prefill_plan
+    in_work = {} if plan is None else {c.member: c.start for c in plan.chunks if (c.row, c.row_generation) == request.key_in_table}
+    for member, target in enumerate(request.targets):
+        start = request.copied[member]
+        num_filled = min(request.prefilled[member], in_work.get(member, target))
+        if num_filled < target:
+            num_filled -= num_filled % page_tokens
+        end = min(num_filled, start + PAGES_AT_ONCE * page_tokens)
+        if start < end:
+            chunks.append(TransferChunk(*request.key_in_table, member, start, end))
+    return chunks
+
+
+def apply_transferred(state: ControllerState, request: Request, plan: Transfer, result: Transferred) -> None:
+    """Record the pages that have been copied. A plan of a previous controller can be one for pages behind those known to be."""
+    state.totals.transferred_bytes += result.num_bytes
+    for chunk in plan.chunks:
+        if request.copied[chunk.member] == chunk.start and not request.record.evicting:
+            request.copied[chunk.member] = chunk.end
+
+
+def restore_progress(state: ControllerState, request: Request) -> None:
+    """In a new controller: leading pages of a row's own table that have keys are those that it shares. Its other pages get theirs when
+    all have been copied."""
+    if request.record.source_pool is None:
+        return
+    cache, page_tokens = state.pools[request.kv_pool].cache, state.limits.kv_page_tokens
+    for member, table in enumerate(request.block_tables):
+        request.copied[member] = page_tokens * sum(1 for _ in takewhile(lambda page: cache.key_of(page) is not None, table))
+
+
+def leave_source(state: ControllerState, request: Request) -> None:
+    """Give the source's pages back once all are copied. The record is written before the table."""
+    source, record = request.record.source_pool, request.record
+    is_over = request.ending or record.evicting or request.is_finished
+    if source is None or is_over or any(done < target for done, target in zip(request.copied, request.targets, strict=False)):
+        return
+    record.source_pool = None
+    state.save(request)
+    state.emit(ClearSource(request.row))
+    state.pools[source].retire(owner(request))
+    request.source_tables, request.copied, request.num_named = ([], []), [0, 0], [0, 0]
+    name_pages(state, request)

@@ -1,0 +1,103 @@
+"""Plans on their way: the choice of an actor (MS2), the plan table, commands to actors, and the pages that plans hold (pure).
+
+``planner`` decides what is done, and ``plan_results`` applies the results.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+from ...bus.messages import Run
+from ...bus.plans import Plan
+from ...bus.wire import encode
+from ...pools import PoolName
+from ...stage_table import InstanceId, stage_of
+from ..scheduling.routing import choose
+from ..state.effects import ClearPlan, WritePlan
+from ..state.inflight_plan import InflightPlan
+from ..state.pages import User
+from ..state.request import Request
+from ..state.state import ControllerState
+
+
+def credit(state: ControllerState, stage: str, pool: PoolName | None = None) -> int:
+    """Return how many more plans the actors of a stage may be sent: depth for each less its unacknowledged ones. ``pool``: only those
+    with this KV pool."""
+    depth, num_plans, total = state.limits.depth, state.num_plans, 0
+    for actor in _able(state, stage, pool):
+        free = depth - num_plans.get(actor, 0)
+        if free > 0:
+            total += free
+    return total
+
+
+def _able(state: ControllerState, stage: str, pool: PoolName | None) -> list[InstanceId]:
+    """Return the active actors of a stage that get work: dead ones get some only if all are."""
+    actors, outages = state.actors, state.outages
+    able = [actor for actor in _of_stage(state.staying, stage) if actor in actors and actor not in outages]
+    if pool is not None and len(state.kv_pools) > 1:
+        able = [actor for actor in able if pool == state.pool_of(actor)]
+    return able if not state.absent else [actor for actor in able if actor not in state.absent] or able
+
+
+@cache
+def _of_stage(actors: Sequence[InstanceId], stage: str) -> list[InstanceId]:
+    return [actor for actor in actors if stage_of(actor) == stage]
+
+
+def place_plan(state: ControllerState, plan: Plan, requests: Iterable[Request], now: float, pool: PoolName | None = None) -> None:
+    """Write a plan into a slot, hold the pages that it names, and send it to the actor of its stage with the least to do (MS2), of
+    those with this KV pool if one is given."""
+    actor = _least_busy(state, plan.STAGE, pool)
+    inflight = InflightPlan(state.number(), state.free_slots.pop(), actor, plan, list(requests), begun_s=now)
+    adopt_plan(state, inflight)
+    user = User("plan", inflight.plan_id)
+    for pool, pages in inflight.pages():
+        state.pools[pool].use(user, pages)
+    state.effects.append(WritePlan(inflight.slot, inflight.plan_id, inflight.actor, encode(plan)))
+    send_plan(state, inflight, now)
+
+
+def _least_busy(state: ControllerState, stage: str, pool: PoolName | None) -> InstanceId:
+    """Return the actor with room for a plan and the fewest pending units, by their cost (MS2)."""
+    depth, num_plans = state.limits.depth, state.num_plans
+    able = [actor for actor in _able(state, stage, pool) if num_plans.get(actor, 0) < depth]
+    if len(able) == 1:
+        return able[0]
+    pending = dict.fromkeys(able, 0.0)
+    for inflight in state.plans.values():
+        if inflight.actor in pending:
+            pending[inflight.actor] += inflight.plan.cost or 0.0
+    return choose({actor: (pending[actor], num_plans.get(actor, 0)) for actor in able})
+
+
+def adopt_plan(state: ControllerState, inflight: InflightPlan) -> None:
+    """Account for a plan that is, or is about to be, in the plan table, except for its pages."""
+    state.plans[inflight.plan_id] = inflight
+    state.num_plans[inflight.actor] = state.num_plans.get(inflight.actor, 0) + 1
+    if inflight.disturbs_decode:
+        state.steering.disturbed_s = state.now
+    for request in inflight.requests:
+        request.plans[inflight.plan_id] = inflight.plan
+        state.touch(request)
+
+
+def send_plan(state: ControllerState, inflight: InflightPlan, now: float) -> None:
+    """Send its actor the command to do a plan, unless nobody holds the actor's role now."""
+    deadlines_s = [request.spec.deadline_s for request in inflight.requests]
+    deadline_s = max(deadlines_s) if deadlines_s and all(deadlines_s) else 0.0
+    if state.send(inflight.actor, Run(state.epoch, inflight.slot, inflight.plan_id, deadline_s)):
+        inflight.sent_s = now
+
+
+def clear_plan(state: ControllerState, inflight: InflightPlan) -> None:
+    """Remove an acknowledged plan, which no actor works on. First its slot is freed, then its pages."""
+    del state.plans[inflight.plan_id]
+    state.num_plans[inflight.actor] -= 1
+    state.effects.append(ClearPlan(inflight.slot))
+    state.free_slots.append(inflight.slot)
+    user = User("plan", inflight.plan_id)
+    for pool in state.pools.values():
+        pool.drop(user)
+    for request in inflight.requests:
+        request.plans.pop(inflight.plan_id, None)
+        state.touch(request)

@@ -1,0 +1,358 @@
+"""Planning for video, encoder and prefill: the view that policies see, and the plans that follow.
+
+A row has at most one prefill plan in flight: messages can be reordered, and a chunk must not overtake the one before it.
+``plan_results`` applies the plans' results.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import islice, takewhile
+
+import msgspec
+
+from ...bus.copy_plans import Load, LoadPart, LoadSegments
+from ...bus.media_work import estimated_work
+from ...bus.plans import Analyse, Encode, EncodePart, Prefill, PrefillChunk, PreprocessSegment
+from ...pools import PoolName
+from ...stage_table import WORKERS, InstanceId, stage_of
+from ..caches.embedding_cache import begin_load, num_saved_pages
+from ..caches.media_sharing import hide_shared, take_shared
+from ..caches.prefix_cache import PAGES_AT_ONCE, load_plan, note_hits
+from ..rows.intake import embedding_pages, patch_pages
+from ..rows.lifecycle import reset_media
+from ..rows.poison import is_suspect
+from ..scheduling.budgets import allowance_s, retarget
+from ..scheduling.guidance import num_pages
+from ..scheduling.types import ChunkChoice, MemberView, RequestView, SegmentChoice, SegmentStage, SegmentView, StepLimits, View
+from ..state.inflight_plan import LONG_AGO_S
+from ..state.request import Request
+from ..state.state import BY_RANK, STUCK_S, ControllerState, owner
+from .plan_dispatch import credit, place_plan
+from .policy_calls import choose
+
+MAX_ROUNDS = 8
+WINDOW = 32  # segments of one request that a policy sees: enough to keep video and encoder busy
+
+
+# ------------------------------------------------------------------------------------------------------------ planning
+
+
+def issue(state: ControllerState, now: float) -> None:
+    """Plan and send until the policy has nothing more for the credit that is left."""
+    steering = state.steering
+    _aim(state)
+    for inflight in state.plans.values():
+        if inflight.begun_s == LONG_AGO_S:  # from another controller or for another actor generation: the current one has just begun
+            inflight.begun_s = now
+    _issue_loads(state, now)
+    if not _plannable(state):
+        state.starved_s = None
+        return
+    prefill, encode = steering.prefill, steering.encode
+    limits = StepLimits(prefill.units, encode.units, prefill.max_units, encode.max_units, state.limits.with_decode)
+    for _ in range(MAX_ROUNDS):
+        view = make_view(state)
+        step = choose(state, view, limits)
+        if not step:
+            break
+        for choice in step.analyse:
+            _issue_analysis(state, state.requests[choice.key], choice.item, now)
+        for segment in step.preprocess:
+            _issue_segment(state, segment, now)
+        if step.encode:
+            _issue_encode(state, step.encode, now)
+        if step.prefill:
+            _issue_prefill(state, step.prefill, now)
+        if not any(credit(state, stage) for stage in WORKERS):
+            break  # another round could plan nothing
+    _notice_shortage(state, view, now)
+
+
+def _aim(state: ControllerState) -> None:
+    """Adjust budgets at once: the first row that decodes must not meet plans made for an idle run."""
+    steering = state.steering
+    allowance = allowance_s(steering.share, state.num_decoding, state.tbt_target_s)
+    if allowance != steering.allowance_s:
+        steering.allowance_s = allowance
+        steering.prefill, steering.encode = retarget(steering.prefill, allowance), retarget(steering.encode, allowance)
+
+
+def _plannable(state: ControllerState) -> list[Request]:
+    """Return the rows that a policy plans for."""
+    return [request for request in state.preparing() if request.record.filled and request.failure is None]
+
+
+def make_view(state: ControllerState) -> View:
+    """Build the view: rows in preparation, in rank order, and free resources. Before that, give the rows what others have made."""
+    rows = sorted(_plannable(state), key=BY_RANK)
+    views = [request.view or _keep_view(state, request) for request in rows]
+    if any([request.shares_media for request in rows]):
+        take_shared(state, rows, views)
+        views = hide_shared(state, rows, [request.view or _keep_view(state, request) for request in rows])
+    if len(state.kv_pools) > 1:
+        views = _hide_busy(state, rows, views)
+    now, plans = state.now, state.plans.values()
+    in_flight = [plan.plan.STAGE for plan in plans if now - plan.begun_s < STUCK_S and not state.is_lost(plan.actor)]
+    return View(
+        requests=tuple(views),
+        facts=state.facts,
+        video_credit=credit(state, "video"),
+        encoder_credit=credit(state, "encoder"),
+        prefill_credit=credit(state, "prefill"),
+        encode_in_flight=in_flight.count("encoder"),
+        prefill_in_flight=in_flight.count("prefill"),
+        num_decoding=state.num_decoding,
+        num_decode_tokens=state.num_decode_tokens,
+        num_encoders=_num_encoders(state.staying),
+        num_patch_pages=state.limits.num_patch_pages,
+        num_free_patch_pages=state.pools["patch"].num_free,
+        num_embedding_pages=state.limits.num_embedding_pages,
+        num_free_embedding_pages=state.pools["embedding"].num_free,
+        last=state.steering.last,
+        num_turns=_num_turns(state.staying),
+        large_in_flight=any([plan.is_large for plan in plans]),
+        last_streamed=state.steering.last_streamed,
+    )
+
+
+def _hide_busy(state: ControllerState, rows: Sequence[Request], views: Sequence[RequestView]) -> list[RequestView]:
+    """Return the views, without prefill for rows whose device has no prefill with room for a plan."""
+    busy = {pool for pool in state.kv_pools if not credit(state, "prefill", pool)}
+    pairs = zip(rows, views, strict=True)
+    return [msgspec.structs.replace(view, prefill_in_flight=True) if row.prefill_pool in busy else view for row, view in pairs]
+
+
+@cache
+def _num_turns(actors: Sequence[InstanceId]) -> int:
+    """Return how many plans of encoder and prefill the larger of both stages can do at once."""
+    stages = [stage_of(actor) for actor in actors]
+    return max(stages.count("encoder"), stages.count("prefill"))
+
+
+@cache
+def _num_encoders(actors: Sequence[InstanceId]) -> int:
+    return sum(stage_of(actor) == "encoder" for actor in actors)
+
+
+def _keep_view(state: ControllerState, request: Request) -> RequestView:
+    request.view = view_request(state, request)
+    return request.view
+
+
+def view_request(state: ControllerState, request: Request) -> RequestView:
+    """Build the policies' view of a row. Call ``ControllerState.touch`` whenever it changes."""
+    record, items, plans = request.record, request.spec.items, request.plans
+    is_prepared = record.prepared
+    patch_held = embedding_held = 0
+    unanalysed: tuple[int, ...] = ()
+    segments: tuple[SegmentView, ...] = ()
+    if not is_prepared:
+        analysing = request.analysing
+        unanalysed = tuple([i for i, item in enumerate(record.items) if item.shape is None and i not in analysing])
+    elif items:
+        patch_held = state.pools["patch"].num_owned(owner(request))
+        embedding_held = state.pools["embedding"].num_owned(owner(request))
+        if not record.evicting and not (request.may_load and request.has_kv):  # loads of KV pages may make media unnecessary
+            segments = tuple(islice(_open_segments(state, request), WINDOW))
+    return RequestView(
+        request.key,
+        request.arrival,
+        has_kv=is_prepared and request.can_prefill,
+        prefill_in_flight=is_prepared and (request.may_load or request.prefill_plan is not None),
+        members=_members(request) if is_prepared else (),
+        unanalysed=unanalysed,
+        segments=segments,
+        patch_held=patch_held,
+        embedding_held=embedding_held,
+        alone=is_prepared and is_suspect(request),
+        work=tuple(map(estimated_work, items)) if items else (),
+        video_in_flight=sum([plan.STAGE == "video" for plan in plans.values()]) if plans else 0,
+        video_since_s=request.video_s,
+        arrived_s=request.arrived_s,
+        kind=request.kind,
+        objective=request.objective,
+        priority=request.priority,
+    )
+
+
+def _open_segments(state: ControllerState, request: Request) -> Iterator[SegmentView]:
+    """Yield the segments not yet encoded, in prompt order. One that can be loaded looks as if it were decoded, and had no rows. Until
+    it is loaded no later one is decoded: that would hold patch pages that it needs if the file lacks it after all."""
+    waits = False
+    for (item, number), segment in request.open_segments():
+        shape = request.record.shape_of(item, number)
+        waits = waits or segment.is_loading
+        if segment.stage == SegmentStage.PENDING:
+            if num_saved_pages(state, request, (item, number)):
+                waits = True
+                yield SegmentView(item, number, SegmentStage.PREPROCESSED, 0, 0, embedding_pages(shape, state.limits))
+                continue
+            if waits:
+                return
+        pages = patch_pages(shape, state.limits), embedding_pages(shape, state.limits)
+        yield SegmentView(item, number, segment.stage, shape.num_rows, *pages, shape.kind == "video")
+
+
+def _members(request: Request) -> tuple[MemberView, ...]:
+    targets = request.targets
+    first = request.tracker.ready_prefix(targets[0]) if request.tracker is not None else targets[0]
+    if len(targets) == 1:
+        return (MemberView(request.prefilled[0], first, targets[0], request.num_cached[0]),)
+    ready = (first, *targets[1:])
+    return tuple([MemberView(request.prefilled[m], ready[m], targets[m], request.num_cached[m]) for m in range(len(targets))])
+
+
+def _notice_shortage(state: ControllerState, view: View, now: float) -> None:
+    """Evict pages of later rows if the first row with KV pages has waited too long for patch or embedding pages."""
+    for seen in view.requests:
+        if not seen.segments or not seen.has_kv:
+            continue
+        request = state.requests[seen.key]
+        if any([not state.is_lost(state.plans[plan_id].actor) for plan_id in request.plans]):
+            continue
+        segment = seen.segments[0]
+        pool: PoolName = "patch" if segment.stage == SegmentStage.PENDING else "embedding"
+        actor, need = ("video", segment.patch_pages) if pool == "patch" else ("encoder", segment.embedding_pages)
+        if not credit(state, actor) or state.pools[pool].num_free >= need:
+            return
+        if request.blocked_s < 0:
+            request.blocked_s = now
+        elif now - request.blocked_s >= state.limits.patience_s:
+            request.blocked_s = now
+            _evict_later(state, request, pool, need)
+        return
+
+
+def _evict_later(state: ControllerState, request: Request, pool: PoolName, need: int) -> None:
+    """Take patch and embedding pages from the last rows that have any of ``pool``; they decode their media again later. If earlier
+    rows hold the missing pages, later ones keep theirs."""
+    ledger = state.pools[pool]
+    later = [r for r in state.live() if r.rank > request.rank]
+    holders = sorted((r for r in later if ledger.num_owned(owner(r))), key=BY_RANK, reverse=True)
+    coming = ledger.num_free + ledger.num_retired
+    if coming + sum(ledger.num_owned(owner(r)) for r in holders) < need:
+        return
+    for victim in holders:
+        if coming >= need:
+            return
+        coming += ledger.num_owned(owner(victim))  # the pages that it keeps are named by a prefill plan and freed with it
+        state.totals.evicted += 1
+        reset_media(state, victim, consumed_too=False)
+        state.save(victim)
+
+
+# ------------------------------------------------------------------------------------------------------------- issuing
+
+
+def _issue_analysis(state: ControllerState, request: Request, item: int, now: float) -> None:
+    source = request.record.items[item].source
+    _place_video_plan(state, request, Analyse(*request.key_in_table, item, request.spec.items[item], source), now)
+
+
+def _issue_segment(state: ControllerState, choice: SegmentChoice, now: float) -> None:
+    request = state.requests[choice.key]
+    item = request.record.items[choice.item]
+    assert item.shape is not None
+    target = state.allocate("patch", request, patch_pages(item.shape.segments[choice.segment], state.limits))
+    assert target is not None, "the policy chose a segment without patch pages for it"
+    item.segments[choice.segment].begin_preprocess(target)
+    request.blocked_s = -1.0
+    state.save(request)
+    media = request.spec.items[choice.item]
+    plan = PreprocessSegment(*request.key_in_table, choice.item, choice.segment, media, item.shape, item.source, target)
+    _place_video_plan(state, request, plan, now)
+
+
+def _place_video_plan(state: ControllerState, request: Request, plan: Analyse | PreprocessSegment, now: float) -> None:
+    request.video_s = now
+    if plan.is_large:
+        state.steering.last_streamed = plan.is_streamed
+    place_plan(state, plan, [request], now)
+
+
+def _issue_encode(state: ControllerState, choices: tuple[SegmentChoice, ...], now: float) -> None:
+    """Have segments encoded, or loaded: the first choice and those behind it for which the same plan can be made."""
+    state.steering.last = "encode"
+    if _can_load(state, choices[0]):
+        key = choices[0].key
+        _issue_segment_loads(state, list(takewhile(lambda choice: choice.key == key and _can_load(state, choice), choices)), now)
+    else:
+        _issue_encodes(state, list(takewhile(lambda choice: not _can_load(state, choice), choices)), now)
+
+
+def _can_load(state: ControllerState, choice: SegmentChoice) -> bool:
+    """Return whether a policy has chosen a segment that looks as if it were decoded."""
+    return state.requests[choice.key].record.segment(choice[1:]).stage == SegmentStage.PENDING
+
+
+def _issue_segment_loads(state: ControllerState, choices: Sequence[SegmentChoice], now: float) -> None:
+    request = state.requests[choices[0].key]
+    parts: list[LoadPart] = []
+    num_left = PAGES_AT_ONCE
+    for _, item, number in choices:
+        num_left -= num_saved_pages(state, request, (item, number))
+        if parts and num_left < 0:
+            break
+        parts.append(begin_load(state, request, (item, number)))
+    request.blocked_s = -1.0
+    state.save(request)
+    place_plan(state, LoadSegments(parts), [request], now)
+
+
+def _issue_encodes(state: ControllerState, choices: Sequence[SegmentChoice], now: float) -> None:
+    parts: list[EncodePart] = []
+    requests: dict[int, Request] = {}
+    for choice in choices:
+        request = requests[choice.key] = state.requests[choice.key]
+        shape = request.record.shape_of(choice.item, choice.segment)
+        target = state.allocate("embedding", request, embedding_pages(shape, state.limits))
+        assert target is not None, "the policy chose a segment without embedding pages for it"
+        source = request.record.items[choice.item].segments[choice.segment].begin_encode(target)
+        request.blocked_s = -1.0
+        parts.append(EncodePart(*request.key_in_table, shape, source, target))
+    for request in requests.values():
+        state.save(request)
+    place_plan(state, Encode(parts), requests.values(), now)
+
+
+def _issue_loads(state: ControllerState, now: float) -> None:
+    """Have saved pages loaded before the policy has them computed. Rows that lack no pages go on at once, however busy prefill is.
+
+    Of rows with more pages than one plan loads one at a time goes on, so that a slow disk leaves prefill its turns.
+    """
+    rows = [request for request in state.preparing() if request.may_load and request.can_prefill and request.prefill_plan is None]
+    if not rows:
+        return
+    loading = [request for inflight in state.plans.values() if isinstance(inflight.plan, Load) for request in inflight.requests]
+    goes_on = any(request.num_loads > 1 and not request.ending for request in loading)
+    for request in sorted(rows, key=BY_RANK):
+        if (plan := load_plan(state, request)) is None:
+            request.may_load = False
+            state.touch(request)
+            note_hits(state, request)
+        elif credit(state, "prefill", request.prefill_pool) and not (request.num_loads and goes_on):
+            goes_on = goes_on or request.num_loads > 0
+            request.num_loads += 1
+            place_plan(state, plan, [request], now, request.prefill_pool)
+
+
+def _issue_prefill(state: ControllerState, choices: tuple[ChunkChoice, ...], now: float) -> None:
+    """Place a plan for each device that the chunks' rows are prefilled on."""
+    state.steering.last = "prefill"
+    for pool in dict.fromkeys(state.requests[choice.key].prefill_pool for choice in choices):
+        chosen = [choice for choice in choices if state.requests[choice.key].prefill_pool == pool]
+        requests = {choice.key: state.requests[choice.key] for choice in chosen}
+        place_plan(state, Prefill([_chunk(state, requests[choice.key], choice) for choice in chosen]), requests.values(), now, pool)
+
+
+def _chunk(state: ControllerState, request: Request, choice: ChunkChoice) -> PrefillChunk:
+    page_tokens, cache = state.limits.kv_page_tokens, state.pools[request.prefill_pool].cache
+    for page in request.prefill_tables[choice.member][choice.start // page_tokens : num_pages(choice.end, page_tokens)]:
+        assert cache.key_of(page) is None, f"a chunk would write page {page}, which has a key"
+    spans = []
+    if choice.member == 0 and request.tracker is not None:
+        for part in request.tracker.overlapping(choice.start, choice.end):
+            run = request.record.items[part.item].segments[part.segment].embedding
+            assert run is not None, "a chunk reaches into a segment without embedding pages"
+            spans.append(request.tracker.span(part, run, choice.start, choice.end))
+    return PrefillChunk(*request.key_in_table, choice.member, choice.start, choice.end, spans)

@@ -1,0 +1,1 @@
+"""How a request comes, gets a row and pages, moves and ends."""

@@ -1,0 +1,48 @@
+"""The expansion of a prompt: each placeholder of a medium is repeated, once for each of its tokens (pure; controller process)."""
+
+from collections.abc import Sequence
+
+from ....schema.media import ItemShape
+from ...bus.messages import RequestSpec
+from ...errors import RequestError, prompt_too_long
+from ..scheduling.types import Limits
+
+
+def check_placeholders(spec: RequestSpec, limits: Limits) -> None:
+    """Check for one placeholder per medium, of its kind, in order, and text after the last one. Raises RequestError."""
+    kinds = {token: kind for kind, token in limits.placeholder_ids.items()}
+    found = [kinds[token] for token in spec.prompt_ids if token in kinds]
+    wanted = [item.kind for item in spec.items]
+    if found != wanted:
+        message = f"the prompt has placeholders for {found or 'no media'}, the request has {wanted or 'none'}"
+        raise RequestError(message, param="messages")
+    if wanted and spec.prompt_ids[-1] in kinds:
+        raise RequestError("the prompt ends in media, text must follow it", param="messages")
+
+
+def expand(spec: RequestSpec, shapes: Sequence[ItemShape], limits: Limits) -> tuple[list[int], list[int]]:
+    """Return the prompt ids with each placeholder repeated, by its segments' kinds, and the start of each item.
+
+    Raises: RequestError for an item without tokens, and for a prompt that exceeds the context, before it is built.
+    """
+    if not shapes:
+        return list(spec.prompt_ids), []
+    num_tokens = len(spec.prompt_ids) - len(shapes)
+    for number, shape in enumerate(shapes, 1):
+        if shape.num_tokens < 1 or shape.num_tokens != sum(segment.num_tokens for segment in shape.segments):
+            raise RequestError(f"{shape.kind} {number} has no tokens", param="messages")
+        num_tokens += shape.num_tokens
+    if num_tokens + 1 > limits.max_context:
+        raise prompt_too_long("messages", num_tokens, limits.max_context)
+    placeholders = set(limits.placeholder_ids.values())
+    prompt: list[int] = []
+    starts: list[int] = []
+    end = 0  # of what has been copied
+    for place in [place for place, token in enumerate(spec.prompt_ids) if token in placeholders]:
+        prompt += spec.prompt_ids[end:place]
+        end = place + 1
+        starts.append(len(prompt))
+        for segment in shapes[len(starts) - 1].segments:
+            prompt += [limits.placeholder_ids[segment.kind]] * segment.num_tokens
+    prompt += spec.prompt_ids[end:]
+    return prompt, starts

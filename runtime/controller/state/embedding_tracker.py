@@ -1,0 +1,101 @@
+"""Track the tokens of a prompt that can be prefilled, and the embedding pages that are used up (pure; controller; RS2, RS4).
+
+Text is ready at once; a medium's tokens are ready segment by segment as the encoder reports them. Prefill takes the contiguous
+ready prefix; an embedding page is free as soon as all its rows have been prefilled (US4).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ....schema.media import ItemShape
+from ...bus.messages import PageRun
+from ...bus.plans import EmbeddingSpan
+
+
+class Part(NamedTuple):
+    """Segment ``segment`` of item ``item``, at prompt tokens [start, start + num_tokens)."""
+
+    item: int
+    segment: int
+    start: int
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+
+def lay_out(starts: Sequence[int], shapes: Sequence[ItemShape]) -> list[Part]:
+    """Return the parts of a prompt whose item i begins at token ``starts[i]``, in prompt order."""
+    parts: list[Part] = []
+    for item, (start, shape) in enumerate(zip(starts, shapes, strict=True)):
+        for index, segment in enumerate(shape.segments):
+            parts.append(Part(item, index, start, segment.num_tokens))
+            start += segment.num_tokens
+    return parts
+
+
+class EmbeddingTracker:
+    """Readiness of one prompt. A companion has no media, hence no tracker: all of it is ready (CF5)."""
+
+    def __init__(self, parts: Sequence[Part], page_tokens: int) -> None:
+        self.parts = list(parts)
+        assert all(a.end <= b.start for a, b in zip(self.parts, self.parts[1:], strict=False)), "parts overlap"
+        self._page_tokens = page_tokens
+        self._index = {(part.item, part.segment): index for index, part in enumerate(self.parts)}
+        self._ready = [False] * len(self.parts)
+        self._first_unready = 0
+
+    def part(self, item: int, segment: int) -> Part:
+        return self.parts[self._index[item, segment]]
+
+    def mark_ready(self, item: int, segment: int) -> None:
+        """Record that the segment's embedding rows are written."""
+        self._ready[self._index[item, segment]] = True
+        while self._first_unready < len(self.parts) and self._ready[self._first_unready]:
+            self._first_unready += 1
+
+    def mark_unready(self, item: int, segment: int) -> None:
+        """Record that the segment's embedding rows are lost: the request was preempted or its pages were evicted."""
+        index = self._index[item, segment]
+        self._ready[index] = False
+        self._first_unready = min(self._first_unready, index)
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the embedding rows of all segments are written."""
+        return self._first_unready == len(self.parts)
+
+    def unready(self) -> Iterator[Part]:
+        """Yield the parts whose embedding rows are not written, in prompt order. Leading ready ones cost nothing."""
+        for index in range(self._first_unready, len(self.parts)):
+            if not self._ready[index]:
+                yield self.parts[index]
+
+    def ready_prefix(self, target: int) -> int:
+        """Return the number of leading tokens that can be prefilled in order; at most ``target`` (RS4)."""
+        if self.is_ready:
+            return target
+        return min(target, self.parts[self._first_unready].start)
+
+    def overlapping(self, start: int, end: int) -> list[Part]:
+        """Return the parts that have tokens in [start, end)."""
+        return [part for part in self.parts if part.start < end and start < part.end]
+
+    def num_consumed_pages(self, part: Part, prefilled: int) -> int:
+        """Return the number of leading embedding pages of ``part`` not needed once tokens [0, prefilled) are in the KV cache."""
+        if prefilled >= part.end:
+            return -(-part.num_tokens // self._page_tokens)
+        return max(0, prefilled - part.start) // self._page_tokens
+
+    def span(self, part: Part, run: PageRun, start: int, end: int) -> EmbeddingSpan:
+        """Return the span of ``part`` that a chunk [start, end) reads. ``run``: the part's pages; only those read are named."""
+        first, last = max(start, part.start), min(end, part.end)
+        skipped = (first - part.start) // self._page_tokens
+        used = -(-(last - part.start) // self._page_tokens)
+        return EmbeddingSpan(
+            start=first,
+            num_tokens=last - first,
+            first_row=first - part.start - skipped * self._page_tokens,
+            source=PageRun(run.pages[skipped:used], run.generations[skipped:used]),
+        )

@@ -1,0 +1,43 @@
+"""A plan in the plan table, as the controller sees it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ...bus.copy_plans import Load, Transfer
+from ...bus.plans import Plan, Prefill
+from ...pools import PoolName
+from ...stage_table import STAGES, InstanceId
+from .request import Request
+
+LONG_AGO_S = float("-inf")
+
+
+@dataclass(slots=True, eq=False)
+class InflightPlan:
+    """A plan in the plan table. It is sent again until its result comes, even after its requests are gone."""
+
+    plan_id: int
+    slot: int
+    actor: InstanceId
+    plan: Plan
+    requests: list[Request]
+    sent_s: float = LONG_AGO_S
+    begun_s: float = LONG_AGO_S
+    disturbs_decode: bool = field(init=False)  # it lengthens decode's steps on a shared device
+    is_large: bool = field(init=False)  # see ``PlanBase``
+
+    def __post_init__(self) -> None:
+        self.disturbs_decode = bool(STAGES[self.plan.STAGE].letter)
+        self.is_large = self.plan.is_large
+
+    def pages(self) -> Iterator[tuple[PoolName, list[int]]]:
+        """Yield the pages that it names; for one that follows its rows' block tables also *all* their KV pages, of both
+        pools: tables are emptied before their pages are free."""
+        yield from self.plan.reads().items()
+        yield from self.plan.writes().items()
+        for request in self.requests if isinstance(self.plan, (Prefill, Load, Transfer)) else ():
+            for table in request.block_tables:
+                yield request.kv_pool, table
+            if request.record.source_pool is not None:
+                for table in request.source_tables:
+                    yield request.record.source_pool, table

@@ -1,0 +1,398 @@
+"""The controller's view of one request, and the part of it stored in the row for the next controller (pure).
+
+``RowRecord`` is rewritten whenever it changes; with the row's words (phase, pages, prefilled, count, end), the journaled
+spec and the plan table it is complete. It holds nothing that can be derived from those.
+"""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
+
+import msgspec
+
+from ....schema.media import ItemShape, SegmentShape
+from ....schema.rows import Phase
+from ...bus.copy_plans import Load, Transfer
+from ...bus.media_work import corrected
+from ...bus.messages import Failed, PageRun, RequestSpec
+from ...bus.plan_base import Place, RowKey, Target
+from ...bus.plans import Analyse, Plan, Prefill
+from ...pools import PoolName
+from ...stage_table import InstanceId
+from ..scheduling.facts import Objective, RequestKind
+from ..scheduling.guidance import Lengths, is_prefilled, prefill_targets
+from ..scheduling.page_keys import PageKeys
+from ..scheduling.types import Rank, RequestView, SegmentStage
+from .embedding_tracker import EmbeddingTracker
+from .known_media import MediaKey
+
+
+class SegmentRecord(msgspec.Struct, array_like=True):
+    """Pages are kept as granted; leading embedding pages that prefill has used up are already free (see EmbeddingTracker)."""
+
+    stage: SegmentStage = SegmentStage.PENDING
+    patch: PageRun | None = None
+    embedding: PageRun | None = None
+
+    @property
+    def target(self) -> Target | None:
+        """The pages that a plan is writing, if any."""
+        if self.stage == SegmentStage.PREPROCESSING and self.patch is not None:
+            return "patch", self.patch
+        if self.stage == SegmentStage.ENCODING and self.embedding is not None:
+            return "embedding", self.embedding
+        return None
+
+    @property
+    def is_loading(self) -> bool:
+        return self.stage == SegmentStage.ENCODING and self.patch is None
+
+    def begin_preprocess(self, patch: PageRun) -> None:
+        """Record that a plan writes these patch pages."""
+        assert self.stage == SegmentStage.PENDING
+        self.stage, self.patch = SegmentStage.PREPROCESSING, patch
+
+    def preprocessed(self) -> None:
+        """Record that the patch pages are written."""
+        assert self.stage == SegmentStage.PREPROCESSING
+        self.stage = SegmentStage.PREPROCESSED
+
+    def begin_encode(self, embedding: PageRun) -> PageRun:
+        """Record that a plan writes these embedding pages. Returns the patch pages that it reads."""
+        assert self.stage == SegmentStage.PREPROCESSED and self.patch is not None
+        self.stage, self.embedding = SegmentStage.ENCODING, embedding
+        return self.patch
+
+    def begin_load(self, embedding: PageRun) -> None:
+        """Record that a plan loads these embedding pages: it is being encoded without patch pages."""
+        assert self.stage == SegmentStage.PENDING
+        self.stage, self.embedding = SegmentStage.ENCODING, embedding
+
+    def encoded(self) -> PageRun | None:
+        """Record that the embedding pages are written. Returns its patch pages, which are no longer needed."""
+        assert self.stage == SegmentStage.ENCODING
+        patch, self.stage, self.patch = self.patch, SegmentStage.ENCODED, None
+        return patch
+
+    def consumed(self) -> None:
+        """Record that prefill has read all of it."""
+        assert self.stage == SegmentStage.ENCODED
+        self.embedding = None
+
+    def take(self, embedding: PageRun) -> PageRun | None:
+        """Record that the embedding pages are in the cache. Returns its patch pages, which are no longer needed."""
+        assert self.stage in (SegmentStage.PENDING, SegmentStage.PREPROCESSED)
+        patch, self.stage, self.patch, self.embedding = self.patch, SegmentStage.ENCODED, None, embedding
+        return patch
+
+    def skip(self) -> None:
+        """Record that it is not needed: the KV pages of its tokens were found in the cache."""
+        self.stage, self.patch, self.embedding = SegmentStage.ENCODED, None, None
+
+    def give_back(self) -> Target:
+        """Undo a plan that did not write its pages: return to the stage before it. Returns the pages."""
+        target = self.target
+        assert target is not None
+        if target[0] == "patch":
+            self.stage, self.patch = SegmentStage.PENDING, None
+        else:
+            self.stage, self.embedding = SegmentStage.PENDING if self.patch is None else SegmentStage.PREPROCESSED, None
+        return target
+
+    def reset(self) -> None:
+        """Reset after all pages were taken back: it is to be preprocessed again."""
+        self.stage, self.patch, self.embedding = SegmentStage.PENDING, None, None
+
+
+class ItemRecord(msgspec.Struct, array_like=True):
+    source: PageRun
+    shape: ItemShape | None = None
+    segments: list[SegmentRecord] = []
+
+
+class StrikeKind(enum.IntEnum):
+    """The ways in which a plan fails: an exception in a batch of several, or a crash of its actor."""
+
+    ERROR = 0
+    CRASHED = 1
+
+
+class Strike(msgspec.Struct, frozen=True, array_like=True):
+    """A plan with this work of the request failed (``poison``). ``actor``: index into ``stage_table.WORKERS``."""
+
+    plan_id: int
+    actor: int
+    item: int
+    segment: int
+    kind: StrikeKind
+
+    @property
+    def place(self) -> Place:
+        return self.item, self.segment
+
+
+class RowRecord(msgspec.Struct, array_like=True):
+    """A row's record. ``member_of``: the decode actor that may have the row in its running set. ``evicting``: its KV pages are being
+    taken back. ``num_cached_tokens``: of the prompt, found in the cache by its first grant of KV pages. ``era``: of the caches that it
+    uses. ``kv_pool``: of its KV pages, once it has been granted any. ``source_pool``: where its prompt is prefilled, if that is
+    another, until all pages have been copied."""
+
+    key: int
+    filled: bool = False
+    prepared: bool = False
+    member_of: InstanceId | None = None
+    evicting: bool = False
+    max_new_tokens: int = 0
+    items: list[ItemRecord] = []
+    strikes: list[Strike] = []
+    num_cached_tokens: int | None = None  # no grant yet
+    era: bytes = b""
+    kv_pool: PoolName = "kv"
+    source_pool: PoolName | None = None
+
+    def segment(self, place: Place) -> SegmentRecord:
+        item, number = place
+        return self.items[item].segments[number]
+
+    def shape_of(self, item: int, segment: int) -> SegmentShape:
+        """Return the shape of a segment of an analysed item."""
+        shape = self.items[item].shape
+        assert shape is not None
+        return shape.segments[segment]
+
+    def segments(self) -> Iterator[tuple[Place, SegmentRecord]]:
+        """Yield all segments of all items, in prompt order."""
+        for index, item in enumerate(self.items):
+            for number, segment in enumerate(item.segments):
+                yield (index, number), segment
+
+
+class Left(NamedTuple):
+    """What is to be done until a request's first token: see ``Candidate``."""
+
+    tokens: int = 0
+    rows: int = 0
+    video_rows: int = 0
+
+
+MEMBER_BYTES = 16  # more of a record whose row has KV pages and has gone to decode
+
+_FILLING = Prefill, Load  # plans that write a row's KV pages
+_KV_PLANS = *_FILLING, Transfer  # that read or write them
+
+encode_record = msgspec.msgpack.Encoder().encode
+decode_record = msgspec.msgpack.Decoder(RowRecord).decode
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A live request, or a row that is being cleared after its request (``ending``)."""
+
+    key: int
+    arrival: int
+    gateway_generation: int
+    spec: RequestSpec
+    arrived_s: float = 0.0
+    kind: RequestKind = "text"
+    objective: Objective = Objective()
+    rank: Rank = ()  # for this tick
+    admission_need: tuple[int, Lengths] | None = None  # media pages, and KV pages per member, once computed
+    failure: Failed | None = None
+    last_heard_s: float = 0.0  # when the gateway last sent a message about it
+    ending: bool = False
+
+    row: int = -1
+    row_generation: int = 0
+    phase: Phase = Phase.FREE
+    decode: InstanceId | None = None  # that owns it, by its owner word; matters in phase DECODE
+    record: RowRecord = field(default_factory=lambda: RowRecord(0))
+    placed_s: float = 0.0
+    video_s: float = 0.0  # when video last got a plan of it, or first could have
+
+    lengths: Lengths = ()  # once prepared
+    tracker: EmbeddingTracker | None = None  # once prepared, with media
+    block_tables: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+    source_tables: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))  # pages of ``source_pool``
+    prefilled: list[int] = field(default_factory=lambda: [0, 0])
+    copied: list[int] = field(default_factory=lambda: [0, 0])  # tokens per member whose pages are in both pools: see ``migration``
+
+    keys: tuple[PageKeys, ...] = ()  # per member, if pages have names
+    num_cached: list[int] = field(default_factory=lambda: [0, 0])  # tokens per member that its grant found in the cache
+    num_named: list[int] = field(default_factory=lambda: [0, 0])  # leading pages of ``prefill_tables`` that have got theirs
+    may_load: bool = False  # files may have the pages behind those; until they have been asked, nothing is prefilled
+    num_loads: int = 0  # plans to load pages, since the grant of its KV pages
+
+    committed: int = 0
+    ids: list[int] = field(default_factory=list)  # committed ids that the controller knows
+    end_code: int = 0
+    counts_known: bool = True  # ``committed`` has been read since decode dropped the row
+    rate: float = 0.0  # tokens/s, measured
+    window: tuple[float, int] | None = None  # (time, committed) at the start of the measurement
+
+    plans: dict[int, Plan] = field(default_factory=dict)  # unacknowledged plans that name the row, by id
+    num_consumed: dict[Place, int] = field(default_factory=dict)  # embedding pages of segments that have been given back
+    media_keys: list[MediaKey | None] = field(default_factory=list)  # per item; none: its media are not shared
+    embedding_keys: dict[int, list[list[bytes]]] = field(default_factory=dict)  # of pages, by item and segment; once computed
+    shares_media: bool = False  # others may do work of it: a row has equal media, or had, or the cache has some of them
+    drop_ticket: int = 0
+    drop_sent_s: float = 0.0
+    moved_at: int = -1  # committed ids when it was last taken from a decode that was away
+    has_moved: bool = False  # a plan of it was taken from an actor that was away, and none has been done since
+    blocked_s: float = -1.0  # start of its wait for pages; -1: it does not wait
+    view: RequestView | None = None  # the policies' view; None, as ``grow_at`` is 0, after every ``ControllerState.touch``
+    left: Left | None = None  # until the first token; None, as ``view`` is
+    own_view: RequestView | None = None  # the view without work that others do, when it was last made; None, as ``view`` is
+    grow_at: int = 0  # committed ids at which it needs more KV pages than it has; ``Limits.max_context`` if it has all that it can need
+    short_at: int = 0  # committed ids below which its pages last for a look; 0, as ``grow_at`` is
+
+    @property
+    def key_in_table(self) -> RowKey:
+        """The name of its row in plans."""
+        return self.row, self.row_generation
+
+    @property
+    def has_row(self) -> bool:
+        return self.row >= 0
+
+    @property
+    def priority(self) -> int:
+        return self.spec.priority
+
+    @property
+    def is_partial(self) -> bool:
+        """True if work on its prompt or beyond has begun."""
+        return self.phase == Phase.DECODE or self.prefilled[0] > self.num_cached[0] or self.prefilled[1] > self.num_cached[1]
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens of all members to be prefilled until its first token; before its preparation a medium counts as one."""
+        return (self.left or self._set_left()).tokens
+
+    @property
+    def rows_left(self) -> int:
+        """Patch rows to be encoded until then, of media that have been analysed."""
+        return (self.left or self._set_left()).rows
+
+    @property
+    def video_rows_left(self) -> int:
+        """Those of these rows that are of segments of videos still to be decoded."""
+        return (self.left or self._set_left()).video_rows
+
+    def _set_left(self) -> Left:
+        if not self.record.prepared:
+            self.left = Left(len(self.spec.prompt_ids) + len(self.spec.companion_ids or ()))
+        elif self.phase == Phase.DECODE or self.committed:  # also while it is prefilled again, after a preemption
+            self.left = Left()
+        else:
+            shapes = [(segment.stage, self.record.shape_of(*place)) for place, segment in self.open_segments()]
+            undecoded = [shape.num_rows for stage, shape in shapes if shape.kind == "video" and stage < SegmentStage.PREPROCESSED]
+            tokens = sum(self.targets) - sum(self.prefilled)
+            self.left = Left(tokens, sum([shape.num_rows for _, shape in shapes]), sum(undecoded))
+        return self.left
+
+    @property
+    def has_kv(self) -> bool:
+        """True if it has KV pages up to its next token and is not being preempted."""
+        return bool(self.block_tables[0]) and not self.record.evicting
+
+    @property
+    def can_prefill(self) -> bool:
+        """True if its KV pages can be written."""
+        return self.has_kv and self.counts_known
+
+    @property
+    def kv_pool(self) -> PoolName:
+        """The pool of its block tables, which decode reads and writes."""
+        return self.record.kv_pool
+
+    @property
+    def prefill_pool(self) -> PoolName:
+        """The pool in which its prompt is prefilled."""
+        return self.record.source_pool or self.record.kv_pool
+
+    @property
+    def prefill_tables(self) -> tuple[list[int], list[int]]:
+        """The pages in which its prompt is prefilled, per member."""
+        return self.block_tables if self.record.source_pool is None else self.source_tables
+
+    def pages_in(self, pool: PoolName) -> set[int]:
+        """Return the KV pages that it has in a pool."""
+        pages = set(chain(*self.block_tables)) if pool == self.record.kv_pool else set()
+        return pages.union(*self.source_tables) if pool == self.record.source_pool else pages
+
+    @property
+    def prefill_plan(self) -> Prefill | Load | None:
+        """The plan in flight that writes its KV pages, if any."""
+        for plan in self.plans.values():
+            if isinstance(plan, _FILLING):
+                return plan
+        return None
+
+    @property
+    def transfer_plan(self) -> Transfer | None:
+        """The plan in flight that copies its KV pages, if any."""
+        for plan in self.plans.values():
+            if isinstance(plan, Transfer):
+                return plan
+        return None
+
+    @property
+    def has_kv_plan(self) -> bool:
+        """True if a plan in flight reads or writes its KV pages."""
+        return any([isinstance(plan, _KV_PLANS) for plan in self.plans.values()])
+
+    @property
+    def analysing(self) -> set[int]:
+        """The items that plans in flight analyse."""
+        return {plan.item for plan in self.plans.values() if isinstance(plan, Analyse)}
+
+    def media_key(self, item: int) -> MediaKey | None:
+        """Return the key of a shared medium; None if it is not shared."""
+        return self.media_keys[item] if self.media_keys else None
+
+    def open_segments(self) -> Iterator[tuple[Place, SegmentRecord]]:
+        """Yield the segments of a prepared row that are not encoded yet, in prompt order."""
+        for part in self.tracker.unready() if self.tracker is not None else ():
+            yield (part.item, part.segment), self.record.items[part.item].segments[part.segment]
+
+    def mark_large(self, item: int) -> None:
+        """Mark the medium as large work."""
+        items = list(self.spec.items)
+        items[item] = corrected(items[item])
+        self.spec = msgspec.structs.replace(self.spec, items=items)
+
+    def segments_of(self, plan: Plan) -> list[tuple[Place, SegmentRecord]]:
+        """Return the segments whose pages this plan is writing, except those taken back meanwhile."""
+        targets = plan.targets(self.key_in_table)
+        return [(place, segment) for place, segment in self.record.segments() if segment.target in targets] if targets else []
+
+    def awaits(self, plan: Plan) -> bool:
+        """Return whether this plan in flight does work that the request needs, and no other plan does."""
+        if isinstance(plan, Analyse):
+            return self.record.items[plan.item].shape is None
+        return isinstance(plan, _KV_PLANS) or bool(self.segments_of(plan))
+
+    @property
+    def targets(self) -> Lengths:
+        return self.lengths if self.spec.pooling is not None else prefill_targets(self.lengths, self.committed)
+
+    @property
+    def is_prefilled(self) -> bool:
+        return is_prefilled(self.prefilled, self.targets)
+
+    @property
+    def is_computed(self) -> bool:
+        """True if it has no answer, and what it asks for lies in its row."""
+        return self.spec.is_prefill_only and self.record.prepared and self.is_ready
+
+    @property
+    def is_ready(self) -> bool:
+        """True if its prompts are prefilled, and no plan writes its KV pages."""
+        return self.can_prefill and self.is_prefilled and self.prefill_plan is None
+
+    @property
+    def is_finished(self) -> bool:
+        """True if decode has set the end word: KV is no longer needed."""
+        return self.end_code != 0
