@@ -26,8 +26,8 @@ import msgspec
 import numpy as np
 
 from .. import __version__
-from ..runtime.config import RuntimeConfig
-from ..runtime.fetch_config import FetchSection
+from ..runtime.config.fetch import FetchSection
+from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.pools import kind_of_pool
 from ..runtime.process.memory_layout import MemoryLayout
 from ..runtime.process.saved_pages import SavedFiles, SavedPages, cache_directory, write_saved_files

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..runtime.config import RuntimeConfig, to_toml
+from ..runtime.config.runtime_config import RuntimeConfig, to_toml
 from ..runtime.errors import ConfigError
 from ..runtime.stage_table import check_layout
 from ..runtime.supervisor.run_report import RunReport

@@ -23,8 +23,8 @@ import aiohttp
 import msgspec
 from rich.console import Console
 
-from ..runtime.config import RuntimeConfig, to_toml
-from ..runtime.config_sections import ModelSection, ServerSection, SupervisorSection
+from ..runtime.config.runtime_config import RuntimeConfig, to_toml
+from ..runtime.config.sections import ModelSection, ServerSection, SupervisorSection
 from ..runtime.errors import RunError
 from ..runtime.stage_table import ACTORS, number_of
 from ..runtime.supervisor.control import LayoutReply, RestartReply, RestartRequest, ScaleRequest, call

@@ -14,8 +14,8 @@ import msgspec
 from PIL import Image
 from rich.console import Console
 
-from ..runtime.config import RuntimeConfig
-from ..runtime.config_sections import ModelSection, ServerSection
+from ..runtime.config.runtime_config import RuntimeConfig
+from ..runtime.config.sections import ModelSection, ServerSection
 from ..runtime.stage_table import torch_actors
 from ..runtime.supervisor.processes import cpu_seconds
 from .environment import Environment, read_environment

@@ -20,8 +20,8 @@ from rich.console import Console
 from ..models.config import load_model_config
 from ..models.text.chat_template import ChatTemplate
 from ..models.text.tokenizer import Tokenizer
-from ..runtime.config import RuntimeConfig
-from ..runtime.config_sections import ActorSection, ActorsSection, ModelSection, ServerSection
+from ..runtime.config.runtime_config import RuntimeConfig
+from ..runtime.config.sections import ActorSection, ActorsSection, ModelSection, ServerSection
 from .environment import Environment, read_environment
 from .extras import need_extra
 from .output import JSON_HELP, run_bench

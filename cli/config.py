@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ..runtime.config import load_config, to_toml
+from ..runtime.config.runtime_config import load_config, to_toml
 from ..runtime.environment import read_environment
 from .options import ConfigFile, check_files, configuration
 

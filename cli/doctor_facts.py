@@ -13,7 +13,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from ..models.config import weight_bytes
-from ..runtime.config import RuntimeConfig
+from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.environment import Environment
 from ..runtime.errors import RunError, UserError
 from ..runtime.process.host_room import read_host_room

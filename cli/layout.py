@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from ..runtime.config import RuntimeConfig
+from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.errors import RunError
 from ..runtime.process.run import read_run_info
 from ..runtime.stage_table import STAGES, devices_of, processes_of, stage_of

@@ -13,7 +13,7 @@ from ..runtime.stage_table import STAGES, parse_instance, stage_of
 from ..shm.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from ..runtime.config import RuntimeConfig
+    from ..runtime.config.runtime_config import RuntimeConfig
 
 RunName = Annotated[str | None, typer.Option("--run", metavar="NAME", help='Name of the run; default $MMRT_RUN_DIR, or "default".')]
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="TOML configuration; default $MMRT_CONFIG.")]
@@ -56,7 +56,7 @@ def completed_from(names: Sequence[str]) -> Callable[[str], list[str]]:
 
 def configuration(file: Path | None, environment: Environment) -> "RuntimeConfig":
     """The configuration of --config, or else $MMRT_CONFIG, or else the defaults; with the key of $MMRT_API_KEY."""
-    from ..runtime.config import load_config  # most commands need no configuration, and it takes long to import
+    from ..runtime.config.runtime_config import load_config  # most commands need no configuration, and it takes long to import
 
     return load_config(file or environment.config_file, environment.server_key)
 
@@ -66,7 +66,7 @@ def override(config: "RuntimeConfig", options: Mapping[str, str | int | None]) -
 
     Raises: ConfigError for a value that the key cannot have; BadParameter for an empty one.
     """
-    from ..runtime.config import convert_config, to_data
+    from ..runtime.config.runtime_config import convert_config, to_data
 
     data = to_data(config)
     for key, value in options.items():

@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from ..runtime.config import is_policy_file
+from ..runtime.config.runtime_config import is_policy_file
 from ..runtime.controller.scheduling.policy import POLICIES, PolicyFailure
 from ..runtime.errors import RunError, UserError
 from ..runtime.process.exit_status import describe_exit

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ..runtime.config import RuntimeConfig
+from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.errors import RunError
 from ..runtime.process.run import read_run_info
 from ..runtime.stage_table import ACTORS, restart_order

@@ -16,7 +16,7 @@ from ..models.architecture import ModelConfig
 from ..models.checkpoint.files import missing_files
 from ..models.config import load_model_config, weight_bytes
 from ..models.errors import CheckpointError
-from ..runtime.config import RuntimeConfig
+from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.environment import Environment, read_environment
 from ..runtime.errors import ConfigError, RunError
 from ..runtime.process.host_room import read_host_room

@@ -14,7 +14,7 @@ import msgspec
 import ray
 from ray import serve
 
-from ..runtime.config import RuntimeConfig, load_config, to_toml
+from ..runtime.config.runtime_config import RuntimeConfig, load_config, to_toml
 from ..runtime.errors import ConfigError
 from .front import Front
 from .node import Node

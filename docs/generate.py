@@ -23,8 +23,8 @@ from mmrt.actors.gateway.reading.validation import Limits
 from mmrt.actors.host.media_rules import for_run
 from mmrt.cli.main import COMMANDS, build_app, run
 from mmrt.models.config import load_model_config
-from mmrt.runtime.config import RuntimeConfig, to_toml
-from mmrt.runtime.config_sections import MediaSection
+from mmrt.runtime.config.runtime_config import RuntimeConfig, to_toml
+from mmrt.runtime.config.sections import MediaSection
 from mmrt.runtime.process.run import DEFAULT_MODEL
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,7 @@ import yaml
 from packaging.specifiers import SpecifierSet
 
 from mmrt.cli.main import build_app
-from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.environment import read_environment
 
 ROOT = Path(__file__).parent.parent

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import msgspec
 
-from ...runtime.config import RuntimeConfig
+from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.controller.scheduling.facts import Cost
 from ...runtime.process.memory_layout import MemoryLayout
 from ...runtime.process.processors import processor_name

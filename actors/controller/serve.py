@@ -20,8 +20,8 @@ from ...models.architecture import ModelConfig
 from ...models.families.registry import family_of
 from ...runtime.bus.messages import ItemError, PlanDone, Submit, ToActor, ToController
 from ...runtime.bus.transport import ControllerSocket, drain_in_loop
-from ...runtime.config import RuntimeConfig, is_policy_file
-from ...runtime.config_sections import ObjectiveSection
+from ...runtime.config.runtime_config import RuntimeConfig, is_policy_file
+from ...runtime.config.sections import ObjectiveSection
 from ...runtime.controller.machine import Controller
 from ...runtime.controller.recovery import RunSnapshot, recover
 from ...runtime.controller.rows.instances import drained

@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from ... import __version__
-from ...runtime.config_sections import ServerSection
+from ...runtime.config.sections import ServerSection
 from ...runtime.controller.rows.outages import MEDIA_STAGES
 from ...runtime.errors import RequestError
 from ...runtime.stage_table import stage_of

@@ -25,7 +25,7 @@ from ...models.text.chat_template import ChatTemplate
 from ...models.text.tokenizer import Tokenizer
 from ...runtime.bus.messages import ToActor, ToController, decode_delta
 from ...runtime.bus.transport import drain_in_loop
-from ...runtime.config import RuntimeConfig
+from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.errors import ConfigError
 from ...runtime.process.listening import BACKLOG, connection_limit, inherited_listeners, open_listeners
 from ...shm.controller_stats import ControllerStats

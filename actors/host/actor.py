@@ -19,7 +19,7 @@ from ...models.architecture import ModelConfig
 from ...models.config import load_model_config
 from ...runtime.bus.messages import Hello, ToActor, ToController, Welcome
 from ...runtime.bus.transport import ActorSocket
-from ...runtime.config import RuntimeConfig
+from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.environment import read_environment
 from ...runtime.errors import RunError
 from ...runtime.observe.dumps import save_crash

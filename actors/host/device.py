@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ...runtime.config_sections import ModelSection
+from ...runtime.config.sections import ModelSection
 from ...runtime.errors import ConfigError
 
 _PYTHON_H = Path(sysconfig.get_path("include"), "Python.h")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ...models.architecture import ModelConfig, VisionRules
-from ...runtime.config_sections import MIN_FPS, MediaSection
+from ...runtime.config.sections import MIN_FPS, MediaSection
 from ...schema.media import MediaKind, MediaOptions
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from statistics import median
 from types import TracebackType
 
-from ...runtime.config import RuntimeConfig
+from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.controller.scheduling.budgets import objective_s, tbt_rule
 from ...runtime.stage_table import InstanceId, stage_of
 from ...shm.run_directory import RunDirectory

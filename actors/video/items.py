@@ -28,7 +28,7 @@ from ...media.preprocess import patch_rows, resize, temporal_rows
 from ...media.timing import sampled, sampled_fps
 from ...models.architecture import ModelConfig
 from ...models.families.registry import family_of
-from ...runtime.config_sections import MAX_FPS, MIN_FPS
+from ...runtime.config.sections import MAX_FPS, MIN_FPS
 from ...schema.media import ItemShape, MediaKind
 
 _INDEX_BYTES = 64  # for each packet of a video: where it is, and when its frame is shown

@@ -26,8 +26,8 @@ from ...models.errors import UnsupportedMediaError
 from ...runtime.bus.media_work import SMALL_WORK
 from ...runtime.bus.messages import Analysed, Done, ItemError, Overran, Result
 from ...runtime.bus.plans import Analyse, Plan, PreprocessSegment
-from ...runtime.config import RuntimeConfig
-from ...runtime.config_sections import MediaSection
+from ...runtime.config.runtime_config import RuntimeConfig
+from ...runtime.config.sections import MediaSection
 from ...runtime.environment import read_environment
 from ...schema.media import MediaKind
 from ...shm.pool import PagePool

@@ -9,7 +9,7 @@ from typing import get_args
 import msgspec
 
 from ...models.architecture import WeightFormat
-from ...runtime.config_sections import FLOAT32_WEIGHTS, TurnsMode
+from ...runtime.config.sections import FLOAT32_WEIGHTS, TurnsMode
 from ...runtime.errors import ConfigError
 from ...runtime.stage_table import DEFAULT_LAYOUT, devices_of
 from ..own_run import layout_argument

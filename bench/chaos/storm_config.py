@@ -6,8 +6,8 @@ from typing import Literal
 import msgspec
 
 from ...models.architecture import WeightFormat
-from ...runtime.config import RuntimeConfig
-from ...runtime.config_sections import (
+from ...runtime.config.runtime_config import RuntimeConfig
+from ...runtime.config.sections import (
     ActorsSection,
     DeviceSection,
     MediaSection,

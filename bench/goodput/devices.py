@@ -2,7 +2,7 @@
 
 import msgspec
 
-from ...runtime.config import RuntimeConfig
+from ...runtime.config.runtime_config import RuntimeConfig
 from ..sim.costs import Costs
 from ..sim.interference import stage_set, stage_sets
 from ..sim.links import Link

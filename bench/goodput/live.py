@@ -12,8 +12,8 @@ from rich.console import Console
 
 from ...actors.host.model_facts import facts_of
 from ...models.config import load_model_config
-from ...runtime.config import RuntimeConfig
-from ...runtime.config_sections import ServerSection
+from ...runtime.config.runtime_config import RuntimeConfig
+from ...runtime.config.sections import ServerSection
 from ...runtime.observe.breakdown import Breakdown, request_breakdown, step_begins
 from ...runtime.observe.dumps import Recording
 from ...runtime.observe.flight import complete_since_ns, merge

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.config import RuntimeConfig
+from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.errors import ConfigError
 from ..output import JSON_HELP, json_file, report_folder
 from ..serve.load_options import add_load, load_values, number, precision, refuse_options, share

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from ...runtime.config import RuntimeConfig, convert_config, is_policy_file, to_data
+from ...runtime.config.presets import PRESETS
+from ...runtime.config.runtime_config import RuntimeConfig, convert_config, is_policy_file, to_data
 from ...runtime.errors import ConfigError
-from ...runtime.presets import PRESETS
 from .objective import Objective
 
 

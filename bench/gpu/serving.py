@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ...models.config import load_model_config
 from ...models.families.qwen2_5.made_checkpoint import SHAPES
-from ...runtime.config import RuntimeConfig
-from ...runtime.config_sections import (
+from ...runtime.config.runtime_config import RuntimeConfig
+from ...runtime.config.sections import (
     ActorSection,
     ActorsSection,
     MemorySection,

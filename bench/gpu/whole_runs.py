@@ -24,7 +24,7 @@ import msgspec
 import torch
 
 from ...models.config import load_model_config
-from ...runtime.config_sections import SchedulingSection
+from ...runtime.config.sections import SchedulingSection
 from ...shm.run_directory import RunDirectory
 from ...shm.status import ActorState, ActorTable
 from ..extras import need_extra

@@ -17,8 +17,8 @@ import msgspec
 import uvloop
 from rich.console import Console
 
-from ...runtime.config import RuntimeConfig
-from ...runtime.config_sections import MemorySection, ModelSection, ServerSection
+from ...runtime.config.runtime_config import RuntimeConfig
+from ...runtime.config.sections import MemorySection, ModelSection, ServerSection
 from ...runtime.supervisor.processes import cpu_seconds
 from ..environment import Environment, read_environment
 from ..output import JSON_HELP, Tell, progress, run_bench

@@ -20,8 +20,8 @@ import msgspec
 import uvloop
 from rich.console import Console
 
-from ...runtime.config import RuntimeConfig
-from ...runtime.config_sections import MemorySection, ModelSection, ServerSection
+from ...runtime.config.runtime_config import RuntimeConfig
+from ...runtime.config.sections import MemorySection, ModelSection, ServerSection
 from ...runtime.observe.flight import Kind, merge, unpack_id
 from ...shm.errors import ShmError
 from ...shm.flight_recorder import read_recorders

@@ -20,8 +20,8 @@ from rich.console import Console
 from ...actors.controller.journal import Journal
 from ...runtime.bus.messages import RequestSpec
 from ...runtime.bus.sampling import Sampling
-from ...runtime.config import RuntimeConfig
-from ...runtime.config_sections import MemorySection, ModelSection, ServerSection
+from ...runtime.config.runtime_config import RuntimeConfig
+from ...runtime.config.sections import MemorySection, ModelSection, ServerSection
 from ...runtime.controller.state.records import Ended, JournalRecord, Submitted
 from ...runtime.stage_table import ACTORS, SUPERVISOR
 from ...shm.errors import ShmError

@@ -17,8 +17,8 @@ import uvloop
 from rich.console import Console
 
 from ...models.make.checkpoint import make_checkpoint
-from ...runtime.config import RuntimeConfig
-from ...runtime.config_sections import MemorySection, ModelSection, ServerSection
+from ...runtime.config.runtime_config import RuntimeConfig
+from ...runtime.config.sections import MemorySection, ModelSection, ServerSection
 from ...runtime.supervisor.processes import cpu_seconds
 from ...runtime.supervisor.run_report import RunReport
 from ...shm.errors import ShmError

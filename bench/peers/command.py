@@ -18,8 +18,8 @@ from ...models.architecture import ModelConfig, WeightFormat
 from ...models.checkpoint.weights import read_weights
 from ...models.config import load_model_config
 from ...models.make.checkpoint import make_checkpoint
-from ...runtime.config import RuntimeConfig
-from ...runtime.config_sections import ModelSection
+from ...runtime.config.runtime_config import RuntimeConfig
+from ...runtime.config.sections import ModelSection
 from ...runtime.environment import read_environment as read_variables
 from ...runtime.process.number_format import has_bfloat16_units, plan_formats
 from ...runtime.supervisor.specs import child_environment

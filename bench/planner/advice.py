@@ -8,7 +8,7 @@ from typing import TextIO
 
 import msgspec
 
-from ...runtime.config import RuntimeConfig
+from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.errors import UserError
 from ...runtime.stage_table import MAX_INSTANCES, ProcessSpec, format_layout, parse_layout
 from .demand import Demand

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ...runtime.config import MAX_STEP_TOKENS
+from ...runtime.config.runtime_config import MAX_STEP_TOKENS
 from ..serve.slo import Slo
 from ..sim.costs import Costs, step_seconds
 from .candidates import METHODS, divided, processes

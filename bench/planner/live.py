@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from ...runtime.config import RuntimeConfig
+from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.errors import RunError
 from ...runtime.observe.flight import FlightRecord, Kind
 from ...runtime.observe.live import RecordFollower

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.config import RuntimeConfig
+from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.controller.scheduling.policy import POLICIES
 from ...runtime.errors import ConfigError
 from ..goodput.objective import DEFAULT_SLO, Objective

@@ -17,8 +17,8 @@ import uvloop
 from rich.console import Console
 from rich.progress import Progress
 
-from ...runtime.config import RuntimeConfig
-from ...runtime.config_sections import MemorySection, ModelSection, ServerSection
+from ...runtime.config.runtime_config import RuntimeConfig
+from ...runtime.config.sections import MemorySection, ModelSection, ServerSection
 from ...runtime.process.run import running
 from ...shm.run_directory import RunDirectory
 from ..environment import read_environment

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ...runtime.config import RuntimeConfig
+from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.controller.scheduling.policy import Policy
 from ...runtime.errors import UserError
 from ...shm.errors import ShmError

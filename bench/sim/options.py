@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...actors.controller.policy_file import PolicyFile
-from ...runtime.config import RuntimeConfig, convert_config, is_policy_file, load_config, to_data
+from ...runtime.config.runtime_config import RuntimeConfig, convert_config, is_policy_file, load_config, to_data
 from ...runtime.controller.scheduling.policy import POLICIES, Policy
 from ...runtime.errors import ConfigError
 from ..output import JSON_HELP, json_file

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from ...runtime.config import RuntimeConfig
-from ...runtime.config_sections import ModelSection
+from ...runtime.config.runtime_config import RuntimeConfig
+from ...runtime.config.sections import ModelSection
 from ...runtime.errors import UserError
 from ...shm.errors import ShmError
 from ..output import open_console, progress

@@ -14,8 +14,8 @@ import msgspec
 import uvloop
 
 from ...models.config import load_model_config
-from ...runtime.config import RuntimeConfig
-from ...runtime.config_sections import ServerSection
+from ...runtime.config.runtime_config import RuntimeConfig
+from ...runtime.config.sections import ServerSection
 from ...runtime.observe.dumps import Recording
 from ...runtime.observe.flight import FlightRecord, complete_since_ns, merge
 from ...runtime.process.processors import read_processors

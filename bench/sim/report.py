@@ -8,7 +8,7 @@ from random import Random
 import msgspec
 import numpy as np
 
-from ...runtime.config import RuntimeConfig
+from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.observe.breakdown import Breakdown, Work, break_down
 from ..serve.load_options import LoadOptions, settings_of
 from ..serve.record import Chunk, Record

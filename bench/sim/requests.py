@@ -16,7 +16,7 @@ from ...models.errors import UnsupportedMediaError
 from ...models.families.registry import family_of
 from ...runtime.bus.messages import MediaItem, RequestSpec
 from ...runtime.bus.sampling import Sampling
-from ...runtime.config_sections import MediaSection
+from ...runtime.config.sections import MediaSection
 from ...schema.media import ItemShape, MediaKind
 from ..serve.samples import make_audio, make_image, make_video
 from ..serve.workload import MediaShapes, RequestPlan

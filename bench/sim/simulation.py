@@ -17,7 +17,7 @@ from ...models.config import weight_bytes
 from ...runtime.bus.messages import Admit, Hello, PlanDone, Run, Skipped, ToActor, ToController, Welcome
 from ...runtime.bus.plans import Analyse, Encode, Plan, Prefill
 from ...runtime.bus.wire import encode
-from ...runtime.config import RuntimeConfig
+from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.controller.machine import Controller
 from ...runtime.controller.plans.policy_calls import swap
 from ...runtime.controller.rows.progress import IdSpan, NewIds, Progress

@@ -23,8 +23,8 @@ import uvloop
 from rich.console import Console
 
 from ...models.config import load_model_config
-from ...runtime.config import RuntimeConfig
-from ...runtime.config_sections import ServerSection
+from ...runtime.config.runtime_config import RuntimeConfig
+from ...runtime.config.sections import ServerSection
 from ...runtime.process.run import DEFAULT_MODEL
 from ..environment import Environment, read_environment
 from ..output import Tell

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..bus.messages import PageRun, Result, SequenceSpec
 from ..bus.plans import Plan
-from ..config import RuntimeConfig, convert_config, to_data
+from ..config.runtime_config import RuntimeConfig, convert_config, to_data
 from ..errors import ConfigError, UserError
 from ..pools import PoolName
 from ..process.run import RunInfo, with_key

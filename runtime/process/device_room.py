@@ -6,7 +6,7 @@ estimated, generously, from the model's shape. No estimate has been compared wit
 
 from typing import NamedTuple
 
-from ..config import MAX_STEP_TOKENS
+from ..config.runtime_config import MAX_STEP_TOKENS
 
 CONTEXT_BYTES = 768 << 20  # of each process that computes: driver, kernels, workspaces, captured graphs
 SLACK = 1.25  # what torch's allocator holds beyond what is in use

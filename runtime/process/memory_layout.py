@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from ...shm.flight_recorder import NUM_RECORDS, RECORD_BYTES
-from ..config import RuntimeConfig
+from ..config.runtime_config import RuntimeConfig
 from ..errors import ConfigError
 from ..pools import kv_pool, packed_pool
 from ..stage_table import ACTORS, device_pools

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import msgspec
 
 from ...schema.quantization import find_quantization
-from ..config import RuntimeConfig
-from ..config_sections import FLOAT32_WEIGHTS
+from ..config.runtime_config import RuntimeConfig
+from ..config.sections import FLOAT32_WEIGHTS
 
 WeightFormat = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 

@@ -11,7 +11,7 @@ import os
 import secrets
 from pathlib import Path
 
-from ..config_sections import ServerSection
+from ..config.sections import ServerSection
 
 log = logging.getLogger(__name__)
 

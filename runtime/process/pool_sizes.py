@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..config import RuntimeConfig
+from ..config.runtime_config import RuntimeConfig
 from ..errors import ConfigError
 from ..stage_table import parse_layout
 from .device_room import DeviceRoom, pool_bytes, working_bytes

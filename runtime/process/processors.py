@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..config import RuntimeConfig, numbers_in
+from ..config.runtime_config import RuntimeConfig, numbers_in
+from ..config.toml_text import show
 from ..errors import ConfigError
 from ..stage_table import STAGES, InstanceId, stage_of
-from ..toml_text import show
 from .control_groups import groups_above
 
 

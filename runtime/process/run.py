@@ -14,7 +14,7 @@ import msgspec
 from ... import __version__
 from ...shm.errors import MissingError, ShmError
 from ...shm.run_directory import RunDirectory
-from ..config import RuntimeConfig, load_config
+from ..config.runtime_config import RuntimeConfig, load_config
 from ..environment import Environment
 from ..errors import ConfigError, RunError
 from .host_room import read_host_room

@@ -11,7 +11,7 @@ import msgspec
 
 from ...schema.page_key import KEY_BYTES
 from ...shm.regular_file import read_regular
-from ..config import RuntimeConfig
+from ..config.runtime_config import RuntimeConfig
 
 _NAME = "saved-pages"
 _MAX_BYTES = 1 << 16

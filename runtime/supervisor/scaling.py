@@ -14,7 +14,7 @@ from ...shm.errors import MissingError, ShmError
 from ...shm.flight_recorder import FlightRecorder
 from ...shm.run_directory import RunDirectory
 from ...shm.status import ActorTable, Membership
-from ..config import RuntimeConfig, with_layout
+from ..config.runtime_config import RuntimeConfig, with_layout
 from ..errors import ConfigError, RunError
 from ..process.host_room import read_host_room
 from ..stage_table import ALL_ACTORS, InstanceId, devices_of, join_layouts, scale_layout, stage_of

@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Mapping, Sequence
 
-from ..config import RuntimeConfig
+from ..config.runtime_config import RuntimeConfig
 from ..environment import SERVER_KEY
 from ..stage_table import STAGES, stage_of
 from .launcher import ACTOR_ENTRY, BASE_STAGE, TORCH_STAGE, actor_command

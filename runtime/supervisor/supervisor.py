@@ -19,7 +19,7 @@ from ...schema.outage import Outage
 from ...shm.errors import BusyError, ShmError
 from ...shm.outages import OutageTable
 from ...shm.run_directory import RunDirectory
-from ..config import RuntimeConfig
+from ..config.runtime_config import RuntimeConfig
 from ..errors import RunError
 from ..observe.dumps import BlackBox, salvage
 from ..process.notify import Notifier, NotifyListener

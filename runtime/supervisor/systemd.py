@@ -9,7 +9,7 @@ import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..config import RuntimeConfig
+from ..config.runtime_config import RuntimeConfig
 from ..process.listening import BACKLOG
 from ..stage_table import STAGES, InstanceId, stage_of, starts_after
 from .specs import ONEDNN_PRIMITIVES

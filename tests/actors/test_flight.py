@@ -28,7 +28,7 @@ from mmrt.runtime.bus.plan_base import PlanKind
 from mmrt.runtime.bus.plans import Prefill, PrefillChunk
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.bus.transport import ActorSocket
-from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.controller.machine import Controller
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.controller.state.state.effects import BeginRow, ClearPlan, Effect, SetPhase, WriteJournal, WritePlan, WriteSpec

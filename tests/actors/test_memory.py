@@ -14,8 +14,8 @@ from mmrt.actors import memory
 from mmrt.actors.host.actor import Ending
 from mmrt.actors.host.shared_tensors import WEIGHTS_SEGMENT, SharedTensors
 from mmrt.models.config import load_model_config
-from mmrt.runtime.config import RuntimeConfig
-from mmrt.runtime.config_sections import MemorySection, ModelSection
+from mmrt.runtime.config.runtime_config import RuntimeConfig
+from mmrt.runtime.config.sections import MemorySection, ModelSection
 from mmrt.runtime.errors import ConfigError, UserError
 from mmrt.runtime.process.memory_layout import DEVICE_SOCKET, SPARE_SOCKET, read_layout
 from mmrt.runtime.process.notify import Notifier

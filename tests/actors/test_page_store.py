@@ -14,8 +14,8 @@ import pytest
 from mmrt.actors import page_store
 from mmrt.actors.page_store import PageStore
 from mmrt.models.make.checkpoint import make_checkpoint
-from mmrt.runtime.config import RuntimeConfig
-from mmrt.runtime.config_sections import CacheSection, MediaSection, MemorySection
+from mmrt.runtime.config.runtime_config import RuntimeConfig
+from mmrt.runtime.config.sections import CacheSection, MediaSection, MemorySection
 from mmrt.runtime.process.memory_layout import MemoryLayout, PoolLayout
 from mmrt.runtime.process.saved_pages import keep_era, read_era, read_saved_pages
 from mmrt.shm.page_file import PageFile, PageFileReader

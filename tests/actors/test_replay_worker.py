@@ -21,8 +21,8 @@ from mmrt.models.architecture import KvDType, ModelConfig
 from mmrt.runtime.bus.messages import Analysed, Done, ItemError, MediaItem, PageRun, Result, Run
 from mmrt.runtime.bus.plans import Analyse, Encode, Plan, Prefill, PrefillChunk, PreprocessSegment
 from mmrt.runtime.bus.wire import encode
-from mmrt.runtime.config import RuntimeConfig
-from mmrt.runtime.config_sections import MediaSection, MemorySection, ServerSection
+from mmrt.runtime.config.runtime_config import RuntimeConfig
+from mmrt.runtime.config.sections import MediaSection, MemorySection, ServerSection
 from mmrt.runtime.errors import UserError
 from mmrt.runtime.observe import replay_capture
 from mmrt.runtime.observe.capture import Capture, captures_in, make_header

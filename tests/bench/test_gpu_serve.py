@@ -22,7 +22,7 @@ from mmrt.bench.gpu.whole_runs import SECTIONS
 from mmrt.bench.own_run import OwnRun
 from mmrt.bench.serve.errors import BenchError
 from mmrt.models.families.qwen2_5.made_checkpoint import SHAPES
-from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.config.runtime_config import RuntimeConfig
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -22,8 +22,8 @@ import os, signal, sys
 from pathlib import Path
 import mmrt
 from mmrt.bench.own_run import own_run
-from mmrt.runtime.config import RuntimeConfig
-from mmrt.runtime.config_sections import ModelSection, ServerSection
+from mmrt.runtime.config.runtime_config import RuntimeConfig
+from mmrt.runtime.config.sections import ModelSection, ServerSection
 
 assert Path(mmrt.__file__).parent == Path(".links/mmrt").absolute()
 with own_run() as run:

@@ -13,8 +13,8 @@ from mmrt.bench.serve.command import main
 from mmrt.bench.serve.options import parse_options
 from mmrt.bench.serve.record import Record
 from mmrt.models.make.checkpoint import make_checkpoint
-from mmrt.runtime.config import RuntimeConfig
-from mmrt.runtime.config_sections import ServerSection
+from mmrt.runtime.config.runtime_config import RuntimeConfig
+from mmrt.runtime.config.sections import ServerSection
 from mmrt.runtime.process.run import create_run, run_info
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.bench.conftest import chunk

@@ -20,7 +20,7 @@ import pytest
 from mmrt.cli.main import COMMANDS, run
 from mmrt.cli.options import override
 from mmrt.cli.words import ADVICE, ALIASES
-from mmrt.runtime.config import RuntimeConfig, parse_config
+from mmrt.runtime.config.runtime_config import RuntimeConfig, parse_config
 from mmrt.runtime.process.host_room import HostRoom
 from mmrt.runtime.process.run import DEFAULT_MODEL, create_run, run_info
 from mmrt.runtime.stage_table import ACTORS

@@ -26,8 +26,8 @@ from mmrt.models.towers.dispatch import Towers
 from mmrt.models.towers.interface import TowerInput
 from mmrt.runtime.bus.messages import MediaItem, RequestSpec
 from mmrt.runtime.bus.sampling import Sampling
-from mmrt.runtime.config import RuntimeConfig
-from mmrt.runtime.config_sections import MediaSection
+from mmrt.runtime.config.runtime_config import RuntimeConfig
+from mmrt.runtime.config.sections import MediaSection
 from mmrt.runtime.controller.rows.expansion import check_placeholders, expand
 from mmrt.runtime.controller.scheduling.budgets import encode_budget
 from mmrt.runtime.controller.scheduling.types import Limits

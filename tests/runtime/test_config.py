@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrt.runtime.config import RuntimeConfig, convert_config, load_config, parse_config, to_data, to_toml
-from mmrt.runtime.config_sections import POLICY_NAMES, SchedulingSection
+from mmrt.runtime.config.presets import PRESETS
+from mmrt.runtime.config.runtime_config import RuntimeConfig, convert_config, load_config, parse_config, to_data, to_toml
+from mmrt.runtime.config.sections import POLICY_NAMES, SchedulingSection
 from mmrt.runtime.environment import Environment, read_environment
 from mmrt.runtime.errors import ConfigError
-from mmrt.runtime.presets import PRESETS
 from mmrt.runtime.stage_table import ACTORS
 
 TWO_DEVICES = '[[devices]]\nname = "0"\n[[devices]]\nname = "1"\n'

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mmrt
-from mmrt.runtime.config import RuntimeConfig, parse_config
-from mmrt.runtime.config_sections import actors_section
+from mmrt.runtime.config.runtime_config import RuntimeConfig, parse_config
+from mmrt.runtime.config.sections import actors_section
 from mmrt.runtime.errors import ConfigError
 from mmrt.runtime.stage_table import (
     ACTORS,

@@ -32,7 +32,7 @@ from mmrt.models.towers.interface import TowerInput
 from mmrt.runtime.bus.messages import Done, PageRun
 from mmrt.runtime.bus.plans import EmbeddingSpan, Encode, EncodePart, Prefill, PrefillChunk
 from mmrt.runtime.bus.sampling import Sampling
-from mmrt.runtime.config import RuntimeConfig, to_data
+from mmrt.runtime.config.runtime_config import RuntimeConfig, to_data
 from mmrt.schema.media import SegmentShape
 from mmrt.shm.errors import StalePage
 from mmrt.shm.pool import PagePool

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from ....models.text.tool_calls import CallReader
 from ....runtime.bus.messages import RequestSpec
-from ....runtime.config_sections import ServerSection
+from ....runtime.config.sections import ServerSection
 from ....runtime.errors import RequestError
 from ..answers.answer_format import AnswerFormat, WrittenAnswer
 from ..answers.choices import Choice, Usage, best_of, error_of, specs_of, usage_of

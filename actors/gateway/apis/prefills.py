@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ....runtime.bus.messages import Pooling, RequestSpec
 from ....runtime.bus.sampling import Sampling
-from ....runtime.config_sections import ServerSection
+from ....runtime.config.sections import ServerSection
 from ..answers.choices import Usage
 from ..answers.client_request import ClientRequest
 from ..answers.logprobs import LEAST

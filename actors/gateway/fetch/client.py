@@ -11,7 +11,7 @@ import sys
 
 import msgspec
 
-from ....runtime.fetch_config import FetchSection
+from ....runtime.config.fetch import FetchSection
 from ..reading.url_rules import FetchError
 from .frames import MAX_FETCHED_BYTES, MAX_FETCHES, Ask, Fetched, decode_fetched, frame, read_frame
 

@@ -17,7 +17,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from ....runtime.fetch_config import FetchSection
+from ....runtime.config.fetch import FetchSection
 from ..reading.url_rules import FetchError, check_characters, check_file_url, check_url, is_file_url, may_connect
 from .local_files import read_file
 

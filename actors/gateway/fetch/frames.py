@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from ....runtime.fetch_config import FetchSection
+from ....runtime.config.fetch import FetchSection
 
 MAX_FETCHES = 64  # at a time
 MAX_FETCHED_BYTES = 1 << 16  # of the message, without the medium

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from ....runtime.config_sections import MediaSection
+from ....runtime.config.sections import MediaSection
 from ....runtime.errors import RequestError
 from ..reading.bodies import OVERLOAD_RETRY_S, too_many_large
 from ..reading.fields import refuse

@@ -17,7 +17,7 @@ from aiohttp import web
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ....runtime.config_sections import ServerSection
+from ....runtime.config.sections import ServerSection
 from ....runtime.errors import ConfigError
 from ..answers.choices import Usage
 from ..reading.cache_keys import key_salt, tenant_salt

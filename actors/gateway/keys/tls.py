@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 
-from ....runtime.config_sections import ServerSection
+from ....runtime.config.sections import ServerSection
 from ....runtime.errors import ConfigError
 from .secret_files import LOOK_S, FileWatch, read_secret
 

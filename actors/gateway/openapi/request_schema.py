@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
-from ....runtime.config_sections import MediaSection
+from ....runtime.config.sections import MediaSection
 from ..reading.fields import NULL, OBJECT, Example, Schema
 from ..reading.json_body import Body
 from ..reading.validation import Limits

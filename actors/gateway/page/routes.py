@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from ....runtime.config import RuntimeConfig
+from ....runtime.config.runtime_config import RuntimeConfig
 from ....runtime.errors import RequestError, RunError
 from ....runtime.observe.dumps import Recording
 from ....runtime.observe.trace import make_trace

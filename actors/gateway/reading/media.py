@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ....media import header
 from ....media.frames import is_packed, pack_frames
 from ....runtime.bus.messages import MediaItem
-from ....runtime.config_sections import MediaSection
+from ....runtime.config.sections import MediaSection
 from ....runtime.errors import RequestError
 from ....schema.media import MediaKind, MediaOptions
 from .cache_keys import content_key

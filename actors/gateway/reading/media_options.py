@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ....models.architecture import VisionRules
-from ....runtime.config_sections import MAX_FPS, MIN_FPS
+from ....runtime.config.sections import MAX_FPS, MIN_FPS
 from ....schema.media import MediaKind, MediaOptions
 from ...host.media_rules import Range, option_ranges
 from .field_rules import settle

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from yarl import URL
 
-from ....runtime.fetch_config import FetchSection
+from ....runtime.config.fetch import FetchSection
 from .fields import show
 
 MAX_URL_CHARS = 4096

@@ -11,7 +11,7 @@ import msgspec
 
 from ....models.architecture import SamplingDefaults, VisionRules
 from ....runtime.bus.sampling import Sampling
-from ....runtime.config_sections import MediaSection
+from ....runtime.config.sections import MediaSection
 from ....runtime.errors import RequestError
 from ....schema.media import MediaKind
 from .content import Conversation, check_continues, read_messages

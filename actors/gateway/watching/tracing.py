@@ -19,10 +19,10 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from .... import __version__
-from ....runtime.config_sections import TracingSection
+from ....runtime.config.otlp_endpoint import otlp_url
+from ....runtime.config.sections import TracingSection
 from ....runtime.observe.request_follower import FollowedRequest
 from ....runtime.observe.request_stages import stage_of_stretch, stages_to_end
-from ....runtime.otlp_endpoint import otlp_url
 
 MAX_OPEN = 4096  # requests whose context is remembered: those that were lost with their records must not gather
 MAX_STAGES = 128  # spans below a request's; a long video has many chunks

@@ -26,8 +26,8 @@ from ....bench.own_run import OwnRunError, layout_argument, own_run
 from ....bench.serve.client import find_model, open_session
 from ....bench.serve.errors import BenchError
 from ....models.architecture import KvDType, WeightFormat
-from ....runtime.config import RuntimeConfig
-from ....runtime.config_sections import ActorsSection, MemorySection, ModelSection, ServerSection
+from ....runtime.config.runtime_config import RuntimeConfig
+from ....runtime.config.sections import ActorsSection, MemorySection, ModelSection, ServerSection
 from ....runtime.process.run import DEFAULT_MODEL
 from ....runtime.stage_table import DEFAULT_LAYOUT
 from ..training.recipe import load_recipe

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from ...config import MAX_STEP_TOKENS, RuntimeConfig
+from ...config.runtime_config import MAX_STEP_TOKENS, RuntimeConfig
 from .costs import CostModel
 from .facts import UNKNOWN, Cost
 

@@ -12,7 +12,7 @@ import msgspec
 
 from ....schema.media import MediaKind
 from ...bus.messages import RequestSpec
-from ...config import MAX_STEP_TOKENS
+from ...config.runtime_config import MAX_STEP_TOKENS
 from ...stage_table import ACTORS, InstanceId
 from .facts import NO_OBJECTIVES, Facts, Objective, RequestKind
 from .page_keys import Positions, indices

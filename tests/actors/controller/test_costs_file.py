@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmrt.actors.controller.costs_file import MAX_BYTES, MAX_SETUPS, MIN_UNITS, CostsFile, setup_of
-from mmrt.runtime.config import parse_config
+from mmrt.runtime.config.runtime_config import parse_config
 from mmrt.runtime.controller.scheduling.facts import Cost
 from mmrt.runtime.process.memory_layout import MemoryLayout
 from mmrt.runtime.process.run import DEFAULT_MODEL

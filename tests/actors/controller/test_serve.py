@@ -24,7 +24,7 @@ from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_loop
 from mmrt.runtime.bus.wire import Wire
-from mmrt.runtime.config import parse_config
+from mmrt.runtime.config.runtime_config import parse_config
 from mmrt.runtime.controller import machine
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.scheduling.facts import Objective

@@ -12,7 +12,7 @@ from mmrt.models.architecture import ModelConfig
 from mmrt.models.errors import GrammarError
 from mmrt.models.grammar.matcher import Matcher, Matchers
 from mmrt.models.grammar.vocabulary import load_vocabulary
-from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.process.memory_layout import plan_layout, write_layout
 from mmrt.schema.rows import Phase
 from mmrt.shm.role_lock import RoleLock

@@ -50,8 +50,8 @@ from mmrt.runtime.bus.messages import (
 )
 from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_loop
 from mmrt.runtime.bus.wire import encode
-from mmrt.runtime.config import RuntimeConfig
-from mmrt.runtime.config_sections import MediaSection, ServerSection, SupervisorSection
+from mmrt.runtime.config.runtime_config import RuntimeConfig
+from mmrt.runtime.config.sections import MediaSection, ServerSection, SupervisorSection
 from mmrt.runtime.process.run import DEFAULT_MODEL
 from mmrt.runtime.stage_table import ACTORS
 from mmrt.shm.controller_stats import ControllerStats, PoolUse, StatsSnapshot

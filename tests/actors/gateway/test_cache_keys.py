@@ -12,7 +12,7 @@ from mmrt.actors.gateway.reading import cache_keys
 from mmrt.actors.gateway.reading.validation import Limits
 from mmrt.models.architecture import VisionRules
 from mmrt.runtime.bus.messages import RequestSpec
-from mmrt.runtime.config_sections import MediaSection
+from mmrt.runtime.config.sections import MediaSection
 
 PICTURE = b"\x89PNG: no one decodes it here"
 

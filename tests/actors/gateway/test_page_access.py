@@ -19,7 +19,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from mmrt.actors.gateway.page.guard import Access, check_reader
 from mmrt.actors.gateway.page.peers import user_of
-from mmrt.runtime.config_sections import ServerSection
+from mmrt.runtime.config.sections import ServerSection
 from mmrt.runtime.errors import RequestError
 from mmrt.runtime.process.page_token import TOKEN_NAME, is_token_needed, page_token
 

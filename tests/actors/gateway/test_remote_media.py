@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from mmrt.actors.gateway.reading.validation import Limits
-from mmrt.runtime.config_sections import MediaSection
-from mmrt.runtime.fetch_config import FetchSection
+from mmrt.runtime.config.fetch import FetchSection
+from mmrt.runtime.config.sections import MediaSection
 from mmrt.tests.actors.gateway.conftest import MAX_CONTEXT, MODEL
 from mmrt.tests.actors.gateway.fetch.conftest import Server, answer, serving
 

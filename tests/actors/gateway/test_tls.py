@@ -16,8 +16,8 @@ import pytest
 from mmrt.actors.gateway.keys import tls
 from mmrt.actors.gateway.keys.tls import make_context
 from mmrt.cli import endpoint
-from mmrt.runtime.config import RuntimeConfig, parse_config
-from mmrt.runtime.config_sections import ServerSection
+from mmrt.runtime.config.runtime_config import RuntimeConfig, parse_config
+from mmrt.runtime.config.sections import ServerSection
 from mmrt.runtime.errors import ConfigError, RunError
 from mmrt.runtime.process.run import RunInfo
 

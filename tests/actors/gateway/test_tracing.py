@@ -13,13 +13,13 @@ from mmrt.actors.gateway import serve as serving
 from mmrt.actors.gateway.watching import tracing as tracing_module
 from mmrt.actors.gateway.watching.tracing import EXPORT_TIMEOUT_S, FLUSH_S, MAX_OPEN, MAX_STAGES, Tracing
 from mmrt.runtime.bus.plan_base import PlanKind
-from mmrt.runtime.config import RuntimeConfig
-from mmrt.runtime.config_sections import TracingSection
+from mmrt.runtime.config.otlp_endpoint import otlp_url
+from mmrt.runtime.config.runtime_config import RuntimeConfig
+from mmrt.runtime.config.sections import TracingSection
 from mmrt.runtime.errors import ConfigError
 from mmrt.runtime.observe.request_follower import FollowedRequest
 from mmrt.runtime.observe.request_stages import FirstText
 from mmrt.runtime.observe.trace_requests import PlanSpan, RequestSpan, Stage
-from mmrt.runtime.otlp_endpoint import otlp_url
 
 MS = 1_000_000
 NOBODY = TracingSection(otlp_endpoint="http://127.0.0.1:1")

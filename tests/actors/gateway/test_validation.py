@@ -18,7 +18,7 @@ from mmrt.actors.gateway.reading.template_fields import TemplateUse
 from mmrt.actors.gateway.reading.validation import ChatRequest, Limits, read_chat, read_text
 from mmrt.media.frames import pack_frames, read_frames
 from mmrt.models.architecture import SamplingDefaults, VisionRules
-from mmrt.runtime.config_sections import MediaSection
+from mmrt.runtime.config.sections import MediaSection
 from mmrt.runtime.errors import RequestError
 from mmrt.schema.media import MediaOptions
 from mmrt.tests.actors.gateway.description import check_described

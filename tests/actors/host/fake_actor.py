@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from mmrt.actors.host.turns import FreeTurn
 from mmrt.runtime.bus.messages import ToActor, ToController
-from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.process.crash_cause import Death
 from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.run_directory import RunDirectory

@@ -9,7 +9,7 @@ import pytest
 
 from mmrt.actors.host.actor import Actor
 from mmrt.runtime.bus.transport import ActorSocket
-from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.errors import RunError
 from mmrt.runtime.process.notify import Notifier
 from mmrt.runtime.stage_table import InstanceId

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmrt.actors.host.device import check_fp8, open_device, raise_if_fatal, sharing_of
-from mmrt.runtime.config_sections import ModelSection
+from mmrt.runtime.config.sections import ModelSection
 from mmrt.runtime.errors import ConfigError
 
 FAULT = RuntimeError("CUDA error: an illegal memory access was encountered")

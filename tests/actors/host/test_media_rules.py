@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from mmrt.actors.host.media_rules import for_medium, for_run, option_ranges
 from mmrt.models.architecture import AudioRules, LanguageConfig, ModelConfig, VisionRules
 from mmrt.models.families import qwen2_5_omni
-from mmrt.runtime.config_sections import MediaSection
+from mmrt.runtime.config.sections import MediaSection
 from mmrt.schema.media import MediaOptions
 from mmrt.tests.models.test_items import function_of_transformers
 

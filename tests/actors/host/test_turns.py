@@ -9,7 +9,7 @@ import pytest
 
 from mmrt.actors.host import turns as module
 from mmrt.actors.host.turns import FreeTurn, PlanTurn, StepTurn, open_turn
-from mmrt.runtime.config import RuntimeConfig, parse_config
+from mmrt.runtime.config.runtime_config import RuntimeConfig, parse_config
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.segment import Segment
 from mmrt.shm.turns import Turns

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from mmrt.actors.host.shared_process import run_together
-from mmrt.runtime.config import parse_config
+from mmrt.runtime.config.runtime_config import parse_config
 from mmrt.runtime.process.lifeline import Lifeline
 from mmrt.runtime.process.notify import Notifier
 

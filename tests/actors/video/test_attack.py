@@ -14,8 +14,8 @@ import pytest
 
 from mmrt.actors import memory
 from mmrt.actors.host.actor import Actor
-from mmrt.runtime.config import RuntimeConfig
-from mmrt.runtime.config_sections import MemorySection, ServerSection
+from mmrt.runtime.config.runtime_config import RuntimeConfig
+from mmrt.runtime.config.sections import MemorySection, ServerSection
 from mmrt.runtime.process.lifeline import Lifeline
 from mmrt.runtime.process.run import DEFAULT_MODEL, create_run, read_run_info, run_info
 from mmrt.runtime.stage_table import InstanceId

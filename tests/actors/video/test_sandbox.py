@@ -16,7 +16,7 @@ from mmrt.actors.host.actor import Ending
 from mmrt.actors.video import worker
 from mmrt.runtime.bus.messages import MediaItem, PageRun
 from mmrt.runtime.bus.plans import Analyse
-from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.process.processors import Processors, plan_threads
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory

@@ -27,8 +27,8 @@ from mmrt.media.preprocess import image_rows, video_rows
 from mmrt.models.architecture import AudioConfig, AudioRules, LanguageConfig, ModelConfig, VisionConfig, VisionRules
 from mmrt.runtime.bus.messages import Analysed, Done, ItemError, MediaItem, Overran, PageRun
 from mmrt.runtime.bus.plans import Analyse, Plan, PreprocessSegment
-from mmrt.runtime.config import parse_config
-from mmrt.runtime.config_sections import MediaSection
+from mmrt.runtime.config.runtime_config import parse_config
+from mmrt.runtime.config.sections import MediaSection
 from mmrt.schema.media import ItemShape, MediaOptions
 from mmrt.shm.errors import StalePage
 from mmrt.shm.pool import PagePool

@@ -8,7 +8,7 @@ from mmrt.bench.chaos.command import main
 from mmrt.bench.chaos.faults import KINDS, targets_of
 from mmrt.bench.chaos.options import parse_options
 from mmrt.bench.chaos.storm_config import storm_config
-from mmrt.runtime.config_sections import SupervisorSection
+from mmrt.runtime.config.sections import SupervisorSection
 from mmrt.runtime.stage_table import DEFAULT_LAYOUT
 
 

@@ -20,7 +20,7 @@ from mmrt.bench.serve.slo import Slo
 from mmrt.bench.sim.command import main as main_sim
 from mmrt.bench.sim.costs import Line, load_costs
 from mmrt.bench.sim.links import Link
-from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.observe.breakdown import PARTS
 from mmrt.runtime.process.host_room import HostRoom
 from mmrt.schema.policy_report import PolicyReport

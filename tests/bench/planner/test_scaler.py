@@ -15,7 +15,7 @@ from mmrt.bench.planner.demand import Demand
 from mmrt.bench.planner.drift import LOOKS, DriftDetector
 from mmrt.bench.planner.heuristic import Division
 from mmrt.bench.planner.scaler import WINDOW_S, KindFigures, Meter, Proposal, Rules, Sample, Scaler, kinds_of
-from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.errors import UserError
 from mmrt.runtime.stage_table import InstanceId, check_layout, processes_of
 

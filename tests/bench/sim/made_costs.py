@@ -16,7 +16,7 @@ from mmrt.bench.sim.requests import Requests
 from mmrt.bench.sim.simulation import Simulation, simulated_limits
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.config import load_model_config
-from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.config.runtime_config import RuntimeConfig
 
 INTERFERENCE = {
     "decode+encoder": {"decode": 0.6, "encoder": 0.7},

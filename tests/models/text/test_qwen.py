@@ -14,7 +14,7 @@ from mmrt.models.families.registry import FAMILIES
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import IncrementalDecoder, PromptGuard, Tokenizer
-from mmrt.runtime.config import RuntimeConfig
+from mmrt.runtime.config.runtime_config import RuntimeConfig
 
 TEXTS = [
     "Hello, world!  It's  12345 o'clock\r\n\n\tand so on…",

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from mmrt.examples.shortest_first import ShortestFirst
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
-from mmrt.runtime.config_sections import POLICY_NAMES
+from mmrt.runtime.config.sections import POLICY_NAMES
 from mmrt.runtime.controller.plans.policy_calls import FAILURES_S, MAX_FAILURES, STARVED_S, swap
 from mmrt.runtime.controller.scheduling.facts import Facts
 from mmrt.runtime.controller.scheduling.legality import check

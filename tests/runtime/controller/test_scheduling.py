@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from mmrt.runtime.bus.messages import MediaItem, RequestSpec
 from mmrt.runtime.bus.sampling import Sampling
-from mmrt.runtime.config import MAX_STEP_TOKENS
+from mmrt.runtime.config.runtime_config import MAX_STEP_TOKENS
 from mmrt.runtime.controller.scheduling.admission import (
     Holder,
     Load,

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from mmrt.runtime.config import RuntimeConfig, parse_config
-from mmrt.runtime.config_sections import MemorySection, ModelSection
+from mmrt.runtime.config.runtime_config import RuntimeConfig, parse_config
+from mmrt.runtime.config.sections import MemorySection, ModelSection
 from mmrt.runtime.errors import ConfigError
 from mmrt.runtime.process.device_room import DeviceRoom
 from mmrt.runtime.process.host_room import HostRoom

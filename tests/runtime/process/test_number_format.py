@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrt.runtime.config import parse_config
+from mmrt.runtime.config.runtime_config import parse_config
 from mmrt.runtime.process.number_format import has_bfloat16_units, plan_formats
 
 X86 = "processor\t: 0\nflags\t\t: fpu sse2 avx avx2 f16c {}\nbogomips\t: 1\n"

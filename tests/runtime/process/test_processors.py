@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrt.runtime.config import parse_config
+from mmrt.runtime.config.runtime_config import parse_config
 from mmrt.runtime.errors import ConfigError
 from mmrt.runtime.process.processors import Processors, check_processors, keep_to, plan_threads, read_processors
 from mmrt.runtime.stage_table import InstanceId, stage_of

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import mmrt
-from mmrt.runtime.config import RuntimeConfig, convert_config, parse_config
+from mmrt.runtime.config.runtime_config import RuntimeConfig, convert_config, parse_config
 from mmrt.runtime.environment import Environment
 from mmrt.runtime.errors import ConfigError, RunError
 from mmrt.runtime.process.run import RunInfo, create_run, free_port, join_run, model_path, read_run_info, run_info, running

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mmrt.runtime.config import RuntimeConfig, parse_config
+from mmrt.runtime.config.runtime_config import RuntimeConfig, parse_config
 from mmrt.runtime.errors import RunError
 from mmrt.runtime.process.host_room import HostRoom
 from mmrt.runtime.process.run import run_info

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrt.runtime.config import RuntimeConfig, parse_config
+from mmrt.runtime.config.runtime_config import RuntimeConfig, parse_config
 from mmrt.runtime.stage_table import ACTORS
 from mmrt.runtime.supervisor.systemd import SOCKET, TARGET, service_name, unit_files
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from mmrt.cli.daemon import detach
-from mmrt.runtime.config import convert_config
+from mmrt.runtime.config.runtime_config import convert_config
 from mmrt.runtime.errors import RunError
 from mmrt.runtime.process.run import run_info
 from mmrt.runtime.supervisor.launcher import TORCH_STAGE

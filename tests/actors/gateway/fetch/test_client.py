@@ -17,7 +17,7 @@ from mmrt.actors.gateway.fetch import frames
 from mmrt.actors.gateway.fetch.client import FetchClient
 from mmrt.actors.gateway.fetch.download import UNREACHABLE
 from mmrt.actors.gateway.reading.url_rules import FetchError
-from mmrt.runtime.fetch_config import FetchSection
+from mmrt.runtime.config.fetch import FetchSection
 from mmrt.tests.actors.gateway.fetch.conftest import PICTURE, Server, answer, serving
 
 MIB = 1 << 20

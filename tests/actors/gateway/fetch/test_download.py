@@ -16,7 +16,7 @@ import uvloop
 from mmrt.actors.gateway.fetch import download
 from mmrt.actors.gateway.fetch.download import UNREACHABLE, Downloader, SystemNames
 from mmrt.actors.gateway.reading.url_rules import FetchError
-from mmrt.runtime.fetch_config import FetchSection
+from mmrt.runtime.config.fetch import FetchSection
 from mmrt.tests.actors.gateway.fetch.conftest import PICTURE, Misbehave, Server, answer, serving
 
 MIB = 1 << 20

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmrt.actors.gateway.reading.url_rules import MAX_URL_CHARS, METADATA, FetchError, check_url, may_connect
-from mmrt.runtime.fetch_config import FetchSection
+from mmrt.runtime.config.fetch import FetchSection
 
 RULES = FetchSection(allowed_hosts=("example.com", "*.pictures.org", "192.0.32.7", "2606:2800::1"), schemes=("https", "http"))
 ANY = FetchSection(allowed_hosts=("*",), schemes=("https", "http"))

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from .fetch_config import FetchSection
-from .stage_table import DEFAULT_LAYOUT, STAGES, Stage, torch_actors
+from ..stage_table import DEFAULT_LAYOUT, STAGES, Stage, torch_actors
+from .fetch import FetchSection
 
 # Of the registry in controller/scheduling/policy.py.
 POLICY_NAMES = ("unified", "stage_level", "overlap", "slack", "weighted", "monolithic", "split", "auto")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from .errors import ConfigError
+from ..errors import ConfigError
 from .toml_text import show
 
 MAX_TEXT = 4096  # characters of a value: as many as a path has

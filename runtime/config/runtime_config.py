@@ -13,8 +13,23 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from .config_errors import explain, refuse_excess, refuse_unknown
-from .config_sections import (
+from ..errors import ConfigError
+from ..stage_table import (
+    MAX_INSTANCES,
+    STAGES,
+    InstanceId,
+    actors_of,
+    check_layout,
+    devices_of,
+    process_in,
+    processes_of,
+    spread_layout,
+    stage_of,
+)
+from .errors import explain, refuse_excess, refuse_unknown
+from .otlp_endpoint import otlp_url
+from .presets import PRESETS
+from .sections import (
     FLOAT32_WEIGHTS,
     POLICY_NAMES,
     ActorSection,
@@ -31,21 +46,6 @@ from .config_sections import (
     StructuredOutputSection,
     SupervisorSection,
     TracingSection,
-)
-from .errors import ConfigError
-from .otlp_endpoint import otlp_url
-from .presets import PRESETS
-from .stage_table import (
-    MAX_INSTANCES,
-    STAGES,
-    InstanceId,
-    actors_of,
-    check_layout,
-    devices_of,
-    process_in,
-    processes_of,
-    spread_layout,
-    stage_of,
 )
 from .toml_text import show, toml_table
 
