@@ -41,9 +41,6 @@ COMMANDS = (
     "units",
     "doctor",
     "bench",
-    "plan",
-    "autoscale",
-    "chaos",
     "actor",
     "version",
 )
@@ -113,9 +110,12 @@ def _forget_output() -> None:
 
 
 def _run_app(arguments: Sequence[str]) -> int:
-    if arguments and arguments[0] not in COMMANDS and not arguments[0].startswith("-"):
-        raise UserError(refusal(arguments[0], [command for command in COMMANDS if command != "actor"]))
-    app = build_app([arguments[0]] if arguments and arguments[0] in COMMANDS else COMMANDS)
+    if arguments and arguments[0] in COMMANDS:
+        app = build_app([arguments[0]])
+        if arguments[0] == "bench" and len(arguments) > 1:
+            importlib.import_module(".bench", __package__).check_name(arguments[1])
+    else:
+        app = _app_of_others(arguments)
     try:
         app(args=list(arguments), prog_name="mmrt")
     except SystemExit as end:
@@ -125,8 +125,21 @@ def _run_app(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _app_of_others(arguments: Sequence[str]) -> "typer.Typer":
+    """Return the program with one command of another package, or with all commands where none is named."""
+    from . import plugins
+
+    found = plugins.found_commands()
+    if not arguments or arguments[0].startswith("-"):
+        return build_app([*COMMANDS, *found])
+    if arguments[0] not in found:
+        plugins.refuse_missing(arguments[0])
+        raise UserError(refusal(arguments[0], [command for command in (*COMMANDS, *found) if command != "actor"]))
+    return build_app([arguments[0]])
+
+
 def build_app(commands: Sequence[str]) -> "typer.Typer":
-    """Return the program with these commands."""
+    """Return the program with these commands, the program's own or those of other packages."""
     import typer
 
     app = typer.Typer(
@@ -151,7 +164,10 @@ def build_app(commands: Sequence[str]) -> "typer.Typer":
         pass
 
     for command in commands:
-        importlib.import_module(f".{command}", __package__).register(app)
+        if command in COMMANDS:
+            importlib.import_module(f".{command}", __package__).register(app)
+        else:
+            importlib.import_module(".plugins", __package__).add_command(command, app)
     for info in app.registered_commands:
         name = info.name or (info.callback.__name__ if info.callback is not None else "")
         if aliases := aliases_of(name):

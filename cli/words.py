@@ -34,6 +34,7 @@ ADVICE = {
     "rm": _REMOVE,
     "remove": _REMOVE,
     "delete": _REMOVE,
+    "autoscale": "mmrt changes no run by itself: mmrt advise says what a run should have, mmrt scale gives it that",
     "push": "mmrt publishes no models",
     "create": "mmrt makes no models of others: mmrt model make has random weights, and hf download NAME --local-dir DIR gets one",
     "kill": "mmrt down --drain 0 ends the run at once; mmrt restart ACTOR replaces one process",

@@ -11,7 +11,9 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"])
+PAGES = sorted(
+    [*DOCS.rglob("*.md"), *(ROOT / "lab" / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+)
 MADE = {"index.md", "reference/commands.md", "reference/endpoints.md", "reference/defaults.md", "repository/CHANGELOG.md"}
 
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..media.trace_stages import STAGE_OF, StageSlice
 from .record import Record
 from .report import percentile
 from .stall import STREAM_GROUP, StallRun
+from .trace_stages import STAGE_OF, StageSlice
 
 
 class PlotError(Exception):

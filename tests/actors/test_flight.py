@@ -31,7 +31,7 @@ from mmrt.runtime.bus.transport import ActorSocket
 from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.controller.machine import Controller
 from mmrt.runtime.controller.scheduling.types import Limits
-from mmrt.runtime.controller.state.state.effects import BeginRow, ClearPlan, Effect, SetPhase, WriteJournal, WritePlan, WriteSpec
+from mmrt.runtime.controller.state.effects import BeginRow, ClearPlan, Effect, SetPhase, WriteJournal, WritePlan, WriteSpec
 from mmrt.runtime.observe.flight import FlightRecord, Kind, merge, unpack_id, unpack_pair, unpack_plan
 from mmrt.runtime.stage_table import ACTORS, InstanceId
 from mmrt.schema.rows import Phase

@@ -11,8 +11,6 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from mmrt.tests.demo_model.small_training import Prepared
-
 Script = Callable[[web.StreamResponse, dict[str, Any]], Awaitable[None]]
 ToyServer = Callable[[Script], AbstractAsyncContextManager[str]]
 
@@ -106,8 +104,3 @@ def start_server(toy_server: ToyServer) -> Iterator[Callable[[Script], str]]:
 
     with ExitStack() as stack:
         yield lambda script: stack.enter_context(running(script))
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    return Prepared(tmp_path_factory.mktemp("skeleton"))

@@ -1,6 +1,5 @@
 """Prompts that begin as earlier ones did: their KV pages are found again, and the tokens stay transformers' argmax."""
 
-import asyncio
 import os
 import signal
 import threading
@@ -12,11 +11,6 @@ from typing import Any
 
 import pytest
 
-from mmrt.bench.serve.client import open_session
-from mmrt.bench.serve.options import parse_options
-from mmrt.bench.serve.target import Target
-from mmrt.bench.sim import answers as measured
-from mmrt.bench.sim.answers import NEXT, measure_answer
 from mmrt.shm.controller_stats import ControllerStats, StatsSnapshot
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.conftest import Server
@@ -74,26 +68,6 @@ def test_the_next_turn_finds_prompt_and_answer(own: Server, oracle: Oracle) -> N
         again = Answer(own, messages)
         assert again.ids == answer.ids and again.num_cached == whole_pages(length - 1)
         messages = [*messages, {"role": "assistant", "content": answer.text}, {"role": "user", "content": "Go on."}]
-
-
-def test_a_profile_says_how_answers_come_back(own: Server, oracle: Oracle) -> None:
-    """``bench profile`` measures how many tokens of an answer the next turn finds in the cache, and how many are new."""
-    questions = [{"role": "user", "content": f"Question {number}. {LONG}"} for number in range(4)]
-
-    async def measure() -> list[measured.Answer]:
-        async with open_session(60) as session:
-            target = Target(session, parse_options(["--url", own.url]), own.url, own.checkpoint.name)
-            return [await measure_answer(target, question, 32) for question in questions]
-
-    found = asyncio.run(measure())
-    assert any(one.num_kept < one.num_tokens for one in found)
-    for question, one in zip(questions, found, strict=True):
-        first = Answer(own, [question], max_tokens=one.num_tokens, extra_body={"ignore_eos": True})
-        turns = [[question, {"role": "assistant", "content": text}, NEXT] for text in (first.text, "")]
-        asked, with_answer, without = [oracle.inputs(messages)["input_ids"].shape[1] for messages in ([question], *turns)]
-        assert with_answer - without == one.num_kept + one.num_new
-        second = Answer(own, turns[0])
-        assert whole_pages(asked + one.num_kept - 1) <= second.num_cached <= asked + one.num_kept
 
 
 def test_pictures(own: Server, oracle: Oracle) -> None:

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrt.bench.accuracy import our_logits
 from mmrt.models.architecture import KvDType, LanguageConfig, ModelConfig
 from mmrt.models.lm.kv_packing import KvPacking
 from mmrt.models.lm.kv_pages import STORED, KvPages
+from mmrt.tests.models.logits import our_logits
 from mmrt.triton_kernels.kv_write.reference import quantize
 
 Loaded = Any  # conftest.Loaded

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmrt.bench.accuracy import our_logits
 from mmrt.cpu_kernels import int4_kernels, int8_kernels, int8_rows
 from mmrt.cpu_kernels.int8_rows import FULL, PAIRS, level_of_rows, round_rows
 from mmrt.cpu_kernels.rounding_kernel import has_kernel, round_to
@@ -22,6 +21,7 @@ from mmrt.models.checkpoint.int4 import unpack
 from mmrt.models.checkpoint.narrowing import narrow
 from mmrt.models.lm.matrices import Int8Matrix, matrix_of
 from mmrt.schema.weight_layout import INT4_ROWS
+from mmrt.tests.models.logits import our_logits
 
 Loaded = Any  # conftest.Loaded
 

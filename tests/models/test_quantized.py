@@ -16,7 +16,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmrt.bench.accuracy import our_logits
 from mmrt.models.architecture import LanguageConfig, ModelConfig
 from mmrt.models.checkpoint.int4 import unpack
 from mmrt.models.checkpoint.quantized import Integers, _parts, find_integers
@@ -26,6 +25,7 @@ from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config, weight_bytes
 from mmrt.models.errors import CheckpointError
 from mmrt.schema.quantization import Quantization, find_quantization
+from mmrt.tests.models.logits import our_logits
 from mmrt.tests.models.quantized_checkpoint import CONFIGS, GROUP, PACKED, compressed, quantize_checkpoint
 
 LAYERS_FILE = Path(__file__).with_name("quantized_layers.safetensors")

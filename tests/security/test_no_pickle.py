@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "ruamel", "code", "codeop"}
 PICKLING = {"multiprocessing"}  # its queues, pipes and managers pickle
-MEASURED = {"bench/micro/links.py", "bench/micro/peer.py", "bench/planner/pool.py"}
+MEASURED = {"lab/mmrt_lab/micro/links.py", "lab/mmrt_lab/micro/peer.py", "lab/mmrt_lab/planner/pool.py"}
 NAMES = {"eval", "exec", "compile", "__import__"}
 METHODS = {"recv_pyobj", "send_pyobj", "load_module"}
 OPTIONS = {"trust_remote_code", "allow_pickle"}

@@ -32,7 +32,7 @@ _NUM_TRIALS = 2  # a process that dies by another's hand is replaced
 LENGTH = struct.Struct("<I")
 READY = b"ready"
 OPEN = "open"  # an argument of the process
-_MODULE = f"{__package__}.grammar_process"
+_MODULE = f"{__package__}.process"
 # What a source has taken that has ended the process, by its exit status. Where memory or stack end, the library aborts.
 _MEMORY = f"more than {MEMORY_BYTES >> 20} MiB, or a deeper stack than there is"
 _TOO_MUCH = {-signal.SIGXCPU: f"more than {CPU_S:.0f} s of a processor", -signal.SIGABRT: _MEMORY, -signal.SIGSEGV: _MEMORY}

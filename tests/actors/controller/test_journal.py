@@ -21,7 +21,7 @@ from mmrt.actors.controller.journal import JOURNAL_NAME, Journal, read_journal
 from mmrt.runtime.bus.messages import Failed, MediaItem, RequestSpec
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.bus.wire import encode
-from mmrt.runtime.controller.state.state.records import KEPT_ENDS, CacheEra, Ended, JournalRecord, JournalState, Refused, Submitted
+from mmrt.runtime.controller.state.records import KEPT_ENDS, CacheEra, Ended, JournalRecord, JournalState, Refused, Submitted
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.media import MediaOptions
 

@@ -29,8 +29,8 @@ from mmrt.runtime.controller import machine
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.scheduling.facts import Objective
 from mmrt.runtime.controller.scheduling.types import Limits
-from mmrt.runtime.controller.state.state.effects import ClearPages, Effect, KeepEra, Send, SetPageGenerations, WriteState
-from mmrt.runtime.controller.state.state.records import JournalState
+from mmrt.runtime.controller.state.effects import ClearPages, Effect, KeepEra, Send, SetPageGenerations, WriteState
+from mmrt.runtime.controller.state.records import JournalState
 from mmrt.runtime.process.saved_pages import SavedFiles, write_saved_files
 from mmrt.runtime.stage_table import ACTORS
 from mmrt.schema.rows import EndCode, Phase

@@ -9,7 +9,7 @@ import anthropic
 import msgspec
 import pytest
 
-from mmrt.actors.gateway.apis.anthropic.messages.messages import read_count, read_message
+from mmrt.actors.gateway.apis.anthropic.messages import read_count, read_message
 from mmrt.actors.gateway.reading.content import MediaPart, Message
 from mmrt.actors.gateway.reading.ignored import collecting
 from mmrt.actors.gateway.reading.prompt import PromptBuilder

@@ -7,7 +7,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from mmrt.actors.gateway.apis.anthropic.messages.messages import read_count
+from mmrt.actors.gateway.apis.anthropic.messages import read_count
 from mmrt.actors.gateway.reading.content import MediaPart, Message
 from mmrt.actors.gateway.reading.ignored import collecting
 from mmrt.actors.gateway.reading.prompt import PromptBuilder

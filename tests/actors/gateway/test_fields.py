@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mmrt.actors.gateway.apis.anthropic.messages import messages as anthropic
+from mmrt.actors.gateway.apis.anthropic import messages as anthropic
 from mmrt.actors.gateway.apis.decisions import read_decisions
-from mmrt.actors.gateway.apis.ollama.requests import requests as ollama
+from mmrt.actors.gateway.apis.ollama import requests as ollama
 from mmrt.actors.gateway.apis.openai.embeddings import read_embeddings
 from mmrt.actors.gateway.apis.openai.responses import Exchange
 from mmrt.actors.gateway.apis.openai.stored import StoredResponses

@@ -9,7 +9,7 @@ import msgspec
 import ollama
 import pytest
 
-from mmrt.actors.gateway.apis.ollama.requests.requests import read_chat, read_generate
+from mmrt.actors.gateway.apis.ollama.requests import read_chat, read_generate
 from mmrt.actors.gateway.reading.content import MediaPart, Message
 from mmrt.actors.gateway.reading.ignored import collecting
 from mmrt.actors.gateway.reading.prompt import PromptBuilder

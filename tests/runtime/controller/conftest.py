@@ -8,8 +8,8 @@ from mmrt.runtime.controller import machine
 from mmrt.runtime.controller.caches import prefix_cache
 from mmrt.runtime.controller.rows import intake, kv_manager
 from mmrt.runtime.controller.rows.placement import Placement
-from mmrt.runtime.controller.state.state.request import Request
-from mmrt.runtime.controller.state.state.state import ControllerState
+from mmrt.runtime.controller.state.request import Request
+from mmrt.runtime.controller.state.state import ControllerState
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,8 +5,8 @@ from collections import Counter
 from mmrt.runtime.controller.plans.planner import view_request
 from mmrt.runtime.controller.rows.kv_manager import wanted_kv
 from mmrt.runtime.controller.scheduling.types import SegmentStage
-from mmrt.runtime.controller.state.state.inflight_plan import LONG_AGO_S
-from mmrt.runtime.controller.state.state.state import ControllerState
+from mmrt.runtime.controller.state.inflight_plan import LONG_AGO_S
+from mmrt.runtime.controller.state.state import ControllerState
 from mmrt.schema.rows import Phase
 
 

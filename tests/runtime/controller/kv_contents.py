@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mmrt.runtime.bus import messages as m
-from mmrt.runtime.controller.state.state.state import ControllerState
+from mmrt.runtime.controller.state.state import ControllerState
 from mmrt.schema.media import MediaSpan
 from mmrt.shm.pool import PagePool
 

@@ -7,7 +7,7 @@ import pytest
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.rows.absence import AWAY_S
-from mmrt.runtime.controller.state.state.effects import (
+from mmrt.runtime.controller.state.effects import (
     AppendPages,
     ClearPages,
     Effect,

@@ -5,8 +5,8 @@ import pytest
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.controller.machine import Controller
 from mmrt.runtime.controller.recovery import RunSnapshot, recover
-from mmrt.runtime.controller.state.state.effects import Effect, KeepEra, WriteJournal
-from mmrt.runtime.controller.state.state.records import CacheEra, JournalState
+from mmrt.runtime.controller.state.effects import Effect, KeepEra, WriteJournal
+from mmrt.runtime.controller.state.records import CacheEra, JournalState
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.tests.runtime.controller.test_machine import limits
 

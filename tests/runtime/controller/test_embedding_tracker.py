@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from mmrt.runtime.bus.messages import PageRun
-from mmrt.runtime.controller.state.state.embedding_tracker import EmbeddingTracker, lay_out
+from mmrt.runtime.controller.state.embedding_tracker import EmbeddingTracker, lay_out
 from mmrt.schema.media import ItemShape, SegmentShape
 
 PAGE = 4

@@ -7,7 +7,7 @@ from mmrt.runtime.bus import plans as p
 from mmrt.runtime.controller.plans.planner import _evict_later
 from mmrt.runtime.controller.rows.lifecycle import reset_media
 from mmrt.runtime.controller.scheduling.types import SegmentStage
-from mmrt.runtime.controller.state.state.state import owner
+from mmrt.runtime.controller.state.state import owner
 from mmrt.schema.media import ItemShape, SegmentShape
 from mmrt.schema.rows import Phase
 from mmrt.tests.runtime.controller.test_machine import KEY, Driver, image, phases

@@ -17,8 +17,8 @@ from mmrt.runtime.controller.scheduling.facts import Cost, Facts, Objective, kin
 from mmrt.runtime.controller.scheduling.policy import POLICIES, UNIFIED
 from mmrt.runtime.controller.scheduling.slack import OVERDUE, Slack
 from mmrt.runtime.controller.scheduling.types import Candidate, StepLimits, StepPlan, View
-from mmrt.runtime.controller.state.state.effects import WriteJournal
-from mmrt.runtime.controller.state.state.records import JournalRecord, JournalState, Submitted
+from mmrt.runtime.controller.state.effects import WriteJournal
+from mmrt.runtime.controller.state.records import JournalRecord, JournalState, Submitted
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.media import ItemShape, MediaKind, SegmentShape
 from mmrt.schema.rows import Phase

@@ -5,7 +5,7 @@ import pytest
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.rows.instances import drained
-from mmrt.runtime.controller.state.state.effects import AppendPages, ClearPages, SetOwner, SetPageGenerations, SetPrefilled
+from mmrt.runtime.controller.state.effects import AppendPages, ClearPages, SetOwner, SetPageGenerations, SetPrefilled
 from mmrt.runtime.stage_table import InstanceId, actors_of
 from mmrt.schema.rows import Phase
 from mmrt.tests.runtime.controller.test_machine import KEY, Driver, bring_to, places, sent, several, text

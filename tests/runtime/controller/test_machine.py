@@ -16,7 +16,7 @@ from mmrt.runtime.controller.rows.progress import WINDOW_S
 from mmrt.runtime.controller.scheduling.costs import Costs
 from mmrt.runtime.controller.scheduling.facts import Cost
 from mmrt.runtime.controller.scheduling.types import Limits
-from mmrt.runtime.controller.state.state.effects import (
+from mmrt.runtime.controller.state.effects import (
     AppendPages,
     BeginRow,
     ClearPages,
@@ -30,8 +30,8 @@ from mmrt.runtime.controller.state.state.effects import (
     WriteSpec,
     WriteState,
 )
-from mmrt.runtime.controller.state.state.records import Ended, Refused, Submitted
-from mmrt.runtime.controller.state.state.request import Request
+from mmrt.runtime.controller.state.records import Ended, Refused, Submitted
+from mmrt.runtime.controller.state.request import Request
 from mmrt.runtime.stage_table import InstanceId, actors_of, number_of
 from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
 from mmrt.schema.outage import Outage

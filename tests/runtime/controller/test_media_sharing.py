@@ -16,10 +16,10 @@ from mmrt.runtime.controller.plans import planner
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.rows.lifecycle import reset_media
 from mmrt.runtime.controller.scheduling.types import SegmentChoice
-from mmrt.runtime.controller.state.state.effects import WriteState
-from mmrt.runtime.controller.state.state.known_media import KnownMedia, MediaKey, media_key
-from mmrt.runtime.controller.state.state.request import RowRecord
-from mmrt.runtime.controller.state.state.state import ControllerState
+from mmrt.runtime.controller.state.effects import WriteState
+from mmrt.runtime.controller.state.known_media import KnownMedia, MediaKey, media_key
+from mmrt.runtime.controller.state.request import RowRecord
+from mmrt.runtime.controller.state.state import ControllerState
 from mmrt.schema.media import ItemShape, SegmentShape
 from mmrt.tests.runtime.controller.test_machine import IMAGE, SHAPE, Driver
 from mmrt.tests.runtime.controller.test_recovery import remains

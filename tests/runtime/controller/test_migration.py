@@ -14,7 +14,7 @@ from mmrt.runtime.bus.plans import Plan, Prefill
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.rows.instances import drained
 from mmrt.runtime.controller.rows.lifecycle import preempt
-from mmrt.runtime.controller.state.state.effects import (
+from mmrt.runtime.controller.state.effects import (
     AppendPages,
     AppendSourcePages,
     ClearSource,

@@ -12,9 +12,9 @@ from mmrt.runtime.bus.plans import Prefill
 from mmrt.runtime.controller.caches import prefix_cache
 from mmrt.runtime.controller.plans import migration, plan_results
 from mmrt.runtime.controller.rows import kv_manager
-from mmrt.runtime.controller.state.state.inflight_plan import InflightPlan
-from mmrt.runtime.controller.state.state.request import Request
-from mmrt.runtime.controller.state.state.state import ControllerState, owner
+from mmrt.runtime.controller.state.inflight_plan import InflightPlan
+from mmrt.runtime.controller.state.request import Request
+from mmrt.runtime.controller.state.state import ControllerState, owner
 from mmrt.schema.rows import Phase
 from mmrt.tests.runtime.controller import recovery_world
 from mmrt.tests.runtime.controller.test_recovery_world import live_through

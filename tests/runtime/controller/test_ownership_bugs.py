@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mmrt.runtime.controller.rows import outages, ownership
-from mmrt.runtime.controller.state.state.request import Request
-from mmrt.runtime.controller.state.state.state import ControllerState
+from mmrt.runtime.controller.state.request import Request
+from mmrt.runtime.controller.state.state import ControllerState
 from mmrt.runtime.stage_table import InstanceId, stage_of
 from mmrt.schema.rows import Phase
 from mmrt.shm.sequence_table import SequenceTable

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from mmrt.runtime.controller.scheduling import page_keys
 from mmrt.runtime.controller.scheduling.page_keys import Medium, PageKeys, indices, root_key
-from mmrt.runtime.controller.state.state.page_cache import PageCache
+from mmrt.runtime.controller.state.page_cache import PageCache
 
 PAGE = 4
 ROOT = root_key(b"secret", b"", b"")

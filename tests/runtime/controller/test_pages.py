@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmrt.runtime.controller.state.state.pages import Owner, PageLedger, User
+from mmrt.runtime.controller.state.pages import Owner, PageLedger, User
 
 NUM_PAGES = 12
 

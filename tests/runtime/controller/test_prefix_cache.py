@@ -13,8 +13,8 @@ from mmrt.runtime.controller.caches.prefix_cache import PagesToCome, find_hits
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.rows.lifecycle import preempt
 from mmrt.runtime.controller.scheduling.page_keys import content_digest
-from mmrt.runtime.controller.state.state.effects import AppendPages, Effect, SetPageKeys, SetPrefilled, WriteState
-from mmrt.runtime.controller.state.state.request import decode_record, encode_record
+from mmrt.runtime.controller.state.effects import AppendPages, Effect, SetPageKeys, SetPrefilled, WriteState
+from mmrt.runtime.controller.state.request import decode_record, encode_record
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.media import ItemShape, SegmentShape
 from mmrt.schema.rows import EndCode

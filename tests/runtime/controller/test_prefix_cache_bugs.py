@@ -22,10 +22,10 @@ from mmrt.runtime.controller.plans.plan_dispatch import clear_plan
 from mmrt.runtime.controller.rows import kv_manager, lifecycle, ownership, placement, progress
 from mmrt.runtime.controller.scheduling import page_keys
 from mmrt.runtime.controller.scheduling.page_keys import PageKeys
-from mmrt.runtime.controller.state.state.effects import SetPrefilled
-from mmrt.runtime.controller.state.state.inflight_plan import InflightPlan
-from mmrt.runtime.controller.state.state.request import Request
-from mmrt.runtime.controller.state.state.state import ControllerState
+from mmrt.runtime.controller.state.effects import SetPrefilled
+from mmrt.runtime.controller.state.inflight_plan import InflightPlan
+from mmrt.runtime.controller.state.request import Request
+from mmrt.runtime.controller.state.state import ControllerState
 from mmrt.schema.rows import Phase
 from mmrt.shm.pool import PagePool
 from mmrt.tests.runtime.controller.test_recovery_world import live_through

@@ -9,9 +9,9 @@ from mmrt.runtime.bus.wire import encode
 from mmrt.runtime.controller.machine import Controller
 from mmrt.runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
 from mmrt.runtime.controller.rows.progress import Progress
-from mmrt.runtime.controller.state.state.effects import AppendPages, ClearPages, Send
-from mmrt.runtime.controller.state.state.records import CacheEra, JournalState, Submitted
-from mmrt.runtime.controller.state.state.request import encode_record
+from mmrt.runtime.controller.state.effects import AppendPages, ClearPages, Send
+from mmrt.runtime.controller.state.records import CacheEra, JournalState, Submitted
+from mmrt.runtime.controller.state.request import encode_record
 from mmrt.schema.rows import Phase
 from mmrt.tests.runtime.controller.test_machine import Driver, encoding_beside_decode, text
 

@@ -17,10 +17,10 @@ from mmrt.runtime.controller.caches import embedding_cache
 from mmrt.runtime.controller.plans import plan_results, planner
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.scheduling.types import SegmentStage
-from mmrt.runtime.controller.state.state.effects import WritePlan
-from mmrt.runtime.controller.state.state.request import Request
-from mmrt.runtime.controller.state.state.saved_index import SavedIndex
-from mmrt.runtime.controller.state.state.state import ControllerState
+from mmrt.runtime.controller.state.effects import WritePlan
+from mmrt.runtime.controller.state.request import Request
+from mmrt.runtime.controller.state.saved_index import SavedIndex
+from mmrt.runtime.controller.state.state import ControllerState
 from mmrt.schema.media import ItemShape, SegmentShape
 from mmrt.tests.runtime.controller.kv_contents import positions
 from mmrt.tests.runtime.controller.test_machine import SHAPE, Driver, sent

@@ -1,0 +1,13 @@
+"""The prepared skeleton, and the runs of the end-to-end tests."""
+
+import pytest
+
+from mmrt.demo_model.tests.small_training import Prepared
+from mmrt.tests.end_to_end.conftest import checkpoints, launch
+
+__all__ = ["checkpoints", "launch", "prepared"]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return Prepared(tmp_path_factory.mktemp("skeleton"))

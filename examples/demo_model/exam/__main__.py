@@ -1,8 +1,0 @@
-"""``python -m mmrt.examples.demo_model.exam``."""
-
-import sys
-
-from .command import main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Commands of ``mmrt`` that come with the lab, named in its pyproject.toml."""

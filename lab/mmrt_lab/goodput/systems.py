@@ -1,0 +1,58 @@
+"""The systems that are compared: a policy, a file with one, or a preset, each with a layout."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from mmrt.runtime.config.presets import PRESETS
+from mmrt.runtime.config.runtime_config import RuntimeConfig, convert_config, is_policy_file, to_data
+from mmrt.runtime.errors import ConfigError
+
+from .objective import Objective
+
+
+class System(msgspec.Struct, frozen=True, kw_only=True):
+    """``name``: as it was given, a file without its folder."""
+
+    name: str
+    config: RuntimeConfig
+
+
+def parse_systems(text: str, base: RuntimeConfig, objective: Objective) -> list[System]:
+    """Parse ``NAME[@LAYOUT],…``. Raises: ConfigError for a name, a layout or an objective that a run does not take."""
+    given = [name.strip() for name in text.split(",")]
+    names = [name.rpartition("/")[2] for name in given]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ConfigError(f"{twice[0]} is named {names.count(twice[0])} times, once is enough")
+    return [System(name=name, config=configure(path, base, objective)) for name, path in zip(names, given, strict=True)]
+
+
+def configure(name: str, base: RuntimeConfig, objective: Objective) -> RuntimeConfig:
+    """The configuration of a system: ``base`` with its policy or preset, its layout, and the objective, which policies steer by.
+
+    Raises: ConfigError.
+    """
+    policy, _, layout = name.partition("@")
+    data = to_data(base)
+    data["slo"] = objective.sections
+    if policy in PRESETS:
+        if layout:
+            raise ConfigError(f"{name}: the preset {policy} has the layout {PRESETS[policy].fixed['actors.layout']}")
+        data["scheduling"]["preset"] = policy
+        for key in PRESETS[policy].fixed:
+            section, _, field = key.partition(".")
+            del data[section][field]
+    else:
+        data["scheduling"]["policy"] = str(Path(policy).absolute()) if is_policy_file(policy) else policy
+        if layout:
+            data["actors"]["layout"] = layout
+    try:
+        return convert_config(data)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
+def default_systems() -> Sequence[str]:
+    """UnifiedServe's comparison (US15): both baselines, its own policy, and mmrt's."""
+    return ("monolithic", "split", "unified", "auto")

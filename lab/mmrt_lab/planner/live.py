@@ -1,0 +1,104 @@
+"""A live run, watched from outside for the scaler and the drift detector: samples of its counts, and what its requests ask for.
+
+Reads the controller's published counts and the new flight records; writes nothing.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from mmrt.runtime.config.runtime_config import RuntimeConfig
+from mmrt.runtime.errors import RunError
+from mmrt.runtime.observe.flight import FlightRecord, Kind
+from mmrt.runtime.observe.live import RecordFollower
+from mmrt.runtime.process.run import read_run_info
+from mmrt.runtime.stage_table import ALL_ACTORS, STAGES, InstanceId, stage_of
+from mmrt.shm.controller_stats import ControllerStats
+from mmrt.shm.errors import MissingError
+from mmrt.shm.run_directory import RunDirectory
+
+from .demand import Demand
+from .scaler import Sample
+
+_WANTED = (Kind.PLAN, Kind.PREPARED, Kind.STEP)
+
+
+class Counts(NamedTuple):
+    """The counts of flight records, since the observation began."""
+
+    busy_ns: Counter[InstanceId]
+    units: Counter[InstanceId]
+    num_requests: int = 0
+    num_prompt_tokens: int = 0
+
+
+class Observer:
+    """Looks at a run again and again. Raises: RunError if it is not up, or no longer."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._run = RunDirectory.attach(path, timeout_s=0.0)
+            self._stats = ControllerStats.attach(self._run, writable=False)
+        except MissingError:
+            raise RunError(f"no run is up in {path} (mmrt up)") from None
+        watched = [actor for actor in ALL_ACTORS if stage_of(actor) == "controller" or STAGES[stage_of(actor)].letter]
+        self._follower = RecordFollower(self._run, watched, [kind for kind in Kind if kind not in _WANTED], num_first=1)
+        self._follower.take()  # what was before does not count
+        self._num_tokens = self._follower.num_tokens
+        self._counts = Counts(Counter(), Counter())
+
+    def close(self) -> None:
+        self._follower.close()
+        self._stats.close()
+        self._run.close()
+
+    @property
+    def config(self) -> RuntimeConfig:
+        """Of the run, with its present layout. Raises: RunError once it is down."""
+        try:
+            with closing(RunDirectory.attach(self._path, timeout_s=0.0)) as run:
+                return read_run_info(run).config
+        except MissingError:
+            raise RunError(f"the run in {self._path} is down") from None
+
+    def look(self) -> tuple[Sample, Demand]:
+        """A sample now, and what the requests since the last look asked for. Records that were overwritten meanwhile are missed."""
+        before = self._counts
+        self._counts = counts = count(before, self._follower.take())
+        num_tokens, self._num_tokens = self._follower.num_tokens - self._num_tokens, self._follower.num_tokens
+        stats = self._stats.read()
+        sample = Sample(
+            at_s=time.monotonic(),
+            busy_s={actor: busy_ns / 1e9 for actor, busy_ns in counts.busy_ns.items()},
+            units=dict(counts.units),
+            rows_left=stats.rows_left,
+            tokens_left=stats.tokens_left,
+            tbt_p99_s=stats.tbt_p99_s,
+            tbt_objective_s=stats.tbt_objective_s,
+        )
+        encoded = (units - before.units[actor] for actor, units in counts.units.items() if stage_of(actor) == "encoder")
+        demand = Demand(
+            num_requests=counts.num_requests - before.num_requests,
+            encode_rows=sum(encoded),
+            prompt_tokens=counts.num_prompt_tokens - before.num_prompt_tokens,
+            decode_tokens=num_tokens,
+        )
+        return sample, demand
+
+
+def count(before: Counts, records: Iterable[FlightRecord]) -> Counts:
+    """Add new flight records (pure)."""
+    busy_ns, units = before.busy_ns.copy(), before.units.copy()
+    num_requests, num_tokens = before.num_requests, before.num_prompt_tokens
+    for record in records:
+        if record.kind is Kind.PLAN:
+            busy_ns[InstanceId(record.actor)] += record.duration_ns
+            units[InstanceId(record.actor)] += record.b
+        elif record.kind is Kind.PREPARED:
+            num_requests += 1
+            num_tokens += record.a + record.b
+    return Counts(busy_ns, units, num_requests, num_tokens)

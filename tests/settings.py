@@ -1,0 +1,59 @@
+"""Settings of all suites, as a plugin: one thread computes, nothing is fetched, no deadlines for examples, short names of folders."""
+
+import gc
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+from mmrt.shm.run_directory import RunDirectory
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1,localhost,::1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton looks when it is imported, by whichever test that is
+
+gc.disable()  # until the tests are collected: objects come by the million, and few go
+
+settings.register_profile("mmrt", deadline=None)  # machines are shared: a slow example is no failure
+settings.load_profile("mmrt")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Sockets allow a run directory 74 bytes; pytest's own folder and those of its two processes within would take half of them."""
+    if config.option.basetemp is None:
+        config.option.basetemp = config.stash[_FOLDER] = tempfile.mkdtemp(prefix="mmrt-")
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, but never look again at what the modules have made."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if folder := config.stash.get(_FOLDER, None):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_FOLDER = pytest.StashKey[str]()
+
+
+@pytest.fixture
+def run() -> Iterator[RunDirectory]:
+    """A run directory without a run: no process in it."""
+    path = Path(tempfile.mkdtemp(prefix="mmrt-test-", dir="/dev/shm")) / "run"
+    directory = RunDirectory.create(path, {})
+    try:
+        yield directory
+    finally:
+        directory.close()
+        shutil.rmtree(path.parent)
