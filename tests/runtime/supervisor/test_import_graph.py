@@ -96,7 +96,7 @@ def test_edits_reach_those_whom_they_concern_only(graph: dict[str, frozenset[str
     assert importers("actors.decode.loop") == {"decode"}
     assert importers("actors.decode.running_set") == {"decode"}
     assert importers("actors.host.plan_loop") == {"video", "encoder", "prefill"}
-    assert importers("actors.gateway.completions") == {"gateway"}
+    assert importers("actors.gateway.apis.completions") == {"gateway"}
     assert importers("runtime.controller.machine") == {"controller"}
     assert importers("actors.host.actor") == importers("runtime.bus.messages") == set(ACTORS)
     assert importers("runtime.supervisor.supervisor") == set()
