@@ -1,4 +1,4 @@
-"""What the server says to people who have come to the wrong place: ``GET /v1`` is a short page of help, and a 404 names routes that are
+"""Help for people who have come to the wrong place: ``GET /v1`` is a short page of help, and a 404 names routes that are
 like the one asked for.
 """
 

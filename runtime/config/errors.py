@@ -1,4 +1,4 @@
-"""What is said of a configuration that is wrong (pure): the key or value, and the limit that it breaks."""
+"""Errors of a configuration (pure): the key or value, and the limit that it breaks."""
 
 import difflib
 import math

@@ -130,7 +130,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat(chat: Terminal, server: Server)
 
 
 def test_errors_leave_the_chat_as_it_was(chat: Terminal, server: Server) -> None:
-    chat.type("/set max_tokens -1\n")
+    chat.type("/set max_tokens -2\n")
     chat.until(">>> ")
     chat.type("Hello\n")
     chat.until("error: 400: max_tokens")

@@ -1,1 +1,1 @@
-"""What is computed for a request, and what of it a client gets, in no API's form."""
+"""Answers: the requests that compute them, and their text and findings, in no API's form."""

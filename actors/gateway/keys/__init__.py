@@ -1,1 +1,1 @@
-"""Who may use the server, from where, and how much."""
+"""API keys, their limits, TLS, and the hosts and origins that are allowed."""

@@ -1,4 +1,4 @@
-"""Whose a connection from this machine is: the kernel knows the user of the socket at its other end (sock_diag(7)).
+"""The user of a connection from this machine: the kernel knows the user of the socket at its other end (sock_diag(7)).
 
 Runs in the gateway's event loop: a question takes some 20 microseconds, however many sockets there are.
 """

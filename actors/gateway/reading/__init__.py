@@ -1,1 +1,1 @@
-"""What a request says: bodies, their fields by the table, conversations, media and prompts. Its text becomes a request that exists."""
+"""Reading of requests: bodies, fields by their table, conversations, media and prompts."""

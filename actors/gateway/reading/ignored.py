@@ -1,4 +1,4 @@
-"""What a request says without effect: its readers ``note`` it, and the answer names it in the header ``x-mmrt-ignored``.
+"""Parts of a request without effect: its readers ``note`` them, and the answer names them in the header ``x-mmrt-ignored``.
 
 A reader says it where it reads; the names reach the answer by a context variable, also from threads that parse bodies. Outside a
 request a note is dropped. With ``server.strict_fields`` what ``tolerate`` would take is refused.

@@ -1,1 +1,1 @@
-"""What operators see of requests: metrics, traces, the log."""
+"""Metrics, traces and the log."""

@@ -1,1 +1,1 @@
-"""How work becomes plans for the actors, and what their results change."""
+"""Plans for the actors, and the effects of their results."""

@@ -1,1 +1,1 @@
-"""How a request comes, gets a row and pages, moves and ends."""
+"""The life of a request: it comes, gets a row and pages, moves and ends."""

@@ -1,1 +1,1 @@
-"""What the controller knows: requests, rows, pages, plans in flight, and the effects that it emits."""
+"""The controller's knowledge: requests, rows, pages, plans in flight, and the effects that it emits."""
