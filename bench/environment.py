@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..runtime.process.processors import processor_name
+from ..cpu_kernels.processor import processor_name
 
 PACKAGES = ("torch", "transformers", "pyzmq", "aiohttp", "uvloop", "numpy", "msgspec", "av")
 

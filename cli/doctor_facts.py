@@ -12,6 +12,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from ..cpu_kernels.processor import processor_flags, processor_name
 from ..models.config import weight_bytes
 from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.environment import Environment
@@ -19,7 +20,7 @@ from ..runtime.errors import RunError, UserError
 from ..runtime.process.host_room import read_host_room
 from ..runtime.process.listening import open_listeners
 from ..runtime.process.number_format import has_bfloat16_units
-from ..runtime.process.processors import processor_name, read_processors
+from ..runtime.process.processors import read_processors
 from ..runtime.process.run import fit_to_machine, running
 from ..shm.errors import ShmError
 from ..shm.run_directory import RunDirectory
@@ -71,7 +72,7 @@ def read_facts(config: RuntimeConfig | UserError, run: Path, environment: Enviro
         open_files=_open_files(),
         processor=processor_name(),
         num_cores=read_processors().num_cores,
-        processor_flags=_processor_flags(),
+        processor_flags=processor_flags(),
         has_bfloat16=has_bfloat16_units(environment.cpu_capability),
         gpus=gpu_names(),
         gpu_driver=gpu_driver(),
@@ -164,11 +165,6 @@ def _address_problem(config: RuntimeConfig) -> str:
 def _open_files() -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 20 if limit == resource.RLIM_INFINITY else limit
-
-
-def _processor_flags() -> frozenset[str]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), ()))
 
 
 def gpu_names(proc: Path = Path("/proc")) -> Sequence[str]:

@@ -12,7 +12,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -26,6 +25,7 @@ from torch import Tensor
 from . import kernel_files
 from .machine_code import FLOAT, INT, POINTER, address, constant, load_word, loop
 from .object_code import Image, LoadedCode, link, may_run_code
+from .processor import processor_flags
 from .team import Team
 from .team_code import team_module
 
@@ -45,25 +45,13 @@ _threads = threading.local()  # ``team``: that which a thread leads
 @cache
 def vector_width() -> int | None:
     """Numbers in a vector of float32 on this processor; None where no kernels are made for it."""
-    is_whole = may_run_code() and all(has_instructions(name) for name in _BESIDE)
+    is_whole = may_run_code() and processor_flags().issuperset(_BESIDE)
     return _WIDTHS.get(torch.backends.cpu.get_cpu_capability()) if is_whole else None
 
 
 def has_vnni() -> bool:
     """Return whether kernels may use instructions that add up four products of bytes at once."""
-    return vector_width() == 16 and has_instructions("avx512_vnni")
-
-
-def has_instructions(name: str) -> bool:
-    """Return whether this processor has instructions, by Linux's name. A virtual machine can hide some that others imply."""
-    return name in _flags()
-
-
-@cache
-def _flags() -> frozenset[str]:
-    with suppress(OSError), open("/proc/cpuinfo") as file:
-        return frozenset(next((line for line in file if line.startswith("flags")), "").split())
-    return frozenset()
+    return vector_width() == 16 and "avx512_vnni" in processor_flags()
 
 
 def check_columns(x_MK: Tensor, num_columns: int) -> None:

@@ -15,10 +15,10 @@ from typing import Annotated
 
 import msgspec
 
+from ...cpu_kernels.processor import processor_name
 from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.controller.scheduling.facts import Cost
 from ...runtime.process.memory_layout import MemoryLayout
-from ...runtime.process.processors import processor_name
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ...cpu_kernels.processor import PROC, processor_flags
 from ...schema.quantization import find_quantization
 from ..config.runtime_config import RuntimeConfig
 from ..config.sections import FLOAT32_WEIGHTS
@@ -37,13 +38,11 @@ _decode_config = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_header = msgspec.json.Decoder(dict[str, _Entry]).decode
 
 
-def has_bfloat16_units(capability: str = "", proc: Path = Path("/proc")) -> bool:
+def has_bfloat16_units(capability: str = "", proc: Path = PROC) -> bool:
     """Return whether torch can compute bfloat16 with this processor's own instructions. ``capability``: ATEN_CPU_CAPABILITY."""
     if capability in _LESS_CAPABLE:
         return False
-    lines = (proc / "cpuinfo").read_text().splitlines()
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
-    return not _FLAGS.isdisjoint(flags)
+    return not _FLAGS.isdisjoint(processor_flags(proc))
 
 
 def plan_formats(config: RuntimeConfig, model: Path, has_units: bool, free_bytes: int) -> tuple[RuntimeConfig, str]:

@@ -2,7 +2,6 @@
 
 import math
 import os
-import platform
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
@@ -38,13 +37,6 @@ def read_processors(
     if quota is not None:
         num_cores = max(1, min(num_cores, math.floor(quota)))
     return Processors(num_cores, min(num_cores, max([*local, 0]) or num_cores))
-
-
-def processor_name(proc: Path = Path("/proc")) -> str:
-    """Return the name of the processor's model; of its architecture where Linux knows no more."""
-    lines = _text(proc / "cpuinfo").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.lower().startswith(("model name", "cpu model"))]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def check_processors(config: RuntimeConfig, usable: Collection[int] | None = None) -> None:
