@@ -44,12 +44,24 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     for name, content in made.items():
         files.append(File.generated(config, name, content=content))
-    copied: set[str] = set()
-    for file in list(files.documentation_pages()):
-        copied.update(copy for _, copy in _links_outside(file.content_string, file.src_uri) if copy)
-    for name in sorted(copied - {file.src_uri for file in files}):
+    pages = {file.src_uri: file.content_string for file in files.documentation_pages()}
+    for name in sorted(_copies(pages)):
         files.append(File.generated(config, f"{COPIES}/{name}", abs_src_path=str(ROOT / name)))
     return files
+
+
+def _copies(pages: dict[str, str]) -> set[str]:
+    """Return the files outside docs/ that these pages link to, and those that pages among them link to."""
+    copied: set[str] = set()
+    unread = list(pages.items())
+    while unread:
+        page, markdown = unread.pop()
+        for _, copy in _links_outside(markdown, page):
+            if copy and copy not in copied:
+                copied.add(copy)
+                if copy.endswith(".md"):
+                    unread.append((f"{COPIES}/{copy}", (ROOT / copy).read_text()))
+    return copied
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:

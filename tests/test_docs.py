@@ -11,10 +11,16 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+LAB = ROOT / "lab" / "docs"
 PAGES = sorted(
-    [*DOCS.rglob("*.md"), *(ROOT / "lab" / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+    [
+        *DOCS.rglob("*.md"),
+        *LAB.glob("*.md"),
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    ]
 )
-MADE = {"index.md", "reference/commands.md", "reference/endpoints.md", "reference/defaults.md", "repository/CHANGELOG.md"}
+COPIED = {f"repository/{page.relative_to(ROOT)}" for page in [*LAB.glob("*.md"), ROOT / "CHANGELOG.md"]}
+MADE = {"index.md", "reference/commands.md", "reference/endpoints.md", "reference/defaults.md"} | COPIED
 
 
 def text_of(page: Path) -> str:
