@@ -71,7 +71,7 @@ def read_caches(path: Path) -> list[CacheReport]:
     _expect_run(path)
     try:
         with RunDirectory.attach(path) as directory:
-            segment = ControllerStats.attach(directory, writable=False)
+            segment = ControllerStats.attach(directory)
             stats, layout = segment.read(), read_layout(path)
             segment.close()
     except MissingError as error:

@@ -150,7 +150,7 @@ def _read(path: Path, may_start: bool = False) -> PolicyReport:
     _expect_run(path)
     try:
         with RunDirectory.attach(path) as directory:
-            segment = ControllerStats.attach(directory, writable=False)
+            segment = ControllerStats.attach(directory)
             report = segment.read().policy
             segment.close()
     except MissingError as error:

@@ -1,17 +1,9 @@
 """The controller's counts, readable by ``mmrt status`` and /metrics even after its death: one snapshot, written by the controller."""
 
-from typing import Self
-
 import msgspec
-import numpy as np
 
 from ..schema.policy_report import NO_POLICY_YET, PolicyReport
-from .run_directory import RunDirectory
-from .segment import Layout, Segment
-from .versioned import VersionedBlob
-
-_KIND = "stats"
-_MAX_SNAPSHOT_BYTES = 32768
+from .published import Published
 
 
 class PoolUse(msgspec.Struct, frozen=True):
@@ -65,47 +57,10 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     policy: PolicyReport = NO_POLICY_YET
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(StatsSnapshot).decode
+class ControllerStats(Published[StatsSnapshot]):
+    """The controller's snapshot; all zero before the first. Only the controller publishes it."""
 
-
-class ControllerStats:
-    """The controller's snapshot: replaced whole, never torn, and readable after its death."""
-
-    def __init__(self, segment: Segment) -> None:
-        """Use ``create`` or ``attach``."""
-        word, slots, num_bytes = _layout()
-        segment.expect_bytes(num_bytes)
-        self._segment = segment
-        self._blob = VersionedBlob(segment, word // 8, slots, _MAX_SNAPSHOT_BYTES)
-
-    @classmethod
-    def create(cls, run: RunDirectory) -> Self:
-        """Make it. Raises: SpaceError, FileExistsError."""
-        return cls(Segment.create(run.segment_path("stats"), _layout()[2], kind=_KIND))
-
-    @classmethod
-    def attach(cls, run: RunDirectory, writable: bool = True) -> Self:
-        """Map it. Raises: MissingError, SegmentError."""
-        return cls(Segment.attach(run.segment_path("stats"), kind=_KIND, writable=writable))
-
-    def close(self) -> None:
-        """Unmap."""
-        self._segment.close()
-
-    def publish(self, snapshot: StatsSnapshot) -> None:
-        """Replace the snapshot. Controller only."""
-        self._blob.write(1, _encode(snapshot))
-
-    def read(self) -> StatsSnapshot:
-        """The last snapshot; all zero before the first."""
-        blob = self._blob.read(1)
-        return StatsSnapshot() if blob is None else _decode(blob)
-
-
-def _layout() -> tuple[int, int, int]:
-    """(offset of the word, offset of the slots, bytes of the segment)."""
-    layout = Layout()
-    word = layout.add(1, np.uint64).offset
-    slots = layout.add((2, VersionedBlob.slot_bytes(_MAX_SNAPSHOT_BYTES)), np.uint8).offset
-    return word, slots, layout.num_bytes
+    NAME = "stats"
+    MAX_BYTES = 32768
+    DECODER = msgspec.msgpack.Decoder(StatsSnapshot)
+    FIRST = StatsSnapshot()

@@ -84,7 +84,7 @@ async def serve(actor: Actor) -> None:
     snapshot = left_in(io, actors, journaled)._replace(known_costs=costs.load())
     controller = recover(limits, actor.generation, snapshot)
     controller.set_saved(saved)
-    stats = ControllerStats.attach(actor.run)
+    stats = ControllerStats.attach(actor.run, writable=True)
     policies = _policies(actor, controller.state, stats)
     log.info("epoch %d: %d requests, %d plans", actor.generation, len(controller.state.requests), len(controller.state.plans))
     socket = ControllerSocket(actor.run.path)

@@ -126,7 +126,7 @@ class GatewayServer:
         media = PagePool.attach(actor.run, "media")
         tokens = TokenTable(SequenceTable.attach(actor.run, writable=False))
         self._registry = RequestRegistry(Link(actor.generation, self._send, media, GatewayFlight(actor.flight), tokens))
-        stats = ControllerStats.attach(actor.run, writable=False)
+        stats = ControllerStats.attach(actor.run)
         trace = _import_tracing(actor.config)
         tracing = None if trace is None else trace(actor.config.tracing, text.limits.model_name)
         metrics = Metrics(text.limits.model_name, stats.read, self._generations)

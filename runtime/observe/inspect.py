@@ -54,7 +54,7 @@ class Inspector:
         self._table = SequenceTable.attach(run, writable=False)
         self._plans = PlanTable.attach(run, writable=False)
         self._actors = ActorTable.attach(run, writable=False)
-        self._stats = ControllerStats.attach(run, writable=False)
+        self._stats = ControllerStats.attach(run)
 
     def close(self) -> None:
         for mapped in (self._table, self._plans, self._actors, self._stats):

@@ -78,7 +78,7 @@ class StatusTables:
         """Return the use of every pool, and the requests per state, as last reported by the controller."""
         if self._stats is None:
             try:
-                self._stats = ControllerStats.attach(self._run, writable=False)
+                self._stats = ControllerStats.attach(self._run)
             except ShmError:
                 return _pools_of_layout(self._run), RequestsReport()
         snapshot = self._stats.read()

@@ -27,7 +27,7 @@ def num_finished(server: Server) -> int:
     """The requests that the controller has finished, by the counts that all others are published with."""
     with (
         RunDirectory.attach(server.run_path, timeout_s=0.5) as run,
-        contextlib.closing(ControllerStats.attach(run, writable=False)) as stats,
+        contextlib.closing(ControllerStats.attach(run)) as stats,
     ):
         return stats.read().finished_total
 

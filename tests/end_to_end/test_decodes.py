@@ -72,7 +72,7 @@ def check(stories: list[Asking], expected: list[int]) -> None:
 
 
 def handed_over(server: Server) -> int:
-    with RunDirectory.attach(server.run_path) as run, closing(ControllerStats.attach(run, writable=False)) as stats:
+    with RunDirectory.attach(server.run_path) as run, closing(ControllerStats.attach(run)) as stats:
         return stats.read().handed_over_total
 
 

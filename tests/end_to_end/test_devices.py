@@ -60,7 +60,7 @@ def apart(launch: Callable[..., Server], slow_source: Path) -> Server:
 
 
 def transferred(server: Server) -> int:
-    with RunDirectory.attach(server.run_path) as run, closing(ControllerStats.attach(run, writable=False)) as stats:
+    with RunDirectory.attach(server.run_path) as run, closing(ControllerStats.attach(run)) as stats:
         return stats.read().transferred_bytes_total
 
 

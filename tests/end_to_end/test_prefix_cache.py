@@ -44,7 +44,7 @@ class Answer:
 
 def wait_for_stats(server: Server, condition: Callable[[StatsSnapshot], bool]) -> StatsSnapshot:
     """Return the controller's counts once they fulfil this."""
-    with RunDirectory.attach(server.run_path) as run, closing(ControllerStats.attach(run, writable=False)) as table:
+    with RunDirectory.attach(server.run_path) as run, closing(ControllerStats.attach(run)) as table:
         deadline_s = time.monotonic() + 30
         while not condition(stats := table.read()):
             assert time.monotonic() < deadline_s, stats
@@ -172,7 +172,7 @@ def test_after_preemption(launch: Callable[..., Server], oracle: Oracle) -> None
     def ask(prompt: str) -> None:
         answers[prompt] = server.chat(prompt, max_tokens=330, extra_body={"ignore_eos": True})[1]
 
-    with RunDirectory.attach(server.run_path) as run, closing(ControllerStats.attach(run, writable=False)) as table:
+    with RunDirectory.attach(server.run_path) as run, closing(ControllerStats.attach(run)) as table:
         while not table.read().preempted_total:
             assert len(answers) < 30
             threads = [threading.Thread(target=ask, args=(f"{len(answers) + number}. {LONG}",)) for number in range(3)]

@@ -257,7 +257,7 @@ def test_status_is_there_when_nobody_lives(run, crashes):
     snapshot = StatsSnapshot(epoch=2, running=4, generated_tokens_total=2**40, pools={"kv": PoolUse(10, 3)}, tbt_s=0.5)
     child = crashes.Child(controller_and_actor)
     assert child.wait() == -signal.SIGKILL
-    actors, stats = ActorTable.attach(run, writable=False), ControllerStats.attach(run, writable=False)
+    actors, stats = ActorTable.attach(run, writable=False), ControllerStats.attach(run)
     assert actors.read("decode").pid == child.pid
     assert stats.read() == snapshot
     actors.close()

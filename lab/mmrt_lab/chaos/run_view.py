@@ -50,7 +50,7 @@ class RunView:
         with RunDirectory.attach(path) as run:
             self._run = run
             self._actors = ActorTable.attach(run, writable=False)
-            self._stats = ControllerStats.attach(run, writable=False)
+            self._stats = ControllerStats.attach(run)
             self._table = SequenceTable.attach(run, writable=False)
             self._gaps = StepGaps.attach(run)
 

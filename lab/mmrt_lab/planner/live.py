@@ -42,7 +42,7 @@ class Observer:
         self._path = path
         try:
             self._run = RunDirectory.attach(path, timeout_s=0.0)
-            self._stats = ControllerStats.attach(self._run, writable=False)
+            self._stats = ControllerStats.attach(self._run)
         except MissingError:
             raise RunError(f"no run is up in {path} (mmrt up)") from None
         watched = [actor for actor in ALL_ACTORS if stage_of(actor) == "controller" or STAGES[stage_of(actor)].letter]

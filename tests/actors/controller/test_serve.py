@@ -80,7 +80,7 @@ class Epoch:
         self.journal, journaled = Journal.open(run.path)
         self.controller = recover(limits, epoch, self.io.snapshot(journaled, {}))
         self.socket = ControllerSocket(run.path)
-        self.stats = ControllerStats.attach(run)
+        self.stats = ControllerStats.attach(run, writable=True)
         self.failed = asyncio.Event()
         flight = ControllerFlight(FlightRecorder.attach(run, "controller").writer(epoch), self.controller.state, ACTORS)
         outages = OutageWatch(run, 30.0, ACTORS)

@@ -447,7 +447,7 @@ class Stage:
                 lock.release()
             task.result()
         url = (run.path / serving.ENDPOINT_NAME).read_text().strip()
-        scene = Scene(url, controller, actor, ControllerStats.attach(run), table, locks)
+        scene = Scene(url, controller, actor, ControllerStats.attach(run, writable=True), table, locks)
         try:
             async with asyncio.timeout(30):
                 await test(scene)
