@@ -4,17 +4,17 @@ BIN = .venv/bin
 
 .PHONY: install up test slow steady lint check
 install: .venv/installed
-.venv/installed: pyproject.toml
+.venv/installed: pyproject.toml lab/pyproject.toml demo_model/pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable '.[test]'
+	$(BIN)/pip install --quiet --editable '.[test]' --editable ./lab --editable ./demo_model
 	touch $@
 up: install
 	$(BIN)/mmrt up
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests lab/tests demo_model/tests
 slow: install
 	$(BIN)/pip install --quiet --editable '.[docs,fuzz]'
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow tests lab/tests demo_model/tests
 steady: install
 	.ci/steady
 lint: install

@@ -25,7 +25,8 @@ def home(tmp_path: Path) -> Path:
         file.write_text(f"#!/bin/sh\n{text}\n")
         file.chmod(0o755)
 
-    write(".venv/bin/python", 'case "$*" in *pytest*) printf "==== 7 passed, 1 skipped in 9s ====\\n\\n";; esac')
+    answers = {"pytest": r"==== 7 passed, 1 skipped in 9s ====\n\n", "ahead_of_time": r"21 variants within their budgets\n"}
+    write(".venv/bin/python", "case $* in" + "".join(f' *{name}*) printf "{text}";;' for name, text in answers.items()) + " esac")
     write(".venv-ray/bin/python", "echo no ray for this Python >&2; exit 1")
     write(".ci/newcomer", '[ "$1" = --others ] && echo "newcomer: 0 of 3 lanes failed"')
     write(".ci/clients", "echo 1 failed, 2 passed in 3.5s; echo an error behind it; exit 1")
@@ -40,6 +41,8 @@ def test_a_table_of_lanes(home: Path) -> None:
     assert title.startswith("nightly, ")
     assert [re.split(r"\s{2,}", re.sub(r"\d+ min", "", row)) for row in rows] == [
         ["slow", "passed", "7 passed, 1 skipped in 9s"],
+        ["lab", "passed", "7 passed, 1 skipped in 9s"],
+        ["kernels", "passed", "21 variants within their budgets"],
         ["clients", "failed", "1 failed, 2 passed in 3.5s"],
         ["ray", "not run", "no environment: no ray for this Python"],
         ["newcomer", "passed", "newcomer: 0 of 3 lanes failed"],
@@ -48,7 +51,7 @@ def test_a_table_of_lanes(home: Path) -> None:
     assert nightly(home, "slow", "ray").returncode == 0
     wrong = nightly(home, "slow", "gpu")
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr == "nightly: there is no lane gpu, only slow, clients, ray and newcomer\n"
+    assert wrong.stderr == "nightly: there is no lane gpu, only slow, lab, kernels, clients, ray and newcomer\n"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")

@@ -27,14 +27,15 @@ def imports_of(tree: ast.AST, module: str, is_package: bool) -> frozenset[str]:
     return frozenset(found)
 
 
-def _runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    yield node
-    if isinstance(node, ast.If) and _name(node.test).rpartition(".")[2] == "TYPE_CHECKING":
-        children: Iterable[ast.AST] = node.orelse
-    else:
-        children = ast.iter_child_nodes(node)
-    for child in children:
-        yield from _runtime_nodes(child)
+def _runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, ast.If) and _name(node.test).rpartition(".")[2] == "TYPE_CHECKING":
+            waiting += node.orelse
+        else:
+            waiting += ast.iter_child_nodes(node)
 
 
 def _is_import_module(function: ast.AST) -> bool:

@@ -153,7 +153,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package that a test may edit; a run started with ``launch(source=...)`` imports it."""
     root = Path(mmrt.__file__).parent
     copy = tmp_path_factory.mktemp("source") / "mmrt"
-    for part in ("actors", "bench", "cli", "media", "models", "runtime", "schema", "shm", "triton_kernels"):
+    for part in ("actors", "bench", "cli", "cpu_kernels", "media", "models", "runtime", "schema", "shm", "triton_kernels"):
         shutil.copytree(root / part, copy / part, ignore=shutil.ignore_patterns("*.pyc.*", "demo"))  # compiled files save seconds
     shutil.copy(root / "__init__.py", copy)
     return copy
