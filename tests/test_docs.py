@@ -50,6 +50,19 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors_of(file), f"{target}: there is no such heading"
 
 
+def test_every_path_of_the_map_exists() -> None:
+    """A path is one of the tree, or stands beside the first one of its line, in its folder or the one above."""
+    section = (DOCS / "architecture.md").read_text().split("\n## Map\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if re.match(r"[a-z]\w*/|\| .*`", line)]
+    assert len(lines) > 30
+    for line in lines:
+        first, *others = re.findall(r"\w[\w/]*(?:\.py|/)(?=[\s,.:;)`]|$)", line)
+        place = ROOT / first
+        assert place.exists(), line
+        for other in others:
+            assert any((base / other).exists() for base in (ROOT, place.parent, place.parent.parent)), f"{other}: {line}"
+
+
 def test_every_page_is_in_the_site() -> None:
     def names(entry: object) -> list[str]:
         if isinstance(entry, str):
