@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mmrt.actors.controller.serve import limits_of
+from mmrt.actors.controller.limits import limits_of
 from mmrt.actors.host.media_rules import for_run
 from mmrt.actors.host.model_facts import facts_of
 from mmrt.models.config import weight_bytes

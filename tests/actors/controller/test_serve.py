@@ -15,10 +15,11 @@ import pytest
 from mmrt.actors.controller.flight import ControllerFlight
 from mmrt.actors.controller.io import ControllerIO
 from mmrt.actors.controller.journal import Journal
+from mmrt.actors.controller.limits import objective_of
 from mmrt.actors.controller.outage_watch import OutageWatch
 from mmrt.actors.controller.policy_guard import PolicyGuard
 from mmrt.actors.controller.policy_switch import PolicySwitch
-from mmrt.actors.controller.serve import Serving, active_generations, left_in, objective_of
+from mmrt.actors.controller.serve import Serving, active_generations, left_in
 from mmrt.cli.cache import clear_caches
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
