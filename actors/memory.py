@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from ..models.checkpoint.weights import Buffer, write_weights
+from ..models.config import facts_of
 from ..models.lm.decode_graphs import MAX_ROWS
 from ..runtime.environment import read_environment
 from ..runtime.errors import ConfigError, UserError
@@ -45,7 +46,6 @@ from ..shm.step_gaps import StepGaps
 from ..shm.turns import Turns
 from .host.actor import POLL_S, Actor, Ending
 from .host.device import check_fp8, open_device, sharing_of
-from .host.model_facts import facts_of
 from .host.shared_tensors import FETCH_S, WEIGHTS_INDEX, WEIGHTS_SEGMENT, tensor_over
 from .page_store import PageStore
 

@@ -11,10 +11,9 @@ from typing import Annotated, TextIO
 import msgspec
 import typer
 
-from ..actors.host.model_facts import facts_of
 from ..models.architecture import ModelConfig
 from ..models.checkpoint.files import missing_files
-from ..models.config import load_model_config, weight_bytes
+from ..models.config import facts_of, load_model_config, weight_bytes
 from ..models.errors import CheckpointError
 from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.environment import Environment, read_environment

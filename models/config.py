@@ -1,4 +1,4 @@
-"""Load a checkpoint directory's configuration, and find its family. Pure: torch is not imported."""
+"""Load a checkpoint directory's configuration, find its family, and tell the memory that it needs. Pure: torch is not imported."""
 
 import math
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from ..schema.model_facts import ModelFacts
 from ..schema.quantization import find_quantization
 from .architecture import (
     DTYPE_BYTES,
@@ -15,6 +16,7 @@ from .architecture import (
     KvDType,
     ModelConfig,
     SamplingDefaults,
+    TransferDType,
     WeightFormat,
 )
 from .checkpoint.json_fields import CheckpointFiles
@@ -71,6 +73,20 @@ def weight_bytes(config: ModelConfig) -> int:
     """Bytes of the model's weights as they are kept."""
     specs = family_of(config).tensor_specs(config)
     return sum(DTYPE_BYTES[part.dtype] * math.prod(part.shape) for spec in specs for part in stored_parts(spec, config))
+
+
+def facts_of(config: ModelConfig, kv_page_tokens: int, kv_transfer_dtype: TransferDType = "auto") -> ModelFacts:
+    """Return what a run needs to know to divide its memory."""
+    return ModelFacts(
+        kv_page_bytes=config.kv_page_bytes(kv_page_tokens),
+        embedding_row_bytes=config.embedding_row_bytes(),
+        max_context=config.max_context,
+        patch_row_bytes=config.patch_row_bytes(),
+        prefill_token_bytes=config.prefill_token_bytes(),
+        logits_bytes=config.logits_bytes(),
+        weight_bytes=weight_bytes(config),
+        packed_page_bytes=config.packed_page_bytes(kv_page_tokens, kv_transfer_dtype),
+    )
 
 
 def _sampling_defaults(files: CheckpointFiles) -> SamplingDefaults:

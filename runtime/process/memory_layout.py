@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from ...schema.model_facts import ModelFacts
 from ...shm.flight_recorder import NUM_RECORDS, RECORD_BYTES
 from ..config.runtime_config import RuntimeConfig
 from ..errors import ConfigError
@@ -15,7 +16,7 @@ from ..pools import kv_pool, packed_pool
 from ..stage_table import ACTORS, device_pools
 from .device_room import DeviceRoom
 from .host_room import HostRoom
-from .pool_sizes import ModelFacts, size_for_device, size_for_host
+from .pool_sizes import size_for_device, size_for_host
 
 LAYOUT_NAME = "layout"
 DEVICE_SOCKET = "device"  # here memory hands out descriptors of device memory

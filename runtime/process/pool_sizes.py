@@ -6,8 +6,7 @@ pages for requests to come, so it is bounded by use: a share of what is free, an
 
 from typing import NamedTuple
 
-import msgspec
-
+from ...schema.model_facts import ModelFacts
 from ..config.runtime_config import RuntimeConfig
 from ..errors import ConfigError
 from ..stage_table import parse_layout
@@ -20,25 +19,6 @@ HOST_CONTEXTS = 16  # most, on the host
 QUICK_BYTES = 512 << 20  # most above the least, on the host, or half of the weights: reserving a GiB costs 0.3 s of the start
 EMBEDDING_TOKENS, MAX_EMBEDDING_TOKENS = 16384, 131072  # least, most
 EMBEDDING_SHARE = 0.02  # of the memory available to both pools
-
-
-class ModelFacts(msgspec.Struct, frozen=True):
-    """A model's memory needs: bytes of a KV page, of an embedding row, of the longest patch or mel row, of a prompt token in
-    prefill, of a row's logits, of the weights, and of a KV page that is packed, or 0 where none are; tokens of context."""
-
-    kv_page_bytes: int
-    embedding_row_bytes: int
-    max_context: int
-    patch_row_bytes: int
-    prefill_token_bytes: int = 0
-    logits_bytes: int = 0
-    weight_bytes: int = 0
-    packed_page_bytes: int = 0
-
-    @property
-    def kv_room_bytes(self) -> int:
-        """Bytes of a page of a KV pool, and of its packed one."""
-        return self.kv_page_bytes + self.packed_page_bytes
 
 
 class PoolSize(NamedTuple):

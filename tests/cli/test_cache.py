@@ -10,7 +10,7 @@ from mmrt.cli import cache
 from mmrt.cli.main import run
 from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.process.memory_layout import plan_layout, write_layout
-from mmrt.runtime.process.pool_sizes import ModelFacts
+from mmrt.schema.model_facts import ModelFacts
 from mmrt.shm.controller_stats import ControllerStats, PoolUse, StatsSnapshot
 from mmrt.shm.run_directory import RunDirectory
 

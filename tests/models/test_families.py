@@ -32,8 +32,8 @@ from mmrt.runtime.controller.rows.expansion import check_placeholders, expand
 from mmrt.runtime.controller.scheduling.budgets import encode_budget
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.process.memory_layout import plan_layout
-from mmrt.runtime.process.pool_sizes import ModelFacts
 from mmrt.schema.media import MediaSpan
+from mmrt.schema.model_facts import ModelFacts
 
 MEMBERS = {name for name in vars(Family) if not name.startswith("_")}
 

@@ -10,13 +10,12 @@ import uvloop
 from numpy.typing import NDArray
 from rich.console import Console
 
-from mmrt.actors.host.model_facts import facts_of
 from mmrt.bench.own_run import own_run
 from mmrt.bench.serve.command import run_bench
 from mmrt.bench.serve.errors import BenchError
 from mmrt.bench.serve.options import Options
 from mmrt.bench.serve.record import Record
-from mmrt.models.config import load_model_config
+from mmrt.models.config import facts_of, load_model_config
 from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.config.sections import ServerSection
 from mmrt.runtime.observe.breakdown import Breakdown, request_breakdown, step_begins

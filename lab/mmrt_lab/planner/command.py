@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from mmrt.actors.host.model_facts import facts_of
 from mmrt.bench.output import Tell, open_console, progress, write_json
 from mmrt.bench.render import show_table
 from mmrt.bench.serve.load_options import settings_of
 from mmrt.bench.serve.planned import plan_requests
-from mmrt.models.config import weight_bytes
+from mmrt.models.config import facts_of, weight_bytes
 from mmrt.runtime.errors import ConfigError
 
 from ..sim.costs import CostsError

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from mmrt.actors.host.model_facts import facts_of
+from mmrt.models.config import facts_of
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.process.memory_layout import EMBEDDING_PAGE_TOKENS
 from mmrt.runtime.stage_table import STAGES, InstanceId, parse_layout, stage_of

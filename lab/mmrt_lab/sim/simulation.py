@@ -12,8 +12,7 @@ from typing import Any
 
 from mmrt.actors.controller.limits import limits_of
 from mmrt.actors.host.media_rules import for_run
-from mmrt.actors.host.model_facts import facts_of
-from mmrt.models.config import weight_bytes
+from mmrt.models.config import facts_of, weight_bytes
 from mmrt.runtime.bus.messages import Admit, Hello, PlanDone, Run, Skipped, ToActor, ToController, Welcome
 from mmrt.runtime.bus.plans import Analyse, Encode, Plan, Prefill
 from mmrt.runtime.bus.wire import encode

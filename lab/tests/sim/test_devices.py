@@ -4,8 +4,8 @@ import statistics
 
 import pytest
 
-from mmrt.actors.host.model_facts import facts_of
 from mmrt.lab.tests.sim.made_costs import demo_model, make_costs, simulate_costs
+from mmrt.models.config import facts_of
 from mmrt.runtime.process.memory_layout import EMBEDDING_PAGE_TOKENS
 from mmrt_lab.sim.links import Link
 from mmrt_lab.sim.report import Steps

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrt.actors.host.model_facts import facts_of
 from mmrt.lab.tests.sim.made_costs import FREE, demo_model, make_costs, simulate_costs
+from mmrt.models.config import facts_of
 from mmrt_lab.sim.costs import Line
 from mmrt_lab.sim.events import to_ns
 from mmrt_lab.sim.links import Link, Ports, Way, fastest_way, num_begun, num_recomputed

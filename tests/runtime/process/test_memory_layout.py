@@ -9,9 +9,9 @@ from mmrt.runtime.errors import ConfigError
 from mmrt.runtime.process.device_room import DeviceRoom
 from mmrt.runtime.process.host_room import HostRoom
 from mmrt.runtime.process.memory_layout import plan_layout, write_layout
-from mmrt.runtime.process.pool_sizes import ModelFacts
 from mmrt.runtime.supervisor.run_report import ComputeReport
 from mmrt.runtime.supervisor.status_report import compute_of
+from mmrt.schema.model_facts import ModelFacts
 from mmrt.shm.run_directory import RunDirectory
 
 FACTS = ModelFacts(kv_page_bytes=16 * 512, embedding_row_bytes=128, max_context=1000, patch_row_bytes=1176)

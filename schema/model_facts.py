@@ -1,0 +1,22 @@
+"""The numbers of a model from which the runtime derives the sizes of its memory: models compute them, without torch."""
+
+import msgspec
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """A model's memory needs: bytes of a KV page, of an embedding row, of the longest patch or mel row, of a prompt token in
+    prefill, of a row's logits, of the weights, and of a KV page that is packed, or 0 where none are; tokens of context."""
+
+    kv_page_bytes: int
+    embedding_row_bytes: int
+    max_context: int
+    patch_row_bytes: int
+    prefill_token_bytes: int = 0
+    logits_bytes: int = 0
+    weight_bytes: int = 0
+    packed_page_bytes: int = 0
+
+    @property
+    def kv_room_bytes(self) -> int:
+        """Bytes of a page of a KV pool, and of its packed one."""
+        return self.kv_page_bytes + self.packed_page_bytes
