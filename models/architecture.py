@@ -20,22 +20,63 @@ KV_ALIGNMENT = 32  # bytes, of a layer's part of a quantized page: see kv_pages
 PACKED_GROUP = 32  # values with one scale and zero in an int4 page that is packed, or a head if that has no such groups
 
 
-class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder of the Llama/Qwen2/Qwen2.5/Qwen3 shape."""
+class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A rotary position embedding: pair j of a head turns by position[axis(j)] x theta ** (-2 j / head_dim) x stretch[j]."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
+    theta: float
+    section: tuple[int, ...] = ()  # pairs per axis (t, h, w); empty is one axis
+    stretch: tuple[float, ...] = ()  # by which a longer context slows each pair down; empty: none
+    factor: float = 1.0  # of cosines and sines
+
+
+class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A mixer: attention to all earlier tokens."""
+
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    mrope_section: tuple[int, ...] = ()  # rotary pairs per axis (t, h, w); empty is one axis
-    qkv_bias: bool = True
+    rope: int = 0  # index into ``LanguageConfig.ropes``
+    bias: bool = False  # of the projections to queries, keys and values
+    output_bias: bool = False
     qk_norm: bool = False
+
+
+class MlpConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A feed-forward: SwiGLU."""
+
+    intermediate_size: int
+
+
+class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer: its mixer, then its feed-forward, each after an RMSNorm and added to the residual stream."""
+
+    mixer: AttentionConfig
+    feed_forward: MlpConfig
+
+
+class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A decoder: embeddings, layers, a norm and a head."""
+
+    vocab_size: int
+    hidden_size: int
+    rms_norm_eps: float
+    layers: tuple[LayerConfig, ...]
+    ropes: tuple[RopeConfig, ...]
     tie_embeddings: bool = False
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def heads(self) -> AttentionConfig:
+        """The numbers of heads and their size, the same in all layers: KV pages are cut alike for all."""
+        return self.layers[0].mixer
+
+    @property
+    def intermediate_size(self) -> int:
+        """Width of the widest feed-forward."""
+        return max(layer.feed_forward.intermediate_size for layer in self.layers)
 
 
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,28 +215,28 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def kv_page_bytes(self, page_tokens: int) -> int:
         """Bytes of one KV page: all layers' K and V of ``page_tokens`` tokens."""
         lm = self.language
-        num_heads = page_tokens * 2 * lm.num_kv_heads
+        head_dim, num_heads = lm.heads.head_dim, page_tokens * 2 * lm.heads.num_kv_heads
         if self.kv_dtype == "auto":
-            part_bytes = num_heads * lm.head_dim * DTYPE_BYTES[self.dtype]
+            part_bytes = num_heads * head_dim * DTYPE_BYTES[self.dtype]
         else:
-            part_bytes = -(-num_heads * (lm.head_dim + 4) // KV_ALIGNMENT) * KV_ALIGNMENT
+            part_bytes = -(-num_heads * (head_dim + 4) // KV_ALIGNMENT) * KV_ALIGNMENT
         return lm.num_layers * part_bytes
 
     def packed_page_bytes(self, page_tokens: int, packed: TransferDType) -> int:
         """Bytes of one KV page that is packed for its way to another pool; 0 where none are. See ``lm.kv_packing``."""
         lm = self.language
-        num_heads = lm.num_layers * page_tokens * 2 * lm.num_kv_heads
+        head_dim, num_heads = lm.heads.head_dim, lm.num_layers * page_tokens * 2 * lm.heads.num_kv_heads
         if packed == "auto":
             return 0
         if packed == "int8":
-            return num_heads * (lm.head_dim + 4)
-        return num_heads * lm.head_dim // 2 + 4 * num_heads * (lm.head_dim // packed_group(lm.head_dim))
+            return num_heads * (head_dim + 4)
+        return num_heads * head_dim // 2 + 4 * num_heads * (head_dim // packed_group(head_dim))
 
     def prefill_token_bytes(self) -> int:
         """Bytes of activations per prompt token that a layer of prefill has at once: residual, norm, projections, and three of the
         feed-forward's width. Encoding a token's four patch rows takes about as much."""
         lm = self.language
-        heads = (lm.num_heads + 2 * lm.num_kv_heads) * lm.head_dim
+        heads = (lm.heads.num_heads + 2 * lm.heads.num_kv_heads) * lm.heads.head_dim
         return DTYPE_BYTES[self.dtype] * (3 * lm.hidden_size + 2 * heads + 3 * lm.intermediate_size)
 
     def logits_bytes(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...schema.weight_layout import INT4_ROWS
-from ..architecture import LanguageConfig, ModelConfig
+from ..architecture import AttentionConfig, LanguageConfig, MlpConfig, ModelConfig
 
 Shape = tuple[int, ...]
 
@@ -92,28 +92,38 @@ def _single(name: str, source: str, *shape: int) -> TensorSpec:
 
 def language_specs(lm: LanguageConfig) -> Iterator[TensorSpec]:
     """The decoder's tensors."""
-    hidden, head_dim = lm.hidden_size, lm.head_dim
-    q, kv = lm.num_heads * head_dim, lm.num_kv_heads * head_dim
+    hidden = lm.hidden_size
     yield _vocabulary(_single("embed", "language.embed_tokens.weight", lm.vocab_size, hidden))
-    for i in range(lm.num_layers):
+    for i, layer in enumerate(lm.layers):
         name, source = f"layers.{i}.", f"language.layers.{i}."
-        rows = {"q": q, "k": kv, "v": kv}
         yield _single(f"{name}input_norm", f"{source}input_layernorm.weight", hidden)
-        attention = f"{source}self_attn."
-        yield _matrix(_fused(f"{name}qkv", attention, {f"{p}_proj.weight": n for p, n in rows.items()}, (hidden,)))
-        if lm.qkv_bias:
-            yield _fused(f"{name}qkv_bias", attention, {f"{p}_proj.bias": n for p, n in rows.items()}, ())
-        if lm.qk_norm:
-            yield _single(f"{name}q_norm", f"{attention}q_norm.weight", head_dim)
-            yield _single(f"{name}k_norm", f"{attention}k_norm.weight", head_dim)
-        yield _matrix(_single(f"{name}o", f"{attention}o_proj.weight", hidden, q))
+        yield from _attention_specs(layer.mixer, hidden, name, f"{source}self_attn.")
         yield _single(f"{name}post_norm", f"{source}post_attention_layernorm.weight", hidden)
-        mlp = {"gate_proj.weight": lm.intermediate_size, "up_proj.weight": lm.intermediate_size}
-        yield _matrix(_fused(f"{name}gate_up", f"{source}mlp.", mlp, (hidden,)))
-        yield _matrix(_single(f"{name}down", f"{source}mlp.down_proj.weight", hidden, lm.intermediate_size))
+        yield from _mlp_specs(layer.feed_forward, hidden, name, f"{source}mlp.")
     yield _single("norm", "language.norm.weight", hidden)
     if not lm.tie_embeddings:
         yield _vocabulary(_single("lm_head", "lm_head.weight", lm.vocab_size, hidden))
+
+
+def _attention_specs(attention: AttentionConfig, hidden: int, name: str, source: str) -> Iterator[TensorSpec]:
+    head_dim = attention.head_dim
+    q, kv = attention.num_heads * head_dim, attention.num_kv_heads * head_dim
+    rows = {"q": q, "k": kv, "v": kv}
+    yield _matrix(_fused(f"{name}qkv", source, {f"{part}_proj.weight": n for part, n in rows.items()}, (hidden,)))
+    if attention.bias:
+        yield _fused(f"{name}qkv_bias", source, {f"{part}_proj.bias": n for part, n in rows.items()}, ())
+    if attention.qk_norm:
+        yield _single(f"{name}q_norm", f"{source}q_norm.weight", head_dim)
+        yield _single(f"{name}k_norm", f"{source}k_norm.weight", head_dim)
+    yield _matrix(_single(f"{name}o", f"{source}o_proj.weight", hidden, q))
+    if attention.output_bias:
+        yield _single(f"{name}o_bias", f"{source}o_proj.bias", hidden)
+
+
+def _mlp_specs(mlp: MlpConfig, hidden: int, name: str, source: str) -> Iterator[TensorSpec]:
+    inner = mlp.intermediate_size
+    yield _matrix(_fused(f"{name}gate_up", source, {"gate_proj.weight": inner, "up_proj.weight": inner}, (hidden,)))
+    yield _matrix(_single(f"{name}down", f"{source}down_proj.weight", hidden, inner))
 
 
 def same(name: str, *shape: int) -> TensorSpec:

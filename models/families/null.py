@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...schema.media import ItemShape, MediaKind, MediaSpan
-from ..architecture import LanguageConfig, ModelConfig, NullConfig
+from ..architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, NullConfig, RopeConfig
 from ..checkpoint.json_fields import CheckpointFiles
 from ..checkpoint.weight_specs import TensorSpec
 from ..errors import UnsupportedMediaError
@@ -31,13 +31,11 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
     language = LanguageConfig(
         vocab_size=config.integer("vocab_size", default=512),
         hidden_size=8,
-        intermediate_size=8,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=8,
         rms_norm_eps=1e-6,
-        rope_theta=10000.0,
+        layers=(
+            LayerConfig(mixer=AttentionConfig(num_heads=1, num_kv_heads=1, head_dim=8), feed_forward=MlpConfig(intermediate_size=8)),
+        ),
+        ropes=(RopeConfig(theta=10000.0),),
     )
     return ModelConfig(
         family="null",

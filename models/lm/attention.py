@@ -57,8 +57,9 @@ class CpuAttention:
     steps over pages that are gathered into scratch memory."""
 
     def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
-        self._kv_heads, self._head_dim = config.num_kv_heads, config.head_dim
-        self._fold = config.num_heads // config.num_kv_heads
+        heads = config.heads
+        self._kv_heads, self._head_dim = heads.num_kv_heads, heads.head_dim
+        self._fold = heads.num_heads // heads.num_kv_heads
         self._pages, self._page_tokens, self._dtype = pages, pages.page_tokens, pages.dtype
         self._token_bytes = 2 * self._kv_heads * self._head_dim * self._dtype.itemsize
         self._rows = torch.empty(0, dtype=torch.int64)

@@ -38,10 +38,11 @@ class Operations(Protocol):
         """``gate_up`` [N, 2 I], gate first -> silu(gate) x up, [N, I]. ``gate_up`` is used up."""
         ...
 
-    def rotate_and_write(self, layer: int, heads: Tensor, norms: QkNorms | None) -> None:
+    def rotate_and_write(self, layer: int, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
         """Normalise and rotate a projection's query and key heads in place, and store K and V.
 
-        ``heads`` [N, num_heads + 2 x num_kv_heads, D]: queries, keys, values; without any queries, too.
+        ``heads`` [N, num_heads + 2 x num_kv_heads, D]: queries, keys, values; without any queries, too. ``rope``: the index of
+        theirs.
         """
         ...
 

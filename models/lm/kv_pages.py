@@ -40,7 +40,7 @@ class KvPages:
         self.page_tokens, self.dtype = page_tokens, dtype
         self._num_layers = config.num_layers
         self._stored = STORED.get(kv_dtype, dtype)
-        self._shape = page_tokens, 2, config.num_kv_heads, config.head_dim
+        self._shape = page_tokens, 2, config.heads.num_kv_heads, config.heads.head_dim
         self._is_quantized = kv_dtype != "auto"
         parts = kv.view(kv.shape[0], config.num_layers, -1)
         parts = parts if self._is_quantized else parts.view(dtype)

@@ -12,7 +12,7 @@ from ..architecture import LanguageConfig
 from .attention import CpuAttention
 from .interface import Operations, QkNorms
 from .kv_pages import KvPages
-from .rope import Rope, rotate
+from .rope import Rope, Rotation, rotate
 
 
 def operations_for(config: LanguageConfig, pages: KvPages) -> Operations:
@@ -29,14 +29,14 @@ class CpuOperations:
 
     def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
         self.attention = CpuAttention(config, pages)
-        self._epsilon, self._kv_heads = torch.tensor(config.rms_norm_eps), config.num_kv_heads
-        self._rope = Rope(config)
-        lengths = config.hidden_size, config.intermediate_size, config.head_dim // 2
+        self._epsilon, self._kv_heads = torch.tensor(config.rms_norm_eps), config.heads.num_kv_heads
+        self._ropes = [Rope(rope, config.heads.head_dim) for rope in config.ropes]
+        lengths = config.hidden_size, config.intermediate_size, config.heads.head_dim // 2
         self._has_kernels = layer_kernels.has_kernels(pages.dtype, *lengths)
-        self._rotation = self._rope.rotation(torch.empty(3, 0, dtype=torch.int64))
+        self._rotations: list[Rotation] = []
 
     def begin(self, positions: Tensor) -> None:
-        self._rotation = self._rope.rotation(positions)
+        self._rotations = [rope.rotation(positions) for rope in self._ropes]
 
     def norm(self, x_NH: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x_NH, weight, self._epsilon)
@@ -52,16 +52,16 @@ class CpuOperations:
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate).mul_(up)
 
-    def rotate_and_write(self, layer: int, heads: Tensor, norms: QkNorms | None) -> None:
+    def rotate_and_write(self, layer: int, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
         turning = heads[:, : -self._kv_heads]
         if norms is not None:
             parts = torch.split(turning, [turning.shape[1] - self._kv_heads, self._kv_heads], 1)
             for part, weight in zip(parts, norms, strict=True):
                 part.copy_(self.norm(part, weight))
         if self._has_kernels:
-            layer_kernels.rotate(heads, turning.shape[1], *self._rotation[:2])
+            layer_kernels.rotate(heads, turning.shape[1], *self._rotations[rope][:2])
         else:
-            rotate(turning, self._rotation)
+            rotate(turning, self._rotations[rope])
         self.attention.write(layer, heads[:, -2 * self._kv_heads :].flatten(1))
 
 

@@ -3,27 +3,35 @@
 import torch
 from torch import Tensor
 
-from ..architecture import LanguageConfig
+from ..architecture import RopeConfig
 
 Rotation = tuple[Tensor, Tensor, Tensor]
 """Cosines, sines and negated sines of each token's angles, float32 [n, 1, head_dim / 2]."""
 
 
 class Rope:
-    """Angles of a decoder. Pair j of a head turns by position[axis(j)] x theta ** (-2j / head_dim)."""
+    """Angles of heads, as ``RopeConfig`` says."""
 
-    def __init__(self, config: LanguageConfig) -> None:
-        pairs = config.head_dim // 2
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-        self._inverse_frequency = 1.0 / (config.rope_theta**exponents)
-        section = config.mrope_section or (pairs,)
+    def __init__(self, config: RopeConfig, head_dim: int) -> None:
+        self._inverse_frequency, self._factor = inverse_frequencies(config, head_dim), config.factor
+        section = config.section or (head_dim // 2,)
         self._axis = torch.repeat_interleave(torch.arange(len(section)), torch.tensor(section))
 
     def rotation(self, positions: Tensor) -> Rotation:
         """positions int64 [3, n] -> what ``rotate`` turns heads by."""
         angles = (positions[self._axis].T * self._inverse_frequency).unsqueeze(1).contiguous()
-        sin = angles.sin()
-        return angles.cos(), sin, -sin
+        cos, sin = angles.cos(), angles.sin()
+        if self._factor != 1.0:
+            cos, sin = cos * self._factor, sin * self._factor
+        return cos, sin, -sin
+
+
+def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
+    """What a position is multiplied by for the angle of each pair, float32 [head_dim / 2]. They are computed on the CPU whatever the
+    model's device, so that angles are the same to the last bit."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies = 1.0 / (config.theta**exponents)
+    return frequencies * torch.tensor(config.stretch) if config.stretch else frequencies
 
 
 def rotate(heads: Tensor, rotation: Rotation) -> None:

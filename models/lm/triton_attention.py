@@ -24,7 +24,7 @@ class TritonAttention:
     def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
         """``pages`` on the device."""
         self._device, self._dtype, self._page_tokens = pages.values.device, pages.dtype, pages.page_tokens
-        self._heads = config.num_heads, config.num_kv_heads, config.head_dim
+        self._heads = config.heads.num_heads, config.heads.num_kv_heads, config.heads.head_dim
         parts = [tensor.unbind(3) for tensor in (pages.values, pages.scales) if tensor is not None]
         views = [tensor.unbind(1) for part in parts for tensor in part]
         self.layers = [PagedKV(*layer) for layer in zip(*views, strict=True)]

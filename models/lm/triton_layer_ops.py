@@ -9,6 +9,7 @@ from ...triton_kernels.silu_mul import silu_mul
 from ..architecture import LanguageConfig
 from .interface import QkNorms
 from .kv_pages import KvPages
+from .rope import inverse_frequencies
 from .triton_attention import TritonAttention
 
 
@@ -19,9 +20,8 @@ class TritonOperations:
         """``pages`` on the device."""
         self.attention = TritonAttention(config, pages)
         self._epsilon = config.rms_norm_eps
-        # On the CPU as in ``Rope``, so that the angles are the same to the last bit.
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-        self._rotary = Rotary((1.0 / (config.rope_theta**exponents)).to(pages.values.device), config.mrope_section)
+        frequencies = [inverse_frequencies(rope, config.heads.head_dim).to(pages.values.device) for rope in config.ropes]
+        self._rotaries = [Rotary(f, rope.section, rope.factor) for f, rope in zip(frequencies, config.ropes, strict=True)]
         self._positions = torch.empty(3, 0, dtype=torch.int64, device=pages.values.device)
 
     def begin(self, positions: Tensor) -> None:
@@ -36,7 +36,7 @@ class TritonOperations:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return silu_mul(gate_up)
 
-    def rotate_and_write(self, layer: int, heads: Tensor, norms: QkNorms | None) -> None:
+    def rotate_and_write(self, layer: int, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
         norm = None if norms is None else QkNorm(*norms, self._epsilon)
         attention = self.attention
-        rotate_and_write_kv(heads, self._positions, attention.slots, attention.layers[layer], self._rotary, norm)
+        rotate_and_write_kv(heads, self._positions, attention.slots, attention.layers[layer], self._rotaries[rope], norm)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mmrt.cpu_kernels import kernel
 from mmrt.cpu_kernels.attention_kernel import PagedAttention
-from mmrt.models.architecture import LanguageConfig
+from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, RopeConfig
 from mmrt.models.lm.attention import _PADDED_TOKENS, CpuAttention
 from mmrt.models.lm.kv_pages import KvPages
 
@@ -22,9 +22,18 @@ class Sequences:
 
     def __init__(self, dtype: torch.dtype, group: int, head_dim: int, page_tokens: int) -> None:
         self.config = LanguageConfig(
-            vocab_size=8, hidden_size=8, intermediate_size=8, num_layers=2, num_heads=2 * group, num_kv_heads=2, head_dim=head_dim,
-            rms_norm_eps=1e-6, rope_theta=1e4,
-        )  # fmt: skip
+            vocab_size=8,
+            hidden_size=8,
+            rms_norm_eps=1e-6,
+            layers=(
+                LayerConfig(
+                    mixer=AttentionConfig(num_heads=2 * group, num_kv_heads=2, head_dim=head_dim),
+                    feed_forward=MlpConfig(intermediate_size=8),
+                ),
+            )
+            * 2,
+            ropes=(RopeConfig(theta=1e4),),
+        )
         most = -(-max(LENGTHS) // page_tokens)
         generator = torch.Generator().manual_seed(0)
         shape = len(LENGTHS) * most, 2, page_tokens, 2, 2, head_dim

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mmrt.models.architecture import LanguageConfig, ModelConfig
+from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
 from mmrt.models.checkpoint.weights import attach_weights, write_weights
 from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.language_model import LanguageModel
@@ -41,16 +41,16 @@ def test_against_transformers(tmp_path: Path, name: str, bias: bool, norms: bool
     language = LanguageConfig(
         vocab_size=300,
         hidden_size=64,
-        intermediate_size=96,
-        num_layers=3,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=int(sizes["head_dim"]),  # type: ignore[call-overload]
         rms_norm_eps=1e-5,
-        rope_theta=5000.0,
-        qkv_bias=bias,
-        qk_norm=norms,
         tie_embeddings=tie,
+        layers=(
+            LayerConfig(
+                mixer=AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=int(sizes["head_dim"]), bias=bias, qk_norm=norms),
+                feed_forward=MlpConfig(intermediate_size=96),
+            ),
+        )
+        * 3,
+        ropes=(RopeConfig(theta=5000.0),),
     )
     config = ModelConfig(family="qwen2_5_vl", language=language, dtype="float32", max_context=1000, eos_token_ids=())
     buffer = bytearray(1 << 22)

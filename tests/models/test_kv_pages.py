@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrt.models.architecture import KvDType, LanguageConfig, ModelConfig
+from mmrt.models.architecture import AttentionConfig, KvDType, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
 from mmrt.models.lm.kv_packing import KvPacking
 from mmrt.models.lm.kv_pages import STORED, KvPages
 from mmrt.tests.models.logits import our_logits
@@ -22,9 +22,18 @@ PAGE_TOKENS, NUM_PAGES, NUM_LAYERS = 4, 5, 2
 
 def make_config(num_kv_heads: int, head_dim: int, kv_dtype: KvDType, dtype: Any = "float32") -> ModelConfig:
     language = LanguageConfig(
-        vocab_size=8, hidden_size=8, intermediate_size=8, num_layers=NUM_LAYERS, num_heads=num_kv_heads, num_kv_heads=num_kv_heads,
-        head_dim=head_dim, rms_norm_eps=1e-6, rope_theta=1e4,
-    )  # fmt: skip
+        vocab_size=8,
+        hidden_size=8,
+        rms_norm_eps=1e-6,
+        layers=(
+            LayerConfig(
+                mixer=AttentionConfig(num_heads=num_kv_heads, num_kv_heads=num_kv_heads, head_dim=head_dim),
+                feed_forward=MlpConfig(intermediate_size=8),
+            ),
+        )
+        * NUM_LAYERS,
+        ropes=(RopeConfig(theta=1e4),),
+    )
     return ModelConfig(family="text", language=language, dtype=dtype, kv_dtype=kv_dtype, max_context=64, eos_token_ids=())
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmrt.models.architecture import LanguageConfig, ModelConfig
+from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
 from mmrt.models.checkpoint.int4 import unpack
 from mmrt.models.checkpoint.quantized import Integers, _parts, find_integers
 from mmrt.models.checkpoint.safetensors_files import SafetensorsFiles
@@ -224,13 +224,11 @@ def test_groups_of_int4(rows: tuple[int, ...], columns: int, group: int | None, 
     language = LanguageConfig(
         vocab_size=8,
         hidden_size=8,
-        intermediate_size=8,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=8,
         rms_norm_eps=1,
-        rope_theta=1,
+        layers=(
+            LayerConfig(mixer=AttentionConfig(num_heads=1, num_kv_heads=1, head_dim=8), feed_forward=MlpConfig(intermediate_size=8)),
+        ),
+        ropes=(RopeConfig(theta=1),),
     )
     known = None if group is None else how("awq", group_size=group)
     config = ModelConfig(

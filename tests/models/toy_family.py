@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmrt.models.architecture import LanguageConfig, ModelConfig, VisionRules
+from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig, VisionRules
 from mmrt.models.checkpoint.json_fields import CheckpointFiles
 from mmrt.models.checkpoint.weight_specs import TensorSpec, language_specs, same
 from mmrt.models.errors import UnsupportedMediaError
@@ -26,15 +26,16 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
     language = LanguageConfig(
         vocab_size=config.integer("words"),
         hidden_size=width,
-        intermediate_size=2 * width,
-        num_layers=config.integer("layers"),
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=width // 2,
         rms_norm_eps=1e-6,
-        rope_theta=10000.0,
-        qkv_bias=False,
         tie_embeddings=True,
+        layers=(
+            LayerConfig(
+                mixer=AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=width // 2),
+                feed_forward=MlpConfig(intermediate_size=2 * width),
+            ),
+        )
+        * config.integer("layers"),
+        ropes=(RopeConfig(theta=10000.0),),
     )
     return ModelConfig(
         family="toy",

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrt.models.architecture import LanguageConfig
+from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, RopeConfig
 from mmrt.models.lm.attention import CpuAttention
 from mmrt.models.lm.kv_pages import KvPages
 from mmrt.models.lm.rope import Rope, rotate
@@ -120,9 +120,18 @@ def frequencies(head_dim: int, theta: float) -> torch.Tensor:
 def test_agrees_with_the_language_model_on_the_cpu(device: torch.device, dtype: torch.dtype, qk_norm: bool) -> None:
     torch.manual_seed(0)
     config = LanguageConfig(
-        vocab_size=8, hidden_size=8, intermediate_size=8, num_layers=3, num_heads=6, num_kv_heads=2, head_dim=32,
-        rms_norm_eps=EPSILON, rope_theta=1e4, mrope_section=(4, 6, 6), qk_norm=qk_norm,
-    )  # fmt: skip
+        vocab_size=8,
+        hidden_size=8,
+        rms_norm_eps=EPSILON,
+        layers=(
+            LayerConfig(
+                mixer=AttentionConfig(num_heads=6, num_kv_heads=2, head_dim=32, qk_norm=qk_norm),
+                feed_forward=MlpConfig(intermediate_size=8),
+            ),
+        )
+        * 3,
+        ropes=(RopeConfig(theta=1e4, section=(4, 6, 6)),),
+    )
     layer, lengths = 1, torch.tensor([14, 1, 5])
     tables = torch.tensor([[6, 1, 4, 0], [3, 9, 9, 9], [5, 2, 9, 9]])
     row_bytes = 3 * 4 * 2 * 2 * 32 * dtype.itemsize
@@ -132,7 +141,7 @@ def test_agrees_with_the_language_model_on_the_cpu(device: torch.device, dtype: 
     positions = torch.tensor([[40, 0, 999], [9, 0, 3], [70, 0, 12]])
     q_norm, k_norm = torch.rand(2, 32).to(dtype)
 
-    rotation = Rope(config).rotation(positions)
+    rotation = Rope(config.ropes[0], 32).rotation(positions)
     if qk_norm:
         heads[:, :6] = F.rms_norm(heads[:, :6], (32,), q_norm, EPSILON)
         heads[:, 6:8] = F.rms_norm(heads[:, 6:8], (32,), k_norm, EPSILON)
@@ -145,7 +154,7 @@ def test_agrees_with_the_language_model_on_the_cpu(device: torch.device, dtype: 
     slots = tables[torch.arange(3), last // 4] * 4 + last % 4
     views = pool.view(dtype).view(7, 3, 4, 2, 2, 32)[:, layer]
     norm = QkNorm(q_norm.to(device), k_norm.to(device), EPSILON) if qk_norm else None
-    rotary = Rotary(frequencies(32, 1e4).to(device), config.mrope_section)
+    rotary = Rotary(frequencies(32, 1e4).to(device), config.ropes[0].section)
     rotate_and_write_kv(ours, positions.to(device), slots.to(device), PagedKV(views[:, :, 0], views[:, :, 1]), rotary, norm)
     close(ours.cpu(), heads)
     close(pool.cpu().view(dtype), cpu_pool.view(dtype))

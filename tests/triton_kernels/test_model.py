@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmrt.models.architecture import KvDType, LanguageConfig, ModelConfig
+from mmrt.models.architecture import AttentionConfig, KvDType, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
 from mmrt.models.checkpoint.weights import attach_weights, write_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.families.family import Family
@@ -32,17 +32,18 @@ TOLERANCE = 2e-4  # of logits with a deviation of 3, and of K and V with one of 
 TOLERANCES: dict[KvDType, tuple[float, float]] = {"auto": (0, TOLERANCE), "int8": (0, 0.05), "fp8": (0.07, 0.05)}  # relative, absolute
 LAUNCHES = """
 import json, torch
-from mmrt.models.architecture import LanguageConfig, ModelConfig
+from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
 from mmrt.models.families.registry import family_of
 from mmrt.models.lm.language_model import Chunk, LanguageModel
 from mmrt.models.lm.triton_layer_ops import TritonOperations
 from mmrt.tests.triton_kernels.launch_keys import record
 
 found = record()
-language = LanguageConfig(
-    vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_layers=2, num_heads=28, num_kv_heads=4, head_dim=128,
-    rms_norm_eps=1e-6, rope_theta=1e6, mrope_section=(16, 24, 24),
+layer = LayerConfig(
+    mixer=AttentionConfig(num_heads=28, num_kv_heads=4, head_dim=128, bias=True), feed_forward=MlpConfig(intermediate_size=18944)
 )
+ropes = (RopeConfig(theta=1e6, section=(16, 24, 24)),)
+language = LanguageConfig(vocab_size=152064, hidden_size=3584, rms_norm_eps=1e-6, layers=(layer,) * 2, ropes=ropes)
 config = ModelConfig(family="qwen2_5_vl", language=language, dtype="bfloat16", kv_dtype="KV_DTYPE", max_context=32768, eos_token_ids=())
 weights = {spec.name: torch.empty(spec.shape, dtype=torch.bfloat16, device="meta") for spec in family_of(config).tensor_specs(config)}
 kv = torch.empty(4000, config.kv_page_bytes(16), dtype=torch.uint8, device="meta")
@@ -81,15 +82,15 @@ def make_qwen3() -> tuple[ModelConfig, Weights]:
     language = LanguageConfig(
         vocab_size=300,
         hidden_size=48,
-        intermediate_size=80,
-        num_layers=2,
-        num_heads=6,
-        num_kv_heads=2,
-        head_dim=16,
         rms_norm_eps=1e-6,
-        rope_theta=5000.0,
-        qkv_bias=False,
-        qk_norm=True,
+        layers=(
+            LayerConfig(
+                mixer=AttentionConfig(num_heads=6, num_kv_heads=2, head_dim=16, qk_norm=True),
+                feed_forward=MlpConfig(intermediate_size=80),
+            ),
+        )
+        * 2,
+        ropes=(RopeConfig(theta=5000.0),),
     )
     config = ModelConfig(family="qwen2_5_vl", language=language, dtype="float32", max_context=1000, eos_token_ids=())
     generator = torch.Generator().manual_seed(0)
@@ -216,7 +217,7 @@ def test_only_what_is_finite_is_stored(device: torch.device) -> None:
     operations.begin(torch.zeros(3, 3, dtype=torch.int64, device=device))
     kv = torch.randn(3, 64, device=device)
     kv[1, 40] = torch.inf
-    operations.rotate_and_write(1, kv.view(3, -1, language.head_dim), None)
+    operations.rotate_and_write(1, kv.view(3, -1, language.heads.head_dim), 0, None)
     kv[1, 40] = 0
     tokens = pool.view(4, 2, PAGE_TOKENS, 64)
     assert torch.equal(torch.cat((tokens[2, 1, 6:], tokens[0, 1, :1])), kv)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmrt.models.architecture import AttentionConfig
 from mmrt.models.lm.attention import CpuAttention
 from mmrt.models.lm.kv_pages import KvPages
 from mmrt.tests.triton_kernels.paged_cache import LAYER, NUM_LAYERS, TOLERANCES, fill, make_cache, make_tables, poisoned
@@ -103,7 +104,7 @@ def test_equals_the_cpu_path() -> None:
     table, num_pages = make_tables(lengths, 16, generator)
     pool = torch.randn(num_pages, NUM_LAYERS, 16, 2, 2, 32, generator=generator)
     q = torch.randn(3, 6, 32, generator=generator)
-    config = cast(Any, SimpleNamespace(num_kv_heads=2, num_heads=6, head_dim=32, num_layers=NUM_LAYERS))
+    config = cast(Any, SimpleNamespace(heads=AttentionConfig(num_heads=6, num_kv_heads=2, head_dim=32), num_layers=NUM_LAYERS))
     attention = CpuAttention(config, KvPages(config, pool.flatten(1).view(torch.uint8), 16, torch.float32))
     attention.begin_decode(torch.tensor(lengths), table.clamp(0).long())
     expected = attention.decode_attend(LAYER, q).view(q.shape)

@@ -96,6 +96,7 @@ def rotate_and_write_heads(
     PAGE_TOKENS: tl.constexpr,
     FIRST_H: tl.constexpr,
     FIRST_W: tl.constexpr,
+    FACTOR: tl.constexpr,
     LARGEST: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
 ):
@@ -116,6 +117,8 @@ def rotate_and_write_heads(
     axis = (half >= FIRST_H).to(tl.int32) + (half >= FIRST_W).to(tl.int32)
     position = tl.load(positions_ptr + axis * stride_axis + token).to(tl.float32)
     cosine, sine = cosine_and_sine(position * tl.load(frequencies_ptr + half))
+    if FACTOR != 1.0:
+        cosine, sine = cosine * FACTOR, sine * FACTOR
 
     dtype: tl.constexpr = heads_ptr.dtype.element_ty
     if q_norm_ptr is not None:

@@ -18,10 +18,11 @@ LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 class Rotary(NamedTuple):
     """``frequencies`` float32 [head_dim / 2]: pair j turns by position[axis(j)] x frequencies[j]. ``section``: how many pairs each axis
-    (t, h, w) has, one axis after another; empty is one axis."""
+    (t, h, w) has, one axis after another; empty is one axis. ``factor`` of cosines and sines."""
 
     frequencies: Tensor
     section: tuple[int, ...] = ()
+    factor: float = 1.0
 
 
 class QkNorm(NamedTuple):
@@ -79,6 +80,7 @@ def rotate_and_write_kv(
         PAGE_TOKENS=kv.k_pages.shape[1],
         FIRST_H=section[0],
         FIRST_W=sum(section[:2]),
+        FACTOR=rotary.factor,
         LARGEST=LARGEST.get(kv.k_pages.dtype, 0.0),
         **config.arguments(),
     )

@@ -47,6 +47,7 @@ def rotate_and_write_kv(
     angle = (positions[axis].T * rotary.frequencies).unsqueeze(1)
     turning = heads[:, : num_heads + num_kv_heads]
     low, high = turning.float().chunk(2, -1)
-    turned = low * angle.cos() - high * angle.sin(), high * angle.cos() + low * angle.sin()
+    cos, sin = angle.cos() * rotary.factor, angle.sin() * rotary.factor
+    turned = low * cos - high * sin, high * cos + low * sin
     turning.copy_(torch.cat(turned, -1))
     _write_kv(k, v, slots, kv)

@@ -15,7 +15,7 @@ _ALL_STRIDES = (*_STRIDES, "stride_scale_page", "stride_scale_token", "stride_sc
 
 def _variant(dtype: str, norm: bool, registers: int, num_heads: int = 28) -> Variant:
     constants: dict[str, Any] = {"NUM_HEADS": num_heads, "NUM_KV_HEADS": 4, "HALF": 64, "PAGE_TOKENS": 16, "FIRST_H": 16, "FIRST_W": 40}
-    constants["LARGEST"] = _LARGEST[dtype]
+    constants |= {"FACTOR": 1.0, "LARGEST": _LARGEST[dtype]}
     if not norm:
         constants |= {"q_norm_ptr": None, "k_norm_ptr": None}
     if not _LARGEST[dtype]:

@@ -203,11 +203,11 @@ class AudioTower(nn.Module):
 class _Attention(nn.Module):
     def __init__(self, config: LanguageConfig) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
-        self.q_proj = nn.Linear(config.hidden_size, config.num_heads * config.head_dim)
-        self.k_proj = nn.Linear(config.hidden_size, config.num_kv_heads * config.head_dim)
-        self.v_proj = nn.Linear(config.hidden_size, config.num_kv_heads * config.head_dim)
-        self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
+        self.num_heads, self.num_kv_heads = config.heads.num_heads, config.heads.num_kv_heads
+        self.q_proj = nn.Linear(config.hidden_size, config.heads.num_heads * config.heads.head_dim)
+        self.k_proj = nn.Linear(config.hidden_size, config.heads.num_kv_heads * config.heads.head_dim)
+        self.v_proj = nn.Linear(config.hidden_size, config.heads.num_kv_heads * config.heads.head_dim)
+        self.o_proj = nn.Linear(config.heads.num_heads * config.heads.head_dim, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         q = _rotate(_heads(self.q_proj(x), self.num_heads), cos, sin)
@@ -248,9 +248,9 @@ class LanguageModel(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList([_DecoderLayer(config) for _ in range(config.num_layers)])
         self.norm = _Norm(config.hidden_size, config.rms_norm_eps)
-        half = config.head_dim // 2
-        self._frequencies = nn.Buffer(config.rope_theta ** (-torch.arange(half) / half), persistent=False)
-        self._axis = nn.Buffer(torch.repeat_interleave(torch.arange(3), torch.tensor(config.mrope_section)), persistent=False)
+        half = config.heads.head_dim // 2
+        self._frequencies = nn.Buffer(config.ropes[0].theta ** (-torch.arange(half) / half), persistent=False)
+        self._axis = nn.Buffer(torch.repeat_interleave(torch.arange(3), torch.tensor(config.ropes[0].section)), persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Thought:
         """positions int64 [batch, 3, length]; mask bool [batch, length, length], True where a row may look at a column."""

@@ -6,7 +6,16 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from mmrt.models.architecture import LanguageConfig, ModelConfig, VisionConfig, VisionRules
+from mmrt.models.architecture import (
+    AttentionConfig,
+    LanguageConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    RopeConfig,
+    VisionConfig,
+    VisionRules,
+)
 from mmrt.models.families.qwen2_5.vision_geometry import Geometry, geometry
 from mmrt.models.families.qwen2_5.vision_tower import VisionTower
 from mmrt.models.families.registry import family_of
@@ -42,17 +51,18 @@ class Tower:
 
 
 def _vision_model(shape: Shape) -> ModelConfig:
-    """The vision tower of the models of 3B and 7B, before a language model without layers."""
+    """The vision tower of the models of 3B and 7B, before a language model of one layer."""
     language = LanguageConfig(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_layers=0,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
         rms_norm_eps=EPSILON,
-        rope_theta=1e6,
+        layers=(
+            LayerConfig(
+                mixer=AttentionConfig(num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, bias=True),
+                feed_forward=MlpConfig(intermediate_size=shape.intermediate),
+            ),
+        ),
+        ropes=(RopeConfig(theta=1e6),),
     )
     vision = VisionConfig(
         depth=32,

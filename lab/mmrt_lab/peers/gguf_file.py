@@ -28,7 +28,8 @@ class Part(NamedTuple):
 def check_shape(config: ModelConfig) -> None:
     """Raise BenchError if the language part has no counterpart among llama.cpp's architectures here."""
     language = config.language
-    if config.null is not None or not language.qkv_bias or language.qk_norm:
+    heads = language.heads
+    if config.null is not None or not heads.bias or heads.qk_norm or language.ropes[0].stretch:
         raise BenchError(f"the language part of family {config.family!r} is not of the architecture qwen2")
     for name in ("hidden_size", "intermediate_size"):
         if (size := getattr(language, name)) % _BLOCK:
@@ -41,18 +42,18 @@ def write_gguf(file: Path, config: ModelConfig, weights: dict[str, Tensor], form
     import gguf
 
     check_shape(config)
-    language = config.language
+    language, heads = config.language, config.language.heads
     writer = gguf.GGUFWriter(file, "qwen2")
     writer.add_block_count(language.num_layers)
     writer.add_context_length(config.max_context)
     writer.add_embedding_length(language.hidden_size)
     writer.add_feed_forward_length(language.intermediate_size)
-    writer.add_head_count(language.num_heads)
-    writer.add_head_count_kv(language.num_kv_heads)
-    writer.add_key_length(language.head_dim)
-    writer.add_value_length(language.head_dim)
+    writer.add_head_count(heads.num_heads)
+    writer.add_head_count_kv(heads.num_kv_heads)
+    writer.add_key_length(heads.head_dim)
+    writer.add_value_length(heads.head_dim)
     writer.add_layer_norm_rms_eps(language.rms_norm_eps)
-    writer.add_rope_freq_base(language.rope_theta)
+    writer.add_rope_freq_base(language.ropes[0].theta)
     writer.add_tokenizer_model("none")
     writer.add_vocab_size(language.vocab_size)
     for part in parts_of(language, weights):
@@ -74,7 +75,8 @@ def parts_of(language: LanguageConfig, weights: dict[str, Tensor]) -> Iterator[P
     if not language.tie_embeddings:
         yield Part("output.weight", weights["lm_head"], is_vocabulary=True)
     yield Part("output_norm.weight", weights["norm"], is_matrix=False)
-    q, kv = language.num_heads * language.head_dim, language.num_kv_heads * language.head_dim
+    heads = language.heads
+    q, kv = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
     for index in range(language.num_layers):
         ours, theirs = f"layers.{index}.", f"blk.{index}."
         for name, values in zip("qkv", torch.split(weights[f"{ours}qkv"], [q, kv, kv]), strict=True):

@@ -20,7 +20,7 @@ from mmrt.runtime.bus.copy_plans import Load, LoadSegments, Transfer
 from mmrt.runtime.bus.plans import Analyse, Encode, Plan, Prefill, PreprocessSegment
 from mmrt.schema.media import MediaKind, SegmentShape
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 CONTEXT_QUANTUM = 256  # tokens: the cost of a decode step changes with so many more in its batch
 SHIPPED = Path(__file__).with_name("costs")
 

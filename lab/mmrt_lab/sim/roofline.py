@@ -44,8 +44,8 @@ def roofline(name: str, model: ModelConfig, peak: Peak, host: Costs) -> Costs:
     output = lm.hidden_size * lm.vocab_size * size  # read by decode alone
     activations = 18 * lm.hidden_size * size * lm.num_layers  # TI26: 8 B T H + 10 B T H values
     token_s = max(_token_flops(lm) / peak.flops_per_s, activations / peak.bytes_per_s)
-    pair_s = 4 * lm.num_heads * lm.head_dim * lm.num_layers / peak.flops_per_s
-    cached = 2 * lm.num_kv_heads * lm.head_dim * lm.num_layers * size  # bytes of a token in the KV cache
+    pair_s = 4 * lm.heads.num_heads * lm.heads.head_dim * lm.num_layers / peak.flops_per_s
+    cached = 2 * lm.heads.num_kv_heads * lm.heads.head_dim * lm.num_layers * size  # bytes of a token in the KV cache
     head_s = 2 * lm.hidden_size * lm.vocab_size / peak.flops_per_s
     encode = Line(
         fixed_s=LAUNCH_S * vision.depth,
@@ -77,7 +77,7 @@ def roofline(name: str, model: ModelConfig, peak: Peak, host: Costs) -> Costs:
 
 def _token_flops(lm: LanguageConfig) -> int:
     """Of a token's projections and feed-forward layers, in all layers: two for each weight."""
-    q, kv = lm.num_heads * lm.head_dim, lm.num_kv_heads * lm.head_dim
+    q, kv = lm.heads.num_heads * lm.heads.head_dim, lm.heads.num_kv_heads * lm.heads.head_dim
     projections = lm.hidden_size * (q + 2 * kv) + q * lm.hidden_size
     return 2 * lm.num_layers * (projections + 3 * lm.hidden_size * lm.intermediate_size)
 

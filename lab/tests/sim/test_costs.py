@@ -138,7 +138,7 @@ def test_a_roofline_by_hand() -> None:
         ({"answers": Answers(kept=[None, -1])}, "answers.kept 1 is -1, it must be at least 0"),
         ({"answers": Answers(growth=-0.5)}, "answers.growth is -0.5, it must be at least 0"),
         ({"num_cores": 0}, "num_cores is 0, it must be at least 1"),
-        ({"format_version": 99}, "has format 99, this version reads 2"),
+        ({"format_version": 99}, "has format 99, this version reads 3"),
     ],
 )
 def test_bad_cost_files_are_refused_with_value_and_limit(tmp_path: Path, change: dict[str, Any], message: str) -> None:

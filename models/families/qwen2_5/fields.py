@@ -1,6 +1,17 @@
 """Checkpoint reading shared by the two Qwen2.5 families: the fields of decoder, towers and processors."""
 
-from ...architecture import AudioConfig, AudioRules, DType, LanguageConfig, VisionConfig, VisionRules
+from ...architecture import (
+    AttentionConfig,
+    AudioConfig,
+    AudioRules,
+    DType,
+    LanguageConfig,
+    LayerConfig,
+    MlpConfig,
+    RopeConfig,
+    VisionConfig,
+    VisionRules,
+)
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...errors import CheckpointError
 
@@ -26,17 +37,16 @@ def parse_language(text: JsonObject, default_theta: float, tie: bool) -> Languag
     if len(section) != 3 or sum(section) != head_dim // 2:
         raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to head_dim / 2 = {head_dim // 2}")
     theta = rope if rope.has("rope_theta") else text
+    layer = LayerConfig(
+        mixer=AttentionConfig(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, bias=True),
+        feed_forward=MlpConfig(intermediate_size=text.integer("intermediate_size")),
+    )
     return LanguageConfig(
         vocab_size=text.integer("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=text.integer("intermediate_size"),
-        num_layers=text.integer("num_hidden_layers", most=1000),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
         rms_norm_eps=text.number("rms_norm_eps", default=1e-6),
-        rope_theta=theta.number("rope_theta", default=default_theta),
-        mrope_section=section,
+        layers=(layer,) * text.integer("num_hidden_layers", most=1000),
+        ropes=(RopeConfig(theta=theta.number("rope_theta", default=default_theta), section=section),),
         tie_embeddings=tie,
     )
 

@@ -24,7 +24,16 @@ from mmrt.actors.gateway import serve as serving
 from mmrt.actors.gateway.reading.prompt import PromptBuilder
 from mmrt.actors.gateway.reading.validation import Limits
 from mmrt.actors.host.actor import Actor
-from mmrt.models.architecture import AudioRules, LanguageConfig, ModelConfig, VisionRules
+from mmrt.models.architecture import (
+    AttentionConfig,
+    AudioRules,
+    LanguageConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    RopeConfig,
+    VisionRules,
+)
 from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.bus.messages import (
@@ -100,13 +109,13 @@ def model() -> ModelConfig:
         language=LanguageConfig(
             vocab_size=400,
             hidden_size=8,
-            intermediate_size=8,
-            num_layers=1,
-            num_heads=1,
-            num_kv_heads=1,
-            head_dim=8,
             rms_norm_eps=1e-6,
-            rope_theta=1e4,
+            layers=(
+                LayerConfig(
+                    mixer=AttentionConfig(num_heads=1, num_kv_heads=1, head_dim=8), feed_forward=MlpConfig(intermediate_size=8)
+                ),
+            ),
+            ropes=(RopeConfig(theta=1e4),),
         ),
         dtype="float32",
         max_context=MAX_CONTEXT,

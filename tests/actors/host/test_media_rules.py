@@ -9,16 +9,30 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mmrt.actors.host.media_rules import for_medium, for_run, option_ranges
-from mmrt.models.architecture import AudioRules, LanguageConfig, ModelConfig, VisionRules
+from mmrt.models.architecture import (
+    AttentionConfig,
+    AudioRules,
+    LanguageConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    RopeConfig,
+    VisionRules,
+)
 from mmrt.models.families import qwen2_5_omni
 from mmrt.runtime.config.sections import MediaSection
 from mmrt.schema.media import MediaOptions
 from mmrt.tests.models.test_items import function_of_transformers
 
 LANGUAGE = LanguageConfig(
-    vocab_size=512, hidden_size=64, intermediate_size=64, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=64,
-    rms_norm_eps=1e-6, rope_theta=1e6,
-)  # fmt: skip
+    vocab_size=512,
+    hidden_size=64,
+    rms_norm_eps=1e-6,
+    layers=(
+        LayerConfig(mixer=AttentionConfig(num_heads=1, num_kv_heads=1, head_dim=64), feed_forward=MlpConfig(intermediate_size=64)),
+    ),
+    ropes=(RopeConfig(theta=1e6),),
+)
 TEXT = ModelConfig(family="qwen2_5_omni", language=LANGUAGE, dtype="float32", max_context=4096, eos_token_ids=(0,))
 MODEL = replace(TEXT, vision_rules=VisionRules(), audio_rules=AudioRules())
 RUN = for_run(MODEL, MediaSection())

@@ -24,7 +24,18 @@ from mmrt.media.audio import decode_audio
 from mmrt.media.limits import MediaLimits, TimeBudget
 from mmrt.media.mel import LogMel
 from mmrt.media.preprocess import image_rows, video_rows
-from mmrt.models.architecture import AudioConfig, AudioRules, LanguageConfig, ModelConfig, VisionConfig, VisionRules
+from mmrt.models.architecture import (
+    AttentionConfig,
+    AudioConfig,
+    AudioRules,
+    LanguageConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    RopeConfig,
+    VisionConfig,
+    VisionRules,
+)
 from mmrt.runtime.bus.messages import Analysed, Done, ItemError, MediaItem, Overran, PageRun
 from mmrt.runtime.bus.plans import Analyse, Plan, PreprocessSegment
 from mmrt.runtime.config.runtime_config import parse_config
@@ -35,9 +46,14 @@ from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 
 LANGUAGE = LanguageConfig(
-    vocab_size=512, hidden_size=64, intermediate_size=64, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=64,
-    rms_norm_eps=1e-6, rope_theta=1e6,
-)  # fmt: skip
+    vocab_size=512,
+    hidden_size=64,
+    rms_norm_eps=1e-6,
+    layers=(
+        LayerConfig(mixer=AttentionConfig(num_heads=1, num_kv_heads=1, head_dim=64), feed_forward=MlpConfig(intermediate_size=64)),
+    ),
+    ropes=(RopeConfig(theta=1e6),),
+)
 VISION = VisionConfig(
     depth=1, hidden_size=64, intermediate_size=64, num_heads=4, in_channels=3, patch_size=14, temporal_patch_size=2, merge_size=2,
     window_size=112, out_hidden_size=64, full_attention_blocks=(0,),

@@ -1,0 +1,109 @@
+"""A decoder's layers, each a mixer and a feed-forward, chosen by kind.
+
+``LanguageModel`` runs them one after another. Shapes: N tokens of all sequences together, H hidden.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..architecture import AttentionConfig, LanguageConfig, MlpConfig
+from .interface import Operations
+from .matrices import matrix_of
+
+Weights = dict[str, Tensor]
+
+
+class Mixer(Protocol):
+    """What lets a token see earlier ones. Input [N, H] is normed; output [N, H] is for the residual stream."""
+
+    def prefill(self, normed: Tensor) -> Tensor:
+        """Mix new tokens of prompts, and store what later tokens need of them."""
+        ...
+
+    def store(self, normed: Tensor) -> None:
+        """As ``prefill``, without an output: all that the last layer is for in a prompt whose logits nobody wants."""
+        ...
+
+    def decode(self, normed: Tensor) -> Tensor:
+        """As ``prefill``, of one new token for each sequence."""
+        ...
+
+
+FeedForward = Callable[[Tensor], Tensor]
+"""Normed [N, H] -> [N, H], for the residual stream."""
+
+
+class AttentionMixer:
+    """``Mixer`` by attention, with a fused projection."""
+
+    def __init__(self, config: AttentionConfig, index: int, weights: Weights, operations: Operations) -> None:
+        prefix, num_query_values = f"layers.{index}.", config.num_heads * config.head_dim
+        self._config, self._index = config, index
+        self._operations, self._attention = operations, operations.attention
+        self._qkv, self._o = matrix_of(weights, f"{prefix}qkv"), matrix_of(weights, f"{prefix}o")
+        self._kv = self._qkv.rows_from(num_query_values)
+        self._qkv_bias = weights[f"{prefix}qkv_bias"] if config.bias else None
+        self._kv_bias = None if self._qkv_bias is None else self._qkv_bias[num_query_values:]
+        self._o_bias = weights[f"{prefix}o_bias"] if config.output_bias else None
+        self._norms = (weights[f"{prefix}q_norm"], weights[f"{prefix}k_norm"]) if config.qk_norm else None
+
+    def prefill(self, normed: Tensor) -> Tensor:
+        q, kv = torch.tensor_split(self._project(normed), [self._config.num_heads], 1)
+        return self._o.product(self._attention.prefill_attend(self._index, q, kv.flatten(1)), self._o_bias)
+
+    def store(self, normed: Tensor) -> None:
+        self._write(self._kv.product(normed, self._kv_bias))
+
+    def decode(self, normed: Tensor) -> Tensor:
+        q = self._project(normed)[:, : self._config.num_heads]
+        return self._o.product(self._attention.decode_attend(self._index, q), self._o_bias)
+
+    def _project(self, normed: Tensor) -> Tensor:
+        """Heads [N, num_heads + 2 x num_kv_heads, head_dim], ready for attention; K and V are stored."""
+        return self._write(self._qkv.product(normed, self._qkv_bias))
+
+    def _write(self, projected: Tensor) -> Tensor:
+        heads = projected.view(projected.shape[0], -1, self._config.head_dim)
+        self._operations.rotate_and_write(self._index, heads, self._config.rope, self._norms)
+        return heads
+
+
+class Mlp:
+    """``FeedForward``: SwiGLU, with a fused projection to gate and up."""
+
+    def __init__(self, config: MlpConfig, index: int, weights: Weights, operations: Operations) -> None:
+        self._gate_up, self._down = (matrix_of(weights, f"layers.{index}.{name}") for name in ("gate_up", "down"))
+        self._operations = operations
+
+    def __call__(self, normed: Tensor) -> Tensor:
+        return self._down.product(self._operations.silu_mul(self._gate_up.product(normed)))
+
+
+_MIXERS: dict[type, Callable[..., Mixer]] = {AttentionConfig: AttentionMixer}
+_FEED_FORWARDS: dict[type, Callable[..., FeedForward]] = {MlpConfig: Mlp}
+
+
+class Layer:
+    """One layer, its weights looked up once. ``norm``: of its input."""
+
+    def __init__(self, config: LanguageConfig, index: int, weights: Weights, operations: Operations) -> None:
+        kinds, is_last = config.layers[index], index + 1 == config.num_layers
+        self.norm, self._post_norm = weights[f"layers.{index}.input_norm"], weights[f"layers.{index}.post_norm"]
+        self._following = weights["norm" if is_last else f"layers.{index + 1}.input_norm"]
+        self.mixer = _MIXERS[type(kinds.mixer)](kinds.mixer, index, weights, operations)
+        self._feed_forward = _FEED_FORWARDS[type(kinds.feed_forward)](kinds.feed_forward, index, weights, operations)
+        self._operations = operations
+
+    def finish(self, mixed: Tensor, hidden: Tensor) -> Tensor:
+        """Add the mixer's output, then the feed-forward's, to the residual stream ``hidden``, in place. Returns the stream normed for
+        what follows."""
+        normed = self._operations.add_norm(mixed, hidden, self._post_norm)
+        return self._operations.add_norm(self._feed_forward(normed), hidden, self._following)
+
+
+def layers_of(config: LanguageConfig, weights: Weights, operations: Operations) -> list[Layer]:
+    """The decoder's layers, in order."""
+    return [Layer(config, index, weights, operations) for index in range(config.num_layers)]
