@@ -99,7 +99,7 @@ class PrefillWorker:
             try:
                 specs = [decode_sequence_spec(self._table.read_spec(chunk.row)) for chunk in live]
                 wanted = [at for at, (spec, chunk) in enumerate(zip(specs, live, strict=True)) if _is_read(spec, chunk)]
-                hidden = self._model.prefill([self._chunk(chunk) for chunk in live], wanted, self._after_layer)
+                hidden = self._model.prefill(list(map(self._chunk, specs, live)), wanted, self._after_layer)
                 for at, states in zip(wanted, hidden, strict=True):
                     self._write_logprobs(specs[at], live[at], states)
                     if _is_pooled(specs[at], live[at]):
@@ -125,27 +125,25 @@ class PrefillWorker:
             vector = vector + self._table.vectors.read(chunk.row, chunk.start)
         self._table.vectors.write(chunk.row, chunk.start, chunk.end, vector)
 
-    def _chunk(self, chunk: PrefillChunk) -> Chunk:
-        ids = torch.from_numpy(self._ids(chunk))
+    def _chunk(self, spec: SequenceSpec, chunk: PrefillChunk) -> Chunk:
+        ids = torch.from_numpy(self._ids(spec, chunk))
         embeds = self._model.embed(ids)
         self._embeddings.read(chunk.spans, chunk.start, embeds)
         num_pages = -(-chunk.end // self._page_tokens)
         block_table = self._table.prefill_pages(chunk.row, chunk.member)[:num_pages].astype(np.int64)
-        return Chunk(embeds, torch.from_numpy(self._chunk_positions(chunk)), chunk.start, torch.from_numpy(block_table))
+        return Chunk(embeds, torch.from_numpy(self._chunk_positions(spec, chunk)), chunk.start, torch.from_numpy(block_table))
 
-    def _ids(self, chunk: PrefillChunk) -> NDArray[np.int64]:
+    def _ids(self, spec: SequenceSpec, chunk: PrefillChunk) -> NDArray[np.int64]:
         """Ids [start, end) of the prompt followed by the generated ids."""
-        spec = decode_sequence_spec(self._table.read_spec(chunk.row))
         num_prompt = spec.num_companion_tokens if chunk.member else spec.num_prompt_tokens
         prompt = self._table.prompt[chunk.row, chunk.member, chunk.start : min(chunk.end, num_prompt)]
         generated = self._table.ids[chunk.row, max(0, chunk.start - num_prompt) : max(0, chunk.end - num_prompt)]
         return np.concatenate((prompt, generated), dtype=np.int64, casting="unsafe")
 
-    def _chunk_positions(self, chunk: PrefillChunk) -> NDArray[np.int64]:
+    def _chunk_positions(self, spec: SequenceSpec, chunk: PrefillChunk) -> NDArray[np.int64]:
         """M-RoPE positions, int64 [3, end - start]."""
         key = (chunk.row, chunk.row_generation, chunk.member)
         if key not in self._positions:
-            spec = decode_sequence_spec(self._table.read_spec(chunk.row))
             num_tokens = spec.num_companion_tokens if chunk.member else spec.num_prompt_tokens
             spans = [] if chunk.member else spec.spans
             self._positions[key] = family_of(self._config).positions(self._config, num_tokens, spans)

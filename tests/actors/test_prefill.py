@@ -12,7 +12,7 @@ from mmrt.actors.prefill import PrefillWorker
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.lm.decoder import AfterLayer, Chunk
 from mmrt.models.lm.language_model import LanguageModel
-from mmrt.runtime.bus.messages import Done, Pooling
+from mmrt.runtime.bus.messages import Done, Pooling, decode_sequence_spec
 from mmrt.runtime.bus.plans import Prefill, PrefillChunk
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.schema.rows import Phase
@@ -125,7 +125,8 @@ def test_vectors(bench: Bench, pooling: Pooling) -> None:
         with pytest.raises(ValueError, match="row 5 has no vector of 3 tokens"):
             bench.table.vectors.read(5, 3)
         bench.table.set_phase(5, Phase.FREE)
-    chunk = bench.worker._chunk(PrefillChunk(0, 1, 0, 0, 70, [rows]))
+    spec = decode_sequence_spec(bench.table.read_spec(0))
+    chunk = bench.worker._chunk(spec, PrefillChunk(0, 1, 0, 0, 70, [rows]))
     (states,) = bench.model.prefill([chunk], [0])
     expected = states[-1] if pooling == "last" else states.sum(0)
     for vector in found:
@@ -158,6 +159,18 @@ def test_positions_behind_an_image_go_on_after_the_prompt(run: RunDirectory, tin
     assert positions[0, 4:20].tolist() == [4] * 16
     assert positions[:, 20:].tolist() == [list(range(8, 18))] * 3
     assert [(chunk.start, len(chunk.block_table)) for chunk in seen] == [(0, 1), (12, 2), (24, 2)]
+
+
+def test_a_spec_is_read_once_for_each_chunk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = bench.table.read_spec
+    asked: list[int] = []
+    monkeypatch.setattr(bench.table, "read_spec", lambda row: asked.append(row) or read(row))
+    first, second = (bench.place(bench.ids(20), row=row, pooling="mean") for row in (0, 1))
+    for row in (first, second):
+        bench.grant_all(row)
+    chunks = [PrefillChunk(row.row, row.generation, 0, 0, 19, []) for row in (first, second)]
+    assert bench.worker.execute(Prefill(chunks)) == Done()
+    assert asked == [0, 1]
 
 
 def test_rows_of_another_generation_are_left_out(bench: Bench) -> None:
