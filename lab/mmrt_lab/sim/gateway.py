@@ -9,9 +9,9 @@ from mmrt.bench.serve.workload import RequestPlan
 from mmrt.runtime.bus.messages import Cancel, Delivered, Failed, Filled, Granted, Prepared, Submit, ToActor, ToController
 
 from .costs import Overheads
+from .delays import DrawnDelays
 from .events import NS, EventQueue, to_ns
 from .requests import Asked
-from .ways import Ways
 
 
 class SimRecord(msgspec.Struct, kw_only=True):
@@ -52,12 +52,12 @@ class Gateway:
     """``post``: sends to the controller. ``timeout_s``: of a request (``server.request_timeout_s``)."""
 
     def __init__(
-        self, overheads: Overheads, ways: Ways, queue: EventQueue, post: Callable[[str, ToController], None], timeout_s: float
+        self, overheads: Overheads, delays: DrawnDelays, queue: EventQueue, post: Callable[[str, ToController], None], timeout_s: float
     ) -> None:
         self.records: list[SimRecord] = []
         self.num_open = 0
         self.changed_ns = queue.now_ns  # when a request was last sent or ended
-        self._overheads, self._ways, self._queue, self._post, self._timeout_s = overheads, ways, queue, post, timeout_s
+        self._overheads, self._delays, self._queue, self._post, self._timeout_s = overheads, delays, queue, post, timeout_s
         self._clients: dict[int, Client] = {}
         self._cut: dict[int, SimRecord] = {}  # whose tokens decode has yet to report; those after the cut are left out by ``report``
         self._num_requests = 0
@@ -72,7 +72,7 @@ class Gateway:
         self._clients[client.key] = client
         self.num_open += 1
         self.changed_ns = now_ns
-        self._queue.at(self._ways.in_ns(len(asked.spec.prompt_ids), asked.num_bytes), self._submit, client)
+        self._queue.at(self._delays.in_ns(len(asked.spec.prompt_ids), asked.num_bytes), self._submit, client)
         return client
 
     def client(self, key: int) -> Client | None:

@@ -20,10 +20,10 @@ from mmrt.runtime.stage_table import stage_of
 from .costs import Costs, Line, encode_squares, prefill_squares, step_seconds
 from .fits import Middle, Sample, Work, fit_context, fit_interference, fit_line, fit_spreads
 from .interference import Interference
+from .observation import MOST_OTHERS, Observation
 from .overheads import fit_delays, fit_egress, fit_overheads, quick
 from .phases import NUM_STREAMS, STREAM_INPUT, STREAM_TOKENS
 from .requests import make_sample
-from .seen import MOST_OTHERS, Seen
 
 _QUIET = 0.85  # share of its work in which a stage alone has a processor, on a machine that does nothing else
 _NOTE = (
@@ -48,10 +48,10 @@ class Machine(NamedTuple):
     nice: dict[str, int]
 
 
-def fit(name: str, model: ModelConfig, machine: Machine, seen: Sequence[Seen]) -> Costs:
+def fit(name: str, model: ModelConfig, machine: Machine, seen: Sequence[Observation]) -> Costs:
     """The cost model of what was seen. Raises: ValueError for too little of it."""
     threads = machine.threads
-    phases: dict[str, list[Seen]] = {}
+    phases: dict[str, list[Observation]] = {}
     for one in seen:
         phases.setdefault(one.run.phase.name, []).append(one)
     quiet = min(statistics.median(one.running(stage, threads[stage]) for one in phases[stage]) for stage in ("prefill", "decode"))
@@ -115,7 +115,7 @@ def _plans(records: Iterable[FlightRecord], kind: PlanKind) -> list[FlightRecord
     return [record for record in records if record.kind == Kind.PLAN and unpack_plan(record.a)[:2] == (kind, 0)]
 
 
-def _prefill_samples(seen: Seen, threads: Mapping[str, int]) -> list[Sample]:
+def _prefill_samples(seen: Observation, threads: Mapping[str, int]) -> list[Sample]:
     squares, share = _squares(seen.records), seen.running("prefill", threads.get("prefill", 0))
     plans = _plans(seen.records, PlanKind.PREFILL)
     return [Sample(plan.b, squares.get(plan.key, 0.0), share * plan.duration_ns / 1e9) for plan in plans]
@@ -131,7 +131,7 @@ def _squares(records: Iterable[FlightRecord]) -> dict[int, float]:
     return squares
 
 
-def _media_samples(model: ModelConfig, work: PlanKind, seen: Seen, threads: Mapping[str, int]) -> list[Sample]:
+def _media_samples(model: ModelConfig, work: PlanKind, seen: Observation, threads: Mapping[str, int]) -> list[Sample]:
     kind, stage = seen.kind, _STAGES[work]
     item, shape = make_sample(model, kind, seen.run.phase.shapes)
     share = seen.running(stage, threads.get(stage, 0))
@@ -152,7 +152,7 @@ def _encode_squares(num_rows: int, parts: Sequence[int]) -> float:
     return num_rows * mean
 
 
-def fit_decode(seen: Sequence[Seen], threads: Mapping[str, int], middle: Middle) -> tuple[Line, float]:
+def fit_decode(seen: Sequence[Observation], threads: Mapping[str, int], middle: Middle) -> tuple[Line, float]:
     """The time of a step by its number of sequences, and the seconds per token in their KV cache. A step lasts from commit to commit;
     where others took processors, so long as it had one. Of a phase, steps over as many sequences as it keeps at once count."""
     lengths_s: dict[tuple[int, int], list[float]] = {}  # by sequences, and tokens of their prompts as they were asked for
@@ -186,12 +186,12 @@ def _wake_s(works: Iterable[Work]) -> float:
     return max(0.0, statistics.median(more)) if len(more) >= _LEAST_STEPS else 0.0
 
 
-def _works(model: ModelConfig, costs: Costs, seen: Seen) -> list[Work]:
+def _works(model: ModelConfig, costs: Costs, seen: Observation) -> list[Work]:
     """What the stages did while they worked together, and how long it would have taken alone."""
     return [*_steps_together(costs, seen), *_plans_together(model, costs, seen)]
 
 
-def _steps_together(costs: Costs, seen: Seen) -> list[Work]:
+def _steps_together(costs: Costs, seen: Observation) -> list[Work]:
     """Steps over the phase's streams first, then over its other requests. As in ``fit_decode``, a step lasts from commit to commit."""
     num_prompt = statistics.mean(record.num_prompt_tokens or 0 for record in seen.run.records)
     works: list[Work] = []
@@ -208,7 +208,7 @@ def _steps_together(costs: Costs, seen: Seen) -> list[Work]:
     return works
 
 
-def _plans_together(model: ModelConfig, costs: Costs, seen: Seen) -> list[Work]:
+def _plans_together(model: ModelConfig, costs: Costs, seen: Observation) -> list[Work]:
     squares = _squares(seen.records)
     phase = seen.run.phase
     item, shape = make_sample(model, seen.kind, phase.shapes) if {*phase.kinds} - {"text"} else (None, None)

@@ -8,13 +8,13 @@ from mmrt.runtime.observe.flight import FlightRecord, Kind, unpack_id
 
 from .costs import Delays, Overheads
 from .fits import Middle, fit_not_negative, spread_of
+from .observation import Observation
 from .requests import make_sample
-from .seen import Seen
 
 _MOST_EGRESS = 1024  # times of tokens' ways out in a cost file
 
 
-def fit_overheads(model: ModelConfig, seen: Sequence[Seen], typical: Middle) -> Overheads:
+def fit_overheads(model: ModelConfig, seen: Sequence[Observation], typical: Middle) -> Overheads:
     """From requests that came one after the other: the times between what client, gateway, controller and actors noted."""
     ingress: dict[tuple[int, int], list[float]] = {}  # by tokens and bytes
     fill, egress, messages, ticks = [], [], [], []
@@ -46,7 +46,7 @@ def fit_overheads(model: ModelConfig, seen: Sequence[Seen], typical: Middle) -> 
     )
 
 
-def _num_bytes(model: ModelConfig, seen: Seen) -> int:
+def _num_bytes(model: ModelConfig, seen: Observation) -> int:
     """Of the media of a request with some."""
     phase = seen.run.phase
     return sum(phase.num_items * make_sample(model, kind, phase.shapes)[0].num_bytes for kind in phase.kinds if kind != "text")
@@ -57,7 +57,7 @@ def quick(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 10]
 
 
-def fit_delays(model: ModelConfig, seen: Sequence[Seen], overheads: Overheads) -> Delays:
+def fit_delays(model: ModelConfig, seen: Sequence[Observation], overheads: Overheads) -> Delays:
     """The times of these phases: of each request's way in without its tokens' and bytes' part, of messages, and of ticks."""
     ticks = [record.duration_ns / 1e9 for one in seen for record in one.records if record.kind == Kind.TICK and record.a]
     return Delays(
@@ -67,7 +67,7 @@ def fit_delays(model: ModelConfig, seen: Sequence[Seen], overheads: Overheads) -
     )
 
 
-def fit_egress(seen: Sequence[Seen]) -> list[float | None]:
+def fit_egress(seen: Sequence[Observation]) -> list[float | None]:
     """The times of tokens from their commits to their clients, None for one that came with the next: of some of the requests, so that a
     cost file holds them, and of each length of prompts equally many, for how many tokens come together depends on the text."""
     lengths = sorted({one.run.phase.num_input_tokens for one in seen})
@@ -79,7 +79,7 @@ def fit_egress(seen: Sequence[Seen]) -> list[float | None]:
     return kept
 
 
-def _ingress_times(model: ModelConfig, seen: Seen, overheads: Overheads) -> Iterator[float]:
+def _ingress_times(model: ModelConfig, seen: Observation, overheads: Overheads) -> Iterator[float]:
     """Each request's since it was sent, or since the one before it was submitted: client and gateway have one thread each."""
     num_bytes = _num_bytes(model, seen)
     submitted = {record.key: record for record in seen.records if record.kind == Kind.SUBMITTED}
@@ -94,7 +94,7 @@ def _ingress_times(model: ModelConfig, seen: Seen, overheads: Overheads) -> Iter
             before_s = now_s
 
 
-def _egress_times(seen: Seen) -> Iterator[list[float | None]]:
+def _egress_times(seen: Observation) -> Iterator[list[float | None]]:
     """Of each request that decode has ended in the phase, if every token came to the client with a time: of its tokens in order, None
     for one that came with the next. A request has a token of each step up to that in which it ended."""
     keys = _request_keys(seen.records)

@@ -17,7 +17,7 @@ from mmrt.bench.serve.target import Target
 from mmrt.bench.serve.workload import Lengths, MediaShapes, Modality, RequestPlan, plan_steady
 from mmrt.runtime.supervisor.processes import cpu_seconds
 
-from .others import read_use, share_of_others
+from .processor_use import read_use, share_of_others
 
 NUM_STREAMS = 4  # beside which stages are measured
 _STEPS = (1, 2, NUM_STREAMS, 8, 16)  # sequences of steps that are measured

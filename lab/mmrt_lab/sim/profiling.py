@@ -33,8 +33,8 @@ from mmrt.shm.run_directory import RunDirectory
 from .answers import measure_answers
 from .costs import Answers, Costs
 from .measured import Machine, fit
+from .observation import Observation
 from .phases import Phase, drive, make_phases
-from .seen import Seen
 
 PASS_S = 60.0  # of all phases of a pass
 _TIMEOUT_S = 600.0
@@ -60,7 +60,7 @@ class Profiling:
         self._url, shared = report.endpoint, Counter(actor.pid for actor in report.actors)
         self._own = {os.getpid(), *descendants(report.supervisor_pid or 0)}
         self._pids = {actor.pid: actor.name for actor in report.actors if actor.pid and shared[actor.pid] == 1}
-        self._seen: list[Seen] = []
+        self._seen: list[Observation] = []
         self._answers: Answers | None = None
 
     def take_pass(self, seconds: float) -> None:
@@ -87,17 +87,17 @@ class Profiling:
             for at, phase in enumerate(phases):
                 self._tell(f"{phase.name}: {at + 1} of {len(phases)}, {phase.seconds:.0f} s")
 
-                async def take(phase: Phase = phase) -> Seen:
+                async def take(phase: Phase = phase) -> Observation:
                     done = await drive(target, phase, self._pids, self._own)
                     records = await asyncio.to_thread(_recorded, self._run, done.begin_ns)
-                    return Seen(done, [r for r in records if r.end_ns <= done.end_ns and r.time_ns >= done.begin_ns])
+                    return Observation(done, [r for r in records if r.end_ns <= done.end_ns and r.time_ns >= done.begin_ns])
 
                 one, num_taken = await undisturbed(take, num_more)
                 num_more -= num_taken - 1
                 self._seen.append(one)
 
 
-async def undisturbed(take: Callable[[], Awaitable[Seen]], num_more: int) -> tuple[Seen, int]:
+async def undisturbed(take: Callable[[], Awaitable[Observation]], num_more: int) -> tuple[Observation, int]:
     """Take a phase, again while others disturb it, ``num_more`` times at most. Returns the least disturbed, and how many were taken."""
     taken = [await take()]
     while taken[-1].is_disturbed and len(taken) <= num_more:

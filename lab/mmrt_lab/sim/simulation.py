@@ -36,6 +36,7 @@ from mmrt.schema.rows import Phase
 
 from .costs import Costs, prefill_squares
 from .decode import Decode
+from .delays import DrawnDelays
 from .devices import Arrival, Devices
 from .events import NS, EventQueue, to_ns
 from .gateway import Client, Gateway
@@ -47,7 +48,6 @@ from .requests import answer_ids
 from .rows import Rows
 from .step_log import StepLog
 from .turns import Turns
-from .ways import Ways
 from .workers import Worker
 
 DEVICE_BYTES = {"H200": 141 * 10**9, "H20": 96 * 10**9}  # memory of devices that rooflines are made for
@@ -116,8 +116,8 @@ class Simulation:
         self.timeout_s = config.server.request_timeout_s
         self.seed = seed
         self._jitter = Jitter(costs.spreads, seed)
-        self._ways = Ways(costs, queue, self._is_decoding, seed)
-        self.gateway = Gateway(costs.overheads, self._ways, queue, self.post, self.timeout_s)
+        self._delays = DrawnDelays(costs, queue, self._is_decoding, seed)
+        self.gateway = Gateway(costs.overheads, self._delays, queue, self.post, self.timeout_s)
         self.decodes: dict[InstanceId, Decode] = {}
         self.workers: dict[InstanceId, Worker] = {}
         self.gap_counts = [0] * NUM_BUCKETS  # of times between tokens, by bucket
@@ -179,7 +179,7 @@ class Simulation:
     def post(self, actor: str, message: ToController) -> None:
         """Send to the controller."""
         queue = self.queue
-        queue.at(self._ways.arrival_ns(f"from {actor}"), self._receive, InstanceId(actor), message, queue.now_ns)
+        queue.at(self._delays.arrival_ns(f"from {actor}"), self._receive, InstanceId(actor), message, queue.now_ns)
 
     def _receive(self, actor: InstanceId, message: ToController, sent_ns: int) -> None:
         if isinstance(message, PlanDone):
@@ -193,7 +193,7 @@ class Simulation:
             self._perform(controller.on_message(actor, 1, message, now_s))
         if not self._soon:
             self._soon = True
-            self.queue.after(self._ways.tick_ns(), self._tick_after_messages)
+            self.queue.after(self._delays.tick_ns(), self._tick_after_messages)
 
     def _look(self) -> None:
         """Tick if no other tick has put that off since this event was added, or has put it before."""
@@ -289,7 +289,7 @@ class Simulation:
         taker = self._takers.get(actor)
         if taker is None or isinstance(message, Welcome):
             return
-        arrival_ns = self._ways.arrival_ns(actor)
+        arrival_ns = self._delays.arrival_ns(actor)
         if isinstance(message, Run):
             arrival_ns += self._moves_ns.get(message.plan_id, 0)
         elif isinstance(message, Admit) and (request := self.rows.request(message.row, message.row_generation)) is not None:

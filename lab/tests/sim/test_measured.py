@@ -21,12 +21,12 @@ from mmrt.runtime.observe.flight import FlightRecord, Kind, pack_pair, pack_plan
 from mmrt.runtime.supervisor.processes import cpu_seconds
 from mmrt_lab.sim.costs import Costs, Delays, Line, Overheads, encode_squares, load_costs, prefill_squares, step_seconds
 from mmrt_lab.sim.measured import Machine, fit
-from mmrt_lab.sim.others import read_use, share_of_others
+from mmrt_lab.sim.observation import Observation
 from mmrt_lab.sim.overheads import fit_delays, fit_egress
 from mmrt_lab.sim.phases import Phase, PhaseRun, make_phases
+from mmrt_lab.sim.processor_use import read_use, share_of_others
 from mmrt_lab.sim.profiling import undisturbed
 from mmrt_lab.sim.requests import make_sample
-from mmrt_lab.sim.seen import Seen
 
 THREADS = dict.fromkeys(("video", "encoder", "prefill", "decode"), 1)
 TRUE = make_costs(
@@ -122,13 +122,13 @@ class Tape:
         record.end_s, record.num_prompt_tokens = self.now_ns / 1e9, tokens
         return record
 
-    def seen(self, phase: Phase) -> Seen:
+    def seen(self, phase: Phase) -> Observation:
         """80 requests of a phase, one after the other."""
         begin_ns, self.records = self.now_ns, []
         before = dict(self.cpu_s)
         records = [self.request(phase) for _ in range(80)]
         cpu_s = {stage: self.cpu_s[stage] - before[stage] for stage in before}
-        return Seen(PhaseRun(phase, begin_ns, self.now_ns, records, cpu_s), self.records)
+        return Observation(PhaseRun(phase, begin_ns, self.now_ns, records, cpu_s), self.records)
 
 
 def phases() -> Iterator[Phase]:
@@ -140,7 +140,7 @@ def phases() -> Iterator[Phase]:
         yield Phase(name="media", seconds=1, kinds=("image",), shapes=MediaShapes(image_size=(side, side)))
 
 
-def together(tape: Tape) -> Seen:
+def together(tape: Tape) -> Observation:
     """decode beside the encoder, at rates 0.6 and 0.7, for a while."""
     phase = Phase(name="together", seconds=1, kinds=("image",), num_streams=4, shapes=MediaShapes(image_size=(160, 160)))
     rows = make_sample(demo_model(), "image", phase.shapes)[1].segments[0].num_rows
@@ -152,7 +152,7 @@ def together(tape: Tape) -> Seen:
     for number in range(400 * encode_ns // step_ns):
         records.append(FlightRecord("decode", 1, Kind.STEP, begin_ns + number * step_ns, step_ns, number, 4, 0, 4))
     made = [Record(index=0, group="", scheduled_s=0.0, num_prompt_tokens=100)]
-    return Seen(PhaseRun(phase, begin_ns, begin_ns + 400 * encode_ns, made, {}), records)
+    return Observation(PhaseRun(phase, begin_ns, begin_ns + 400 * encode_ns, made, {}), records)
 
 
 def fitted(slow: float) -> Costs:
@@ -160,7 +160,7 @@ def fitted(slow: float) -> Costs:
     return fit_seen([*(tape.seen(phase) for phase in phases()), together(tape)])
 
 
-def fit_seen(seen: Sequence[Seen]) -> Costs:
+def fit_seen(seen: Sequence[Observation]) -> Costs:
     return fit("found", demo_model(), Machine(read_environment(), 2, THREADS, {"encoder": 5}), seen)
 
 
@@ -237,8 +237,8 @@ def test_a_disturbed_phase_is_taken_again_and_the_least_disturbed_counts() -> No
     def taken(shares: list[float], num_more: int) -> tuple[float, int]:
         coming = iter(shares)
 
-        async def take() -> Seen:
-            return Seen(PhaseRun(phase, 0, 1, [], {}, next(coming)), [])
+        async def take() -> Observation:
+            return Observation(PhaseRun(phase, 0, 1, [], {}, next(coming)), [])
 
         one, count = asyncio.run(undisturbed(take, num_more))
         return one.run.others, count
@@ -276,7 +276,7 @@ def test_requests_at_the_same_time_go_in_one_after_the_other() -> None:
             asked.append(Record(index=key, group="", scheduled_s=0.0, sent_s=sent_ns / 1e9, request_id=unpack_id(0, key)))
         now_ns += 50_000_000
     phase = Phase(name="decode", seconds=1, num_at_once=4)
-    found = fit_delays(demo_model(), [Seen(PhaseRun(phase, 0, now_ns, asked, {}), records)], Overheads())
+    found = fit_delays(demo_model(), [Observation(PhaseRun(phase, 0, now_ns, asked, {}), records)], Overheads())
     assert found.ingress_s[:99] == pytest.approx([0.002] * 99) and found.ingress_s[99] == pytest.approx(0.042)
 
 
@@ -288,7 +288,7 @@ def test_a_message_to_an_actor_at_work_is_not_measured() -> None:
         kind = pack_plan(PlanKind.PREFILL, 0, 0)
         records.append(FlightRecord("prefill", 1, Kind.PLAN, begin_ms * 10**6, (end_ms - begin_ms) * 10**6, key, kind, 1, 0))
         records.append(FlightRecord("controller", 1, Kind.ACKNOWLEDGED, (end_ms + 3) * 10**6, 0, key, 0, 0, 0))
-    seen = Seen(PhaseRun(Phase(name="decode", seconds=1), 0, 10**9, [], {}), records)
+    seen = Observation(PhaseRun(Phase(name="decode", seconds=1), 0, 10**9, [], {}), records)
     assert fit_delays(demo_model(), [seen], Overheads()).message_s == pytest.approx([0.001, 0.002, 0.003, 0.003, 0.003])
 
 

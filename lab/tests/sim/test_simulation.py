@@ -21,11 +21,11 @@ from mmrt_lab.sim import simulation as simulation_module
 from mmrt_lab.sim.command import simulate
 from mmrt_lab.sim.costs import Answers, Delays, Line, Overheads
 from mmrt_lab.sim.decode import Decode
+from mmrt_lab.sim.delays import DrawnDelays
 from mmrt_lab.sim.events import EventQueue
 from mmrt_lab.sim.report import Steps, encode_report, make_report, time_between_tokens
 from mmrt_lab.sim.simulation import Simulation, SimulationError, remembered
 from mmrt_lab.sim.step_log import num_rows
-from mmrt_lab.sim.ways import Ways
 
 MIXED = ("--scenario", "mixed", "--num-requests", "60", "--rate", "25", "--max-tokens", "40")
 
@@ -245,26 +245,26 @@ def test_steps_take_the_factors_of_the_stages_at_work() -> None:
 def test_messages_take_longer_while_decode_works_and_stay_in_order() -> None:
     costs, queue = make_costs(beside=Delays(message_s=[0.0007, 0.0009])), EventQueue()
     is_busy = True
-    ways = Ways(costs, queue, lambda: is_busy, seed=3)
-    assert sorted(ways.message_ns() for _ in range(1000)) == [700_000] * 500 + [900_000] * 500
-    assert ways.tick_ns() == 300_000  # not measured beside decode
-    late_ns = max(ways.arrival_ns("a") for _ in range(20)) - queue.now_ns
+    delays = DrawnDelays(costs, queue, lambda: is_busy, seed=3)
+    assert sorted(delays.message_ns() for _ in range(1000)) == [700_000] * 500 + [900_000] * 500
+    assert delays.tick_ns() == 300_000  # not measured beside decode
+    late_ns = max(delays.arrival_ns("a") for _ in range(20)) - queue.now_ns
     is_busy = False
-    assert ways.message_ns() == 200_000 and ways.arrival_ns("b") - queue.now_ns == 200_000
-    assert late_ns == 900_000 == ways.arrival_ns("a") - queue.now_ns
+    assert delays.message_ns() == 200_000 and delays.arrival_ns("b") - queue.now_ns == 200_000
+    assert late_ns == 900_000 == delays.arrival_ns("a") - queue.now_ns
 
 
 def test_requests_go_in_one_after_the_other() -> None:
     queue = EventQueue()
     costs = make_costs(overheads=Overheads(ingress_s=0.003, ingress_token_s=1e-6, ingress_byte_s=1e-8))
-    ways = Ways(costs, queue, lambda: False, seed=0)
-    assert [ways.in_ns(tokens, size) - queue.now_ns for tokens, size in ((0, 0), (1000, 0), (0, 10**5))] == [
+    delays = DrawnDelays(costs, queue, lambda: False, seed=0)
+    assert [delays.in_ns(tokens, size) - queue.now_ns for tokens, size in ((0, 0), (1000, 0), (0, 10**5))] == [
         3_000_000,
         7_000_000,
         11_000_000,
     ]
     queue.now_ns += 20_000_000
-    assert ways.in_ns(0, 0) - queue.now_ns == 3_000_000
+    assert delays.in_ns(0, 0) - queue.now_ns == 3_000_000
 
 
 def test_measured_ways_out_come_in_runs() -> None:

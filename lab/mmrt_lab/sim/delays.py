@@ -10,7 +10,7 @@ from .events import EventQueue, to_ns
 _PERIOD = 1024  # times after which they come again
 
 
-class Ways:
+class DrawnDelays:
     """``is_busy``: whether decode works. ``seed``: of the order in which measured times come."""
 
     def __init__(self, costs: Costs, queue: EventQueue, is_busy: Callable[[], bool], seed: int) -> None:

@@ -11,7 +11,7 @@ MOST_OTHERS = 0.05  # share of the processors' time that others have on a machin
 _LEAST_CPU_S = 0.2  # of a stage in a phase: the kernel counts in steps of 10 ms
 
 
-class Seen(NamedTuple):
+class Observation(NamedTuple):
     """A phase, and all flight records of its time."""
 
     run: PhaseRun
