@@ -22,9 +22,9 @@ from mmrt.runtime.bus import plans as p
 from mmrt.runtime.controller.machine import Controller
 from mmrt.runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
 from mmrt.runtime.controller.scheduling.types import Limits
+from mmrt.runtime.controller.state import effects as e
 from mmrt.runtime.controller.state.records import JournalState
 from mmrt.runtime.controller.state.request import decode_record
-from mmrt.runtime.controller.state.state import effects as e
 from mmrt.runtime.pools import PoolName, pools_of
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.media import ItemShape, MediaKind, SegmentShape
