@@ -2,8 +2,7 @@
 
 import time
 
-from ...runtime.bus.copy_plans import Load, LoadSegments, Transfer
-from ...runtime.bus.messages import ItemError, Loaded, Result, Skipped, Transferred
+from ...runtime.bus.messages import ItemError, Result, Skipped
 from ...runtime.bus.plans import Plan
 from ...runtime.observe.flight import Kind, pack_plan
 from ...shm.flight_recorder import FlightWriter
@@ -32,15 +31,4 @@ class PlanFlight:
         wait_ns = max(0, began_ns - self._arrived.pop(plan_id, began_ns))
         status = result.status if isinstance(result, ItemError) else UNWANTED if isinstance(result, Skipped) else 0
         a = pack_plan(plan.KIND, status, num_queued)
-        self._flight.record(Kind.PLAN, began_ns, now_ns - began_ns, plan_id, a, _units_done(plan, result), wait_ns)
-
-
-def _units_done(plan: Plan, result: Result) -> int:
-    """The plan's units; of one to load pages, the tokens that were loaded; of one to copy some, their bytes."""
-    if isinstance(plan, Load) and isinstance(result, Loaded):
-        return sum(end - chunk.start for chunk, end in zip(plan.chunks, result.ends, strict=True))
-    if isinstance(plan, LoadSegments) and isinstance(result, Loaded):
-        return sum(result.ends)
-    if isinstance(result, Transferred):
-        return result.num_bytes
-    return 0 if isinstance(plan, Transfer) else plan.units
+        self._flight.record(Kind.PLAN, began_ns, now_ns - began_ns, plan_id, a, plan.units_done(result), wait_ns)

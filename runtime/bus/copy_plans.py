@@ -1,25 +1,20 @@
 """Plans that fill pages without computing: from the file of ``cache.dir``, or from another KV pool."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 
 import msgspec
 
 from ..pools import PoolName
-from .messages import PageRun
-from .plan_base import ChunkPlan, PlanBase, PlanKind, Renumber
+from .messages import Loaded, PageRun, Result, Transferred
+from .plan_base import ChunkPlan, PlanBase, PlanKind, Renumber, TokenChunk
 from .wire import Record
 
 
-class LoadChunk(Record, frozen=True):
-    """Tokens [start, end) of one member of a row: whole pages, which have these keys, in these slots of the file, or on these pages of
+class LoadChunk(TokenChunk, frozen=True):
+    """Tokens to be loaded: whole pages, which have these keys, in these slots of the file, or on these pages of
     another pool. They go where the row's block table says."""
 
-    row: int
-    row_generation: int
-    member: int
-    start: int
-    end: int
     keys: list[bytes]
     slots: list[int]
 
@@ -30,13 +25,11 @@ class Load(ChunkPlan, frozen=True):
 
     STAGE = "prefill"
     KIND = PlanKind.LOAD
+    FILLS_KV = True
+    COMPUTES = False
 
     chunks: list[LoadChunk]
     source: PoolName = ""
-
-    @property
-    def parts(self) -> Sequence[LoadChunk]:
-        return self.chunks
 
     def only(self, is_alive: Callable[[int, int], bool]) -> "Load | None":
         """Return the plan if its row is alive."""
@@ -45,6 +38,11 @@ class Load(ChunkPlan, frozen=True):
     def reads(self) -> dict[PoolName, list[int]]:
         """Return the pages of the other pool: they stay until the plan is done."""
         return {self.source: list(dict.fromkeys(chain(*(chunk.slots for chunk in self.chunks))))} if self.source else {}
+
+    def units_done(self, result: Result) -> int:
+        if not isinstance(result, Loaded):
+            return self.units
+        return sum(end - chunk.start for chunk, end in zip(self.chunks, result.ends, strict=True))
 
     def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "Load":
         """Return the plan with other rows, of generation 1."""
@@ -69,6 +67,7 @@ class LoadSegments(PlanBase, frozen=True):
 
     STAGE = "encoder"
     KIND = PlanKind.LOAD_SEGMENTS
+    COMPUTES = False
     WRITES = "embedding"
 
     parts: list[LoadPart]
@@ -76,6 +75,9 @@ class LoadSegments(PlanBase, frozen=True):
     @property
     def units(self) -> int:
         return sum(part.num_tokens for part in self.parts)
+
+    def units_done(self, result: Result) -> int:
+        return sum(result.ends) if isinstance(result, Loaded) else self.units
 
     def reads(self) -> dict[PoolName, list[int]]:
         return {}
@@ -90,15 +92,9 @@ class LoadSegments(PlanBase, frozen=True):
         return LoadSegments([msgspec.structs.replace(part, target=run("embedding", part.target)) for part in self.parts])
 
 
-class TransferChunk(Record, frozen=True):
-    """The pages of tokens [start, end) of one member of a row: from those of its source table to those in the same places of its block
+class TransferChunk(TokenChunk, frozen=True):
+    """The pages of these tokens: from those of its source table to those in the same places of its block
     table. ``start`` is the first token of a page."""
-
-    row: int
-    row_generation: int
-    member: int
-    start: int
-    end: int
 
 
 class Transfer(ChunkPlan, frozen=True):
@@ -107,13 +103,10 @@ class Transfer(ChunkPlan, frozen=True):
 
     STAGE = "decode"
     KIND = PlanKind.TRANSFER
+    COMPUTES = False
 
     source: PoolName
     chunks: list[TransferChunk]
-
-    @property
-    def parts(self) -> Sequence[TransferChunk]:
-        return self.chunks
 
     def only(self, is_alive: Callable[[int, int], bool]) -> "Transfer | None":
         """Return the plan if its row is alive."""
@@ -121,6 +114,9 @@ class Transfer(ChunkPlan, frozen=True):
 
     def reads(self) -> dict[PoolName, list[int]]:
         return {}
+
+    def units_done(self, result: Result) -> int:
+        return result.num_bytes if isinstance(result, Transferred) else 0
 
     def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "Transfer":
         """Return the plan with other rows, of generation 1."""

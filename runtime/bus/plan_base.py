@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Self
 
 from ..pools import PoolName
 from .media_work import estimated_work, is_large
-from .messages import MediaItem, PageRun
-from .wire import Wire
+from .messages import MediaItem, PageRun, Result
+from .wire import Record, Wire
 
 RowKey = tuple[int, int]
 """(row, row generation)."""
@@ -29,6 +29,16 @@ class PlanKind(enum.IntEnum):
     TRANSFER = 7
 
 
+class TokenChunk(Record, frozen=True):
+    """Tokens [start, end) of one member of a row."""
+
+    row: int
+    row_generation: int
+    member: int  # 0 conditional, 1 companion
+    start: int
+    end: int
+
+
 class PlanBase(Wire, frozen=True):
     """Properties common to all plans."""
 
@@ -36,6 +46,9 @@ class PlanBase(Wire, frozen=True):
     KIND: ClassVar[PlanKind]
     READS: ClassVar[PoolName]
     WRITES: ClassVar[PoolName | None] = None
+    USES_KV: ClassVar[bool] = False  # it reads or writes KV pages of its rows, where their tables say
+    FILLS_KV: ClassVar[bool] = False  # it writes those in which their prompts are prefilled
+    COMPUTES: ClassVar[bool] = True  # its actor computes something, which tells its cost, and can be done again from a capture
 
     @property
     def parts(self) -> Sequence[Any]:
@@ -44,14 +57,34 @@ class PlanBase(Wire, frozen=True):
         return [self]
 
     @property
+    def chunks(self) -> Sequence[TokenChunk]:
+        """The tokens whose KV pages the plan reads or writes."""
+        return ()
+
+    @property
     def media(self) -> MediaItem | None:
         """The medium of a video plan; None for other plans."""
+        return None
+
+    @property
+    def analysed_item(self) -> int | None:
+        """The item of its row whose shape the plan finds; None for other plans."""
         return None
 
     @property
     def place(self) -> Place | None:
         """The piece of the request's work that the plan does; None for an encode plan, whose targets tell it."""
         return None
+
+    @property
+    def units(self) -> int:
+        """Amount of work: bytes to analyse, patch or mel rows, or tokens."""
+        raise NotImplementedError
+
+    def units_done(self, result: Result) -> int:
+        """Return how much of it was done, with this result; of pages that are copied, their bytes."""
+        del result
+        return self.units
 
     @property
     def cost(self) -> float | None:
@@ -96,7 +129,13 @@ class PlanBase(Wire, frozen=True):
 
 
 class ChunkPlan(PlanBase, frozen=True):
-    """A plan whose parts are chunks: tokens [start, end) of one member of a row."""
+    """A plan whose parts are chunks: it reads or writes KV pages."""
+
+    USES_KV = True
+
+    @property
+    def parts(self) -> Sequence[TokenChunk]:
+        return self.chunks
 
     @property
     def place(self) -> Place:
@@ -105,11 +144,11 @@ class ChunkPlan(PlanBase, frozen=True):
     @property
     def units(self) -> int:
         """The number of tokens."""
-        return sum(chunk.end - chunk.start for chunk in self.parts)
+        return sum(chunk.end - chunk.start for chunk in self.chunks)
 
     def share(self, row: int) -> tuple[int, int]:
         """Return tokens [first, last) of the row's first member."""
-        chunks = [chunk for chunk in self.parts if chunk.row == row and chunk.member == 0]
+        chunks = [chunk for chunk in self.chunks if chunk.row == row and chunk.member == 0]
         return (chunks[0].start, chunks[-1].end) if chunks else (0, 0)
 
 

@@ -4,7 +4,7 @@ A plan knows its stage, the rows that it names, the pages that it reads and writ
 ``row_generation`` name a row of the sequence table; a part for a row of another generation is stale.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -12,7 +12,7 @@ from ...schema.media import ItemShape, SegmentShape
 from ..pools import PoolName
 from .copy_plans import Load, LoadSegments, Transfer
 from .messages import MediaItem, PageRun
-from .plan_base import ChunkPlan, Place, PlanBase, PlanKind, Renumber, distinct_pages
+from .plan_base import ChunkPlan, Place, PlanBase, PlanKind, Renumber, TokenChunk, distinct_pages
 from .wire import Record, checked
 
 _LINEAR = 1024  # tokens or rows up to which attention's quadratic cost is negligible
@@ -32,12 +32,15 @@ class Analyse(PlanBase, frozen=True):
     source: PageRun
 
     @property
+    def analysed_item(self) -> int:
+        return self.item
+
+    @property
     def place(self) -> Place:
         return self.item, -1
 
     @property
     def units(self) -> int:
-        """Amount of work: bytes to analyse; for other plans patch or mel rows, or tokens."""
         return self.media.num_bytes
 
     def share(self, row: int) -> tuple[int, int]:
@@ -140,18 +143,13 @@ class EmbeddingSpan(Record, frozen=True):
     source: PageRun
 
 
-class PrefillChunk(Record, frozen=True):
-    """Tokens [start, end) of one member of a row; their KV goes where the row's block table says.
+class PrefillChunk(TokenChunk, frozen=True):
+    """Tokens to be prefilled; their KV goes where the row's block table says.
 
     Token i is ``prompt[row, member][i]`` below the member's prompt length L, and the committed id ``ids[row][i - L]`` from L on: a
     preempted row is prefilled again over its prompt and its generated tokens. Both members take the same ids.
     """
 
-    row: int
-    row_generation: int
-    member: int  # 0 conditional, 1 companion
-    start: int
-    end: int
     spans: list[EmbeddingSpan]
 
 
@@ -160,12 +158,9 @@ class Prefill(ChunkPlan, frozen=True):
 
     STAGE = "prefill"
     KIND = PlanKind.PREFILL
+    FILLS_KV = True
 
     chunks: list[PrefillChunk]
-
-    @property
-    def parts(self) -> Sequence[PrefillChunk]:
-        return self.chunks
 
     @property
     def cost(self) -> float:

@@ -21,9 +21,8 @@ from ...shm.plan_table import PlanTable
 from ...shm.pool import PagePool
 from ...shm.run_directory import NOTES, RunDirectory
 from ...shm.sequence_table import SequenceTable
-from ..bus.copy_plans import Load, LoadSegments, Transfer
 from ..bus.messages import Result, decode_sequence_spec
-from ..bus.plans import Plan, Prefill, decode_plan
+from ..bus.plans import Plan, decode_plan
 from ..pools import kv_pool
 from ..process.run import read_run_info
 from ..stage_table import InstanceId
@@ -101,8 +100,8 @@ class PlanCapture:
 
     def before(self, plan_id: int, plan: Plan) -> Capture | None:
         """Capture the plan's inputs if there is an order; they are in a file before the plan begins."""
-        if isinstance(plan, Load | LoadSegments) or not os.path.exists(self._order_path):
-            return None  # nothing is computed from pages that are loaded
+        if not plan.COMPUTES or not os.path.exists(self._order_path):
+            return None
         try:
             order = _decode_order(Path(self._order_path).read_bytes())
             if self._num_captured.get(order.number, 0) >= order.count:
@@ -148,7 +147,7 @@ def capture_live(run: RunDirectory, actor: str, page_tokens: int, directory: Pat
     actors = actors_of_run(run)
     for record in table.live():
         plan = decode_plan(record.payload)
-        if actors[record.actor] == actor and not isinstance(plan, Load | LoadSegments | Transfer):
+        if actors[record.actor] == actor and plan.COMPUTES:
             capture = memory.capture(actor, record.plan_id, plan)
             saved.append(directory / capture.file_name)
             capture.save(saved[-1])
@@ -172,7 +171,7 @@ class _Memory:
         read, written = plan.reads(), plan.writes()
         rows: list[CapturedRow] = []
         tensors: dict[str, NDArray[Any]] = {}
-        if isinstance(plan, Prefill):
+        if plan.USES_KV:
             rows = self._rows(plan)
             read["kv"] = _distinct(page for row in rows for table in row.block_tables for page in table)
             written["kv"] = self._written_kv(plan, rows)
@@ -204,7 +203,7 @@ class _Memory:
         after = {f"after.{pool}": self._copy(pool, pages) for pool, pages in header.outputs.items()}
         return Capture(header, {**capture.tensors, **after})
 
-    def _rows(self, plan: Prefill) -> list[CapturedRow]:
+    def _rows(self, plan: Plan) -> list[CapturedRow]:
         found: dict[int, CapturedRow] = {}
         for chunk in plan.chunks:
             if chunk.row in found:
@@ -219,13 +218,13 @@ class _Memory:
             )
         return list(found.values())
 
-    def _block_table(self, plan: Prefill, row: int, member: int) -> list[int]:
+    def _block_table(self, plan: Plan, row: int, member: int) -> list[int]:
         """Return the part of the block table that the plan's chunks use."""
         ends = [chunk.end for chunk in plan.chunks if (chunk.row, chunk.member) == (row, member)]
         pages: list[int] = self._table.prefill_pages(row, member)[: -(-max(ends, default=0) // self._page_tokens)].tolist()
         return pages
 
-    def _written_kv(self, plan: Prefill, rows: Sequence[CapturedRow]) -> list[int]:
+    def _written_kv(self, plan: Plan, rows: Sequence[CapturedRow]) -> list[int]:
         tables = {row.row: row.block_tables for row in rows}
         page = self._page_tokens
         return _distinct(

@@ -6,7 +6,6 @@ plans that name the row, then free. ``settle`` is called whenever one of those h
 
 from ....schema.rows import Phase
 from ...bus.messages import Failed
-from ...bus.plans import Prefill
 from ...errors import RequestError
 from ..caches.media_sharing import leave
 from ..scheduling.types import SegmentStage
@@ -105,7 +104,7 @@ def reset_media(state: ControllerState, request: Request, consumed_too: bool) ->
 def _prefilled_soon(request: Request) -> int:
     """Return the tokens of the first member that are in the KV cache, or will be once its current plan is done."""
     plan = request.prefill_plan
-    chunks = plan.chunks if isinstance(plan, Prefill) else ()
+    chunks = plan.chunks if plan is not None and plan.COMPUTES else ()  # pages to be loaded can be missing
     ends = [chunk.end for chunk in chunks if chunk.member == 0 and (chunk.row, chunk.row_generation) == request.key_in_table]
     return max([request.prefilled[0], *ends])
 

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ...bus.copy_plans import Load, Transfer
-from ...bus.plans import Plan, Prefill
+from ...bus.plans import Plan
 from ...pools import PoolName
 from ...stage_table import STAGES, InstanceId
 from .request import Request
@@ -35,7 +34,7 @@ class InflightPlan:
         pools: tables are emptied before their pages are free."""
         yield from self.plan.reads().items()
         yield from self.plan.writes().items()
-        for request in self.requests if isinstance(self.plan, (Prefill, Load, Transfer)) else ():
+        for request in self.requests if self.plan.USES_KV else ():
             for table in request.block_tables:
                 yield request.kv_pool, table
             if request.record.source_pool is not None:

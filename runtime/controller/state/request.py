@@ -14,11 +14,10 @@ import msgspec
 
 from ....schema.media import ItemShape, SegmentShape
 from ....schema.rows import Phase
-from ...bus.copy_plans import Load, Transfer
 from ...bus.media_work import corrected
 from ...bus.messages import Failed, PageRun, RequestSpec
 from ...bus.plan_base import Place, RowKey, Target
-from ...bus.plans import Analyse, Plan, Prefill
+from ...bus.plans import Plan
 from ...pools import PoolName
 from ...stage_table import InstanceId
 from ..scheduling.facts import Objective, RequestKind
@@ -179,9 +178,6 @@ class Left(NamedTuple):
 
 MEMBER_BYTES = 16  # more of a record whose row has KV pages and has gone to decode
 
-_FILLING = Prefill, Load  # plans that write a row's KV pages
-_KV_PLANS = *_FILLING, Transfer  # that read or write them
-
 encode_record = msgspec.msgpack.Encoder().encode
 decode_record = msgspec.msgpack.Decoder(RowRecord).decode
 
@@ -323,30 +319,30 @@ class Request:
         return pages.union(*self.source_tables) if pool == self.record.source_pool else pages
 
     @property
-    def prefill_plan(self) -> Prefill | Load | None:
-        """The plan in flight that writes its KV pages, if any."""
+    def prefill_plan(self) -> Plan | None:
+        """The plan in flight that fills its KV pages, if any. Its parts are chunks."""
         for plan in self.plans.values():
-            if isinstance(plan, _FILLING):
+            if plan.FILLS_KV:
                 return plan
         return None
 
     @property
-    def transfer_plan(self) -> Transfer | None:
+    def transfer_plan(self) -> Plan | None:
         """The plan in flight that copies its KV pages, if any."""
         for plan in self.plans.values():
-            if isinstance(plan, Transfer):
+            if plan.USES_KV and not plan.FILLS_KV:
                 return plan
         return None
 
     @property
     def has_kv_plan(self) -> bool:
         """True if a plan in flight reads or writes its KV pages."""
-        return any([isinstance(plan, _KV_PLANS) for plan in self.plans.values()])
+        return any([plan.USES_KV for plan in self.plans.values()])
 
     @property
     def analysing(self) -> set[int]:
         """The items that plans in flight analyse."""
-        return {plan.item for plan in self.plans.values() if isinstance(plan, Analyse)}
+        return {item for plan in self.plans.values() if (item := plan.analysed_item) is not None}
 
     def media_key(self, item: int) -> MediaKey | None:
         """Return the key of a shared medium; None if it is not shared."""
@@ -370,9 +366,9 @@ class Request:
 
     def awaits(self, plan: Plan) -> bool:
         """Return whether this plan in flight does work that the request needs, and no other plan does."""
-        if isinstance(plan, Analyse):
-            return self.record.items[plan.item].shape is None
-        return isinstance(plan, _KV_PLANS) or bool(self.segments_of(plan))
+        if (item := plan.analysed_item) is not None:
+            return self.record.items[item].shape is None
+        return plan.USES_KV or bool(self.segments_of(plan))
 
     @property
     def targets(self) -> Lengths:
