@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from ...runtime.bus.copy_plans import Load
 from ...runtime.bus.messages import Died, ItemError, PlanDone, Result, Run, Skipped
 from ...runtime.bus.plans import Plan, decode_plan
 from ...runtime.observe.capture import Capture
@@ -152,7 +151,7 @@ class _Loop:
             self._finish(begun, Skipped())
             return
         units = plan.cost
-        turn = IN_NO_TURN if isinstance(plan, Load) else self._actor.turn
+        turn = self._actor.turn if plan.COMPUTES else IN_NO_TURN
         with turn:
             begun, waited_ns = replace(begun, started_ns=time.monotonic_ns()), turn.waited_ns  # waiting for the turn is no work
             with self._status.step(begun.plan_id, self._limit.ceiling_s if units is None else self._limit.limit_s(units)):

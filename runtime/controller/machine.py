@@ -31,7 +31,7 @@ from ..pools import PoolName
 from ..stage_table import WORKERS, InstanceId, stage_of
 from .caches.cache_eras import clear_caches, note_code
 from .caches.prefix_cache import PagesToCome
-from .plans.migration import issue_transfers
+from .plans.kinds.transfer import issue_transfers
 from .plans.plan_dispatch import send_plan
 from .plans.plan_results import finish_plan, skip_plans
 from .plans.planner import issue

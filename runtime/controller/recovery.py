@@ -19,7 +19,7 @@ from ..stage_table import InstanceId
 from .caches.cache_eras import restore_era
 from .caches.media_sharing import join, learn_shape, look_up
 from .machine import Controller
-from .plans.migration import restore_progress
+from .plans.kinds.transfer import restore_progress
 from .plans.plan_dispatch import adopt_plan
 from .rows.expansion import expand
 from .rows.intake import cancel_older_gateways, prompts_of, set_layout

@@ -11,8 +11,7 @@ from hashlib import blake2b
 
 from ....schema.media import ItemShape
 from ....schema.page_key import KEY_BYTES
-from ...bus.copy_plans import LoadPart, LoadSegments
-from ...bus.messages import Loaded, PageRun
+from ...bus.messages import PageRun
 from ...bus.plan_base import Place
 from ..scheduling.guidance import num_pages
 from ..scheduling.legality import may_take
@@ -62,40 +61,14 @@ def cached_pages(state: ControllerState, request: Request, place: Place) -> list
 
 def num_saved_pages(state: ControllerState, request: Request, place: Place) -> int:
     """Return the number of the segment's pages if files have all, else 0."""
-    return len(_saved_slots(state, request, place))
+    return len(saved_slots(state, request, place))
 
 
-def begin_load(state: ControllerState, request: Request, place: Place) -> LoadPart:
-    """Give a segment that files have its pages, to be loaded. The caller saves the record."""
-    slots, num_tokens = _saved_slots(state, request, place), request.record.shape_of(*place).num_tokens
-    target = state.allocate("embedding", request, len(slots))
-    assert target is not None and slots, "the policy chose a segment to load without pages for it, or none to load"
-    request.record.segment(place).begin_load(target)
-    return LoadPart(*request.key_in_table, target, num_tokens, page_keys(state, request, place), slots)
-
-
-def _saved_slots(state: ControllerState, request: Request, place: Place) -> list[int]:
+def saved_slots(state: ControllerState, request: Request, place: Place) -> list[int]:
     """Return where files have the segment's pages, if they have all, else none."""
     keys = page_keys(state, request, place)
     slots = state.saved["embedding"].find_leading(keys)
     return slots if len(slots) == len(keys) else []
-
-
-def give_up_loading(state: ControllerState, request: Request, plan: LoadSegments, result: Loaded | None) -> None:
-    """Return the segments that the plan has not loaded to their stage before it. Those that the file lacks are encoded; all of them if
-    the plan failed (``result`` None)."""
-    ends, more = (result.ends, result.more) if result is not None else ([0] * len(plan.parts), [False] * len(plan.parts))
-    segments = request.segments_of(plan)
-    for part, end, may_ask_again in zip(plan.parts, ends, more, strict=True):
-        if end == part.num_tokens:
-            continue
-        if not may_ask_again:
-            state.saved["embedding"].note_lacking(part.keys[0])
-            state.touch_preparing()
-        for _, segment in segments:
-            if segment.embedding == part.target:
-                state.pools["embedding"].retire(owner(request), segment.give_back()[1].pages)
-                state.save(request)
 
 
 def keep_encoded(state: ControllerState, encoded: Iterable[tuple[Request, Place]], *, are_hits: bool = False) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from ....schema.media import MediaSpan
 from ....schema.rows import Phase
 from ...bus.copy_plans import Load, LoadChunk
-from ...bus.messages import Loaded, RequestSpec
+from ...bus.messages import RequestSpec
 from ...pools import PoolName
 from ..scheduling.page_keys import Medium, PageKeys, content_digest, root_key
 from ..scheduling.types import Rank
@@ -216,20 +216,6 @@ def chunks_to_load(state: ControllerState, request: Request, find: FindLeading) 
                 end = start + len(slots) * page_tokens
                 chunks.append(LoadChunk(*request.key_in_table, member, start, end, names[: len(slots)], slots))
     return chunks
-
-
-def apply_loaded(state: ControllerState, request: Request, plan: Load, result: Loaded) -> None:
-    """Record the pages that have been loaded."""
-    request.may_load = any(result.more)
-    state.totals.transferred_bytes += result.num_bytes
-    for chunk, end, may_ask_again in zip(plan.chunks, result.ends, result.more, strict=True):
-        if not may_ask_again and not plan.source:
-            state.saved["kv"].note_lacking(chunk.keys[(end - chunk.start) // state.limits.kv_page_tokens])
-        if request.record.evicting or request.prefilled[chunk.member] >= end:
-            continue
-        assert request.prefilled[chunk.member] == chunk.start, "pages were loaded behind some that are not there"
-        request.prefilled[chunk.member] = request.num_cached[chunk.member] = end
-        state.emit(SetPrefilled(request.row, chunk.member, end))
 
 
 def skip_media(state: ControllerState, request: Request) -> bool:

@@ -1,13 +1,13 @@
 """Plans on their way: the choice of an actor (MS2), the plan table, commands to actors, and the pages that plans hold (pure).
 
-``planner`` decides what is done, and ``plan_results`` applies the results.
+``planner`` decides what is done, ``kinds`` makes the plans, and ``plan_results`` applies the results.
 """
 
 from collections.abc import Iterable, Sequence
 from functools import cache
 
 from ...bus.messages import Run
-from ...bus.plans import Plan
+from ...bus.plans import Analyse, Plan, PreprocessSegment
 from ...bus.wire import encode
 from ...pools import PoolName
 from ...stage_table import InstanceId, stage_of
@@ -55,6 +55,14 @@ def place_plan(state: ControllerState, plan: Plan, requests: Iterable[Request], 
         state.pools[pool].use(user, pages)
     state.effects.append(WritePlan(inflight.slot, inflight.plan_id, inflight.actor, encode(plan)))
     send_plan(state, inflight, now)
+
+
+def place_video_plan(state: ControllerState, request: Request, plan: Analyse | PreprocessSegment, now: float) -> None:
+    """Place a plan for a medium of one row, and note what policies ask of such plans."""
+    request.video_s = now
+    if plan.is_large:
+        state.steering.last_streamed = plan.is_streamed
+    place_plan(state, plan, [request], now)
 
 
 def _least_busy(state: ControllerState, stage: str, pool: PoolName | None) -> InstanceId:

@@ -1,4 +1,4 @@
-"""Planning for video, encoder and prefill: the view that policies see, and the plans that follow.
+"""Planning for video, encoder and prefill: the view that policies see, and the plans that follow, which ``kinds`` makes.
 
 A row has at most one prefill plan in flight: messages can be reordered, and a chunk must not overtake the one before it.
 ``plan_results`` applies the plans' results.
@@ -10,24 +10,26 @@ from itertools import islice, takewhile
 
 import msgspec
 
-from ...bus.copy_plans import Load, LoadPart, LoadSegments
 from ...bus.media_work import estimated_work
-from ...bus.plans import Analyse, Encode, EncodePart, Prefill, PrefillChunk, PreprocessSegment
 from ...pools import PoolName
 from ...stage_table import WORKERS, InstanceId, stage_of
-from ..caches.embedding_cache import begin_load, num_saved_pages
+from ..caches.embedding_cache import num_saved_pages
 from ..caches.media_sharing import hide_shared, take_shared
-from ..caches.prefix_cache import PAGES_AT_ONCE, load_plan, note_hits
 from ..rows.intake import embedding_pages, patch_pages
 from ..rows.lifecycle import reset_media
 from ..rows.poison import is_suspect
 from ..scheduling.budgets import allowance_s, retarget
-from ..scheduling.guidance import num_pages
-from ..scheduling.types import ChunkChoice, MemberView, RequestView, SegmentChoice, SegmentStage, SegmentView, StepLimits, View
+from ..scheduling.types import MemberView, RequestView, SegmentChoice, SegmentStage, SegmentView, StepLimits, View
 from ..state.inflight_plan import LONG_AGO_S
 from ..state.request import Request
 from ..state.state import BY_RANK, STUCK_S, ControllerState, owner
-from .plan_dispatch import credit, place_plan
+from .kinds.analyse import issue_analysis
+from .kinds.encode import issue_encode
+from .kinds.load import issue_loads
+from .kinds.load_segments import issue_segment_loads
+from .kinds.prefill import issue_prefill
+from .kinds.preprocess import issue_segment
+from .plan_dispatch import credit
 from .policy_calls import choose
 
 MAX_ROUNDS = 8
@@ -44,7 +46,7 @@ def issue(state: ControllerState, now: float) -> None:
     for inflight in state.plans.values():
         if inflight.begun_s == LONG_AGO_S:  # from another controller or for another actor generation: the current one has just begun
             inflight.begun_s = now
-    _issue_loads(state, now)
+    issue_loads(state, now)
     if not _plannable(state):
         state.starved_s = None
         return
@@ -56,13 +58,13 @@ def issue(state: ControllerState, now: float) -> None:
         if not step:
             break
         for choice in step.analyse:
-            _issue_analysis(state, state.requests[choice.key], choice.item, now)
+            issue_analysis(state, state.requests[choice.key], choice.item, now)
         for segment in step.preprocess:
-            _issue_segment(state, segment, now)
+            issue_segment(state, segment, now)
         if step.encode:
             _issue_encode(state, step.encode, now)
         if step.prefill:
-            _issue_prefill(state, step.prefill, now)
+            issue_prefill(state, step.prefill, now)
         if not any(credit(state, stage) for stage in WORKERS):
             break  # another round could plan nothing
     _notice_shortage(state, view, now)
@@ -244,115 +246,16 @@ def _evict_later(state: ControllerState, request: Request, pool: PoolName, need:
 # ------------------------------------------------------------------------------------------------------------- issuing
 
 
-def _issue_analysis(state: ControllerState, request: Request, item: int, now: float) -> None:
-    source = request.record.items[item].source
-    _place_video_plan(state, request, Analyse(*request.key_in_table, item, request.spec.items[item], source), now)
-
-
-def _issue_segment(state: ControllerState, choice: SegmentChoice, now: float) -> None:
-    request = state.requests[choice.key]
-    item = request.record.items[choice.item]
-    assert item.shape is not None
-    target = state.allocate("patch", request, patch_pages(item.shape.segments[choice.segment], state.limits))
-    assert target is not None, "the policy chose a segment without patch pages for it"
-    item.segments[choice.segment].begin_preprocess(target)
-    request.blocked_s = -1.0
-    state.save(request)
-    media = request.spec.items[choice.item]
-    plan = PreprocessSegment(*request.key_in_table, choice.item, choice.segment, media, item.shape, item.source, target)
-    _place_video_plan(state, request, plan, now)
-
-
-def _place_video_plan(state: ControllerState, request: Request, plan: Analyse | PreprocessSegment, now: float) -> None:
-    request.video_s = now
-    if plan.is_large:
-        state.steering.last_streamed = plan.is_streamed
-    place_plan(state, plan, [request], now)
-
-
 def _issue_encode(state: ControllerState, choices: tuple[SegmentChoice, ...], now: float) -> None:
     """Have segments encoded, or loaded: the first choice and those behind it for which the same plan can be made."""
     state.steering.last = "encode"
     if _can_load(state, choices[0]):
         key = choices[0].key
-        _issue_segment_loads(state, list(takewhile(lambda choice: choice.key == key and _can_load(state, choice), choices)), now)
+        issue_segment_loads(state, list(takewhile(lambda choice: choice.key == key and _can_load(state, choice), choices)), now)
     else:
-        _issue_encodes(state, list(takewhile(lambda choice: not _can_load(state, choice), choices)), now)
+        issue_encode(state, list(takewhile(lambda choice: not _can_load(state, choice), choices)), now)
 
 
 def _can_load(state: ControllerState, choice: SegmentChoice) -> bool:
     """Return whether a policy has chosen a segment that looks as if it were decoded."""
     return state.requests[choice.key].record.segment(choice[1:]).stage == SegmentStage.PENDING
-
-
-def _issue_segment_loads(state: ControllerState, choices: Sequence[SegmentChoice], now: float) -> None:
-    request = state.requests[choices[0].key]
-    parts: list[LoadPart] = []
-    num_left = PAGES_AT_ONCE
-    for _, item, number in choices:
-        num_left -= num_saved_pages(state, request, (item, number))
-        if parts and num_left < 0:
-            break
-        parts.append(begin_load(state, request, (item, number)))
-    request.blocked_s = -1.0
-    state.save(request)
-    place_plan(state, LoadSegments(parts), [request], now)
-
-
-def _issue_encodes(state: ControllerState, choices: Sequence[SegmentChoice], now: float) -> None:
-    parts: list[EncodePart] = []
-    requests: dict[int, Request] = {}
-    for choice in choices:
-        request = requests[choice.key] = state.requests[choice.key]
-        shape = request.record.shape_of(choice.item, choice.segment)
-        target = state.allocate("embedding", request, embedding_pages(shape, state.limits))
-        assert target is not None, "the policy chose a segment without embedding pages for it"
-        source = request.record.items[choice.item].segments[choice.segment].begin_encode(target)
-        request.blocked_s = -1.0
-        parts.append(EncodePart(*request.key_in_table, shape, source, target))
-    for request in requests.values():
-        state.save(request)
-    place_plan(state, Encode(parts), requests.values(), now)
-
-
-def _issue_loads(state: ControllerState, now: float) -> None:
-    """Have saved pages loaded before the policy has them computed. Rows that lack no pages go on at once, however busy prefill is.
-
-    Of rows with more pages than one plan loads one at a time goes on, so that a slow disk leaves prefill its turns.
-    """
-    rows = [request for request in state.preparing() if request.may_load and request.can_prefill and request.prefill_plan is None]
-    if not rows:
-        return
-    loading = [request for inflight in state.plans.values() if isinstance(inflight.plan, Load) for request in inflight.requests]
-    goes_on = any(request.num_loads > 1 and not request.ending for request in loading)
-    for request in sorted(rows, key=BY_RANK):
-        if (plan := load_plan(state, request)) is None:
-            request.may_load = False
-            state.touch(request)
-            note_hits(state, request)
-        elif credit(state, "prefill", request.prefill_pool) and not (request.num_loads and goes_on):
-            goes_on = goes_on or request.num_loads > 0
-            request.num_loads += 1
-            place_plan(state, plan, [request], now, request.prefill_pool)
-
-
-def _issue_prefill(state: ControllerState, choices: tuple[ChunkChoice, ...], now: float) -> None:
-    """Place a plan for each device that the chunks' rows are prefilled on."""
-    state.steering.last = "prefill"
-    for pool in dict.fromkeys(state.requests[choice.key].prefill_pool for choice in choices):
-        chosen = [choice for choice in choices if state.requests[choice.key].prefill_pool == pool]
-        requests = {choice.key: state.requests[choice.key] for choice in chosen}
-        place_plan(state, Prefill([_chunk(state, requests[choice.key], choice) for choice in chosen]), requests.values(), now, pool)
-
-
-def _chunk(state: ControllerState, request: Request, choice: ChunkChoice) -> PrefillChunk:
-    page_tokens, cache = state.limits.kv_page_tokens, state.pools[request.prefill_pool].cache
-    for page in request.prefill_tables[choice.member][choice.start // page_tokens : num_pages(choice.end, page_tokens)]:
-        assert cache.key_of(page) is None, f"a chunk would write page {page}, which has a key"
-    spans = []
-    if choice.member == 0 and request.tracker is not None:
-        for part in request.tracker.overlapping(choice.start, choice.end):
-            run = request.record.items[part.item].segments[part.segment].embedding
-            assert run is not None, "a chunk reaches into a segment without embedding pages"
-            spans.append(request.tracker.span(part, run, choice.start, choice.end))
-    return PrefillChunk(*request.key_in_table, choice.member, choice.start, choice.end, spans)

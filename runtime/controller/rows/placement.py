@@ -2,7 +2,7 @@
 
 Each device has a pool, and an actor works in that of its device. A row's own pool is that of the decode actors that may run it. Where
 its device has a prefill, the prompt is prefilled there, and nothing is copied. Otherwise a prefill of another device fills pages of
-its own pool, the row's *source*, and ``migration`` has them copied. So a prompt leaves a device that has both stages only for one that
+its own pool, the row's *source*, and ``transfer`` has them copied. So a prompt leaves a device that has both stages only for one that
 has decode alone.
 
 Pages of both pools are granted at once, all or none, so no row keeps pages of one while it waits for the other (TI6): rows cannot wait

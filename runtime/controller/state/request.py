@@ -212,7 +212,7 @@ class Request:
     block_tables: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
     source_tables: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))  # pages of ``source_pool``
     prefilled: list[int] = field(default_factory=lambda: [0, 0])
-    copied: list[int] = field(default_factory=lambda: [0, 0])  # tokens per member whose pages are in both pools: see ``migration``
+    copied: list[int] = field(default_factory=lambda: [0, 0])  # tokens per member whose pages are in both pools: see ``transfer``
 
     keys: tuple[PageKeys, ...] = ()  # per member, if pages have names
     num_cached: list[int] = field(default_factory=lambda: [0, 0])  # tokens per member that its grant found in the cache

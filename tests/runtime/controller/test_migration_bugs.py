@@ -10,7 +10,7 @@ import pytest
 from mmrt.runtime.bus.copy_plans import Load, Transfer
 from mmrt.runtime.bus.plans import Prefill
 from mmrt.runtime.controller.caches import prefix_cache
-from mmrt.runtime.controller.plans import migration, plan_results
+from mmrt.runtime.controller.plans.kinds import load, prefill, transfer
 from mmrt.runtime.controller.rows import kv_manager
 from mmrt.runtime.controller.state.inflight_plan import InflightPlan
 from mmrt.runtime.controller.state.request import Request
@@ -58,14 +58,14 @@ def give_pages_away_under_a_copy(patch: pytest.MonkeyPatch) -> None:
 
 def leave_the_source_early(patch: pytest.MonkeyPatch) -> None:
     """The pages that were prefilled are given back with the first copies."""
-    leave = migration.leave_source
+    leave = transfer.leave_source
 
     def leave_source(state: ControllerState, request: Request) -> None:
         if request.record.source_pool is not None:
             state.pools[request.record.source_pool].retire(owner(request))
         leave(state, request)
 
-    patch.setattr(plan_results, "leave_source", leave_source)
+    patch.setattr(transfer, "leave_source", leave_source)
 
 
 def name_what_is_not_there(patch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,8 @@ def name_what_is_not_there(patch: pytest.MonkeyPatch) -> None:
         prefix_cache.name_pages(state, request)
         request.record.source_pool = source
 
-    patch.setattr(plan_results, "name_pages", name_pages)
+    for module in (prefill, load):
+        patch.setattr(module, "name_pages", name_pages)
 
 
 def grant_one_side_at_a_time(patch: pytest.MonkeyPatch) -> None:

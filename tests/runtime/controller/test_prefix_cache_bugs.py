@@ -18,6 +18,7 @@ from mmrt.runtime.bus.messages import Loaded
 from mmrt.runtime.controller.caches import prefix_cache
 from mmrt.runtime.controller.caches.prefix_cache import FindLeading
 from mmrt.runtime.controller.plans import plan_results
+from mmrt.runtime.controller.plans.kinds import load, prefill
 from mmrt.runtime.controller.plans.plan_dispatch import clear_plan
 from mmrt.runtime.controller.rows import kv_manager, lifecycle, ownership, placement, progress
 from mmrt.runtime.controller.scheduling import page_keys
@@ -113,7 +114,7 @@ def name_pages_given_back(patch: pytest.MonkeyPatch) -> None:
             found = keys.up_to(num_tokens)
             state.name_pages("kv", table[: len(found)], found)
 
-    for module in (plan_results, progress):
+    for module in (prefill, load, progress):
         patch.setattr(module, "name_pages", lambda *_: None)
     patch.setattr(lifecycle, "clear_pages", clear)
 
@@ -135,12 +136,12 @@ def own_nothing_of_a_hit(patch: pytest.MonkeyPatch) -> None:
 
 def believe_what_was_asked_for(patch: pytest.MonkeyPatch) -> None:
     """All pages of a plan to load them count as loaded, whatever the files had."""
-    apply_loaded = prefix_cache.apply_loaded
+    apply_loaded = load.apply_loaded
 
     def apply(state: ControllerState, request: Request, plan: Load, result: Loaded) -> None:
         apply_loaded(state, request, plan, Loaded([chunk.end for chunk in plan.chunks], [True] * len(plan.chunks)))
 
-    patch.setattr(plan_results, "apply_loaded", apply)
+    patch.setattr(load, "apply_loaded", apply)
 
 
 def load_another_page(patch: pytest.MonkeyPatch) -> None:

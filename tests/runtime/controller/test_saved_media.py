@@ -13,8 +13,7 @@ from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.copy_plans import Load, LoadPart, LoadSegments
 from mmrt.runtime.bus.plan_base import Place
-from mmrt.runtime.controller.caches import embedding_cache
-from mmrt.runtime.controller.plans import plan_results, planner
+from mmrt.runtime.controller.plans.kinds import load_segments
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.scheduling.types import SegmentStage
 from mmrt.runtime.controller.state.effects import WritePlan
@@ -265,18 +264,18 @@ def test_kv_pages_are_loaded_before_media_and_make_them_unnecessary() -> None:
 
 def believe_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """All segments of a plan count as loaded, whatever the file had."""
-    monkeypatch.setattr(plan_results, "give_up_loading", lambda *_: None)
+    monkeypatch.setattr(load_segments, "give_up_loading", lambda *_: None)
 
 
 def load_another_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pages of a long segment are loaded in another order."""
-    begin_load = embedding_cache.begin_load
+    begin_load = load_segments.begin_load
 
     def begin(state: ControllerState, request: Request, place: Place) -> LoadPart:
         part = begin_load(state, request, place)
         return msgspec.structs.replace(part, keys=part.keys[::-1], slots=part.slots[::-1])
 
-    monkeypatch.setattr(planner, "begin_load", begin)
+    monkeypatch.setattr(load_segments, "begin_load", begin)
 
 
 def ask_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""KV pages on their way from the pool in which a row was prefilled to its own (pure; rules over ``ControllerState``; TI6-TI8, KT1).
+"""Plans to copy KV pages from the pool in which a row was prefilled to its own: migration (TI6-TI8, KT1).
 
 A decode actor of the row's own device copies them (pull), since it may write there: by a plan of its own kind, whole pages while
 prefill fills later ones, and the last one at the end of the prompt. A row has one such plan at a time. Pages that a prefill plan may
@@ -12,13 +12,14 @@ that is not shared again. The source's pages stay until all have been copied; af
 
 from itertools import takewhile
 
-from ...bus.copy_plans import Transfer, TransferChunk
-from ...bus.messages import Transferred
-from ..caches.prefix_cache import name_pages
-from ..state.effects import ClearSource
-from ..state.request import Request
-from ..state.state import BY_RANK, ControllerState, owner
-from .plan_dispatch import credit, place_plan
+from ....bus.copy_plans import Transfer, TransferChunk
+from ....bus.messages import Result, Transferred
+from ...caches.prefix_cache import name_pages
+from ...state.effects import ClearSource
+from ...state.request import Request
+from ...state.state import BY_RANK, ControllerState, owner
+from ..plan_dispatch import credit, place_plan
+from .base import Encoded, Kind
 
 PAGES_AT_ONCE = 256  # of a member, in a plan
 
@@ -50,7 +51,21 @@ def _filled(state: ControllerState, request: Request) -> list[TransferChunk]:
     return chunks
 
 
-def apply_transferred(state: ControllerState, request: Request, plan: Transfer, result: Transferred) -> None:
+class TransferKind(Kind[Transfer]):
+    """Pages are copied. After the last the row leaves its source."""
+
+    def apply(self, state: ControllerState, plan: Transfer, live: list[Request], result: Result) -> Encoded:
+        assert isinstance(result, Transferred)
+        for request in live:
+            _apply_transferred(state, request, plan, result)
+        return ()
+
+    def cleared(self, state: ControllerState, live: list[Request], encoded: Encoded) -> None:
+        for request in live:
+            leave_source(state, request)
+
+
+def _apply_transferred(state: ControllerState, request: Request, plan: Transfer, result: Transferred) -> None:
     """Record the pages that have been copied. A plan of a previous controller can be one for pages behind those known to be."""
     state.totals.transferred_bytes += result.num_bytes
     for chunk in plan.chunks:

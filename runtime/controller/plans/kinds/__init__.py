@@ -1,0 +1,1 @@
+"""The kinds of plans, one in each file; ``table`` has all."""

@@ -1,0 +1,67 @@
+"""Plans to load a row's KV pages instead of computing them: from the file of ``cache.dir``, or from the pool of another device."""
+
+from ....bus.copy_plans import Load
+from ....bus.messages import Loaded, Result
+from ...caches.prefix_cache import load_plan, name_pages, note_hits
+from ...state.effects import SetPrefilled
+from ...state.request import Request
+from ...state.state import BY_RANK, ControllerState
+from ..plan_dispatch import credit, place_plan
+from .base import Encoded, Kind
+
+
+def issue_loads(state: ControllerState, now: float) -> None:
+    """Have saved pages loaded before the policy has them computed. Rows that lack no pages go on at once, however busy prefill is.
+
+    Of rows with more pages than one plan loads one at a time goes on, so that a slow disk leaves prefill its turns.
+    """
+    rows = [request for request in state.preparing() if request.may_load and request.can_prefill and request.prefill_plan is None]
+    if not rows:
+        return
+    loading = [request for inflight in state.plans.values() if isinstance(inflight.plan, Load) for request in inflight.requests]
+    goes_on = any(request.num_loads > 1 and not request.ending for request in loading)
+    for request in sorted(rows, key=BY_RANK):
+        if (plan := load_plan(state, request)) is None:
+            request.may_load = False
+            state.touch(request)
+            note_hits(state, request)
+        elif credit(state, "prefill", request.prefill_pool) and not (request.num_loads and goes_on):
+            goes_on = goes_on or request.num_loads > 0
+            request.num_loads += 1
+            place_plan(state, plan, [request], now, request.prefill_pool)
+
+
+class LoadKind(Kind[Load]):
+    """Tokens are in the KV cache as hits; media that they cover are not needed. What was not loaded is computed."""
+
+    def answered(self, state: ControllerState, plan: Load, live: list[Request], result: Result) -> None:
+        for request in live:
+            request.may_load = False
+
+    def apply(self, state: ControllerState, plan: Load, live: list[Request], result: Result) -> Encoded:
+        assert isinstance(result, Loaded)
+        for request in live:
+            apply_loaded(state, request, plan, result)
+        return ()
+
+    def cleared(self, state: ControllerState, live: list[Request], encoded: Encoded) -> None:
+        for request in live:
+            name_pages(state, request)
+            if request.has_kv and not request.ending:
+                note_hits(state, request)
+            if request.is_computed:
+                state.ask(request.key, request.gateway_generation)
+
+
+def apply_loaded(state: ControllerState, request: Request, plan: Load, result: Loaded) -> None:
+    """Record the pages that have been loaded."""
+    request.may_load = any(result.more)
+    state.totals.transferred_bytes += result.num_bytes
+    for chunk, end, may_ask_again in zip(plan.chunks, result.ends, result.more, strict=True):
+        if not may_ask_again and not plan.source:
+            state.saved["kv"].note_lacking(chunk.keys[(end - chunk.start) // state.limits.kv_page_tokens])
+        if request.record.evicting or request.prefilled[chunk.member] >= end:
+            continue
+        assert request.prefilled[chunk.member] == chunk.start, "pages were loaded behind some that are not there"
+        request.prefilled[chunk.member] = request.num_cached[chunk.member] = end
+        state.emit(SetPrefilled(request.row, chunk.member, end))

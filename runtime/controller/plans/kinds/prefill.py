@@ -1,0 +1,87 @@
+"""Plans to prefill chunks of prompts: embedding pages in, KV pages out."""
+
+from ....bus.messages import Result
+from ....bus.plans import Prefill, PrefillChunk
+from ...caches.prefix_cache import name_pages
+from ...rows.poison import absolve
+from ...scheduling.budgets import update
+from ...scheduling.guidance import num_pages
+from ...scheduling.types import ChunkChoice, SegmentStage
+from ...state.effects import SetPrefilled
+from ...state.request import Request
+from ...state.state import ControllerState, owner
+from ..plan_dispatch import place_plan
+from .base import Encoded, Kind
+
+
+def issue_prefill(state: ControllerState, choices: tuple[ChunkChoice, ...], now: float) -> None:
+    """Place a plan for each device that the chunks' rows are prefilled on."""
+    state.steering.last = "prefill"
+    for pool in dict.fromkeys(state.requests[choice.key].prefill_pool for choice in choices):
+        chosen = [choice for choice in choices if state.requests[choice.key].prefill_pool == pool]
+        requests = {choice.key: state.requests[choice.key] for choice in chosen}
+        place_plan(state, Prefill([_chunk(state, requests[choice.key], choice) for choice in chosen]), requests.values(), now, pool)
+
+
+def _chunk(state: ControllerState, request: Request, choice: ChunkChoice) -> PrefillChunk:
+    page_tokens, cache = state.limits.kv_page_tokens, state.pools[request.prefill_pool].cache
+    for page in request.prefill_tables[choice.member][choice.start // page_tokens : num_pages(choice.end, page_tokens)]:
+        assert cache.key_of(page) is None, f"a chunk would write page {page}, which has a key"
+    spans = []
+    if choice.member == 0 and request.tracker is not None:
+        for part in request.tracker.overlapping(choice.start, choice.end):
+            run = request.record.items[part.item].segments[part.segment].embedding
+            assert run is not None, "a chunk reaches into a segment without embedding pages"
+            spans.append(request.tracker.span(part, run, choice.start, choice.end))
+    return PrefillChunk(*request.key_in_table, choice.member, choice.start, choice.end, spans)
+
+
+class PrefillKind(Kind[Prefill]):
+    """Tokens are in the KV cache; pages that are full get their keys."""
+
+    def learn_cost(self, state: ControllerState, num_units: int, elapsed_s: float) -> None:
+        steering = state.steering
+        steering.prefill = update(steering.prefill, num_units, elapsed_s, steering.allowance_s)
+
+    def apply(self, state: ControllerState, plan: Prefill, live: list[Request], result: Result) -> Encoded:
+        """Record the tokens, and free embedding pages read to their end (RS2, US4). The word is written first."""
+        rows = {request.key_in_table: request for request in live}
+        for chunk in plan.chunks:
+            request = rows.get((chunk.row, chunk.row_generation))
+            if request is None or request.record.evicting or request.prefilled[chunk.member] >= chunk.end:
+                continue
+            assert request.prefilled[chunk.member] == chunk.start, "a chunk was prefilled out of order"
+            request.prefilled[chunk.member] = chunk.end
+            state.emit(SetPrefilled(request.row, chunk.member, chunk.end))
+            if chunk.spans and release_consumed(state, request):
+                state.save(request)
+        for request in live:
+            if absolve(request, plan):
+                state.save(request)
+        return ()
+
+    def cleared(self, state: ControllerState, live: list[Request], encoded: Encoded) -> None:
+        for request in live:
+            name_pages(state, request)
+            if request.is_computed:
+                state.ask(request.key, request.gateway_generation)
+
+
+def release_consumed(state: ControllerState, request: Request) -> bool:
+    """Give back embedding pages whose rows are all prefilled, according to ``prefilled``. True if the record changed."""
+    changed = False
+    assert request.tracker is not None
+    for part in request.tracker.overlapping(0, request.prefilled[0]):
+        segment = request.record.items[part.item].segments[part.segment]
+        if segment.stage != SegmentStage.ENCODED or segment.embedding is None:
+            continue
+        place = (part.item, part.segment)
+        before = request.num_consumed.get(place, 0)
+        count = request.tracker.num_consumed_pages(part, request.prefilled[0])
+        state.pools["embedding"].retire(owner(request), segment.embedding.pages[before:count])
+        request.num_consumed[place] = count
+        if request.prefilled[0] >= part.end:
+            segment.consumed()
+            del request.num_consumed[place]
+            changed = True
+    return changed
