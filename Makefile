@@ -22,5 +22,5 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m mmrt.triton_kernels.ahead_of_time
+	$(BIN)/python -m mmrt_lab.budgets.ahead_of_time
 check: test lint

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 LANES = {
     "lab": ("lab/",),
     "demo_model": ("demo_model/", "models/demo/"),
-    "kernels": ("triton_kernels/",),
+    "kernels": ("triton_kernels/", "lab/mmrt_lab/budgets/"),
 }
 ALWAYS = ("pyproject.toml", "tests/settings.py", ".ci/run", ".ci/concerned.py")
 ROOTS = {"lab/mmrt_lab": "mmrt_lab", "demo_model/mmrt_demo_model": "mmrt_demo_model"}  # all else belongs to mmrt

@@ -21,12 +21,9 @@ from .section import LOST
 ROOT = Path(__file__).parents[3]
 SUITES = {
     "tests that need a GPU": ("-m", "gpu", "tests"),
-    "kernels' tests on the GPU": (
-        *("-m", "not slow and not gpu", "tests/triton_kernels"),
-        *("--ignore", "tests/triton_kernels/test_ahead_of_time.py", "--ignore", "lab/tests/test_gpu_bench.py"),
-    ),
+    "kernels' tests on the GPU": ("-m", "not slow and not gpu", "tests/triton_kernels"),
 }
-"""What pytest is asked for, by the names of the steps. Left out is what compiles for other devices and what ``section`` checks."""
+"""What pytest is asked for, by the names of the steps."""
 PASSED = "passed"
 
 _TEST_LIMIT_S = 120

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from ..ahead_of_time import Variant, everywhere
-from .config import launch
-from .kernel import rotate_and_write_heads
+from mmrt.triton_kernels.kv_write.config import launch
+from mmrt.triton_kernels.kv_write.kernel import rotate_and_write_heads
+
+from .ahead_of_time import Variant, everywhere
 
 _LARGEST = {"bf16": 0.0, "i8": 127.0, "fp8e4nv": 448.0}
 _POINTERS = {"heads_ptr": "*bf16", "q_norm_ptr": "*bf16", "k_norm_ptr": "*bf16", "positions_ptr": "*i64", "slots_ptr": "*i64"}

@@ -1,8 +1,9 @@
 """The intermediate sizes, in bfloat16, of a 7B model and of its vision tower, whose gate and up are two matrices."""
 
-from ..ahead_of_time import Variant, everywhere
-from .config import launch
-from .kernel import silu_mul_rows
+from mmrt.triton_kernels.silu_mul.config import launch
+from mmrt.triton_kernels.silu_mul.kernel import silu_mul_rows
+
+from .ahead_of_time import Variant, everywhere
 
 _STRIDES = ("stride_gate", "stride_up", "stride_out")
 

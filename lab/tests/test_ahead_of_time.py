@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from mmrt.triton_kernels import ahead_of_time
-from mmrt.triton_kernels.ahead_of_time import ARCHITECTURES, Budget, Compiled, Variant, find_operations, load_variants, violations
+import mmrt.triton_kernels
+from mmrt_lab.budgets.ahead_of_time import ARCHITECTURES, Budget, Compiled, Variant, find_operations, load_variants, violations
 
+KERNELS = Path(mmrt.triton_kernels.__file__).parent
 GOOD = Compiled(registers=128, spills=0, shared_bytes=1000, features=frozenset({"mma", "cp_async"}), seconds=1.0)
 NARROW = """
 from dataclasses import replace
-from mmrt.triton_kernels.ahead_of_time import check
-from mmrt.triton_kernels.paged_decode.variants import VARIANTS
+from mmrt_lab.budgets.ahead_of_time import check
+from mmrt_lab.budgets.paged_decode import VARIANTS
 print(*check(replace(VARIANTS[0], divisible=()), 90), sep="; ")
 """
 
@@ -30,11 +31,15 @@ def guarded(operation: str, architecture: int) -> list[Variant]:
     return [variant for variant in load_variants(operation) if architecture in variant.budgets]
 
 
+def test_every_operation_has_budgets() -> None:
+    assert find_operations() == sorted(path.parent.name for path in KERNELS.glob("*/op.py"))
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("operation", find_operations())
 def test_every_kernel_has_budgets_for_every_architecture(operation: str, architecture: int) -> None:
     """CI checks that they are kept for one architecture, the slow lane for all: it takes minutes."""
-    wrapper = Path(ahead_of_time.__file__).parent / operation / "op.py"
+    wrapper = KERNELS / operation / "op.py"
     launched = set(re.findall(r"^ *(?:kernel\.)?(\w+)\[.*\]\(", wrapper.read_text(), re.MULTILINE))
     assert {variant.kernel.__name__ for variant in guarded(operation, architecture)} == launched
 
@@ -50,7 +55,7 @@ def test_attention_has_budgets_for_every_kind_of_page(operation: str, architectu
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_every_budget_is_kept(tmp_path: Path) -> None:
-    done = run(tmp_path, "-m", "mmrt.triton_kernels.ahead_of_time")
+    done = run(tmp_path, "-m", "mmrt_lab.budgets.ahead_of_time")
     assert done.returncode == 0, done.stdout + done.stderr
     assert {f"sm_{architecture}" for architecture in ARCHITECTURES} == set(re.findall(r" (sm_\d+) ", done.stdout))
 
@@ -63,7 +68,7 @@ def test_a_stride_not_known_to_be_divisible_is_noticed(tmp_path: Path) -> None:
 
 
 def test_unknown_operations_are_named(tmp_path: Path) -> None:
-    done = run(tmp_path, "-m", "mmrt.triton_kernels.ahead_of_time", "paged_decod")
+    done = run(tmp_path, "-m", "mmrt_lab.budgets.ahead_of_time", "paged_decod")
     assert done.returncode == 2 and "no variants of paged_decod; there are those of" in done.stderr
 
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from ..ahead_of_time import Budget, Variant, everywhere
-from ..launch import Launch
-from . import config, kernel
+from mmrt.triton_kernels.launch import Launch
+from mmrt.triton_kernels.vision_attention import config, kernel
+
+from .ahead_of_time import Budget, Variant, everywhere
 
 _STRIDES = tuple(f"stride_{tensor}{axis}" for tensor in "qkvo" for axis in "th")
 _PRODUCTS = {80: "mma", 90: "wgmma", 100: "tcgen05"}

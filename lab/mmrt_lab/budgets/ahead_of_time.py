@@ -1,10 +1,10 @@
 """Compiles kernels for GPUs that need not be present, and checks the results against written budgets.
 
-    python -m mmrt.triton_kernels.ahead_of_time [--arch 80|90|100 ...] [OP ...]
+    python -m mmrt_lab.budgets.ahead_of_time [--arch 80|90|100 ...] [OP ...]
 
-prints a table and ends with status 1 if a budget is exceeded. An operation is a package beside this module whose module ``variants``
-has ``VARIANTS``, a sequence of ``Variant``, each compiled for the architectures that it has a budget for. Must not run under
-``TRITON_INTERPRET=1``.
+prints a table and ends with status 1 if a budget is exceeded. An operation is a module beside this one, by the name of the
+package of its kernels, with ``VARIANTS``, a sequence of ``Variant``, each compiled for the architectures that it has a budget for. Must
+not run under ``TRITON_INTERPRET=1``.
 """
 
 import argparse
@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from .launch import Launch
+from mmrt.triton_kernels.launch import Launch
 
 ARCHITECTURES = (80, 90, 100)
 
@@ -119,15 +118,14 @@ def violations(compiled: Compiled, budget: Budget) -> list[str]:
 
 
 def find_operations() -> list[str]:
-    """Names of the packages beside this module that have variants."""
-    here = Path(__file__).parent
-    packages = [module.name for module in pkgutil.iter_modules([str(here)]) if module.ispkg]
-    return [name for name in packages if find_spec(f".{name}.variants", __package__) is not None]
+    """Names of the modules beside this one."""
+    here = Path(__file__)
+    return [module.name for module in pkgutil.iter_modules([str(here.parent)]) if module.name != here.stem]
 
 
 def load_variants(operation: str) -> Sequence[Variant]:
     """``VARIANTS`` of an operation."""
-    variants: Sequence[Variant] = importlib.import_module(f".{operation}.variants", __package__).VARIANTS
+    variants: Sequence[Variant] = importlib.import_module(f".{operation}", __package__).VARIANTS
     return variants
 
 
@@ -150,9 +148,7 @@ def _selected(operations: Sequence[str], architectures: Sequence[int]) -> Iterat
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m mmrt.triton_kernels.ahead_of_time", description="Compile kernels and check budgets."
-    )
+    parser = argparse.ArgumentParser(prog="python -m mmrt_lab.budgets.ahead_of_time", description="Compile kernels and check budgets.")
     parser.add_argument("--arch", type=int, action="append", choices=ARCHITECTURES, help="may be repeated; all by default")
     parser.add_argument("operations", nargs="*", metavar="OP")
     options = parser.parse_args()

@@ -6,9 +6,10 @@ Heads of 256, which no model here has, and heads of 128 in float32 spill and are
 from collections.abc import Iterator
 from typing import Any
 
-from ..ahead_of_time import Budget, Variant
-from .config import extend_launch
-from .kernel import extend_kernel
+from mmrt.triton_kernels.paged_extend.config import extend_launch
+from mmrt.triton_kernels.paged_extend.kernel import extend_kernel
+
+from .ahead_of_time import Budget, Variant
 
 _STRIDES = tuple(f"stride_{name}" for name in ("qn", "qh", "on", "oh", "nt", "nh", "kp", "kt", "kh"))
 _TYPES = dict.fromkeys((*_STRIDES, "stride_sp", "stride_st", "stride_sh", "stride_bt"), "i64")

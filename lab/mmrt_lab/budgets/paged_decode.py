@@ -3,10 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from ..ahead_of_time import ARCHITECTURES, Budget, Variant
-from ..launch import Launch
-from .config import CHUNK_TOKENS, MAX_ROWS, NUM_WARPS, PROGRAMS_PER_SM, REDUCE_ITEMS, decode_launch
-from .kernel import attend_kernel, plan_kernel, reduce_kernel
+from mmrt.triton_kernels.launch import Launch
+from mmrt.triton_kernels.paged_decode.config import CHUNK_TOKENS, MAX_ROWS, NUM_WARPS, PROGRAMS_PER_SM, REDUCE_ITEMS, decode_launch
+from mmrt.triton_kernels.paged_decode.kernel import attend_kernel, plan_kernel, reduce_kernel
+
+from .ahead_of_time import ARCHITECTURES, Budget, Variant
 
 _STRIDES = tuple(f"stride_{name}" for name in ("qb", "qh", "ob", "oh", "kp", "kt", "kh"))
 _SCALE_STRIDES = ("stride_sp", "stride_st", "stride_sh")

@@ -1,8 +1,9 @@
 """Both directions at the shape of a 7B model: hidden size 3584 in bfloat16."""
 
-from ..ahead_of_time import Variant, everywhere
-from .config import launch
-from .kernel import copy_rows
+from mmrt.triton_kernels.embedding_pages.config import launch
+from mmrt.triton_kernels.embedding_pages.kernel import copy_rows
+
+from .ahead_of_time import Variant, everywhere
 
 _STRIDES = ("stride_row", "stride_page", "stride_token")
 _POINTERS = ("rows_ptr", "pages_ptr", "pv_indptr", "pv_page_indptr", "pv_page_indices", "pv_cu_page_len")

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..ahead_of_time import Budget, Variant, everywhere
-from ..launch import Launch
-from . import config, kernel
+from mmrt.triton_kernels.launch import Launch
+from mmrt.triton_kernels.sampling import config, kernel
+
+from .ahead_of_time import Budget, Variant, everywhere
 
 _VOCABULARY = 152064
 _TYPES = {

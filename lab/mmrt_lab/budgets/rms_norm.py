@@ -1,8 +1,9 @@
 """Hidden sizes of 3B and 7B models in bfloat16."""
 
-from ..ahead_of_time import Variant, everywhere
-from .config import launch
-from .kernel import norm_row
+from mmrt.triton_kernels.rms_norm.config import launch
+from mmrt.triton_kernels.rms_norm.kernel import norm_row
+
+from .ahead_of_time import Variant, everywhere
 
 _STRIDES = ("stride_x", "stride_residual", "stride_out")
 _POINTERS = ("x_ptr", "residual_ptr", "weight_ptr", "out_ptr")
