@@ -83,7 +83,7 @@ def register(app: typer.Typer) -> None:
     @group.command()
     def check(file: Annotated[Path, typer.Argument(metavar="FILE.py", help="A policy's file.")]) -> None:
         """Load a policy's file and call it for two requests, without a run. The exit status is 2 if it cannot be used."""
-        from ..actors.controller.policy_trial import try_policy
+        from .policy_trial import try_policy
 
         faulthandler.enable(2, all_threads=False)
         try:

@@ -14,7 +14,7 @@ import pytest
 
 from mmrt.actors.controller.policy_file import FilePolicy, PolicyFile
 from mmrt.actors.controller.policy_guard import CALL_S, PATIENCE, PolicyGuard
-from mmrt.actors.controller.policy_trial import try_policy
+from mmrt.cli.policy_trial import try_policy
 from mmrt.runtime.controller.scheduling.facts import Facts
 from mmrt.runtime.controller.scheduling.policy import UNIFIED, PolicyFailure
 from mmrt.runtime.controller.scheduling.types import StepLimits, View

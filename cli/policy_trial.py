@@ -7,15 +7,15 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from ...runtime.bus.messages import Filled, Hello, MediaItem, RequestSpec, Submit
-from ...runtime.bus.sampling import Sampling
-from ...runtime.controller.machine import Controller
-from ...runtime.controller.plans.policy_calls import swap
-from ...runtime.controller.scheduling.policy import UNIFIED, PolicyFailure
-from ...runtime.controller.scheduling.types import Limits
-from ...runtime.stage_table import ACTORS, InstanceId
-from .policy_file import PolicyFile
-from .policy_guard import PolicyGuard
+from ..actors.controller.policy_file import PolicyFile
+from ..actors.controller.policy_guard import PolicyGuard
+from ..runtime.bus.messages import Filled, Hello, MediaItem, RequestSpec, Submit
+from ..runtime.bus.sampling import Sampling
+from ..runtime.controller.machine import Controller
+from ..runtime.controller.plans.policy_calls import swap
+from ..runtime.controller.scheduling.policy import UNIFIED, PolicyFailure
+from ..runtime.controller.scheduling.types import Limits
+from ..runtime.stage_table import ACTORS, InstanceId
 
 _IMAGE = 1  # the placeholder's id
 _LIMITS = Limits(
