@@ -18,13 +18,13 @@ from mmrt.actors.gateway.apis.openai.stored import StoredResponses
 from mmrt.actors.gateway.openapi.operations import OPERATIONS
 from mmrt.actors.gateway.openapi.request_schema import example_of
 from mmrt.actors.gateway.reading.field_rules import Place
-from mmrt.actors.gateway.reading.field_table.markdown import with_table
 from mmrt.actors.gateway.reading.fields import Example
 from mmrt.actors.gateway.reading.ignored import HEADER, Ignored, collecting
 from mmrt.actors.gateway.reading.validation import ChatRequest, Limits, TextRequest, read_chat, read_text
 from mmrt.models.architecture import VisionRules
 from mmrt.runtime.errors import RequestError
 from mmrt.tests.actors.gateway.description import check_described
+from mmrt.tests.actors.gateway.field_table_markdown import with_table
 
 LIMITS = Limits(model_name="tiny", kinds=("image", "video", "audio"), max_context=2048, vision_rules=VisionRules(), hidden_size=8)
 USER, TAIL = {"role": "user", "content": "a"}, {"role": "user", "content": "b"}
@@ -384,6 +384,6 @@ def test_strict_fields(stage: Any) -> None:
 
 
 def test_the_documents_have_the_table() -> None:
-    """``python -m mmrt.actors.gateway.reading.field_table.markdown docs/api.md`` writes it."""
+    """``python -m mmrt.tests.actors.gateway.field_table_markdown docs/api.md`` writes it."""
     text = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
     assert with_table(text) == text

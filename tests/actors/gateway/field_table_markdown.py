@@ -1,13 +1,13 @@
 """The table of fields as docs/api.md has it:
-``python -m mmrt.actors.gateway.reading.field_table.markdown docs/api.md`` writes it there."""
+``python -m mmrt.tests.actors.gateway.field_table_markdown docs/api.md`` writes it there."""
 
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ..field_rules import Kinds, Place, Rule
-from ..harmless import NEVER
-from . import chat, common, media, messages, ollama, responses
+from mmrt.actors.gateway.reading.field_rules import Kinds, Place, Rule
+from mmrt.actors.gateway.reading.field_table import chat, common, media, messages, ollama, responses
+from mmrt.actors.gateway.reading.harmless import NEVER
 
 BEGIN, END = "<!-- the table of fields -->\n", "<!-- its end -->\n"
 _MODULES = (common, chat, media, responses, messages, ollama)
