@@ -63,6 +63,13 @@ def test_every_path_of_the_map_exists() -> None:
             assert any((base / other).exists() for base in (ROOT, place.parent, place.parent.parent)), f"{other}: {line}"
 
 
+def test_pages_for_users_are_short() -> None:
+    """README.md, CHANGELOG.md and docs/ together, without blocks of code and without the table that is made from the code."""
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]
+    texts = [text_of(page).partition("<!-- the table of fields -->")[0] for page in pages]
+    assert sum(bool(re.search(r"\w", word)) for text in texts for word in text.split()) <= 35_000
+
+
 def test_every_page_is_in_the_site() -> None:
     def names(entry: object) -> list[str]:
         if isinstance(entry, str):
