@@ -21,11 +21,11 @@ PACKED_GROUP = 32  # values with one scale and zero in an int4 page that is pack
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A rotary position embedding: pair j of a head turns by position[axis(j)] x theta ** (-2 j / head_dim) x stretch[j]."""
+    """A rotary position embedding: pair j of a head turns by position[axis(j)] x theta ** (-2 j / head_dim) / stretch[j]."""
 
     theta: float
     section: tuple[int, ...] = ()  # pairs per axis (t, h, w); empty is one axis
-    stretch: tuple[float, ...] = ()  # by which a longer context slows each pair down; empty: none
+    stretch: tuple[float, ...] = ()  # by which each pair turns more slowly, for a longer context; empty: none does
     factor: float = 1.0  # of cosines and sines
 
 

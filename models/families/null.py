@@ -3,26 +3,29 @@
 config.json: ``{"model_type": "mmrt_null", "step_ms": 5.0, "prefill_token_ms": 0.0, "vocab_size": 512}``.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ...schema.media import ItemShape, MediaKind, MediaSpan
 from ..architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, NullConfig, RopeConfig
 from ..checkpoint.json_fields import CheckpointFiles
 from ..checkpoint.weight_specs import TensorSpec
-from ..errors import UnsupportedMediaError
 from .family import CheckpointRecipe
+from .no_media import audio_item, build_towers, image_item, positions, sample_frames, video_item, video_with_sound
 
-if TYPE_CHECKING:
-    import torch
-
-    from ..towers.interface import Tower
-
-
-_NO_MEDIA = "the null model takes no media"
+__all__ = [
+    "audio_item",
+    "build_towers",
+    "canonical_name",
+    "checkpoint_name",
+    "image_item",
+    "parse_config",
+    "positions",
+    "recipes",
+    "sample_frames",
+    "tensor_specs",
+    "video_item",
+    "video_with_sound",
+]
 
 
 def parse_config(files: CheckpointFiles) -> ModelConfig:
@@ -75,31 +78,3 @@ def recipes() -> Mapping[str, CheckpointRecipe]:
         return recipe._replace(files=files)
 
     return {shape: without_weights(recipe) for shape, recipe in qwen2_5_vl.recipes().items()}
-
-
-def build_towers(config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":
-    return {}
-
-
-def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
-    return np.broadcast_to(np.arange(num_tokens, dtype=np.int64), (3, num_tokens)), 0
-
-
-def image_item(config: ModelConfig, height: int, width: int) -> ItemShape:
-    raise UnsupportedMediaError(_NO_MEDIA)
-
-
-def sample_frames(config: ModelConfig, total_frames: int, fps: float) -> NDArray[np.int64]:
-    raise UnsupportedMediaError(_NO_MEDIA)
-
-
-def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> ItemShape:
-    raise UnsupportedMediaError(_NO_MEDIA)
-
-
-def audio_item(config: ModelConfig, num_frames: int) -> ItemShape:
-    raise UnsupportedMediaError(_NO_MEDIA)
-
-
-def video_with_sound(config: ModelConfig, video: ItemShape, sound: ItemShape) -> ItemShape:
-    raise UnsupportedMediaError(_NO_MEDIA)

@@ -18,6 +18,9 @@ class Entry(NamedTuple):
 FAMILIES: dict[str, Entry] = {
     "qwen2_5_omni": Entry(lambda: import_module(".qwen2_5_omni", __package__), ("qwen2_5_omni", "qwen2_5_omni_thinker")),
     "qwen2_5_vl": Entry(lambda: import_module(".qwen2_5_vl", __package__), ("qwen2_5_vl",)),
+    "llama": Entry(lambda: import_module(".llama", __package__), ("llama",)),
+    "qwen2": Entry(lambda: import_module(".qwen2", __package__), ("qwen2",)),
+    "qwen3": Entry(lambda: import_module(".qwen3", __package__), ("qwen3",)),
     "null": Entry(lambda: import_module(".null", __package__), ("mmrt_null",)),
 }
 

@@ -31,7 +31,7 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
     model's device, so that angles are the same to the last bit."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / (config.theta**exponents)
-    return frequencies * torch.tensor(config.stretch) if config.stretch else frequencies
+    return frequencies / torch.tensor(config.stretch) if config.stretch else frequencies
 
 
 def rotate(heads: Tensor, rotation: Rotation) -> None:

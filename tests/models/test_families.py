@@ -58,8 +58,8 @@ def test_a_checkpoint_s_family_is_imported_and_no_other(name: str, tmp_path: Pat
 
 
 def test_making_what_there_is_not(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no family 'llama'; there are qwen2_5_omni, qwen2_5_vl, null$"):
-        make_checkpoint("tiny", tmp_path / "model", "llama")
+    with pytest.raises(ValueError, match="no family 'gpt2'; there are qwen2_5_omni, qwen2_5_vl, llama, qwen2, qwen3, null$"):
+        make_checkpoint("tiny", tmp_path / "model", "gpt2")
     with pytest.raises(ValueError, match="no shape 'huge' of null; there are tiny, small, 3b, 7b$"):
         make_checkpoint("huge", tmp_path / "model", "null")
     assert not list(tmp_path.iterdir())

@@ -1,54 +1,27 @@
 """Checkpoint reading shared by the two Qwen2.5 families: the fields of decoder, towers and processors."""
 
-from ...architecture import (
-    AttentionConfig,
-    AudioConfig,
-    AudioRules,
-    DType,
-    LanguageConfig,
-    LayerConfig,
-    MlpConfig,
-    RopeConfig,
-    VisionConfig,
-    VisionRules,
-)
+import msgspec
+
+from ...architecture import AudioConfig, AudioRules, LanguageConfig, RopeConfig, VisionConfig, VisionRules
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
-from ...errors import CheckpointError
+from ..fields import parse_attention, parse_decoder
 
 
 def parse_language(text: JsonObject, default_theta: float, tie: bool) -> LanguageConfig:
     """The decoder from ``text`` (nested or flat). Raises CheckpointError."""
-    hidden = text.integer("hidden_size")
-    heads = text.integer("num_attention_heads")
-    kv_heads = text.integer("num_key_value_heads", default=heads)
-    if heads % kv_heads:
-        raise text.error("num_key_value_heads", f"is {kv_heads}, which does not divide num_attention_heads ({heads})")
-    head_dim = text.integer("head_dim", default=max(hidden // heads, 1))
-    if head_dim % 2:
-        raise text.error("head_dim", f"is {head_dim}, expected an even number")
-    text.text("hidden_act", default="silu", choices=("silu",))
+    mixer = parse_attention(text)
     if text.has("use_sliding_window") and text.boolean("use_sliding_window"):
         raise text.error("use_sliding_window", "is true; sliding-window attention is not supported")
     rope = text.object("rope_parameters", "rope_scaling")
     kind = rope.text("rope_type", "type", default="default")
     if kind not in ("default", "mrope"):
         raise rope.error("rope_type", f"is {kind!r}, expected 'default' or 'mrope'")
-    section = rope.integers("mrope_section", default=(16, 24, 24), least=0)
-    if len(section) != 3 or sum(section) != head_dim // 2:
-        raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to head_dim / 2 = {head_dim // 2}")
+    section, pairs = rope.integers("mrope_section", default=(16, 24, 24), least=0), mixer.head_dim // 2
+    if len(section) != 3 or sum(section) != pairs:
+        raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to head_dim / 2 = {pairs}")
     theta = rope if rope.has("rope_theta") else text
-    layer = LayerConfig(
-        mixer=AttentionConfig(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, bias=True),
-        feed_forward=MlpConfig(intermediate_size=text.integer("intermediate_size")),
-    )
-    return LanguageConfig(
-        vocab_size=text.integer("vocab_size"),
-        hidden_size=hidden,
-        rms_norm_eps=text.number("rms_norm_eps", default=1e-6),
-        layers=(layer,) * text.integer("num_hidden_layers", most=1000),
-        ropes=(RopeConfig(theta=theta.number("rope_theta", default=default_theta), section=section),),
-        tie_embeddings=tie,
-    )
+    turn = RopeConfig(theta=theta.number("rope_theta", default=default_theta), section=section)
+    return parse_decoder(text, msgspec.structs.replace(mixer, bias=True, output_bias=False), turn, tie)
 
 
 def parse_vision(vision: JsonObject, hidden_size: int, split_qkv: bool = False) -> VisionConfig:
@@ -100,31 +73,6 @@ def parse_audio(audio: JsonObject, hidden_size: int) -> AudioConfig:
         problem = f"is {config.max_source_positions}, expected at least n_window ({config.n_window})"
         raise audio.error("max_source_positions", problem)
     return config
-
-
-def parse_dtype(*places: JsonObject) -> DType:
-    """The checkpoint's dtype from the first place that names one; half precision of either kind is computed in bfloat16."""
-    for place in places:
-        if place.has("dtype", "torch_dtype"):
-            name = place.text("dtype", "torch_dtype", choices=("float32", "bfloat16", "float16"))
-            return "float32" if name == "float32" else "bfloat16"
-    return "bfloat16"
-
-
-def parse_eos(files: CheckpointFiles, *places: JsonObject) -> tuple[int, ...]:
-    """Ids that end a sequence: generation_config.json's, else the configuration's, else the tokenizer's. Raises CheckpointError."""
-    generation = files.optional("generation_config.json")
-    for place in (generation, *places) if generation is not None else places:
-        if place.has("eos_token_id") and (found := place.integers("eos_token_id")):
-            return found
-    tokenizer = files.optional("tokenizer_config.json") or JsonObject({}, "defaults")
-    if tokenizer.has("eos_token"):
-        added = (files.optional("tokenizer.json") or JsonObject({}, "defaults")).objects("added_tokens")
-        known = {token.text("content"): token.integer("id", least=0) for token in added}
-        known |= {token: int(id) for id, token in tokenizer.object("added_tokens_decoder").tokens().items() if id.isdigit()}
-        if (found_id := known.get(tokenizer.token("eos_token"))) is not None:
-            return (found_id,)
-    raise CheckpointError(f"{files.path}: no eos_token_id in generation_config.json or config.json, and no eos_token of the tokenizer")
 
 
 def parse_vision_rules(files: CheckpointFiles, vision: VisionConfig, video_falls_back: bool) -> VisionRules:

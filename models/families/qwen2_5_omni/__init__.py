@@ -16,6 +16,7 @@ from ...architecture import ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles
 from ...errors import UnsupportedMediaError
 from ..family import CheckpointRecipe
+from ..fields import parse_dtype, parse_eos
 from ..qwen2_5 import fields, media, tensors
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
     return ModelConfig(
         family="qwen2_5_omni",
         language=language,
-        dtype=fields.parse_dtype(outer, config, text),
+        dtype=parse_dtype(outer, config, text),
         max_context=text.integer("max_position_embeddings", default=32768),
-        eos_token_ids=fields.parse_eos(files, config, text, outer),
+        eos_token_ids=parse_eos(files, config, text, outer),
         vision=vision,
         audio=audio,
         vision_rules=fields.parse_vision_rules(files, vision, video_falls_back=False),

@@ -12,6 +12,7 @@ from ...architecture import ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles
 from ...errors import UnsupportedMediaError
 from ..family import CheckpointRecipe
+from ..fields import parse_dtype, parse_eos
 from ..qwen2_5 import fields, media, tensors
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
     return ModelConfig(
         family="qwen2_5_vl",
         language=language,
-        dtype=fields.parse_dtype(config, text),
+        dtype=parse_dtype(config, text),
         max_context=text.integer("max_position_embeddings", default=32768),
-        eos_token_ids=fields.parse_eos(files, config, text),
+        eos_token_ids=parse_eos(files, config, text),
         vision=vision,
         vision_rules=fields.parse_vision_rules(files, vision, video_falls_back=True),
         image_token_id=config.integer("image_token_id", default=151655, least=0),

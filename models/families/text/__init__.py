@@ -1,0 +1,1 @@
+"""Code shared by the families of text alone; not a family itself."""

@@ -1,0 +1,82 @@
+"""The files of a checkpoint of text alone that ``mmrt model make`` writes besides weights."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..family import CheckpointRecipe
+from ..qwen2_5.made_checkpoint import PLAIN_TOKENS, generation_config
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+_LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+class _Shape(NamedTuple):
+    """Sizes, named as in config.json, and what else is the family's."""
+
+    dtype: str
+    num_merges: int
+    sizes: dict[str, Any]
+
+
+def _sizes(vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, context: int, theta: float) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": context,
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+    }
+
+
+_TINY_LLAMA = _sizes(1216, 128, 256, 4, 4, 2, 8192, 10000.0)
+_TINY_LLAMA["rope_parameters"] |= {**_LLAMA_3, "original_max_position_embeddings": 256}
+_SHAPES = {
+    "llama": {
+        "tiny": _Shape("float32", 900, {**_TINY_LLAMA, "tie_word_embeddings": False}),
+        "135m": _Shape("bfloat16", 8000, {**_sizes(49152, 576, 1536, 30, 9, 3, 8192, 1e5), "tie_word_embeddings": True}),
+    },
+    "qwen2": {
+        "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, 8192, 1e6), "tie_word_embeddings": True}),
+        "0.5b": _Shape("bfloat16", 8000, {**_sizes(151936, 896, 4864, 24, 14, 2, 32768, 1e6), "tie_word_embeddings": True}),
+    },
+    "qwen3": {
+        "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, 8192, 1e6), "head_dim": 64, "tie_word_embeddings": False}),
+        "0.6b": _Shape(
+            "bfloat16", 8000, {**_sizes(151936, 1024, 3072, 28, 16, 8, 40960, 1e6), "head_dim": 128, "tie_word_embeddings": True}
+        ),
+    },
+}
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+
+def recipes(family: str) -> dict[str, CheckpointRecipe]:
+    """By shape."""
+    return {name: _recipe(family, shape) for name, shape in _SHAPES[family].items()}
+
+
+def _recipe(family: str, shape: _Shape) -> CheckpointRecipe:
+    def files(ids: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+        config = {
+            "architectures": [_ARCHITECTURES[family]],
+            "model_type": family,
+            "dtype": shape.dtype,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "bos_token_id": None,
+            "eos_token_id": ids["<|im_end|>"],
+            "pad_token_id": None,
+            **shape.sizes,
+        }
+        return {"config.json": config, "generation_config.json": generation_config(ids)}
+
+    vocab_size = shape.sizes["vocab_size"]
+    return CheckpointRecipe(vocab_size, shape.num_merges, SPECIAL_TOKENS, PLAIN_TOKENS, {}, CHAT_TEMPLATE, files)

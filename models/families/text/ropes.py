@@ -1,0 +1,74 @@
+"""Rotary position embeddings of a checkpoint, and how they reach beyond the context that the model was first trained with. Pure.
+
+The formulas are transformers' (``modeling_rope_utils``): linear; llama3 (Llama 3.1); yarn (Peng et al., 2023). "dynamic" turns heads as
+"default" does up to ``max_position_embeddings``, which is the context that is served: beyond, each longer length has angles of its own,
+and K that is stored would not fit them.
+"""
+
+import math
+
+from ...architecture import RopeConfig
+from ...checkpoint.json_fields import JsonObject
+
+_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+def parse_rope(text: JsonObject, head_dim: int, max_positions: int) -> RopeConfig:
+    """The embedding of ``text``, whose ``max_position_embeddings`` are ``max_positions``. Raises CheckpointError."""
+    rope = text.object("rope_parameters", "rope_scaling")
+    theta = (rope if rope.has("rope_theta") else text).number("rope_theta", default=10000.0)
+    for place in (rope, text):
+        if (part := place.number("partial_rotary_factor", default=1.0)) != 1.0:
+            raise place.error("partial_rotary_factor", f"is {part:g}; heads of which a part turns are not supported")
+    kind = rope.text("rope_type", "type", default="default", choices=_KINDS)
+    if kind in ("default", "dynamic"):
+        return RopeConfig(theta=theta)
+    frequencies = [theta ** (-2 * pair / head_dim) for pair in range(head_dim // 2)]
+    if kind == "linear":
+        return RopeConfig(theta=theta, stretch=(rope.number("factor"),) * len(frequencies))
+    trained = (text if text.has("original_max_position_embeddings") else rope).integer(
+        "original_max_position_embeddings", default=max_positions
+    )
+    if kind == "llama3":
+        return RopeConfig(theta=theta, stretch=_llama3(rope, frequencies, trained))
+    factor = rope.number("factor", default=max_positions / trained)
+    return RopeConfig(theta=theta, stretch=_yarn(rope, theta, head_dim, factor, trained), factor=_yarn_factor(rope, factor))
+
+
+def _llama3(rope: JsonObject, frequencies: list[float], trained: int) -> tuple[float, ...]:
+    """Waves longer than the trained context by ``low_freq_factor`` become longer by ``factor``, those shorter by ``high_freq_factor``
+    stay, those between go over from one to the other."""
+    factor, low, high = (rope.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    if high <= low:
+        raise rope.error("high_freq_factor", f"is {high:g}, expected more than low_freq_factor ({low:g})")
+    turns = [trained * frequency / (2 * math.pi) for frequency in frequencies]  # in the trained context
+    kept = [min(max((turn - low) / (high - low), 0.0), 1.0) for turn in turns]
+    return tuple(1 / (share + (1 - share) / factor) for share in kept)
+
+
+def _yarn(rope: JsonObject, theta: float, head_dim: int, factor: float, trained: int) -> tuple[float, ...]:
+    """Pairs that turn ``beta_fast`` times in the trained context stay, those that turn ``beta_slow`` times become slower by ``factor``,
+    and the pairs between go over from one to the other by their number."""
+
+    def pair_of(turns: float) -> float:
+        return head_dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = pair_of(rope.number("beta_fast", default=32.0)), pair_of(rope.number("beta_slow", default=1.0))
+    if rope.boolean("truncate", default=True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    width = last - first or 0.001
+    slowed = [min(max((pair - first) / width, 0.0), 1.0) for pair in range(head_dim // 2)]
+    return tuple(1 / (share / factor + (1 - share)) for share in slowed)
+
+
+def _yarn_factor(rope: JsonObject, factor: float) -> float:
+    """By which cosines and sines are multiplied: what attention loses of its sharpness in a longer context."""
+    if rope.has("attention_factor"):
+        return rope.number("attention_factor")
+
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    one, all_dim = rope.number("mscale", default=0.0, least=0), rope.number("mscale_all_dim", default=0.0, least=0)
+    return scale(one) / scale(all_dim) if one and all_dim else scale(1.0)

@@ -1,0 +1,197 @@
+"""Families of text alone against transformers: logits, greedy tokens, every rope, and what is refused by name."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmrt.models.architecture import ModelConfig
+from mmrt.models.checkpoint.weights import read_weights
+from mmrt.models.config import load_model_config
+from mmrt.models.errors import CheckpointError, UnsupportedMediaError
+from mmrt.models.families.family import Family
+from mmrt.models.families.registry import FAMILIES, family_named
+from mmrt.models.lm.decoder import Chunk
+from mmrt.models.lm.language_model import LanguageModel
+from mmrt.models.make.checkpoint import make_checkpoint
+
+TEXT_FAMILIES = ("llama", "qwen2", "qwen3")
+ORIGINAL, CONTEXT = 64, 256  # tokens that ropes were trained with, and that they are to reach
+LENGTH, PAGE_TOKENS = 200, 8
+SIZES: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.15,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": [7, 9],
+}
+LLAMA_3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "llama3": {**LLAMA_3, "original_max_position_embeddings": ORIGINAL},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": ORIGINAL},
+    "yarn-not-truncated": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": ORIGINAL, "truncate": False, "beta_fast": 16.0,
+        "mscale": 1.0, "mscale_all_dim": 0.5,
+    },
+    "yarn-of-files": {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": ORIGINAL, "attention_factor": 0.9},
+}  # fmt: skip
+
+
+def save(path: Path, family: str, **fields: Any) -> Any:
+    """Write a random checkpoint of transformers, and return its model. Biases and norms are random, too."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **SIZES, **fields)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 1:
+                weight.add_(0.1 * torch.randn_like(weight))
+    model.save_pretrained(path)
+    return model
+
+
+def load(path: Path) -> tuple[ModelConfig, LanguageModel]:
+    config = load_model_config(path, dtype="float32")
+    num_pages = 4 * CONTEXT // PAGE_TOKENS
+    kv = torch.zeros(num_pages, config.kv_page_bytes(PAGE_TOKENS), dtype=torch.uint8)
+    return config, LanguageModel(config, read_weights(path, config), kv, PAGE_TOKENS)
+
+
+@torch.inference_mode()
+def check(path: Path, reference: Any, num_steps: int = 20) -> ModelConfig:
+    """Compare two prompts in chunks, then steps of both in one batch, with transformers without a cache."""
+    config, lm = load(path)
+    ids = torch.randint(0, 300, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    expected = reference(input_ids=ids, use_cache=False).logits
+    lengths = [LENGTH - num_steps, ORIGINAL - 3]  # one is beyond the trained context, one crosses its end
+    tables = torch.randperm(2 * CONTEXT // PAGE_TOKENS, generator=torch.Generator().manual_seed(2)).view(2, -1)
+    places = torch.arange(LENGTH).expand(3, -1)
+    for row, length in enumerate(lengths):
+        for start, end in ((0, 13), (13, 14), (14, 50), (50, length)):
+            hidden = lm.prefill([Chunk(lm.embed(ids[row, start:end]), places[:, start:end], start, tables[row])], [0])
+            close(lm.logits(hidden[0]), expected[row, start:end])
+    for step in range(num_steps):
+        at = [length + step for length in lengths]
+        step_ids = torch.stack([ids[row, place] for row, place in enumerate(at)])
+        logits = lm.decode(step_ids, torch.tensor(at).expand(3, -1), torch.tensor(at) + 1, tables)
+        close(logits, torch.stack([expected[row, place] for row, place in enumerate(at)]))
+    return config
+
+
+def close(logits: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("tie", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
+def test_logits_equal_those_of_transformers(tmp_path: Path, family: str, tie: bool) -> None:
+    config = check(tmp_path, save(tmp_path, family, tie_word_embeddings=tie))
+    assert config.family == family and config.language.tie_embeddings == tie and config.media_kinds == ()
+    assert config.eos_token_ids == (7, 9) and config.max_context == CONTEXT
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_biases_of_attention(tmp_path: Path, family: str) -> None:
+    config = check(tmp_path, save(tmp_path, family, attention_bias=True))
+    assert config.language.heads.bias and config.language.heads.output_bias
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
+def test_ropes_up_to_and_beyond_the_trained_context(tmp_path: Path, family: str, rope: str) -> None:
+    check(tmp_path, save(tmp_path, family, rope_parameters={"rope_theta": 5000.0, **ROPES[rope]}))
+
+
+def test_fields_as_transformers_4_wrote_them(tmp_path: Path) -> None:
+    rope = {name: value for name, value in ROPES["llama3"].items() if name != "rope_type"}
+    reference = save(tmp_path, "llama", rope_parameters={"rope_theta": 5000.0, **ROPES["llama3"]})
+    edit(tmp_path, rope_parameters=None, rope_theta=5000.0, rope_scaling={"type": "llama3", **rope}, dtype=None, torch_dtype="float32")
+    check(tmp_path, reference)
+
+
+def edit(path: Path, **fields: Any) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+def test_greedy_tokens_equal_those_of_generate(tmp_path: Path) -> None:
+    for family in TEXT_FAMILIES:
+        reference = save(tmp_path / family, family)
+        _, lm = load(tmp_path / family)
+        ids = torch.randint(10, 300, (1, 40), generator=torch.Generator().manual_seed(3))
+        expected = reference.generate(ids, max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0)[0, 40:].tolist()
+        table = torch.arange(CONTEXT // PAGE_TOKENS)
+        hidden = lm.prefill([Chunk(lm.embed(ids[0]), torch.arange(40).expand(3, -1), 0, table)], [0])
+        said = [int(lm.logits(hidden[0][-1:]).argmax())]
+        while len(said) < 30:
+            at = torch.tensor([39 + len(said)])
+            said.append(int(lm.decode(torch.tensor(said[-1:]), at.expand(3, -1), at + 1, table[None]).argmax()))
+        assert said == expected, family
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "said"),
+    [
+        ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu'"),
+        ("llama", {"mlp_bias": True}, "mlp_bias is true"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ("llama", {"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "rope_type is 'longrope', expected 'default' or"),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor is missing"),
+        ("llama", {"rope_parameters": {**LLAMA_3, "high_freq_factor": 1.0}}, "high_freq_factor is 1, expected more than low_freq"),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1, "layer_types": None},
+            "sliding_window is 32",
+        ),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types has sliding_attention"),
+        ("qwen3", {"quantization_config": {"quant_method": "quip"}}, "quip"),
+        ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads is 3, which does not divide"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, family: str, fields: dict[str, Any], said: str) -> None:
+    save(tmp_path, family)
+    edit(tmp_path, **fields)
+    with pytest.raises(CheckpointError, match=said):
+        load_model_config(tmp_path)
+
+
+def test_a_window_that_no_layer_uses_is_accepted(tmp_path: Path) -> None:
+    check(tmp_path, save(tmp_path, "qwen2", use_sliding_window=True, sliding_window=32, max_window_layers=3))
+
+
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
+def test_made_checkpoints_are_read_by_transformers(tmp_path: Path, family: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    make_checkpoint("tiny", tmp_path / "made", family)
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "made", dtype=torch.float32).eval()
+    check(tmp_path / "made", reference)
+
+
+def test_media_are_refused() -> None:
+    for name in TEXT_FAMILIES:
+        family: Family = family_named(name)
+        assert name in FAMILIES
+        config: Any = type("Config", (), {"family": name})
+        refused: list[Callable[[], object]] = [
+            lambda family=family, config=config: family.image_item(config, 10, 10),  # type: ignore[misc]
+            lambda family=family, config=config: family.sample_frames(config, 10, 1.0),  # type: ignore[misc]
+            lambda family=family, config=config: family.audio_item(config, 10),  # type: ignore[misc]
+        ]
+        for refuse in refused:
+            with pytest.raises(UnsupportedMediaError, match=f"a {name} model takes text alone"):
+                refuse()
