@@ -36,7 +36,6 @@ from mmrt.runtime.bus.messages import (
     Submit,
     ToController,
 )
-from mmrt.runtime.bus.plans import Analyse
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.controller.machine import Controller
 from mmrt.runtime.controller.plans.planner import make_view
@@ -241,7 +240,7 @@ class Drive:
         return sum(request is not None and request.phase == Phase.DECODE for request in self.controller.state.rows)
 
     def _finish(self, actor: str, plan_id: int) -> None:
-        is_analysis = isinstance(self.controller.state.plans[plan_id].plan, Analyse)
+        is_analysis = self.controller.state.plans[plan_id].plan.analysed_item is not None
         self.tell(actor, PlanDone(actor, 1, plan_id, 0.1, Analysed(_PICTURE) if is_analysis else Done()))
 
     def _perform(self, effects: Sequence[Effect]) -> None:
