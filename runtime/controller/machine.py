@@ -275,11 +275,11 @@ class Controller:
             wait_s = min(wait_s, LOOK_S)
         page_tokens, never = state.limits.kv_page_tokens, state.limits.max_context
         # half the time in which a row could use up the pages that it has
-        for request in [r for r in decoding if r.committed >= r.short_at and r.grow_at < never]:
+        for request in [r for r in decoding if r.committed >= r.derived.short_at and r.derived.grow_at < never]:
             tokens = len(request.block_tables[0]) * page_tokens - request.lengths[0] - request.committed
             tokens_per_s = 2 * (request.rate or FAST_RATE)
             if request.rate:
-                request.short_at = request.committed + int(tokens - LOOK_S * tokens_per_s)
+                request.derived.short_at = request.committed + int(tokens - LOOK_S * tokens_per_s)
             else:  # look soon, to measure it
                 tokens = min(tokens, state.limits.ahead_pages * page_tokens)
             if tokens <= wait_s * tokens_per_s:

@@ -67,13 +67,13 @@ def test_rows_whose_pages_last_are_left_out_of_the_next_tick(monkeypatch: pytest
     def compared(controller: Controller) -> float:
         nonlocal num_left_out
         found_s, decoding = next_tick_s(controller), controller.state.decoding()
-        kept = [request.short_at for request in decoding]
-        num_left_out += sum(request.committed < request.short_at for request in decoding)
+        kept = [request.derived.short_at for request in decoding]
+        num_left_out += sum(request.committed < request.derived.short_at for request in decoding)
         for request in decoding:
-            request.short_at = 0
+            request.derived.short_at = 0
         assert next_tick_s(controller) == found_s
         for request, short_at in zip(decoding, kept, strict=True):
-            request.short_at = short_at
+            request.derived.short_at = short_at
         return found_s
 
     monkeypatch.setattr(Controller, "next_tick_s", compared)

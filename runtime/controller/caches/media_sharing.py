@@ -238,9 +238,9 @@ def _own_view(state: ControllerState, work: _Work, request: Request, view: Reque
     own = tuple(_own_analyses(work, request, view.unanalysed)), tuple(_own_segments(state, work, request, view.segments))
     if own == (view.unanalysed, view.segments):
         return view
-    kept = request.own_view
+    kept = request.derived.own_view
     if kept is None or (kept.unanalysed, kept.segments) != own:
-        kept = request.own_view = msgspec.structs.replace(view, unanalysed=own[0], segments=own[1])
+        kept = request.derived.own_view = msgspec.structs.replace(view, unanalysed=own[0], segments=own[1])
     return kept
 
 

@@ -87,10 +87,10 @@ def _plannable(state: ControllerState) -> list[Request]:
 def make_view(state: ControllerState) -> View:
     """Build the view: rows in preparation, in rank order, and free resources. Before that, give the rows what others have made."""
     rows = sorted(_plannable(state), key=BY_RANK)
-    views = [request.view or _keep_view(state, request) for request in rows]
+    views = [request.derived.view or _keep_view(state, request) for request in rows]
     if any([request.shares_media for request in rows]):
         take_shared(state, rows, views)
-        views = hide_shared(state, rows, [request.view or _keep_view(state, request) for request in rows])
+        views = hide_shared(state, rows, [request.derived.view or _keep_view(state, request) for request in rows])
     if len(state.kv_pools) > 1:
         views = _hide_busy(state, rows, views)
     now, plans = state.now, state.plans.values()
@@ -137,8 +137,8 @@ def _num_encoders(actors: Sequence[InstanceId]) -> int:
 
 
 def _keep_view(state: ControllerState, request: Request) -> RequestView:
-    request.view = view_request(state, request)
-    return request.view
+    request.derived.view = view_request(state, request)
+    return request.derived.view
 
 
 def view_request(state: ControllerState, request: Request) -> RequestView:

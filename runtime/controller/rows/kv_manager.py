@@ -114,12 +114,12 @@ def _reserve(state: ControllerState, pool: PoolName) -> int:
 def grow(state: ControllerState) -> None:
     """Keep running rows ahead of their tokens, in rank order. A row without pages for its next token may preempt later rows."""
     page_tokens = state.limits.kv_page_tokens
-    due = [request for request in state.decoding() if request.committed >= request.grow_at]
+    due = [request for request in state.decoding() if request.committed >= request.derived.grow_at]
     for request in sorted(due, key=BY_RANK):
         if request.phase != Phase.DECODE:
             continue  # preempted a moment ago
-        request.grow_at = _next_growth(state, request)
-        if request.committed < request.grow_at:
+        request.derived.grow_at = _next_growth(state, request)
+        if request.committed < request.derived.grow_at:
             continue
         max_new_tokens = request.record.max_new_tokens
         least = wanted_pages(request.lengths, request.committed, max_new_tokens, page_tokens, ahead_pages=0)
@@ -130,7 +130,7 @@ def grow(state: ControllerState) -> None:
         short = sum(max(0, count - len(request.block_tables[member])) for member, count in enumerate(least))
         if short:
             _take_from_later(state, request, request.kv_pool, short)
-        request.grow_at = _next_growth(state, request)
+        request.derived.grow_at = _next_growth(state, request)
 
 
 def _fill(state: ControllerState, request: Request, goal: Lengths, left_free: int = 0) -> None:

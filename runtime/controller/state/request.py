@@ -8,7 +8,6 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
 
 import msgspec
 
@@ -23,7 +22,8 @@ from ...stage_table import InstanceId
 from ..scheduling.facts import Objective, RequestKind
 from ..scheduling.guidance import Lengths, is_prefilled, prefill_targets
 from ..scheduling.page_keys import PageKeys
-from ..scheduling.types import Rank, RequestView, SegmentStage
+from ..scheduling.types import Rank, SegmentStage
+from .derived import Derived, Left
 from .embedding_tracker import EmbeddingTracker
 from .known_media import MediaKey
 
@@ -168,14 +168,6 @@ class RowRecord(msgspec.Struct, array_like=True):
                 yield (index, number), segment
 
 
-class Left(NamedTuple):
-    """What is to be done until a request's first token: see ``Candidate``."""
-
-    tokens: int = 0
-    rows: int = 0
-    video_rows: int = 0
-
-
 MEMBER_BYTES = 16  # more of a record whose row has KV pages and has gone to decode
 
 encode_record = msgspec.msgpack.Encoder().encode
@@ -237,11 +229,7 @@ class Request:
     moved_at: int = -1  # committed ids when it was last taken from a decode that was away
     has_moved: bool = False  # a plan of it was taken from an actor that was away, and none has been done since
     blocked_s: float = -1.0  # start of its wait for pages; -1: it does not wait
-    view: RequestView | None = None  # the policies' view; None, as ``grow_at`` is 0, after every ``ControllerState.touch``
-    left: Left | None = None  # until the first token; None, as ``view`` is
-    own_view: RequestView | None = None  # the view without work that others do, when it was last made; None, as ``view`` is
-    grow_at: int = 0  # committed ids at which it needs more KV pages than it has; ``Limits.max_context`` if it has all that it can need
-    short_at: int = 0  # committed ids below which its pages last for a look; 0, as ``grow_at`` is
+    derived: Derived = field(default_factory=Derived)
 
     @property
     def key_in_table(self) -> RowKey:
@@ -264,29 +252,30 @@ class Request:
     @property
     def tokens_left(self) -> int:
         """Tokens of all members to be prefilled until its first token; before its preparation a medium counts as one."""
-        return (self.left or self._set_left()).tokens
+        return (self.derived.left or self._set_left()).tokens
 
     @property
     def rows_left(self) -> int:
         """Patch rows to be encoded until then, of media that have been analysed."""
-        return (self.left or self._set_left()).rows
+        return (self.derived.left or self._set_left()).rows
 
     @property
     def video_rows_left(self) -> int:
         """Those of these rows that are of segments of videos still to be decoded."""
-        return (self.left or self._set_left()).video_rows
+        return (self.derived.left or self._set_left()).video_rows
 
     def _set_left(self) -> Left:
         if not self.record.prepared:
-            self.left = Left(len(self.spec.prompt_ids) + len(self.spec.companion_ids or ()))
+            left = Left(len(self.spec.prompt_ids) + len(self.spec.companion_ids or ()))
         elif self.phase == Phase.DECODE or self.committed:  # also while it is prefilled again, after a preemption
-            self.left = Left()
+            left = Left()
         else:
             shapes = [(segment.stage, self.record.shape_of(*place)) for place, segment in self.open_segments()]
             undecoded = [shape.num_rows for stage, shape in shapes if shape.kind == "video" and stage < SegmentStage.PREPROCESSED]
             tokens = sum(self.targets) - sum(self.prefilled)
-            self.left = Left(tokens, sum([shape.num_rows for _, shape in shapes]), sum(undecoded))
-        return self.left
+            left = Left(tokens, sum([shape.num_rows for _, shape in shapes]), sum(undecoded))
+        self.derived.left = left
+        return left
 
     @property
     def has_kv(self) -> bool:

@@ -23,6 +23,7 @@ from ..scheduling.facts import Cost, Facts, kind_of
 from ..scheduling.gap_window import GapWindow
 from ..scheduling.policy import POLICIES, Policy, PolicyRecord
 from ..scheduling.types import Device, Limits
+from .derived import Derived
 from .effects import Effect, Send, SetPageGenerations, SetPageKeys, SetPhase, WriteJournal, WriteState
 from .inflight_plan import LONG_AGO_S, InflightPlan
 from .known_media import KnownMedia, MediaKey
@@ -233,7 +234,7 @@ class ControllerState:
     def touch(self, request: Request) -> None:
         """Discard data derived from a row that has changed. ``emit`` calls this for every effect that names a row; code that changes it
         without such an effect (plans, counts, rates) calls it directly. New ids of a row in decode are no change."""
-        request.view, request.own_view, request.left, request.grow_at, request.short_at = None, None, None, 0, 0
+        request.derived = Derived()
         self._touched.add(request.row)
 
     def is_lost(self, actor: InstanceId) -> bool:

@@ -22,9 +22,9 @@ def check_kept(state: ControllerState) -> None:
     for request in live:
         if request.phase == Phase.DECODE and not request.is_finished and state.windows_s > LONG_AGO_S:
             assert request.window is not None and state.windows_s <= request.window[0], f"nobody looks at the rate of {request}"
-        if request.view is not None:
-            assert request.view == view_request(state, request), f"an old view of {request}"
-        if request.phase == Phase.DECODE and request.committed < request.grow_at:
+        if request.derived.view is not None:
+            assert request.derived.view == view_request(state, request), f"an old view of {request}"
+        if request.phase == Phase.DECODE and request.committed < request.derived.grow_at:
             wanted = wanted_kv(state, request.lengths, request.committed, request.record.max_new_tokens, request.rate)
             have = [len(table) for table in request.block_tables]
             assert all(count <= held for count, held in zip(wanted, have, strict=False)), f"nobody looks whether {request} grows"
