@@ -1,6 +1,7 @@
 """Kernels that are kept: their code comes back as it was, or LLVM makes it again."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from llvmlite import binding, ir
 
+import mmrt
 from mmrt.cpu_kernels import (
     attention_kernel,
     int4_kernels,
@@ -89,15 +91,34 @@ def test_a_file_that_is_not_as_it_was_is_replaced(change: str, directory: Path, 
         assert torch.equal(product(values), expected) and len(makes) == 2
 
 
-def test_a_changed_source_makes_the_kernel_again(directory: Path, makes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("source", "is_made_again"),
+    [
+        ("cpu_kernels/int8_kernels.py", True),  # any of them
+        ("schema/weight_layout.py", True),
+        ("models/lm/language_model.py", False),
+        ("models/lm/matrices.py", False),
+    ],
+)
+def test_an_edit_of_a_kernel_makes_kernels_again_and_one_of_a_model_does_not(
+    source: str, is_made_again: bool, directory: Path, makes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     values = torch.randn(70, 64)
     product(values)
-    source = str(Path(row_kernels.__file__).with_name("int8_kernels.py"))  # any of them
+    edited = Path(mmrt.__file__).parent / source
     read = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b" " * (str(path) == source))
+    assert read(edited)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b" " * (path == edited))
     kernel._sources.cache_clear()
     product(values)
-    assert len(makes) == 2
+    assert len(makes) == 1 + is_made_again
+
+
+def test_kernels_keep_to_sources_that_are_looked_at() -> None:
+    """What they import besides emits no code: an edit of it changes none."""
+    folder = Path(kernel.__file__).parent
+    found = {match for file in folder.glob("*.py") for match in re.findall(r"^ *from \.\.(\S+) import", file.read_text(), re.MULTILINE)}
+    assert found == {"schema.weight_layout", "shm.regular_file"}
 
 
 def test_a_source_that_changed_since_it_was_imported_says_nothing(
