@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mmrt.bench.serve.raw_client import RawStream
 from mmrt.runtime.observe.flight import Kind, pack_id
 from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.run_directory import RunDirectory
 from mmrt_lab.micro.gateway import _added, _processor_s, main
+from mmrt_lab.micro.raw_client import RawStream
 
 
 def test_requests_are_paired_with_what_is_recorded_of_them(tmp_path: Path) -> None:

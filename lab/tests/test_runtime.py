@@ -14,11 +14,11 @@ from aiohttp import web
 from mmrt.bench.own_run import OwnRun, OwnRunError, processes_of
 from mmrt.bench.processes import memory_of
 from mmrt.bench.serve.errors import BenchError
-from mmrt.bench.serve.raw_client import RawStream, open_streams
 from mmrt.bench.serve.record import Chunk, Record
 from mmrt.bench.startup import Measurement
 from mmrt.models.config import load_model_config
 from mmrt.runtime.supervisor.run_report import ActorReport, RequestsReport, RunReport
+from mmrt_lab.micro.raw_client import RawStream, open_streams
 from mmrt_lab.micro.runtime import Sample, evaluate, make_bodies, make_null_checkpoint
 
 Script = Callable[[web.StreamResponse, dict[str, Any]], Awaitable[None]]

@@ -25,7 +25,6 @@ from mmrt.bench.output import JSON_HELP, run_bench
 from mmrt.bench.own_run import OwnRun, OwnRunError, own_run, processes_of
 from mmrt.bench.render import show_table, show_targets
 from mmrt.bench.serve.errors import BenchError
-from mmrt.bench.serve.raw_client import RawStream, open_streams
 from mmrt.bench.serve.report import Distribution, distribution
 from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.config.sections import MemorySection, ModelSection, ServerSection
@@ -34,6 +33,7 @@ from mmrt.shm.errors import ShmError
 from mmrt.shm.flight_recorder import read_recorders
 from mmrt.shm.run_directory import RunDirectory
 
+from .raw_client import RawStream, open_streams
 from .runtime import make_bodies, make_null_checkpoint
 
 ADDED_TARGET_S = 1e-3

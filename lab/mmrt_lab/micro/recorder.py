@@ -23,7 +23,6 @@ from mmrt.bench.output import JSON_HELP, run_bench
 from mmrt.bench.own_run import OwnRun, OwnRunError, own_run
 from mmrt.bench.render import show_table, show_targets
 from mmrt.bench.serve.errors import BenchError
-from mmrt.bench.serve.raw_client import open_streams
 from mmrt.runtime.bus.messages import RequestSpec
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.config.runtime_config import RuntimeConfig
@@ -34,6 +33,7 @@ from mmrt.shm.errors import ShmError
 from mmrt.shm.flight_recorder import FlightRecorder
 from mmrt.shm.run_directory import RunDirectory
 
+from .raw_client import open_streams
 from .runtime import make_bodies, make_null_checkpoint
 
 JOURNAL_TARGET = 0.02

@@ -21,7 +21,6 @@ from mmrt.bench.output import JSON_HELP, run_bench
 from mmrt.bench.own_run import OwnRun, OwnRunError, own_run, processes_of
 from mmrt.bench.render import show_table, show_targets
 from mmrt.bench.serve.errors import BenchError
-from mmrt.bench.serve.raw_client import RawStream, open_streams
 from mmrt.bench.serve.record import Record
 from mmrt.bench.serve.report import Distribution, distribution
 from mmrt.bench.serve.workload import Calibration, Lengths, MediaShapes, make_body, plan_steady
@@ -33,6 +32,8 @@ from mmrt.runtime.supervisor.run_report import RunReport
 from mmrt.shm.errors import ShmError
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.status import ActorTable
+
+from .raw_client import RawStream, open_streams
 
 TOKENS_TARGET_PER_S = 20_000
 HOST_TARGET_S = 0.3e-3

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import cast
 from urllib.parse import urlsplit
 
-from .client import EventParser, StreamReader
-from .errors import BenchError
-from .record import Record
+from mmrt.bench.serve.client import EventParser, StreamReader
+from mmrt.bench.serve.errors import BenchError
+from mmrt.bench.serve.record import Record
 
 
 class RawStream(asyncio.Protocol):
