@@ -111,10 +111,18 @@ def responses() -> None:
     assert all(Shape.model_validate(json.loads(item.arguments)) for item in called.output)
 
 
+def unknown_fields() -> None:
+    answer = client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=user(HELLO), temperature=0, extra_body={"frobnicate": 1}
+    )
+    assert "frobnicate" in answer.headers["x-mmrt-ignored"]
+    assert answer.parse().choices[0].message.content == HELLO_ANSWER
+
+
 def errors() -> None:
     for options, error, param in [
         ({"temperature": 9}, openai.BadRequestError, "temperature"),
-        ({"frobnicate": 1}, openai.BadRequestError, "frobnicate"),
+        ({"stop_strings": ["x"]}, openai.BadRequestError, "stop_strings"),
         ({"max_tokens": 1_000_000}, openai.BadRequestError, "max_tokens"),
     ]:
         try:
@@ -155,5 +163,6 @@ structured_output_and_functions()
 several_choices_and_log_probabilities()
 other_routes()
 responses()
+unknown_fields()
 errors()
 asyncio.run(cancelled())
