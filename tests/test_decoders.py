@@ -18,10 +18,17 @@ SINGLE_THREADED = ("actors/gateway/grammar/process.py",)  # a process without ac
 
 def decodes_at_first_use(source: str) -> Iterator[int]:
     """The lines that decode by ``type=``, or make a ``Decoder`` within a function."""
+    if "msgspec." not in source:
+        return
     tree = ast.parse(source)
     within = {node for function in ast.walk(tree) if isinstance(function, ast.FunctionDef) for node in ast.walk(function)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and ast.unparse(node.func).startswith("msgspec."):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("decode", "Decoder")
+            and ast.unparse(node.func).startswith("msgspec.")
+        ):
             typed = node.func.attr == "decode" and any(keyword.arg == "type" for keyword in node.keywords)
             if typed or (node.func.attr == "Decoder" and node in within):
                 yield node.lineno

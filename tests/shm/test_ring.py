@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from mmrt.shm.errors import MissingError
 from mmrt.shm.ring import Ring
 from mmrt.shm.segment import Segment
-from mmrt.tests.shm.conftest import MIN_KILLS, STORM_S
+from mmrt.tests.shm.conftest import MIN_KILLS
 
 _names = (f"r{number}" for number in itertools.count())
 
@@ -180,7 +180,7 @@ def test_nothing_is_lost_when_either_end_is_killed_anywhere(run, crashes):
     }
     print(f"seed {crashes.seed}")
     kills, children = 0, {}
-    end = time.monotonic() + STORM_S
+    end = time.monotonic() + crashes.storm_s
     try:
         while kills < 200 and (time.monotonic() < end or kills < MIN_KILLS):
             for body in (produce, consume):

@@ -63,8 +63,8 @@ def moved(weights: Weights, device: torch.device) -> Weights:
     return {name: weight.to(device) for name, weight in weights.items()}
 
 
-@pytest.mark.parametrize("tiny", ["qwen2_5_omni", "qwen2_5_vl"], indirect=True)
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("bfloat16", 5e-2)])
+@pytest.mark.parametrize("tiny", ["qwen2_5_omni", pytest.param("qwen2_5_vl", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), pytest.param("bfloat16", 5e-2, marks=pytest.mark.slow)])
 def test_a_vision_tower_sees_the_same_by_kernels(
     tiny: tuple[ModelConfig, Weights], device: torch.device, dtype: DType, tolerance: float
 ) -> None:

@@ -148,7 +148,7 @@ class Twins:
         return torch.stack([pages.gather(layer, torch.arange(len(kv))).clone() for layer in range(self.config.language.num_layers)])
 
 
-@pytest.mark.parametrize(("family", "num_steps"), [("qwen2_5_vl", 2), ("qwen2_5_omni", 1)])
+@pytest.mark.parametrize(("family", "num_steps"), [("qwen2_5_vl", 2), pytest.param("qwen2_5_omni", 1, marks=pytest.mark.slow)])
 def test_a_tiny_checkpoint_says_the_same(tmp_path: Path, device: torch.device, family: Family, num_steps: int) -> None:
     twins = Twins(*load_tiny(tmp_path / family, family), device, num_sequences=3, max_tokens=100)
     twins.plain.prefill([twins.chunk(twins.plain, 0, 0, 90)])
@@ -250,7 +250,7 @@ def test_the_sampler_draws_as_the_cpu_does(device: torch.device) -> None:
         drawer.sample(logits[:3].to(device), rows)
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("kv_dtype", [pytest.param("auto", marks=pytest.mark.slow), "int8"])
 def test_all_that_kernels_get_lies_on_the_device_and_compiles_once(kv_dtype: str) -> None:
     """A model of 7B's sizes on the device "meta", arguments on the CPU: nothing is computed, and no mixture of devices is accepted."""
     variants = {

@@ -75,16 +75,20 @@ def test_what_has_no_short_exact_form_is_not_guessed(pattern: str) -> None:
     ],
 )
 def test_what_would_take_too_long_is_refused_before_it_begins(pattern: str, said: str) -> None:
-    began_s = time.process_time()
-    for source in (
-        source_of_regex(pattern),
-        source_of_schema({"type": "object", "properties": {"a": {"pattern": pattern}}}),
-        source_of_schema({"type": "object", "patternProperties": {pattern: {}}}),
-        source_of_lark(f'start: "/" /{pattern}/ "/"'),
-    ):
-        with pytest.raises(GrammarError, match=said):
-            grammar_text(source)
-    assert time.process_time() - began_s < 1
+    def refuse() -> float:
+        """Returns the processor time."""
+        began_s = time.process_time()
+        for source in (
+            source_of_regex(pattern),
+            source_of_schema({"type": "object", "properties": {"a": {"pattern": pattern}}}),
+            source_of_schema({"type": "object", "patternProperties": {pattern: {}}}),
+            source_of_lark(f'start: "/" /{pattern}/ "/"'),
+        ):
+            with pytest.raises(GrammarError, match=said):
+                grammar_text(source)
+        return time.process_time() - began_s
+
+    assert any(refuse() < 1 for _ in range(5)), "a quarter of a second at most, but for what a busy machine and the collector add"
 
 
 @pytest.mark.parametrize("pattern", [".{0,100000}", r"(\w+ ){1000}", r"^(\d{1,3}\.?){50}$", "a?" * 500, "(ab?){1000}", "[a-z]{40000}"])
