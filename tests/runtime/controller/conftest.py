@@ -1,6 +1,9 @@
-"""A check of every grant of KV pages, in all tests of the controller's rules."""
+"""A check of every grant of KV pages, in all tests of the controller's rules; and a place for the files of simulated runs."""
 
+import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +31,10 @@ def grants_share_what_the_caches_have() -> Iterator[None]:
         for module in (intake, machine):
             patch.setattr(module, "grant_kv", grant)
         yield
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A short path, for sockets; on a tmpfs where there is one."""
+    with tempfile.TemporaryDirectory(prefix="mmrt-test-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as name:
+        yield Path(name)

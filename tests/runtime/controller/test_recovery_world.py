@@ -5,9 +5,7 @@
 
 import os
 import random
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,13 +31,6 @@ def live_through(seed: int, place: Path) -> World:
     finally:
         world.close()
     return world
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A short path, for sockets; on a tmpfs where there is one."""
-    with tempfile.TemporaryDirectory(prefix="mmrt-test-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as name:
-        yield Path(name)
 
 
 def test_everything_completes_whatever_dies(place: Path) -> None:

@@ -1,8 +1,6 @@
 """Embedding pages that files have (``cache.dir``) are loaded instead of encoded, message by message."""
 
-import tempfile
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,11 @@ from mmrt.runtime.controller.state.request import Request
 from mmrt.runtime.controller.state.saved_index import SavedIndex
 from mmrt.runtime.controller.state.state import ControllerState
 from mmrt.schema.media import ItemShape, SegmentShape
+from mmrt.tests.runtime.controller.injected_bugs import Bug, must_find, name_of
 from mmrt.tests.runtime.controller.kv_contents import positions
 from mmrt.tests.runtime.controller.test_machine import SHAPE, Driver, sent
 from mmrt.tests.runtime.controller.test_media_sharing import ASKED, ROOM, end, fill, media_work, picture
 from mmrt.tests.runtime.controller.test_recovery import remains
-from mmrt.tests.runtime.controller.test_recovery_world import live_through
 
 PART = SegmentShape("image", (1, 4, 4), 16, 4, 6)
 LONG = ItemShape("image", (1, 4, 4), 18, [PART] * 3)
@@ -283,9 +281,21 @@ def ask_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SavedIndex, "note_lacking", lambda *_: None)
 
 
-@pytest.mark.parametrize("bug", [believe_what_was_asked_for, load_another_segment, ask_again_at_once])
-def test_the_world_finds_bugs(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+BUGS: dict[Bug, tuple[int, ...]] = {
+    believe_what_was_asked_for: (12, 21, 45),
+    load_another_segment: (1, 16, 21),
+    ask_again_at_once: (12, 21, 45),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=name_of)
+def test_the_world_finds_bugs(bug: Bug, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
-    with tempfile.TemporaryDirectory(prefix="mmrt-test-") as place, pytest.raises(AssertionError, match="foreign|not done after"):
-        for seed in range(300):
-            live_through(seed, Path(place))
+    must_find(BUGS[bug], place, match="foreign|not done after")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS, ids=name_of)
+def test_a_search_finds(bug: Bug, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    must_find(range(300), place, match="foreign|not done after")

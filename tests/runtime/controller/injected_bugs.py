@@ -1,0 +1,26 @@
+"""Bugs that the simulated runs must find: a line of the rules is another one, and a run fails.
+
+A table names seeds of runs that find each bug. When the rules change these may find nothing: then the slow search prints another seed.
+If the search finds nothing either, the world has become blind.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from mmrt.tests.runtime.controller.test_recovery_world import live_through
+
+Bug = Callable[[pytest.MonkeyPatch], None]
+
+
+def must_find(seeds: Iterable[int], place: Path, match: str | None = None) -> None:
+    """Live through one run after the other until one fails."""
+    with pytest.raises((AssertionError, LookupError, ValueError), match=match) as found:
+        for seed in seeds:
+            live_through(seed, place)
+    print(f"seed {seed}: {found.value}".splitlines()[0][:160])
+
+
+def name_of(bug: Bug) -> str:
+    return bug.__name__
