@@ -1,17 +1,14 @@
-"""Pictures of ``bench serve`` and ``bench video``. Called by these.
+"""Pictures of ``bench serve``. Called by it; the lab has its own, which begin and end here.
 
 matplotlib comes with ``mmrt[test]``; only this module imports it, and only when a picture is asked for.
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .record import Record
-from .report import percentile
 from .stall import STREAM_GROUP, StallRun
-from .trace_stages import STAGE_OF, StageSlice
 
 
 class PlotError(Exception):
@@ -53,61 +50,11 @@ def plot_run(path: Path, title: str, records: Sequence[Record], stall: StallRun 
         for axis in axes[1]:
             axis.remove()
         _timeline(figure.add_subplot(wide[1, :]), stall)
-    _save(figure, path)
+    save(figure, path)
 
 
-def plot_over_time(path: Path, title: str, records: Sequence[Record], objective_s: float | None = None) -> None:
-    """Write a picture of each second of a load: its longest time between tokens and their P99, beside ``objective_s``, and the requests
-    that came.
-
-    Raises: PlotError if matplotlib is missing or does not know the format.
-    """
-    figure = require_matplotlib()(figsize=(9, 4.5), layout="constrained")
-    figure.suptitle(title, fontsize=10)
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    begin_s = min((record.scheduled_s for record in records), default=0.0)
-    seconds: dict[int, list[float]] = defaultdict(list)
-    for record in records:
-        for time_s, tbt_s in record.timed_tbts():
-            seconds[int(time_s - begin_s)].append(1000 * tbt_s)
-    times = sorted(seconds)
-    above.plot(times, [max(seconds[at_s]) for at_s in times], ".", color="tab:grey", markersize=3, label="longest TBT of a second")
-    above.plot(times, [percentile(sorted(seconds[at_s]), 99) for at_s in times], drawstyle="steps-post", label="P99 of TBT")
-    if objective_s is not None:
-        above.axhline(1000 * objective_s, color="black", linewidth=0.8, linestyle="--", label="objective")
-    above.set_ylabel("ms")
-    above.set_ylim(bottom=0)
-    above.legend(fontsize=8)
-    came = Counter(int(record.scheduled_s - begin_s) for record in records)
-    below.bar(list(came), list(came.values()), width=1.0, align="edge")
-    below.set_ylabel("requests")
-    below.set_xlabel("s")
-    for axis in (above, below):
-        axis.grid(alpha=0.3)
-    _save(figure, path)
-
-
-def plot_stages(path: Path, title: str, slices: Sequence[StageSlice], ttft_s: float) -> None:
-    """Write a picture of what each stage did for one request, and when.
-
-    Raises: PlotError if matplotlib is missing or does not know the format.
-    """
-    figure = require_matplotlib()(figsize=(12, 2.6), layout="constrained")
-    figure.suptitle(title)
-    axis = figure.subplots()
-    stages = list(dict.fromkeys(STAGE_OF.values()))
-    for row, stage in enumerate(stages):
-        spans = [(one.begin_s, one.end_s - one.begin_s) for one in slices if one.stage == stage]
-        axis.broken_barh(spans, (len(stages) - row - 0.85, 0.7), facecolor=f"C{row}", edgecolor="white", linewidth=0.4)
-    axis.set_yticks([len(stages) - row - 0.5 for row in range(len(stages))], stages)
-    axis.axvline(ttft_s, color="black", linewidth=0.8)
-    axis.set_xlim(left=0)
-    axis.set_xlabel("s since the request was sent; the line is the first token")
-    axis.grid(axis="x", alpha=0.3)
-    _save(figure, path)
-
-
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
+    """Write a picture, format by suffix. Raises: PlotError where that is not known."""
     try:
         figure.savefig(path)
     except ValueError as error:

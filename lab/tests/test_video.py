@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrt.bench.serve.trace_stages import StageSlice, overlap_s, stage_slices
 from mmrt.models.make.checkpoint import make_checkpoint
+from mmrt_lab.media.trace_stages import StageSlice, overlap_s, stage_slices
 from mmrt_lab.media.video import VideoBench, main
 from mmrt_lab.media.video_stages import STAGES
 

@@ -23,14 +23,14 @@ from mmrt.bench.own_run import OwnRun, OwnRunError, own_run, processes_of
 from mmrt.bench.render import show_table
 from mmrt.bench.serve.client import find_model, open_session, stream_chat
 from mmrt.bench.serve.errors import BenchError
-from mmrt.bench.serve.plot import PlotError, plot_stages
+from mmrt.bench.serve.plot import PlotError
 from mmrt.bench.serve.record import Record
-from mmrt.bench.serve.trace_stages import StageSlice, overlap_s, stage_slices
 from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.config.sections import MemorySection, ModelSection, ServerSection
 from mmrt.runtime.supervisor.processes import cpu_seconds
 
 from .clips import kept_or_passing, make_clips
+from .trace_stages import StageSlice, overlap_s, plot_stages, stage_slices
 from .trials import run_apart
 from .video_stages import STAGES, StageAlone
 

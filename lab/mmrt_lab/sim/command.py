@@ -16,7 +16,7 @@ from mmrt.bench.serve.chat import make_conversations
 from mmrt.bench.serve.errors import BenchError
 from mmrt.bench.serve.load_options import LoadOptions
 from mmrt.bench.serve.planned import plan_requests, plan_stall
-from mmrt.bench.serve.plot import PlotError, plot_over_time, require_matplotlib
+from mmrt.bench.serve.plot import PlotError, require_matplotlib
 from mmrt.bench.serve.record import Record
 from mmrt.bench.serve.report import Report
 from mmrt.bench.serve.workload import RequestPlan
@@ -31,6 +31,7 @@ from .events import NS, to_ns
 from .links import Link
 from .loads import ClosedLoop, Load, OpenLoop, Senders, Stall
 from .options import SimOptions, parse_sim
+from .plot import plot_over_time
 from .report import Steps, make_report
 from .requests import Requests
 from .simulation import Simulation, SimulationError, simulated_limits

@@ -1,9 +1,12 @@
-"""Activity of a run's stages, read from a trace (``mmrt trace``). Pure; called by ``video``."""
+"""Activity of a run's stages, read from a trace (``mmrt trace``), and its picture. Called by ``video``."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from mmrt.bench.serve.plot import require_matplotlib, save
 
 STAGE_OF = {"analyse": "video", "preprocess": "video", "encode": "encoder", "prefill": "prefill"}
 """Name of a slice -> the process that does it."""
@@ -39,3 +42,23 @@ def overlap_s(slices: Sequence[StageSlice]) -> float:
             total += at_s - since_s
         running, since_s = running + change, at_s
     return total
+
+
+def plot_stages(path: Path, title: str, slices: Sequence[StageSlice], ttft_s: float) -> None:
+    """Write a picture of what each stage did for one request, and when.
+
+    Raises: PlotError if matplotlib is missing or does not know the format.
+    """
+    figure = require_matplotlib()(figsize=(12, 2.6), layout="constrained")
+    figure.suptitle(title)
+    axis = figure.subplots()
+    stages = list(dict.fromkeys(STAGE_OF.values()))
+    for row, stage in enumerate(stages):
+        spans = [(one.begin_s, one.end_s - one.begin_s) for one in slices if one.stage == stage]
+        axis.broken_barh(spans, (len(stages) - row - 0.85, 0.7), facecolor=f"C{row}", edgecolor="white", linewidth=0.4)
+    axis.set_yticks([len(stages) - row - 0.5 for row in range(len(stages))], stages)
+    axis.axvline(ttft_s, color="black", linewidth=0.8)
+    axis.set_xlim(left=0)
+    axis.set_xlabel("s since the request was sent; the line is the first token")
+    axis.grid(axis="x", alpha=0.3)
+    save(figure, path)
