@@ -153,6 +153,7 @@ def test_a_client_that_goes_away_frees_everything(server: Server) -> None:
     server.wait(lambda status: not any(status["requests"].values()), "no requests left")
 
 
+@pytest.mark.slow
 def test_a_deadline_ends_a_request(launch: Any) -> None:
     server = launch(settings="[server]\nrequest_timeout_s = 1.0\n")
     answer = post(server, {"messages": [{"role": "user", "content": "Go on."}], "max_tokens": 30000, "ignore_eos": True})

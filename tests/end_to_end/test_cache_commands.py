@@ -109,6 +109,7 @@ def test_clear_forgets_everything(remembering: Server) -> None:
     server.wait_until_empty()
 
 
+@pytest.mark.slow
 def test_switched_off(launch: Callable[..., Server]) -> None:
     server = launch(settings="[memory]\nprefix_cache = false\nembedding_cache = false\n")
     medium = [image_part(picture(2, 150, 200)), text(LONG)]

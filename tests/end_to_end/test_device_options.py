@@ -95,6 +95,7 @@ def ask(server: Server, prompt: list[int], salt: str, max_tokens: int) -> tuple[
     return ids, answer.usage.prompt_tokens_details.cached_tokens or 0
 
 
+@pytest.mark.slow
 def test_the_next_run_has_the_pages_of_both_devices(both: Server, server: Server) -> None:
     """Of prompts and of answers."""
     prompts = {"one": list(range(5, 45)), "two": list(range(50, 90))}

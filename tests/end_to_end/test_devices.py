@@ -105,6 +105,7 @@ def test_answers_are_those_of_one_pool(apart: Server, server: Server) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_packed_pages_are_copied_in_fewer_bytes_also_when_decode_is_killed(
     launch: Callable[..., Server], slow_source: Path, apart: Server
 ) -> None:

@@ -152,6 +152,7 @@ def order_of_ends(pids: dict[str, int]) -> list[str]:
     return order
 
 
+@pytest.mark.slow
 def test_what_can_finish_finishes(start: Callable[[float], Foreground]) -> None:
     run = start(LONG_S)
     stream = RawStream(run.server, max_tokens=40)

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.conftest import Server, also_slow
 from mmrt.tests.end_to_end.oracle import Media, Oracle
 from mmrt.tests.end_to_end.test_faults import status_pid
 from mmrt.tests.end_to_end.test_media import as_url, image_part, picture, sound, text, video
@@ -139,7 +139,7 @@ def test_sixteen_at_once_have_their_picture_encoded_once(own: Server, oracle: Or
         check(oracle, answers[index], contents[index], Media(images=[pixels]))
 
 
-@pytest.mark.parametrize("victim", ["video", "encoder", "prefill", "decode", "memory", "gateway", "controller"])
+@pytest.mark.parametrize("victim", ["encoder", "controller", *also_slow("video", "prefill", "decode", "memory", "gateway")])
 def test_a_kill_leaves_the_cache_as_it_is(own: Server, oracle: Oracle, victim: str) -> None:
     pixels = picture(6, 84, 140)
     part = image_part(pixels)

@@ -11,7 +11,7 @@ import pytest
 from mmrt.models.config import load_model_config, weight_bytes
 from mmrt.runtime.process.memory_layout import read_layout
 from mmrt.runtime.process.run import DEFAULT_MODEL
-from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.conftest import Server, also_slow
 from mmrt.tests.end_to_end.test_demo_model import answer, part
 from mmrt.tests.end_to_end.test_faults import PROMPT
 from mmrt.tests.models.quantized_checkpoint import CONFIGS, quantize_checkpoint
@@ -19,7 +19,7 @@ from mmrt.tests.models.quantized_checkpoint import CONFIGS, quantize_checkpoint
 LONG = {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
 
 
-@pytest.fixture(scope="module", params=[("int8", "int4"), ("fp8", "float16")], ids=["int8 and int4", "fp8 and float16"])
+@pytest.fixture(scope="module", params=[("int8", "int4"), *also_slow(("fp8", "float16"))], ids=["int8 and int4", "fp8 and float16"])
 def quantized(
     request: pytest.FixtureRequest, launch: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:

@@ -248,6 +248,7 @@ def test_pictures_of_too_many_pixels_are_refused_by_the_gateway(server: Server) 
     assert caught.value.param == "messages[0].content[3].image_url.url"
 
 
+@pytest.mark.slow
 def test_a_small_prefill_budget_changes_nothing(launch: Callable[..., Server], oracle: Oracle) -> None:
     server = launch(settings="[scheduling]\nprefill_budget_tokens = 16\nencode_budget_tokens = 64\n")
     pixels = picture(3, 200, 170)

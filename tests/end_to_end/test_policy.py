@@ -87,6 +87,7 @@ def test_an_order_is_answered_once_its_file_is_loaded(run: Server, tmp_path: Pat
     assert set_policy(run.run_path, "unified") == "unified"
 
 
+@pytest.mark.slow
 def test_a_file_is_edited_under_load(run: Server, expected: list[list[int]], tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     done = run.mmrt("policy", "set", write(path, "pass"))

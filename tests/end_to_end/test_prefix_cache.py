@@ -163,6 +163,7 @@ def test_a_kill_while_a_prompt_from_the_cache_is_answered(own: Server, victim: s
     own.wait_until_empty()
 
 
+@pytest.mark.slow
 def test_after_preemption(launch: Callable[..., Server], oracle: Oracle) -> None:
     """Long answers in memory for less than two: rows lose their pages, and find most of them again. They do not where each answer ends
     before the next has waited for long, so there are rounds."""

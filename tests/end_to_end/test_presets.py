@@ -4,6 +4,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
+import pytest
+
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.oracle import Media, Oracle
 from mmrt.tests.end_to_end.test_media import check, image_part, picture, text
@@ -14,6 +16,7 @@ ROUNDING_US = 1.0
 WORK = ("encode", "prefill", "step")
 
 
+@pytest.mark.slow
 def test_a_monolithic_run_does_one_thing_at_a_time(launch: Callable[..., Server], oracle: Oracle) -> None:
     server = launch(settings='[scheduling]\npreset = "monolithic"\n')
     pixels = picture(3, 56, 56)

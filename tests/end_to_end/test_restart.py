@@ -102,6 +102,7 @@ def test_several_at_once_under_load(own: Server) -> None:
     assert {name for name in ACTORS if after[name] != before[name]} == set(names)
 
 
+@pytest.mark.slow
 def test_all_in_turn_under_load(own: Server) -> None:
     expected = own.chat(PROMPT, **LONG)[1]
     before = processes(own)
@@ -352,6 +353,7 @@ def test_the_supervisor_keeps_its_own_code_and_says_so(reloading: Server, source
     assert processes(reloading) == before
 
 
+@pytest.mark.slow
 def test_a_debugged_actor_is_renewed_behind_its_debugger(reloading: Server, source: Path) -> None:
     command = [*MMRT, "debug", "prefill", "--no-pdb"]
     with subprocess.Popen(command, env=reloading.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as debugger:

@@ -91,6 +91,7 @@ def test_a_decode_comes_and_leaves_under_load(live: Server) -> None:
     live.wait_until_empty()
 
 
+@pytest.mark.slow
 def test_encoders_and_prefills_come_and_leave_under_load(live: Server) -> None:
     expected, pictures = live.chat(PROMPT, **LONG)[1], at_once(live, 6)
     with Streams(live, 2) as streams:

@@ -213,6 +213,7 @@ def test_top_in_a_terminal_and_in_a_pipe(server: Server) -> None:
     assert shown.rindex(b"\x1b[?1049l") > shown.rindex(b"tokens/s")  # the screen is as it was
 
 
+@pytest.mark.slow
 def test_a_request_with_media_from_outside(server: Server) -> None:
     """Seen again and again from its begin to its end: stages only advance, and what it holds fits to where it is."""
     for _ in range(5):  # on a loaded machine it may be over before somebody has looked
@@ -263,6 +264,7 @@ def test_a_captured_plan_comes_out_the_same_alone(server: Server, actor: str, tm
         assert debugged.returncode == 0 and "'Prefill'" in debugged.stdout and "identical" in debugged.stdout
 
 
+@pytest.mark.slow
 def test_the_last_captured_plan_and_one_by_its_id(server: Server) -> None:
     with subprocess.Popen([*MMRT, "replay", "--capture", "prefill"], env=server.environment, stdout=subprocess.PIPE, text=True) as one:
         while not (server.run_path / "notes" / "capture-prefill").exists():
