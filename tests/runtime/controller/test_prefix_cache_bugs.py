@@ -47,9 +47,9 @@ def name_before_the_plan_is_cleared(patch: pytest.MonkeyPatch) -> None:
     page."""
 
     def clear(state: ControllerState, inflight: InflightPlan) -> None:
-        for request in inflight.requests:
+        for request in [request for request in inflight.requests if request.has_kv and not request.ending]:
             prefix_cache.name_pages(state, request)
-            for _ in range(30 if request.has_row else 0):
+            for _ in range(30):
                 state.emit(SetPrefilled(request.row, 0, request.prefilled[0]))
         clear_plan(state, inflight)
 
