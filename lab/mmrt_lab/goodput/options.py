@@ -133,7 +133,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mmrt bench goodput",
         description="Compare policies and presets: attainment of an objective, the highest rate that meets it, latency in parts.",
-        epilog="Exit status: 0, 1 if a run could not be measured, 2 for a bad command line. See docs/goodput.md.",
+        epilog="Exit status: 0, 1 if a run could not be measured, 2 for a bad command line. See lab/docs/goodput.md.",
     )
     add = parser.add_argument
     add("--sim", action="store_true", help="simulate, in place of runs on this machine")

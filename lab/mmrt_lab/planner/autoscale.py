@@ -118,7 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mmrt bench autoscale",
         description="Simulate a load in bursts on E and PD processes: the fewest that meet the objective, and as many as are needed.",
-        epilog=f"Without --trace the pictures of --workload ({_WORKLOAD}) come in bursts. See docs/planner.md.",
+        epilog=f"Without --trace the pictures of --workload ({_WORKLOAD}) come in bursts. See lab/docs/planner.md.",
     )
     add_plan(parser)
     parser.set_defaults(seconds=_SECONDS)

@@ -130,7 +130,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mmrt plan",
         description="Simulate a load on every layout of stages over devices, and say which serves it best.",
-        epilog="Exit status: 0, 1 if a load could not be simulated, 2 for a bad command line. See docs/planner.md. "
+        epilog="Exit status: 0, 1 if a load could not be simulated, 2 for a bad command line. See lab/docs/planner.md. "
         f"Without an objective: --slo-ttft {DEFAULT_SLO.ttft_s:g} --slo-tbt {DEFAULT_SLO.tbt_s:g}.",
     )
     add_plan(parser)

@@ -115,7 +115,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mmrt bench sim",
         description="Simulate a load on the controller's own code with modelled actors: the report of bench serve, without a server.",
-        epilog="Exit status: 0 when every request went well, 1 when one failed, 2 for a bad command line. See docs/simulator.md.",
+        epilog="Exit status: 0 when every request went well, 1 when one failed, 2 for a bad command line. See lab/docs/simulator.md.",
     )
     add = parser.add_argument
     add_run(parser)

@@ -1,4 +1,4 @@
-"""The response of ``auto`` to a load that comes and goes at once: the figure of docs/experiments.md, in numbers."""
+"""The response of ``auto`` to a load that comes and goes at once: the figure of lab/docs/experiments.md, in numbers."""
 
 from collections import defaultdict
 from pathlib import Path
