@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..models.config import load_model_config
 from ..models.families.registry import FAMILIES
 from ..runtime.errors import UserError
 from ..runtime.process.run import running
@@ -25,11 +26,16 @@ def register(app: typer.Typer) -> None:
         A run has one; another model needs a run of its own (--run). Exits with 1 if no run is up.
         """
         info = running(run_path(run))
-        print_columns([["MODEL", "DIRECTORY", "ADDRESS"], [info.model_name, info.model_path, f"{info.endpoint}/v1"]], left=(0, 1, 2))
+        takes = ", ".join(("text", *load_model_config(info.model_path).media_kinds))
+        facts = {"MODEL": info.model_name, "TAKES": takes, "DIRECTORY": info.model_path, "ADDRESS": f"{info.endpoint}/v1"}
+        print_columns([list(facts), list(facts.values())], left=(0, 1, 2, 3))
 
     @group.command()
     def make(
-        shape: Annotated[str, typer.Argument(metavar="SHAPE", help="How large it is: tiny, small, 3b or 7b.")],
+        shape: Annotated[
+            str,
+            typer.Argument(metavar="SHAPE", help="How large it is: tiny, small, 3b, 7b; of llama 135m, of qwen2 0.5b, of qwen3 0.6b."),
+        ],
         out: Annotated[Path, typer.Argument(metavar="DIR", help="The checkpoint directory to write; must not exist.")],
         family: Annotated[
             str,

@@ -234,6 +234,7 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
     print(f"run directory  {plan.path}")
     print(f"model          {plan.model}")
     info = run_info(plan.config, plan.model, plan.port)
+    print(f"it takes       {', '.join(('text', *model_of(plan).media_kinds))}")
     print(f"endpoint       {info.endpoint}/v1" + (f", and the page {info.page}" if info.page else ""))
     print(f"logs           {plan.logs}")
     why = f" ({plan.dtype_reason})" if plan.dtype_reason else ""

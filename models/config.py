@@ -86,6 +86,7 @@ def facts_of(config: ModelConfig, kv_page_tokens: int, kv_transfer_dtype: Transf
         logits_bytes=config.logits_bytes(),
         weight_bytes=weight_bytes(config),
         packed_page_bytes=config.packed_page_bytes(kv_page_tokens, kv_transfer_dtype),
+        takes_media=bool(config.media_kinds),
     )
 
 

@@ -5,7 +5,8 @@ import msgspec
 
 class ModelFacts(msgspec.Struct, frozen=True):
     """A model's memory needs: bytes of a KV page, of an embedding row, of the longest patch or mel row, of a prompt token in
-    prefill, of a row's logits, of the weights, and of a KV page that is packed, or 0 where none are; tokens of context."""
+    prefill, of a row's logits, of the weights, and of a KV page that is packed, or 0 where none are; tokens of context; and
+    whether it takes media."""
 
     kv_page_bytes: int
     embedding_row_bytes: int
@@ -15,6 +16,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     logits_bytes: int = 0
     weight_bytes: int = 0
     packed_page_bytes: int = 0
+    takes_media: bool = True
 
     @property
     def kv_room_bytes(self) -> int:

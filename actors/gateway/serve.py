@@ -149,7 +149,7 @@ class GatewayServer:
         )
         self._page: Page | None = None
         if actor.config.server.page:
-            self._page = Page(actor.run, actor.config, self._actors, stats.read, text.limits.model_name)
+            self._page = Page(actor.run, actor.config, self._actors, stats.read, text.limits.model_name, text.limits.kinds)
         endpoints = Endpoints(self._completions, text.limits, metrics, self._keys, self._readiness, lambda: stats.read().broken)
         connections = Connections(connection_limit(actor.config.server.max_connections))
         metrics.add(connections)

@@ -83,6 +83,10 @@ class Tokenizer:
         """``encode`` of each text, without holding the GIL."""
         return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """``encode`` of a text without a template, with the tokens that the file puts around any: Llama 3 begins with one."""
+        return self._backend.encode_batch_fast([text])[0].ids
+
     def encode_control_token_as_text(self, content: str) -> list[int]:
         """Ids of a control token's characters when it is mere text; none of them is a control token."""
         return self._literal_ids[content]

@@ -16,7 +16,7 @@ from ..pools import kv_pool, packed_pool
 from ..stage_table import ACTORS, device_pools
 from .device_room import DeviceRoom
 from .host_room import HostRoom
-from .pool_sizes import size_for_device, size_for_host
+from .pool_sizes import NO_MEDIA, size_for_device, size_for_host
 
 LAYOUT_NAME = "layout"
 DEVICE_SOCKET = "device"  # here memory hands out descriptors of device memory
@@ -93,9 +93,10 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
     if kv.tokens < 2 * page:
         raise ConfigError(f"memory.kv_tokens is {kv.tokens}, at least two pages ({2 * page} tokens) are needed")
     patch_page_bytes = PATCH_PAGE_ROWS * facts.patch_row_bytes
+    media_mib, patch_mib, reason = (memory.media_mib, memory.patch_mib, "") if facts.takes_media else (0, 0, NO_MEDIA)
     pools = {
-        "media": PoolLayout(max(1, memory.media_mib * mebibyte // MEDIA_PAGE_BYTES), MEDIA_PAGE_BYTES),
-        "patch": PoolLayout(max(1, memory.patch_mib * mebibyte // patch_page_bytes), patch_page_bytes),
+        "media": PoolLayout(max(1, media_mib * mebibyte // MEDIA_PAGE_BYTES), MEDIA_PAGE_BYTES, reason=reason),
+        "patch": PoolLayout(max(1, patch_mib * mebibyte // patch_page_bytes), patch_page_bytes, reason=reason),
         "embedding": PoolLayout(
             max(1, embedding.tokens // EMBEDDING_PAGE_TOKENS),
             EMBEDDING_PAGE_TOKENS * facts.embedding_row_bytes,

@@ -18,6 +18,7 @@ KV_TOKENS = 65536  # least, or all contexts that can run where that is less
 HOST_CONTEXTS = 16  # most, on the host
 QUICK_BYTES = 512 << 20  # most above the least, on the host, or half of the weights: reserving a GiB costs 0.3 s of the start
 EMBEDDING_TOKENS, MAX_EMBEDDING_TOKENS = 16384, 131072  # least, most
+NO_MEDIA = "the model takes text alone"  # reason of the size of a pool for media
 EMBEDDING_SHARE = 0.02  # of the memory available to both pools
 
 
@@ -67,6 +68,8 @@ def size_for_device(config: RuntimeConfig, facts: ModelFacts, room: DeviceRoom, 
 
 
 def _embedding_size(config: RuntimeConfig, facts: ModelFacts, left: int) -> PoolSize:
+    if not facts.takes_media:
+        return PoolSize(0, NO_MEDIA)
     if config.memory.embedding_tokens:
         return PoolSize(config.memory.embedding_tokens, "memory.embedding_tokens")
     affordable = int(EMBEDDING_SHARE * left) // facts.embedding_row_bytes

@@ -66,7 +66,7 @@ def read_decisions(body: Body, limits: Limits) -> AskedDecisions:
     options = read_options(fields)
     settle(fields, table.DECISIONS)
     asked = _read_questions(questions)
-    intake = MediaIntake(limits.kinds, limits.media, OptionReader(for_all, limits.kinds, limits.vision_rules))
+    intake = MediaIntake(limits.kinds, limits.media, OptionReader(for_all, limits.kinds, limits.vision_rules), limits.family)
     return AskedDecisions(read_messages(messages, intake, limits.max_context), asked, options, priority, cache_salt)
 
 

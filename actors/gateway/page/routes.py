@@ -20,6 +20,7 @@ from ....runtime.observe.trace import make_trace
 from ....runtime.process.page_token import page_token
 from ....runtime.supervisor.ask_supervisor import ask
 from ....runtime.supervisor.control import SOCKET_NAME, KillReply, KillRequest, RestartReply, RestartRequest
+from ....schema.media import MediaKind
 from ....shm.controller_stats import StatsSnapshot
 from ....shm.run_directory import RunDirectory
 from ....shm.status import ActorTable
@@ -49,11 +50,12 @@ class Page:
         actors: ActorTable,
         stats: Callable[[], StatsSnapshot],
         model: str,
+        kinds: Sequence[MediaKind],
     ) -> None:
         self._run = run
         self._config = config
         self._actors = actors
-        self._model = model
+        self._model, self._kinds = model, kinds
         self._access = Access(config.server.needs_key, page_token(run.path), is_own)
         self._files = read_files()
         self._feed = Feed(run, actors, stats, (run.path / SOCKET_NAME).is_socket)
@@ -80,8 +82,9 @@ class Page:
         self._feed.close()
 
     async def limits(self, http: web.Request) -> web.Response:
-        """Answer with what the server takes, so that the page can tell before it sends: ``max_body_bytes`` of a request."""
-        body = msgspec.json.encode({"max_body_bytes": self._config.server.max_body_mib << 20})
+        """Answer with what the server takes, so that the page can tell before it sends: ``max_body_bytes`` of a request, and
+        ``kinds`` of media."""
+        body = msgspec.json.encode({"max_body_bytes": self._config.server.max_body_mib << 20, "kinds": self._kinds})
         return web.Response(body=body, content_type="application/json", headers=_PRIVATE)
 
     async def state(self, http: web.Request) -> web.Response:

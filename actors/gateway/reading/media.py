@@ -69,13 +69,15 @@ class Medium(NamedTuple):
 
 
 class MediaIntake:
-    """Reads the media of one request; ``media`` are in the order of their parts. ``kinds`` are those that the model takes."""
+    """Reads the media of one request; ``media`` are in the order of their parts. ``kinds`` are those that the model, of this
+    ``family``, takes."""
 
-    def __init__(self, kinds: tuple[MediaKind, ...], limits: MediaSection, options: OptionReader) -> None:
+    def __init__(self, kinds: tuple[MediaKind, ...], limits: MediaSection, options: OptionReader, family: str) -> None:
         self.media: list[Medium] = []
         self._kinds = kinds
         self._limits = limits
         self._options = options
+        self._family = family
 
     def read(self, kind_of_part: str, part: Fields, path: str, role: str) -> MediaKind:
         """Take the medium of a content part, whose type is one of MEDIA_PARTS.
@@ -139,7 +141,7 @@ class MediaIntake:
     def _check(self, kind: MediaKind, path: str, role: str) -> None:
         """Check that the request may have one more medium, of this kind and in this place."""
         if kind not in self._kinds:
-            taken = f"it takes text, {', '.join(self._kinds)}" if self._kinds else "it takes text only"
+            taken = f"it takes text, {', '.join(self._kinds)}" if self._kinds else f"a {self._family} model takes text alone"
             raise refuse(path, f"the model does not take {kind}: {taken}")
         if role not in _ROLES:
             raise refuse(path, f"only messages of the user and results of calls can hold media; this message's role is {show(role)}")

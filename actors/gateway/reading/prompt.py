@@ -163,7 +163,7 @@ class PromptBuilder:
         """Ids of a text without a template. Control tokens in it keep their meaning: all of it is the client's own."""
         if isinstance(text, str):
             self._check_length(self._tokenizer.min_tokens(len(text)), field, _AT_LEAST)
-            ids = self._tokenizer.encode(text)
+            ids = self._tokenizer.encode_prompt(text)
         else:
             self._check_ids(text, field)
             ids = text

@@ -141,7 +141,7 @@ def _read_chat(fields: Fields, limits: Limits) -> ChatRequest:
     template = read_template_use(fields)
     _leave_out(fields)
     settle(fields, table.CHAT)
-    intake = MediaIntake(limits.kinds, limits.media, options)
+    intake = MediaIntake(limits.kinds, limits.media, options, limits.family)
     conversation = read_messages(messages, intake, limits.max_context)
     if template.continues:
         check_continues(conversation)

@@ -111,7 +111,10 @@ def test_vendored_files_are_those_of_their_packages() -> None:
 def test_the_limits_of_a_request(stage: Any) -> None:
     async def test(scene: Any) -> None:
         answer = await scene.http.get("/page/limits")
-        assert answer.json() == {"max_body_bytes": 1 << 20} and answer.headers["Cache-Control"] == "no-store"
+        assert (
+            answer.json() == {"max_body_bytes": 1 << 20, "kinds": ["image", "video", "audio"]}
+            and answer.headers["Cache-Control"] == "no-store"
+        )
 
     stage.run(test)
 

@@ -34,6 +34,22 @@ def test_encoding_equals_transformers(checkpoint: Path, tokenizer: Tokenizer) ->
         assert tokenizer.encode(text) == theirs.encode(text, add_special_tokens=False)
 
 
+def test_a_prompt_has_the_tokens_that_the_file_puts_around_it(checkpoint: Path, tmp_path: Path) -> None:
+    """As Llama 3 does; a rendered template has its own."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    copy = tmp_path / "model"
+    shutil.copytree(checkpoint, copy)
+    backend = Backend.from_file(str(copy / "tokenizer.json"))
+    begin = backend.token_to_id("<|endoftext|>")
+    backend.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", begin)])
+    backend.save(str(copy / "tokenizer.json"))
+    tokenizer, theirs = Tokenizer.load(copy), PreTrainedTokenizerFast.from_pretrained(copy)
+    assert tokenizer.encode_prompt("Hello") == theirs("Hello")["input_ids"] == [begin, *tokenizer.encode("Hello")]
+
+
 @settings(max_examples=100, deadline=None)
 @given(text=st.text())
 def test_encoding_equals_transformers_for_any_text(checkpoint: Path, text: str) -> None:

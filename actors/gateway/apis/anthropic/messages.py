@@ -59,7 +59,7 @@ def _read(fields: Fields, limits: Limits) -> ChatRequest:
     system, turns = fields.take("system"), fields.take_required("messages", AT_LEAST_ONE)
     options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules)
     settle(fields, table.REQUEST)
-    intake = MediaIntake(limits.kinds, limits.media, options)
+    intake = MediaIntake(limits.kinds, limits.media, options, limits.family)
     reader = _TurnReader(intake)
     messages: list[Message] = []
     for at, turn in enumerate(check_messages(turns, limits.max_context)):

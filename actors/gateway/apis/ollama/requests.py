@@ -49,7 +49,7 @@ def read_chat(body: Body, limits: Limits) -> ChatRequest:
     settle(fields, table.CHAT)
     if given is None or given == []:
         raise NothingAsked
-    intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules))
+    intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules), limits.family)
     messages = [_read_message(one, f"messages[{at}]", intake) for at, one in enumerate(check_messages(given, limits.max_context))]
     if len(messages) > 1 and messages[-1] == Message("assistant", "") and given[-1].get("thinking"):
         del messages[-1]  # thoughts alone
@@ -69,7 +69,7 @@ def read_generate(body: Body, limits: Limits) -> ChatRequest:
         raise NothingAsked
     if not prompt:
         raise refuse("prompt", "is required beside images, and not empty")
-    intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules))
+    intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules), limits.family)
     messages = [Message("system", system)] if system else []
     messages.append(Message("user", _with_images(prompt, images, "images", "user", intake)))
     return ChatRequest(generation, Conversation(tuple(messages), tuple(intake.media)), messages_field="prompt")

@@ -139,7 +139,7 @@ def _read_conversation(fields: Fields, limits: Limits) -> tuple[Conversation, Te
     messages, for_all = fields.take("messages"), fields.take(FOR_ALL)
     template = TemplateUse(opens_answer=fields.take_bool("add_generation_prompt"), options=read_options(fields))
     settle(fields, table.EMBEDDINGS)
-    intake = MediaIntake(limits.kinds, limits.media, OptionReader(for_all, limits.kinds, limits.vision_rules))
+    intake = MediaIntake(limits.kinds, limits.media, OptionReader(for_all, limits.kinds, limits.vision_rules), limits.family)
     return read_messages(messages, intake, limits.max_context), template
 
 

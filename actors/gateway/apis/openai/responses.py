@@ -81,7 +81,7 @@ class Exchange:
         earlier = self._earlier(fields.take_str("previous_response_id", _MAX_ID_CHARS))
         given, for_all = fields.take_required("input", AT_LEAST_ONE), fields.take(FOR_ALL)
         settle(fields, table.REQUEST)
-        intake = MediaIntake(limits.kinds, limits.media, OptionReader(for_all, limits.kinds, limits.vision_rules))
+        intake = MediaIntake(limits.kinds, limits.media, OptionReader(for_all, limits.kinds, limits.vision_rules), limits.family)
         intake.media.extend(earlier.media)  # which count against the limits of one request
         messages = self._read_input(given, earlier.messages, intake, limits.max_context)
         self._conversation = Conversation(messages, tuple(intake.media))

@@ -58,7 +58,7 @@ def read_transcription(form: Form | Example, limits: Limits) -> tuple[ChatReques
     settle(fields, TRANSCRIPTIONS)
     if not isinstance(file, FormFile):
         raise refuse("file", "expected a file, got a text")
-    intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules))
+    intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules), limits.family)
     intake.read_file("audio", file.mime, file.data, "file")
     messages = (Message("system", SYSTEM), Message("user", (MediaPart("audio"), instruction)))
     return ChatRequest(generation, Conversation(messages, tuple(intake.media)), messages_field="file"), is_text

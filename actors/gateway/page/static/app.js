@@ -112,7 +112,7 @@ async function greet() {
     document.title = `${data[0].id} – mmrt`;
     playground.model = data[0].id;
     if (!isLooking() || isClosed) setState("serving", "ready"); // else the poll says more
-    playground.limits = await getJson("/page/limits");
+    playground.learn(await getJson("/page/limits"));
   } catch (error) {
     setState(error.status === 401 ? "needs a key" : "unreachable", "failed");
     if (error.status !== 401) greeting = setTimeout(greet, POLL_MS);

@@ -20,9 +20,11 @@ function describe(file) {
   return { id: newId(), name: file.name, kind: mime.split("/")[0], mime, size: file.size, blob: file };
 }
 
-// Why a file cannot be sent, or "". `maxBytes`: of a request.
-function problem(file, maxBytes) {
-  if (!describe(file)) return `${file.name}: neither a picture, a video nor a sound`;
+// Why a file cannot be sent, or "". `maxBytes`: of a request; `kinds`: of media that the model takes.
+function problem(file, { max_body_bytes: maxBytes, kinds }) {
+  const medium = describe(file);
+  if (!medium) return `${file.name}: neither a picture, a video nor a sound`;
+  if (!kinds.includes(medium.kind)) return `${file.name}: this model takes ${kinds.length ? ["text", ...kinds].join(", ") : "text alone"}`;
   if (!file.size) return `${file.name} is empty`;
   if (encodedSize(file.size) <= maxBytes) return "";
   return `${file.name} has ${megabytes(file.size)}; this server takes at most ${megabytes((maxBytes * 3) / 4)}. Send a smaller one, or raise server.max_body_mib.`;
@@ -44,7 +46,7 @@ export function preview(medium, remove) {
 }
 
 export class Attachments {
-  // `limits()`: what the server takes, as {max_body_bytes}.
+  // `limits()`: what the server takes, as {max_body_bytes, kinds}.
   constructor(complain, limits) {
     this.media = [];
     this.complain = complain;
@@ -55,12 +57,21 @@ export class Attachments {
   }
 
   add(files) {
-    const { max_body_bytes: maxBytes } = this.limits();
-    const problems = [...files].map((file) => problem(file, maxBytes));
+    const problems = [...files].map((file) => problem(file, this.limits()));
     if (problems.some(Boolean)) this.complain(problems.filter(Boolean).join("\n"));
     this.media.push(...[...files].filter((_, at) => !problems[at]).map(describe));
     this.draw();
     $("prompt").focus({ preventScroll: true });
+  }
+
+  // Show what attaches media of the kinds that the model takes, and hide the rest.
+  offer() {
+    const { kinds } = this.limits();
+    $("attach").hidden = !kinds.length;
+    $("camera").hidden = !kinds.includes("image");
+    $("microphone").hidden = !kinds.includes("audio");
+    $("files").accept = kinds.map((kind) => `${kind}/*`).join(",");
+    for (const one of document.querySelectorAll("[data-needs]")) one.hidden = !kinds.includes(one.dataset.needs);
   }
 
   take() {

@@ -20,7 +20,7 @@ export class Playground {
   // `showRequest(id)`: show a request in the waterfall. `changed()`: the list of conversations may look different.
   constructor({ showRequest, changed }) {
     this.model = "";
-    this.limits = { max_body_bytes: Infinity }; // until the server has told
+    this.limits = { max_body_bytes: Infinity, kinds: ["image", "video", "audio"] }; // until the server has told
     this.conversation = new Conversation();
     this.views = new Map(); // of the conversation's turns, by id
     this.showRequest = showRequest;
@@ -39,6 +39,12 @@ export class Playground {
     this.attachments = new Attachments((text) => this.complain(text), () => this.limits);
     this.code = new CodeDialog((draft) => this.preview(draft), this.attachments);
     this.watch();
+  }
+
+  // `limits`: what the server takes, as {max_body_bytes, kinds}.
+  learn(limits) {
+    this.limits = limits;
+    this.attachments.offer();
   }
 
   watch() {
