@@ -96,7 +96,7 @@ def test_fused_write(
     pages = make_pages(num_kv_heads, head_dim, quantized or dtype, device)
     expected, slots, expected_heads = cloned(pages), make_slots(num_tokens, device), heads.clone()
     positions = torch.randint(0, 2**17, (3, num_tokens), device=device)
-    rotary = Rotary(frequencies(head_dim, 1e6).to(device), split(head_dim // 2, sections))
+    rotary = Rotary(frequencies(head_dim, 1e6).to(device), split(head_dim // 2, sections), 1.0 if sections else 1.25)
     norm = QkNorm(*torch.rand(2, head_dim, device=device).to(dtype), EPSILON) if normed else None
     rotate_and_write_kv(heads, positions, slots, pages, rotary, norm)
     reference.rotate_and_write_kv(expected_heads, positions, slots, expected, rotary, norm)
