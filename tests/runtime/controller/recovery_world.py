@@ -1159,8 +1159,9 @@ def check_outcome(world: World, wanted: Wanted) -> None:
         allowed.add("failed 500" if kills(wanted) else "finished")
         if wanted.poison == "prefill":
             allowed.add("failed 500")  # a prompt of one token is prefilled after a preemption only
-        if wanted.poison in ("encoder", "segment", "prefill") and world.limits.prefix_cache:
-            allowed.add("finished")  # all that it would have done is in the cache
+        of_media = world.limits.embedding_cache and wanted.poison in ("encoder", "segment")
+        if of_media or world.limits.prefix_cache and wanted.poison in ("encoder", "segment", "prefill"):
+            allowed.add("finished")  # all that it would have done is in a cache, or in files of an earlier run
     if wanted.stop_at is not None:
         allowed.add("stopped")
     if wanted.cancel_s is not None:
