@@ -42,12 +42,15 @@ class Debugger(pdb.Pdb):
     do_q = do_exit = do_EOF = do_quit
 
     def lookupmodule(self, filename: str) -> str | None:
-        """Find files like pdb; those of the package also by their path inside it, or next to the file shown."""
+        """Find files like pdb; those of the package also by their path inside it, next to the file shown, or by the end of their path
+        where only one file has it."""
         shown = Path(self.curframe.f_code.co_filename).parent if self.curframe is not None else PACKAGE_DIRECTORY
         for directory in (PACKAGE_DIRECTORY, shown):
             if (found := directory / filename).is_file():
                 return str(found)
-        return super().lookupmodule(filename)
+        folders = [init.parent for init in PACKAGE_DIRECTORY.glob("*/__init__.py")]
+        ends = [found for folder in folders for found in folder.rglob(Path(filename).name) if found.match(filename)]
+        return str(ends[0]) if len(ends) == 1 else super().lookupmodule(filename)
 
 
 class DebugSession:

@@ -49,7 +49,7 @@ class Sequences:
 
     def exact(self, row: int) -> Tensor:
         """In float64."""
-        group, head_dim = self.config.num_heads // 2, self.config.head_dim
+        group, head_dim = self.config.heads.num_heads // 2, self.config.heads.head_dim
         tokens = self.values[self.tables[row], LAYER].flatten(0, 1)[: LENGTHS[row]].double()
         k, v = tokens.permute(1, 2, 0, 3).repeat_interleave(group, 1)
         scores = (k @ self.queries[row].double().unsqueeze(-1)).squeeze(-1) / head_dim**0.5

@@ -149,7 +149,7 @@ def load_another_page(patch: pytest.MonkeyPatch) -> None:
 
 BUGS: dict[Bug, tuple[int, ...]] = {
     give_the_last_page: (596853, 30451, 310787),
-    name_before_the_plan_is_cleared: (523619, 382453),
+    name_before_the_plan_is_cleared: (852860, 175605, 327160),
     name_too_early: (140891, 888598, 800875),
     round_up: (140891, 596853, 888598),
     forget_the_salt: (66172, 220153, 408744),
