@@ -60,7 +60,7 @@ def test_a_shared_process_and_restarts_change_none_of_its_answers(held_out: Path
 
 @pytest.mark.slow
 def test_its_files_are_those_of_the_recipe(tmp_path: Path) -> None:
-    """Who trains by the recipe at hand gets the same network, tokenizer, template and processors."""
+    """The recipe at hand makes the same network, tokenizer, template and processors."""
     write_skeleton(tmp_path, load_recipe())
     made = {file.name: file.read_text() for file in tmp_path.iterdir()}
     assert made == {name: (DEFAULT_MODEL / name).read_text() for name in made} and len(made) == 7

@@ -23,7 +23,7 @@ SUITES = {
     "tests that need a GPU": ("-m", "gpu", "tests"),
     "kernels' tests on the GPU": ("-m", "not slow and not gpu", "tests/triton_kernels"),
 }
-"""What pytest is asked for, by the names of the steps."""
+"""Arguments of pytest, by the names of the steps."""
 PASSED = "passed"
 
 _TEST_LIMIT_S = 120

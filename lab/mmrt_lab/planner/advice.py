@@ -1,5 +1,6 @@
-"""The proposals of ``mmrt advise`` at each look at a run: layouts to set, and a plan that is out of date. Pure, but for
-reading the plan. It never acts."""
+"""The proposals of ``mmrt advise`` at each look at a run: layouts to set, and whether the plan is out of date.
+
+It never acts. Pure, but for reading the plan."""
 
 import datetime
 from collections.abc import Sequence
