@@ -2,7 +2,9 @@
 
 Usage: concerned.py [REVISION]    what differs from this commit in the working tree; without one, or of one that is unknown: all lanes
 
-A lane is concerned by its own folder, by what that imports, as read from the sources, and by the lists of packages.
+A lane is concerned by its own folder, by what that imports, as read from the sources, and by the lists of packages. Modules that are
+imported by a name made at run time, such as the actors of the runs that tests of the lab start, are not among these: the ordinary
+tests have them, and the nightly run has all lanes.
 """
 
 import ast
@@ -18,7 +20,7 @@ LANES = {
     "demo_model": ("demo_model/", "models/demo/"),
     "kernels": ("triton_kernels/", "lab/mmrt_lab/budgets/"),
 }
-ALWAYS = ("pyproject.toml", "tests/settings.py", ".ci/run", ".ci/concerned.py")
+ALWAYS = ("pyproject.toml", "lab/pyproject.toml", "tests/settings.py", ".ci/run", ".ci/concerned.py")
 ROOTS = {"lab/mmrt_lab": "mmrt_lab", "demo_model/mmrt_demo_model": "mmrt_demo_model"}  # all else belongs to mmrt
 
 
@@ -27,7 +29,7 @@ def git(*arguments: str) -> list[str]:
 
 
 def module_of(path: str) -> str:
-    """``lab/mmrt_lab/sim/engine.py``: ``mmrt_lab.sim.engine``."""
+    """``lab/mmrt_lab/sim/rows.py``: ``mmrt_lab.sim.rows``."""
     for folder, package in ROOTS.items():
         if path.startswith(f"{folder}/"):
             path = package + path.removeprefix(folder)

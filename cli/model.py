@@ -34,7 +34,10 @@ def register(app: typer.Typer) -> None:
     def make(
         shape: Annotated[
             str,
-            typer.Argument(metavar="SHAPE", help="How large it is: tiny, small, 3b, 7b; of llama 135m, of qwen2 0.5b, of qwen3 0.6b."),
+            typer.Argument(
+                metavar="SHAPE",
+                help="How large it is: tiny; of qwen2_5 and null small, 3b, 7b; of llama 135m, of qwen2 0.5b, of qwen3 0.6b.",
+            ),
         ],
         out: Annotated[Path, typer.Argument(metavar="DIR", help="The checkpoint directory to write; must not exist.")],
         family: Annotated[

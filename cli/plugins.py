@@ -15,12 +15,12 @@ LAB_COMMANDS = ("plan", "advise", "chaos")
 
 def found_commands() -> list[str]:
     """Return the names of commands of other packages."""
-    return [point.name for point in entry_points(group=_COMMANDS)]
+    return sorted({point.name for point in entry_points(group=_COMMANDS)})
 
 
 def add_command(name: str, app: "typer.Typer") -> None:
-    """Add one of them to the program."""
-    (point,) = entry_points(group=_COMMANDS, name=name)
+    """Add one of them to the program; the first, where several packages have it."""
+    point, *_ = entry_points(group=_COMMANDS, name=name)
     point.load()(app)
 
 

@@ -1,4 +1,4 @@
-"""The processor at hand, as Linux describes it. Needs nothing of the kernels; whoever asks for a name or for instructions asks here."""
+"""The processor at hand, as Linux describes it: its name and its instructions."""
 
 import platform
 from collections.abc import Sequence

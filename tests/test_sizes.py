@@ -6,7 +6,20 @@ from pathlib import Path
 import mmrt
 
 MAX_FILE, MAX_FUNCTION = 400, 60
-FOLDERS = ("actors", "bench", "cli", "cluster", "media", "models", "runtime", "schema", "shm", "triton_kernels")
+FOLDERS = (
+    "actors",
+    "bench",
+    "cli",
+    "cluster",
+    "cpu_kernels",
+    "lab/mmrt_lab",
+    "media",
+    "models",
+    "runtime",
+    "schema",
+    "shm",
+    "triton_kernels",
+)
 
 
 def test_files_and_functions_fit() -> None:

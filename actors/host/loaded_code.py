@@ -5,7 +5,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[2]
-_DECISIVE = ("actors", "cpu_kernels", "media", "models", "triton_kernels")
+_DECISIVE = ("actors", "cpu_kernels", "media", "models", "schema", "triton_kernels")
 
 
 def loaded_code() -> int:

@@ -1,4 +1,4 @@
-"""Packages that only some benches need: the extras of mmrt."""
+"""Packages that only some benches need: the extras of the lab."""
 
 from importlib.util import find_spec
 

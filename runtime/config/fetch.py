@@ -1,4 +1,4 @@
-"""The configuration of media by URL, ``[media.fetch]``. A part of ``config``."""
+"""The configuration of media by URL, ``[media.fetch]``. A part of ``runtime_config``."""
 
 import ipaddress
 from typing import Annotated

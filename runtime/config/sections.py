@@ -1,4 +1,4 @@
-"""The sections of the configuration, one frozen struct for each, with defaults and limits. ``config`` puts them together."""
+"""The sections of the configuration, one frozen struct for each, with defaults and limits. ``runtime_config`` puts them together."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal

@@ -1,7 +1,7 @@
 """The eight parts of a request's latency: queue, execution and migration of encode, prefill and decode (pure; TI22).
 
 Each moment of a request belongs to one part, so the parts sum to its latency. Called by ``inspect`` and ``trace`` for single requests,
-and by the judge (``bench.goodput``) for all requests of a load, live and simulated. ``request_stages`` cuts with it more finely.
+and by the judge (``mmrt_lab.goodput``) for all requests of a load, live and simulated. ``request_stages`` cuts with it more finely.
 """
 
 from bisect import bisect_left

@@ -46,11 +46,12 @@ class Debugger(pdb.Pdb):
         where only one file has it."""
         shown = Path(self.curframe.f_code.co_filename).parent if self.curframe is not None else PACKAGE_DIRECTORY
         for directory in (PACKAGE_DIRECTORY, shown):
-            if (found := directory / filename).is_file():
-                return str(found)
+            if (file := directory / filename).is_file():
+                return str(file)
         folders = [init.parent for init in PACKAGE_DIRECTORY.glob("*/__init__.py")]
-        ends = [found for folder in folders for found in folder.rglob(Path(filename).name) if found.match(filename)]
-        return str(ends[0]) if len(ends) == 1 else super().lookupmodule(filename)
+        name = Path(filename).name
+        found = [file for folder in folders for file in (folder.rglob(name) if name else ()) if file.is_file() and file.match(filename)]
+        return str(found[0]) if len(found) == 1 else super().lookupmodule(filename)
 
 
 class DebugSession:

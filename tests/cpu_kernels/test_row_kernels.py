@@ -176,7 +176,7 @@ def test_matrices_without_a_kernel() -> None:
 @pytest.mark.skipif(CAPABILITY != "AVX512", reason="the other tests ran with less than AVX512")
 def test_all_of_this_with_avx2() -> None:
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
-    arguments = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider"]
+    arguments = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "mmrt.tests.settings", "-p", "no:cacheprovider"]
     here = Path(__file__).parent
     arguments += [str(here / f"test_{name}.py") for name in ("row_kernels", "panel_kernels", "layer_kernels", "flash_attention")]
     arguments.append(str(here.parent / "models" / "test_attention.py"))

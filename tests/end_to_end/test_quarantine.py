@@ -99,7 +99,7 @@ CHANGES = {
 @pytest.fixture(scope="module")
 def poisoned(tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[[str], Path]) -> Iterator[Server]:
     site = tmp_path_factory.mktemp("site")
-    for folder in ("actors", "bench", "cli", "media", "models", "runtime", "schema", "shm", "triton_kernels"):
+    for folder in ("actors", "bench", "cli", "cpu_kernels", "media", "models", "runtime", "schema", "shm", "triton_kernels"):
         shutil.copytree(ROOT / folder, site / "mmrt" / folder, ignore=shutil.ignore_patterns("__pycache__", "results"))
     shutil.copy(ROOT / "__init__.py", site / "mmrt")
     for name, changes in CHANGES.items():

@@ -122,9 +122,14 @@ def test_fields_as_transformers_4_wrote_them(tmp_path: Path) -> None:
     check(tmp_path, reference)
 
 
+ABSENT = object()
+WINDOWS = {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None}
+
+
 def edit(path: Path, **fields: Any) -> None:
     file = path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+    changed = {**json.loads(file.read_text()), **fields}
+    file.write_text(json.dumps({name: value for name, value in changed.items() if value is not ABSENT}))
 
 
 def test_greedy_tokens_equal_those_of_generate(tmp_path: Path) -> None:
@@ -151,12 +156,10 @@ def test_greedy_tokens_equal_those_of_generate(tmp_path: Path) -> None:
         ("llama", {"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "rope_type is 'longrope', expected 'default' or"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor is missing"),
         ("llama", {"rope_parameters": {**LLAMA_3, "high_freq_factor": 1.0}}, "high_freq_factor is 1, expected more than low_freq"),
-        (
-            "qwen2",
-            {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1, "layer_types": None},
-            "sliding_window is 32",
-        ),
+        ("qwen2", {**WINDOWS, "sliding_window": 32}, "sliding_window is 32"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types has sliding_attention"),
+        ("qwen2", {**WINDOWS, "sliding_window": ABSENT}, "sliding_window is 4096"),
+        ("llama", {"rope_parameters": None, "rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_theta is 1"),
         ("qwen3", {"quantization_config": {"quant_method": "quip"}}, "quip"),
         ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads is 3, which does not divide"),
     ],

@@ -17,7 +17,20 @@ MEASURED = {"lab/mmrt_lab/micro/links.py", "lab/mmrt_lab/micro/peer.py", "lab/mm
 NAMES = {"eval", "exec", "compile", "__import__"}
 METHODS = {"recv_pyobj", "send_pyobj", "load_module"}
 OPTIONS = {"trust_remote_code", "allow_pickle"}
-FOLDERS = ("actors", "bench", "cli", "cluster", "media", "models", "runtime", "schema", "shm", "triton_kernels")
+FOLDERS = (
+    "actors",
+    "bench",
+    "cli",
+    "cluster",
+    "cpu_kernels",
+    "lab/mmrt_lab",
+    "media",
+    "models",
+    "runtime",
+    "schema",
+    "shm",
+    "triton_kernels",
+)
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 

@@ -69,10 +69,11 @@ class PromptBuilder:
         negative_prompt = generation.negative_prompt
         is_guided = sampling.guidance_scale != 1.0
         if isinstance(request, TextRequest):
-            ids = self._raw(request.prompt, "prompt")
-            more = tuple(self._raw(prompt, f"prompt[{at}]") for at, prompt in enumerate(request.more_prompts, 1))
+            adds = request.adds_special_tokens
+            ids = self._raw(request.prompt, "prompt", adds)
+            more = tuple(self._raw(prompt, f"prompt[{at}]", adds) for at, prompt in enumerate(request.more_prompts, 1))
             generation.output.check_prompts(sum(map(len, (ids, *more))), self._max_context)
-            return Prompt(ids, self._raw(negative_prompt, "negative_prompt") if is_guided else None, sampling, more)
+            return Prompt(ids, self._raw(negative_prompt, "negative_prompt", adds) if is_guided else None, sampling, more)
         use = request.template
         options = for_template(use.options, self._template.options)
         ids = self._encode(request.conversation, use, options, "messages", request.tools.shown if request.tools else ())
@@ -159,11 +160,11 @@ class PromptBuilder:
         self._check_placeholders(ids, conversation)
         return self._fence_sound_tracks(ids, conversation)
 
-    def _raw(self, text: str | list[int], field: str) -> list[int]:
+    def _raw(self, text: str | list[int], field: str, adds_special_tokens: bool = True) -> list[int]:
         """Ids of a text without a template. Control tokens in it keep their meaning: all of it is the client's own."""
         if isinstance(text, str):
             self._check_length(self._tokenizer.min_tokens(len(text)), field, _AT_LEAST)
-            ids = self._tokenizer.encode_prompt(text)
+            ids = self._tokenizer.encode_prompt(text) if adds_special_tokens else self._tokenizer.encode(text)
         else:
             self._check_ids(text, field)
             ids = text

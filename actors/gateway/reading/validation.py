@@ -112,6 +112,7 @@ class TextRequest(msgspec.Struct, frozen=True):
     generation: Generation
     prompt: str | list[int]
     more_prompts: tuple[str | list[int], ...] = ()
+    adds_special_tokens: bool = True  # those that the tokenizer puts around texts
 
     @property
     def field_names(self) -> dict[str, str]:
@@ -161,9 +162,10 @@ def _read_text(fields: Fields, limits: Limits) -> TextRequest:
         generation = msgspec.structs.replace(generation, max_new_tokens=most)
     if generation.sampling.guidance_scale != 1 and not generation.negative_prompt:
         raise refuse("negative_prompt", "is required with guidance_scale: without a chat template it is the whole unconditional prompt")
+    adds_special_tokens = fields.take_flag("add_special_tokens") is not False
     _leave_out(fields)
     settle(fields, table.TEXT)
-    return TextRequest(generation, prompt, tuple(more))
+    return TextRequest(generation, prompt, tuple(more), adds_special_tokens)
 
 
 def read_tokenize(body: Body, limits: Limits) -> ChatRequest | TextRequest:

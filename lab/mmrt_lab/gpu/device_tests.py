@@ -19,9 +19,10 @@ from .results import Row
 from .section import LOST
 
 ROOT = Path(__file__).parents[3]
+_SETTINGS = "-p", "mmrt.tests.settings"
 SUITES = {
-    "tests that need a GPU": ("-m", "gpu", "tests"),
-    "kernels' tests on the GPU": ("-m", "not slow and not gpu", "tests/triton_kernels"),
+    "tests that need a GPU": (*_SETTINGS, "-m", "gpu", "tests"),
+    "kernels' tests on the GPU": (*_SETTINGS, "-m", "not slow and not gpu", "tests/triton_kernels"),
 }
 """Arguments of pytest, by the names of the steps."""
 PASSED = "passed"

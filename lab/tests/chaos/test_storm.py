@@ -1,6 +1,6 @@
 """Storms over real runs. The short one is part of every run of the tests; the long ones are the slow lane:
 
-``pytest -m slow tests/bench/chaos``: 1,000 kills in a row (about an hour), every kind of fault in every phase, and the soak (30 min).
+``pytest -m slow lab/tests/chaos``: 1,000 kills in a row (about an hour), every kind of fault in every phase, and the soak (30 min).
 """
 
 import base64

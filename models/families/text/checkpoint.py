@@ -28,10 +28,12 @@ def _refuse_windows(config: JsonObject, num_layers: int) -> None:
     kinds = config.data.get("layer_types") or ()
     if isinstance(kinds, list) and (others := {str(kind) for kind in kinds} - {"full_attention"}):
         raise config.error("layer_types", f"has {', '.join(sorted(others))}; only full_attention is supported")
-    if kinds or not config.boolean("use_sliding_window", default=False) or not config.has("sliding_window"):
+    if kinds or not config.boolean("use_sliding_window", default=False):
+        return
+    if "sliding_window" in config.data and config.data["sliding_window"] is None:
         return
     if (first := config.integer("max_window_layers", default=28, least=0)) < num_layers:
-        window = config.integer("sliding_window")
+        window = config.integer("sliding_window", default=4096)
         raise config.error("sliding_window", f"is {window}, in use from layer {first} on; sliding-window attention is not supported")
 
 

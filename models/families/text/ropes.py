@@ -15,11 +15,15 @@ _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 def parse_rope(text: JsonObject, head_dim: int, max_positions: int) -> RopeConfig:
     """The embedding of ``text``, whose ``max_position_embeddings`` are ``max_positions``. Raises CheckpointError."""
-    rope = text.object("rope_parameters", "rope_scaling")
+    rope = text.object("rope_scaling") if text.data.get("rope_scaling") else text.object("rope_parameters")
+    if rope.has("full_attention"):  # by kind of layer
+        rope = rope.object("full_attention")
     theta = (rope if rope.has("rope_theta") else text).number("rope_theta", default=10000.0)
     for place in (rope, text):
         if (part := place.number("partial_rotary_factor", default=1.0)) != 1.0:
             raise place.error("partial_rotary_factor", f"is {part:g}; heads of which a part turns are not supported")
+    if theta <= 1:
+        raise text.error("rope_theta", f"is {theta:g}, expected more than 1")
     kind = rope.text("rope_type", "type", default="default", choices=_KINDS)
     if kind in ("default", "dynamic"):
         return RopeConfig(theta=theta)

@@ -1,15 +1,17 @@
 """Prompts: media placeholders only where media stand, whatever users write; companions for guidance; lengths."""
 
+import copy
 import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 from mmrt.actors.gateway.reading.ignored import collecting
 from mmrt.actors.gateway.reading.prompt import Prompt, PromptBuilder
-from mmrt.actors.gateway.reading.validation import Limits, read_chat
+from mmrt.actors.gateway.reading.validation import Limits, read_chat, read_text
 from mmrt.models.architecture import ModelConfig, VisionRules
 from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import Tokenizer
@@ -47,6 +49,20 @@ def test_names_go_to_the_template(tokenizer: Tokenizer, model: ModelConfig) -> N
     prompt = build(nameless, messages)
     assert tokenizer.decode(prompt.ids) == "<|im_end|>"
     assert not set(tokenizer.control_ids.values()) & set(prompt.ids), "what stands at both sides of a name that is left out, too"
+
+
+@pytest.mark.parametrize("adds", [None, True, False])
+def test_a_text_begins_as_the_tokenizer_says_unless_the_client_does_it(
+    tokenizer: Tokenizer, model: ModelConfig, adds: bool | None
+) -> None:
+    """With the token that Llama 3's tokenizer puts before texts."""
+    backend = copy.deepcopy(tokenizer._backend)
+    begin = backend.token_to_id("<|im_end|>")
+    backend.post_processor = TemplateProcessing(single="<|im_end|> $A", special_tokens=[("<|im_end|>", begin)])
+    prompts = PromptBuilder(Tokenizer(backend), ChatTemplate("x"), model, 2048)
+    body = {"model": "tiny", "prompt": "Hello", **({} if adds is None else {"add_special_tokens": adds})}
+    prompt = prompts.build(read_text(json.dumps(body).encode(), LIMITS))
+    assert prompt.ids == [*([] if adds is False else [begin]), *tokenizer.encode("Hello")]
 
 
 def test_a_conversation_with_media(prompts: PromptBuilder, tokenizer: Tokenizer) -> None:

@@ -47,9 +47,10 @@ TEXT = Place(
     "text completions",
     (
         *GENERATION, "max_tokens", "max_completion_tokens", "stop", "n", "best_of", "logprobs", "prompt_logprobs", "echo", "prompt",
+        "add_special_tokens",
     ),
     {
-        **{name: rule for name, rule in WORK.items() if name not in ("best_of", "echo")},
+        **{name: rule for name, rule in WORK.items() if name not in ("best_of", "echo", "add_special_tokens")},
         **_ELSEWHERE,
         "suffix": only(one_of(""), "the model fills no gaps"),
         "messages": refused("give prompt, or call POST /v1/chat/completions"),

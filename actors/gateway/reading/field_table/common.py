@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ..field_rules import Place, Rule, only, refused, without_effect
 from ..harmless import EMPTY, FLAG, LIST, NOTHING, NUMBER, OBJECT, TEXT, number, of_type, one_of, short_text
 
-NO_THOUGHTS = "no served model thinks"
+NO_THOUGHTS = "thoughts are part of the text; chat_template_kwargs.enable_thinking turns them off in templates that have it"
 CACHED = "whatever fits is cached"
 FOREIGN_THOUGHTS = "thoughts of an answer are no part of what it said"
 MAX_USER_CHARS = 512
@@ -40,7 +40,8 @@ WORK: Mapping[str, Rule] = {
         without_effect(NO_THOUGHTS),
     ),
     **dict.fromkeys(("provider", "models", "route", "transforms", "usage", "session_id", "id_slot"), without_effect(_ONE_MODEL)),
-    **dict.fromkeys(("spaces_between_special_tokens", "add_special_tokens"), without_effect("no served tokenizer has any", FLAG)),
+    "spaces_between_special_tokens": without_effect("special tokens are left out of texts", FLAG),
+    "add_special_tokens": without_effect("the tokenizer and the template say which there are", FLAG),
     **dict.fromkeys(("guided_decoding_backend", "timings_per_token", "return_progress", "return_timings"), without_effect(_UNKEPT)),
     "best_of": only(number(1), "give n"),
     "use_beam_search": only(one_of(False), "sample instead"),
