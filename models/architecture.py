@@ -21,10 +21,11 @@ PACKED_GROUP = 32  # values with one scale and zero in an int4 page that is pack
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A rotary position embedding: pair j of a head turns by position[axis(j)] x theta ** (-2 j / head_dim) / stretch[j]."""
+    """A rotary position embedding: pair j of a head turns by position[axes[j]] x theta ** (-j / pairs) / stretch[j]. The leading 2 x
+    pairs values of a head turn."""
 
     theta: float
-    section: tuple[int, ...] = ()  # pairs per axis (t, h, w); empty is one axis
+    axes: tuple[int, ...] = ()  # of each pair: 0 t, 1 h, 2 w; empty: all of a head turns by t
     stretch: tuple[float, ...] = ()  # by which each pair turns more slowly, for a longer context; empty: none does
     factor: float = 1.0  # of cosines and sines
 

@@ -58,10 +58,11 @@ class CpuOperations:
             parts = torch.split(turning, [turning.shape[1] - self._kv_heads, self._kv_heads], 1)
             for part, weight in zip(parts, norms, strict=True):
                 part.copy_(self.norm(part, weight))
-        if self._has_kernels:
-            layer_kernels.rotate(heads, turning.shape[1], *self._rotations[rope][:2])
+        rotation = self._rotations[rope]
+        if self._has_kernels and 2 * rotation[0].shape[-1] == heads.shape[2]:
+            layer_kernels.rotate(heads, turning.shape[1], *rotation[:2])
         else:
-            rotate(turning, self._rotations[rope])
+            rotate(turning, rotation)
         self.attention.write(layer, heads[:, -2 * self._kv_heads :].flatten(1))
 
 

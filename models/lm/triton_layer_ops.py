@@ -6,7 +6,7 @@ from torch import Tensor
 from ...triton_kernels.kv_write import QkNorm, Rotary, rotate_and_write_kv
 from ...triton_kernels.rms_norm import add_rms_norm, rms_norm
 from ...triton_kernels.silu_mul import silu_mul
-from ..architecture import LanguageConfig
+from ..architecture import LanguageConfig, RopeConfig
 from .interface import QkNorms
 from .kv_pages import KvPages
 from .rope import inverse_frequencies
@@ -21,7 +21,7 @@ class TritonOperations:
         self.attention = TritonAttention(config, pages)
         self._epsilon = config.rms_norm_eps
         frequencies = [inverse_frequencies(rope, config.heads.head_dim).to(pages.values.device) for rope in config.ropes]
-        self._rotaries = [Rotary(f, rope.section, rope.factor) for f, rope in zip(frequencies, config.ropes, strict=True)]
+        self._rotaries = [Rotary(f, _section(rope), rope.factor) for f, rope in zip(frequencies, config.ropes, strict=True)]
         self._positions = torch.empty(3, 0, dtype=torch.int64, device=pages.values.device)
 
     def begin(self, positions: Tensor) -> None:
@@ -40,3 +40,10 @@ class TritonOperations:
         norm = None if norms is None else QkNorm(*norms, self._epsilon)
         attention = self.attention
         rotate_and_write_kv(heads, self._positions, attention.slots, attention.layers[layer], self._rotaries[rope], norm)
+
+
+def _section(rope: RopeConfig) -> tuple[int, ...]:
+    """Pairs per axis. Raises: ValueError where the pairs of an axis are no neighbours."""
+    if list(rope.axes) != sorted(rope.axes):
+        raise ValueError("there is no kernel for a rotary embedding whose axes take turns")
+    return tuple(rope.axes.count(axis) for axis in range(max(rope.axes) + 1)) if rope.axes else ()

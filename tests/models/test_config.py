@@ -47,7 +47,7 @@ def test_values(checkpoints: Callable[[str], Path]) -> None:
     assert [config.placeholder_id(kind) for kind in config.media_kinds] == [
         ids[f"{kind}_token_index"] for kind in ("image", "video", "audio")
     ]
-    assert sum(config.language.ropes[0].section) == config.language.heads.head_dim // 2
+    assert len(config.language.ropes[0].axes) == config.language.heads.head_dim // 2
     assert config.eos_token_ids == tuple(read(checkpoints("qwen2_5_omni") / "generation_config.json")["eos_token_id"])
     assert config.dtype == "float32" and config.max_context == 32768
     assert config.kv_page_bytes(16) == 4 * 2 * 2 * 16 * 32 * 4

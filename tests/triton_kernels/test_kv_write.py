@@ -130,7 +130,7 @@ def test_agrees_with_the_language_model_on_the_cpu(device: torch.device, dtype: 
             ),
         )
         * 3,
-        ropes=(RopeConfig(theta=1e4, section=(4, 6, 6)),),
+        ropes=(RopeConfig(theta=1e4, axes=(0,) * 4 + (1,) * 6 + (2,) * 6),),
     )
     layer, lengths = 1, torch.tensor([14, 1, 5])
     tables = torch.tensor([[6, 1, 4, 0], [3, 9, 9, 9], [5, 2, 9, 9]])
@@ -154,7 +154,7 @@ def test_agrees_with_the_language_model_on_the_cpu(device: torch.device, dtype: 
     slots = tables[torch.arange(3), last // 4] * 4 + last % 4
     views = pool.view(dtype).view(7, 3, 4, 2, 2, 32)[:, layer]
     norm = QkNorm(q_norm.to(device), k_norm.to(device), EPSILON) if qk_norm else None
-    rotary = Rotary(frequencies(32, 1e4).to(device), config.ropes[0].section)
+    rotary = Rotary(frequencies(32, 1e4).to(device), (4, 6, 6))
     rotate_and_write_kv(ours, positions.to(device), slots.to(device), PagedKV(views[:, :, 0], views[:, :, 1]), rotary, norm)
     close(ours.cpu(), heads)
     close(pool.cpu().view(dtype), cpu_pool.view(dtype))

@@ -42,7 +42,7 @@ found = record()
 layer = LayerConfig(
     mixer=AttentionConfig(num_heads=28, num_kv_heads=4, head_dim=128, bias=True), feed_forward=MlpConfig(intermediate_size=18944)
 )
-ropes = (RopeConfig(theta=1e6, section=(16, 24, 24)),)
+ropes = (RopeConfig(theta=1e6, axes=(0,) * 16 + (1,) * 24 + (2,) * 24),)
 language = LanguageConfig(vocab_size=152064, hidden_size=3584, rms_norm_eps=1e-6, layers=(layer,) * 2, ropes=ropes)
 config = ModelConfig(family="qwen2_5_vl", language=language, dtype="bfloat16", kv_dtype="KV_DTYPE", max_context=32768, eos_token_ids=())
 weights = {spec.name: torch.empty(spec.shape, dtype=torch.bfloat16, device="meta") for spec in family_of(config).tensor_specs(config)}

@@ -250,7 +250,7 @@ class LanguageModel(nn.Module):
         self.norm = _Norm(config.hidden_size, config.rms_norm_eps)
         half = config.heads.head_dim // 2
         self._frequencies = nn.Buffer(config.ropes[0].theta ** (-torch.arange(half) / half), persistent=False)
-        self._axis = nn.Buffer(torch.repeat_interleave(torch.arange(3), torch.tensor(config.ropes[0].section)), persistent=False)
+        self._axis = nn.Buffer(torch.tensor(config.ropes[0].axes), persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Thought:
         """positions int64 [batch, 3, length]; mask bool [batch, length, length], True where a row may look at a column."""

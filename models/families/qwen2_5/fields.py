@@ -20,7 +20,8 @@ def parse_language(text: JsonObject, default_theta: float, tie: bool) -> Languag
     if len(section) != 3 or sum(section) != pairs:
         raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to head_dim / 2 = {pairs}")
     theta = rope if rope.has("rope_theta") else text
-    turn = RopeConfig(theta=theta.number("rope_theta", default=default_theta), section=section)
+    axes = tuple(axis for axis, count in enumerate(section) for _ in range(count))
+    turn = RopeConfig(theta=theta.number("rope_theta", default=default_theta), axes=axes)
     return parse_decoder(text, msgspec.structs.replace(mixer, bias=True, output_bias=False), turn, tie)
 
 
