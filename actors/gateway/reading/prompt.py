@@ -75,7 +75,7 @@ class PromptBuilder:
             generation.output.check_prompts(sum(map(len, (ids, *more))), self._max_context)
             return Prompt(ids, self._raw(negative_prompt, "negative_prompt", adds) if is_guided else None, sampling, more)
         use = request.template
-        options = for_template(use.options, self._template.options)
+        options = for_template(use, self._template.options)
         ids = self._encode(request.conversation, use, options, "messages", request.tools.shown if request.tools else ())
         companion_ids = None
         if is_guided:
@@ -87,7 +87,7 @@ class PromptBuilder:
 
     def ids_of(self, conversation: Conversation, use: TemplateUse) -> list[int]:
         """Build the token ids of a conversation alone. Raises: as ``build``."""
-        return self._encode(conversation, use, for_template(use.options, self._template.options), "messages")
+        return self._encode(conversation, use, for_template(use, self._template.options), "messages")
 
     def text_ids(self, text: str | list[int], field: str) -> list[int]:
         """Build the token ids of a text without a template. Raises: as ``build``; ``field`` names it."""

@@ -6,10 +6,9 @@ from typing import Any
 
 import msgspec
 
-from .field_table.chat import THINKING_NAMES
-from .field_table.common import NO_THOUGHTS
 from .fields import Fields, Schema, refuse, show
 from .ignored import note, tolerate
+from .thinking import NO_SWITCH, SWITCHES, Thinking, read_thinking
 
 MAX_OPTIONS = 16
 OPTIONS = "chat_template_kwargs"
@@ -29,11 +28,12 @@ OptionValue = bool | int | float | str
 
 class TemplateUse(msgspec.Struct, frozen=True):
     """``opens_answer``: the prompt ends where the answer begins. ``continues``: it ends within the last message, which is the model's.
-    ``options``: variables of the template."""
+    ``options``: variables of the template. ``thinking``: whether the model thinks, if the request says so."""
 
     opens_answer: bool = True
     continues: bool = False
     options: Mapping[str, OptionValue] = {}
+    thinking: Thinking | None = None
 
 
 def read_template_use(fields: Fields) -> TemplateUse:
@@ -42,7 +42,7 @@ def read_template_use(fields: Fields) -> TemplateUse:
     continues = fields.take_bool("continue_final_message")
     if opens and continues:
         raise refuse("continue_final_message", "is true, and so is add_generation_prompt; give one of them")
-    return TemplateUse(not continues and opens is not False, continues, read_options(fields))
+    return TemplateUse(not continues and opens is not False, continues, read_options(fields), read_thinking(fields))
 
 
 def read_options(fields: Fields) -> dict[str, OptionValue]:
@@ -64,15 +64,16 @@ def _checked(path: str, value: Any) -> OptionValue:
     raise refuse(path, f"is {show(value)}, allowed are {allowed}")
 
 
-def for_template(options: Mapping[str, OptionValue], known: frozenset[str]) -> dict[str, OptionValue]:
-    """Return the options that the template has variables for. The others have no effect. Raises: RequestError for these, with strict
-    fields."""
+def for_template(use: TemplateUse, known: frozenset[str]) -> dict[str, OptionValue]:
+    """Return the options that the template, whose variables are ``known``, has a variable for. The others have no effect. Raises:
+    RequestError for these, with strict fields."""
+    options = use.options if use.thinking is None else use.thinking.among(use.options, known)
     for name, value in options.items():
         if name in known:
             continue
         path, takes = f"{OPTIONS}.{name[:64]}", f"takes {', '.join(sorted(known))}" if known else "takes none"
-        if name in THINKING_NAMES and isinstance(value, bool):
-            note(path, NO_THOUGHTS)
+        if name in SWITCHES and isinstance(value, bool):
+            note(path, NO_SWITCH)
         else:
             tolerate(path, f"is not supported; the model's chat template {takes}")
     return {name: value for name, value in options.items() if name in known}

@@ -251,7 +251,7 @@ def test_options(limits: Limits) -> None:
     assert (sampling.repetition_penalty, sampling.top_k, sampling.top_p) == (1.1, 3, 0.5)
     assert (generation.max_new_tokens, generation.stop, generation.stream) == (None, ["a"], True)
     plain = chat(limits, options={"seed": 1})
-    assert chat(limits, options={"seed": 1, "num_ctx": 8, "num_gpu": 1, "mirostat": 0, "repeat_last_n": -1}, think=False) == plain
+    assert chat(limits, options={"seed": 1, "num_ctx": 8, "num_gpu": 1, "mirostat": 0, "repeat_last_n": -1}) == plain
 
 
 def test_the_form_of_the_answer(limits: Limits) -> None:
@@ -279,7 +279,7 @@ def test_the_form_of_the_answer(limits: Limits) -> None:
         ({"options": {"draft": 2}}, "options.draft", "is not supported"),
         ({"temperature": 1}, "temperature", "is not supported"),
         ({"format": "yaml"}, "format", 'is "yaml", allowed are "json" and a JSON schema'),
-        ({"think": True}, "think", "is true, only false is supported"),
+        ({"think": "deeply"}, "think", 'is "deeply", supported are true, false, none, minimal, low, medium, high'),
         ({"messages": {}}, "messages", "expected an array, got an object"),
         ({"messages": [{"role": "bot", "content": "a"}]}, "messages[0].role", 'is "bot", allowed are system, user, assistant, tool'),
         ({"messages": [{"role": "assistant", "content": ""}]}, "messages[0].content", "is empty; a last message of the assistant"),

@@ -240,6 +240,33 @@ def test_options_are_those_of_the_template(qwen: PromptBuilder, prompts: PromptB
         build(prompts, ANSWERED, chat_template_kwargs={"x": 1})
 
 
+@pytest.mark.parametrize(
+    ("fields", "thinks"),
+    [
+        ({}, "unset"),
+        ({"enable_thinking": False}, "False"),
+        ({"thinking": {"type": "disabled"}}, "False"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, "True"),
+        ({"reasoning_effort": "none"}, "False"),
+        ({"reasoning_effort": "high"}, "True high"),
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, "True low"),
+        ({"reasoning": {"enabled": False}}, "False"),
+        ({"reasoning": {"summary": "auto"}}, "unset"),
+        ({"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}}, "True"),
+    ],
+    ids=str,
+)
+def test_thoughts_are_turned_on_and_off_by_every_clients_field(
+    tokenizer: Tokenizer, prompts: PromptBuilder, model: ModelConfig, fields: dict[str, Any], thinks: str
+) -> None:
+    template = "{{ messages[0].content }} {{ enable_thinking if enable_thinking is defined else 'unset' }} {{ reasoning_effort }}"
+    thinker = PromptBuilder(tokenizer, ChatTemplate(template), model, 2048)
+    assert text_of(tokenizer, build(thinker, ANSWERED[:1], **fields).ids).split("fox ")[1].strip() == thinks
+    with collecting() as ignored:
+        build(prompts, ANSWERED[:1], **fields)
+    assert bool(ignored.reasons) == bool(fields), "a template without a switch"
+
+
 def weather(description: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "weather", "description": description}}
 

@@ -17,6 +17,7 @@ from ...reading.media import MediaIntake
 from ...reading.media_options import FOR_ALL, OptionReader
 from ...reading.output_fields import Output
 from ...reading.template_fields import TemplateUse
+from ...reading.thinking import read_thinking
 from ...reading.tool_messages import MAX_CALLS, Call, check_known, read_id
 from ...reading.validation import ChatRequest, Limits, check_grammar, read_generation
 from .tools import read_call, read_tools
@@ -58,6 +59,7 @@ def _read(fields: Fields, limits: Limits) -> ChatRequest:
     check_grammar(generation)
     system, turns = fields.take("system"), fields.take_required("messages", AT_LEAST_ONE)
     options = OptionReader(fields.take(FOR_ALL), limits.kinds, limits.vision_rules)
+    thinking = read_thinking(fields)
     settle(fields, table.REQUEST)
     intake = MediaIntake(limits.kinds, limits.media, options, limits.family)
     reader = _TurnReader(intake)
@@ -70,7 +72,8 @@ def _read(fields: Fields, limits: Limits) -> ChatRequest:
     if system not in (None, "", []):  # an empty one says nothing
         messages[:0] = reader.read_content(system, "system", "system")
     conversation = Conversation(tuple(messages), tuple(intake.media))
-    return ChatRequest(generation, conversation, TemplateUse(opens_answer=not continues, continues=continues), tools=tools)
+    use = TemplateUse(opens_answer=not continues, continues=continues, thinking=thinking)
+    return ChatRequest(generation, conversation, use, tools=tools)
 
 
 def _read_output_config(fields: Fields) -> AskedGrammar | None:

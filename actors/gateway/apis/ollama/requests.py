@@ -19,6 +19,7 @@ from ...reading.media_options import OptionReader
 from ...reading.output_fields import Output, read_logprobs
 from ...reading.sampling_fields import check_min_tokens, read_bad_words, read_sampling
 from ...reading.template_fields import TemplateUse
+from ...reading.thinking import OF_OLLAMA, read_thinking
 from ...reading.tool_fields import read_tools
 from ...reading.tool_messages import MAX_ID_CHARS
 from ...reading.validation import MAX_TOKENS, ChatRequest, Generation, Limits, check_model, read_stop
@@ -45,7 +46,7 @@ def read_chat(body: Body, limits: Limits) -> ChatRequest:
     generation = _read_generation(fields, limits)
     tools, grammar = read_tools(fields, generation.grammar, limits.max_tool_bytes)
     generation = msgspec.structs.replace(generation, grammar=grammar)
-    given = fields.take("messages")
+    given, thinking = fields.take("messages"), read_thinking(fields, OF_OLLAMA)
     settle(fields, table.CHAT)
     if given is None or given == []:
         raise NothingAsked
@@ -55,7 +56,8 @@ def read_chat(body: Body, limits: Limits) -> ChatRequest:
         del messages[-1]  # thoughts alone
     continues = is_continued(messages[-1], f"messages[{len(messages) - 1}]")
     conversation = Conversation(tuple(messages), tuple(intake.media))
-    return ChatRequest(generation, conversation, TemplateUse(opens_answer=not continues, continues=continues), tools=tools)
+    use = TemplateUse(opens_answer=not continues, continues=continues, thinking=thinking)
+    return ChatRequest(generation, conversation, use, tools=tools)
 
 
 def read_generate(body: Body, limits: Limits) -> ChatRequest:
@@ -64,6 +66,7 @@ def read_generate(body: Body, limits: Limits) -> ChatRequest:
     fields = Fields(decode_body(body, limits.body))
     generation = _read_generation(fields, limits)
     prompt, system, images = fields.take_str("prompt"), fields.take_str("system"), fields.take("images", _IMAGES)
+    use = TemplateUse(thinking=read_thinking(fields, OF_OLLAMA))
     settle(fields, table.GENERATE)
     if not prompt and images in (None, []):
         raise NothingAsked
@@ -72,7 +75,7 @@ def read_generate(body: Body, limits: Limits) -> ChatRequest:
     intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules), limits.family)
     messages = [Message("system", system)] if system else []
     messages.append(Message("user", _with_images(prompt, images, "images", "user", intake)))
-    return ChatRequest(generation, Conversation(tuple(messages), tuple(intake.media)), messages_field="prompt")
+    return ChatRequest(generation, Conversation(tuple(messages), tuple(intake.media)), use, messages_field="prompt")
 
 
 def read_show(body: Body, limits: Limits) -> None:

@@ -17,6 +17,8 @@ from ...reading.json_body import Body, decode_body
 from ...reading.media import MediaIntake
 from ...reading.media_options import FOR_ALL, OptionReader
 from ...reading.output_fields import Output
+from ...reading.template_fields import TemplateUse
+from ...reading.thinking import read_thinking
 from ...reading.tool_messages import read_id
 from ...reading.validation import ChatRequest, Limits, check_grammar, read_generation
 from .input_items import Item, item_of, item_of_text, with_ids
@@ -80,6 +82,7 @@ class Exchange:
             raise refuse("metadata", f"expected an object, got {kind_of(metadata)}")
         earlier = self._earlier(fields.take_str("previous_response_id", _MAX_ID_CHARS))
         given, for_all = fields.take_required("input", AT_LEAST_ONE), fields.take(FOR_ALL)
+        use = TemplateUse(thinking=read_thinking(fields))
         settle(fields, table.REQUEST)
         intake = MediaIntake(limits.kinds, limits.media, OptionReader(for_all, limits.kinds, limits.vision_rules), limits.family)
         intake.media.extend(earlier.media)  # which count against the limits of one request
@@ -97,7 +100,7 @@ class Exchange:
         }
         system = (Message("system", instructions),) if instructions else ()
         conversation = Conversation((*system, *messages), self._conversation.media)
-        return ChatRequest(generation, conversation, messages_field="input", tools=tools)
+        return ChatRequest(generation, conversation, use, messages_field="input", tools=tools)
 
     def _earlier(self, id: str | None) -> Conversation:
         if id is None:

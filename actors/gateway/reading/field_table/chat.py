@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 from ..field_rules import Kinds, Place, Rule, only, refused, without_effect
 from ..harmless import EMPTY, FLAG, NOTHING, Harmless, one_of
+from ..thinking import FIELDS as THINKING
+from ..thinking import SWITCHES
 from .common import CACHED, FOREIGN_THOUGHTS, NOT_RUN, WORK
 
-THINKING_NAMES = ("enable_thinking", "thinking")
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "seed", "guidance_scale", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "logit_bias", "min_tokens", "bad_words", "negative_prompt",
@@ -23,9 +24,9 @@ _ELSEWHERE: Mapping[str, Rule] = {
     "input": refused("give messages, or call POST /v1/responses"),
 }
 _OF_TEMPLATES = Harmless(
-    lambda value: isinstance(value, dict) and all(name in THINKING_NAMES and isinstance(value[name], bool) for name in value),
+    lambda value: isinstance(value, dict) and all(name in SWITCHES and isinstance(value[name], bool) for name in value),
     "an object with nothing but the booleans enable_thinking and thinking",
-    {"type": "object", "properties": dict.fromkeys(THINKING_NAMES, {"type": "boolean"}), "additionalProperties": False},
+    {"type": "object", "properties": dict.fromkeys(SWITCHES, {"type": "boolean"}), "additionalProperties": False},
     is_done=False,
 )
 
@@ -34,7 +35,7 @@ CHAT = Place(
     (
         *GENERATION, "max_tokens", "max_completion_tokens", "stop", "n", "logprobs", "top_logprobs", "prompt_logprobs", "messages",
         "tools", "tool_choice", "parallel_tool_calls", "mm_processor_kwargs", "media_io_kwargs", "add_generation_prompt",
-        "continue_final_message", "chat_template_kwargs",
+        "continue_final_message", "chat_template_kwargs", *THINKING,
     ),
     {
         **{name: rule for name, rule in WORK.items() if name not in ("top_logprobs", "media_io_kwargs")},
@@ -52,6 +53,7 @@ TEXT = Place(
     {
         **{name: rule for name, rule in WORK.items() if name not in ("best_of", "echo", "add_special_tokens")},
         **_ELSEWHERE,
+        **dict.fromkeys(THINKING, without_effect("there is no template")),
         "suffix": only(one_of(""), "the model fills no gaps"),
         "messages": refused("give prompt, or call POST /v1/chat/completions"),
         "add_generation_prompt": only(one_of(True), "there is no template"),

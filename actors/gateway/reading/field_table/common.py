@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ..field_rules import Place, Rule, only, refused, without_effect
 from ..harmless import EMPTY, FLAG, LIST, NOTHING, NUMBER, OBJECT, TEXT, number, of_type, one_of, short_text
 
-NO_THOUGHTS = "thoughts are part of the text; chat_template_kwargs.enable_thinking turns them off in templates that have it"
+THOUGHTS = "thoughts are part of the text"
 CACHED = "whatever fits is cached"
 FOREIGN_THOUGHTS = "thoughts of an answer are no part of what it said"
 MAX_USER_CHARS = 512
@@ -30,14 +30,13 @@ WORK: Mapping[str, Rule] = {
     "request_id": without_effect("the server makes the id", TEXT),
     "service_tier": without_effect("there is one", one_of("auto", "default", is_done=False)),
     "prediction": without_effect(_FAST),
-    "reasoning_effort": without_effect(NO_THOUGHTS, one_of("none", "minimal", "low", "medium", "high", "xhigh", is_done=False)),
     "verbosity": without_effect("no served model knows it", one_of("low", "medium", "high", is_done=False)),
     **dict.fromkeys(
         (
-            "reasoning", "include_reasoning", "thinking", "enable_thinking", "thinking_budget", "thinking_token_budget",
-            "reasoning_format", "reasoning_split", "separate_reasoning", "stream_reasoning",
+            "include_reasoning", "thinking_budget", "thinking_token_budget", "reasoning_format", "reasoning_split",
+            "separate_reasoning", "stream_reasoning",
         ),
-        without_effect(NO_THOUGHTS),
+        without_effect(THOUGHTS),
     ),
     **dict.fromkeys(("provider", "models", "route", "transforms", "usage", "session_id", "id_slot"), without_effect(_ONE_MODEL)),
     "spaces_between_special_tokens": without_effect("special tokens are left out of texts", FLAG),

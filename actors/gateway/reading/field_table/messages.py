@@ -4,8 +4,9 @@ from typing import Any
 
 from ..field_rules import Kinds, Place, only, refused, without_effect
 from ..harmless import EMPTY, FLAG, OBJECT, TEXT, Harmless, number, one_of
+from ..thinking import FIELDS as THINKING
 from .chat import GENERATION
-from .common import CACHED, EXAMPLES, FOREIGN_THOUGHTS, NO_THOUGHTS, WORK
+from .common import CACHED, EXAMPLES, FOREIGN_THOUGHTS, WORK
 
 _FORGETTING = "clear_thinking_20251015"  # an edit of the beta context-management-2025-06-27
 _EDIT = {"type": "object", "properties": {"type": {"const": _FORGETTING}}, "required": ["type"]}
@@ -29,15 +30,15 @@ REQUEST = Place(
     (
         *(name for name in GENERATION if name not in ("return_token_ids", "stream_options")), "max_tokens", "stop_sequences",
         "messages", "system", "tools", "tool_choice", "output_config", "mm_processor_kwargs",
+        *THINKING,
     ),
     {
-        **{name: rule for name, rule in WORK.items() if name not in ("audio", "reasoning_effort", "verbosity", "stop_sequences")},
+        **{name: rule for name, rule in WORK.items() if name not in ("audio", "verbosity", "stop_sequences")},
         "return_token_ids": only(one_of(False), "chat completions have them"),
         "stream_options": only(EMPTY, "the last event has the usage"),
         **dict.fromkeys(("stop", "stop_strings"), only(EMPTY, "give stop_sequences")),
         "instructions": only(EMPTY, "give system"),
         "input": refused("give messages"),
-        "thinking": without_effect(NO_THOUGHTS, OBJECT),
         "context_management": only(_FORGOTTEN, "nothing is taken out of the prompt; send the conversation as the model is to see it"),
         "service_tier": without_effect("there is one", one_of("auto", "standard_only", is_done=False)),
         "speed": without_effect("there is one", one_of("standard")),
@@ -58,7 +59,7 @@ OUTPUT_CONFIG = Place(
     "`output_config` of Messages",
     ("format",),
     {
-        "effort": without_effect(NO_THOUGHTS, one_of("low", "medium", "high", "xhigh", "max", is_done=False)),
+        "effort": without_effect("thinking turns thoughts on and off", one_of("low", "medium", "high", "xhigh", "max", is_done=False)),
         "task_budget": without_effect("no served model knows it"),
     },
 )

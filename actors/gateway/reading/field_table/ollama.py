@@ -4,16 +4,16 @@ from collections.abc import Mapping
 
 from ..field_rules import Kinds, Place, Rule, only, refused, without_effect
 from ..harmless import EMPTY, FLAG, NOTHING, NUMBER, OBJECT, TEXT, WHOLE, number, one_of
-from .common import FOREIGN_THOUGHTS, KEEP_ALIVE, NO_THOUGHTS, OF_MEMORY
+from ..thinking import OF_OLLAMA as THINKING
+from .common import FOREIGN_THOUGHTS, KEEP_ALIVE, OF_MEMORY
 
 TRUNCATED = without_effect("what does not fit is refused", FLAG)
 _ALL: Mapping[str, Rule] = {
     "keep_alive": KEEP_ALIVE,
-    "think": without_effect(NO_THOUGHTS, one_of(False)),
     "truncate": TRUNCATED,
     "shift": TRUNCATED,
 }
-_COMMON = ("model", "stream", "options", "format", "logprobs", "top_logprobs")
+_COMMON = ("model", "stream", "options", "format", "logprobs", "top_logprobs", *THINKING)
 CHAT = Place("Ollama's `/api/chat`", (*_COMMON, "messages", "tools", "tool_choice", "parallel_tool_calls"), _ALL)
 GENERATE = Place(
     "Ollama's `/api/generate`",

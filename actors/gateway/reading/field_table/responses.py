@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 from ..field_rules import Kinds, Place, Rule, only, refused, without_effect
 from ..harmless import EMPTY, OBJECT, TEXT, WHOLE, Harmless, number, one_of
+from ..thinking import FIELDS as THINKING
 from .chat import GENERATION
-from .common import FOREIGN_THOUGHTS, MAX_NAMES, NO_THOUGHTS, NOT_RUN, WORK
+from .common import FOREIGN_THOUGHTS, MAX_NAMES, NOT_RUN, WORK
 
 _THOUGHTS = "reasoning.encrypted_content"
 _INCLUDED = (
@@ -24,6 +25,7 @@ REQUEST = Place(
     (
         *(name for name in GENERATION if name != "return_token_ids"), "max_output_tokens", "stop", "input", "instructions",
         "previous_response_id", "text", "tools", "tool_choice", "parallel_tool_calls", "store", "metadata", "mm_processor_kwargs",
+        *THINKING,
     ),
     {
         **{name: rule for name, rule in WORK.items() if name not in ("store", "metadata", "audio")},
@@ -32,7 +34,6 @@ REQUEST = Place(
         "client_metadata": without_effect("nothing reads it", OBJECT),
         "include": only(_NOTHING_THERE, "an answer has none of it"),
         "max_tool_calls": without_effect("it counts the calls of tools that servers run", WHOLE),
-        "reasoning": without_effect(NO_THOUGHTS, OBJECT),
         "truncation": without_effect("what does not fit is refused", one_of("disabled")),
         "conversation": only(EMPTY, "give previous_response_id, or the conversation as input"),
         "prompt": only(EMPTY, "templates of prompts are kept by OpenAI; give input and instructions"),
