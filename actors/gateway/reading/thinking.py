@@ -14,7 +14,7 @@ FIELDS = (*SWITCHES, "reasoning_effort", "reasoning")  # of requests; the first 
 OF_OLLAMA = ("think",)
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _EFFORT = "reasoning_effort"  # the variable of templates that tell efforts apart
-_OF_TYPES = {"enabled": True, "adaptive": True, "disabled": False}
+_OF_TYPES = {"enabled": True, "disabled": False}  # "adaptive" leaves it to the model
 _SCHEMA: Schema = {"anyOf": [{"type": ["boolean", "object"]}, {"enum": list(EFFORTS)}]}
 NO_SWITCH = "the model's chat template has no variable for it"
 

@@ -14,6 +14,7 @@ from mmrt.actors.gateway.reading.content import MediaPart, Message
 from mmrt.actors.gateway.reading.ignored import collecting
 from mmrt.actors.gateway.reading.prompt import PromptBuilder
 from mmrt.actors.gateway.reading.template_fields import TemplateUse
+from mmrt.actors.gateway.reading.thinking import Thinking
 from mmrt.actors.gateway.reading.validation import ChatRequest, Limits
 from mmrt.models.architecture import VisionRules
 from mmrt.models.grammar.source import source_of_schema
@@ -313,6 +314,7 @@ def test_fields_that_change_nothing(limits: Limits) -> None:
     more["context_management"] = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
     assert read(limits, seed=1, metadata={"user_id": "me"}, cache_control={"type": "ephemeral"}, **more) == plain
     assert read_count(json.dumps({"messages": [USER]}).encode(), limits).conversation == plain.conversation
+    assert read(limits, thinking={"type": "disabled"}).template.thinking == Thinking("thinking", False)
 
 
 def user(*blocks: Any) -> dict[str, Any]:

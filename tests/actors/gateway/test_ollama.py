@@ -14,6 +14,7 @@ from mmrt.actors.gateway.reading.content import MediaPart, Message
 from mmrt.actors.gateway.reading.ignored import collecting
 from mmrt.actors.gateway.reading.prompt import PromptBuilder
 from mmrt.actors.gateway.reading.template_fields import TemplateUse
+from mmrt.actors.gateway.reading.thinking import Thinking
 from mmrt.actors.gateway.reading.validation import ChatRequest, Limits
 from mmrt.models.grammar.source import JSON_OBJECT, source_of_schema
 from mmrt.runtime.errors import RequestError
@@ -252,6 +253,11 @@ def test_options(limits: Limits) -> None:
     assert (generation.max_new_tokens, generation.stop, generation.stream) == (None, ["a"], True)
     plain = chat(limits, options={"seed": 1})
     assert chat(limits, options={"seed": 1, "num_ctx": 8, "num_gpu": 1, "mirostat": 0, "repeat_last_n": -1}) == plain
+
+
+def test_whether_it_thinks(limits: Limits) -> None:
+    assert chat(limits, think=False).template.thinking == Thinking("think", False)
+    assert chat(limits, think="low").template.thinking == Thinking("think", True, "low")
 
 
 def test_the_form_of_the_answer(limits: Limits) -> None:
