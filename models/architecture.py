@@ -30,7 +30,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     factor: float = 1.0  # of cosines and sines
 
 
-class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True):
+class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     """A mixer: attention to all earlier tokens."""
 
     num_heads: int
@@ -40,6 +40,22 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True):
     bias: bool = False  # of the projections to queries, keys and values
     output_bias: bool = False
     qk_norm: bool = False
+    gated: bool = False  # each value of the output is multiplied by a gate of its token
+
+
+class DeltaConfig(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
+    """A mixer: gated DeltaNet (Yang et al., 2024). What it keeps of all earlier tokens has a fixed size."""
+
+    num_key_heads: int
+    num_value_heads: int  # a multiple of the key heads
+    key_dim: int
+    value_dim: int
+    conv_size: int = 4  # tokens that the convolution sees
+
+    @property
+    def mixed_size(self) -> int:
+        """Queries, keys and values of a token: what the convolution mixes."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
 
 class MlpConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +67,7 @@ class MlpConfig(msgspec.Struct, frozen=True, kw_only=True):
 class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A layer: its mixer, then its feed-forward, each after an RMSNorm and added to the residual stream."""
 
-    mixer: AttentionConfig
+    mixer: AttentionConfig | DeltaConfig
     feed_forward: MlpConfig
 
 
@@ -64,15 +80,26 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[LayerConfig, ...]
     ropes: tuple[RopeConfig, ...]
     tie_embeddings: bool = False
+    norm_offset: float = 0.0  # added to the weights of all norms but a DeltaNet's own; where it is not 0 they are kept in float32
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
     @property
+    def num_kv_layers(self) -> int:
+        """Layers that attend: KV pages hold their K and V, in this order."""
+        return sum(isinstance(layer.mixer, AttentionConfig) for layer in self.layers)
+
+    @property
     def heads(self) -> AttentionConfig:
-        """The numbers of heads and their size, the same in all layers: KV pages are cut alike for all."""
-        return self.layers[0].mixer
+        """The numbers of heads and their size, the same in all layers that attend: KV pages are cut alike for all."""
+        return next(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionConfig))
+
+    @property
+    def delta(self) -> DeltaConfig | None:
+        """The DeltaNet of the layers that have one, the same in all; None if there is none."""
+        return next((layer.mixer for layer in self.layers if isinstance(layer.mixer, DeltaConfig)), None)
 
     @property
     def intermediate_size(self) -> int:
@@ -221,12 +248,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             part_bytes = num_heads * head_dim * DTYPE_BYTES[self.dtype]
         else:
             part_bytes = -(-num_heads * (head_dim + 4) // KV_ALIGNMENT) * KV_ALIGNMENT
-        return lm.num_layers * part_bytes
+        return lm.num_kv_layers * part_bytes
 
     def packed_page_bytes(self, page_tokens: int, packed: TransferDType) -> int:
         """Bytes of one KV page that is packed for its way to another pool; 0 where none are. See ``lm.kv_packing``."""
         lm = self.language
-        head_dim, num_heads = lm.heads.head_dim, lm.num_layers * page_tokens * 2 * lm.heads.num_kv_heads
+        head_dim, num_heads = lm.heads.head_dim, lm.num_kv_layers * page_tokens * 2 * lm.heads.num_kv_heads
         if packed == "auto":
             return 0
         if packed == "int8":

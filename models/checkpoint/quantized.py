@@ -132,11 +132,13 @@ class Integers:
             raise ValueError(f"has columns in groups {int(groups.min())} to {int(groups.max())}, expected 0 to {self._num_groups - 1}")
         return None if torch.equal(groups, in_order) and (self._num_groups == 1 or columns % size == 0) else groups
 
-    def blocks(self) -> Iterator[slice]:
-        """Slices of rows that are read at once."""
+    def blocks(self, rows: slice) -> Iterator[slice]:
+        """Slices of ``rows`` that are read at once. Raises: ValueError for ends that lie in the middle of a word."""
         num_rows, num_columns = self._shape
+        if rows.start % INT4_ROWS or (rows.stop % INT4_ROWS and rows.stop != num_rows):
+            raise ValueError(f"is used from row {rows.start} to {rows.stop}, expected multiples of {INT4_ROWS}")
         step = max(1, _BLOCK_VALUES // (num_columns * INT4_ROWS)) * INT4_ROWS
-        return (slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step))
+        return (slice(first, min(first + step, rows.stop)) for first in range(rows.start, rows.stop, step))
 
     def values(self, rows: slice) -> Tensor:
         """Float32 [n, K]. Raises: ValueError for scales that are not finite; the other methods do so as well."""

@@ -5,33 +5,54 @@ each stacked from the checkpoint's matrices. Families add their towers' tensors,
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ...schema.weight_layout import INT4_ROWS
-from ..architecture import AttentionConfig, LanguageConfig, MlpConfig, ModelConfig
+from ..architecture import AttentionConfig, DeltaConfig, LanguageConfig, MlpConfig, ModelConfig
 
 Shape = tuple[int, ...]
 
 INT4_GROUPS = (256, 128, 64, 32)  # columns that may share a scale in int4
 
 
+class Interleaved(NamedTuple):
+    """Blocks of ``rows`` rows, of which every ``of``-th is meant, from block ``first`` on."""
+
+    rows: int
+    first: int
+    of: int
+
+
 class Source(NamedTuple):
-    """A checkpoint tensor; ``name`` starts with ``language.``, ``vision.``, ``audio.`` or is ``lm_head.weight``."""
+    """A checkpoint tensor; ``name`` starts with ``language.``, ``vision.``, ``audio.`` or is ``lm_head.weight``. ``interleaved``: only
+    these rows of it are used."""
 
     name: str
     shape: Shape
+    interleaved: Interleaved | None = None
+
+    def pieces(self) -> Iterator[slice]:
+        """The rows that are used, in order."""
+        if self.interleaved is None:
+            yield slice(0, self.shape[0])
+            return
+        rows, first, of = self.interleaved
+        for start in range(first * rows, self.shape[0], of * rows):
+            yield slice(start, start + rows)
 
 
 class TensorSpec(NamedTuple):
     """A tensor of the model: its sources, stacked along the first axis. A *matrix* is kept in the format of ``ModelConfig.weights``,
-    anything else in the model's dtype. A *vocabulary*, a matrix with a row for each token, is kept in 8 bits at least: answers depend
-    on it most, and in a large model it is a small part."""
+    anything else in ``dtype``. A *vocabulary*, a matrix with a row for each token, is kept in 8 bits at least: answers depend on it
+    most, and in a large model it is a small part. ``offset`` is added to what the checkpoint has."""
 
     name: str
     shape: Shape
     sources: tuple[Source, ...]
     is_matrix: bool = False
     is_vocabulary: bool = False
+    dtype: Literal["model", "float32"] = "model"
+    offset: float = 0.0
 
 
 class StoredPart(NamedTuple):
@@ -51,7 +72,7 @@ def stored_parts(spec: TensorSpec, config: ModelConfig, in_8_bits: bool = False)
     """The tensors that one of the model is kept as: a matrix in int8 has a scale for each row besides, one in int4 a scale and a zero
     for each row and group of columns. ``in_8_bits``: a matrix has 8 bits at least."""
     if not spec.is_matrix or config.weights == "auto":
-        return (StoredPart(spec.name, config.dtype, spec.shape),)
+        return (StoredPart(spec.name, config.dtype if spec.dtype == "model" else spec.dtype, spec.shape),)
     group = 0 if spec.is_vocabulary or in_8_bits else _int4_group(spec, config)
     if config.weights == "int4" and group:
         rows, columns = spec.shape
@@ -68,7 +89,8 @@ def _int4_group(spec: TensorSpec, config: ModelConfig) -> int:
     columns = spec.shape[-1]
     known = config.quantization
     wanted = (known.group_size or columns) if known is not None and known.form == "int4" else min(INT4_GROUPS)
-    if columns % wanted or any(source.shape[0] % INT4_ROWS for source in spec.sources):
+    blocks = [source.interleaved.rows if source.interleaved else source.shape[0] for source in spec.sources]
+    if columns % wanted or any(rows % INT4_ROWS for rows in blocks):
         return 0
     return next((group for group in INT4_GROUPS if wanted % group == 0), 0)
 
@@ -90,34 +112,67 @@ def _single(name: str, source: str, *shape: int) -> TensorSpec:
     return TensorSpec(name, shape, (Source(source, shape),))
 
 
+def _float32(name: str, source: str, *shape: int) -> TensorSpec:
+    return _single(name, source, *shape)._replace(dtype="float32")
+
+
+def _norm(lm: LanguageConfig, name: str, source: str, size: int) -> TensorSpec:
+    """A norm's weights as they are multiplied. bfloat16 would lose 8 bits of a small weight to which 1 is added."""
+    if not lm.norm_offset:
+        return _single(name, source, size)
+    return _float32(name, source, size)._replace(offset=lm.norm_offset)
+
+
 def language_specs(lm: LanguageConfig) -> Iterator[TensorSpec]:
     """The decoder's tensors."""
     hidden = lm.hidden_size
     yield _vocabulary(_single("embed", "language.embed_tokens.weight", lm.vocab_size, hidden))
     for i, layer in enumerate(lm.layers):
         name, source = f"layers.{i}.", f"language.layers.{i}."
-        yield _single(f"{name}input_norm", f"{source}input_layernorm.weight", hidden)
-        yield from _attention_specs(layer.mixer, hidden, name, f"{source}self_attn.")
-        yield _single(f"{name}post_norm", f"{source}post_attention_layernorm.weight", hidden)
+        yield _norm(lm, f"{name}input_norm", f"{source}input_layernorm.weight", hidden)
+        if isinstance(layer.mixer, DeltaConfig):
+            yield from _delta_specs(layer.mixer, hidden, name, f"{source}linear_attn.")
+        else:
+            yield from _attention_specs(lm, layer.mixer, name, f"{source}self_attn.")
+        yield _norm(lm, f"{name}post_norm", f"{source}post_attention_layernorm.weight", hidden)
         yield from _mlp_specs(layer.feed_forward, hidden, name, f"{source}mlp.")
-    yield _single("norm", "language.norm.weight", hidden)
+    yield _norm(lm, "norm", "language.norm.weight", hidden)
     if not lm.tie_embeddings:
         yield _vocabulary(_single("lm_head", "lm_head.weight", lm.vocab_size, hidden))
 
 
-def _attention_specs(attention: AttentionConfig, hidden: int, name: str, source: str) -> Iterator[TensorSpec]:
-    head_dim = attention.head_dim
+def _attention_specs(lm: LanguageConfig, attention: AttentionConfig, name: str, source: str) -> Iterator[TensorSpec]:
+    hidden, head_dim = lm.hidden_size, attention.head_dim
     q, kv = attention.num_heads * head_dim, attention.num_kv_heads * head_dim
     rows = {"q": q, "k": kv, "v": kv}
-    yield _matrix(_fused(f"{name}qkv", source, {f"{part}_proj.weight": n for part, n in rows.items()}, (hidden,)))
+    qkv = _matrix(_fused(f"{name}qkv", source, {f"{part}_proj.weight": n for part, n in rows.items()}, (hidden,)))
+    if attention.gated:  # the checkpoint has a head's queries, then its gates, in one matrix
+        both = Source(f"{source}q_proj.weight", (2 * q, hidden))
+        queries, gates = (both._replace(interleaved=Interleaved(head_dim, first, 2)) for first in (0, 1))
+        yield qkv._replace(sources=(queries, *qkv.sources[1:]))
+        yield _matrix(TensorSpec(f"{name}gate", (q, hidden), (gates,)))
+    else:
+        yield qkv
     if attention.bias:
         yield _fused(f"{name}qkv_bias", source, {f"{part}_proj.bias": n for part, n in rows.items()}, ())
     if attention.qk_norm:
-        yield _single(f"{name}q_norm", f"{source}q_norm.weight", head_dim)
-        yield _single(f"{name}k_norm", f"{source}k_norm.weight", head_dim)
+        yield _norm(lm, f"{name}q_norm", f"{source}q_norm.weight", head_dim)
+        yield _norm(lm, f"{name}k_norm", f"{source}k_norm.weight", head_dim)
     yield _matrix(_single(f"{name}o", f"{source}o_proj.weight", hidden, q))
     if attention.output_bias:
         yield _single(f"{name}o_bias", f"{source}o_proj.bias", hidden)
+
+
+def _delta_specs(delta: DeltaConfig, hidden: int, name: str, source: str) -> Iterator[TensorSpec]:
+    heads, values = delta.num_value_heads, delta.num_value_heads * delta.value_dim
+    parts = {"in_proj_qkv.weight": delta.mixed_size, "in_proj_z.weight": values}
+    yield _matrix(_fused(f"{name}mixed_z", source, parts, (hidden,)))
+    yield _fused(f"{name}ba", source, {"in_proj_b.weight": heads, "in_proj_a.weight": heads}, (hidden,))
+    yield _single(f"{name}conv", f"{source}conv1d.weight", delta.mixed_size, 1, delta.conv_size)
+    yield _float32(f"{name}A_log", f"{source}A_log", heads)
+    yield _float32(f"{name}dt_bias", f"{source}dt_bias", heads)
+    yield _float32(f"{name}delta_norm", f"{source}norm.weight", delta.value_dim)
+    yield _matrix(_single(f"{name}o", f"{source}out_proj.weight", hidden, values))
 
 
 def _mlp_specs(mlp: MlpConfig, hidden: int, name: str, source: str) -> Iterator[TensorSpec]:

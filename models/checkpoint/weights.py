@@ -6,6 +6,7 @@ The memory actor calls ``write_weights`` once; prefill, decode and encoder call 
 import math
 import warnings
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from ..families.registry import family_of
 from .narrowing import narrow
 from .quantized import Integers, StoredIntegers, find_integers
 from .safetensors_files import DTYPES, SafetensorsFiles, StoredTensor
-from .weight_specs import Shape, Source, scales_of, stored_parts
+from .weight_specs import Shape, Source, TensorSpec, scales_of, stored_parts
 
 ALIGNMENT = 64
 
@@ -79,11 +80,13 @@ def write_weights(
     with SafetensorsFiles(Path(path)) as files:
         stored = {family.canonical_name(name): tensor for name, tensor in files.tensors.items()}
         chosen = {spec.name: [_choose(Path(path), source, stored, config) for source in spec.sources] for spec in specs}
+        by_name = {spec.name: spec for spec in specs}
         index = plan_weights(config, {name for name, parts in chosen.items() if _is_spared(parts, config)})
         targets = attach_weights(allocate(index.num_bytes), index)
         for entry in index.entries:
             if entry.name in chosen:  # else the scales of the one before, which came with it
-                _fill(targets[entry.name], targets.get(scales_of(entry.name)), chosen[entry.name], files, config)
+                spec, parts = by_name[entry.name], chosen[entry.name]
+                _fill(targets[entry.name], targets.get(scales_of(entry.name)), spec, parts, files, config)
             if progress is not None:
                 progress(entry.offset + entry.num_bytes, index.num_bytes)
     return index
@@ -139,35 +142,51 @@ def _is_spared(parts: list[_Stored], config: ModelConfig) -> bool:
 
 
 def _fill(
-    target: torch.Tensor, scales: torch.Tensor | None, parts: list[_Stored], files: SafetensorsFiles, config: ModelConfig
+    target: torch.Tensor,
+    scales: torch.Tensor | None,
+    spec: TensorSpec,
+    parts: list[_Stored],
+    files: SafetensorsFiles,
+    config: ModelConfig,
 ) -> None:
     row = 0
-    for part in parts:
-        rows = slice(row, row + part.shape[0])
+    for source, part in zip(spec.sources, parts, strict=True):
         try:
-            if isinstance(part, StoredIntegers):
-                assert config.quantization is not None
-                tensors = {role: _view(files, tensor) for role, tensor in part.parts.items()}
-                _fill_from_integers(
-                    target[rows], _rows_of(scales, rows), Integers(part.shape, tensors, config.quantization), config.quantization
-                )
-            else:
-                narrow(_view(files, part.tensor), target[rows], _rows_of(scales, rows))
+            write = _writer(part, files, config)
+            for piece in source.pieces():
+                rows = slice(row, row + piece.stop - piece.start)
+                write(piece, target[rows], _rows_of(scales, rows))
+                row = rows.stop
         except ValueError as error:
             raise CheckpointError(f"{part.file}: tensor {part.name!r} {error}") from None
-        row = rows.stop
+    if spec.offset:
+        target.add_(spec.offset)
 
 
-def _fill_from_integers(target: torch.Tensor, scales: torch.Tensor | None, integers: Integers, how: Quantization) -> None:
+_Writer = Callable[[slice, torch.Tensor, torch.Tensor | None], None]
+"""Writes these rows of a checkpoint's tensor to a target and its scales."""
+
+
+def _writer(part: _Stored, files: SafetensorsFiles, config: ModelConfig) -> _Writer:
+    if isinstance(part, StoredIntegers):
+        assert config.quantization is not None
+        tensors = {role: _view(files, tensor) for role, tensor in part.parts.items()}
+        return partial(_write_integers, Integers(part.shape, tensors, config.quantization), config.quantization)
+    values = _view(files, part.tensor)
+    return lambda rows, target, scales: narrow(values[rows], target, scales)
+
+
+def _write_integers(integers: Integers, how: Quantization, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
     """As they are if the target's format holds them."""
-    for rows in integers.blocks():
-        its = _rows_of(scales, rows)
+    for rows in integers.blocks(piece):
+        at = slice(rows.start - piece.start, rows.stop - piece.start)
+        its = _rows_of(scales, at)
         if its is not None and target.dtype == torch.uint8 and how.form == "int4":
-            integers.write_int4(rows, target[rows], its)
+            integers.write_int4(rows, target[at], its)
         elif its is not None and target.dtype == torch.int8 and how.form == "int8":
-            integers.write_int8(rows, target[rows], its)
+            integers.write_int8(rows, target[at], its)
         else:
-            narrow(integers.values(rows), target[rows], its)
+            narrow(integers.values(rows), target[at], its)
 
 
 def _rows_of(scales: torch.Tensor | None, rows: slice) -> torch.Tensor | None:

@@ -26,7 +26,7 @@ class KvPacking:
         self._packed = packed
         self._head_dim = config.heads.head_dim
         self._group = packed_group(self._head_dim)
-        self._num_values = math.prod((config.num_layers, page_tokens, 2, config.heads.num_kv_heads, self._head_dim))
+        self._num_values = math.prod((config.num_kv_layers, page_tokens, 2, config.heads.num_kv_heads, self._head_dim))
 
     def pack(self, pages: Tensor) -> Tensor:
         """Return pages uint8 [P, page_bytes] as uint8 [P, packed_page_bytes]. All numbers of the pages are finite."""

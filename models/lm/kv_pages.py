@@ -1,9 +1,10 @@
 """Pages of the KV cache: the layout and number format of a token's K and V.
 
-A page is [num_layers, part]. A part is one layer's K and V of the page's tokens, [page_tokens, 2 (K, V), num_kv_heads, head_dim] in the
-model's dtype; a token's K and V lie side by side, as the fused projection makes them. In a quantized cache (KQ1) they are int8 or
-float8_e4m3fn, the largest magnitude of each head being the largest of that type; the scales follow them, float32 [2,
-num_kv_heads, page_tokens]: those that a kernel needs for a tile of tokens are neighbours. Parts are whole sectors of 32 bytes then.
+A page is [num_kv_layers, part]: a part for each layer that attends. It has K and V of the page's tokens, [page_tokens, 2 (K, V),
+num_kv_heads, head_dim] in the model's dtype; a token's K and V lie side by side, as the fused projection makes them. In a quantized
+cache (KQ1) they are int8 or float8_e4m3fn, the largest magnitude of each head being the largest of that type; the scales follow them,
+float32 [2, num_kv_heads, page_tokens]: those that a kernel needs for a tile of tokens are neighbours. Parts are whole sectors of 32
+bytes then.
 """
 
 import math
@@ -31,18 +32,18 @@ def quantize_heads(heads: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor]:
 class KvPages:
     """A KV pool on any device, read and written in torch. ``dtype`` is the model's.
 
-    ``values`` [num_pages, num_layers, page_tokens, 2, num_kv_heads, head_dim] as stored, and ``scales`` float32 [the same without
+    ``values`` [num_pages, num_kv_layers, page_tokens, 2, num_kv_heads, head_dim] as stored, and ``scales`` float32 [the same without
     head_dim] by which they are multiplied, or None: views of the pool.
     """
 
     def __init__(self, config: LanguageConfig, kv: Tensor, page_tokens: int, dtype: torch.dtype, kv_dtype: KvDType = "auto") -> None:
         """``kv`` uint8 [num_pages, page_bytes], contiguous; it is shared with other processes and written in place."""
         self.page_tokens, self.dtype = page_tokens, dtype
-        self._num_layers = config.num_layers
+        self._num_layers = config.num_kv_layers
         self._stored = STORED.get(kv_dtype, dtype)
         self._shape = page_tokens, 2, config.heads.num_kv_heads, config.heads.head_dim
         self._is_quantized = kv_dtype != "auto"
-        parts = kv.view(kv.shape[0], config.num_layers, -1)
+        parts = kv.view(kv.shape[0], config.num_kv_layers, -1)
         parts = parts if self._is_quantized else parts.view(dtype)
         self._layers = parts.unbind(1)
         self.values, self.scales = self._split(parts)

@@ -39,27 +39,34 @@ FeedForward = Callable[[Tensor], Tensor]
 class AttentionMixer:
     """``Mixer`` by attention, with a fused projection."""
 
-    def __init__(self, config: AttentionConfig, index: int, weights: Weights, operations: Operations) -> None:
-        prefix, num_query_values = f"layers.{index}.", config.num_heads * config.head_dim
-        self._config, self._index = config, index
+    def __init__(self, config: AttentionConfig, prefix: str, kv_layer: int, weights: Weights, operations: Operations) -> None:
+        """``kv_layer``: the place of its K and V in a page."""
+        num_query_values = config.num_heads * config.head_dim
+        self._config, self._kv_layer = config, kv_layer
         self._operations, self._attention = operations, operations.attention
         self._qkv, self._o = matrix_of(weights, f"{prefix}qkv"), matrix_of(weights, f"{prefix}o")
         self._kv = self._qkv.rows_from(num_query_values)
         self._qkv_bias = weights[f"{prefix}qkv_bias"] if config.bias else None
         self._kv_bias = None if self._qkv_bias is None else self._qkv_bias[num_query_values:]
         self._o_bias = weights[f"{prefix}o_bias"] if config.output_bias else None
+        self._gate = matrix_of(weights, f"{prefix}gate") if config.gated else None
         self._norms = (weights[f"{prefix}q_norm"], weights[f"{prefix}k_norm"]) if config.qk_norm else None
 
     def prefill(self, normed: Tensor) -> Tensor:
         q, kv = torch.tensor_split(self._project(normed), [self._config.num_heads], 1)
-        return self._o.product(self._attention.prefill_attend(self._index, q, kv.flatten(1)), self._o_bias)
+        return self._finish(self._attention.prefill_attend(self._kv_layer, q, kv.flatten(1)), normed)
 
     def store(self, normed: Tensor) -> None:
         self._write(self._kv.product(normed, self._kv_bias))
 
     def decode(self, normed: Tensor) -> Tensor:
         q = self._project(normed)[:, : self._config.num_heads]
-        return self._o.product(self._attention.decode_attend(self._index, q), self._o_bias)
+        return self._finish(self._attention.decode_attend(self._kv_layer, q), normed)
+
+    def _finish(self, attended: Tensor, normed: Tensor) -> Tensor:
+        if self._gate is not None:
+            attended = attended * self._gate.product(normed).sigmoid_()
+        return self._o.product(attended, self._o_bias)
 
     def _project(self, normed: Tensor) -> Tensor:
         """Heads [N, num_heads + 2 x num_kv_heads, head_dim], ready for attention; K and V are stored."""
@@ -67,7 +74,7 @@ class AttentionMixer:
 
     def _write(self, projected: Tensor) -> Tensor:
         heads = projected.view(projected.shape[0], -1, self._config.head_dim)
-        self._operations.rotate_and_write(self._index, heads, self._config.rope, self._norms)
+        self._operations.rotate_and_write(self._kv_layer, heads, self._config.rope, self._norms)
         return heads
 
 
@@ -82,7 +89,6 @@ class Mlp:
         return self._down.product(self._operations.silu_mul(self._gate_up.product(normed)))
 
 
-_MIXERS: dict[type, Callable[..., Mixer]] = {AttentionConfig: AttentionMixer}
 _FEED_FORWARDS: dict[type, Callable[..., FeedForward]] = {MlpConfig: Mlp}
 
 
@@ -93,7 +99,7 @@ class Layer:
         kinds, is_last = config.layers[index], index + 1 == config.num_layers
         self.norm, self._post_norm = weights[f"layers.{index}.input_norm"], weights[f"layers.{index}.post_norm"]
         self._following = weights["norm" if is_last else f"layers.{index + 1}.input_norm"]
-        self.mixer = _MIXERS[type(kinds.mixer)](kinds.mixer, index, weights, operations)
+        self.mixer = _mixer(config, index, weights, operations)
         self._feed_forward = _FEED_FORWARDS[type(kinds.feed_forward)](kinds.feed_forward, index, weights, operations)
         self._operations = operations
 
@@ -102,6 +108,14 @@ class Layer:
         what follows."""
         normed = self._operations.add_norm(mixed, hidden, self._post_norm)
         return self._operations.add_norm(self._feed_forward(normed), hidden, self._following)
+
+
+def _mixer(config: LanguageConfig, index: int, weights: Weights, operations: Operations) -> Mixer:
+    """A layer's mixer. Layers of a kind are counted: what they store has a place by this number."""
+    mixer = config.layers[index].mixer
+    number = sum(type(earlier.mixer) is type(mixer) for earlier in config.layers[:index])
+    assert isinstance(mixer, AttentionConfig)
+    return AttentionMixer(mixer, f"layers.{index}.", number, weights, operations)
 
 
 def layers_of(config: LanguageConfig, weights: Weights, operations: Operations) -> list[Layer]:

@@ -72,7 +72,7 @@ def _write_weights(
     out: Path, config: ModelConfig, control_ids: list[int], seed: int, progress: Callable[[int, int], None] | None
 ) -> None:
     family = family_of(config)
-    sources = [source for spec in family.tensor_specs(config) for source in spec.sources]
+    sources = list({source.name: source for spec in family.tensor_specs(config) for source in spec.sources}.values())
     if not sources:
         return
     dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
@@ -151,9 +151,14 @@ def _distribution(source: Source, config: ModelConfig) -> tuple[float, float]:
         return 0.0, _TIED_EMBEDDING_STD if config.language.tie_embeddings else 1.0
     if name == "lm_head.weight":
         return 0.0, _LOGIT_STD / math.sqrt(hidden)
+    offset = config.language.norm_offset if name.endswith("norm.weight") and ".linear_attn." not in name else 0.0
     if name == "language.norm.weight":
         scale = _LOGIT_STD / (_TIED_EMBEDDING_STD * math.sqrt(hidden)) if config.language.tie_embeddings else 1.0
-        return scale, 0.05 * scale
+        return scale - offset, 0.05 * scale
+    if name.endswith((".A_log", ".dt_bias")):  # most heads remember some tens of tokens, as trained ones do
+        return (-1.0, 1.5) if name.endswith(".A_log") else (-3.0, 1.0)
+    if offset:
+        return 1.0 - offset, 0.1
     if len(source.shape) == 1:
         return (0.0, 0.1) if name.endswith("bias") else (1.0, 0.1)
     sharp = any(part in name for part in (".q_proj.", ".k_proj.", ".down_proj."))
