@@ -77,21 +77,22 @@ class _Text:
     """The text of one row generation, as far as it has been made: ``offset`` bytes have been sent, ``pending`` wait."""
 
     def __init__(self, tokenizer: Tokenizer, generation: int, spec: bytes, repeat_s: float) -> None:
-        request = decode_sequence_spec(spec)
+        row = decode_sequence_spec(spec)
+        asked = row.generation
         self.generation = generation
-        self.key = request.key
+        self.key = row.key
         self.repeat_s = repeat_s
         self.repeat_at_s = float("inf")
         self.num_ids = 0
         self.offset = 0
         self.pending = b""
-        self.ids: list[int] | None = [] if request.return_token_ids else None  # those not yet sent in a delta
+        self.ids: list[int] | None = [] if asked.return_token_ids else None  # those not yet sent in a delta
         self.finish: FinishReason | None = None
         self.is_out = False  # the last delta is in the ring
         self._decoder = IncrementalDecoder(tokenizer)
-        self._matcher = StopMatcher(request.stop, request.include_stop) if request.stop else None
-        self._min_tokens = request.sampling.min_tokens
-        self._hidden = frozenset() if request.ignore_eos else tokenizer.eos_ids
+        self._matcher = StopMatcher(asked.stop, asked.include_stop) if asked.stop else None
+        self._min_tokens = asked.sampling.min_tokens
+        self._hidden = frozenset() if asked.ignore_eos else tokenizer.eos_ids
 
     def extend(self, ids: list[int], end: int) -> None:
         """Take new ids, and the end code when these are the last ones.

@@ -115,13 +115,13 @@ class PrefillWorker:
             last = min(first + LOGITS_AT_ONCE, scored.stop)
             logits = self._model.logits(hidden[first - 1 - chunk.start : last - 1 - chunk.start])
             tokens = torch.from_numpy(self._table.prompt[chunk.row, 0, first:last].astype(np.int64)).to(logits.device)
-            found = logprobs_of(tokens, logits.log_softmax(1), spec.sampling.prompt_logprobs or 0)
+            found = logprobs_of(tokens, logits.log_softmax(1), spec.generation.sampling.prompt_logprobs or 0)
             self._table.logprobs.write(chunk.row, PROMPT, first, to_host(found))
 
     def _write_vector(self, spec: SequenceSpec, chunk: PrefillChunk, hidden: Tensor) -> None:
         """Write the last hidden state, or the sum of all up to the chunk's end."""
-        vector = (hidden[-1].double() if spec.pooling == "last" else hidden.sum(0, dtype=torch.float64)).cpu().numpy()
-        if spec.pooling == "mean" and chunk.start:
+        vector = (hidden[-1].double() if spec.generation.pooling == "last" else hidden.sum(0, dtype=torch.float64)).cpu().numpy()
+        if spec.generation.pooling == "mean" and chunk.start:
             vector = vector + self._table.vectors.read(chunk.row, chunk.start)
         self._table.vectors.write(chunk.row, chunk.start, chunk.end, vector)
 
@@ -158,7 +158,7 @@ class PrefillWorker:
 
 def _scored(spec: SequenceSpec, chunk: PrefillChunk) -> range:
     """Return the prompt's tokens behind the chunk's, each by one, whose log-probabilities are asked for."""
-    sampling, num_tokens = spec.sampling, spec.num_prompt_tokens
+    sampling, num_tokens = spec.generation.sampling, spec.num_prompt_tokens
     if sampling.prompt_logprobs is None or chunk.member:
         return range(0)
     first = num_tokens - sampling.prompt_logprobs_last if sampling.prompt_logprobs_last else 1
@@ -166,7 +166,7 @@ def _scored(spec: SequenceSpec, chunk: PrefillChunk) -> range:
 
 
 def _is_pooled(spec: SequenceSpec, chunk: PrefillChunk) -> bool:
-    return spec.pooling == "mean" or spec.pooling == "last" and chunk.end == spec.num_prompt_tokens
+    return spec.generation.pooling == "mean" or spec.generation.pooling == "last" and chunk.end == spec.num_prompt_tokens
 
 
 def _is_read(spec: SequenceSpec, chunk: PrefillChunk) -> bool:

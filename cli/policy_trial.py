@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from ..actors.controller.policy_file import PolicyFile
 from ..actors.controller.policy_guard import PolicyGuard
-from ..runtime.bus.messages import Filled, Hello, MediaItem, RequestSpec, Submit
-from ..runtime.bus.sampling import Sampling
+from ..runtime.bus.messages import Filled, Generation, Hello, MediaItem, RequestSpec, Submit
 from ..runtime.controller.machine import Controller
 from ..runtime.controller.plans.policy_calls import swap
 from ..runtime.controller.scheduling.policy import UNIFIED, PolicyFailure
@@ -45,8 +44,8 @@ def try_policy(path: Path) -> Trial:
     now, gateway = time.monotonic(), InstanceId("gateway")
     for actor in ACTORS:
         controller.on_message(actor, 1, Hello(actor, 1, 1, True), now)
-    text = RequestSpec("text", list(range(2, 34)), [], Sampling(), 16)
-    image = RequestSpec("image", [2, _IMAGE, 3], [MediaItem("image", 1000)], Sampling(), 16)
+    text = RequestSpec(Generation("text"), list(range(2, 34)), [], 16)
+    image = RequestSpec(Generation("image"), [2, _IMAGE, 3], [MediaItem("image", 1000)], 16)
     for key, spec in enumerate((text, image), 1):
         controller.on_message(gateway, 1, Submit(1, key, spec), now)
     controller.tick(now)

@@ -210,7 +210,7 @@ class Serving:
         """Log which request's plan failed: the actor that logged the cause knows rows, not the clients' request ids."""
         plan = self._controller.state.plans.get(done.plan_id)
         if plan is not None:
-            names = ", ".join(sorted({request.spec.request_id for request in plan.requests}))
+            names = ", ".join(sorted({request.spec.generation.request_id for request in plan.requests}))
             log.error("plan %x of %s failed: it was for %s", done.plan_id, done.actor, names)
 
     def _log_overruled(self) -> None:

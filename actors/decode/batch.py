@@ -38,34 +38,36 @@ class Batch:
         """``eos``: the model's end-of-sequence ids."""
         self.members = members
         specs = [member.spec for member in members]
+        asked = [spec.generation for spec in specs]
+        sampling = [one.sampling for one in asked]
         self.row_N = np.array([member.row for member in members], dtype=np.int64)
         self.generation_N = np.array([member.generation for member in members], dtype=np.int64)
         self.count_N = np.array([member.count for member in members], dtype=np.int64)
         self.delta_N = np.array([member.delta for member in members], dtype=np.int64)
         self.max_new_N = np.array([spec.max_new_tokens for spec in specs], dtype=np.int64)
-        self.ignore_eos_N = np.array([spec.ignore_eos for spec in specs], dtype=bool)
-        self.stops = [(number, np.array(spec.stop_token_ids)) for number, spec in enumerate(specs) if spec.stop_token_ids]
+        self.ignore_eos_N = np.array([one.ignore_eos for one in asked], dtype=bool)
+        self.stops = [(number, np.array(one.stop_token_ids)) for number, one in enumerate(asked) if one.stop_token_ids]
         self.length_N = np.array([d.num_prompt_tokens for d in specs], dtype=np.int64) + self.count_N
         self.input_N = self._inputs(table, members, 0)
         self.pair_P = np.flatnonzero([d.num_companion_tokens > 0 for d in specs])
         pairs = [members[index] for index in self.pair_P]
         self.companion_length_P = np.array([m.spec.num_companion_tokens + m.count for m in pairs], dtype=np.int64)
         self.companion_input_P = self._inputs(table, pairs, 1)
-        scale_P = np.array([m.spec.sampling.guidance_scale for m in pairs], dtype=np.float32)
+        scale_P = np.array([m.spec.generation.sampling.guidance_scale for m in pairs], dtype=np.float32)
         self.pairs = Pairs(self.pair_P, len(members) + np.arange(len(pairs)), scale_P) if pairs else None
         self.sampling = SamplingRows(
-            temperature=np.array([d.sampling.temperature for d in specs], dtype=np.float32),
-            top_k=np.array([d.sampling.top_k for d in specs], dtype=np.int64),
-            top_p=np.array([d.sampling.top_p for d in specs], dtype=np.float32),
-            min_p=np.array([d.sampling.min_p for d in specs], dtype=np.float32),
-            seed=np.array([d.sampling.seed for d in specs], dtype=np.uint64),
+            temperature=np.array([one.temperature for one in sampling], dtype=np.float32),
+            top_k=np.array([one.top_k for one in sampling], dtype=np.int64),
+            top_p=np.array([one.top_p for one in sampling], dtype=np.float32),
+            min_p=np.array([one.min_p for one in sampling], dtype=np.float32),
+            seed=np.array([one.seed for one in sampling], dtype=np.uint64),
             index=self.count_N,
         )
         self.penalties, self.histories = self._penalties(table)
         self.rules = self._rules(table, eos)
-        wanted = [(number, asked) for number, spec in enumerate(specs) if (asked := spec.sampling.logprobs) is not None]
+        wanted = [(number, count) for number, one in enumerate(sampling) if (count := one.logprobs) is not None]
         self.logprob_Q = np.array([number for number, _ in wanted], dtype=np.int64)
-        self.num_alternatives = [asked for _, asked in wanted]
+        self.num_alternatives = [count for _, count in wanted]
         self.grammars = self._grammars(table)
 
     def _grammars(self, table: SequenceTable) -> GrammarRows | None:
@@ -83,21 +85,21 @@ class Batch:
                 number,
                 asked.logit_bias,
                 asked.bad_words,
-                [*eos, *member.spec.stop_token_ids],
+                [*eos, *member.spec.generation.stop_token_ids],
                 asked.min_tokens,
                 table.ids[member.row, : member.count].tolist(),
             )
             for number, member in enumerate(self.members)
-            if (asked := member.spec.sampling).has_rules
+            if (asked := member.spec.generation.sampling).has_rules
         ]
         return LogitRules(rows) if rows else None
 
     def _penalties(self, table: SequenceTable) -> tuple[Penalties | None, list[History]]:
         """The penalties of members that have any, and the ids these have generated so far."""
-        chosen = [(number, member) for number, member in enumerate(self.members) if member.spec.sampling.has_penalties]
+        chosen = [(number, member) for number, member in enumerate(self.members) if member.spec.generation.sampling.has_penalties]
         if not chosen:
             return None, []
-        asked = [member.spec.sampling for _, member in chosen]
+        asked = [member.spec.generation.sampling for _, member in chosen]
         penalties = Penalties(
             row=np.array([number for number, _ in chosen], dtype=np.int64),
             repetition=np.array([one.repetition_penalty for one in asked], dtype=np.float32),

@@ -118,7 +118,7 @@ class RunningSet:
     def expire(self, now_s: float) -> None:
         """Remove rows whose deadline has passed (monotonic seconds). The controller, if it is alive, ends them."""
         for member in list(self._members.values()):
-            if 0 < member.spec.deadline_s <= now_s:
+            if 0 < member.spec.generation.deadline_s <= now_s:
                 self.remove(member.row, member.generation)
 
     def add(self, row: int, generation: int, now_s: float = 0.0) -> None:
@@ -136,11 +136,11 @@ class RunningSet:
             spec = decode_sequence_spec(self._table.read_spec(row, generation))
         except StaleRow:
             return
-        if 0 < spec.deadline_s <= now_s:
+        if 0 < spec.generation.deadline_s <= now_s:
             return
         count = self._table.committed(row, generation)
         matcher = self._begin_grammar(spec)
-        if matcher is None and spec.sampling.grammar:
+        if matcher is None and spec.generation.sampling.grammar:
             return
         if matcher is not None:
             matcher.follow(self._table.ids[row, :count].tolist())
@@ -280,10 +280,10 @@ class RunningSet:
         return failed
 
     def _begin_grammar(self, spec: SequenceSpec) -> Matcher | None:
-        if not spec.sampling.grammar:
+        if not spec.generation.sampling.grammar:
             return None
         assert self._grammars is not None
-        return self._grammars.begin(spec.sampling.grammar)
+        return self._grammars.begin(spec.generation.sampling.grammar)
 
     def _end_of(self, row: int, spec: SequenceSpec, count: int, matcher: Matcher | None) -> EndCode:
         """Return how a sequence with ``count`` committed ids has ended, NONE if it goes on."""
@@ -291,7 +291,7 @@ class RunningSet:
             return EndCode.STOP
         if count:
             last = int(self._table.ids[row, count - 1])
-            if last in spec.stop_token_ids or last in self._eos and not spec.ignore_eos:
+            if last in spec.generation.stop_token_ids or last in self._eos and not spec.generation.ignore_eos:
                 return EndCode.STOP
         return EndCode.LENGTH if count >= spec.max_new_tokens else EndCode.NONE
 

@@ -27,6 +27,7 @@ from mmrt.runtime.bus.messages import (
     Drop,
     Dropped,
     Filled,
+    Generation,
     Granted,
     Hello,
     MediaItem,
@@ -36,7 +37,6 @@ from mmrt.runtime.bus.messages import (
     Submit,
     ToController,
 )
-from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.controller.machine import Controller
 from mmrt.runtime.controller.plans.planner import make_view
 from mmrt.runtime.controller.scheduling.policy import POLICIES, UNIFIED
@@ -193,7 +193,7 @@ class Drive:
         self.num_requests += 1
         ids = [(7919 * self.num_requests + index) % 100_000 for index in range(100)]
         items = [MediaItem("image", 200_000, work=1 << 20)] if is_picture else []
-        spec = RequestSpec("r", [*ids[:50], _IMAGE, *ids[50:]] if items else ids, items, Sampling(), 4096)
+        spec = RequestSpec(Generation("r"), [*ids[:50], _IMAGE, *ids[50:]] if items else ids, items, 4096)
         self.tell("gateway", Submit(1, self.num_requests, spec))
 
     def tell(self, actor: str, message: ToController) -> None:

@@ -9,7 +9,7 @@ table; ``plan_id`` only grows; ``generation`` counts the starts of one actor; ``
 Times are seconds of CLOCK_MONOTONIC, which all processes of one machine share.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -42,32 +42,42 @@ class MediaItem(Record, frozen=True):
     content: bytes = b""
 
 
-class RequestSpec(Record, frozen=True):
-    """A submitted request. ``prompt_ids`` holds one placeholder id per medium, in order; companion ids hold none. Caches serve a
-    request only what requests of the same ``salt`` have left in them. A request of lower ``priority`` goes first. ``pooling``: the
-    vector of the prompt that is asked for, None if none is."""
+class Generation(Record, frozen=True):
+    """What is generated, and how: the part of a request that the gateway reads and the controller passes on as it is, for prefill,
+    decode and the detokenizer to obey. ``pooling``: the vector of the prompt that is asked for, None if none is."""
 
     request_id: str
-    prompt_ids: list[int]
-    items: list[MediaItem]
-    sampling: Sampling
-    max_new_tokens: int | None  # None: up to the end of the context; 0: no answer, only what prefill finds out about the prompt
-    stop: list[str] = []
-    ignore_eos: bool = False
+    sampling: Sampling = Sampling()
     deadline_s: float = 0.0  # monotonic; 0 is none
-    companion_ids: list[int] | None = None  # CF2: the unconditional prompt, when guidance_scale != 1
-    return_token_ids: bool = False
-    salt: bytes = b""
+    stop: list[str] = []
     stop_token_ids: list[int] = []  # end the answer, besides the model's own
     include_stop: bool = False  # the stop string that ends the answer is part of it
+    ignore_eos: bool = False
+    return_token_ids: bool = False
+    pooling: Pooling | None = None
+
+
+class RequestSpec(Record, frozen=True):
+    """A submitted request. ``prompt_ids`` holds one placeholder id per medium, in order; companion ids hold none. Caches serve a
+    request only what requests of the same ``salt`` have left in them. A request of lower ``priority`` goes first."""
+
+    generation: Generation
+    prompt_ids: list[int]
+    items: list[MediaItem]
+    max_new_tokens: int | None  # None: up to the end of the context; 0: no answer, only what prefill finds out about the prompt
+    companion_ids: list[int] | None = None  # CF2: the unconditional prompt, when guidance_scale != 1
+    salt: bytes = b""
     priority: int = 0
     clamp_max_new_tokens: bool = False  # where they do not fit, as many as do
-    pooling: Pooling | None = None
 
     @property
     def is_prefill_only(self) -> bool:
         """Return whether it has no answer, and never goes to decode."""
         return self.max_new_tokens == 0
+
+    def asking(self, **changes: Any) -> "RequestSpec":
+        """Return the request with other values of these fields of its generation."""
+        return msgspec.structs.replace(self, generation=msgspec.structs.replace(self.generation, **changes))
 
 
 class PageRun(Record, frozen=True):
@@ -84,20 +94,12 @@ class SequenceSpec(Record, frozen=True):
     """
 
     key: int
-    request_id: str
-    sampling: Sampling
+    generation: Generation
     num_prompt_tokens: int
     num_companion_tokens: int  # 0: no companion
-    max_new_tokens: int
+    max_new_tokens: int  # those that fit
     spans: list[MediaSpan]
-    stop: list[str]
-    ignore_eos: bool
     gateway_generation: int
-    return_token_ids: bool = False
-    deadline_s: float = 0.0  # monotonic; 0 is none
-    stop_token_ids: list[int] = []
-    include_stop: bool = False
-    pooling: Pooling | None = None
 
 
 # to any actor

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...schema.rows import Phase
-from ..bus.messages import RequestSpec
+from ..bus.messages import Generation, RequestSpec
 from ..bus.plan_base import Target
 from ..bus.plans import decode_plan
-from ..bus.sampling import Sampling
 from ..pools import PoolName
 from ..stage_table import InstanceId
 from .caches.cache_eras import restore_era
@@ -113,7 +112,7 @@ def _restore_row(state: ControllerState, row: RowSnapshot) -> None:
     record = decode_record(row.state) if row.state is not None else RowRecord(0, member_of=row.decode)
     request = state.requests.get(record.key)
     if request is None or row.phase == Phase.ENDING and request.failure is None:
-        request = Request(record.key, -1, -1, RequestSpec("", [], [], Sampling(), None), ending=True)
+        request = Request(record.key, -1, -1, RequestSpec(Generation(""), [], [], None), ending=True)
     elif request.failure is not None and (record.filled or row.phase == Phase.ENDING):
         request.ending = True
     request.row, request.row_generation, request.phase, request.record = row.row, row.generation, row.phase, record

@@ -21,7 +21,7 @@ from ..process.run import RunInfo, with_key
 from .flight import PLAN_NAMES, UNIT_NAMES
 
 SUFFIX = ".safetensors"
-_FORMAT = "mmrt capture 2"
+_FORMAT = "mmrt capture 3"
 _METADATA = "mmrt"
 
 

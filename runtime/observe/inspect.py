@@ -139,11 +139,11 @@ class _Builder:
     def report(self, plans: Sequence[LivePlan], actors: Mapping[str, ActorReading]) -> RequestReport:
         submitted, row, span = self._submitted, self._row, self._span
         spec = row.spec if row is not None else None
-        deadline_s = submitted.spec.deadline_s if submitted is not None else 0.0
-        request_id = spec.request_id if spec is not None else span.request_id
+        deadline_s = submitted.spec.generation.deadline_s if submitted is not None else 0.0
+        request_id = spec.generation.request_id if spec is not None else span.request_id
         return RequestReport(
             key=f"{self._key:x}",
-            request_id=submitted.spec.request_id if submitted is not None else request_id,
+            request_id=submitted.spec.generation.request_id if submitted is not None else request_id,
             stage=self._stage(),
             live=submitted is not None or row is not None or not span.end_ns,
             age_s=max(0, self._now_ns - span.begin_ns) / 1e9 if span.stages else 0.0,

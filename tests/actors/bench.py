@@ -13,7 +13,7 @@ from mmrt.models.architecture import ModelConfig
 from mmrt.models.lm.decoder import AfterLayer, Chunk, Decoder
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.sampling.sampler import CpuSampler
-from mmrt.runtime.bus.messages import Done, PageRun, Pooling, SequenceSpec
+from mmrt.runtime.bus.messages import Done, Generation, PageRun, Pooling, SequenceSpec
 from mmrt.runtime.bus.plans import EmbeddingSpan, Prefill, PrefillChunk
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.bus.wire import encode
@@ -135,18 +135,14 @@ class Bench:
             self.table.write_prompt(row, member, ids)
         spec = SequenceSpec(
             key=100 + row,
-            request_id=f"r{row}",
-            sampling=sampling,
+            generation=Generation(
+                f"r{row}", sampling, deadline_s=deadline_s, stop_token_ids=list(stop_token_ids), ignore_eos=ignore_eos, pooling=pooling
+            ),
             num_prompt_tokens=len(prompt),
             num_companion_tokens=len(companion),
             max_new_tokens=max_new_tokens,
             spans=list(spans),
-            stop=[],
-            ignore_eos=ignore_eos,
             gateway_generation=1,
-            deadline_s=deadline_s,
-            stop_token_ids=list(stop_token_ids),
-            pooling=pooling,
         )
         self.table.write_spec(row, encode(spec))
         self.table.set_phase(row, Phase.PREPARE)
@@ -170,7 +166,7 @@ class Bench:
         committed = self.table.committed(*row.place)
         spec = row.spec
         for member, length in enumerate((spec.num_prompt_tokens, spec.num_companion_tokens)):
-            target = length + committed - (spec.pooling is None) if length else 0
+            target = length + committed - (spec.generation.pooling is None) if length else 0
             for start in range(0, target, chunk):
                 end = min(start + chunk, target)
                 parts = [part for span in spans if not member and (part := clip(span, start, end))]

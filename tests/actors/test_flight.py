@@ -14,6 +14,7 @@ from mmrt.runtime.bus.messages import (
     Delivered,
     Done,
     Filled,
+    Generation,
     Hello,
     ItemError,
     Loaded,
@@ -26,7 +27,6 @@ from mmrt.runtime.bus.messages import (
 )
 from mmrt.runtime.bus.plan_base import PlanKind
 from mmrt.runtime.bus.plans import Prefill, PrefillChunk
-from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.bus.transport import ActorSocket
 from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.controller.machine import Controller
@@ -117,7 +117,7 @@ class Machine:
 
 def test_a_controllers_decisions(recorder: FlightRecorder) -> None:
     machine = Machine(recorder)
-    spec = RequestSpec("chatcmpl-" + "0" * 23 + "7", list(range(9)), [], Sampling(), 5)
+    spec = RequestSpec(Generation("chatcmpl-" + "0" * 23 + "7"), list(range(9)), [], 5)
     machine.take("gateway", Submit(1, 55, spec))
     machine.tick(2.0)
     found = records(recorder)
@@ -141,7 +141,7 @@ def test_media_are_filled_once(recorder: FlightRecorder) -> None:
     machine.controller = Controller.start(Limits(**{**{n: getattr(LIMITS, n) for n in LIMITS.__slots__}, **limits}), 1)
     machine.flight = ControllerFlight(recorder.writer(1), machine.controller.state, ACTORS)
     machine.take("gateway", Hello("gateway", 1, 100, True))
-    machine.take("gateway", Submit(1, 55, RequestSpec("x", [3, 4], [MediaItem("image", 4)], Sampling(), 5)))
+    machine.take("gateway", Submit(1, 55, RequestSpec(Generation("x"), [3, 4], [MediaItem("image", 4)], 5)))
     machine.take("gateway", Filled(1, 55))  # before it has a row: nothing can be filled
     machine.tick(2.0)
     for _ in range(2):
@@ -156,7 +156,7 @@ def test_counters_are_recorded_when_they_change(recorder: FlightRecorder) -> Non
     assert before.count(Kind.POOL) == 4 and before.count(Kind.QUEUES) == before.count(Kind.BUDGETS) == 1
     machine.count()
     assert machine.kinds() == before
-    machine.take("gateway", Submit(1, 55, RequestSpec("x", list(range(9)), [], Sampling(), 5)))
+    machine.take("gateway", Submit(1, 55, RequestSpec(Generation("x"), list(range(9)), [], 5)))
     machine.tick(2.0)
     machine.count()
     new = [record for record in records(recorder)[len(before) :] if record.kind in (Kind.POOL, Kind.QUEUES)]
@@ -178,7 +178,7 @@ def test_idle_ticks_are_not_recorded(recorder: FlightRecorder) -> None:
 def test_the_gateways_part(recorder: FlightRecorder) -> None:
     flight = GatewayFlight(recorder.writer(1))
     request_id = "chatcmpl-0123456789abcdef01234567"
-    flight.received(9, RequestSpec(request_id, [1], [MediaItem("image", 40), MediaItem("audio", 2)], Sampling(), 5))
+    flight.received(9, RequestSpec(Generation(request_id), [1], [MediaItem("image", 40), MediaItem("audio", 2)], 5))
     flight.written(9, flight.now_ns(), 42)
     flight.first_text(9)
     flight.sent(9, 3)

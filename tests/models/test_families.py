@@ -24,8 +24,7 @@ from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.models.towers.dispatch import Towers
 from mmrt.models.towers.interface import TowerInput
-from mmrt.runtime.bus.messages import MediaItem, RequestSpec
-from mmrt.runtime.bus.sampling import Sampling
+from mmrt.runtime.bus.messages import Generation, MediaItem, RequestSpec
 from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.config.sections import MediaSection
 from mmrt.runtime.controller.rows.expansion import check_placeholders, expand
@@ -91,7 +90,7 @@ def test_a_new_family_s_prompts(toy: Path) -> None:
         num_rows=1, max_context=512, kv_page_tokens=16, num_kv_pages=8, media_page_bytes=4096, num_media_pages=8,
         patch_page_bytes=256 * 768, num_patch_pages=8, embedding_page_tokens=32, num_embedding_pages=8, placeholder_ids={"image": tile},
     )  # fmt: skip
-    spec = RequestSpec("r", ids, [MediaItem("image", 9)], Sampling(), 4)
+    spec = RequestSpec(Generation("r"), ids, [MediaItem("image", 9)], 4)
     check_placeholders(spec, limits)
     prompt, (start,) = expand(spec, [item], limits)
     assert prompt == [*ids[:-3], *[tile] * 6, 5, 6]

@@ -185,12 +185,11 @@ def specs_of(spec: RequestSpec, output: Output, first_index: int = 0) -> list[Re
         of_prompt = max(output.logprobs, of_prompt or 0)
     replace = msgspec.structs.replace
     if spec.is_prefill_only:
-        spec, wanted = replace(spec, sampling=Sampling(), companion_ids=None), None
-    sampling = replace(spec.sampling, logprobs=wanted)
+        spec, wanted = replace(spec, companion_ids=None).asking(sampling=Sampling()), None
+    id, sampling = spec.generation.request_id, replace(spec.generation.sampling, logprobs=wanted)
     return [
-        replace(
-            spec,
-            request_id=f"{spec.request_id}.{first_index + index}" if first_index + index else spec.request_id,
+        spec.asking(
+            request_id=f"{id}.{first_index + index}" if first_index + index else id,
             sampling=replace(sampling, seed=_seed_of(sampling, index)) if index else replace(sampling, prompt_logprobs=of_prompt),
         )
         for index in range(output.best_of)

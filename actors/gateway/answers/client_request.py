@@ -169,7 +169,7 @@ class ClientRequest:
 
     def tick(self, now_s: float) -> None:
         """Repeat unanswered commands, ask for the request's stage, and end it when its deadline has passed."""
-        if self.spec.deadline_s and now_s >= self.spec.deadline_s and not self.is_over:
+        if self.spec.generation.deadline_s and now_s >= self.spec.generation.deadline_s and not self.is_over:
             self.cancel(now_s, self._timed_out(now_s))
         if self._unsettled is not None and now_s >= self._settle_at_s:
             self._settle(now_s)
@@ -231,7 +231,7 @@ class ClientRequest:
             if runs:
                 self._link.flight.written(self.key, began_ns, sum(map(len, self._media)))
         except StalePage as error:
-            log.warning("%s: an outdated grant is ignored: %s", self.spec.request_id, error)
+            log.warning("%s: an outdated grant is ignored: %s", self.spec.generation.request_id, error)
             self._unanswered = None
             self._query_at_s = now_s + RESEND_S
             return False
@@ -259,7 +259,7 @@ class ClientRequest:
         try:
             self.findings.read_computed(computed)
         except StaleRow as error:
-            log.warning("%s: an outdated result is ignored: %s", self.spec.request_id, error)
+            log.warning("%s: an outdated result is ignored: %s", self.spec.generation.request_id, error)
             return
         except (OSError, ValueError) as error:
             self._fail_internally(f"what its prefill has found out cannot be read: {error}", now_s)
@@ -287,12 +287,12 @@ class ClientRequest:
         if self._unsettled is not None:
             self._settle(now_s)
             return
-        log.error("%s: the controller does not know it any more (stage %s)", self.spec.request_id, self.stage.name)
+        log.error("%s: the controller does not know it any more (stage %s)", self.spec.generation.request_id, self.stage.name)
         self.error = RequestError("the server has lost this request", status=500, type="internal_error", retry_after_s=1)
         self._deliver(now_s)
 
     def _fail_internally(self, problem: str, now_s: float) -> None:
-        log.error("%s: %s", self.spec.request_id, problem)
+        log.error("%s: %s", self.spec.generation.request_id, problem)
         self.cancel(now_s, RequestError("internal error", status=500, type="internal_error"))
 
     # --------------------------------------------------------------------------------------- from the detokenizer
@@ -303,12 +303,12 @@ class ClientRequest:
             return
         known = self._received - delta.byte_offset
         if known < 0:
-            log.warning("%s: a gap of %d bytes in its text; all of it will come again", self.spec.request_id, -known)
+            log.warning("%s: a gap of %d bytes in its text; all of it will come again", self.spec.generation.request_id, -known)
             return
         try:
             self.findings.read(delta)
         except StaleRow as error:
-            log.warning("%s: text of a row that it has lost: %s", self.spec.request_id, error)
+            log.warning("%s: text of a row that it has lost: %s", self.spec.generation.request_id, error)
             return
         except (OSError, ValueError) as error:
             self._fail_internally(f"its log-probabilities cannot be read: {error}", now_s)

@@ -42,7 +42,7 @@ class Findings:
 
         Raises: StaleRow; OSError and ValueError if they cannot be read.
         """
-        asked = self._spec.sampling
+        asked = self._spec.generation.sampling
         if asked.prompt_logprobs is not None and self.prompt is None and delta.finish not in ("abort", "error"):
             self.prompt = self._reader.prompt(delta.row, delta.row_generation, asked.prompt_logprobs)
         if asked.logprobs is not None and delta.token_index > self._num_read:
@@ -52,8 +52,8 @@ class Findings:
 
     def read_computed(self, computed: Computed) -> None:
         """Read what prefill alone has found out. Raises: as ``read``."""
-        place, asked = (computed.row, computed.row_generation), self._spec.sampling.prompt_logprobs
+        place, asked = (computed.row, computed.row_generation), self._spec.generation.sampling.prompt_logprobs
         if asked is not None:
             self.prompt = self._reader.prompt(*place, asked)
-        if self._spec.pooling is not None:
+        if self._spec.generation.pooling is not None:
             self.vector = self._reader.vector(*place)

@@ -15,7 +15,7 @@ class GatewayFlight:
 
     def received(self, key: int, spec: RequestSpec) -> None:
         """Record that the request was read and goes to the controller."""
-        self._flight.event(Kind.RECEIVED, key, *pack_id(spec.request_id), sum(item.num_bytes for item in spec.items))
+        self._flight.event(Kind.RECEIVED, key, *pack_id(spec.generation.request_id), sum(item.num_bytes for item in spec.items))
 
     def now_ns(self) -> int:
         """The time for ``written``: the registry has no clock."""

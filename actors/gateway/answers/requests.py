@@ -42,7 +42,7 @@ class RequestRegistry:
         """End every request that is not over with this error: the gateway itself ends."""
         for request in list(self._requests.values()):
             if not request.is_over:
-                log.warning("%s is cut off", request.spec.request_id)
+                log.warning("%s is cut off", request.spec.generation.request_id)
             request.cancel(now_s, error)
 
     def tick(self, now_s: float) -> None:

@@ -52,7 +52,7 @@ class TokenTable:
         of the last as were asked for. Raises: as ``answer``."""
         table = self._table
         spec = decode_sequence_spec(table.read_spec(row, generation))
-        length, last = spec.num_prompt_tokens, spec.sampling.prompt_logprobs_last
+        length, last = spec.num_prompt_tokens, spec.generation.sampling.prompt_logprobs_last
         ids = table.prompt_ids(row, 0, length).copy()
         logprobs = table.logprobs.read(row, PROMPT, length - last if last else 1, length, num_alternatives)
         self._check(row, generation)
@@ -69,7 +69,7 @@ class TokenTable:
             self._check(row, generation)
             if (num_prefilled := table.prefilled[row, 0]) < spec.num_prompt_tokens:
                 raise StaleRow(f"row {row} has {num_prefilled} of {spec.num_prompt_tokens} tokens prefilled")
-        return vector / spec.num_prompt_tokens if spec.pooling == "mean" else vector
+        return vector / spec.num_prompt_tokens if spec.generation.pooling == "mean" else vector
 
     def _check(self, row: int, generation: int) -> None:
         if self._table.generation[row] != generation:

@@ -19,7 +19,7 @@ import msgspec
 from aiohttp import web
 
 from ....models.text.tool_calls import CallReader
-from ....runtime.bus.messages import RequestSpec
+from ....runtime.bus.messages import Generation, RequestSpec
 from ....runtime.config.sections import ServerSection
 from ....runtime.errors import RequestError
 from ..answers.answer_format import AnswerFormat, WrittenAnswer
@@ -238,18 +238,20 @@ class Completions:
     def _spec(self, http: web.Request, asked: _Asked, prompt: Prompt, now_s: float) -> RequestSpec:
         generation = asked.generation
         return RequestSpec(
-            request_id=http[REQUEST_ID],
+            generation=Generation(
+                http[REQUEST_ID],
+                prompt.sampling,
+                deadline_s=now_s + self._server.request_timeout_s,
+                stop=generation.stop,
+                stop_token_ids=generation.stop_token_ids,
+                include_stop=generation.include_stop,
+                ignore_eos=generation.ignore_eos,
+                return_token_ids=generation.return_token_ids,
+            ),
             prompt_ids=prompt.ids,
             items=[medium.item for medium in _media_of(asked)],
-            sampling=prompt.sampling,
             max_new_tokens=None,
-            stop=generation.stop,
-            ignore_eos=generation.ignore_eos,
-            deadline_s=now_s + self._server.request_timeout_s,
             companion_ids=prompt.companion_ids,
-            return_token_ids=generation.return_token_ids,
-            stop_token_ids=generation.stop_token_ids,
-            include_stop=generation.include_stop,
             priority=generation.priority,
             clamp_max_new_tokens=generation.clamp_max_tokens,
             salt=salt_of(http, generation.cache_salt),

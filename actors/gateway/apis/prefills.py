@@ -14,7 +14,7 @@ import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
 
-from ....runtime.bus.messages import Pooling, RequestSpec
+from ....runtime.bus.messages import Generation, Pooling, RequestSpec
 from ....runtime.bus.sampling import Sampling
 from ....runtime.config.sections import ServerSection
 from ..answers.choices import Usage
@@ -95,12 +95,10 @@ class Prefills:
         items = [medium.item for medium in asked.media]
         self._metrics.on_media(items)
         spec = RequestSpec(
-            request_id=id,
+            generation=Generation(id, deadline_s=began_s + self._server.request_timeout_s),
             prompt_ids=[],
             items=items,
-            sampling=Sampling(),
             max_new_tokens=0,
-            deadline_s=began_s + self._server.request_timeout_s,
             priority=asked.priority,
             salt=salt_of(http, asked.cache_salt),
         )
@@ -141,13 +139,9 @@ class Prefills:
 
 def _spec_of(spec: RequestSpec, row: int, prompt: PromptRow) -> RequestSpec:
     """Return the request to the controller for a row."""
-    return msgspec.structs.replace(
-        spec,
-        request_id=f"{spec.request_id}.{row}" if row else spec.request_id,
-        prompt_ids=[*prompt.ids, *prompt.scored],
-        sampling=prompt.sampling,
-        pooling=prompt.pooling,
-    )
+    id = spec.generation.request_id
+    spec = spec.asking(request_id=f"{id}.{row}" if row else id, sampling=prompt.sampling, pooling=prompt.pooling)
+    return msgspec.structs.replace(spec, prompt_ids=[*prompt.ids, *prompt.scored])
 
 
 def _found(request: ClientRequest) -> Found:

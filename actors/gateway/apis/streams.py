@@ -96,7 +96,7 @@ class Stream:
         """Every 0.1 s or so: drop the connection if its client does not read, and wake the stream if it owes a sign of life."""
         began_s = self._write_began_s
         if self._is_too_slow or (began_s is not None and now_s - began_s > SLOW_READER_S):
-            log.info("%s: its client reads too slowly", self._choices[0].request.spec.request_id)
+            log.info("%s: its client reads too slowly", self._choices[0].request.spec.generation.request_id)
             reset(self.transport)
         elif now_s - self._written_s >= self._keep_alive_s:
             self._event.set()

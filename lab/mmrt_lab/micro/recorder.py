@@ -23,8 +23,7 @@ from mmrt.bench.output import JSON_HELP, run_bench
 from mmrt.bench.own_run import OwnRun, OwnRunError, own_run
 from mmrt.bench.render import show_table, show_targets
 from mmrt.bench.serve.errors import BenchError
-from mmrt.runtime.bus.messages import RequestSpec
-from mmrt.runtime.bus.sampling import Sampling
+from mmrt.runtime.bus.messages import Generation, RequestSpec
 from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.config.sections import MemorySection, ModelSection, ServerSection
 from mmrt.runtime.controller.state.records import Ended, JournalRecord, Submitted
@@ -119,10 +118,9 @@ def measure(num_streams: int, num_tokens: int) -> RecorderBench:
 def measure_request(directory: Path, prompt_tokens: int, num_requests: int) -> RequestCost:
     """Note requests as the controller does, each ended 32 requests later. ``directory`` is on tmpfs. Raises: OSError."""
     spec = RequestSpec(
-        request_id="chatcmpl-000000000000000000000000",
+        generation=Generation("chatcmpl-000000000000000000000000"),
         prompt_ids=[(7919 * index) % 150_000 for index in range(prompt_tokens)],
         items=[],
-        sampling=Sampling(),
         max_new_tokens=64,
     )
     records: list[JournalRecord] = []

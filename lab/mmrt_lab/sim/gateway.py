@@ -124,7 +124,7 @@ class Gateway:
 
     def _submit(self, client: Client) -> None:
         deadline_s = self._queue.now_ns / NS + self._timeout_s
-        self._post("gateway", Submit(1, client.key, msgspec.structs.replace(client.asked.spec, deadline_s=deadline_s)))
+        self._post("gateway", Submit(1, client.key, client.asked.spec.asking(deadline_s=deadline_s)))
 
     def _delivered(self, client: Client) -> None:
         if not client.is_over:

@@ -16,7 +16,7 @@ from mmrt.media.header import decoding_work, num_pixels
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.errors import UnsupportedMediaError
 from mmrt.models.families.registry import family_of
-from mmrt.runtime.bus.messages import MediaItem, RequestSpec
+from mmrt.runtime.bus.messages import Generation, MediaItem, RequestSpec
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.config.sections import MediaSection
 from mmrt.schema.media import ItemShape, MediaKind
@@ -79,7 +79,7 @@ class Requests:
         for item in items:
             ids += [start, self._model.placeholder_id(item.kind), start + 1]
         ids += range(start + _AROUND, start + _AROUND + plan.num_input_tokens)
-        spec = RequestSpec(request_id, ids, [*before.items, *items], _GREEDY, plan.max_tokens, ignore_eos=True)
+        spec = RequestSpec(Generation(request_id, _GREEDY, ignore_eos=True), ids, [*before.items, *items], plan.max_tokens)
         return Asked(spec, (*before.shapes, *(shape for _, shape in samples)))
 
     def after(self, plan: RequestPlan, asked: Asked, key: int, num_tokens: int) -> Turn:

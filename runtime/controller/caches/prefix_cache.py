@@ -67,8 +67,8 @@ def find_hits(state: ControllerState, request: Request, pool: PoolName = "kv") -
 def _num_reusable(request: Request, member: int) -> int:
     """Return how many of a member's leading tokens need not be computed: all but the last, except those from which log-probabilities
     of the prompt or the mean of its hidden states are to come."""
-    keys, sampling = request.keys[member], request.spec.sampling
-    if member == 0 and request.spec.pooling == "mean":
+    keys, sampling = request.keys[member], request.spec.generation.sampling
+    if member == 0 and request.spec.generation.pooling == "mean":
         return 0
     if member == 0 and sampling.prompt_logprobs is not None:
         return max(0, keys.num_prompt_tokens - 1 - sampling.prompt_logprobs_last) if sampling.prompt_logprobs_last else 0

@@ -91,7 +91,7 @@ def adopt_plan(state: ControllerState, inflight: InflightPlan) -> None:
 
 def send_plan(state: ControllerState, inflight: InflightPlan, now: float) -> None:
     """Send its actor the command to do a plan, unless nobody holds the actor's role now."""
-    deadlines_s = [request.spec.deadline_s for request in inflight.requests]
+    deadlines_s = [request.spec.generation.deadline_s for request in inflight.requests]
     deadline_s = max(deadlines_s) if deadlines_s and all(deadlines_s) else 0.0
     if state.send(inflight.actor, Run(state.epoch, inflight.slot, inflight.plan_id, deadline_s)):
         inflight.sent_s = now

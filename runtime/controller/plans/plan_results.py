@@ -69,7 +69,7 @@ def _learn_cost(state: ControllerState, inflight: InflightPlan, live: list[Reque
 def _skip(state: ControllerState, plan: Plan, live: list[Request]) -> None:
     """Handle a skipped plan: live requests past their deadlines fail, for all processes share a clock; others get the work back."""
     for request in live:
-        if 0 < request.spec.deadline_s <= state.now and not request.is_finished:
+        if 0 < request.spec.generation.deadline_s <= state.now and not request.is_finished:
             fail(state, request, timed_out())
         else:
             give_back(state, request, plan)

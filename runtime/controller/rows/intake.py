@@ -31,7 +31,7 @@ def submit(state: ControllerState, generation: int, key: int, spec: RequestSpec,
     """Accept a new request, or recognise a known one. It is journaled before any answer; refusals are stateless."""
     if key not in state.requests and key not in state.ended:
         try:
-            if spec.deadline_s and now >= spec.deadline_s:
+            if spec.generation.deadline_s and now >= spec.generation.deadline_s:
                 raise timed_out()
             check_placeholders(spec, state.limits)
             check_submission(spec, state.limits, load(state))
@@ -44,7 +44,7 @@ def submit(state: ControllerState, generation: int, key: int, spec: RequestSpec,
         request = state.make_request(submitted)
         request.last_heard_s = now
         state.next_arrival += 1
-        state.deadline_s = min(state.deadline_s, spec.deadline_s or math.inf)
+        state.deadline_s = min(state.deadline_s, spec.generation.deadline_s or math.inf)
         state.journal(submitted)
         state.waiting[key] = request
     state.ask(key, generation)
@@ -67,9 +67,11 @@ def check_deadlines(state: ControllerState, now: float) -> None:
     """Fail requests past their deadlines, in any phase."""
     if now < state.deadline_s:
         return
-    state.deadline_s = min((r.spec.deadline_s for r in state.requests.values() if r.spec.deadline_s > now), default=math.inf)
+    state.deadline_s = min(
+        (r.spec.generation.deadline_s for r in state.requests.values() if r.spec.generation.deadline_s > now), default=math.inf
+    )
     for request in list(state.requests.values()):
-        if request.failure is None and 0 < request.spec.deadline_s <= now and not request.is_finished:
+        if request.failure is None and 0 < request.spec.generation.deadline_s <= now and not request.is_finished:
             fail(state, request, timed_out())
 
 
@@ -203,20 +205,12 @@ def prepare(state: ControllerState, request: Request) -> None:
         encoded = encode(
             SequenceSpec(
                 key=request.key,
-                request_id=spec.request_id,
-                sampling=spec.sampling,
+                generation=spec.generation,
                 num_prompt_tokens=lengths[0],
                 num_companion_tokens=lengths[1] if len(lengths) > 1 else 0,
                 max_new_tokens=max_new_tokens,
                 spans=spans,
-                stop=spec.stop,
-                ignore_eos=spec.ignore_eos,
                 gateway_generation=request.gateway_generation,
-                return_token_ids=spec.return_token_ids,
-                deadline_s=spec.deadline_s,
-                stop_token_ids=spec.stop_token_ids,
-                include_stop=spec.include_stop,
-                pooling=spec.pooling,
             )
         )
         _fits("the request's description", len(encoded), limits.max_spec_bytes)

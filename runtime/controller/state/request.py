@@ -361,7 +361,7 @@ class Request:
 
     @property
     def targets(self) -> Lengths:
-        return self.lengths if self.spec.pooling is not None else prefill_targets(self.lengths, self.committed)
+        return self.lengths if self.spec.generation.pooling is not None else prefill_targets(self.lengths, self.committed)
 
     @property
     def is_prefilled(self) -> bool:

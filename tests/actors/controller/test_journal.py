@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from mmrt.actors.controller.journal import JOURNAL_NAME, Journal, read_journal
-from mmrt.runtime.bus.messages import Failed, MediaItem, RequestSpec
-from mmrt.runtime.bus.sampling import Sampling
+from mmrt.runtime.bus.messages import Failed, Generation, MediaItem, RequestSpec
 from mmrt.runtime.bus.wire import encode
 from mmrt.runtime.controller.state.records import KEPT_ENDS, CacheEra, Ended, JournalRecord, JournalState, Refused, Submitted
 from mmrt.runtime.stage_table import InstanceId
@@ -28,7 +27,7 @@ from mmrt.schema.media import MediaOptions
 
 def submitted(key: int, size: int = 3) -> Submitted:
     item = MediaItem("video", 100, "video/mp4", MediaOptions(fps=0.5, max_frames=8, use_audio_in_video=True))
-    return Submitted(key, 1, key, RequestSpec(f"request-{key}", list(range(size)), [item], Sampling(), None))
+    return Submitted(key, 1, key, RequestSpec(Generation(f"request-{key}"), list(range(size)), [item], None))
 
 
 def refused(key: int) -> Refused:

@@ -48,7 +48,7 @@ LIMITS = Limits(
     num_rows=2, max_context=64, kv_page_tokens=4, num_kv_pages=32, media_page_bytes=8, num_media_pages=4, patch_page_bytes=16,
     num_patch_pages=4, embedding_page_tokens=4, num_embedding_pages=4, num_plan_slots=4, prefill_budget=16, encode_budget=16,
 )  # fmt: skip
-DEFINITION = m.RequestSpec("r", [1, 2, 3, 4, 5], [], m.Sampling(), 3)
+DEFINITION = m.RequestSpec(m.Generation("r"), [1, 2, 3, 4, 5], [], 3)
 TIMEOUT_S = 20.0
 
 

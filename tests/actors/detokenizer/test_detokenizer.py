@@ -15,7 +15,7 @@ from mmrt.actors import detokenizer as module
 from mmrt.actors.detokenizer import MAX_DELTA_BYTES, REPEAT_S, Detokenizer, _head
 from mmrt.actors.host.actor import Actor
 from mmrt.models.text.tokenizer import Tokenizer
-from mmrt.runtime.bus.messages import Delta, SequenceSpec, decode_delta
+from mmrt.runtime.bus.messages import Delta, Generation, SequenceSpec, decode_delta
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.bus.wire import encode
 from mmrt.schema.rows import EndCode, Phase
@@ -52,16 +52,12 @@ class Bench:
         generation = self.table.begin(row)
         spec = SequenceSpec(
             key=key,
-            request_id=f"r{key}",
-            sampling=sampling or Sampling(),
+            generation=Generation(f"r{key}", sampling or Sampling(), stop=stop or [], **more),
             num_prompt_tokens=1,
             num_companion_tokens=0,
             max_new_tokens=100,
             spans=[],
-            stop=stop or [],
-            ignore_eos=more.pop("ignore_eos", False),
             gateway_generation=1,
-            **more,
         )
         self.table.write_spec(row, encode(spec))
         self.table.set_phase(row, Phase.PREPARE)
@@ -405,7 +401,7 @@ def test_a_text_that_raises_ends_with_an_error_and_the_others_go_on(bench: Bench
 
 def test_a_text_that_was_given_up_is_never_begun(bench: Bench) -> None:
     generation = bench.admit(0, key=1)
-    bench.table.write_spec(0, encode(SequenceSpec(1, "r", Sampling(), 1, 0, 100, [], [], False, 1)))
+    bench.table.write_spec(0, encode(SequenceSpec(1, Generation("r"), 1, 0, 100, [], 1)))
     bench.commit(0, bench.tokenizer.encode("fox"))
     bench.detokenizer.give_up((0, generation))
     bench.step()

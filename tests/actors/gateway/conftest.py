@@ -185,10 +185,10 @@ class Play:
         data = text.encode()
         known = self.num_tokens
         self.num_tokens += len(data.split()) if num_tokens is None else num_tokens
-        ids = list(range(known, self.num_tokens)) if self.spec.return_token_ids else []
-        if (asked := self.spec.sampling.prompt_logprobs) is not None and not known:
+        ids = list(range(known, self.num_tokens)) if self.spec.generation.return_token_ids else []
+        if (asked := self.spec.generation.sampling.prompt_logprobs) is not None and not known:
             self._controller.write_prompt_logprobs(self.row, self.key, self.spec, asked)
-        if (asked := self.spec.sampling.logprobs) is not None:
+        if (asked := self.spec.generation.sampling.logprobs) is not None:
             self._controller.write_logprobs(self.row, known, self.num_tokens, self.logprob, asked)
         generation = int(self._controller.table.generation[self.row])
         self._controller.push(Delta(self.key, generation, self.offset, self.num_tokens, data, finish, ids, self.row, stop))
@@ -197,17 +197,16 @@ class Play:
     def compute(self, logprob: float = -2.0, vector: Sequence[float] = (), num_cached_tokens: int = 0) -> None:
         """The end of a request without an answer. ``logprob``: of each token that is asked for."""
         spec, table = self.spec, self._controller.table
-        length, last = len(spec.prompt_ids), spec.sampling.prompt_logprobs_last
+        length, last = len(spec.prompt_ids), spec.generation.sampling.prompt_logprobs_last
         table.write_prompt(self.row, 0, spec.prompt_ids)
-        row = SequenceSpec(self.key, spec.request_id, spec.sampling, length, 0, 1, [], [], False, 1, pooling=spec.pooling)
-        table.write_spec(self.row, encode(row))
+        table.write_spec(self.row, encode(SequenceSpec(self.key, spec.generation, length, 0, 1, [], 1)))
         table.prefilled[self.row, 0] = length
-        if spec.sampling.prompt_logprobs is not None and not last:
-            self._controller.write_prompt_logprobs(self.row, self.key, spec, spec.sampling.prompt_logprobs)
+        if spec.generation.sampling.prompt_logprobs is not None and not last:
+            self._controller.write_prompt_logprobs(self.row, self.key, spec, spec.generation.sampling.prompt_logprobs)
         elif last:
             own, rank, none = np.full(last, logprob, np.float32), np.ones(last, np.int32), np.empty((last, 0), np.int32)
             table.logprobs.write(self.row, PROMPT, length - last, Logprobs(own, rank, none, none.view(np.float32)))
-        if spec.pooling is not None:
+        if spec.generation.pooling is not None:
             table.vectors.write(self.row, 0, length, np.array(vector, np.float64))
         self._say(Computed(1, self.key, self.row, int(table.generation[self.row]), length, num_cached_tokens))
 
@@ -309,7 +308,7 @@ class Controller:
         """That of each token is -2, and its alternatives are tokens 40 and up."""
         length = len(spec.prompt_ids)
         self.table.write_prompt(row, 0, spec.prompt_ids)
-        self.table.write_spec(row, encode(SequenceSpec(key, spec.request_id, spec.sampling, length, 0, 1, [], [], False, 1)))
+        self.table.write_spec(row, encode(SequenceSpec(key, spec.generation, length, 0, 1, [], 1)))
         others = np.tile(np.arange(40, 40 + num, dtype=np.int32), (length - 1, 1))
         own, rank = np.full(length - 1, -2, np.float32), np.full(length - 1, 9, np.int32)
         self.table.logprobs.write(row, PROMPT, 1, Logprobs(own, rank, others, np.full(others.shape, -0.5, np.float32)))

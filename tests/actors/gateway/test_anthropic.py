@@ -54,9 +54,9 @@ def test_an_answer(stage: Any) -> None:
         usage = answer.usage
         assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (4, 16, 1)
         spec = scene.controller.play.spec
-        assert answer.id == spec.request_id and answer.id.startswith("msg_")
+        assert answer.id == spec.generation.request_id and answer.id.startswith("msg_")
         assert (spec.max_new_tokens, spec.clamp_max_new_tokens) == (32_000, True), "more than the context"
-        assert (spec.sampling.temperature, spec.sampling.top_k) == (0.5, 3)
+        assert (spec.generation.sampling.temperature, spec.generation.sampling.top_k) == (0.5, 3)
 
     stage.run(test)
 
@@ -107,7 +107,7 @@ def test_the_reason_of_the_end(
             else:
                 answer = await client.messages.create(**asked)
         assert (answer.stop_reason, answer.stop_sequence, answer.content[0].text) == (*expected, "Hello")
-        assert scene.controller.play.spec.stop == ["END", "\n"]
+        assert scene.controller.play.spec.generation.stop == ["END", "\n"]
 
     stage.run(test)
 

@@ -37,8 +37,8 @@ def test_an_answer(stage: Any) -> None:
         assert usage.prompt_tokens == len(spec.prompt_ids)
         assert usage.completion_tokens == scene.controller.play.num_tokens == 5
         assert usage.total_tokens == usage.prompt_tokens + 5
-        assert answer.id == spec.request_id and answer.model == "tiny" and answer.system_fingerprint
-        assert (spec.max_new_tokens, spec.sampling.temperature, spec.priority) == (9, 0.0, -4)
+        assert answer.id == spec.generation.request_id and answer.model == "tiny" and answer.system_fingerprint
+        assert (spec.max_new_tokens, spec.generation.sampling.temperature, spec.priority) == (9, 0.0, -4)
         await scene.until(scene.controller.play.delivered.is_set)
 
     stage.run(test)
@@ -164,7 +164,7 @@ def test_guidance_makes_a_companion(stage: Any) -> None:
         extra = {"guidance_scale": 3.0, "negative_prompt": "blurry"}
         await scene.client.chat.completions.create(model="tiny", messages=user(), extra_body=extra)
         spec = scene.controller.play.spec
-        assert spec.sampling.guidance_scale == 3.0
+        assert spec.generation.sampling.guidance_scale == 3.0
         assert spec.companion_ids is not None and spec.companion_ids != spec.prompt_ids
 
     stage.run(test)

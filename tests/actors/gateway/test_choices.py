@@ -38,13 +38,15 @@ def test_choices_of_an_answer(stage: Any) -> None:
         specs = [play.spec for play in scene.controller.plays.values()]
         assert answer.usage.prompt_tokens == len(specs[0].prompt_ids) and answer.usage.completion_tokens == 1 + 2 + 3
         assert answer.usage.prompt_tokens_details.cached_tokens == 0, "what choices find of each other does not count"
-        assert specs[0].sampling.seed == 5 and len({spec.sampling.seed for spec in specs}) == 3
-        assert len({spec.request_id for spec in specs}) == 3 and all(spec.request_id.startswith(answer.id) for spec in specs)
-        assert {tuple(spec.prompt_ids) for spec in specs} == {tuple(specs[0].prompt_ids)} and {tuple(s.stop) for s in specs} == {("x",)}
-        seeds = [spec.sampling.seed for spec in specs]
+        assert specs[0].generation.sampling.seed == 5 and len({spec.generation.sampling.seed for spec in specs}) == 3
+        ids = {spec.generation.request_id for spec in specs}
+        assert len(ids) == 3 and all(id.startswith(answer.id) for id in ids)
+        assert {tuple(spec.prompt_ids) for spec in specs} == {tuple(specs[0].prompt_ids)}
+        assert {tuple(spec.generation.stop) for spec in specs} == {("x",)}
+        seeds = [spec.generation.sampling.seed for spec in specs]
         scene.controller.plays.clear()
         await scene.client.chat.completions.create(**scene.chat(n=3, seed=5))
-        assert [play.spec.sampling.seed for play in scene.controller.plays.values()] == seeds
+        assert [play.spec.generation.sampling.seed for play in scene.controller.plays.values()] == seeds
 
     stage.run(test)
 
@@ -138,7 +140,7 @@ def test_the_best_of_several(stage: Any) -> None:
             (1, "answer 3", None),
         ]
         assert answer.usage.completion_tokens == 2 + 2 + 2 + 4
-        assert {play.spec.sampling.logprobs for play in scene.controller.plays.values()} == {0}
+        assert {play.spec.generation.sampling.logprobs for play in scene.controller.plays.values()} == {0}
         scene.controller.plays.clear()
         answer = await scene.client.completions.create(model="tiny", prompt="fox", n=1, best_of=4, logprobs=1)
         assert answer.choices[0].text == "answer 1" and answer.choices[0].logprobs.token_logprobs == [-1.0, -1.0]
@@ -193,7 +195,7 @@ def test_several_prompts(stage: Any, stream: bool) -> None:
         usage = answers[-1].usage
         assert usage.prompt_tokens == len(specs[0].prompt_ids) + 3 and usage.completion_tokens == 1 + 2 + 3 + 4
         assert usage.prompt_tokens_details.cached_tokens == 0 + 2, "of the first choice of each"
-        assert len({spec.request_id for spec in specs}) == 4
+        assert len({spec.generation.request_id for spec in specs}) == 4
 
     stage.run(test)
 
@@ -290,8 +292,10 @@ def test_an_echo_alone_is_not_sampled(stage: Any) -> None:
             assert choice["logprobs"]["token_logprobs"] == [None] + [-2.0] * (len(choice["prompt_logprobs"]) - 1)
         specs = [play.spec for play in scene.controller.plays.values()]
         assert len(specs) == 4 and {spec.max_new_tokens for spec in specs} == {0} and {spec.companion_ids for spec in specs} == {None}
-        assert {(spec.sampling.logprobs, spec.sampling.temperature) for spec in specs} == {(None, Sampling().temperature)}
-        assert [spec.sampling.prompt_logprobs for spec in specs] == [2, None, 2, None]
+        assert {(spec.generation.sampling.logprobs, spec.generation.sampling.temperature) for spec in specs} == {
+            (None, Sampling().temperature)
+        }
+        assert [spec.generation.sampling.prompt_logprobs for spec in specs] == [2, None, 2, None]
 
     stage.run(test)
 

@@ -40,10 +40,10 @@ def test_answers(stage: Any, tokenizer: Tokenizer) -> None:
 
     async def test(scene: Any) -> None:
         async def script(play: Any) -> None:
-            last = play.spec.sampling.prompt_logprobs_last
+            last = play.spec.generation.sampling.prompt_logprobs_last
             ids = play.spec.prompt_ids
             option = tokenizer.decode(ids[-last:-1])
-            assert tokenizer.eos_ids == {ids[-1]} and (play.spec.max_new_tokens, play.spec.pooling) == (0, None)
+            assert tokenizer.eos_ids == {ids[-1]} and (play.spec.max_new_tokens, play.spec.generation.pooling) == (0, None)
             seen[option] = tokenizer.decode(ids[:-last], with_control_tokens=True), last
             play.queue()
             play.prepare()

@@ -54,7 +54,9 @@ def test_texts_and_token_ids(stage: Any, tokenizer: Tokenizer) -> None:
                     assert vector == pytest.approx(np.array(VECTOR) / 13, abs=1e-6)
             prompts = [play.spec.prompt_ids for play in scene.controller.plays.values()]
             assert prompts[0] == (ids if num != 3 else tokenizer.encode("the fox"))
-            assert {(play.spec.pooling, play.spec.max_new_tokens) for play in scene.controller.plays.values()} == {("last", 0)}
+            assert {(play.spec.generation.pooling, play.spec.max_new_tokens) for play in scene.controller.plays.values()} == {
+                ("last", 0)
+            }
             assert found.usage.prompt_tokens == found.usage.total_tokens == sum(map(len, prompts)) // 3
         raw = await scene.http.post("/v1/embeddings", json={"input": ["a", "b"]})
         assert raw.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
@@ -93,7 +95,7 @@ def test_fewer_dimensions_have_length_1_again(stage: Any) -> None:
     async def test(scene: Any) -> None:
         scene.controller.script = answer
         found = await scene.client.embeddings.create(model=MODEL, input="a", dimensions=3, extra_body={"pooling": "mean"})
-        assert scene.controller.play.spec.pooling == "mean"
+        assert scene.controller.play.spec.generation.pooling == "mean"
         length = len(scene.controller.play.spec.prompt_ids)
         assert length == 1 and found.data[0].embedding == pytest.approx([0.6, 0, -0.8], abs=1e-6)
 
@@ -114,7 +116,7 @@ def test_a_conversation_with_a_picture(stage: Any, tokenizer: Tokenizer) -> None
         assert tokenizer.decode(spec.prompt_ids, with_control_tokens=True).startswith(
             "<|im_start|>user\n<|image_pad|>the fox<|im_end|>\n"
         )
-        assert spec.items[0].kind == "image" and spec.pooling == "last"
+        assert spec.items[0].kind == "image" and spec.generation.pooling == "last"
 
     stage.run(test)
 
@@ -213,7 +215,7 @@ def test_vectors_for_ollamas_client(stage: Any, tokenizer: Tokenizer) -> None:
             assert (found.model, found.prompt_eval_count, found.load_duration) == (MODEL, num_tokens, 0) and found.total_duration > 0
             assert [*(await client.embed(MODEL, "a", dimensions=3)).embeddings[0]] == pytest.approx([0.6, 0, -0.8])
             assert (await client.embeddings(MODEL, "the fox")).embedding == pytest.approx(np.array(VECTOR) / 13)
-            assert {play.spec.pooling for play in scene.controller.plays.values()} == {"last"}
+            assert {play.spec.generation.pooling for play in scene.controller.plays.values()} == {"last"}
             num_plays = len(scene.controller.plays)
             assert (await client.embed(MODEL, [])).embeddings == [] == (await client.embeddings(MODEL)).embedding
             assert len(scene.controller.plays) == num_plays, "nothing is computed without a text"

@@ -194,7 +194,7 @@ def test_the_grammar_goes_with_the_request(stage: Any) -> None:
         asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [1, 2]}}}
         messages = [{"role": "user", "content": "Hi"}]
         await scene.client.chat.completions.create(model="tiny", messages=messages, response_format=asked)
-        assert '"enum":[1,2]' in scene.controller.play.spec.sampling.grammar
+        assert '"enum":[1,2]' in scene.controller.play.spec.generation.sampling.grammar
         with pytest.raises(openai.BadRequestError, match="schema: cannot be compiled: anyOf is empty|Unsatisfiable") as caught:
             asked["json_schema"]["schema"] = {"enum": []}  # type: ignore[index]
             await scene.client.chat.completions.create(model="tiny", messages=messages, response_format=asked)

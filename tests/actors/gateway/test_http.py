@@ -19,8 +19,7 @@ from mmrt.actors.gateway.apis import completions as completions_module
 from mmrt.actors.gateway.reading import bodies
 from mmrt.actors.gateway.watching.metrics import Metrics
 from mmrt.actors.host.actor import Actor
-from mmrt.runtime.bus.messages import RequestSpec
-from mmrt.runtime.bus.sampling import Sampling
+from mmrt.runtime.bus.messages import Generation, RequestSpec
 from mmrt.runtime.errors import RequestError, RunError
 from mmrt.runtime.stage_table import ACTORS, actors_of
 from mmrt.schema.gap_buckets import NUM_BUCKETS, bucket_of
@@ -752,7 +751,7 @@ def test_metrics_count_prompts_of_aborted_requests_and_a_gap_for_each_token() ->
     metrics = Metrics("tiny", StatsSnapshot, lambda: dict.fromkeys(ACTORS, 1))
     gone = RequestError("gone", status=CLIENT_GONE)
     link = cast(Link, SimpleNamespace(tokens=None))
-    request = ClientRequest(1, RequestSpec("r", [1, 2, 3], [], Sampling(), 4), [], lambda: None, link, 0.0)
+    request = ClientRequest(1, RequestSpec(Generation("r"), [1, 2, 3], [], 4), [], lambda: None, link, 0.0)
     request.error = gone
     metrics.on_over([request], 3, 1.0)
     assert b"\nmmrt_prompt_tokens_total 0.0" in metrics.render(), "nothing was done for it"

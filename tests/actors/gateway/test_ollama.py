@@ -58,7 +58,7 @@ def test_log_probabilities(stage: Any, is_chat: bool, stream: bool) -> None:
         entries = [entry for line in lines for entry in line.logprobs or []]
         assert len(entries) == lines[-1].eval_count == 2
         assert {(entry.logprob, len(entry.top_logprobs)) for entry in entries} == {(-1.0, 2)}
-        assert scene.controller.play.spec.sampling.logprobs == 2
+        assert scene.controller.play.spec.generation.sampling.logprobs == 2
 
     async def scripted(play: Any) -> None:
         play.prepare(num_prompt_tokens=20)
@@ -96,7 +96,7 @@ def test_an_answer(stage: Any, is_chat: bool, stream: bool) -> None:
         assert end.eval_duration > 0 and end.total_duration >= end.prompt_eval_duration + end.eval_duration
         spec = scene.controller.play.spec
         assert (spec.max_new_tokens, spec.clamp_max_new_tokens) == (32_000, True)
-        assert (spec.sampling.temperature, spec.sampling.seed, spec.stop) == (0.5, 3, ["END"])
+        assert (spec.generation.sampling.temperature, spec.generation.sampling.seed, spec.generation.stop) == (0.5, 3, ["END"])
 
     stage.run(test)
 

@@ -59,8 +59,8 @@ def test_a_response(stage: Any) -> None:
             21,
         )
         spec = scene.controller.play.spec
-        assert spec.request_id == answer.id and answer.id.startswith("resp_")
-        assert (spec.max_new_tokens, spec.clamp_max_new_tokens, spec.sampling.temperature) == (32_000, True, 0.5)
+        assert spec.generation.request_id == answer.id and answer.id.startswith("resp_")
+        assert (spec.max_new_tokens, spec.clamp_max_new_tokens, spec.generation.sampling.temperature) == (32_000, True, 0.5)
 
     stage.run(test)
 

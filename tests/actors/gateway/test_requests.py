@@ -19,6 +19,7 @@ from mmrt.runtime.bus.messages import (
     Failed,
     Filled,
     FinishReason,
+    Generation,
     Granted,
     MediaItem,
     PageRun,
@@ -97,7 +98,7 @@ class Desk:
 
     def submit(self, media: Sequence[bytes] = (b"bytes",), deadline_s: float = 0.0, sampling: Sampling | None = None) -> ClientRequest:
         items = [MediaItem("image", len(data), "image/png") for data in media]
-        spec = RequestSpec("id", [1, 2, 3], items, sampling or Sampling(), 10, deadline_s=deadline_s)
+        spec = RequestSpec(Generation("id", sampling or Sampling(), deadline_s=deadline_s), [1, 2, 3], items, 10)
         return self.registry.submit(spec, media, self._wake, self.now_s)
 
     def _wake(self) -> None:

@@ -54,7 +54,7 @@ def test_openais_client(stage: Any, tokenizer: Tokenizer, stream: bool) -> None:
         assert found.text == "the quick größer fox" and found.usage.model_dump(exclude_none=True) == usage
         spec = scene.controller.play.spec
         assert heard == [SOUND] and (spec.items[0].kind, spec.items[0].path) == ("audio", "file")
-        assert (spec.sampling.temperature, spec.sampling.seed, spec.max_new_tokens) == (0.5, 3, 9)
+        assert (spec.generation.sampling.temperature, spec.generation.sampling.seed, spec.max_new_tokens) == (0.5, 3, 9)
         said = tokenizer.decode(spec.prompt_ids, with_control_tokens=True)
         assert said == (
             "<|im_start|>system\nYou are a speech recognition model.<|im_end|>\n<|im_start|>user\n"
@@ -72,7 +72,7 @@ def test_plain_text(stage: Any) -> None:
         scene.controller.script = answer
         found = await scene.client.audio.transcriptions.create(model=MODEL, file=FILE, response_format="text", language="German")
         assert found == "the quick größer fox\n"
-        assert scene.controller.play.spec.sampling.temperature == 0, "as with OpenAI"
+        assert scene.controller.play.spec.generation.sampling.temperature == 0, "as with OpenAI"
         reply = await scene.http.post(PATH, data={"response_format": "text"}, files={"file": FILE})
         assert reply.headers["Content-Type"] == "text/plain; charset=utf-8"
         assert reply.headers["X-Request-Id"].startswith("transcription-")

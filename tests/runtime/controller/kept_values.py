@@ -35,7 +35,7 @@ def check_kept(state: ControllerState) -> None:
     check_keys(state)
     for request in state.requests.values():
         assert request.last_heard_s >= state.heard_s
-        assert request.failure is not None or request.is_finished or not 0 < request.spec.deadline_s < state.deadline_s
+        assert request.failure is not None or request.is_finished or not 0 < request.spec.generation.deadline_s < state.deadline_s
 
 
 def check_touched(state: ControllerState) -> None:

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmrt.runtime.bus.messages import RequestSpec, Sampling
+from mmrt.runtime.bus.messages import Generation, RequestSpec
 from mmrt.runtime.controller.scheduling.facts import Cost, Facts, Objective, RequestKind
 from mmrt.runtime.controller.scheduling.policy import Policy
 from mmrt.runtime.controller.scheduling.types import MemberView, RequestView, SegmentStage, SegmentView, StepLimits, View
 
 STEP_S = 0.1
-SPEC = RequestSpec("r", [1], [], Sampling(), 4)
+SPEC = RequestSpec(Generation("r"), [1], [], 4)
 ROWS, TOKENS = 64, 16  # of a segment
 
 

@@ -380,7 +380,7 @@ class Run:
         companion = [rng.randint(1, 99) for _ in range(rng.choice((1, 5)))] if rng.random() < 0.15 else None
         max_new = rng.choice((2, 20, 25, None))
         deadline_s = self.now + rng.uniform(0.2, 5.0) if rng.random() < 0.1 else 0.0
-        spec = m.RequestSpec(str(self.num_requests), ids, items, m.Sampling(), max_new, deadline_s=deadline_s, companion_ids=companion)
+        spec = m.RequestSpec(m.Generation(str(self.num_requests), deadline_s=deadline_s), ids, items, max_new, companion_ids=companion)
         cancel_s = self.now + rng.uniform(0.0, 3.0) if rng.random() < 0.1 else 1e9
         self.clients[self.num_requests] = Client(spec, shapes, rng.choice((3, 20, 40)), cancel_s, say_s=self.now)
         self.shapes[self.num_requests] = shapes

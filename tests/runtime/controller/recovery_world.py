@@ -416,7 +416,7 @@ class World:
         for request in state.rows:
             if request is None or request.ending:
                 continue
-            sampling = request.spec.sampling
+            sampling = request.spec.generation.sampling
             is_asked_for_all = sampling.prompt_logprobs is not None and not sampling.prompt_logprobs_last
             assert not is_asked_for_all or not request.num_cached[0], "cached pages have no logits"
             patch: set[int] = set()
@@ -646,7 +646,7 @@ class World:
         era = self.era(chunk.row)
         values = self.kv.values(self.wanted[spec.key].spec, spec, chunk.member, tokens, era)
         pages = self.table.prefill_pages(chunk.row, chunk.member).tolist()
-        assert chunk.end <= len(tokens) - (spec.pooling is None), "the last token is decode's"
+        assert chunk.end <= len(tokens) - (spec.generation.pooling is None), "the last token is decode's"
         self.computed.setdefault((chunk.row, generation), set()).update(range(chunk.start, chunk.end))
         media = {}
         for span in chunk.spans:
@@ -981,12 +981,12 @@ class World:
     def check_computed(self, spec: m.RequestSpec, message: m.Computed) -> None:
         """The row has had all hidden states that the request asks for."""
         assert spec.is_prefill_only
-        length, last = message.num_prompt_tokens, spec.sampling.prompt_logprobs_last
+        length, last = message.num_prompt_tokens, spec.generation.sampling.prompt_logprobs_last
         needed = set()
-        if spec.sampling.prompt_logprobs is not None:
+        if spec.generation.sampling.prompt_logprobs is not None:
             needed |= {*range(length - 1 - last if last else 0, length - 1)}
-        if spec.pooling is not None:
-            needed |= {*range(0 if spec.pooling == "mean" else length - 1, length)}
+        if spec.generation.pooling is not None:
+            needed |= {*range(0 if spec.generation.pooling == "mean" else length - 1, length)}
         assert needed <= self.computed.get((message.row, message.row_generation), set())
 
     def fill(self, key: int, request: AtGateway) -> None:
@@ -1087,7 +1087,12 @@ def make_request(rng: random.Random, key: int, now: float, crowded: bool, earlie
         last = dice.randint(0, len(ids) - 1)
         sampling = m.Sampling(prompt_logprobs=0, prompt_logprobs_last=last) if pooling is None else m.Sampling()
     spec = m.RequestSpec(
-        str(key), ids, items, sampling, max_new, companion_ids=companion, deadline_s=deadline_s, salt=salt, pooling=pooling
+        m.Generation(str(key), sampling, deadline_s=deadline_s, pooling=pooling),
+        ids,
+        items,
+        max_new,
+        companion_ids=companion,
+        salt=salt,
     )
     return Wanted(
         key,
@@ -1144,7 +1149,7 @@ def kills(wanted: Wanted) -> bool:
         case "segment":
             return any(len(shape.segments) > 1 for shape in wanted.shapes)
         case "prefill":
-            return bool(wanted.shapes) or max(lengths) > 1 or wanted.spec.pooling is not None
+            return bool(wanted.shapes) or max(lengths) > 1 or wanted.spec.generation.pooling is not None
     return wanted.poison == "decode" and not wanted.spec.is_prefill_only
 
 
@@ -1166,7 +1171,7 @@ def check_outcome(world: World, wanted: Wanted) -> None:
         allowed.add("stopped")
     if wanted.cancel_s is not None:
         allowed.add("cancelled")
-    if wanted.spec.deadline_s:
+    if wanted.spec.generation.deadline_s:
         allowed.add("failed 504")
     if world.limits.max_waiting == 2 or world.has_been_broken:
         allowed.add("failed 503")

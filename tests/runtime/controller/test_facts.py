@@ -71,7 +71,7 @@ def test_videos_have_rows_to_be_decoded_and_that_has_a_cost() -> None:
     """Not so pictures: the plan that fills their patch pages does what their analysis left."""
     driver = Driver(placeholder_ids={"image": IMAGE, "video": IMAGE + 1})
     segments = [SegmentShape("video", (1, 4, 4), 16, 4, 4)] * 2
-    driver.submit(m.RequestSpec("r", [1, IMAGE + 1, 3], [m.MediaItem("video", 10)], m.Sampling(), 4))
+    driver.submit(m.RequestSpec(m.Generation("r"), [1, IMAGE + 1, 3], [m.MediaItem("video", 10)], 4))
     driver.receive("gateway", m.Filled(1, KEY)).tick()
     driver.done("video", m.Analysed(ItemShape("video", (2, 4, 4), 8, segments)))
     (request,) = driver.state.live()

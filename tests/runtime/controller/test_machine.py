@@ -99,11 +99,11 @@ class Driver:
 
 
 def text(num_tokens: int = 6, max_new: int | None = 4, **more: object) -> m.RequestSpec:
-    return m.RequestSpec("r", list(range(1, num_tokens + 1)), [], m.Sampling(), max_new, **more)  # type: ignore[arg-type]
+    return m.RequestSpec(m.Generation("r"), list(range(1, num_tokens + 1)), [], max_new, **more)  # type: ignore[arg-type]
 
 
 def image(**more: object) -> m.RequestSpec:
-    return m.RequestSpec("r", [1, 2, IMAGE, 3, 4], [m.MediaItem("image", 10)], m.Sampling(), 4, **more)  # type: ignore[arg-type]
+    return m.RequestSpec(m.Generation("r"), [1, 2, IMAGE, 3, 4], [m.MediaItem("image", 10)], 4, **more)  # type: ignore[arg-type]
 
 
 def sent(effects: list[Effect], kind: type) -> list[m.ToActor]:
@@ -245,10 +245,10 @@ def refused(effects: list[Effect]) -> m.Failed:
         (text(0), "no tokens"),
         (text(64), "messages: prompt is too long: 64 tokens > 63 maximum"),
         (text(60, 5), "max_tokens: is 5; with the prompt it exceeds the context window"),
-        (m.RequestSpec("r", [1, IMAGE, 2], [], m.Sampling(), 4), "placeholders for .'image'., the request has none"),
-        (m.RequestSpec("r", [1, 2], [m.MediaItem("image", 1)], m.Sampling(), 4), "placeholders for no media"),
-        (m.RequestSpec("r", [1, IMAGE], [m.MediaItem("image", 1)], m.Sampling(), 4), "ends in media"),
-        (m.RequestSpec("r", [IMAGE, 1], [m.MediaItem("audio", 1)], m.Sampling(), 4), "placeholders for"),
+        (m.RequestSpec(m.Generation("r"), [1, IMAGE, 2], [], 4), "placeholders for .'image'., the request has none"),
+        (m.RequestSpec(m.Generation("r"), [1, 2], [m.MediaItem("image", 1)], 4), "placeholders for no media"),
+        (m.RequestSpec(m.Generation("r"), [1, IMAGE], [m.MediaItem("image", 1)], 4), "ends in media"),
+        (m.RequestSpec(m.Generation("r"), [IMAGE, 1], [m.MediaItem("audio", 1)], 4), "placeholders for"),
     ],
 )
 def test_what_can_never_run_is_refused_at_once(spec: m.RequestSpec, words: str) -> None:
@@ -397,7 +397,7 @@ def test_cancel_and_delivered_in_every_phase(stage: str, message: type[m.Cancel]
 @pytest.mark.parametrize("stage", STAGES[:-1])
 def test_deadlines_in_every_phase(stage: str) -> None:
     driver = Driver()
-    bring_to(driver, stage, lambda: image(deadline_s=110.0))
+    bring_to(driver, stage, lambda: image().asking(deadline_s=110.0))
     assert not sent(driver.tick(5.0), m.Failed)
     effects = driver.tick(6.0)
     failed = refused(effects)
@@ -411,7 +411,7 @@ def test_deadlines_in_every_phase(stage: str) -> None:
 def test_media_pages_stay_the_gateways_until_it_answers() -> None:
     """It may be writing into them when the request fails."""
     driver = Driver()
-    bring_to(driver, "filling", lambda: image(deadline_s=110.0))
+    bring_to(driver, "filling", lambda: image().asking(deadline_s=110.0))
     refused(driver.tick(11.0))
     assert driver.state.pools["media"].num_used == 2
     driver.receive("gateway", m.Delivered(1, KEY)).tick()
@@ -813,7 +813,7 @@ def test_a_large_text_request_that_waits_stops_nobody_for_ever() -> None:
     driver.done("prefill")
     driver.submit(image(), key=5)
     driver.receive("gateway", m.Filled(1, 5)).tick()
-    driver.submit(m.RequestSpec("r", [1] * 220, [], m.Sampling(), 4), key=2)
+    driver.submit(m.RequestSpec(m.Generation("r"), [1] * 220, [], 4), key=2)
     for key in (3, 4):
         driver.submit(image(), key=key)
     driver.done("video", analysed(30))
@@ -921,7 +921,7 @@ def test_who_comes_for_a_free_row_does_not_wait() -> None:
 
 def test_budgets_shrink_as_soon_as_somebody_decodes() -> None:
     driver = Driver(tbt_target_s=0.05, prefill_budget=0, max_context=4096, num_kv_pages=4000)
-    driver.submit(m.RequestSpec("r", [1] * 3000, [], m.Sampling(), 64), key=1)
+    driver.submit(m.RequestSpec(m.Generation("r"), [1] * 3000, [], 64), key=1)
     for _ in range(8):
         if any(plan.actor == "prefill" for plan in driver.state.plans.values()):
             plan_id, plan = driver.plan("prefill")
@@ -930,7 +930,7 @@ def test_budgets_shrink_as_soon_as_somebody_decodes() -> None:
             driver.receive("prefill", m.PlanDone("prefill", 1, plan_id, units * 1e-4, m.Done())).tick()
     idle = driver.state.steering.prefill.units
     assert driver.state.requests[1].phase == Phase.DECODE and idle > 600
-    driver.submit(m.RequestSpec("r", [1] * 3000, [], m.Sampling(), 64), key=2)
+    driver.submit(m.RequestSpec(m.Generation("r"), [1] * 3000, [], 64), key=2)
     _, plan = driver.plan("prefill")
     assert isinstance(plan, p.Prefill) and sum(chunk.end - chunk.start for chunk in plan.chunks) <= 500
 

@@ -18,7 +18,7 @@ def turns(*pixels: int) -> m.RequestSpec:
         m.MediaItem("image", 10, path=f"at {at}", num_pixels=size, content=b"%d %d" % (at, size)) for at, size in enumerate(pixels)
     ]
     return m.RequestSpec(
-        "r", [1, 2, *[token for at in range(len(items)) for token in (IMAGE, 10 + at, 4, 5)], 6], items, m.Sampling(), 1
+        m.Generation("r"), [1, 2, *[token for at in range(len(items)) for token in (IMAGE, 10 + at, 4, 5)], 6], items, 1
     )
 
 
@@ -82,9 +82,9 @@ def test_other_tenants_and_unknown_contents_are_new() -> None:
     serve(driver, turns(900), 1)
     serve(driver, turns(900, 800), 2)
     foreign = turns(900, 800)
-    refused(driver, m.RequestSpec("r", foreign.prompt_ids, foreign.items, m.Sampling(), 1, salt=b"other"))
+    refused(driver, m.RequestSpec(m.Generation("r"), foreign.prompt_ids, foreign.items, 1, salt=b"other"))
     unnamed = [m.MediaItem("image", 10, num_pixels=900)] * 2
-    refused(driver, m.RequestSpec("r", foreign.prompt_ids, unnamed, m.Sampling(), 1))
+    refused(driver, m.RequestSpec(m.Generation("r"), foreign.prompt_ids, unnamed, 1))
     driver.state.era = bytes(KEY_BYTES)
     refused(driver, foreign)
 
@@ -95,6 +95,6 @@ def test_a_prompt_beyond_the_context_is_not_built() -> None:
     serve(driver, turns(900), 1)
     (item,) = turns(900).items
     number = driver.state.limits.max_context
-    many = m.RequestSpec("r", [1, *[IMAGE] * number, 6], [item] * number, m.Sampling(), 1)
+    many = m.RequestSpec(m.Generation("r"), [1, *[IMAGE] * number, 6], [item] * number, 1)
     error = refused(driver, many)
     assert error.code == CONTEXT_EXCEEDED and error.param == "messages"

@@ -29,7 +29,7 @@ ASKED = ("video", "encoder", "prefill")
 
 def picture(content: bytes = b"a picture", salt: bytes = b"", count: int = 1) -> m.RequestSpec:
     items = [m.MediaItem("image", 10, content=content)] * count
-    return m.RequestSpec("r", [1, 2, *[IMAGE, 3] * count, 4], items, m.Sampling(), 4, salt=salt)
+    return m.RequestSpec(m.Generation("r"), [1, 2, *[IMAGE, 3] * count, 4], items, 4, salt=salt)
 
 
 def fill(driver: Driver, spec: m.RequestSpec, *keys: int) -> None:
@@ -283,7 +283,7 @@ def test_nothing_is_written_for_a_row_that_failed_by_a_known_shape() -> None:
         driver.receive("gateway", m.Cancel(1, key)).tick()
         work(driver)
     items = [m.MediaItem("image", 10, content=content) for content in (b"b", b"c", b"a")]
-    driver.submit(m.RequestSpec("r", [1, 2, *[IMAGE, 3] * 3, 4], items, m.Sampling(), 4), 9)
+    driver.submit(m.RequestSpec(m.Generation("r"), [1, 2, *[IMAGE, 3] * 3, 4], items, 4), 9)
     effects = driver.receive("gateway", m.Filled(1, 9)).tick()
     failure = driver.state.requests[9].failure
     assert failure is not None and "the record of the request's media takes" in failure.message

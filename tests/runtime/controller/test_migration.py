@@ -251,10 +251,10 @@ def test_an_answer_is_fetched_from_the_device_that_decoded_it() -> None:
     """The next turn of a conversation: prefill has the first prompt, and decode of the other device the answer as well."""
     driver = cached("EP@0+D@1")
     prompt, answer = list(range(1, 13)), list(range(500, 504))
-    driver.submit(m.RequestSpec("r", prompt, [], m.Sampling(), 4), 1)
+    driver.submit(m.RequestSpec(m.Generation("r"), prompt, [], 4), 1)
     finish(driver, 1)
     free = [driver.state.pools[pool].num_free for pool in ("kv", "kv.1")]
-    driver.submit(m.RequestSpec("r", [*prompt, *answer, 1, 2, 3], [], m.Sampling(), 4), 2)
+    driver.submit(m.RequestSpec(m.Generation("r"), [*prompt, *answer, 1, 2, 3], [], 4), 2)
     _, plan = driver.plan("prefill")
     assert isinstance(plan, Load) and plan.source == "kv.1"
     assert [(chunk.member, chunk.start, chunk.end) for chunk in plan.chunks] == [(0, 8, 12)], "15 of 16 tokens were written"
@@ -269,7 +269,7 @@ def test_an_answer_is_fetched_from_the_device_that_decoded_it() -> None:
     driver.done("prefill")
     assert copied(driver) == [(0, 12, 18)], "nothing goes back to where it came from"
     finish(driver, 2)
-    driver.submit(m.RequestSpec("r", [*prompt, *answer, 1, 2, 3], [], m.Sampling(), 4), 3)
+    driver.submit(m.RequestSpec(m.Generation("r"), [*prompt, *answer, 1, 2, 3], [], 4), 3)
     assert driver.state.totals.cached_tokens == 12 + 16, "now they are in the pool of prefill"
     finish(driver, 3)
     assert [driver.state.pools[pool].num_free for pool in ("kv", "kv.1")] == free
@@ -280,13 +280,13 @@ def test_pages_are_fetched_from_any_other_device() -> None:
     driver = cached("EP@0+D@1+D@2", num_devices=3)
     prompts = {1: list(range(1, 13)), 2: list(range(21, 33))}
     for key, prompt in prompts.items():
-        driver.submit(m.RequestSpec("r", prompt, [], m.Sampling(), 4), key)
+        driver.submit(m.RequestSpec(m.Generation("r"), prompt, [], 4), key)
     pools = {key: driver.state.requests[key].kv_pool for key in prompts}
     assert {*pools.values()} == {"kv.1", "kv.2"}
     for key, pool in pools.items():
         finish(driver, key, "decode" if pool == "kv.1" else "decode.1")
     for key, prompt in prompts.items():
-        driver.submit(m.RequestSpec("r", [*prompt, *range(500, 504), 1, 2, 3], [], m.Sampling(), 4), key + 2)
+        driver.submit(m.RequestSpec(m.Generation("r"), [*prompt, *range(500, 504), 1, 2, 3], [], 4), key + 2)
         (plan,) = [inflight.plan for inflight in driver.state.plans.values() if isinstance(inflight.plan, Load)]
         assert plan.source == pools[key]
         driver.done("prefill", m.Loaded([12], [True], 8))
@@ -294,10 +294,10 @@ def test_pages_are_fetched_from_any_other_device() -> None:
 
 def test_a_row_that_is_preempted_while_its_pages_are_fetched_begins_anew() -> None:
     driver = cached("EP@0+D@1")
-    driver.submit(m.RequestSpec("r", list(range(1, 13)), [], m.Sampling(), 4), 1)
+    driver.submit(m.RequestSpec(m.Generation("r"), list(range(1, 13)), [], 4), 1)
     finish(driver, 1)
     free = [driver.state.pools[pool].num_free for pool in ("kv", "kv.1")]
-    driver.submit(m.RequestSpec("r", [*range(1, 13), *range(500, 507)], [], m.Sampling(), 4), 2)
+    driver.submit(m.RequestSpec(m.Generation("r"), [*range(1, 13), *range(500, 507)], [], 4), 2)
     assert isinstance(driver.plan("prefill")[1], Load)
     preempt(driver.state, driver.state.requests[2])
     effects = [*driver.done("prefill", m.Loaded([12], [True], 8)), *driver.tick()]
@@ -309,9 +309,9 @@ def test_a_row_that_is_preempted_while_its_pages_are_fetched_begins_anew() -> No
 
 def test_pages_that_are_being_filled_from_elsewhere_stay_when_their_row_leaves() -> None:
     driver = cached("EP@0+D@1")
-    driver.submit(m.RequestSpec("r", list(range(1, 13)), [], m.Sampling(), 4), 1)
+    driver.submit(m.RequestSpec(m.Generation("r"), list(range(1, 13)), [], 4), 1)
     finish(driver, 1)
-    driver.submit(m.RequestSpec("r", [*range(1, 13), *range(500, 507)], [], m.Sampling(), 4), 2)
+    driver.submit(m.RequestSpec(m.Generation("r"), [*range(1, 13), *range(500, 507)], [], 4), 2)
     assert [type(inflight.plan) for inflight in driver.state.plans.values()] == [Load]
     before = used(driver)
     driver.receive("gateway", m.Cancel(1, 2)).tick()
@@ -323,9 +323,9 @@ def test_pages_that_are_being_filled_from_elsewhere_stay_when_their_row_leaves()
 @pytest.mark.parametrize("is_skipped", [False, True])
 def test_pages_that_are_not_fetched_are_computed(is_skipped: bool) -> None:
     driver = cached("EP@0+D@1")
-    driver.submit(m.RequestSpec("r", list(range(1, 13)), [], m.Sampling(), 4), 1)
+    driver.submit(m.RequestSpec(m.Generation("r"), list(range(1, 13)), [], 4), 1)
     finish(driver, 1)
-    driver.submit(m.RequestSpec("r", [*range(1, 13), *range(500, 507)], [], m.Sampling(), 4), 2)
+    driver.submit(m.RequestSpec(m.Generation("r"), [*range(1, 13), *range(500, 507)], [], 4), 2)
     driver.done("prefill", m.Skipped() if is_skipped else m.Loaded([8], [False]))
     _, plan = driver.plan("prefill")
     assert isinstance(plan, Prefill) and [(chunk.start, chunk.end) for chunk in plan.chunks] == [(8, 18)]
@@ -340,7 +340,7 @@ def test_prompts_go_where_their_beginnings_are() -> None:
         driver = cached(layout, 2 if "@" in layout else 1)
         for key in range(1, 9):
             ids = [*range(100 * (key % 2), 100 * (key % 2) + 24), *range(1000 + key, 1003 + key)]
-            driver.submit(m.RequestSpec("r", ids, [], m.Sampling(), 4), key)
+            driver.submit(m.RequestSpec(m.Generation("r"), ids, [], 4), key)
             finish(driver, key, str(driver.state.requests[key].decode or "decode"))
         found.append(driver.state.totals.cached_tokens)
         assert driver.state.totals.transferred_bytes == 0
@@ -351,11 +351,11 @@ def test_prompts_go_where_their_beginnings_are() -> None:
 def test_a_prompt_goes_where_less_is_to_do_and_fetches_its_beginning(num_others: int, device: int) -> None:
     """12 tokens before it, and a page for decode, are fewer than its 48, and more than it costs to fetch them; 1 is not."""
     driver = cached("EPD@0+EPD@1")
-    driver.submit(m.RequestSpec("r", list(range(100, 149)), [], m.Sampling(), 4), 1)
+    driver.submit(m.RequestSpec(m.Generation("r"), list(range(100, 149)), [], 4), 1)
     finish(driver, 1)
-    driver.submit(m.RequestSpec("r", list(range(500, 500 + num_others)), [], m.Sampling(), 4), 2)
+    driver.submit(m.RequestSpec(m.Generation("r"), list(range(500, 500 + num_others)), [], 4), 2)
     assert driver.state.requests[2].kv_pool == "kv"
-    driver.submit(m.RequestSpec("r", list(range(100, 151)), [], m.Sampling(), 4), 3)
+    driver.submit(m.RequestSpec(m.Generation("r"), list(range(100, 151)), [], 4), 3)
     assert driver.state.requests[3].kv_pool == driver.state.kv_pools[device]
     if device:
         _, plan = driver.plan("prefill.1")
@@ -377,10 +377,10 @@ def test_a_long_prompt_keeps_others_away_and_a_known_beginning_brings_them() -> 
     driver = cached("EPD@0+EPD@1")
     driver.submit(text(60, 4), 1)
     for key in (2, 3):
-        driver.submit(m.RequestSpec("r", list(range(100 * key, 100 * key + 12)), [], m.Sampling(), 4), key)
+        driver.submit(m.RequestSpec(m.Generation("r"), list(range(100 * key, 100 * key + 12)), [], 4), key)
     assert [driver.state.requests[key].kv_pool for key in (1, 2, 3)] == ["kv", "kv.1", "kv.1"], "not in turn"
     finish(driver, 3, "decode.1")
-    driver.submit(m.RequestSpec("r", [*range(200, 212), 7, 8], [], m.Sampling(), 4), 4)
+    driver.submit(m.RequestSpec(m.Generation("r"), [*range(200, 212), 7, 8], [], 4), 4)
     assert driver.state.requests[4].kv_pool == "kv.1", "it has two pages of it, and as many rows"
 
 

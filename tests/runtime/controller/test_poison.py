@@ -154,7 +154,7 @@ def test_other_actors_are_another_matter() -> None:
 
 def test_skipped_work_of_the_living_is_planned_again_and_of_the_late_fails() -> None:
     driver = Driver()
-    driver.submit(text(deadline_s=driver.now + 10))
+    driver.submit(text().asking(deadline_s=driver.now + 10))
     plan_id, _ = driver.plan("prefill")
     driver.done("prefill", m.Skipped())
     again, _ = driver.plan("prefill")
@@ -169,7 +169,7 @@ def test_what_was_generated_in_time_is_not_late_for_a_skipped_plan() -> None:
     driver = analysing(KEY)
     driver.done("video", m.Analysed(SHAPE))
     request = driver.state.requests[KEY]
-    request.spec = image(deadline_s=driver.now + 1)
+    request.spec = image().asking(deadline_s=driver.now + 1)
     request.end_code = 1  # decode ended it just as it was preempted
     driver.now += 2
     driver.done("video", m.Skipped())
@@ -178,11 +178,11 @@ def test_what_was_generated_in_time_is_not_late_for_a_skipped_plan() -> None:
 
 def test_commands_carry_the_deadline_after_which_nobody_needs_them() -> None:
     driver = Driver(num_rows=3)
-    (run,) = sent(driver.submit(text(deadline_s=driver.now + 10), key=1), m.Run)
+    (run,) = sent(driver.submit(text().asking(deadline_s=driver.now + 10), key=1), m.Run)
     assert isinstance(run, m.Run) and run.deadline_s == driver.now + 10
     (run,) = sent(driver.submit(text(), key=2), m.Run)
     assert isinstance(run, m.Run) and run.deadline_s == 0.0
-    spec = m.RequestSpec("r", [1, 2, IMAGE, 3], [m.MediaItem("image", 10)], m.Sampling(), 4, deadline_s=driver.now + 3)
+    spec = m.RequestSpec(m.Generation("r", deadline_s=driver.now + 3), [1, 2, IMAGE, 3], [m.MediaItem("image", 10)], 4)
     driver.submit(spec, key=3)
     effects = driver.receive("gateway", m.Filled(1, 3)).tick()
     (run,) = sent(effects, m.Run)

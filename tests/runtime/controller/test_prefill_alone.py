@@ -16,11 +16,11 @@ from mmrt.tests.runtime.controller.test_recovery import remains
 
 
 def scoring(num_tokens: int = 6, last: int = 2) -> m.RequestSpec:
-    return msgspec.structs.replace(text(num_tokens, 0), sampling=Sampling(prompt_logprobs=0, prompt_logprobs_last=last))
+    return text(num_tokens, 0).asking(sampling=Sampling(prompt_logprobs=0, prompt_logprobs_last=last))
 
 
 def pooling(num_tokens: int, how: m.Pooling) -> m.RequestSpec:
-    return text(num_tokens, 0, pooling=how)
+    return text(num_tokens, 0).asking(pooling=how)
 
 
 def prefill_all(driver: Driver) -> tuple[list[m.ToActor], list[tuple[int, int]]]:
@@ -112,14 +112,14 @@ def test_it_finds_what_it_need_not_compute(spec: m.RequestSpec, first: int) -> N
     assert chunks[-1][0] == first and len(told) == 2
     driver.submit(spec, 3)
     told, chunks = prefill_all(driver)
-    assert chunks == [(first, 30 - (spec.pooling is None) if len(spec.prompt_ids) == 30 else len(spec.prompt_ids))]
+    assert chunks == [(first, 30 - (spec.generation.pooling is None) if len(spec.prompt_ids) == 30 else len(spec.prompt_ids))]
     (computed,) = told
     assert isinstance(computed, m.Computed) and computed.num_cached_tokens == first
 
 
 def test_questions_about_one_picture_encode_it_once() -> None:
     driver = cached(num_rows=4)
-    picture = msgspec.structs.replace(known_image(), max_new_tokens=0, pooling="last")
+    picture = msgspec.structs.replace(known_image(), max_new_tokens=0).asking(pooling="last")
     for key in (1, 2):
         ask(driver, msgspec.structs.replace(picture, prompt_ids=[*picture.prompt_ids, 5, 5 + key]), key)
         seen: list[type[p.Plan]] = []

@@ -87,7 +87,7 @@ def test_the_next_turn_of_a_chat() -> None:
     named = [effect for effect in effects if isinstance(effect, SetPageKeys)]
     assert [len(effect.keys) for effect in named] == [2, 1], "two pages of the prompt, and one that decode filled: 15 tokens were fed"
     assert driver.is_empty and len(driver.state.pools["kv"].cache) == 3
-    following = m.RequestSpec("r", [*range(1, 11), *range(500, 506), 7, 8], [], m.Sampling(), 4)
+    following = m.RequestSpec(m.Generation("r"), [*range(1, 11), *range(500, 506), 7, 8], [], 4)
     effects = ask(driver, following, 2)
     assert index(effects, AppendPages) < index(effects, SetPrefilled) < index(effects, m.Run)
     shared, own = [effect for effect in effects if isinstance(effect, AppendPages)]
@@ -134,7 +134,7 @@ def test_a_prompt_that_is_cached_whole_does_not_wait_for_prefill() -> None:
     driver.done("prefill", m.Loaded([0], [False]))
     finish(driver, 1)
     for key in range(2, 2 + driver.state.limits.depth):
-        ask(driver, m.RequestSpec("r", [100 * key, *range(9)], [], m.Sampling(), 4), key)
+        ask(driver, m.RequestSpec(m.Generation("r"), [100 * key, *range(9)], [], 4), key)
     effects = ask(driver, text(9, 4), 9)
     assert hits(effects) == [8] and sent(effects, m.Prepared) == [m.Prepared(3, 9, 9, 8)]
 
@@ -178,7 +178,7 @@ def test_saved_pages_are_loaded_for_the_first_in_rank() -> None:
     ask(driver, text(9, 4), 1)
     driver.done("prefill", m.Loaded([0], [False]))  # prefill is busy
     for key, priority in ((2, 0), (3, -5)):
-        ask(driver, m.RequestSpec("r", [100 * key, *range(9)], [], m.Sampling(), 4, priority=priority), key)
+        ask(driver, m.RequestSpec(m.Generation("r"), [100 * key, *range(9)], [], 4, priority=priority), key)
     driver.done("prefill")
     (inflight,) = [inflight for inflight in driver.state.plans.values() if isinstance(inflight.plan, Load)]
     assert [request.key for request in inflight.requests] == [3]
@@ -203,7 +203,7 @@ def two_with_much_to_load() -> Driver:
     """Of both the first pages are loaded, and the first one's next are being loaded."""
     driver = saving(num_rows=3, num_kv_pages=64)
     for key in (1, 2):
-        ask(driver, m.RequestSpec("r", [100 * key, *range(30)], [], m.Sampling(), 4), key)
+        ask(driver, m.RequestSpec(m.Generation("r"), [100 * key, *range(30)], [], 4), key)
     driver.done("prefill", m.Loaded([8], [True]))
     driver.done("prefill", m.Loaded([8], [True]))
     return driver
@@ -215,7 +215,7 @@ def at_prefill(driver: Driver) -> list[tuple[type, int]]:
 
 def test_rows_with_much_to_load_leave_prefill_its_turns() -> None:
     driver = two_with_much_to_load()
-    ask(driver, m.RequestSpec("r", [300, *range(9)], [], m.Sampling(), 4), 3)
+    ask(driver, m.RequestSpec(m.Generation("r"), [300, *range(9)], [], 4), 3)
     assert at_prefill(driver) == [(Load, 1), (Load, 3)], "2 waits for its turn, and is not computed meanwhile"
     driver.done("prefill", m.Loaded([16], [True]))
     driver.done("prefill", m.Loaded([0], [False]))
@@ -355,7 +355,7 @@ def test_a_medium_that_reaches_beyond_a_hit_is_encoded_again() -> None:
     driver = cached(num_kv_pages=64)
     wide = ItemShape("image", (1, 4, 4), 7, [SegmentShape("image", (1, 4, 4), 16, 4, 7)])
     items = [msgspec.structs.replace(image().items[0], content=content) for content in (b"one", b"two")]
-    spec = m.RequestSpec("r", [1, IMAGE, 2, IMAGE, 3, 4], items, m.Sampling(), 4)
+    spec = m.RequestSpec(m.Generation("r"), [1, IMAGE, 2, IMAGE, 3, 4], items, 4)
 
     def prepare(key: int) -> list[Effect]:
         driver.submit(spec, key)
@@ -536,7 +536,7 @@ def test_a_new_controller_holds_it_back_as_well() -> None:
 def test_a_prompt_whose_log_probabilities_are_asked_for_is_computed() -> None:
     """It takes no hits and waits for nobody; others take hits of its pages."""
     driver = cached(num_rows=8)
-    asking = msgspec.structs.replace(text(30, 4), sampling=Sampling(prompt_logprobs=0))
+    asking = text(30, 4).asking(sampling=Sampling(prompt_logprobs=0))
     for key, spec in enumerate((text(30, 4), asking, text(30, 4)), 1):
         driver.receive("gateway", m.Submit(1, key, spec))
     driver.tick()

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from mmrt.runtime.bus.messages import MediaItem, RequestSpec
-from mmrt.runtime.bus.sampling import Sampling
+from mmrt.runtime.bus.messages import Generation, MediaItem, RequestSpec
 from mmrt.runtime.config.runtime_config import MAX_STEP_TOKENS
 from mmrt.runtime.controller.scheduling.admission import (
     Holder,
@@ -66,7 +65,7 @@ LIMITS = Limits(
 
 def spec(num_tokens: int = 5, max_new: int | None = 4, media: tuple[int, ...] = (), companion: int = 0) -> RequestSpec:
     items = [MediaItem("image", size) for size in media]
-    return RequestSpec("r", [1] * num_tokens, items, Sampling(), max_new, companion_ids=[1] * companion or None)
+    return RequestSpec(Generation("r"), [1] * num_tokens, items, max_new, companion_ids=[1] * companion or None)
 
 
 @settings(deadline=None)
