@@ -32,11 +32,11 @@ def register(app: typer.Typer) -> None:
 
     @group.command()
     def make(
-        shape: Annotated[
+        what: Annotated[
             str,
             typer.Argument(
-                metavar="SHAPE",
-                help="How large it is: tiny; of qwen2_5 and null small, 3b, 7b; of llama 135m, of qwen2 0.5b, of qwen3 0.6b.",
+                metavar="WHAT",
+                help="A family, one of a size, as qwen2_vl-2b, or a size. All have tiny; an unknown size names the others.",
             ),
         ],
         out: Annotated[Path, typer.Argument(metavar="DIR", help="The checkpoint directory to write; must not exist.")],
@@ -56,6 +56,7 @@ def register(app: typer.Typer) -> None:
 
         from ..models.make.checkpoint import make_checkpoint
 
+        family, shape = _family_and_shape(what, family)
         with Progress(transient=True, disable=not sys.stdout.isatty()) as progress:
             task = progress.add_task(f"making {shape}", total=None)
 
@@ -65,7 +66,13 @@ def register(app: typer.Typer) -> None:
             try:
                 make_checkpoint(shape, out, family, seed, show)
             except ValueError as error:
-                raise typer.BadParameter(str(error), param_hint="SHAPE or --family") from None
+                raise typer.BadParameter(str(error), param_hint="WHAT or --family") from None
             except OSError as error:
                 raise UserError(f"cannot make {out}: {error.strerror or error}") from None
         print(f"{out}: {shape} {family}, random weights")
+
+
+def _family_and_shape(what: str, family: str) -> tuple[str, str]:
+    """Return what FAMILY, FAMILY-SHAPE or SHAPE names; the last is of ``family``."""
+    name, _, shape = what.partition("-")
+    return (name, shape or "tiny") if name in FAMILIES else (family, what)

@@ -108,7 +108,7 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A vision tower, as Qwen2.5's. A family whose tower has more fields adds them in a subclass."""
+    """A vision tower, as Qwen's. A family whose tower has more fields adds them in a subclass."""
 
     depth: int
     hidden_size: int
@@ -118,9 +118,11 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     patch_size: int
     temporal_patch_size: int
     merge_size: int
-    window_size: int
     out_hidden_size: int
-    full_attention_blocks: tuple[int, ...]
+    window_size: int = 0  # pixels at a side of the windows that attention stays in; 0: it sees whole frames
+    full_attention_blocks: tuple[int, ...] = ()  # that see whole frames although there are windows
+    norm: Literal["rms", "layer"] = "rms"  # of blocks and merger; LayerNorms have biases
+    feed_forward: Literal["swiglu", "quick_gelu"] = "swiglu"  # the other is two matrices with this activation between them
     split_qkv: bool = False  # the tower has three projections in place of a fused one
 
 

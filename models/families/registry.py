@@ -18,6 +18,7 @@ class Entry(NamedTuple):
 FAMILIES: dict[str, Entry] = {
     "qwen2_5_omni": Entry(lambda: import_module(".qwen2_5_omni", __package__), ("qwen2_5_omni", "qwen2_5_omni_thinker")),
     "qwen2_5_vl": Entry(lambda: import_module(".qwen2_5_vl", __package__), ("qwen2_5_vl",)),
+    "qwen2_vl": Entry(lambda: import_module(".qwen2_vl", __package__), ("qwen2_vl",)),
     "llama": Entry(lambda: import_module(".llama", __package__), ("llama",)),
     "qwen2": Entry(lambda: import_module(".qwen2", __package__), ("qwen2",)),
     "qwen3": Entry(lambda: import_module(".qwen3", __package__), ("qwen3",)),

@@ -216,6 +216,7 @@ def test_config_show_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         (["ask", "x", "--url", "http://x", "--image", "/no/such.png"], 2, "error: cannot read /no/such.png: No such file"),
         (["ask", "x", "--url", "file:///etc/passwd"], 2, "error: --url 'file:///etc/passwd' is not an http:// or https:// address"),
         (["model", "make", "huge", "x"], 2, "Invalid value for"),
+        (["model", "make", "qwen2_vl-9b", "x"], 2, "no shape '9b' of qwen2_vl; there are tiny, 2b, 7b, 72b"),
         (["nonsense"], 2, "No such command 'nonsense'"),
     ],
 )
@@ -343,7 +344,7 @@ def test_dry_run_says_how_large_the_weights_are(capsys: Captured) -> None:
 
 def test_the_null_model_needs_no_weights(tmp_path: Path, capsys: Captured) -> None:
     model = tmp_path / "null"
-    assert run(["model", "make", "tiny", str(model), "--family", "null"]) == 0
+    assert run(["model", "make", "null", str(model)]) == 0
     assert run(["up", "--dry-run", "--port", "0", "--model", str(model)]) == 0
     (model / "tokenizer.json").unlink()
     assert run(["up", "--dry-run", "--port", "0", "--model", str(model)]) == 2

@@ -38,12 +38,13 @@ class Media:
 
 
 class Oracle:
-    """An omni checkpoint in transformers, float32."""
+    """An omni checkpoint in transformers, float32. For other families see ``seeing_oracle``."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, model: Any = Qwen2_5OmniThinkerForConditionalGeneration) -> None:
+        """``model``: the class that loads it."""
         torch.set_num_threads(1)
         self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-        self.model = Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self.model = model.from_pretrained(checkpoint, dtype=torch.float32).eval()
         self.images = Qwen2VLImageProcessorPil.from_pretrained(checkpoint, do_resize=False)
         self.image_pixels = _pixels(checkpoint / "preprocessor_config.json", (56 * 56, 28 * 28 * 1280))
         self.video_pixels = _pixels(checkpoint / "video_preprocessor_config.json", (128 * 28 * 28, 768 * 28 * 28))
@@ -51,14 +52,14 @@ class Oracle:
         config = self.model.config
         names = ("video_token", "audio_token", "audio_bos_token", "audio_eos_token")
         self.processor = SimpleNamespace(
-            **{name: getattr(self.tokenizer, name) for name in names},
+            **{name: getattr(self.tokenizer, name, None) for name in names},
             video_processor=SimpleNamespace(merge_size=2),
             get_chunked_index=partial(Qwen2_5OmniProcessor.get_chunked_index, None),
         )
         self.placeholders = {
             "image": config.image_token_id,
             "video": config.video_token_id,
-            "audio": config.audio_token_id,
+            "audio": getattr(config, "audio_token_id", None),
         }
 
     def inputs(self, messages: list[dict[str, Any]], media: Media | None = None) -> dict[str, Any]:

@@ -2,11 +2,8 @@
 
 import io
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +18,7 @@ from mmrt.media.decoding import DecodingPool, analyse_bitstream
 from mmrt.media.engines import CpuEngine
 from mmrt.media.limits import MediaLimits, TimeBudget
 from mmrt.media.packets import Bitstream
+from mmrt.tests.media.processor_reference import processed
 
 torch.set_num_threads(1)
 
@@ -193,12 +191,6 @@ def processor_reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[M
     """What transformers' processors make of images and videos; see processor_reference.py."""
 
     def process(media: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        folder = tmp_path_factory.mktemp("reference")
-        np.savez(folder / "in.npz", **media)
-        script = Path(__file__).with_name("processor_reference.py")
-        command = [sys.executable, str(script), str(folder / "in.npz"), str(folder / "out.npz")]
-        subprocess.run(command, check=True, timeout=100, capture_output=True)
-        with np.load(folder / "out.npz") as arrays:
-            return dict(arrays)
+        return processed(media, tmp_path_factory.mktemp("reference"))
 
     return process

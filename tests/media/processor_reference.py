@@ -1,24 +1,26 @@
-"""Run in a process of its own: pixel rows of transformers' Qwen2-VL image and video processors, for test_preprocess.
+"""Run in a process of its own: pixel rows of transformers' image and video processors, Qwen2-VL's or those of a checkpoint.
 
 They need torchvision, which has no build for CPU torch. Where it is there all the same, its missing operators are registered; else
 this stands in for the five functions that the processors call (``resize`` as torchvision does it for bicubic uint8 tensors).
 
-usage: processor_reference.py IN.npz OUT.npz; arrays image* [height, width, 3] or [bytes] of a file that Pillow opens, and video*
-[frames, height, width, 3].
+usage: processor_reference.py IN.npz OUT.npz [CHECKPOINT]; arrays image* [height, width, 3] or [bytes] of a file that Pillow opens,
+and video* [frames, height, width, 3].
 """
 
 import enum
 import importlib.machinery
 import importlib.util
 import io
+import json
+import subprocess
 import sys
 import types
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
-
-torch.set_num_threads(1)
 
 
 class InterpolationMode(enum.Enum):
@@ -75,15 +77,36 @@ def register_missing_operators() -> torch.library.Library:
     return library
 
 
-def main(source: str, target: str) -> None:
+def processed(media: Mapping[str, np.ndarray], folder: Path, checkpoint: Path | None = None) -> dict[str, np.ndarray]:
+    """Rows and grids of images and videos, named NAME and NAME_grid, by a process of its own; files go to ``folder``."""
+    np.savez(folder / "in.npz", **media)
+    command = [sys.executable, __file__, str(folder / "in.npz"), str(folder / "out.npz"), *([str(checkpoint)] if checkpoint else [])]
+    subprocess.run(command, check=True, timeout=100, capture_output=True)
+    with np.load(folder / "out.npz") as arrays:
+        return dict(arrays)
+
+
+def processors(checkpoint: str | None):
+    """The image and the video processor."""
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+    from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+
+    options = {"cap_pixels_per_frame": False, "do_sample_frames": False}
+    if checkpoint is None:
+        return Qwen2VLImageProcessor(), Qwen2VLVideoProcessor(**options)
+    of_video = Qwen2VLVideoProcessor
+    if json.loads((Path(checkpoint) / "config.json").read_bytes())["model_type"] == "qwen3_vl":
+        from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor as of_video
+    return Qwen2VLImageProcessor.from_pretrained(checkpoint), of_video.from_pretrained(checkpoint, **options)
+
+
+def main(source: str, target: str, checkpoint: str | None = None) -> None:
+    torch.set_num_threads(1)
     if importlib.util.find_spec("torchvision") is None:
         stub_torchvision()
     else:
         library = register_missing_operators()  # noqa: F841 operators live as long as the library
-    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
-    from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
-
-    images, videos = Qwen2VLImageProcessor(), Qwen2VLVideoProcessor(cap_pixels_per_frame=False, do_sample_frames=False)
+    images, videos = processors(checkpoint)
     results = {}
     with np.load(source) as arrays:
         for name, array in arrays.items():

@@ -13,10 +13,11 @@ import torch
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.checkpoint.weights import attach_weights, write_weights
 from mmrt.models.config import load_model_config
-from mmrt.models.families.family import Family
+from mmrt.models.families.family import CheckpointRecipe, Family
 from mmrt.models.families.registry import family_of
 from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.language_model import LanguageModel
+from mmrt.models.make import checkpoint
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.towers.dispatch import Towers
 from mmrt.models.towers.interface import TowerInput
@@ -24,8 +25,9 @@ from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
 from mmrt.tests.threads import one_thread as one_thread
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-FAMILIES = ("qwen2_5_vl", "qwen2_5_omni")
+FAMILIES = ("qwen2_5_vl", "qwen2_5_omni", "qwen2_vl")
 PAGE_TOKENS = 16
+SECONDS = {"qwen2_5_omni": "video_second_per_grid", "qwen2_5_vl": "second_per_grid_ts"}
 FENCES = {
     "image": ("vision_start_token_id", "vision_end_token_id"),
     "video": ("vision_start_token_id", "vision_end_token_id"),
@@ -61,6 +63,23 @@ def load_checkpoint(path: Path, dtype: str = "auto") -> tuple[ModelConfig, dict[
 @pytest.fixture(scope="session")
 def load() -> Callable[..., tuple[ModelConfig, dict[str, torch.Tensor]]]:
     return load_checkpoint
+
+
+@pytest.fixture
+def sized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], int]:
+    """How many parameters a shape of a family has, without its weights being made."""
+
+    def ids_alone(out: Path, recipe: CheckpointRecipe) -> dict[str, int]:
+        return {text: recipe.vocab_size - 30 + i for i, text in enumerate([*recipe.special_tokens, *recipe.plain_tokens])}
+
+    def count(family: str, shape: str) -> int:
+        monkeypatch.setattr(checkpoint, "_write_weights", lambda *_: None)
+        monkeypatch.setattr(checkpoint, "write_tokenizer", ids_alone)
+        make_checkpoint(shape, tmp_path / shape, family)
+        config = load_model_config(tmp_path / shape)
+        return sum(torch.Size(spec.shape).numel() for spec in family_of(config).tensor_specs(config))
+
+    return count
 
 
 @dataclass
@@ -139,8 +158,8 @@ class Loaded:
             if pixels[kind]:
                 inputs[values] = torch.cat(pixels[kind])
                 inputs[grid] = torch.tensor([span.shape.grid for span in prompt.spans if span.shape.kind == kind])
-        if seconds:
-            inputs["video_second_per_grid" if omni else "second_per_grid_ts"] = torch.tensor(seconds)
+        if seconds and config.family in SECONDS:
+            inputs[SECONDS[config.family]] = torch.tensor(seconds)
         if mels:
             longest = max(len(mel) for mel in mels)
             padded = [np.pad(mel, ((0, longest - len(mel)), (0, 0))) for mel in mels]
@@ -175,6 +194,10 @@ class Loaded:
             embeds[span.start : span.start + span.shape.num_tokens] = torch.cat(rows)
         return embeds
 
+    def prompt_chunks(self, lm: LanguageModel, prompt: Prompt, positions: torch.Tensor, table: torch.Tensor, step: int) -> list[Chunk]:
+        """``chunks`` of a prompt with its media."""
+        return self.chunks(self.embed(lm, prompt), positions, table, step)
+
     @staticmethod
     def chunks(embeds: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, step: int) -> list[Chunk]:
         """The prompt but for its last token, in pieces of ``step`` tokens."""
@@ -194,6 +217,7 @@ def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
             path = checkpoints(family)
             classes = {
                 "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+                "qwen2_vl": "Qwen2VLForConditionalGeneration",
                 "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
             }
             reference = getattr(transformers, classes[family]).from_pretrained(path, dtype=torch.float32).eval()

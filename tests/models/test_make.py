@@ -13,15 +13,13 @@ import torch
 from safetensors.torch import load_file
 
 from mmrt.models.config import load_model_config
-from mmrt.models.families.family import CheckpointRecipe
-from mmrt.models.families.registry import family_of
 from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.language_model import build_language_model
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import Tokenizer
 
-FAMILIES = ("qwen2_5_vl", "qwen2_5_omni")
+FAMILIES = ("qwen2_5_vl", "qwen2_5_omni", "qwen2_vl")
 
 SENTENCE = "What can you see in this picture? It's 42 über-café 日本語 🙂\n\n  def f(x):\treturn x"
 
@@ -123,19 +121,8 @@ def test_greedy_text_has_variety(loaded: Any) -> None:
     ("shape", "low", "high"),
     [("tiny", 0.3e6, 2.5e6), ("small", 260e6, 400e6), ("3b", 3e9, 5e9), ("7b", 7e9, 9.5e9)],
 )
-def test_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str, low: float, high: float) -> None:
-    from mmrt.models.make import checkpoint
-
-    monkeypatch.setattr(checkpoint, "_write_weights", lambda *_: None)
-    monkeypatch.setattr(checkpoint, "write_tokenizer", _ids_alone)
-    make_checkpoint(shape, tmp_path / shape)
-    config = load_model_config(tmp_path / shape)
-    num_parameters = sum(torch.Size(spec.shape).numel() for spec in family_of(config).tensor_specs(config))
-    assert low < num_parameters < high
-
-
-def _ids_alone(out: Path, recipe: CheckpointRecipe) -> dict[str, int]:
-    return {text: recipe.vocab_size - 30 + i for i, text in enumerate([*recipe.special_tokens, *recipe.plain_tokens])}
+def test_sizes(sized: Callable[..., float], shape: str, low: float, high: float) -> None:
+    assert low < sized("qwen2_5_omni", shape) < high
 
 
 def test_null_model(tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def reference_positions(model: Loaded, prompt: Prompt) -> tuple[torch.Tensor, in
         kwargs["second_per_grids"] = inputs.get("video_second_per_grid")
         found, delta = model.reference.get_rope_index(**kwargs)
     else:
-        kwargs["second_per_grid_ts"] = inputs.get("second_per_grid_ts")
+        if "second_per_grid_ts" in inputs:
+            kwargs["second_per_grid_ts"] = inputs["second_per_grid_ts"]
         found, delta = model.reference.model.get_rope_index(mm_token_type_ids=inputs["mm_token_type_ids"], **kwargs)
     return found[:, 0], int(delta)
 
@@ -121,7 +122,7 @@ def test_teacher_forced_logits(loaded: Loaded, prompt: Prompt, step: int) -> Non
     lm = loaded.language_model()
     table = torch.randperm(256, generator=rng)[: (length + NUM_DECODED) // loaded.page_tokens + 1]
     positions, delta = loaded.family.positions(loaded.config, length, prompt.spans)
-    for chunk in loaded.chunks(loaded.embed(lm, prompt), torch.from_numpy(positions), table, step):
+    for chunk in loaded.prompt_chunks(lm, prompt, torch.from_numpy(positions), table, step):
         lm.prefill([chunk])
     token, place = prompt.ids[-1], torch.tensor(positions[:, -1:])
     for i, forced in enumerate(following):
@@ -164,7 +165,7 @@ def test_several_sequences_at_once(loaded: Loaded) -> None:
     for prompt, table in zip(batch, pages, strict=True):
         positions, delta = loaded.family.positions(loaded.config, len(prompt.ids), prompt.spans)
         layouts.append((torch.tensor(positions), delta))
-        pending.append(loaded.chunks(loaded.embed(lm, prompt), layouts[-1][0], table, 24))
+        pending.append(loaded.prompt_chunks(lm, prompt, layouts[-1][0], table, 24))
     while any(pending):
         lm.prefill([queue.pop(0) for queue in pending if queue])
     lengths = torch.tensor([len(prompt.ids) for prompt in batch])

@@ -63,7 +63,9 @@ def moved(weights: Weights, device: torch.device) -> Weights:
     return {name: weight.to(device) for name, weight in weights.items()}
 
 
-@pytest.mark.parametrize("tiny", ["qwen2_5_omni", pytest.param("qwen2_5_vl", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize(
+    "tiny", ["qwen2_5_omni", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_5_vl", "qwen2_vl"))], indirect=True
+)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), pytest.param("bfloat16", 5e-2, marks=pytest.mark.slow)])
 def test_a_vision_tower_sees_the_same_by_kernels(
     tiny: tuple[ModelConfig, Weights], device: torch.device, dtype: DType, tolerance: float
@@ -224,7 +226,7 @@ def test_so_does_warming_up_the_pages_of_embeddings(run: RunDirectory, tiny: tup
     assert bool((pages == 9).all())
 
 
-@pytest.mark.parametrize("tiny", ["qwen2_5_omni", "qwen2_5_vl"], indirect=True)
+@pytest.mark.parametrize("tiny", ["qwen2_5_omni", "qwen2_5_vl", "qwen2_vl"], indirect=True)
 def test_the_pictures_and_the_sound_of_the_warm_up_are_encoded(tiny: tuple[ModelConfig, Weights]) -> None:
     warm_up_towers(Towers(tiny[0], tiny[1]), tiny[0])
 

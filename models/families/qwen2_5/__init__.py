@@ -1,1 +1,1 @@
-"""Code shared by the two Qwen2.5 families; not a family itself."""
+"""Code shared by Qwen's families that see and hear; not a family itself."""

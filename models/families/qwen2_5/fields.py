@@ -1,4 +1,4 @@
-"""Checkpoint reading shared by the two Qwen2.5 families: the fields of decoder, towers and processors."""
+"""Checkpoint reading shared by Qwen's families that see and hear: the fields of decoder, towers and processors."""
 
 import msgspec
 
@@ -7,8 +7,8 @@ from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ..fields import parse_attention, parse_decoder
 
 
-def parse_language(text: JsonObject, default_theta: float, tie: bool) -> LanguageConfig:
-    """The decoder from ``text`` (nested or flat). Raises CheckpointError."""
+def parse_language(text: JsonObject, tie: bool) -> LanguageConfig:
+    """The decoder of Qwen2 and Qwen2.5 from ``text`` (nested or flat). Raises CheckpointError."""
     mixer = parse_attention(text)
     if text.has("use_sliding_window") and text.boolean("use_sliding_window"):
         raise text.error("use_sliding_window", "is true; sliding-window attention is not supported")
@@ -21,33 +21,44 @@ def parse_language(text: JsonObject, default_theta: float, tie: bool) -> Languag
         raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to head_dim / 2 = {pairs}")
     theta = rope if rope.has("rope_theta") else text
     axes = tuple(axis for axis, count in enumerate(section) for _ in range(count))
-    turn = RopeConfig(theta=theta.number("rope_theta", default=default_theta), axes=axes)
+    turn = RopeConfig(theta=theta.number("rope_theta", default=1e6), axes=axes)
     return parse_decoder(text, msgspec.structs.replace(mixer, bias=True, output_bias=False), turn, tie)
 
 
 def parse_vision(vision: JsonObject, hidden_size: int, split_qkv: bool = False) -> VisionConfig:
-    """The vision tower. Raises CheckpointError if it does not fit the decoder, or has an activation other than SiLU."""
+    """Qwen2.5's vision tower. Raises CheckpointError if it does not fit the decoder, or has an activation other than SiLU."""
     vision.text("hidden_act", default="silu", choices=("silu",))
+    config = msgspec.structs.replace(
+        parse_tower(vision, hidden_size, vision.integer("intermediate_size", default=3420)),
+        window_size=vision.integer("window_size", default=112),
+        full_attention_blocks=vision.integers("fullatt_block_indexes", default=(7, 15, 23, 31)),
+        split_qkv=split_qkv,
+    )
+    if config.window_size < config.patch_size * config.merge_size:
+        raise vision.error("window_size", f"is {config.window_size}, expected at least patch_size x spatial_merge_size")
+    return config
+
+
+def parse_tower(
+    vision: JsonObject, hidden_size: int, inner: int, width: str = "hidden_size", output: str = "out_hidden_size"
+) -> VisionConfig:
+    """The sizes that all of Qwen's vision towers have. ``inner``: of their feed-forwards; ``width``, ``output``: the names of the tower's
+    width and of that of its rows. Raises CheckpointError if they do not fit the decoder's ``hidden_size``."""
     config = VisionConfig(
         depth=vision.integer("depth", "num_hidden_layers", most=1000),
-        hidden_size=vision.integer("hidden_size"),
-        intermediate_size=vision.integer("intermediate_size", default=3420),
+        hidden_size=vision.integer(width),
+        intermediate_size=inner,
         num_heads=vision.integer("num_heads", "num_attention_heads", default=16),
         in_channels=vision.integer("in_channels", "in_chans", default=3, least=3, most=3),
         patch_size=vision.integer("patch_size", "spatial_patch_size", default=14),
         temporal_patch_size=vision.integer("temporal_patch_size", default=2),
         merge_size=vision.integer("spatial_merge_size", default=2),
-        window_size=vision.integer("window_size", default=112),
-        out_hidden_size=vision.integer("out_hidden_size", default=hidden_size),
-        full_attention_blocks=vision.integers("fullatt_block_indexes", default=(7, 15, 23, 31)),
-        split_qkv=split_qkv,
+        out_hidden_size=vision.integer(output, default=hidden_size),
     )
     if config.out_hidden_size != hidden_size:
-        raise vision.error("out_hidden_size", f"is {config.out_hidden_size}, expected the decoder's hidden_size ({hidden_size})")
+        raise vision.error(output, f"is {config.out_hidden_size}, expected the decoder's hidden_size ({hidden_size})")
     if config.hidden_size % (4 * config.num_heads):
-        raise vision.error("hidden_size", f"is {config.hidden_size}, expected a multiple of 4 x num_heads ({config.num_heads})")
-    if config.window_size < config.patch_size * config.merge_size:
-        raise vision.error("window_size", f"is {config.window_size}, expected at least patch_size x spatial_merge_size")
+        raise vision.error(width, f"is {config.hidden_size}, expected a multiple of 4 x num_heads ({config.num_heads})")
     return config
 
 

@@ -1,4 +1,4 @@
-"""Parts of made checkpoints shared by the two Qwen2.5 families: shapes, tokens, chat template, parts of the JSON files."""
+"""Parts of made checkpoints shared by Qwen's families: shapes, tokens, chat template, parts of the JSON files."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -25,18 +25,19 @@ AUDIO_BRANCH{%- elif item.type == 'text' -%}{{ item.text }}
 
 
 class Dimensions(NamedTuple):
-    """Sizes of a shape, named as in config.json."""
+    """Sizes of a shape, named as in config.json. The last two are Qwen2.5's."""
 
     dtype: str
     num_merges: int
     tie: bool
     text: dict[str, int]
     vision: dict[str, int]
-    audio: dict[str, int]
-    full_attention_every: int
+    audio: dict[str, int] = {}
+    full_attention_every: int = 0
 
 
-def _text(vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, context: int = 32768) -> dict[str, int]:
+def text_sizes(vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, context: int = 32768) -> dict[str, int]:
+    """Of ``text_config``."""
     return {
         "vocab_size": vocab,
         "hidden_size": hidden,
@@ -63,12 +64,12 @@ def _audio(layers: int, hidden: int, inner: int, heads: int) -> dict[str, int]:
 
 _BIG_VISION, _BIG_AUDIO = _vision(32, 1280, 3420, 16), _audio(32, 1280, 5120, 20)
 SHAPES: dict[str, Dimensions] = {
-    "tiny": Dimensions("float32", 900, False, _text(1216, 128, 256, 4, 4, 2), _vision(3, 64, 128, 4), _audio(2, 64, 128, 4), 2),
+    "tiny": Dimensions("float32", 900, False, text_sizes(1216, 128, 256, 4, 4, 2), _vision(3, 64, 128, 4), _audio(2, 64, 128, 4), 2),
     "small": Dimensions(
-        "bfloat16", 8000, False, _text(16384, 1024, 4096, 16, 16, 4), _vision(12, 640, 1708, 10), _audio(6, 384, 1536, 6), 4
+        "bfloat16", 8000, False, text_sizes(16384, 1024, 4096, 16, 16, 4), _vision(12, 640, 1708, 10), _audio(6, 384, 1536, 6), 4
     ),
-    "3b": Dimensions("bfloat16", 8000, True, _text(151936, 2048, 11008, 36, 16, 2, 128000), _BIG_VISION, _BIG_AUDIO, 8),
-    "7b": Dimensions("bfloat16", 8000, False, _text(152064, 3584, 18944, 28, 28, 4, 128000), _BIG_VISION, _BIG_AUDIO, 8),
+    "3b": Dimensions("bfloat16", 8000, True, text_sizes(151936, 2048, 11008, 36, 16, 2, 128000), _BIG_VISION, _BIG_AUDIO, 8),
+    "7b": Dimensions("bfloat16", 8000, False, text_sizes(152064, 3584, 18944, 28, 28, 4, 128000), _BIG_VISION, _BIG_AUDIO, 8),
 }
 
 

@@ -1,4 +1,4 @@
-"""Media rules shared by the two Qwen2.5 families: grids, sampled frames, segments, and the walk over a prompt's positions.
+"""Media rules shared by Qwen's families: grids, sampled frames, segments, and the walk over a prompt's positions.
 
 The rules are those of transformers' Qwen2VLImageProcessor, Qwen2VLVideoProcessor and WhisperFeatureExtractor.
 """

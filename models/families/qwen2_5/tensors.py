@@ -1,9 +1,9 @@
-"""Tensors shared by the two Qwen2.5 families: those of their towers, and their names in checkpoints.
+"""Tensors of Qwen's families that see and hear: those of their towers, and their names in checkpoints.
 
-Tower tensors keep transformers' names after ``vision.`` and ``audio.``.
+Tower tensors keep the names that transformers gives to Qwen2.5's, after ``vision.`` and ``audio.``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ...architecture import AudioConfig, ModelConfig, VisionConfig
 from ...checkpoint.weight_specs import TensorSpec, language_specs, linear, same
@@ -26,21 +26,28 @@ def vision_specs(vision: VisionConfig) -> Iterator[TensorSpec]:
     yield same("vision.patch_embed.proj.weight", hidden, *patch)
     for i in range(vision.depth):
         block = f"vision.blocks.{i}."
-        yield same(f"{block}norm1.weight", hidden)
-        yield same(f"{block}norm2.weight", hidden)
+        yield from _norm(vision, f"{block}norm1")
+        yield from _norm(vision, f"{block}norm2")
         if vision.split_qkv:
             for part in "qkv":
                 yield from linear(f"{block}attn.{part}", hidden, hidden)
         else:
             yield from linear(f"{block}attn.qkv", 3 * hidden, hidden)
         yield from linear(f"{block}attn.proj", hidden, hidden)
-        yield from linear(f"{block}mlp.gate_proj", inner, hidden)
+        if vision.feed_forward == "swiglu":
+            yield from linear(f"{block}mlp.gate_proj", inner, hidden)
         yield from linear(f"{block}mlp.up_proj", inner, hidden)
         yield from linear(f"{block}mlp.down_proj", hidden, inner)
     merged = hidden * vision.merge_size**2
-    yield same("vision.merger.ln_q.weight", hidden)
+    yield from _norm(vision, "vision.merger.ln_q")
     yield from linear("vision.merger.mlp.0", merged, merged)
     yield from linear("vision.merger.mlp.2", vision.out_hidden_size, merged)
+
+
+def _norm(vision: VisionConfig, name: str) -> Iterator[TensorSpec]:
+    yield same(f"{name}.weight", vision.hidden_size)
+    if vision.norm == "layer":
+        yield same(f"{name}.bias", vision.hidden_size)
 
 
 def audio_specs(audio: AudioConfig) -> Iterator[TensorSpec]:
@@ -75,6 +82,14 @@ def canonical_name(name: str) -> str:
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
     return "language." + name.removeprefix("language_model.")
+
+
+def renamed(name: str, names: Mapping[str, str]) -> str:
+    """A tensor of the vision tower, with parts of its name, which begin and end with a dot, replaced; others as they are."""
+    if name.startswith("vision."):
+        for theirs, ours in names.items():
+            name = name.replace(theirs, ours)
+    return name
 
 
 def checkpoint_name(name: str) -> str:

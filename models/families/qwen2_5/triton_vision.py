@@ -8,11 +8,11 @@ from ....triton_kernels.silu_mul import silu_mul_pair
 from ....triton_kernels.vision_attention import HEAD_DIMS, attend, rotate
 from ...errors import CheckpointError
 from ...towers.sequences import Sequences
-from .vision_operations import EPSILON
+from .vision_operations import EPSILON, Norm, layer_norm
 
 
 class TritonVisionOperations:
-    """``VisionOperations``; each is one launch, and nothing is read back from the device."""
+    """``VisionOperations``; each is one launch, a LayerNorm torch's, and nothing is read back from the device."""
 
     def __init__(self, head_dim: int) -> None:
         """Raises: CheckpointError for a size of heads that the kernels do not support."""
@@ -24,11 +24,13 @@ class TritonVisionOperations:
     def begin(self, angles: Tensor) -> None:
         self._rotation = angles.cos(), angles.sin()
 
-    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, EPSILON)
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        return rms_norm(x, norm.weight, EPSILON) if norm.bias is None else layer_norm(x, norm)
 
-    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
-        return add_rms_norm(x, residual, weight, EPSILON, out=x)
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
+        if norm.bias is None:
+            return add_rms_norm(x, residual, norm.weight, EPSILON, out=x)
+        return layer_norm(residual.add_(x), norm)
 
     def rotate(self, q: Tensor, k: Tensor) -> None:
         rotate(q, k, *self._rotation)

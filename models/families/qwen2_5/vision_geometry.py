@@ -1,4 +1,5 @@
-"""Positions, windows and frames of the patches of pictures and clips, as in Qwen2.5-VL's tower (arXiv 2502.13923, 2.1).
+"""Positions, windows and frames of the patches of pictures and clips, as in Qwen2.5-VL's tower (arXiv 2502.13923, 2.1). In a tower
+without windows a frame is a window.
 
 A token is merge_size x merge_size patches that stand together; its patches follow each other in the tower's input.
 """
@@ -49,7 +50,8 @@ def _frame(rows: int, columns: int, config: VisionConfig) -> tuple[NDArray[np.in
 
     The largest windows are first: windows of one size are computed together, and no window sees another.
     """
-    merge, side = config.merge_size, config.window_size // config.merge_size // config.patch_size
+    merge = config.merge_size
+    side = config.window_size // merge // config.patch_size or max(rows, columns)
     row, column = (axis.ravel() for axis in np.indices((rows, columns)))
     window = row // side * -(-columns // side) + column // side
     sizes = np.bincount(window)

@@ -1,9 +1,11 @@
 """The vision tower's operations between its matrix products, by device: the interface, and torch's version on the CPU.
 
+A norm with a bias is a LayerNorm, one without an RMSNorm.
+
 Shapes: T patches, H hidden, I intermediate; heads are [T, num_heads, head size].
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,18 @@ from ...towers.sequences import Sequences, attend
 EPSILON = 1e-6  # of the norms
 
 
+class Norm(NamedTuple):
+    """Weights [H]."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, weights: dict[str, Tensor], name: str) -> Self:
+        """The tensors NAME.weight and, where there is one, NAME.bias."""
+        return cls(weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+
 class VisionOperations(Protocol):
     """One forward at a time: ``begin`` first."""
 
@@ -23,11 +37,11 @@ class VisionOperations(Protocol):
         """The angles by which heads turn, float32 [T, head size / 2]."""
         ...
 
-    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMS norm of x [T, H]."""
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """The norm of x [T, H]."""
         ...
 
-    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
         """Add x to ``residual`` [T, H] in place; the norm of the sum. x may be overwritten."""
         ...
 
@@ -55,11 +69,11 @@ class CpuVisionOperations:
         sin = angles.sin().unsqueeze(1)
         self._rotation = angles.cos().unsqueeze(1), sin, -sin
 
-    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, self._epsilon)
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        return rms_norm(x, norm.weight, self._epsilon) if norm.bias is None else layer_norm(x, norm)
 
-    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(residual.add_(x), weight, self._epsilon)
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
+        return self.norm(residual.add_(x), norm)
 
     def rotate(self, q: Tensor, k: Tensor) -> None:
         rotate(q, self._rotation)
@@ -70,3 +84,8 @@ class CpuVisionOperations:
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         return F.silu(gate, inplace=True).mul_(up)
+
+
+def layer_norm(x: Tensor, norm: Norm) -> Tensor:
+    """LayerNorm of x [T, H], on any device."""
+    return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, EPSILON)

@@ -1,5 +1,7 @@
-"""The vision tower that the two Qwen2.5 families share. Weights are views, never copied; the merger's GELU is
-torch's everywhere. Shapes: T patches; merge_size x merge_size patches that become a token stand together.
+"""The vision tower that Qwen's families share: its norms, feed-forwards and windows are as the configuration says. Weights are views,
+never copied; activations that are not gated are torch's everywhere.
+
+Shapes: T patches; merge_size x merge_size patches that become a token stand together.
 """
 
 from collections.abc import Sequence
@@ -18,9 +20,10 @@ from ...towers.interface import TowerInput
 from ...towers.linear import Linear
 from ...towers.sequences import Sequences
 from .vision_geometry import Geometry, geometry
-from .vision_operations import CpuVisionOperations, VisionOperations
+from .vision_operations import CpuVisionOperations, Norm, VisionOperations
 
 _ROPE_THETA = 10_000.0
+_QUICK = 1.702
 
 
 class VisionTower:
@@ -62,7 +65,7 @@ class VisionTower:
         for block in self._blocks:
             attended = block.attend(normed, places.frames if block.full else places.windows, operations)
             normed = operations.add_norm(attended, hidden, block.mlp_norm)
-            normed = operations.add_norm(block.swiglu(normed, operations), hidden, block.next_norm)
+            normed = operations.add_norm(block.feed_forward(normed, operations), hidden, block.next_norm)
             if after_layer is not None:
                 after_layer()
         first, second = self._merger
@@ -92,15 +95,15 @@ class _Block:
     """One block's weights, looked up once. ``next_norm`` is that of the next block's input, or of the merger's."""
 
     def __init__(self, config: VisionConfig, weights: dict[str, Tensor], index: int) -> None:
-        prefix, following = f"vision.blocks.{index}.", f"vision.blocks.{index + 1}.norm1.weight"
+        prefix, following = f"vision.blocks.{index}.", f"vision.blocks.{index + 1}.norm1"
         self._head_dim = config.hidden_size // config.num_heads
-        self.full = index in config.full_attention_blocks
-        self.norm = weights[f"{prefix}norm1.weight"]
-        self.mlp_norm = weights[f"{prefix}norm2.weight"]
-        self.next_norm = weights[following if index + 1 < config.depth else "vision.merger.ln_q.weight"]
+        self.full = not config.window_size or index in config.full_attention_blocks
+        self.norm, self.mlp_norm = (Norm.of(weights, f"{prefix}{name}") for name in ("norm1", "norm2"))
+        self.next_norm = Norm.of(weights, following if index + 1 < config.depth else "vision.merger.ln_q")
         self._qkv = [Linear.of(weights, f"{prefix}attn.{name}") for name in (("q", "k", "v") if config.split_qkv else ("qkv",))]
         self._proj = Linear.of(weights, f"{prefix}attn.proj")
-        self._gate, self._up, self._down = (Linear.of(weights, f"{prefix}mlp.{name}_proj") for name in ("gate", "up", "down"))
+        self._up, self._down = (Linear.of(weights, f"{prefix}mlp.{name}_proj") for name in ("up", "down"))
+        self._gate = Linear.of(weights, f"{prefix}mlp.gate_proj") if config.feed_forward == "swiglu" else None
 
     def attend(self, normed: Tensor, sequences: Sequences, operations: VisionOperations) -> Tensor:
         """Attention within each sequence, and the output projection: [T, hidden]."""
@@ -109,5 +112,9 @@ class _Block:
         operations.rotate(q, k)
         return self._proj(operations.attend(q, k, v, sequences).flatten(1))
 
-    def swiglu(self, normed: Tensor, operations: VisionOperations) -> Tensor:
-        return self._down(operations.silu_mul(self._gate(normed), self._up(normed)))
+    def feed_forward(self, normed: Tensor, operations: VisionOperations) -> Tensor:
+        """[T, hidden]."""
+        inner = self._up(normed)
+        if self._gate is not None:
+            return self._down(operations.silu_mul(self._gate(normed), inner))
+        return self._down(inner.mul_(torch.sigmoid(_QUICK * inner)))

@@ -33,7 +33,7 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
     outer = files.required("config.json")
     config = outer.object("thinker_config") if outer.has("thinker_config") else outer
     text = config.object("text_config")
-    language = fields.parse_language(text, default_theta=1e6, tie=config.boolean("tie_word_embeddings", default=False))
+    language = fields.parse_language(text, tie=config.boolean("tie_word_embeddings", default=False))
     vision = fields.parse_vision(config.object("vision_config"), language.hidden_size, split_qkv=True)
     audio = fields.parse_audio(config.object("audio_config"), language.hidden_size)
     return ModelConfig(

@@ -101,7 +101,7 @@ def test_edits_reach_those_whom_they_concern_only(graph: dict[str, frozenset[str
     assert importers("actors.host.actor") == importers("runtime.bus.messages") == set(ACTORS)
     assert importers("runtime.supervisor.supervisor") == set()
     assert importers("actors.host.device") == {"memory", "video", "encoder", "prefill", "decode"}
-    assert importers("models.families.qwen2_5_vl.towers") == {"encoder"}
+    assert importers("models.families.qwen2_5.towers") == {"encoder"}
     assert importers("models.families.qwen2_5_vl.made_checkpoint") == set()
     shared = closure(actor_roots(["encoder", "decode"], True, graph), graph)
     assert "mmrt.actors.host.shared_process" in shared and importers("actors.host.shared_process") == set()

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL's tower. The encoder actor builds it."""
+"""The tower of families that see alone. The encoder actor builds it."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from ....schema.media import MediaKind
 from ...architecture import ModelConfig
 from ...towers.interface import Tower
-from ..qwen2_5.vision_tower import VisionTower
+from .vision_tower import VisionTower
 
 
 def build_towers(config: ModelConfig, weights: dict[str, Tensor], device: torch.device) -> dict[MediaKind, Tower]:

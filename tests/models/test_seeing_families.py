@@ -1,0 +1,201 @@
+"""Qwen2-VL beside transformers: what test_oracle does not see. Its processors, its checkpoints' files and names, and greedy answers."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmrt.media.preprocess import image_rows, video_rows
+from mmrt.models.architecture import VisionRules
+from mmrt.models.checkpoint.weights import read_weights
+from mmrt.models.config import load_model_config
+from mmrt.models.errors import CheckpointError
+from mmrt.models.families.registry import family_of
+from mmrt.tests.media.processor_reference import processed
+
+FAMILIES = ("qwen2_vl",)
+PICTURES = ((1, 1), (3, 500), (28, 29), (33, 21), (97, 203), (150, 31), (200, 1), (224, 224), (311, 97), (640, 480), (517, 1023))
+CLIPS = ((1, 30, 40), (2, 57, 33), (3, 64, 96), (4, 120, 160), (5, 20, 300), (7, 41, 43), (8, 8, 8), (9, 91, 17), (6, 250, 333))
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def noise(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape[-2] * shape[-3]).integers(0, 256, shape, dtype=np.uint8)
+
+
+MEDIA = {f"image{size}": noise(*size, 3) for size in PICTURES} | {f"video{size}": noise(*size, 3) for size in CLIPS}
+
+
+@pytest.fixture(scope="module")
+def references(checkpoints: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, np.ndarray]]:
+    """What the processors of a family's checkpoint make of ``MEDIA``."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+
+    def get(family: str) -> dict[str, np.ndarray]:
+        if family not in found:
+            found[family] = processed(MEDIA, tmp_path_factory.mktemp("reference"), checkpoints(family))
+        return found[family]
+
+    return get
+
+
+@pytest.mark.parametrize("name", MEDIA)
+def test_grids_tokens_and_pixels_are_the_processors(checkpoints: Any, references: Any, family: str, name: str) -> None:
+    config, pixels = load_model_config(checkpoints(family)), MEDIA[name]
+    rules, grid = config.vision_rules, references(family)[f"{name}_grid"].tolist()
+    assert rules is not None
+    height, width = grid[1] * rules.patch_size, grid[2] * rules.patch_size
+    if name.startswith("image"):
+        item = family_of(config).image_item(config, *pixels.shape[:2])
+        rows = image_rows(pixels, height, width, rules)
+    else:
+        item = family_of(config).video_item(config, *pixels.shape[:3], 2.0)
+        rows = np.concatenate(list(video_rows(iter(pixels), height, width, rules)))
+    assert list(item.grid) == grid
+    assert sum(segment.num_tokens for segment in item.segments) == np.prod(grid) // 4
+    per_channel = rules.row_bytes // 3
+    mean, std = (np.repeat(np.float32(values) * np.float32(255), per_channel) for values in (rules.image_mean, rules.image_std))
+    np.testing.assert_array_equal((rows.astype(np.float32) - mean) / std, references(family)[name])
+
+
+@pytest.fixture
+def directory(checkpoints: Callable[[str], Path], tmp_path: Path) -> Callable[..., Path]:
+    """A copy of a checkpoint's small files, with fields of config.json replaced, by their dotted place; ABSENT: taken away."""
+
+    def make(family: str, **fields: object) -> Path:
+        for file in checkpoints(family).glob("*.json"):
+            (tmp_path / file.name).write_text(file.read_text())
+        config = json.loads((tmp_path / "config.json").read_text())
+        for place, value in fields.items():
+            *outer, name = place.split("__")
+            inner = config
+            for part in outer:
+                inner = inner[part]
+            inner[name] = value
+            if value is ABSENT:
+                del inner[name]
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    return make
+
+
+ABSENT = object()
+REFUSED: dict[str, dict[str, tuple[object, str]]] = {
+    "qwen2_vl": {
+        "vision_config__hidden_act": ("gelu", "vision_config.hidden_act is 'gelu', expected 'quick_gelu'"),
+        "vision_config__hidden_size": (64, r"vision_config.hidden_size is 64, expected the decoder's hidden_size \(128\)"),
+        "vision_config__embed_dim": (24, "vision_config.embed_dim is 24, expected a multiple of 4 x num_heads"),
+        "vision_config__mlp_ratio": (0, "vision_config.mlp_ratio is 0, expected a number above 0"),
+        "text_config__hidden_act": ("gelu", "text_config.hidden_act is 'gelu', expected 'silu'"),
+        "text_config__use_sliding_window": (True, "use_sliding_window is true"),
+        "text_config__rope_parameters": ({"rope_type": "yarn"}, "rope_type is 'yarn', expected 'default' or 'mrope'"),
+        "image_token_id": (5000, "image placeholder id is 5000, outside the vocabulary of 1216"),
+    },
+}
+
+
+@pytest.mark.parametrize(("family", "field"), [(family, field) for family, fields in REFUSED.items() for field in fields])
+def test_what_is_not_supported_is_refused_by_name(directory: Callable[..., Path], family: str, field: str) -> None:
+    value, message = REFUSED[family][field]
+    with pytest.raises(CheckpointError, match=message):
+        load_model_config(directory(family, **{field: value}))
+
+
+def test_a_configuration_as_transformers_4_wrote_it(directory: Callable[..., Path], checkpoints: Callable[[str], Path]) -> None:
+    """The published Qwen2-VL: text fields at the top, rope_scaling, and the tower's older names."""
+    path = directory("qwen2_vl")
+    config = json.loads((path / "config.json").read_text())
+    text, vision = config.pop("text_config"), config["vision_config"]
+    rope = text.pop("rope_parameters")
+    text |= {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]}}
+    vision |= {"in_chans": vision.pop("in_channels"), "spatial_patch_size": vision.pop("patch_size"), "model_type": "qwen2_vl"}
+    text["torch_dtype"] = config.pop("dtype")
+    (path / "config.json").write_text(json.dumps({**text, **config}))
+    assert load_model_config(path) == load_model_config(checkpoints("qwen2_vl"))
+
+
+def rules_of(path: Path) -> VisionRules:
+    rules = load_model_config(path).vision_rules
+    assert rules is not None
+    return rules
+
+
+def test_processor_files_of_transformers_4_and_5(directory: Callable[..., Path], family: str) -> None:
+    """One file for images and another for videos with bounds of their own, or one for both with sizes."""
+    path = directory(family)
+    for file in path.glob("*processor_config.json"):
+        file.unlink()
+    (path / "preprocessor_config.json").write_text('{"min_pixels": 5000, "max_pixels": 90000}')
+    video = {"size": {"shortest_edge": 6000, "longest_edge": 200000}, "fps": 1, "min_frames": 6, "max_frames": 60}
+    (path / "video_preprocessor_config.json").write_text(json.dumps(video))
+    expected = rules_of(path)
+    assert (expected.min_pixels, expected.max_pixels) == (5000, 90000)
+    assert (expected.video_min_pixels, expected.video_max_pixels) == (6000, 200000)
+    assert (expected.fps, expected.min_frames, expected.max_frames) == (1.0, 6, 60)
+    for file in path.glob("*processor_config.json"):
+        file.unlink()
+    image = {"size": {"shortest_edge": 5000, "longest_edge": 90000}}
+    (path / "processor_config.json").write_text(json.dumps({"image_processor": image, "video_processor": video}))
+    assert rules_of(path) == expected
+
+
+OLD_NAMES = {"model.language_model.": "model.", "model.visual.": "visual."}
+NEW_NAMES = {"model.layers.": "model.language_model.layers.", "model.embed_tokens.": "model.language_model.embed_tokens."} | {
+    "model.norm.": "model.language_model.norm.",
+    "visual.": "model.visual.",
+}
+
+
+def test_both_spellings_of_tensors_names(checkpoints: Callable[[str], Path], tmp_path: Path, family: str) -> None:
+    path = checkpoints(family)
+    config, tensors = load_model_config(path), load_file(path / "model.safetensors")
+    expected = read_weights(path, config)
+    for names in (OLD_NAMES, NEW_NAMES):
+        renamed = {}
+        for name, tensor in tensors.items():
+            start = next((old for old in names if name.startswith(old)), "")
+            renamed[names.get(start, "") + name.removeprefix(start)] = tensor
+        save_file(renamed, tmp_path / "model.safetensors")
+        found = read_weights(tmp_path, config)
+        assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    name = next(name for name in renamed if name.endswith("fc1.bias"))
+    del renamed[name]
+    save_file(renamed, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="bias' of shape .* is missing"):
+        read_weights(tmp_path, config)
+
+
+def test_greedy_tokens_equal_those_of_generate(models: Callable[[str], Any], family: str) -> None:
+    loaded = models(family)
+    config, ours = loaded.config, loaded.family
+    with torch.inference_mode():
+        parts = [3, ours.image_item(config, 75, 131), 4, ours.video_item(config, 5, 60, 90, 2.0), 6]
+        prompt = loaded.build_prompt(parts, seed=3)
+        reference = {**prompt.reference_inputs, "max_new_tokens": 20, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        expected = loaded.reference.generate(**reference)[0, len(prompt.ids) :].tolist()
+        lm, table = loaded.language_model(), torch.randperm(64, generator=torch.Generator().manual_seed(0))
+        positions, delta = ours.positions(config, len(prompt.ids), prompt.spans)
+        for chunk in loaded.prompt_chunks(lm, prompt, torch.from_numpy(positions), table, 5):
+            lm.prefill([chunk])
+        said, token, place = [], prompt.ids[-1], torch.from_numpy(positions[:, -1:])
+        while len(said) < 20:
+            length = len(prompt.ids) + len(said)
+            token = int(lm.decode(torch.tensor([token]), place, torch.tensor([length]), table[None]).argmax())
+            said.append(token)
+            place = torch.full((3, 1), length + delta)
+    assert said == expected
+
+
+@pytest.mark.parametrize(("family", "shape", "billions"), [("qwen2_vl", "2b", 2.2), ("qwen2_vl", "7b", 8.3), ("qwen2_vl", "72b", 73.4)])
+def test_published_shapes_have_their_published_size(sized: Callable[..., float], family: str, shape: str, billions: float) -> None:
+    assert sized(family, shape) / 1e9 == pytest.approx(billions, rel=0.02)
