@@ -5,13 +5,13 @@ smaller batch is filled up with rows of length 0, which store nothing; lengths a
 Array suffixes: B rows of the step, P pages of its longest row.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .decoder import AfterLayer, Chunk, Decoder
+from .decoder import AfterLayer, Chunk, Decoder, StateRows
 
 _SMALL = (1, 2, 4)
 _STEPS = ((64, 8), (256, 32), (1024, 128))  # up to so many rows, buckets are multiples of so many
@@ -113,9 +113,12 @@ class DecodeGraphs:
     def logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden)
 
+    def fold(self, borders: Sequence[int], states: StateRows, targets: Sequence[int]) -> None:
+        self._model.fold(borders, states, targets)
+
     @torch.inference_mode()
-    def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> Tensor:
-        """As ``Decoder.decode``, after ``capture_all``; the logits are overwritten by the next step.
+    def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor, states: StateRows | None = None) -> Tensor:
+        """As ``Decoder.decode``, after ``capture_all``; the logits are overwritten by the next step. No model on CUDA has states.
 
         Raises: ValueError for more than ``max_rows`` rows.
         """

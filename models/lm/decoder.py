@@ -1,6 +1,6 @@
 """The interface of a language model for the prefill and decode actors; ``lm`` and ``null_model`` implement it."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,16 +11,37 @@ AfterLayer = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
+class StateRefs:
+    """Pages of a chunk's recurrent states (``state_layout``); -1 is none. ``base_from``: of the base at its start, without one the
+    sequence begins there. ``base_to``: for the base at the last border, another page. ``log``: for what is behind that, where a decode
+    step is to follow."""
+
+    base_from: int = -1
+    base_to: int = -1
+    log: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """Pages of a step's recurrent states, int64 [B] each: of the base at the last border before each row's token, and of its log."""
+
+    bases: Tensor
+    logs: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Prompt tokens [start, start + n) of one sequence.
 
     embeds [n, H] in the model's dtype; positions int64 [3, n]; block_table int64, at least ceil((start + n) / page_tokens) pages.
+    ``state``: for a model with recurrent states; ``start`` is a border then.
     """
 
     embeds: Tensor
     positions: Tensor
     start: int
     block_table: Tensor
+    state: StateRefs | None = None
 
 
 class Decoder(Protocol):
@@ -42,10 +63,16 @@ class Decoder(Protocol):
         """hidden [n, H] of ``prefill`` -> float32 [n, V]: of the token after each."""
         ...
 
-    def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> Tensor:
+    def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor, states: StateRows | None = None) -> Tensor:
         """One step: logits float32 [B, V] of the token after each sequence's input token.
 
         ids int64 [B]; positions int64 [3, B]; lengths int64 [B], the input token included: its K and V go to index length - 1;
         block_tables int64 [B, P], P at least the pages of the longest sequence; entries after a row's own pages are arbitrary.
+        ``states``: for a model with recurrent states. A step that is done again from what it read gives the same bits.
         """
+        ...
+
+    def fold(self, borders: Sequence[int], states: StateRows, targets: Sequence[int]) -> None:
+        """Write bases: row i's at ``borders[i]``, the end of its full log, into page ``targets[i]``. ``states`` are those of the step
+        that filled the logs."""
         ...

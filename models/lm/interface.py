@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ..architecture import LanguageConfig
 from .attention import Attention
+from .delta import Delta
+from .delta_pages import DeltaPages
 from .kv_pages import KvPages
 
 QkNorms = tuple[Tensor, Tensor]
@@ -21,6 +23,11 @@ class Operations(Protocol):
 
     @property
     def attention(self) -> Attention: ...
+
+    @property
+    def delta(self) -> Delta | None:
+        """None for a model without recurrent states."""
+        ...
 
     def begin(self, positions: Tensor) -> None:
         """``positions`` int64 [3, N] of the forward's tokens, on the model's device."""
@@ -47,4 +54,4 @@ class Operations(Protocol):
         ...
 
 
-MakeOperations = Callable[[LanguageConfig, KvPages], Operations]
+MakeOperations = Callable[[LanguageConfig, KvPages, DeltaPages | None], Operations]

@@ -4,14 +4,15 @@ The prefill actor calls ``prefill``, the decode actor ``decode``; they share wei
 Shapes: N tokens of all sequences together, B sequences, H hidden, V vocabulary.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from ..architecture import ModelConfig
 from ..checkpoint.weights import torch_dtype
-from .decoder import AfterLayer, Chunk, Decoder
+from .decoder import AfterLayer, Chunk, Decoder, StateRefs, StateRows
+from .delta_pages import DeltaPages, StatePools
 from .interface import MakeOperations
 from .kv_pages import KvPages
 from .layer_ops import operations_for
@@ -22,11 +23,14 @@ from .null_model import NullModel
 __all__ = ["Chunk", "Decoder", "LanguageModel", "build_language_model"]
 
 
-def build_language_model(config: ModelConfig, weights: dict[str, Tensor], kv: Tensor, page_tokens: int) -> Decoder:
-    """The model of this configuration. ``kv`` uint8 [num_pages, config.kv_page_bytes(page_tokens)]."""
+def build_language_model(
+    config: ModelConfig, weights: dict[str, Tensor], kv: Tensor, page_tokens: int, states: StatePools | None = None
+) -> Decoder:
+    """The model of this configuration. ``kv`` uint8 [num_pages, config.kv_page_bytes(page_tokens)]; ``states`` of a model that has some
+    (``state_layout``)."""
     if config.null is not None:
         return NullModel(config, config.null)
-    return LanguageModel(config, weights, kv, page_tokens)
+    return LanguageModel(config, weights, kv, page_tokens, states=states)
 
 
 class LanguageModel:
@@ -39,14 +43,16 @@ class LanguageModel:
         kv: Tensor,
         page_tokens: int,
         make_operations: MakeOperations = operations_for,
+        states: StatePools | None = None,
     ) -> None:
         language = config.language
         self._device = kv.device
         self._dtype = torch_dtype(config.dtype)
         self._embeddings = table_of(weights, "embed")
         self._head: Matrix = self._embeddings if language.tie_embeddings else table_of(weights, "lm_head")
-        self._operations = make_operations(language, KvPages(language, kv, page_tokens, self._dtype, config.kv_dtype))
-        self._attention = self._operations.attention
+        pages = KvPages(language, kv, page_tokens, self._dtype, config.kv_dtype)
+        self._operations = make_operations(language, pages, None if states is None else DeltaPages(config, states))
+        self._attention, self._delta = self._operations.attention, self._operations.delta
         self._layers = layers_of(language, weights, self._operations)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -56,6 +62,8 @@ class LanguageModel:
     def prefill(self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None) -> list[Tensor]:
         spans = [(chunk.start, chunk.start + chunk.embeds.shape[0]) for chunk in chunks]
         self._attention.begin_prefill(spans, [chunk.block_table for chunk in chunks])
+        if self._delta is not None:
+            self._delta.begin_prefill(spans, [chunk.state or StateRefs() for chunk in chunks])
         self._operations.begin(torch.cat([chunk.positions for chunk in chunks], 1).to(self._device))
         hidden = torch.cat([chunk.embeds for chunk in chunks])  # a copy even of one: it is added to in place
         normed = self._operations.norm(hidden, self._layers[0].norm)
@@ -70,14 +78,22 @@ class LanguageModel:
         return [parts[index] for index in sorted(wanted)]
 
     @torch.inference_mode()
-    def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> Tensor:
+    def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor, states: StateRows | None = None) -> Tensor:
         self._attention.begin_decode(lengths, block_tables)
+        if self._delta is not None:
+            assert states is not None, "a model with recurrent states"
+            self._delta.begin_decode(lengths, states)
         self._operations.begin(positions.to(self._device))
         hidden = self.embed(ids)
         normed = self._operations.norm(hidden, self._layers[0].norm)
         for layer in self._layers:
             normed = layer.finish(layer.mixer.decode(normed), hidden)
         return self.logits(normed)
+
+    @torch.inference_mode()
+    def fold(self, borders: Sequence[int], states: StateRows, targets: Sequence[int]) -> None:
+        assert self._delta is not None, "a model with recurrent states"
+        self._delta.fold(borders, states, targets)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -10,25 +10,32 @@ from torch import Tensor
 from ...cpu_kernels import layer_kernels
 from ..architecture import LanguageConfig
 from .attention import CpuAttention
+from .delta import CpuDelta
+from .delta_pages import DeltaPages
 from .interface import Operations, QkNorms
 from .kv_pages import KvPages
 from .rope import Rope, Rotation, rotate
 
 
-def operations_for(config: LanguageConfig, pages: KvPages) -> Operations:
-    """Triton's kernels where the KV pool lies on a CUDA device, those for a CPU otherwise."""
+def operations_for(config: LanguageConfig, pages: KvPages, states: DeltaPages | None = None) -> Operations:
+    """Triton's kernels where the KV pool lies on a CUDA device, those for a CPU otherwise. Raises: ValueError for states on CUDA."""
     if pages.values.is_cuda:
+        if states is not None:
+            raise ValueError("models with recurrent states run on a CPU only")
         from .triton_layer_ops import TritonOperations  # Triton is imported only here: never on the CPU
 
         return TritonOperations(config, pages)
-    return CpuOperations(config, pages)
+    return CpuOperations(config, pages, states)
 
 
 class CpuOperations:
     """``Operations`` by kernels where there are some, else one by one in torch."""
 
-    def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
+    def __init__(self, config: LanguageConfig, pages: KvPages, states: DeltaPages | None = None) -> None:
         self.attention = CpuAttention(config, pages)
+        self.delta: CpuDelta | None = None
+        if config.delta is not None and states is not None:
+            self.delta = CpuDelta(config.delta, config.num_layers - config.num_kv_layers, config.rms_norm_eps, states)
         self._epsilon, self._kv_heads = torch.tensor(config.rms_norm_eps), config.heads.num_kv_heads
         self._ropes = [Rope(rope, config.heads.head_dim) for rope in config.ropes]
         lengths = config.hidden_size, config.intermediate_size, config.heads.head_dim // 2
@@ -42,7 +49,7 @@ class CpuOperations:
         return rms_norm(x_NH, weight, self._epsilon)
 
     def add_norm(self, x_NH: Tensor, residual_NH: Tensor, weight: Tensor) -> Tensor:
-        if self._has_kernels:
+        if self._has_kernels and weight.dtype == x_NH.dtype:
             return layer_kernels.add_norm(x_NH, residual_NH, weight, self._epsilon)
         return self.norm(residual_NH.add_(x_NH), weight)
 

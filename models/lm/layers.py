@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..architecture import AttentionConfig, LanguageConfig, MlpConfig
+from ..architecture import AttentionConfig, DeltaConfig, LanguageConfig, MlpConfig
+from .delta import Delta, DeltaWeights, Projected
 from .interface import Operations
 from .matrices import matrix_of
 
@@ -78,6 +79,35 @@ class AttentionMixer:
         return heads
 
 
+class DeltaMixer:
+    """``Mixer`` by gated DeltaNet."""
+
+    def __init__(self, config: DeltaConfig, prefix: str, layer: int, weights: Weights, delta: Delta) -> None:
+        """``layer``: the place of its states in a page."""
+        self._layer, self._delta = layer, delta
+        self._sizes = [config.mixed_size, config.num_value_heads * config.value_dim]
+        self._mixed_z, self._ba, self._o = (matrix_of(weights, f"{prefix}{name}") for name in ("mixed_z", "ba", "o"))
+        self._weights = DeltaWeights(
+            conv=weights[f"{prefix}conv"].float().squeeze(1).t().contiguous(),
+            rates=-weights[f"{prefix}A_log"].exp(),
+            dt_bias=weights[f"{prefix}dt_bias"],
+            norm=weights[f"{prefix}delta_norm"],
+        )
+
+    def prefill(self, normed: Tensor) -> Tensor:
+        return self._o.product(self._delta.prefill(self._layer, self._weights, self._project(normed)))
+
+    def store(self, normed: Tensor) -> None:
+        self._delta.prefill(self._layer, self._weights, self._project(normed))
+
+    def decode(self, normed: Tensor) -> Tensor:
+        return self._o.product(self._delta.decode(self._layer, self._weights, self._project(normed)))
+
+    def _project(self, normed: Tensor) -> Projected:
+        mixed, z = torch.split(self._mixed_z.product(normed), self._sizes, 1)
+        return Projected(mixed, z, self._ba.product(normed))
+
+
 class Mlp:
     """``FeedForward``: SwiGLU, with a fused projection to gate and up."""
 
@@ -114,7 +144,9 @@ def _mixer(config: LanguageConfig, index: int, weights: Weights, operations: Ope
     """A layer's mixer. Layers of a kind are counted: what they store has a place by this number."""
     mixer = config.layers[index].mixer
     number = sum(type(earlier.mixer) is type(mixer) for earlier in config.layers[:index])
-    assert isinstance(mixer, AttentionConfig)
+    if isinstance(mixer, DeltaConfig):
+        assert operations.delta is not None, "a model with recurrent states has pools of them"
+        return DeltaMixer(mixer, f"layers.{index}.", number, weights, operations.delta)
     return AttentionMixer(mixer, f"layers.{index}.", number, weights, operations)
 
 

@@ -1,13 +1,13 @@
 """The null model: a decoder without weights that takes a fixed time and gives the same tokens for the same prompt."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from ..architecture import ModelConfig, NullConfig
-from .decoder import AfterLayer, Chunk
+from .decoder import AfterLayer, Chunk, StateRows
 
 _SPOKEN = 256  # ids below are single bytes in the tokenizers that ``make`` trains: never control tokens
 
@@ -29,7 +29,10 @@ class NullModel:
     def logits(self, hidden: Tensor) -> Tensor:
         return torch.zeros(hidden.shape[0], self._config.language.vocab_size)
 
-    def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor) -> Tensor:
+    def fold(self, borders: Sequence[int], states: StateRows, targets: Sequence[int]) -> None:
+        """It has no states."""
+
+    def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor, states: StateRows | None = None) -> Tensor:
         end = time.monotonic() + self._times.step_ms / 1e3
         spoken = min(_SPOKEN, self._config.language.vocab_size)
         following = (ids * 31 + lengths * 17 + 7) % spoken

@@ -19,6 +19,7 @@ class TritonOperations:
     def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
         """``pages`` on the device."""
         self.attention = TritonAttention(config, pages)
+        self.delta = None
         self._epsilon = config.rms_norm_eps
         frequencies = [inverse_frequencies(rope, config.heads.head_dim).to(pages.values.device) for rope in config.ropes]
         self._rotaries = [Rotary(f, _section(rope), rope.factor) for f, rope in zip(frequencies, config.ropes, strict=True)]

@@ -13,15 +13,24 @@ from ...checkpoint.json_fields import JsonObject
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
+def rope_fields(text: JsonObject) -> JsonObject:
+    """The object of ``text`` that describes the embedding."""
+    rope = text.object("rope_scaling") if text.data.get("rope_scaling") else text.object("rope_parameters")
+    return rope.object("full_attention") if rope.has("full_attention") else rope  # by kind of layer
+
+
 def parse_rope(text: JsonObject, head_dim: int, max_positions: int) -> RopeConfig:
     """The embedding of ``text``, whose ``max_position_embeddings`` are ``max_positions``. Raises CheckpointError."""
-    rope = text.object("rope_scaling") if text.data.get("rope_scaling") else text.object("rope_parameters")
-    if rope.has("full_attention"):  # by kind of layer
-        rope = rope.object("full_attention")
-    theta = (rope if rope.has("rope_theta") else text).number("rope_theta", default=10000.0)
-    for place in (rope, text):
+    for place in (rope_fields(text), text):
         if (part := place.number("partial_rotary_factor", default=1.0)) != 1.0:
             raise place.error("partial_rotary_factor", f"is {part:g}; heads of which a part turns are not supported")
+    return parse_turns(text, head_dim, max_positions)
+
+
+def parse_turns(text: JsonObject, head_dim: int, max_positions: int) -> RopeConfig:
+    """As ``parse_rope``, where ``head_dim`` values of a head turn. Raises CheckpointError."""
+    rope = rope_fields(text)
+    theta = (rope if rope.has("rope_theta") else text).number("rope_theta", default=10000.0)
     if theta <= 1:
         raise text.error("rope_theta", f"is {theta:g}, expected more than 1")
     kind = rope.text("rope_type", "type", default="default", choices=_KINDS)

@@ -1,0 +1,122 @@
+"""Qwen3.5: three layers with a DeltaNet for one that attends. As transformers' ``qwen3_5``.
+
+Text alone: a checkpoint's tower is not read.
+"""
+
+import msgspec
+
+from ...architecture import AttentionConfig, DeltaConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
+from ...checkpoint.json_fields import CheckpointFiles, JsonObject
+from ...checkpoint.weight_specs import TensorSpec, language_specs
+from ..fields import parse_attention, parse_dtype, parse_eos
+from ..no_media import audio_item, build_towers, image_item, positions, sample_frames, video_item, video_with_sound
+from ..text.ropes import parse_turns, rope_fields
+
+__all__ = [
+    "audio_item",
+    "build_towers",
+    "canonical_name",
+    "checkpoint_name",
+    "image_item",
+    "parse_config",
+    "positions",
+    "sample_frames",
+    "tensor_specs",
+    "video_item",
+    "video_with_sound",
+]
+
+
+def parse_config(files: CheckpointFiles) -> ModelConfig:
+    """Map config.json, whose decoder is in ``text_config`` or at the top. Raises CheckpointError."""
+    root = files.required("config.json")
+    text = root.object("text_config") if root.has("text_config") else root
+    text.text("hidden_act", default="silu", choices=("silu",))
+    max_positions = text.integer("max_position_embeddings", default=32768)
+    heads = msgspec.structs.replace(_parse_attention(text), gated=True, qk_norm=True)
+    feed_forward = MlpConfig(intermediate_size=text.integer("intermediate_size"))
+    mixers: dict[str, AttentionConfig | DeltaConfig] = {"full_attention": heads, "linear_attention": _parse_delta(text)}
+    tied = root if root.has("tie_word_embeddings") else text
+    language = LanguageConfig(
+        vocab_size=text.integer("vocab_size"),
+        hidden_size=text.integer("hidden_size"),
+        rms_norm_eps=text.number("rms_norm_eps", default=1e-6),
+        layers=tuple(LayerConfig(mixer=mixers[kind], feed_forward=feed_forward) for kind in _parse_kinds(text)),
+        ropes=(_parse_rope(text, heads.head_dim, max_positions),),
+        tie_embeddings=tied.boolean("tie_word_embeddings", default=False),
+        norm_offset=1.0,
+    )
+    return ModelConfig(
+        family="qwen3_5",
+        language=language,
+        dtype=parse_dtype(text, root),
+        max_context=max_positions,
+        eos_token_ids=parse_eos(files, root, text),
+    )
+
+
+def _parse_attention(text: JsonObject) -> AttentionConfig:
+    for field, expected in (("attention_bias", False), ("attn_output_gate", True)):
+        if text.boolean(field, default=expected) != expected:
+            raise text.error(field, f"is {str(not expected).lower()}, which is not supported")
+    return parse_attention(text, default_head_dim=256)
+
+
+def _parse_delta(text: JsonObject) -> DeltaConfig:
+    delta = DeltaConfig(
+        num_key_heads=text.integer("linear_num_key_heads", default=16),
+        num_value_heads=text.integer("linear_num_value_heads", default=32),
+        key_dim=text.integer("linear_key_head_dim", default=128),
+        value_dim=text.integer("linear_value_head_dim", default=128),
+        conv_size=text.integer("linear_conv_kernel_dim", default=4, least=2, most=16),
+    )
+    if delta.num_value_heads % delta.num_key_heads:
+        told = f"is {delta.num_value_heads}, expected a multiple of linear_num_key_heads ({delta.num_key_heads})"
+        raise text.error("linear_num_value_heads", told)
+    return delta
+
+
+def _parse_kinds(text: JsonObject) -> list[str]:
+    """The mixer of each layer."""
+    count = text.integer("num_hidden_layers", most=1000)
+    interval = text.integer("full_attention_interval", default=4)
+    kinds = text.data.get("layer_types")
+    if kinds is None:
+        kinds = ["linear_attention" if number % interval else "full_attention" for number in range(1, count + 1)]
+    if not isinstance(kinds, list) or len(kinds) != count:
+        raise text.error("layer_types", f"is {kinds!r}, expected a list of num_hidden_layers ({count}) names")
+    if set(kinds) != {"linear_attention", "full_attention"}:
+        raise text.error("layer_types", f"has {', '.join(sorted(map(str, set(kinds))))}, expected linear_attention and full_attention")
+    return kinds
+
+
+def _parse_rope(text: JsonObject, head_dim: int, max_positions: int) -> RopeConfig:
+    """Axes take turns among the pairs: t, h, w, t, …, as far as h and w have any left (M-RoPE, interleaved)."""
+    rope = rope_fields(text)
+    part = (rope if rope.has("partial_rotary_factor") else text).number("partial_rotary_factor", default=0.25, most=1.0)
+    pairs = int(head_dim * part) // 2
+    section = rope.integers("mrope_section", default=(11, 11, 10))
+    if len(section) != 3 or sum(section) != pairs:
+        raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to the {pairs} pairs that turn")
+    axes = tuple(pair % 3 if pair < 3 * section[pair % 3] else 0 for pair in range(pairs))
+    return msgspec.structs.replace(parse_turns(text, 2 * pairs, max_positions), axes=axes)
+
+
+def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
+    """See ``Family``."""
+    return list(language_specs(config.language))
+
+
+def canonical_name(name: str) -> str:
+    """See ``Family``. Tensors of the tower and of the draft head (``mtp.``) keep a name that the model does not ask for."""
+    if not name.startswith("model."):
+        return name
+    name = name.removeprefix("model.")
+    return (
+        f"vision.{name.removeprefix('visual.')}" if name.startswith("visual.") else f"language.{name.removeprefix('language_model.')}"
+    )
+
+
+def checkpoint_name(name: str) -> str:
+    """See ``Family``."""
+    return f"model.{name.removeprefix('language.')}" if name.startswith("language.") else name
