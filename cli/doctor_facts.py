@@ -26,7 +26,7 @@ from ..shm.errors import ShmError
 from ..shm.run_directory import RunDirectory
 from .doctor_checks import Facts, Need, describe_import_end
 from .options import log_directory
-from .up import Plan, layout_of, model_of, whole_checkpoint
+from .up import Plan, check_tensors, layout_of, model_of, whole_checkpoint
 
 _IMPORT_S = 120.0
 _MODULES = {"pyzmq": "zmq", "pillow": "PIL"}  # of packages that are imported by another name
@@ -88,6 +88,7 @@ def _need(config: RuntimeConfig, run: Path, environment: Environment) -> Need:
     model = whole_checkpoint(config)
     fitted, reason = fit_to_machine(config, model, run, environment)
     plan = Plan(run, fitted, model, config.server.port, environment, reason)
+    check_tensors(plan)
     weights = 0 if config.model.on_cuda else weight_bytes(model_of(plan))
     return Need(model=str(model), tables_bytes=layout_of(plan).num_bytes, weights_bytes=weights)
 

@@ -8,15 +8,16 @@ import typer
 
 from ..models.config import load_model_config
 from ..models.families.registry import FAMILIES
+from ..runtime.environment import read_environment
 from ..runtime.errors import UserError
-from ..runtime.process.run import running
-from .options import RunName, run_path
+from ..runtime.process.run import fit_to_machine, model_path, running
+from .options import ConfigFile, Device, Dtype, MaxContext, RunName, configuration, override, run_path
 from .terminal import print_columns
 from .words import aliases_of
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Show the model that is served, or make one.")
+    group = typer.Typer(no_args_is_help=True, help="Show the model that is served, or check or make one.")
     app.add_typer(group, name="model")
 
     @group.command(epilog=f"Also typed: {', '.join(f'mmrt {alias}' for alias in aliases_of('model', 'show'))}.")
@@ -30,6 +31,38 @@ def register(app: typer.Typer) -> None:
         facts = {"MODEL": info.model_name, "TAKES": takes, "DIRECTORY": info.model_path, "ADDRESS": f"{info.endpoint}/v1"}
         print_columns([list(facts), list(facts.values())], left=(0, 1, 2, 3))
 
+    _register_check(group)
+    _register_make(group)
+
+
+def _register_check(group: typer.Typer) -> None:
+    @group.command()
+    def check(
+        directory: Annotated[str, typer.Argument(metavar="DIR", help="The checkpoint directory.")],
+        config: ConfigFile = None,
+        max_context: MaxContext = None,
+        dtype: Dtype = None,
+        device: Device = None,
+    ) -> None:
+        """Say what a checkpoint is, and whether it is served.
+
+        Tells the memory that it takes, and for how many requests of which length. Only headers
+        are read. Exits with 1 if it is not served, and says why.
+        """
+        from .model_check import check_model, print_report
+        from .up import Plan
+
+        environment = read_environment()
+        options = {"model.path": directory, "model.max_context": max_context, "model.dtype": dtype, "model.device": device}
+        settings = override(configuration(config, environment), options)
+        model, path = model_path(settings), run_path(None)
+        fitted, reason = fit_to_machine(settings, model, path, environment)
+        report = check_model(Plan(path, fitted, model, 0, environment, reason))
+        print_report(report, directory)
+        raise typer.Exit(1 if report.problems else 0)
+
+
+def _register_make(group: typer.Typer) -> None:
     @group.command()
     def make(
         what: Annotated[

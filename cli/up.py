@@ -15,6 +15,7 @@ from ..models.architecture import ModelConfig
 from ..models.checkpoint.files import missing_files
 from ..models.config import facts_of, load_model_config, weight_bytes
 from ..models.errors import CheckpointError
+from ..models.text.vocabulary_check import check_vocabulary
 from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.environment import Environment, read_environment
 from ..runtime.errors import ConfigError, RunError
@@ -133,6 +134,7 @@ def bring_up(plan: Plan, *, detached: bool, stream: TextIO = sys.stdout) -> int:
 
 def _show(plan: Plan) -> int:
     """--dry-run: say what would be started, and whether there is room for it. Raises: RunError."""
+    check_tensors(plan)
     layout = layout_of(plan)
     _describe(plan, layout)
     _check_room(plan, layout)
@@ -268,6 +270,21 @@ def layout_of(plan: Plan) -> MemoryLayout:
     room = None if plan.config.model.on_cuda else read_host_room(plan.path)
     memory = plan.config.memory
     return plan_layout(plan.config, facts_of(model, memory.kv_page_tokens, memory.kv_transfer_dtype), model.dtype, room)
+
+
+def check_tensors(plan: Plan) -> None:
+    """Compare the tensors and the vocabulary of a whole checkpoint with its configuration. Raises: ConfigError."""
+    from ..models.checkpoint.weights import check_weights  # it loads torch
+
+    model = model_of(plan)
+    try:
+        problems = () if model.null is not None else check_weights(plan.model, model).problems
+        check_vocabulary(plan.model, model)
+    except CheckpointError as error:
+        problems = (str(error),)
+    if problems:
+        more = f", and {len(problems) - 1} others" if len(problems) > 1 else ""
+        raise ConfigError(f"{problems[0]}{more} (mmrt model check)")
 
 
 def model_of(plan: Plan) -> ModelConfig:

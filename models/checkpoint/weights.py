@@ -5,6 +5,7 @@ The memory actor calls ``write_weights`` once; prefill, decode and encoder call 
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -90,6 +91,44 @@ def write_weights(
             if progress is not None:
                 progress(entry.offset + entry.num_bytes, index.num_bytes)
     return index
+
+
+class FoundWeights(NamedTuple):
+    """What a checkpoint's files hold. ``dtypes``: safetensors' names, that of most bytes first. ``problems``: why the model cannot have
+    them, each naming the tensor. ``unread``: names of tensors that the model does not have."""
+
+    num_files: int
+    num_bytes: int
+    dtypes: tuple[str, ...]
+    problems: tuple[str, ...]
+    unread: tuple[str, ...]
+
+
+def check_weights(path: Path, config: ModelConfig) -> FoundWeights:
+    """Compare all tensors of a checkpoint with those of the model, by the headers of its files. Raises: CheckpointError for files that
+    cannot be read."""
+    family = family_of(config)
+    problems, read = list[str](), set[StoredTensor]()
+    with SafetensorsFiles(path) as files:
+        stored = {family.canonical_name(name): tensor for name, tensor in files.tensors.items()}
+        for source in (source for spec in family.tensor_specs(config) for source in spec.sources):
+            try:
+                found = _choose(path, source, stored, config)
+            except CheckpointError as error:
+                problems.append(str(error))
+            else:
+                read.update(found.parts.values() if isinstance(found, StoredIntegers) else [found.tensor])
+        tensors = files.tensors
+    sizes = Counter[str]()
+    for tensor in tensors.values():
+        sizes[tensor.dtype] += tensor.num_bytes
+    return FoundWeights(
+        num_files=len({tensor.file for tensor in tensors.values()}),
+        num_bytes=sizes.total(),
+        dtypes=tuple(dtype for dtype, _ in sizes.most_common()),
+        problems=tuple(problems),
+        unread=tuple(name for name, tensor in tensors.items() if tensor not in read),
+    )
 
 
 def read_weights(path: Path, config: ModelConfig) -> dict[str, torch.Tensor]:

@@ -42,8 +42,8 @@ def parse_vision(vision: JsonObject, hidden_size: int, split_qkv: bool = False) 
 def parse_tower(
     vision: JsonObject, hidden_size: int, inner: int, width: str = "hidden_size", output: str = "out_hidden_size"
 ) -> VisionConfig:
-    """The sizes that all of Qwen's vision towers have. ``inner``: of their feed-forwards; ``width``, ``output``: the names of the tower's
-    width and of that of its rows. Raises CheckpointError if they do not fit the decoder's ``hidden_size``."""
+    """The sizes that all of Qwen's vision towers have. ``inner``: of their feed-forwards; ``width``, ``output``: the names
+    of the tower's width and of that of its rows. Raises CheckpointError if they do not fit the decoder's ``hidden_size``."""
     config = VisionConfig(
         depth=vision.integer("depth", "num_hidden_layers", most=1000),
         hidden_size=vision.integer(width),

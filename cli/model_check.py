@@ -1,0 +1,157 @@
+"""``mmrt model check``: what a checkpoint is, whether it is served, and how much memory it takes for which context."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ..models.architecture import ModelConfig, WeightFormat
+from ..models.checkpoint.files import missing_files
+from ..models.checkpoint.json_fields import CheckpointFiles
+from ..models.checkpoint.weights import FoundWeights, check_weights
+from ..models.config import weight_bytes
+from ..models.errors import CheckpointError
+from ..models.families.registry import family_of
+from ..models.text.chat_template import ChatTemplate
+from ..models.text.tokenizer import Tokenizer
+from ..models.text.vocabulary_check import check_vocabulary
+from ..runtime.errors import ConfigError
+from ..runtime.process.host_room import read_host_room
+from ..runtime.process.memory_layout import MemoryLayout
+from .up import Plan, layout_of, model_of
+
+_CONTEXTS = (2048, 8192, 32768, 131072)
+_FORMATS: Sequence[WeightFormat] = ("bfloat16", "int8", "int4")
+_MAX_PROBLEMS = 8  # of one kind that are shown
+_GIB, _MIB = 1 << 30, 1 << 20
+
+
+class Report:
+    """The lines of one screen: name and text. ``problems``: why the model is not served; none where it is."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+        self.problems: list[str] = []
+
+    def add(self, name: str, text: str) -> None:
+        self.lines.append((name, text))
+
+
+def check_model(plan: Plan) -> Report:
+    """Read a checkpoint's configuration, headers, tokenizer and template. Nothing is loaded."""
+    report, path = Report(), plan.model
+    report.add("directory", str(path))
+    try:
+        model = model_of(plan)
+    except ConfigError as error:
+        report.problems.append(str(error))
+        return report
+    trained = family_of(model).parse_config(CheckpointFiles(path)).max_context
+    report.add("family", model.family)
+    report.add("takes", ", ".join(("text", *model.media_kinds)))
+    _add_weights(report, plan, model)
+    _add_text(report, path, model)
+    longer = f"; the model was trained for {trained} (--max-model-len)" if trained > model.max_context else ""
+    report.add("context", f"{model.max_context} tokens{longer}")
+    _add_memory(report, plan, model)
+    return report
+
+
+def _add_weights(report: Report, plan: Plan, model: ModelConfig) -> None:
+    report.problems += missing_files(plan.model, model.null is None)
+    if model.null is not None:
+        return
+    parameters = sum(math.prod(spec.shape) for spec in family_of(model).tensor_specs(model))
+    text = f"{parameters / 1e9:.2f} billion parameters" if parameters >= 1e8 else f"{parameters / 1e6:.1f} million parameters"
+    try:
+        found = check_weights(plan.model, model)
+    except CheckpointError as error:
+        report.add("weights", text)
+        if str(error).rpartition("/")[2] not in " ".join(report.problems):  # a missing file is already told
+            report.problems.append(str(error))
+    else:
+        files = f"{found.num_files} file{'s' * (found.num_files != 1)}"
+        report.add("weights", f"{text}; {_size(found.num_bytes)} in {files}, {' and '.join(found.dtypes)}")
+        if found.unread:
+            report.add("not read", ", ".join(_groups(found.unread)))
+        report.problems += _some(found)
+    sizes = (f"{_size(weight_bytes(msgspec.structs.replace(model, weights=name)))} in {name}" for name in _FORMATS)
+    own = model.dtype if model.weights == "auto" else model.weights
+    report.add("in memory", f"{_size(weight_bytes(model))} in {own} here; {', '.join(sizes)} (model.weights)")
+
+
+def _some(found: FoundWeights) -> Iterator[str]:
+    yield from found.problems[:_MAX_PROBLEMS]
+    if (more := len(found.problems) - _MAX_PROBLEMS) > 0:
+        yield f"and {more} other tensors"
+
+
+def _groups(names: Sequence[str]) -> Iterator[str]:
+    """Names of tensors, those with a common beginning told as one."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        parts = name.split(".")
+        groups.setdefault(parts[0] if parts[0] != "model" else ".".join(parts[:2]), []).append(name)
+    for beginning, members in groups.items():
+        yield members[0] if len(members) == 1 else f"{beginning}.* ({len(members)} tensors)"
+
+
+def _add_text(report: Report, path: Path, model: ModelConfig) -> None:
+    try:
+        num_tokens = check_vocabulary(path, model)
+        report.add("tokenizer", f"{num_tokens} tokens, of a vocabulary of {model.language.vocab_size}")
+        tokenizer = Tokenizer.load(path)
+        template = ChatTemplate.load(path, tokenizer.special_tokens)
+    except CheckpointError as error:
+        if not any("tokenizer" in problem or "template" in problem for problem in report.problems):  # a missing file is already told
+            report.problems.append(str(error))
+        return
+    takes = ["tools" if template.takes_tools and template.calls_are_known else "", *sorted(template.options)]
+    report.add("template", f"takes {', '.join(filter(None, takes))}" if any(takes) else "takes messages alone")
+
+
+def _add_memory(report: Report, plan: Plan, model: ModelConfig) -> None:
+    try:
+        layout = layout_of(plan)
+    except ConfigError as error:
+        report.problems.append(str(error))
+        return
+    weights, device = weight_bytes(model), plan.config.model.device
+    pools = f"{_size(layout.num_bytes)} of pools and tables"
+    if plan.config.model.on_cuda:
+        report.add("memory", f"{pools}; {_size(weights)} of weights on {device}")
+    else:
+        room = read_host_room(plan.path).num_bytes
+        text = f"{pools} and {_size(weights)} of weights, of {_size(room)} that this machine has left"
+        report.add("memory", text)
+        if layout.num_bytes + weights > room:
+            report.problems.append(f'memory: it takes {text}; model.weights = "int8" or "int4" takes less, [memory] has the pools')
+    kv_token = model.kv_page_bytes(layout.kv_page_tokens) / layout.kv_page_tokens
+    report.add("KV cache", f"{kv_token / 1024:.1f} KiB for a token, in {layout.kv_dtype}")
+    for name, text in _rows(layout, model.max_context):
+        report.add(name, text)
+
+
+def _rows(layout: MemoryLayout, max_context: int) -> Iterator[tuple[str, str]]:
+    """How many requests of a length are in memory at once."""
+    pool = layout.pools["kv"]
+    contexts = [context for context in _CONTEXTS if context < max_context] + [max_context]
+    name = "at once"
+    for context in contexts:
+        num_pages = -(-context // layout.kv_page_tokens)
+        rows = min(layout.num_rows, pool.num_pages // num_pages)
+        yield name, f"{rows:>4} of {context:>7} tokens, {_size(num_pages * pool.page_bytes)} each"
+        name = ""
+
+
+def print_report(report: Report, name: str) -> None:
+    """Print the lines, and the verdict below them."""
+    verdict = report.problems or [f"yes: mmrt up {name}"]
+    lines = [*report.lines, ("served", f"no: {verdict[0]}" if report.problems else verdict[0]), *(("", more) for more in verdict[1:])]
+    for label, text in lines:
+        print(f"{label:<11} {text}")
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= _GIB else f"{num_bytes / _MIB:.0f} MiB"
