@@ -58,17 +58,40 @@ class DeltaConfig(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
 
-class MlpConfig(msgspec.Struct, frozen=True, kw_only=True):
+class MlpConfig(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
     """A feed-forward: SwiGLU."""
 
     intermediate_size: int
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of the activations between its matrices."""
+        return (self.intermediate_size,)
+
+
+class MoeConfig(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
+    """A feed-forward: the weighted sum of the ``top_k`` SwiGLUs that a router chooses for each token, of ``num_experts``."""
+
+    num_experts: int
+    top_k: int
+    expert_size: int
+    shared_size: int = 0  # of an expert that every token has besides, times the sigmoid of a gate; 0: none
+    renormalise: bool = True  # the weights of a token's experts are made to sum up to 1
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """As ``MlpConfig.widths``."""
+        return (self.expert_size, self.shared_size) if self.shared_size else (self.expert_size,)
+
+
+FeedForwardConfig = MlpConfig | MoeConfig
 
 
 class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A layer: its mixer, then its feed-forward, each after an RMSNorm and added to the residual stream."""
 
     mixer: AttentionConfig | DeltaConfig
-    feed_forward: MlpConfig
+    feed_forward: FeedForwardConfig
 
 
 class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,9 +125,14 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
         return next((layer.mixer for layer in self.layers if isinstance(layer.mixer, DeltaConfig)), None)
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """Of all feed-forwards, each once."""
+        return tuple(dict.fromkeys(width for layer in self.layers for width in layer.feed_forward.widths))
+
+    @property
     def intermediate_size(self) -> int:
         """Width of the widest feed-forward."""
-        return max(layer.feed_forward.intermediate_size for layer in self.layers)
+        return max(self.widths)
 
 
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,10 +292,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def prefill_token_bytes(self) -> int:
         """Bytes of activations per prompt token that a layer of prefill has at once: residual, norm, projections, and three of the
-        feed-forward's width. Encoding a token's four patch rows takes about as much."""
-        lm = self.language
+        feed-forward's width; and with experts the rows of those that have all tokens, and their sum in float32. Encoding a token's four
+        patch rows takes about as much."""
+        lm, size = self.language, DTYPE_BYTES[self.dtype]
         heads = (lm.heads.num_heads + 2 * lm.heads.num_kv_heads) * lm.heads.head_dim
-        return DTYPE_BYTES[self.dtype] * (3 * lm.hidden_size + 2 * heads + 3 * lm.intermediate_size)
+        has_experts = any(isinstance(layer.feed_forward, MoeConfig) for layer in lm.layers)
+        experts = (2 * size + 8) * lm.hidden_size if has_experts else 0
+        return size * (3 * lm.hidden_size + 2 * heads + 3 * lm.intermediate_size) + experts
 
     def logits_bytes(self) -> int:
         """Bytes of one row's logits in a step: as the product gives them, and in float32."""

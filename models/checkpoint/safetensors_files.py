@@ -38,6 +38,11 @@ class StoredTensor(NamedTuple):
     start: int
     num_bytes: int
 
+    def rows(self, first: int, shape: tuple[int, ...]) -> "StoredTensor":
+        """Its rows from ``first`` on as a tensor [rows, columns]. Of a tensor with more axes, all but the last are rows."""
+        row_bytes = self.num_bytes // math.prod(self.shape[:-1])
+        return self._replace(shape=shape, start=self.start + first * row_bytes, num_bytes=shape[0] * row_bytes)
+
 
 class SafetensorsFiles:
     """All tensors of a checkpoint directory by name. A context manager; views die with it."""

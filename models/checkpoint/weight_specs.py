@@ -1,18 +1,28 @@
 """Specs of a model's tensors: name and shape in memory, and the checkpoint tensors that make it up; and the decoder's specs. Pure.
 
 Decoder projections are fused: ``qkv`` [(num_heads + 2 num_kv_heads) head_dim, hidden] and ``gate_up`` [2 intermediate, hidden],
-each stacked from the checkpoint's matrices. Families add their towers' tensors, whose names begin with ``vision.`` and ``audio.``.
+each stacked from the checkpoint's matrices. Experts are stacked, too: ``experts_gate_up`` [experts 2 width, hidden] and
+``experts_down`` [experts hidden, width]. Families add their towers' tensors, whose names begin with ``vision.`` and ``audio.``.
 """
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from ...schema.weight_layout import INT4_ROWS
-from ..architecture import AttentionConfig, DeltaConfig, LanguageConfig, MlpConfig, ModelConfig
+from ..architecture import AttentionConfig, DeltaConfig, FeedForwardConfig, LanguageConfig, ModelConfig, MoeConfig
 
 Shape = tuple[int, ...]
 
 INT4_GROUPS = (256, 128, 64, 32)  # columns that may share a scale in int4
+
+
+class Part(NamedTuple):
+    """Rows from ``first`` on of ``[number]`` of a checkpoint tensor."""
+
+    name: str
+    shape: Shape  # of the tensor
+    number: int
+    first: int
 
 
 class Interleaved(NamedTuple):
@@ -25,11 +35,12 @@ class Interleaved(NamedTuple):
 
 class Source(NamedTuple):
     """A checkpoint tensor; ``name`` starts with ``language.``, ``vision.``, ``audio.`` or is ``lm_head.weight``. ``interleaved``: only
-    these rows of it are used."""
+    these rows of it are used. ``part``: where checkpoints that do not have it have it."""
 
     name: str
     shape: Shape
     interleaved: Interleaved | None = None
+    part: Part | None = None
 
     def pieces(self) -> Iterator[slice]:
         """The rows that are used, in order."""
@@ -135,7 +146,7 @@ def language_specs(lm: LanguageConfig) -> Iterator[TensorSpec]:
         else:
             yield from _attention_specs(lm, layer.mixer, name, f"{source}self_attn.")
         yield _norm(lm, f"{name}post_norm", f"{source}post_attention_layernorm.weight", hidden)
-        yield from _mlp_specs(layer.feed_forward, hidden, name, f"{source}mlp.")
+        yield from _feed_forward_specs(layer.feed_forward, hidden, name, f"{source}mlp.")
     yield _norm(lm, "norm", "language.norm.weight", hidden)
     if not lm.tie_embeddings:
         yield _vocabulary(_single("lm_head", "lm_head.weight", lm.vocab_size, hidden))
@@ -175,10 +186,38 @@ def _delta_specs(delta: DeltaConfig, hidden: int, name: str, source: str) -> Ite
     yield _matrix(_single(f"{name}o", f"{source}out_proj.weight", hidden, values))
 
 
-def _mlp_specs(mlp: MlpConfig, hidden: int, name: str, source: str) -> Iterator[TensorSpec]:
-    inner = mlp.intermediate_size
+def _feed_forward_specs(config: FeedForwardConfig, hidden: int, name: str, source: str) -> Iterator[TensorSpec]:
+    if not isinstance(config, MoeConfig):
+        yield from _mlp_specs(config.intermediate_size, hidden, name, source)
+        return
+    yield _single(f"{name}router", f"{source}gate.weight", config.num_experts, hidden)
+    yield from _experts_specs(config, hidden, f"{name}experts_", f"{source}experts.")
+    if config.shared_size:
+        yield from _mlp_specs(config.shared_size, hidden, f"{name}shared_", f"{source}shared_expert.")
+        yield _single(f"{name}shared_router", f"{source}shared_expert_gate.weight", 1, hidden)
+
+
+def _mlp_specs(inner: int, hidden: int, name: str, source: str) -> Iterator[TensorSpec]:
     yield _matrix(_fused(f"{name}gate_up", source, {"gate_proj.weight": inner, "up_proj.weight": inner}, (hidden,)))
     yield _matrix(_single(f"{name}down", f"{source}down_proj.weight", hidden, inner))
+
+
+def _experts_specs(config: MoeConfig, hidden: int, name: str, source: str) -> Iterator[TensorSpec]:
+    """Checkpoints have three tensors for each expert, or two of all experts."""
+    experts, inner = config.num_experts, config.expert_size
+    stacked = {
+        "gate_up": (f"{source}gate_up_proj", (experts, 2 * inner, hidden)),
+        "down": (f"{source}down_proj", (experts, hidden, inner)),
+    }
+    rows = {"gate_up": {"gate_proj": 0, "up_proj": inner}, "down": {"down_proj": 0}}
+    for matrix, (whole, shape) in stacked.items():
+        part = (shape[1] // len(rows[matrix]), shape[2])
+        sources = tuple(
+            Source(f"{source}{expert}.{own}.weight", part, part=Part(whole, shape, expert, first))
+            for expert in range(experts)
+            for own, first in rows[matrix].items()
+        )
+        yield _matrix(TensorSpec(f"{name}{matrix}", (experts * shape[1], shape[2]), sources))
 
 
 def same(name: str, *shape: int) -> TensorSpec:

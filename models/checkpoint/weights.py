@@ -165,14 +165,20 @@ def _choose(path: Path, source: Source, stored: dict[str, StoredTensor], config:
     """Return what the checkpoint has of a source, its shape checked."""
     if config.quantization is not None and (integers := find_integers(source, stored, config.quantization)) is not None:
         return integers
+    if (part := source.part) is not None and source.name not in stored and part.name in stored:
+        tensor = _checked(part.name, stored[part.name], part.shape)
+        return _StoredNumbers(part.name, tensor.rows(part.number * part.shape[1] + part.first, source.shape))
     if source.name not in stored:
         raise CheckpointError(f"{path}: tensor {source.name!r} of shape {list(source.shape)} is missing")
-    tensor = stored[source.name]
-    if tensor.shape != source.shape:
-        raise CheckpointError(f"{tensor.file}: tensor {source.name!r} has shape {list(tensor.shape)}, expected {list(source.shape)}")
+    return _StoredNumbers(source.name, _checked(source.name, stored[source.name], source.shape))
+
+
+def _checked(name: str, tensor: StoredTensor, shape: Shape) -> StoredTensor:
+    if tensor.shape != shape:
+        raise CheckpointError(f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}, expected {list(shape)}")
     if tensor.dtype not in DTYPES:
-        raise CheckpointError(f"{tensor.file}: tensor {source.name!r} has dtype {tensor.dtype}, expected one of {', '.join(DTYPES)}")
-    return _StoredNumbers(source.name, tensor)
+        raise CheckpointError(f"{tensor.file}: tensor {name!r} has dtype {tensor.dtype}, expected one of {', '.join(DTYPES)}")
+    return tensor
 
 
 def _is_spared(parts: list[_Stored], config: ModelConfig) -> bool:

@@ -1,6 +1,8 @@
 """Checkpoint reading shared by families: the decoder's fields, dtype and ids that end a sequence."""
 
-from ..architecture import AttentionConfig, DType, LanguageConfig, LayerConfig, MlpConfig, RopeConfig
+from collections.abc import Callable
+
+from ..architecture import AttentionConfig, DType, FeedForwardConfig, LanguageConfig, LayerConfig, MlpConfig, RopeConfig
 from ..checkpoint.json_fields import CheckpointFiles, JsonObject
 from ..errors import CheckpointError
 
@@ -18,15 +20,26 @@ def parse_attention(text: JsonObject, default_head_dim: int = 0) -> AttentionCon
     return AttentionConfig(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, bias=has_biases, output_bias=has_biases)
 
 
-def parse_decoder(text: JsonObject, mixer: AttentionConfig, rope: RopeConfig, tie: bool) -> LanguageConfig:
-    """A decoder whose layers are alike. Raises CheckpointError, also for an activation other than SiLU."""
+FeedForwards = Callable[[JsonObject, int], list[FeedForwardConfig]]
+"""Reads the feed-forward of each layer, so many."""
+
+
+def parse_mlps(text: JsonObject, num_layers: int) -> list[FeedForwardConfig]:
+    """All layers have the same. Raises CheckpointError."""
+    return [MlpConfig(intermediate_size=text.integer("intermediate_size"))] * num_layers
+
+
+def parse_decoder(
+    text: JsonObject, mixer: AttentionConfig, rope: RopeConfig, tie: bool, feed_forwards: FeedForwards = parse_mlps
+) -> LanguageConfig:
+    """A decoder whose layers have mixers that are alike. Raises CheckpointError, also for an activation other than SiLU."""
     text.text("hidden_act", default="silu", choices=("silu",))
-    layer = LayerConfig(mixer=mixer, feed_forward=MlpConfig(intermediate_size=text.integer("intermediate_size")))
+    num_layers = text.integer("num_hidden_layers", most=1000)
     return LanguageConfig(
         vocab_size=text.integer("vocab_size"),
         hidden_size=text.integer("hidden_size"),
         rms_norm_eps=text.number("rms_norm_eps", default=1e-6),
-        layers=(layer,) * text.integer("num_hidden_layers", most=1000),
+        layers=tuple(LayerConfig(mixer=mixer, feed_forward=each) for each in feed_forwards(text, num_layers)),
         ropes=(rope,),
         tie_embeddings=tie,
     )

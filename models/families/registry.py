@@ -22,6 +22,7 @@ FAMILIES: dict[str, Entry] = {
     "llama": Entry(lambda: import_module(".llama", __package__), ("llama",)),
     "qwen2": Entry(lambda: import_module(".qwen2", __package__), ("qwen2",)),
     "qwen3": Entry(lambda: import_module(".qwen3", __package__), ("qwen3",)),
+    "qwen3_moe": Entry(lambda: import_module(".qwen3_moe", __package__), ("qwen3_moe",)),
     "null": Entry(lambda: import_module(".null", __package__), ("mmrt_null",)),
 }
 

@@ -1,6 +1,6 @@
 """A decoder layer's operations besides matrix products, on the device of the KV pages: ``Operations``.
 
-Shapes: N tokens, H hidden size, I intermediate size, D head size.
+Shapes: N tokens, H hidden size, I intermediate size, D head size, E experts.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from ..architecture import LanguageConfig
 from .attention import Attention
 from .delta import Delta
 from .delta_pages import DeltaPages
+from .experts import Experts
 from .kv_pages import KvPages
 
 QkNorms = tuple[Tensor, Tensor]
@@ -43,6 +44,10 @@ class Operations(Protocol):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """``gate_up`` [N, 2 I], gate first -> silu(gate) x up, [N, I]. ``gate_up`` is used up."""
+        ...
+
+    def experts(self, x_NH: Tensor, logits_NE: Tensor, experts: Experts) -> Tensor:
+        """Each token's sum over its experts, float32 [N, H]; ``logits`` are the router's."""
         ...
 
     def rotate_and_write(self, layer: int, heads: Tensor, rope: int, norms: QkNorms | None) -> None:

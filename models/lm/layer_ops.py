@@ -12,6 +12,7 @@ from ..architecture import LanguageConfig
 from .attention import CpuAttention
 from .delta import CpuDelta
 from .delta_pages import DeltaPages
+from .experts import Experts, route, sum_by_expert
 from .interface import Operations, QkNorms
 from .kv_pages import KvPages
 from .rope import Rope, Rotation, rotate
@@ -38,7 +39,7 @@ class CpuOperations:
             self.delta = CpuDelta(config.delta, config.num_layers - config.num_kv_layers, config.rms_norm_eps, states)
         self._epsilon, self._kv_heads = torch.tensor(config.rms_norm_eps), config.heads.num_kv_heads
         self._ropes = [Rope(rope, config.heads.head_dim) for rope in config.ropes]
-        lengths = config.hidden_size, config.intermediate_size, config.heads.head_dim // 2
+        lengths = config.hidden_size, *config.widths, config.heads.head_dim // 2
         self._has_kernels = layer_kernels.has_kernels(pages.dtype, *lengths)
         self._rotations: list[Rotation] = []
 
@@ -58,6 +59,9 @@ class CpuOperations:
             return layer_kernels.silu_mul(gate_up)
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate).mul_(up)
+
+    def experts(self, x_NH: Tensor, logits_NE: Tensor, experts: Experts) -> Tensor:
+        return sum_by_expert(x_NH, route(logits_NE, experts.config), experts, self.silu_mul)
 
     def rotate_and_write(self, layer: int, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
         turning = heads[:, : -self._kv_heads]

@@ -3,18 +3,16 @@
 ``LanguageModel`` runs them one after another. Shapes: N tokens of all sequences together, H hidden.
 """
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..architecture import AttentionConfig, DeltaConfig, LanguageConfig, MlpConfig
+from ..architecture import AttentionConfig, DeltaConfig, LanguageConfig
 from .delta import Delta, DeltaWeights, Projected
+from .feed_forwards import Weights, feed_forward_of
 from .interface import Operations
 from .matrices import matrix_of
-
-Weights = dict[str, Tensor]
 
 
 class Mixer(Protocol):
@@ -33,10 +31,6 @@ class Mixer(Protocol):
         ...
 
 
-FeedForward = Callable[[Tensor], Tensor]
-"""Normed [N, H] -> [N, H], for the residual stream."""
-
-
 class AttentionMixer:
     """``Mixer`` by attention, with a fused projection."""
 
@@ -46,7 +40,7 @@ class AttentionMixer:
         self._config, self._kv_layer = config, kv_layer
         self._operations, self._attention = operations, operations.attention
         self._qkv, self._o = matrix_of(weights, f"{prefix}qkv"), matrix_of(weights, f"{prefix}o")
-        self._kv = self._qkv.rows_from(num_query_values)
+        self._kv = self._qkv.rows(num_query_values, 2 * config.num_kv_heads * config.head_dim)
         self._qkv_bias = weights[f"{prefix}qkv_bias"] if config.bias else None
         self._kv_bias = None if self._qkv_bias is None else self._qkv_bias[num_query_values:]
         self._o_bias = weights[f"{prefix}o_bias"] if config.output_bias else None
@@ -108,20 +102,6 @@ class DeltaMixer:
         return Projected(mixed, z, self._ba.product(normed))
 
 
-class Mlp:
-    """``FeedForward``: SwiGLU, with a fused projection to gate and up."""
-
-    def __init__(self, config: MlpConfig, index: int, weights: Weights, operations: Operations) -> None:
-        self._gate_up, self._down = (matrix_of(weights, f"layers.{index}.{name}") for name in ("gate_up", "down"))
-        self._operations = operations
-
-    def __call__(self, normed: Tensor) -> Tensor:
-        return self._down.product(self._operations.silu_mul(self._gate_up.product(normed)))
-
-
-_FEED_FORWARDS: dict[type, Callable[..., FeedForward]] = {MlpConfig: Mlp}
-
-
 class Layer:
     """One layer, its weights looked up once. ``norm``: of its input."""
 
@@ -130,7 +110,7 @@ class Layer:
         self.norm, self._post_norm = weights[f"layers.{index}.input_norm"], weights[f"layers.{index}.post_norm"]
         self._following = weights["norm" if is_last else f"layers.{index + 1}.input_norm"]
         self.mixer = _mixer(config, index, weights, operations)
-        self._feed_forward = _FEED_FORWARDS[type(kinds.feed_forward)](kinds.feed_forward, index, weights, operations)
+        self._feed_forward = feed_forward_of(kinds.feed_forward, index, weights, operations)
         self._operations = operations
 
     def finish(self, mixed: Tensor, hidden: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ int8 (W8A8), which are whole numbers of 8 bits, or 7 (``int8_rows``). Their sums
 depend on how many are beside it. int4 is multiplied by activations of 8 bits as well (W4A8).
 """
 
+from copy import copy
 from typing import Protocol
 
 import torch
@@ -30,13 +31,18 @@ _BLOCK_ROWS = 64  # a block has a multiple of so many rows, and is larger where 
 class Matrix(Protocol):
     """A matrix [N, K]."""
 
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        ...
+
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
         """x W^T + bias, [M, N], in the dtype of ``x``. A row of the result depends on that row of ``x`` alone, but for the order of
         sums, which depends on M."""
         ...
 
-    def rows_from(self, first: int) -> "Matrix":
-        """The matrix of rows [first, N); ``first`` is the first row of a source of the tensor (``weight_specs``)."""
+    def rows(self, first: int, count: int) -> "Matrix":
+        """The matrix of rows [first, first + count), without a copy; both are whole sources of the tensor (``weight_specs``)."""
         ...
 
 
@@ -63,29 +69,36 @@ def table_of(weights: dict[str, Tensor], name: str) -> Table:
 
 
 class FloatMatrix:
-    """Kept in a floating dtype, on any device. On a CPU it may be narrower than the activations, which are then in float32."""
+    """``values`` are kept in a floating dtype, on any device. On a CPU it may be narrower than the activations, which are then in
+    float32."""
 
     def __init__(self, values: Tensor) -> None:
-        self._values = values
+        self.values = values
         self._few_rows, self._few_rows_bfloat16 = most_rows(values), most_rows(values, torch.bfloat16)
         self._has_panels = panel_kernels.can_multiply(values)
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
         if x_MK.shape[0] <= (self._few_rows_bfloat16 if x_MK.dtype == torch.bfloat16 else self._few_rows):
-            out = _in_dtype(multiply(x_MK, self._values), x_MK.dtype)
+            out = _in_dtype(multiply(x_MK, self.values), x_MK.dtype)
         elif self._has_panels and x_MK.dtype == torch.float32:
-            out = panel_kernels.multiply(x_MK, self._values)
-        elif x_MK.dtype == self._values.dtype:
-            return F.linear(x_MK, self._values, bias)
+            out = panel_kernels.multiply(x_MK, self.values)
+        elif x_MK.dtype == self.values.dtype:
+            return F.linear(x_MK, self.values, bias)
         else:
-            out = _product_by_blocks(x_MK, self._values)
+            out = _product_by_blocks(x_MK, self.values)
         return out if bias is None else out.add_(bias)
 
     def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        return F.embedding(ids, self._values).to(dtype)
+        return F.embedding(ids, self.values).to(dtype)
 
-    def rows_from(self, first: int) -> Table:
-        return FloatMatrix(self._values[first:])
+    @property
+    def num_rows(self) -> int:
+        return len(self.values)
+
+    def rows(self, first: int, count: int) -> "FloatMatrix":
+        found = copy(self)  # what kernels there are does not depend on the rows
+        found.values = self.values[first : first + count]
+        return found
 
 
 class Int8Matrix:
@@ -117,8 +130,15 @@ class Int8Matrix:
     def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         return F.embedding(ids, self._values).to(dtype).mul_(F.embedding(ids, self._scales.unsqueeze(1)))
 
-    def rows_from(self, first: int) -> Table:
-        return Int8Matrix(self._values[first:], self._scales[first:])
+    @property
+    def num_rows(self) -> int:
+        return len(self._values)
+
+    def rows(self, first: int, count: int) -> "Int8Matrix":
+        found, taken = copy(self), slice(first, first + count)
+        found._values, found._scales = self._values[taken], self._scales[taken]
+        found._steps, found._of_zeros = self._steps[taken], self._of_zeros[taken]
+        return found
 
     def _product_by_blocks(self, x_MK: Tensor, parts: Parts) -> Tensor:
         num_values = self._values.shape[0]
@@ -157,8 +177,14 @@ class Int4Matrix:
             out = self._product_by_blocks(x_MK)
         return out if bias is None else out.add_(bias)
 
-    def rows_from(self, first: int) -> Matrix:
-        return Int4Matrix(self._packed[first:], self._scales[first:])
+    @property
+    def num_rows(self) -> int:
+        return len(self._packed)
+
+    def rows(self, first: int, count: int) -> "Int4Matrix":
+        found, taken = copy(self), slice(first, first + count)
+        found._packed, found._scales = self._packed[taken], self._scales[taken]
+        return found
 
     def _product_by_blocks(self, x_MK: Tensor) -> Tensor:
         num_values, num_inputs = self._packed.shape[0], x_MK.shape[1]

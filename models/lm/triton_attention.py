@@ -19,7 +19,7 @@ from .kv_pages import KvPages
 
 class TritonAttention:
     """``Attention``. ``layers``: views of each layer's pages; ``slots`` int64 [N]: the places of the forward's new tokens, page x
-    page_tokens + index in it, -1 for padding."""
+    page_tokens + index in it, -1 for padding. ``is_decoding``: the forward is a step."""
 
     def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
         """``pages`` on the device."""
@@ -29,6 +29,7 @@ class TritonAttention:
         views = [tensor.unbind(1) for part in parts for tensor in part]
         self.layers = [PagedKV(*layer) for layer in zip(*views, strict=True)]
         self.slots = torch.empty(0, dtype=torch.int64, device=self._device)
+        self.is_decoding = False
         is_cuda = self._device.type == "cuda"
         self._num_sms = torch.cuda.get_device_properties(self._device).multi_processor_count if is_cuda else 1
         self._block_table = torch.empty(0, 0, dtype=torch.int32, device=self._device)
@@ -40,7 +41,7 @@ class TritonAttention:
         for (start, end), table in zip(spans, block_tables, strict=True):
             index = torch.arange(start, end, device=table.device)
             slots.append(table[index // self._page_tokens] * self._page_tokens + index % self._page_tokens)
-        self.slots = torch.cat(slots).to(self._device)
+        self.slots, self.is_decoding = torch.cat(slots).to(self._device), False
         self._block_table = self._moved(pad_sequence(list(block_tables), batch_first=True))
         self._extend = plan_extend(spans, *self._heads, self._dtype, self._device)
 
@@ -49,7 +50,7 @@ class TritonAttention:
         last = lengths - 1
         pages = block_tables.gather(1, (last // self._page_tokens).clamp(min=0).unsqueeze(1)).squeeze(1)
         slots = pages * self._page_tokens + last % self._page_tokens
-        self.slots = torch.where(last >= 0, slots, -1).to(self._device)
+        self.slots, self.is_decoding = torch.where(last >= 0, slots, -1).to(self._device), True
         self._block_table = self._moved(block_tables)
         self._decode = DecodeWorkspace.allocate(lengths.shape[0], *self._heads, self._num_sms, self._device)
         plan_decode(self._moved(lengths), self._decode)

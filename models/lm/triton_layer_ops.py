@@ -7,6 +7,7 @@ from ...triton_kernels.kv_write import QkNorm, Rotary, rotate_and_write_kv
 from ...triton_kernels.rms_norm import add_rms_norm, rms_norm
 from ...triton_kernels.silu_mul import silu_mul
 from ..architecture import LanguageConfig, RopeConfig
+from .experts import Experts, route, sum_by_expert, sum_by_mask
 from .interface import QkNorms
 from .kv_pages import KvPages
 from .rope import inverse_frequencies
@@ -14,7 +15,8 @@ from .triton_attention import TritonAttention
 
 
 class TritonOperations:
-    """``Operations``; each is one launch. Unsupported head sizes and alignments raise ValueError in the first forward."""
+    """``Operations``; each but ``experts`` is one launch. Unsupported head sizes and alignments raise ValueError in the first
+    forward."""
 
     def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
         """``pages`` on the device."""
@@ -36,6 +38,10 @@ class TritonOperations:
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return silu_mul(gate_up)
+
+    def experts(self, x_NH: Tensor, logits_NE: Tensor, experts: Experts) -> Tensor:
+        sums = sum_by_mask if self.attention.is_decoding else sum_by_expert  # a graph has the former
+        return sums(x_NH, route(logits_NE, experts.config), experts, self.silu_mul)
 
     def rotate_and_write(self, layer: int, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
         norm = None if norms is None else QkNorm(*norms, self._epsilon)

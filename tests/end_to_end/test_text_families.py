@@ -38,7 +38,7 @@ class TextOracle:
         assert answer and float((logits.amax(1) - said).max()) < TIE
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3", "qwen3_moe"])
 def text_server(request: pytest.FixtureRequest, launch: Callable[..., Server]) -> Iterator[Server]:
     server = launch(request.param)
     yield server

@@ -91,7 +91,7 @@ def test_products_are_exact_but_for_rounding(form: str, dtype: torch.dtype, shap
 def test_parts_and_lookups(form: str) -> None:
     matrix, reference = make(form, 200, 64, torch.float32)
     x = torch.randn(3, 64)
-    torch.testing.assert_close(matrix.rows_from(72).product(x), matrix.product(x)[:, 72:], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(matrix.rows(72, 100).product(x), matrix.product(x)[:, 72:172], rtol=1e-5, atol=1e-5)
     ids = torch.tensor([0, 199, 7, 7])
     for dtype in (torch.float32, torch.bfloat16) if form != "float32" else (torch.float32,):
         found = matrix.lookup(ids, dtype)
@@ -105,7 +105,7 @@ def test_rows_of_a_matrix_in_int4(dtype: torch.dtype) -> None:
     matrix, _ = make("int4", 256, 96, dtype)
     for num_rows in (3, 40):
         x = torch.randn(num_rows, 96).to(dtype)
-        torch.testing.assert_close(matrix.rows_from(192).product(x), matrix.product(x)[:, 192:])
+        torch.testing.assert_close(matrix.rows(64, 96).product(x), matrix.product(x)[:, 64:160])
 
 
 @pytest.mark.parametrize("form", ["bfloat16", "float16", "int8", "int4"])

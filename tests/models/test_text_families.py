@@ -18,7 +18,8 @@ from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.make.checkpoint import make_checkpoint
 
-TEXT_FAMILIES = ("llama", "qwen2", "qwen3")
+DENSE_FAMILIES = ("llama", "qwen2", "qwen3")
+TEXT_FAMILIES = (*DENSE_FAMILIES, "qwen3_moe")
 ORIGINAL, CONTEXT = 64, 256  # tokens that ropes were trained with, and that they are to reach
 LENGTH, PAGE_TOKENS = 200, 8
 SIZES: dict[str, Any] = {
@@ -33,6 +34,7 @@ SIZES: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "eos_token_id": [7, 9],
 }
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": [1]}  # of three layers
 LLAMA_3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
@@ -53,7 +55,8 @@ def save(path: Path, family: str, **fields: Any) -> Any:
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **SIZES, **fields)
+    experts = EXPERTS if family.endswith("_moe") else {}
+    config = transformers.AutoConfig.for_model(family, **{**SIZES, **experts, **fields})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for weight in model.parameters():
@@ -110,7 +113,7 @@ def test_biases_of_attention(tmp_path: Path, family: str) -> None:
 
 
 @pytest.mark.parametrize("rope", ROPES)
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", DENSE_FAMILIES)
 def test_ropes_up_to_and_beyond_the_trained_context(tmp_path: Path, family: str, rope: str) -> None:
     check(tmp_path, save(tmp_path, family, rope_parameters={"rope_theta": 5000.0, **ROPES[rope]}))
 

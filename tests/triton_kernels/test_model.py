@@ -187,6 +187,17 @@ def test_norms_of_queries_and_keys(device: torch.device) -> None:
     twins.check_pages()
 
 
+def test_experts(tmp_path: Path, device: torch.device) -> None:
+    """Chunks sort tokens by expert, steps have all experts under a mask."""
+    config, weights = load_tiny(tmp_path / "tiny", "qwen3_moe")
+    twins = Twins(config, weights, device, num_sequences=2, max_tokens=40)
+    twins.prefill((0, 0, 21), (1, 0, 8))
+    twins.check_pages()
+    expected, logits = twins.decode([22, 9])
+    torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE)
+    twins.check_pages()
+
+
 def test_padded_rows_touch_nothing(device: torch.device) -> None:
     """As a captured graph has them: length 0, and anything in the block table."""
     config, weights = make_qwen3()

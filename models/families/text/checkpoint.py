@@ -3,16 +3,19 @@
 from ...architecture import AttentionConfig, ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...checkpoint.weight_specs import TensorSpec, language_specs
-from ..fields import parse_decoder, parse_dtype, parse_eos
+from ..fields import FeedForwards, parse_decoder, parse_dtype, parse_eos, parse_mlps
 from .ropes import parse_rope
 
 
-def parse_text_config(files: CheckpointFiles, family: str, mixer: AttentionConfig, max_positions: int) -> ModelConfig:
+def parse_text_config(
+    files: CheckpointFiles, family: str, mixer: AttentionConfig, max_positions: int, feed_forwards: FeedForwards = parse_mlps
+) -> ModelConfig:
     """Map config.json; ``max_positions`` where it has no ``max_position_embeddings``. Raises CheckpointError, also for windows."""
     config = files.required("config.json")
     max_positions = config.integer("max_position_embeddings", default=max_positions)
     rope = parse_rope(config, mixer.head_dim, max_positions)
-    language = parse_decoder(config, mixer, rope, tie=config.boolean("tie_word_embeddings", default=False))
+    tie = config.boolean("tie_word_embeddings", default=False)
+    language = parse_decoder(config, mixer, rope, tie, feed_forwards)
     _refuse_windows(config, language.num_layers)
     return ModelConfig(
         family=family,

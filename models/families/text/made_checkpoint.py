@@ -37,6 +37,19 @@ def _sizes(vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_head
     }
 
 
+def _experts(num_experts: int, top_k: int, size: int, head_dim: int) -> dict[str, Any]:
+    return {
+        "num_experts": num_experts,
+        "num_experts_per_tok": top_k,
+        "moe_intermediate_size": size,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "head_dim": head_dim,
+        "tie_word_embeddings": False,
+    }
+
+
 _TINY_LLAMA = _sizes(1216, 128, 256, 4, 4, 2, 8192, 10000.0)
 _TINY_LLAMA["rope_parameters"] |= {**_LLAMA_3, "original_max_position_embeddings": 256}
 _SHAPES = {
@@ -54,8 +67,18 @@ _SHAPES = {
             "bfloat16", 8000, {**_sizes(151936, 1024, 3072, 28, 16, 8, 40960, 1e6), "head_dim": 128, "tie_word_embeddings": True}
         ),
     },
+    "qwen3_moe": {
+        "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, 8192, 1e6), **_experts(8, 2, 64, 64)}),
+        "30b-a3b": _Shape("bfloat16", 8000, {**_sizes(151936, 2048, 6144, 48, 32, 4, 40960, 1e6), **_experts(128, 8, 768, 128)}),
+        "235b-a22b": _Shape("bfloat16", 8000, {**_sizes(151936, 4096, 12288, 94, 64, 4, 40960, 1e6), **_experts(128, 8, 1536, 128)}),
+    },
 }
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
 
 
 def recipes(family: str) -> dict[str, CheckpointRecipe]:

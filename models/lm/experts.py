@@ -1,0 +1,84 @@
+"""Experts of a layer: which of them a token goes to, and the sum of what they give, in torch on any device.
+
+A token's sum has its experts in the order of their numbers, in float32. It depends on the tokens beside it no more than products do.
+Shapes: N tokens, E experts, k of them for each token, H hidden, I width of an expert.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..architecture import MoeConfig
+from .matrices import FloatMatrix, Matrix
+
+_MASKED = 64  # tokens that all experts multiply at once
+
+
+class Experts:
+    """The matrices of a layer's experts: ``gate_up`` [E x 2 I, H] and ``down`` [E x H, I]; ``parts`` has both of each expert."""
+
+    def __init__(self, config: MoeConfig, gate_up: Matrix, down: Matrix) -> None:
+        self.config, self.gate_up, self.down = config, gate_up, down
+        numbers = range(config.num_experts)
+        self.parts = [
+            tuple(
+                matrix.rows(number * (matrix.num_rows // len(numbers)), matrix.num_rows // len(numbers)) for matrix in (gate_up, down)
+            )
+            for number in numbers
+        ]
+
+
+class Routes(NamedTuple):
+    """The experts of each token: numbers int64 [N, k], ascending, and float32 weights [N, k] as the dtype of the logits has them."""
+
+    numbers: Tensor
+    weights: Tensor
+
+
+def route(logits_NE: Tensor, config: MoeConfig) -> Routes:
+    """The experts with the largest softmax of ``logits``; of equal ones those with the lower numbers."""
+    chances = logits_NE.softmax(-1, dtype=torch.float32)
+    # Numbers of which no two are equal: the bits of chances, which are not negative, and behind them the experts from the last on.
+    reversed_numbers = torch.arange(config.num_experts - 1, -1, -1, device=logits_NE.device)
+    keys = (chances.view(torch.int32).to(torch.int64) << 32).bitwise_or_(reversed_numbers)
+    chosen = keys.topk(config.top_k, sorted=False).values
+    numbers = (config.num_experts - 1 - (chosen & 0xFFFFFFFF)).sort().values
+    weights = chances.gather(1, numbers)
+    if config.renormalise:
+        weights = weights / weights.sum(1, keepdim=True)
+    return Routes(numbers, weights.to(logits_NE.dtype).float())
+
+
+def sum_by_expert(x_NH: Tensor, routes: Routes, experts: Experts, silu_mul: Callable[[Tensor], Tensor]) -> Tensor:
+    """Sums float32 [N, H]: pairs of a token and an expert are sorted by expert, and each expert multiplies its tokens at once. Sizes
+    are read back from the device."""
+    num_experts, top_k = experts.config.num_experts, experts.config.top_k
+    of_pairs = routes.numbers.flatten()
+    order = of_pairs.argsort(stable=True)
+    tokens, weights = order // top_k, routes.weights.flatten()[order].unsqueeze(1)
+    sizes = of_pairs.bincount(minlength=num_experts).tolist()
+    total = x_NH.new_zeros(x_NH.shape, dtype=torch.float32)
+    for (gate_up, down), its, share in zip(experts.parts, torch.split(tokens, sizes), torch.split(weights, sizes), strict=True):
+        if len(its):
+            inner = silu_mul(gate_up.product(x_NH[its]))
+            total.index_add_(0, its, down.product(inner).float().mul_(share))
+    return total
+
+
+def sum_by_mask(x_NH: Tensor, routes: Routes, experts: Experts, silu_mul: Callable[[Tensor], Tensor]) -> Tensor:
+    """As ``sum_by_expert``, of matrices that are kept as they are multiplied: every expert multiplies all tokens, and what a token did
+    not choose counts nothing. Shapes do not depend on routes, and nothing is read back from the device, so a CUDA graph can have it."""
+    assert isinstance(experts.down, FloatMatrix)
+    num_experts, (num_tokens, hidden) = experts.config.num_experts, x_NH.shape
+    down_EIH = experts.down.values.view(num_experts, hidden, -1).transpose(1, 2)
+    shares = routes.weights.new_zeros(num_tokens, num_experts).scatter_(1, routes.numbers, routes.weights).t().unsqueeze(2)
+    chosen = torch.zeros_like(shares, dtype=torch.bool).scatter_(0, routes.numbers.t().unsqueeze(2), True)
+    total = x_NH.new_empty(x_NH.shape, dtype=torch.float32)
+    for first in range(0, num_tokens, _MASKED):
+        rows = slice(first, first + _MASKED)
+        inner = silu_mul(experts.gate_up.product(x_NH[rows]).view(-1, 2 * experts.config.expert_size))
+        found = torch.bmm(inner.view(-1, num_experts, experts.config.expert_size).transpose(0, 1), down_EIH)
+        torch.sum(torch.where(chosen[:, rows], found.float() * shares[:, rows], 0.0), 0, out=total[rows])
+    return total

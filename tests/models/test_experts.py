@@ -1,0 +1,241 @@
+"""Layers with experts: against transformers, in both spellings of files and all formats of weights; what a token's bits depend on."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mmrt.models.architecture import MoeConfig, WeightFormat
+from mmrt.models.checkpoint.narrowing import narrow
+from mmrt.models.checkpoint.weight_specs import scales_of
+from mmrt.models.checkpoint.weights import read_weights
+from mmrt.models.config import load_model_config
+from mmrt.models.errors import CheckpointError
+from mmrt.models.lm.experts import route, sum_by_expert, sum_by_mask
+from mmrt.models.lm.feed_forwards import Moe
+from mmrt.models.lm.kv_pages import KvPages
+from mmrt.models.lm.layer_ops import CpuOperations
+from mmrt.tests.models.logits import our_logits
+from mmrt.tests.models.test_text_families import ABSENT, check, close, edit, save
+
+FORMS = ("float32", "bfloat16", "float16", "int8", "int4")
+HIDDEN = 64
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"norm_topk_prob": True}, {"decoder_sparse_step": 2, "mlp_only_layers": []}, {"num_experts_per_tok": 8, "mlp_only_layers": []}],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_logits_equal_those_of_transformers(tmp_path: Path, fields: dict[str, Any]) -> None:
+    config = check(tmp_path, save(tmp_path, "qwen3_moe", **fields))
+    has_experts = [isinstance(layer.feed_forward, MoeConfig) for layer in config.language.layers]
+    assert has_experts == ([False, True, False] if "decoder_sparse_step" in fields else [True, "norm_topk_prob" not in fields, True])
+
+
+@torch.inference_mode()
+def test_eight_rows_at_once(tmp_path: Path) -> None:
+    reference = save(tmp_path, "qwen3_moe")
+    config = load_model_config(tmp_path)
+    ids = torch.randint(0, 300, (8, 30), generator=torch.Generator().manual_seed(4))
+    expected = reference(input_ids=ids, use_cache=False).logits
+    close(our_logits(tmp_path, config, ids, 21), expected[:, 20:29])
+
+
+def test_files_with_one_tensor_for_all_experts(tmp_path: Path) -> None:
+    reference = save(tmp_path, "qwen3_moe")
+    apart = read_weights(tmp_path, load_model_config(tmp_path))
+    reference.save_pretrained(tmp_path, save_original_format=False)
+    assert "model.layers.0.mlp.experts.gate_up_proj" in load_file(tmp_path / "model.safetensors")
+    edit(tmp_path, num_experts=8, num_local_experts=ABSENT)  # as transformers 4 wrote it
+    stacked = read_weights(tmp_path, load_model_config(tmp_path))
+    assert apart.keys() == stacked.keys() and all(torch.equal(apart[name], stacked[name]) for name in apart)
+
+
+def _drop(name: str) -> Callable[[dict[str, Tensor]], object]:
+    return lambda tensors: tensors.pop(name)
+
+
+def _cut(name: str, size: int) -> Callable[[dict[str, Tensor]], object]:
+    return lambda tensors: tensors.update({name: tensors[name][:size].clone()})
+
+
+PREFIX = "model.layers.2.mlp."
+OURS = "language.layers.2.mlp."
+
+
+@pytest.mark.parametrize(
+    ("stacked", "change", "said"),
+    [
+        (False, _drop(f"{PREFIX}experts.7.up_proj.weight"), rf"{OURS}experts.7.up_proj.weight' of shape \[48, 64\] is missing"),
+        (
+            False,
+            _cut(f"{PREFIX}experts.3.down_proj.weight", 9),
+            r"experts.3.down_proj.weight' has shape \[9, 48\], expected \[64, 48\]",
+        ),
+        (False, _cut(f"{PREFIX}gate.weight", 4), rf"{OURS}gate.weight' has shape \[4, 64\], expected \[8, 64\]"),
+        (True, _cut(f"{PREFIX}experts.gate_up_proj", 6), r"experts.gate_up_proj' has shape \[6, 96, 64\], expected \[8, 96, 64\]"),
+        (True, _drop(f"{PREFIX}experts.down_proj"), r"experts.0.down_proj.weight' of shape \[64, 48\] is missing"),
+    ],
+)
+def test_missing_experts_and_wrong_sizes_are_refused_by_name(
+    tmp_path: Path, stacked: bool, change: Callable[[dict[str, Tensor]], object], said: str
+) -> None:
+    save(tmp_path, "qwen3_moe").save_pretrained(tmp_path, save_original_format=not stacked)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=said):
+        read_weights(tmp_path, load_model_config(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid', expected 'softmax'; other routers"),
+        ({"n_group": 4}, "n_group is 4, expected 1"),
+        ({"shared_expert_intermediate_size": 32}, "shared_expert_intermediate_size is 32, expected 0"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9, expected an integer from 1 to 8"),
+        ({"num_local_experts": ABSENT}, "num_experts is missing"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size is 0"),
+        ({"mlp_only_layers": [1.5]}, r"mlp_only_layers is \[1.5\], expected integers"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_routers_of_other_kinds_are_refused_by_name(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
+    save(tmp_path, "qwen3_moe")
+    edit(tmp_path, **fields)
+    with pytest.raises(CheckpointError, match=said):
+        load_model_config(tmp_path)
+
+
+def test_neutral_fields_of_other_routers_are_taken(tmp_path: Path) -> None:
+    save(tmp_path, "qwen3_moe")
+    edit(tmp_path, scoring_func="softmax", n_group=1, routed_scaling_factor=1.0, n_shared_experts=None)
+    assert load_model_config(tmp_path).family == "qwen3_moe"
+
+
+def test_of_equal_experts_the_first_are_chosen() -> None:
+    config = MoeConfig(num_experts=6, top_k=3, expert_size=16)
+    logits = torch.tensor([[0.0] * 6, [1.0, 2, 2, 2, 2, 0], [-900.0, -900, 0, -900, -900, -900], [0, 3, 1, 2, 0, 5]])
+    routes = route(logits, config)
+    assert routes.numbers.tolist() == [[0, 1, 2], [1, 2, 3], [0, 1, 2], [1, 3, 5]]
+    torch.testing.assert_close(routes.weights, torch.softmax(logits.gather(1, routes.numbers), 1))
+    plain = route(logits.bfloat16(), msgspec.structs.replace(config, renormalise=False))
+    torch.testing.assert_close(plain.weights, logits.softmax(1).gather(1, routes.numbers).bfloat16().float(), rtol=0, atol=0)
+
+
+class Layer:
+    """A layer's experts in a format, with everything else in ``dtype``."""
+
+    def __init__(self, path: Path, form: str, dtype: torch.dtype, shared: int = 0, num_experts: int = 8, inner: int = 96) -> None:
+        self.config = MoeConfig(num_experts=num_experts, top_k=2, expert_size=inner, shared_size=shared, renormalise=not shared)
+        save(path, "qwen3_moe")
+        model = load_model_config(path, "float32" if dtype == torch.float32 else "bfloat16")
+        layer = msgspec.structs.replace(model.language.layers[0], feed_forward=self.config)
+        self.language = msgspec.structs.replace(model.language, layers=(layer,))
+        generator = torch.Generator().manual_seed(0)
+        shapes = {
+            "router": (num_experts, HIDDEN),
+            "experts_gate_up": (num_experts * 2 * inner, HIDDEN),
+            "experts_down": (num_experts * HIDDEN, inner),
+        }
+        if shared:
+            shapes |= {"shared_gate_up": (2 * shared, HIDDEN), "shared_down": (HIDDEN, shared), "shared_router": (1, HIDDEN)}
+        self.exact = {name: torch.randn(shape, generator=generator) * shape[1] ** -0.5 for name, shape in shapes.items()}
+        self.weights: dict[str, Tensor] = {}
+        for name, values in self.exact.items():
+            self._keep(f"layers.0.{name}", values, str(dtype).removeprefix("torch.") if "router" in name else form)
+        kv = torch.zeros(1, msgspec.structs.replace(model, language=self.language).kv_page_bytes(8), dtype=torch.uint8)
+        self.operations = CpuOperations(self.language, KvPages(self.language, kv, 8, dtype))
+        self.moe = Moe(self.config, "layers.0.", self.weights, self.operations)
+        self.x = torch.randn(90, HIDDEN, generator=generator).to(dtype)
+
+    def _keep(self, name: str, values: Tensor, form: str) -> None:
+        rows, columns = values.shape
+        if form == "int4":
+            self.weights[name] = torch.empty(rows, columns // 2, dtype=torch.uint8)
+            self.weights[scales_of(name)] = torch.empty(rows, columns // 32, 2, dtype=torch.bfloat16)
+        elif form == "int8":
+            self.weights[name] = torch.empty(rows, columns, dtype=torch.int8)
+            self.weights[scales_of(name)] = torch.empty(rows, dtype=torch.bfloat16)
+        else:
+            self.weights[name] = torch.empty(rows, columns, dtype=getattr(torch, form))
+        narrow(values, self.weights[name], self.weights.get(scales_of(name)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_token_is_the_same_bits_beside_any_others(tmp_path: Path, form: str, dtype: torch.dtype) -> None:
+    layer = Layer(tmp_path, form if dtype == torch.float32 or form.startswith("int") else "bfloat16", dtype)
+    expected = torch.cat([layer.moe(layer.x[row : row + 1]) for row in range(40)])
+    for first, last in ((0, 2), (3, 11), (1, 40), (0, 40)):
+        assert torch.equal(layer.moe(layer.x[first:last]), expected[first:last]), (first, last)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(layer.moe(layer.x[order]), expected[order])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 90])
+def test_all_experts_under_a_mask_give_the_same(tmp_path: Path, num_tokens: int) -> None:
+    """What a CUDA graph has."""
+    layer = Layer(tmp_path, "float32", torch.float32)
+    silu_mul, experts, x = layer.operations.silu_mul, layer.moe._experts, layer.x[:num_tokens]
+    routes = route(x @ layer.weights["layers.0.router"].T, layer.config)
+    expected = sum_by_expert(x, routes, experts, silu_mul)
+    torch.testing.assert_close(sum_by_mask(x, routes, experts, silu_mul), expected, rtol=1e-5, atol=1e-6)
+    unused = [number for number in range(8) if number not in routes.numbers[:1]]
+    layer.weights["layers.0.experts_down"].view(8, HIDDEN, -1)[unused] = torch.inf
+    first = type(routes)(*(part[:1] for part in routes))
+    torch.testing.assert_close(sum_by_mask(x[:1], first, experts, silu_mul), expected[:1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@torch.inference_mode()
+def test_a_shared_expert(tmp_path: Path, form: str) -> None:
+    """As Qwen2-MoE and Qwen3.5 have it."""
+    from transformers import Qwen2MoeConfig
+    from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
+
+    layer = Layer(tmp_path, form, torch.float32, shared=32)
+    sizes: dict[str, Any] = {
+        "moe_intermediate_size": 96,
+        "shared_expert_intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+    }
+    block = Qwen2MoeSparseMoeBlock(Qwen2MoeConfig(hidden_size=HIDDEN, norm_topk_prob=False, **sizes)).eval()
+    exact = layer.exact
+    block.gate.weight.copy_(exact["router"])
+    block.experts.gate_up_proj.copy_(exact["experts_gate_up"].view(8, 192, HIDDEN))
+    block.experts.down_proj.copy_(exact["experts_down"].view(8, HIDDEN, 96))
+    block.shared_expert.gate_proj.weight.copy_(exact["shared_gate_up"][:32])
+    block.shared_expert.up_proj.weight.copy_(exact["shared_gate_up"][32:])
+    block.shared_expert.down_proj.weight.copy_(exact["shared_down"])
+    block.shared_expert_gate.weight.copy_(exact["shared_router"])
+    expected = block(layer.x[None])[0]
+    error = (layer.moe(layer.x) - expected).abs().max() / expected.abs().max()
+    assert error < {"float32": 1e-5, "float16": 1e-3, "bfloat16": 0.01, "int8": 0.03, "int4": 0.25}[form]
+
+
+LIMITS: dict[WeightFormat, float] = {"bfloat16": 0.03, "float16": 0.002, "int8": 0.1, "int4": 0.6}
+
+
+@pytest.mark.parametrize("form", LIMITS)
+@torch.inference_mode()
+def test_whole_models_in_narrow_formats(tmp_path: Path, form: WeightFormat) -> None:
+    """Of logits whose deviation is 1. Experts that lie near to each other may be exchanged."""
+    reference = save(tmp_path, "qwen3_moe", moe_intermediate_size=64)
+    config = load_model_config(tmp_path, weights=form)
+    weights = read_weights(tmp_path, config)
+    stored = {"int8": torch.int8, "int4": torch.uint8}.get(form) or getattr(torch, form)
+    assert weights["layers.0.experts_down"].dtype == stored and weights["layers.0.router"].dtype == torch.float32
+    ids = torch.randint(0, 300, (3, 40), generator=torch.Generator().manual_seed(1))
+    expected = reference(input_ids=ids, use_cache=False).logits[:, 19:39]
+    error = (our_logits(tmp_path, config, ids, 20) - expected).abs() / expected.std()
+    print("ERR", form, error.mean(), error.max())
+    assert error.mean() < LIMITS[form], float(error.mean())
