@@ -276,7 +276,7 @@ class Controller:
         page_tokens, never = state.limits.kv_page_tokens, state.limits.max_context
         # half the time in which a row could use up the pages that it has
         for request in [r for r in decoding if r.committed >= r.derived.short_at and r.derived.grow_at < never]:
-            tokens = len(request.block_tables[0]) * page_tokens - request.lengths[0] - request.committed
+            tokens = len(request.kv.tables[0]) * page_tokens - request.kv.lengths[0] - request.committed
             tokens_per_s = 2 * (request.rate or FAST_RATE)
             if request.rate:
                 request.derived.short_at = request.committed + int(tokens - LOOK_S * tokens_per_s)
@@ -289,9 +289,7 @@ class Controller:
     def _grant(self, now: float) -> None:
         """Grant rows and pages in rank order, to rows without KV pages and to waiting requests alike."""
         state = self.state
-        short = [
-            request for request in state.preparing() if request.record.prepared and not request.block_tables[0] and needs_kv(request)
-        ]
+        short = [request for request in state.preparing() if request.record.prepared and not request.kv.tables[0] and needs_kv(request)]
         if not short and not (state.waiting and state.free_rows):
             return
         gate = ResourceGate(

@@ -117,7 +117,7 @@ def _restore_row(state: ControllerState, row: RowSnapshot) -> None:
         request.ending = True
     request.row, request.row_generation, request.phase, request.record = row.row, row.generation, row.phase, record
     request.decode = row.decode
-    request.block_tables, request.source_tables, request.prefilled = row.block_tables, row.source_tables, list(row.prefilled)
+    request.kv.restore(row.block_tables, row.source_tables, row.prefilled)
     request.committed, request.ids, request.end_code = row.committed, list(row.ids), row.end_code
     state.rows[row.row] = request
 
@@ -150,13 +150,13 @@ def _normalise(state: ControllerState, request: Request, targets: list[Target]) 
     prompt, starts = expand(spec, shapes, state.limits)
     set_layout(state, request, prompts_of(spec, prompt), starts, shapes)
     if request.phase == Phase.PREPARE and not record.evicting:
-        if record.source_pool is None and any(request.source_tables):
+        if record.source_pool is None and any(request.kv.source_tables):
             state.emit(ClearSource(request.row))  # all pages have been copied
-            request.source_tables = ([], [])
+            request.kv.leave_source()
         if not _has_pages(state, request):
             state.emit(ClearPages(request.row))  # all or none: the grant was interrupted
-            request.block_tables, request.source_tables, request.prefilled = ([], []), ([], []), [0, 0]
-    if request.keys and request.block_tables[0] and record.num_cached_tokens is None:
+            request.kv.clear()
+    if request.caches.keys and request.kv.tables[0] and record.num_cached_tokens is None:
         record.num_cached_tokens = 0  # its first grant was not recorded to the end: a later one must not count as the first
     _normalise_segments(request, targets)
 
@@ -164,16 +164,16 @@ def _normalise(state: ControllerState, request: Request, targets: list[Target]) 
 def _has_pages(state: ControllerState, request: Request) -> bool:
     """Return whether the row has all pages of a grant, in both pools."""
     page_tokens = state.limits.kv_page_tokens
-    least = wanted_pages(request.lengths, request.committed, request.record.max_new_tokens, page_tokens, ahead_pages=0)
+    least = wanted_pages(request.kv.lengths, request.committed, request.record.max_new_tokens, page_tokens, ahead_pages=0)
     source = () if request.record.source_pool is None else [num_pages(target, page_tokens) for target in request.targets]
-    needs = [*zip(request.block_tables, least, strict=False), *zip(request.source_tables, source, strict=False)]
+    needs = [*zip(request.kv.tables, least, strict=False), *zip(request.kv.source_tables, source, strict=False)]
     return all(len(table) >= count for table, count in needs)
 
 
 def _normalise_segments(request: Request, targets: list[Target]) -> None:
     """Repair the segments. ``targets``: page runs that some plan is writing."""
     for place, segment in request.record.segments():
-        if request.tracker is not None and not request.record.evicting and request.prefilled[0] >= request.tracker.part(*place).end:
+        if request.tracker is not None and not request.record.evicting and request.kv.prefilled[0] >= request.tracker.part(*place).end:
             segment.skip()
             request.tracker.mark_ready(*place)
         elif segment.target is not None:
@@ -184,7 +184,7 @@ def _normalise_segments(request: Request, targets: list[Target]) -> None:
             request.tracker.mark_ready(*place)
             part = request.tracker.part(*place)
             if segment.embedding is not None:
-                request.num_consumed[place] = request.tracker.num_consumed_pages(part, request.prefilled[0])
+                request.num_consumed[place] = request.tracker.num_consumed_pages(part, request.kv.prefilled[0])
 
 
 def _restore_sharing(state: ControllerState, request: Request) -> None:
@@ -202,7 +202,7 @@ def _restore_ledgers(state: ControllerState, keys: Mapping[PoolName, Mapping[int
     owned: dict[PoolName, dict[Owner, list[int]]] = {name: {} for name in state.pools}
     used: dict[PoolName, dict[User, list[int]]] = {name: {} for name in state.pools}
     for request in state.requests_in_rows():
-        kv = [page for table in request.block_tables for page in table]
+        kv = [page for table in request.kv.tables for page in table]
         if request.record.member_of is not None:
             used[request.kv_pool][membership(request)] = kv
         if request.ending:
@@ -220,7 +220,7 @@ def _restore_ledgers(state: ControllerState, keys: Mapping[PoolName, Mapping[int
         if not request.record.evicting:
             owned[request.kv_pool][owner(request)] = kv
             if request.record.source_pool is not None:
-                owned[request.record.source_pool][owner(request)] = [page for table in request.source_tables for page in table]
+                owned[request.record.source_pool][owner(request)] = [page for table in request.kv.source_tables for page in table]
     for inflight in state.plans.values():
         for name, pages in inflight.pages():
             used[name].setdefault(User("plan", inflight.plan_id), []).extend(pages)

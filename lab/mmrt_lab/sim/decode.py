@@ -263,7 +263,7 @@ class Decode:
         """The count at which the row lacks a page: with as many tokens, the next one has no place."""
         page_tokens = self._rows.page_tokens
         return min(
-            [len(table) * page_tokens - length + 1 for table, length in zip(request.block_tables, request.lengths, strict=False)]
+            [len(table) * page_tokens - length + 1 for table, length in zip(request.kv.tables, request.kv.lengths, strict=False)]
         )
 
     def _activate(self, member: Member) -> None:
@@ -271,7 +271,7 @@ class Decode:
         member.lag = member.since - member.count
         self._num_active += 1
         self._num_fresh += 1
-        self._num_sequences += len(member.request.lengths)
+        self._num_sequences += len(member.request.kv.lengths)
         self._context += self._tokens(member)
         self._push(member)
 
@@ -283,7 +283,7 @@ class Decode:
         member.count += last + 1 - first
         member.active = False
         self._num_active -= 1
-        self._num_sequences -= len(member.request.lengths)
+        self._num_sequences -= len(member.request.kv.lengths)
         self._context -= self._tokens(member)
         self._rows.committed[member.row] = member.count
         if last >= first:
@@ -293,7 +293,7 @@ class Decode:
 
     def _tokens(self, member: Member) -> int:
         """In its KV cache, all sequences together, once the next step has read its input."""
-        return sum(member.request.lengths) + len(member.request.lengths) * member.count
+        return sum(member.request.kv.lengths) + len(member.request.kv.lengths) * member.count
 
     def _push(self, member: Member) -> None:
         self._number += 1

@@ -299,7 +299,7 @@ class Simulation:
 
     def _admit(self, request: Request, actor: InstanceId, message: Admit, arrival_ns: int) -> None:
         """Send a row to decode, with its prompt."""
-        members = range(0 if self.devices.is_one else len(request.lengths))
+        members = range(0 if self.devices.is_one else len(request.kv.lengths))
         found = [self._bring_prompt(request, member, actor, arrival_ns) for member in members]
         ready_ns = max([arrival.ready_ns for arrival in found], default=arrival_ns)
         taker = self._takers[actor]
@@ -317,8 +317,8 @@ class Simulation:
 
     def _bring_prompt(self, request: Request, member: int, actor: InstanceId, pulled_ns: int) -> Arrival:
         """Bring the pages of a prompt to decode's device. Those of media are copied whole: without embeddings none is computed anew."""
-        page_tokens, table = self.rows.page_tokens, request.block_tables[member]
-        end = max(request.prefilled[member], request.lengths[member] + request.committed - 1 if request.committed else 0)
+        page_tokens, table = self.rows.page_tokens, request.kv.tables[member]
+        end = max(request.kv.prefilled[member], request.kv.lengths[member] + request.committed - 1 if request.committed else 0)
 
         def recompute(count: int) -> float:
             start = max(0, end - count * page_tokens)
@@ -341,7 +341,7 @@ class Simulation:
             for chunk in plan.chunks:
                 request = self.controller.state.rows[chunk.row]
                 assert request is not None
-                before = request.block_tables[chunk.member][: chunk.start // self.rows.page_tokens]
+                before = request.kv.tables[chunk.member][: chunk.start // self.rows.page_tokens]
                 ready_ns = max(ready_ns, devices.bring("kv", before, actor, now_ns))
                 for span in chunk.spans:
                     ready_ns = max(ready_ns, devices.bring("embedding", span.source.pages, actor, now_ns))
@@ -353,7 +353,7 @@ class Simulation:
         page_tokens = self.rows.page_tokens
         for chunk in plan.chunks:
             if (request := self.rows.request(chunk.row, chunk.row_generation)) is not None:
-                yield from request.block_tables[chunk.member][chunk.start // page_tokens : num_pages(chunk.end, page_tokens)]
+                yield from request.kv.tables[chunk.member][chunk.start // page_tokens : num_pages(chunk.end, page_tokens)]
 
     def has_token(self, client: Client) -> bool:
         """decode has committed a token of this request."""

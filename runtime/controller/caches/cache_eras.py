@@ -71,5 +71,6 @@ def _forget(state: ControllerState) -> list[ClearedPool]:
     state.known_media = KnownMedia()
     _record(state)
     for request in state.waiting.values():
-        request.admission_need, request.keys = None, ()
+        request.admission_need = None
+        request.caches.forget_keys()
     return cleared

@@ -120,7 +120,7 @@ def take_shared(state: ControllerState, rows: Sequence[Request], views: Sequence
         if request.shares_media and view.segments:
             take_cached(state, request, reserved or 0)
             _take_decoded(state, request, decoded)
-        elif request.record.prepared and not request.record.evicting and not request.may_load:
+        elif request.record.prepared and not request.record.evicting and not request.caches.may_load:
             request.shares_media = False  # nothing is left to take
         if reserved is None and view.has_kv:
             reserved = _next_need(state, request)

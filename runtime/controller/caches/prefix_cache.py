@@ -30,14 +30,14 @@ FindLeading = Callable[[list[bytes]], list[int]]
 
 def set_keys(state: ControllerState, request: Request, prompts: Sequence[Sequence[int]], spans: Sequence[MediaSpan] = ()) -> None:
     """Prepare the names of the row's pages. ``prompts``: expanded ids per member; ``spans``: of the first one's media."""
-    if not state.limits.prefix_cache or request.keys:
+    if not state.limits.prefix_cache or request.caches.keys:
         return
     first, *others = prompts
     era, salt, page_tokens = request.record.era, request.spec.salt, state.limits.kv_page_tokens
     root = root_key(state.secret, era, salt)
-    request.keys = (keys_of(state, era, request.spec, first, spans), *[PageKeys(root, prompt, page_tokens) for prompt in others])
-    for keys in request.keys:
-        keys.extend(request.ids)
+    keys = keys_of(state, era, request.spec, first, spans)
+    request.caches.set_keys((keys, *[PageKeys(root, prompt, page_tokens) for prompt in others]))
+    request.caches.learn(request.ids)
 
 
 def keys_of(state: ControllerState, era: bytes, spec: RequestSpec, prompt: Sequence[int], spans: Sequence[MediaSpan]) -> PageKeys:
@@ -54,20 +54,19 @@ def keys_of(state: ControllerState, era: bytes, spec: RequestSpec, prompt: Seque
 def learn_ids(request: Request, ids: Sequence[int]) -> None:
     """Note ids that the row has generated, behind those known."""
     request.ids.extend(ids)
-    for keys in request.keys:
-        keys.extend(ids)
+    request.caches.learn(ids)
 
 
 def find_hits(state: ControllerState, request: Request, pool: PoolName = "kv") -> Hits:
     """Return the pages that a row without KV pages would be given from the cache of a pool."""
     cache = state.pools[pool].cache
-    return [cache.find_leading(keys.leading(_num_reusable(request, member))) for member, keys in enumerate(request.keys)]
+    return [cache.find_leading(keys.leading(_num_reusable(request, member))) for member, keys in enumerate(request.caches.keys)]
 
 
 def _num_reusable(request: Request, member: int) -> int:
     """Return how many of a member's leading tokens need not be computed: all but the last, except those from which log-probabilities
     of the prompt or the mean of its hidden states are to come."""
-    keys, sampling = request.keys[member], request.spec.generation.sampling
+    keys, sampling = request.caches.keys[member], request.spec.generation.sampling
     if member == 0 and request.spec.generation.pooling == "mean":
         return 0
     if member == 0 and sampling.prompt_logprobs is not None:
@@ -96,7 +95,7 @@ class PagesToCome:
 
     def have_next_of(self, request: Request, hits: Hits) -> bool:
         """Return whether a row ahead is about to fill the page behind these hits, of some member."""
-        for member, (keys, pages) in enumerate(zip(request.keys, hits, strict=True)):
+        for member, (keys, pages) in enumerate(zip(request.caches.keys, hits, strict=True)):
             place = len(pages)
             if (place + 1) * self._page_tokens > _num_reusable(request, member):
                 continue
@@ -116,8 +115,8 @@ class PagesToCome:
         return ranks
 
     def _note(self, ranks: dict[bytes, Rank], place: int, has_media: bool, row: Request) -> None:
-        for member, keys in enumerate(row.keys):
-            if row.num_named[member] > place or not row.can_prefill or not has_media and awaits_media(row):
+        for member, keys in enumerate(row.caches.keys):
+            if row.caches.num_named[member] > place or not row.can_prefill or not has_media and awaits_media(row):
                 continue
             if place < row.targets[member] // self._page_tokens and (key := keys.at(place)) is not None:
                 ranks[key] = min(row.rank, ranks.get(key, row.rank))
@@ -153,8 +152,8 @@ def append_home_hits(state: ControllerState, request: Request, member: int, page
     """Begin the table in which a member is decoded with pages from the cache: they are not copied."""
     if pages:
         state.emit(AppendPages(request.row, member, pages))
-        request.block_tables[member].extend(pages)
-        request.copied[member] = len(pages) * state.limits.kv_page_tokens
+        request.kv.append(member, pages)
+        request.kv.copy(member, 0, len(pages) * state.limits.kv_page_tokens)
 
 
 def append_hits(state: ControllerState, request: Request, member: int, pages: list[int]) -> None:
@@ -164,26 +163,29 @@ def append_hits(state: ControllerState, request: Request, member: int, pages: li
     num_tokens = len(pages) * state.limits.kv_page_tokens
     append_to_prefill(state, request, member, pages)
     state.emit(SetPrefilled(request.row, member, num_tokens))
-    request.prefilled[member] = request.num_cached[member] = num_tokens
-    request.num_named[member] = len(pages)
+    request.kv.advance(member, 0, num_tokens)
+    request.caches.hit(member, len(pages), num_tokens)
 
 
 def append_to_prefill(state: ControllerState, request: Request, member: int, pages: list[int]) -> None:
     """Append pages to the table in which a member is prefilled."""
-    kind = AppendPages if request.record.source_pool is None else AppendSourcePages
-    state.emit(kind(request.row, member, pages))
-    request.prefill_tables[member].extend(pages)
+    if request.record.source_pool is None:
+        state.emit(AppendPages(request.row, member, pages))
+        request.kv.append(member, pages)
+    else:
+        state.emit(AppendSourcePages(request.row, member, pages))
+        request.kv.append_source(member, pages)
 
 
 def note_hits(state: ControllerState, request: Request) -> None:
     """After a grant: media that the hits cover are not needed, and the gateway learns how many tokens of the prompt they saved: once no
     more pages may be loaded."""
     skipped = skip_media(state, request)
-    is_first = request.record.num_cached_tokens is None and not request.may_load
+    is_first = request.record.num_cached_tokens is None and not request.caches.may_load
     if is_first:
-        num_cached = min(request.num_cached[0], request.lengths[0])  # more if the row has generated tokens
+        num_cached = min(request.caches.num_cached[0], request.kv.lengths[0])  # more if the row has generated tokens
         request.record.num_cached_tokens = num_cached
-        state.totals.looked_up_tokens += request.lengths[0]
+        state.totals.looked_up_tokens += request.kv.lengths[0]
         state.totals.cached_tokens += num_cached
         state.ask(request.key, request.gateway_generation)
     if skipped or is_first:
@@ -206,10 +208,10 @@ def chunks_to_load(state: ControllerState, request: Request, find: FindLeading) 
     none of them."""
     page_tokens = state.limits.kv_page_tokens
     chunks = []
-    for member, keys in enumerate(request.keys):
-        first = request.num_named[member]
+    for member, keys in enumerate(request.caches.keys):
+        first = request.caches.num_named[member]
         start = first * page_tokens
-        if request.prefilled[member] == start:
+        if request.kv.prefilled[member] == start:
             names = keys.up_to(_num_reusable(request, member), first)[:PAGES_AT_ONCE]
             slots = find(names)
             if slots:
@@ -223,9 +225,9 @@ def skip_media(state: ControllerState, request: Request) -> bool:
     if request.tracker is None:
         return False
     skipped = []
-    for part in request.tracker.overlapping(0, request.prefilled[0]):
+    for part in request.tracker.overlapping(0, request.kv.prefilled[0]):
         segment = request.record.items[part.item].segments[part.segment]
-        if part.end <= request.prefilled[0] and (segment.stage != segment.stage.ENCODED or segment.embedding is not None):
+        if part.end <= request.kv.prefilled[0] and (segment.stage != segment.stage.ENCODED or segment.embedding is not None):
             place = part.item, part.segment
             state.pools["patch"].retire(owner(request), segment.patch.pages if segment.patch is not None else ())
             if segment.embedding is not None:
@@ -239,22 +241,22 @@ def skip_media(state: ControllerState, request: Request) -> bool:
 
 def name_pages(state: ControllerState, request: Request) -> None:
     """Give keys to the pages that the row has filled. No plan may be writing them."""
-    if not request.keys or request.ending or request.record.evicting:
+    if not request.caches.keys or request.ending or request.record.evicting:
         return
-    for member, keys in enumerate(request.keys):
-        num_written = request.prefilled[member]
+    for member, keys in enumerate(request.caches.keys):
+        num_written = request.kv.prefilled[member]
         if request.phase == Phase.DECODE:
-            num_written = max(num_written, request.lengths[member] + request.committed - 1)
-        first = request.num_named[member]
+            num_written = max(num_written, request.kv.lengths[member] + request.committed - 1)
+        first = request.caches.num_named[member]
         if names := keys.up_to(num_written, first):
-            request.num_named[member] += len(names)
+            request.caches.name(member, len(names))
             pages = request.prefill_tables[member][first : first + len(names)]
             state.name_pages(request.prefill_pool, pages, names, first)
 
 
 def check_unnamed(state: ControllerState, request: Request) -> None:
     """Assert that decode will write no page that has a key: its first token is the last one known. It may have no page yet."""
-    for table, length in zip(request.block_tables, request.lengths, strict=False):
+    for table, length in zip(request.kv.tables, request.kv.lengths, strict=False):
         first = (length + request.committed - 1) // state.limits.kv_page_tokens
         for page in table[first : first + 1]:
             assert state.pools[request.kv_pool].cache.key_of(page) is None, f"decode would write page {page}, which has a key"

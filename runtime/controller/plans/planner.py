@@ -154,13 +154,13 @@ def view_request(state: ControllerState, request: Request) -> RequestView:
     elif items:
         patch_held = state.pools["patch"].num_owned(owner(request))
         embedding_held = state.pools["embedding"].num_owned(owner(request))
-        if not record.evicting and not (request.may_load and request.has_kv):  # loads of KV pages may make media unnecessary
+        if not record.evicting and not (request.caches.may_load and request.has_kv):  # loads of KV pages may make media unnecessary
             segments = tuple(islice(_open_segments(state, request), WINDOW))
     return RequestView(
         request.key,
         request.arrival,
         has_kv=is_prepared and request.can_prefill,
-        prefill_in_flight=is_prepared and (request.may_load or request.prefill_plan is not None),
+        prefill_in_flight=is_prepared and (request.caches.may_load or request.prefill_plan is not None),
         members=_members(request) if is_prepared else (),
         unanalysed=unanalysed,
         segments=segments,
@@ -199,9 +199,9 @@ def _members(request: Request) -> tuple[MemberView, ...]:
     targets = request.targets
     first = request.tracker.ready_prefix(targets[0]) if request.tracker is not None else targets[0]
     if len(targets) == 1:
-        return (MemberView(request.prefilled[0], first, targets[0], request.num_cached[0]),)
+        return (MemberView(request.kv.prefilled[0], first, targets[0], request.caches.num_cached[0]),)
     ready = (first, *targets[1:])
-    return tuple([MemberView(request.prefilled[m], ready[m], targets[m], request.num_cached[m]) for m in range(len(targets))])
+    return tuple([MemberView(request.kv.prefilled[m], ready[m], targets[m], request.caches.num_cached[m]) for m in range(len(targets))])
 
 
 def _notice_shortage(state: ControllerState, view: View, now: float) -> None:

@@ -239,7 +239,7 @@ def set_layout(
     state: ControllerState, request: Request, prompts: tuple[list[int], ...], starts: list[int], shapes: list[ItemShape]
 ) -> None:
     """Set the fields derived from the expansion; also after a recovery."""
-    request.lengths = tuple(map(len, prompts))
+    request.kv.prepare(tuple(map(len, prompts)))
     if shapes:
         request.tracker = EmbeddingTracker(lay_out(starts, shapes), state.limits.embedding_page_tokens)
     set_keys(state, request, prompts, [MediaSpan(start, shape) for start, shape in zip(starts, shapes, strict=True)])
@@ -302,10 +302,10 @@ def _answer(state: ControllerState, key: int, position: dict[int, int]) -> ToAct
     if not request.has_row:
         return Queued(state.epoch, key, position[key])
     if request.record.prepared:
-        known = request.record.num_cached_tokens if request.keys else 0
+        known = request.record.num_cached_tokens if request.caches.keys else 0
         if request.is_computed:
-            return Computed(state.epoch, key, *request.key_in_table, request.lengths[0], known or 0)
-        return Prepared(state.epoch, key, request.lengths[0], -1 if known is None else known)
+            return Computed(state.epoch, key, *request.key_in_table, request.kv.lengths[0], known or 0)
+        return Prepared(state.epoch, key, request.kv.lengths[0], -1 if known is None else known)
     return Granted(state.epoch, key, [item.source for item in request.record.items])
 
 

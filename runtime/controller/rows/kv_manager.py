@@ -30,11 +30,11 @@ def wanted_kv(state: ControllerState, lengths: Lengths, committed: int, max_new_
 
 def place_row(state: ControllerState, request: Request, gate: ResourceGate) -> Placement:
     """Choose the pools of a row without KV pages. A grant takes the free pages for all members, all or none (CF3, CF4)."""
-    return choose_pools(state, request, request.lengths, _wanted(state, request), gate)
+    return choose_pools(state, request, request.kv.lengths, _wanted(state, request), gate)
 
 
 def _wanted(state: ControllerState, request: Request) -> Lengths:
-    return wanted_kv(state, request.lengths, request.committed, request.record.max_new_tokens, request.rate)
+    return wanted_kv(state, request.kv.lengths, request.committed, request.record.max_new_tokens, request.rate)
 
 
 def needs_kv(request: Request) -> bool:
@@ -47,7 +47,7 @@ def needs_kv(request: Request) -> bool:
         and not request.record.evicting
         and not request.is_finished
         and request.counts_known
-        and not request.block_tables[0]
+        and not request.kv.tables[0]
     )
 
 
@@ -78,8 +78,8 @@ def grant_kv(state: ControllerState, request: Request, placement: Placement) -> 
             count -= len(at_home)
         _append(state, request, member, count)
     request.blocked_s = -1.0
-    if request.keys:
-        request.may_load, request.num_loads = load_plan(state, request) is not None, 0
+    if request.caches.keys:
+        request.caches.begin(may_load=load_plan(state, request) is not None)
         note_hits(state, request)
     return True
 
@@ -90,7 +90,7 @@ def _append(state: ControllerState, request: Request, member: int, count: int) -
     if request.record.member_of is not None:
         state.pools[request.kv_pool].use(membership(request), run.pages)
     state.emit(AppendPages(request.row, member, run.pages))
-    request.block_tables[member].extend(run.pages)
+    request.kv.append(member, run.pages)
 
 
 def _append_source(state: ControllerState, request: Request, member: int, count: int) -> None:
@@ -108,7 +108,7 @@ def num_grantable(state: ControllerState, pool: PoolName) -> int:
 def _reserve(state: ControllerState, pool: PoolName) -> int:
     if len(state.kv_pools) == 1:
         return state.num_decode_tokens
-    return sum([len(request.lengths) for request in state.decoding() if request.kv_pool == pool])
+    return sum([len(request.kv.lengths) for request in state.decoding() if request.kv_pool == pool])
 
 
 def grow(state: ControllerState) -> None:
@@ -122,12 +122,12 @@ def grow(state: ControllerState) -> None:
         if request.committed < request.derived.grow_at:
             continue
         max_new_tokens = request.record.max_new_tokens
-        least = wanted_pages(request.lengths, request.committed, max_new_tokens, page_tokens, ahead_pages=0)
-        wanted = wanted_kv(state, request.lengths, request.committed, max_new_tokens, request.rate)
+        least = wanted_pages(request.kv.lengths, request.committed, max_new_tokens, page_tokens, ahead_pages=0)
+        wanted = wanted_kv(state, request.kv.lengths, request.committed, max_new_tokens, request.rate)
         for goal in (least, wanted):  # first the need of the next token, for both members
             _fill(state, request, goal)
         _take_spare(state, request)
-        short = sum(max(0, count - len(request.block_tables[member])) for member, count in enumerate(least))
+        short = sum(max(0, count - len(request.kv.tables[member])) for member, count in enumerate(least))
         if short:
             _take_from_later(state, request, request.kv_pool, short)
         request.derived.grow_at = _next_growth(state, request)
@@ -136,7 +136,7 @@ def grow(state: ControllerState) -> None:
 def _fill(state: ControllerState, request: Request, goal: Lengths, left_free: int = 0) -> None:
     """Give the members the pages that they lack, as far as the pool has more free ones than ``left_free``."""
     for member, count in enumerate(goal):
-        missing = min(count - len(request.block_tables[member]), state.pools[request.kv_pool].num_free - left_free)
+        missing = min(count - len(request.kv.tables[member]), state.pools[request.kv_pool].num_free - left_free)
         if missing > 0:
             _append(state, request, member, missing)
 
@@ -144,7 +144,7 @@ def _fill(state: ControllerState, request: Request, goal: Lengths, left_free: in
 def _take_spare(state: ControllerState, request: Request) -> None:
     """Let the row reach further ahead, as long as half of its pool stays free for others."""
     ahead = spare_pages_ahead(_rate(state, request), state.limits)
-    goal = wanted_pages(request.lengths, request.committed, request.record.max_new_tokens, state.limits.kv_page_tokens, ahead)
+    goal = wanted_pages(request.kv.lengths, request.committed, request.record.max_new_tokens, state.limits.kv_page_tokens, ahead)
     _fill(state, request, goal, _half(state))
 
 
@@ -164,7 +164,7 @@ def _next_growth(state: ControllerState, request: Request) -> int:
     if state.pools[request.kv_pool].num_free > _half(state):
         ahead = max(ahead, spare_pages_ahead(_rate(state, request), state.limits))
     found = state.limits.max_context
-    for table, length in zip(request.block_tables, request.lengths, strict=False):
+    for table, length in zip(request.kv.tables, request.kv.lengths, strict=False):
         if len(table) < num_pages(length + request.record.max_new_tokens - 1, page_tokens):
             found = min(found, (len(table) - ahead) * page_tokens - length + 1)
     return found

@@ -106,7 +106,7 @@ def _prefilled_soon(request: Request) -> int:
     plan = request.prefill_plan
     chunks = plan.chunks if plan is not None and plan.COMPUTES else ()  # pages to be loaded can be missing
     ends = [chunk.end for chunk in chunks if chunk.member == 0 and (chunk.row, chunk.row_generation) == request.key_in_table]
-    return max([request.prefilled[0], *ends])
+    return max([request.kv.prefilled[0], *ends])
 
 
 def settle(state: ControllerState, request: Request) -> None:
@@ -120,7 +120,7 @@ def settle(state: ControllerState, request: Request) -> None:
         state.drops[request.row] = request
         return
     if (request.ending or record.evicting or request.is_finished) and not request.has_kv_plan:
-        if any(request.block_tables) or any(request.source_tables) or any(request.prefilled):
+        if not request.kv.is_empty:
             clear_pages(state, request)
         if record.evicting and not request.ending:
             record.evicting = False
@@ -137,5 +137,5 @@ def clear_pages(state: ControllerState, request: Request) -> None:
     """Empty the row's block tables: these words are authoritative for KV pages, so they are cleared before the pages are reused."""
     state.emit(ClearPages(request.row))
     state.retire_kv(request)
-    request.block_tables, request.source_tables = ([], []), ([], [])
-    request.prefilled, request.num_cached, request.num_named, request.copied = [0, 0], [0, 0], [0, 0], [0, 0]
+    request.kv.clear()
+    request.caches.clear()

@@ -30,9 +30,9 @@ def hand_over(state: ControllerState, request: Request) -> None:
     request.record.member_of = actor
     request.window, state.windows_s = None, LONG_AGO_S  # time spent outside decode does not count as time between tokens
     state.save(request)
-    for table in request.block_tables:
+    for table in request.kv.tables:
         state.pools[request.kv_pool].use(membership(request), table)
-    if request.keys:
+    if request.caches.keys:
         check_unnamed(state, request)
     set_owner(state, request, actor)
     if request.phase == Phase.DECODE:
@@ -54,8 +54,8 @@ def choose_decode(state: ControllerState, pool: PoolName) -> InstanceId:
     loads = {actor: [0, 0] for actor in serving}
     for request in state.decoding():
         if request.decode is not None and (load := loads.get(request.decode)) is not None:
-            load[0] += len(request.lengths)
-            load[1] += sum(request.lengths) + len(request.lengths) * request.committed
+            load[0] += len(request.kv.lengths)
+            load[1] += sum(request.kv.lengths) + len(request.kv.lengths) * request.committed
     return min(serving, key=lambda actor: (*loads[actor], number_of(actor)))
 
 

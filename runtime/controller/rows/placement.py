@@ -107,4 +107,4 @@ def _num_pages(hits: Hits) -> int:
 
 
 def _num_sequences(state: ControllerState, pool: PoolName) -> int:
-    return sum([len(other.lengths) for other in state.live() if other.has_kv and other.kv_pool == pool])
+    return sum([len(other.kv.lengths) for other in state.live() if other.has_kv and other.kv_pool == pool])

@@ -35,8 +35,8 @@ class InflightPlan:
         yield from self.plan.reads().items()
         yield from self.plan.writes().items()
         for request in self.requests if self.plan.USES_KV else ():
-            for table in request.block_tables:
+            for table in request.kv.tables:
                 yield request.kv_pool, table
             if request.record.source_pool is not None:
-                for table in request.source_tables:
+                for table in request.kv.source_tables:
                     yield request.record.source_pool, table

@@ -21,11 +21,11 @@ from ...pools import PoolName
 from ...stage_table import InstanceId
 from ..scheduling.facts import Objective, RequestKind
 from ..scheduling.guidance import Lengths, is_prefilled, prefill_targets
-from ..scheduling.page_keys import PageKeys
 from ..scheduling.types import Rank, SegmentStage
 from .derived import Derived, Left
 from .embedding_tracker import EmbeddingTracker
 from .known_media import MediaKey
+from .parts import Caches, Kv, Tables
 
 
 class SegmentRecord(msgspec.Struct, array_like=True):
@@ -199,18 +199,9 @@ class Request:
     placed_s: float = 0.0
     video_s: float = 0.0  # when video last got a plan of it, or first could have
 
-    lengths: Lengths = ()  # once prepared
     tracker: EmbeddingTracker | None = None  # once prepared, with media
-    block_tables: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
-    source_tables: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))  # pages of ``source_pool``
-    prefilled: list[int] = field(default_factory=lambda: [0, 0])
-    copied: list[int] = field(default_factory=lambda: [0, 0])  # tokens per member whose pages are in both pools: see ``transfer``
-
-    keys: tuple[PageKeys, ...] = ()  # per member, if pages have names
-    num_cached: list[int] = field(default_factory=lambda: [0, 0])  # tokens per member that its grant found in the cache
-    num_named: list[int] = field(default_factory=lambda: [0, 0])  # leading pages of ``prefill_tables`` that have got theirs
-    may_load: bool = False  # files may have the pages behind those; until they have been asked, nothing is prefilled
-    num_loads: int = 0  # plans to load pages, since the grant of its KV pages
+    kv: Kv = field(default_factory=Kv)
+    caches: Caches = field(default_factory=Caches)
 
     committed: int = 0
     ids: list[int] = field(default_factory=list)  # committed ids that the controller knows
@@ -247,7 +238,8 @@ class Request:
     @property
     def is_partial(self) -> bool:
         """True if work on its prompt or beyond has begun."""
-        return self.phase == Phase.DECODE or self.prefilled[0] > self.num_cached[0] or self.prefilled[1] > self.num_cached[1]
+        prefilled, cached = self.kv.prefilled, self.caches.num_cached
+        return self.phase == Phase.DECODE or prefilled[0] > cached[0] or prefilled[1] > cached[1]
 
     @property
     def tokens_left(self) -> int:
@@ -272,7 +264,7 @@ class Request:
         else:
             shapes = [(segment.stage, self.record.shape_of(*place)) for place, segment in self.open_segments()]
             undecoded = [shape.num_rows for stage, shape in shapes if shape.kind == "video" and stage < SegmentStage.PREPROCESSED]
-            tokens = sum(self.targets) - sum(self.prefilled)
+            tokens = sum(self.targets) - sum(self.kv.prefilled)
             left = Left(tokens, sum([shape.num_rows for _, shape in shapes]), sum(undecoded))
         self.derived.left = left
         return left
@@ -280,7 +272,7 @@ class Request:
     @property
     def has_kv(self) -> bool:
         """True if it has KV pages up to its next token and is not being preempted."""
-        return bool(self.block_tables[0]) and not self.record.evicting
+        return bool(self.kv.tables[0]) and not self.record.evicting
 
     @property
     def can_prefill(self) -> bool:
@@ -298,14 +290,14 @@ class Request:
         return self.record.source_pool or self.record.kv_pool
 
     @property
-    def prefill_tables(self) -> tuple[list[int], list[int]]:
+    def prefill_tables(self) -> Tables:
         """The pages in which its prompt is prefilled, per member."""
-        return self.block_tables if self.record.source_pool is None else self.source_tables
+        return self.kv.tables if self.record.source_pool is None else self.kv.source_tables
 
     def pages_in(self, pool: PoolName) -> set[int]:
         """Return the KV pages that it has in a pool."""
-        pages = set(chain(*self.block_tables)) if pool == self.record.kv_pool else set()
-        return pages.union(*self.source_tables) if pool == self.record.source_pool else pages
+        pages = set(chain(*self.kv.tables)) if pool == self.record.kv_pool else set()
+        return pages.union(*self.kv.source_tables) if pool == self.record.source_pool else pages
 
     @property
     def prefill_plan(self) -> Plan | None:
@@ -361,11 +353,11 @@ class Request:
 
     @property
     def targets(self) -> Lengths:
-        return self.lengths if self.spec.generation.pooling is not None else prefill_targets(self.lengths, self.committed)
+        return self.kv.lengths if self.spec.generation.pooling is not None else prefill_targets(self.kv.lengths, self.committed)
 
     @property
     def is_prefilled(self) -> bool:
-        return is_prefilled(self.prefilled, self.targets)
+        return is_prefilled(self.kv.prefilled, self.targets)
 
     @property
     def is_computed(self) -> bool:

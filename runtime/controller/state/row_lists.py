@@ -56,7 +56,7 @@ class RowLists:
         if self._decoding is None:
             decode = Phase.DECODE
             self._decoding = found = [request for request in self.live() if request.phase == decode and not request.end_code]
-            self._num_decode_tokens = sum([len(request.lengths) for request in found])
+            self._num_decode_tokens = sum([len(request.kv.lengths) for request in found])
             self._tbt_s = {request.objective.tbt_s for request in found}
         return self._decoding
 

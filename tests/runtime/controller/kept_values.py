@@ -16,7 +16,7 @@ def check_kept(state: ControllerState) -> None:
     preparing = [request for request in live if request.phase == Phase.PREPARE]
     assert state.live() == live and state.preparing() == preparing
     assert state.decoding() == [request for request in live if request.phase == Phase.DECODE and not request.is_finished]
-    assert state.num_decode_tokens == sum(len(request.lengths) for request in state.decoding())
+    assert state.num_decode_tokens == sum(len(request.kv.lengths) for request in state.decoding())
     assert state.watched() == [(r.row, r.row_generation) for r in live if r.phase == Phase.DECODE or not r.counts_known]
     assert state.drops == {r.row: r for r in state.rows if r is not None and r.drop_ticket}
     for request in live:
@@ -25,8 +25,8 @@ def check_kept(state: ControllerState) -> None:
         if request.derived.view is not None:
             assert request.derived.view == view_request(state, request), f"an old view of {request}"
         if request.phase == Phase.DECODE and request.committed < request.derived.grow_at:
-            wanted = wanted_kv(state, request.lengths, request.committed, request.record.max_new_tokens, request.rate)
-            have = [len(table) for table in request.block_tables]
+            wanted = wanted_kv(state, request.kv.lengths, request.committed, request.record.max_new_tokens, request.rate)
+            have = [len(table) for table in request.kv.tables]
             assert all(count <= held for count, held in zip(wanted, have, strict=False)), f"nobody looks whether {request} grows"
         segments = list(request.record.segments()) if request.record.prepared else []
         assert list(request.open_segments()) == [s for s in segments if s[1].stage < SegmentStage.ENCODED]
@@ -54,9 +54,9 @@ def check_touched(state: ControllerState) -> None:
 def check_keys(state: ControllerState) -> None:
     """A page with a key stands in a block table only in its place: after the same tokens, and before the last one."""
     for request in state.live():
-        for pool, tables in ((request.kv_pool, request.block_tables), (request.prefill_pool, request.prefill_tables)):
+        for pool, tables in ((request.kv_pool, request.kv.tables), (request.prefill_pool, request.prefill_tables)):
             cache = state.pools[pool].cache
-            for table, keys in zip(tables, request.keys, strict=False):
+            for table, keys in zip(tables, request.caches.keys, strict=False):
                 names = keys.up_to(keys.num_tokens)
                 for index, page in enumerate(table):
                     key = cache.key_of(page)

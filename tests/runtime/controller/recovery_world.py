@@ -370,11 +370,11 @@ class World:
             for name in state.kv_pools:
                 assert state.pools[name].owned_by(owner(request)) == request.pages_in(name), f"{request.key} owns others of {name}"
             if request.record.source_pool is None or not request.has_kv:
-                assert request.source_tables == ([], []), "pages of another pool are held for nothing"
+                assert request.kv.source_tables == ([], []), "pages of another pool are held for nothing"
                 continue
             assert request.phase == Phase.PREPARE and request.record.source_pool != request.kv_pool
             needs = [-(-target // 4) for target in request.targets]
-            assert [len(table) for table in request.source_tables][: len(needs)] == needs, "a row has pages of one pool alone"
+            assert [len(table) for table in request.kv.source_tables][: len(needs)] == needs, "a row has pages of one pool alone"
 
     def kv_of(self, name: str) -> str:
         """Return the KV pool of an actor's device."""
@@ -418,7 +418,7 @@ class World:
                 continue
             sampling = request.spec.generation.sampling
             is_asked_for_all = sampling.prompt_logprobs is not None and not sampling.prompt_logprobs_last
-            assert not is_asked_for_all or not request.num_cached[0], "cached pages have no logits"
+            assert not is_asked_for_all or not request.caches.num_cached[0], "cached pages have no logits"
             patch: set[int] = set()
             embedding: set[int] = set()
             for index, item in enumerate(request.record.items):
@@ -733,7 +733,7 @@ class World:
                 for (item, segment), _ in request.record.segments():
                     for index, key in enumerate(page_keys(state, request, (item, segment))):
                         self.keep("embedding", key, {0: (wanted.medium(item, era), segment, index)})
-            for member, keys in enumerate(request.keys):
+            for member, keys in enumerate(request.caches.keys):
                 tokens = self.tokens_of(request.row, spec, member)
                 values = self.kv.values(wanted.spec, spec, member, tokens, era)
                 for page, key in enumerate(keys.up_to(len(tokens)) if self.random.random() < 0.5 else ()):

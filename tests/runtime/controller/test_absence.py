@@ -37,7 +37,7 @@ def seen_dead(driver: Driver, actors: Collection[InstanceId]) -> list[Effect]:
 
 def test_rows_of_a_decode_that_does_not_come_up_go_on_at_the_other() -> None:
     driver = two(1, 2)
-    pages = [list(driver.state.requests[key].block_tables[0]) for key in (1, 2)]
+    pages = [list(driver.state.requests[key].kv.tables[0]) for key in (1, 2)]
     assert not sent(die(driver, SECOND, seconds=AWAY_S / 2), m.Drop) and owners(driver) == [FIRST, SECOND], "it is soon back, as a rule"
     effects = driver.tick(AWAY_S / 2)
     assert SetOwner(1, None) in effects and owners(driver) == [FIRST, None]
@@ -45,7 +45,7 @@ def test_rows_of_a_decode_that_does_not_come_up_go_on_at_the_other() -> None:
     effects = seen_dead(driver, [SECOND])
     assert SetOwner(1, FIRST) in effects and asked(effects, m.Admit) == [(FIRST, 1)] and owners(driver) == [FIRST, FIRST]
     assert not [e for e in effects if isinstance(e, AppendPages | ClearPages | SetPageGenerations | SetPrefilled | SetPhase)]
-    assert [list(driver.state.requests[key].block_tables[0]) for key in (1, 2)] == pages, "nothing is copied or computed again"
+    assert [list(driver.state.requests[key].kv.tables[0]) for key in (1, 2)] == pages, "nothing is copied or computed again"
     assert driver.state.totals.handed_over == 1 and not driver.machine.unanswering()
 
 
@@ -115,7 +115,7 @@ def test_a_finished_row_is_free_once_its_decode_is_seen_dead() -> None:
     driver.tick()
     die(driver, SECOND)
     seen_dead(driver, [SECOND])
-    assert driver.state.requests[2].block_tables == ([], []) and driver.state.totals.handed_over == 0
+    assert driver.state.requests[2].kv.tables == ([], []) and driver.state.totals.handed_over == 0
 
 
 def test_a_row_whose_device_has_no_other_decode_is_prefilled_again_on_another() -> None:

@@ -19,7 +19,7 @@ SECOND_PREFILL = InstanceId("prefill.1")
 def test_rows_of_a_decode_that_leaves_go_to_the_other_with_their_pages() -> None:
     driver = two(1, 2, 3, 4)
     assert owners(driver) == [FIRST, SECOND, FIRST, SECOND]
-    pages = [request.block_tables for request in driver.state.requests.values()]
+    pages = [request.kv.tables for request in driver.state.requests.values()]
     driver.machine.set_instances(TWO, [SECOND])
     effects = driver.tick()
     drops = [message for message in sent(effects, m.Drop) if isinstance(message, m.Drop)]
@@ -30,7 +30,7 @@ def test_rows_of_a_decode_that_leaves_go_to_the_other_with_their_pages() -> None
     assert asked(effects, m.Admit) == [(FIRST, 1), (FIRST, 3)] and owners(driver) == [FIRST] * 4
     assert drained(driver.state) == [SECOND] and driver.state.totals.handed_over == 2
     assert not [e for e in effects if isinstance(e, AppendPages | ClearPages | SetPageGenerations | SetPrefilled)], "no byte is copied"
-    assert [request.block_tables for request in driver.state.requests.values()] == pages
+    assert [request.kv.tables for request in driver.state.requests.values()] == pages
 
 
 def test_an_actor_that_leaves_gets_nothing_more() -> None:

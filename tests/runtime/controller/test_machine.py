@@ -512,7 +512,7 @@ def test_growth_keeps_two_pages_and_two_seconds_ahead() -> None:
     driver = Driver(num_kv_pages=64, max_context=256, spare_ahead_s=0.0)
     driver.submit(text(6, 200))
     driver.done("prefill")
-    table = driver.state.requests[KEY].block_tables[0]
+    table = driver.state.requests[KEY].kv.tables[0]
     assert len(table) == 2 + 2
     driver.counts[0] = (0, 0)
     driver.tick()
@@ -537,7 +537,7 @@ def test_a_new_row_has_pages_for_six_seconds_while_half_of_the_pool_is_free() ->
     effects = driver.done("prefill")
     first = driver.state.requests[1]
     assert index(effects, AppendPages) < index(effects, m.Admit), "decode finds them with the row"
-    assert len(first.block_tables[0]) == 2 + 151, "600 tokens, as nothing is known of the run"
+    assert len(first.kv.tables[0]) == 2 + 151, "600 tokens, as nothing is known of the run"
     assert driver.machine.next_tick_s() == SOON_S, "its rate is to be measured, however many pages it has"
     driver.counts[0] = (0, 0)
     driver.tick()
@@ -547,7 +547,7 @@ def test_a_new_row_has_pages_for_six_seconds_while_half_of_the_pool_is_free() ->
     driver.submit(text(6, 1000), key=2)
     driver.done("prefill")
     second = driver.state.requests[2]
-    assert second.rate == 0 and len(second.block_tables[0]) == 2 + 16, "61 tokens at the other's rate"
+    assert second.rate == 0 and len(second.kv.tables[0]) == 2 + 16, "61 tokens at the other's rate"
     driver.submit(text(6, 1000), key=3)
     driver.state.steering.undisturbed_s = 0.001
     driver.done("prefill")
@@ -559,7 +559,7 @@ def test_a_row_keeps_six_seconds_ahead_while_half_of_the_pool_is_free() -> None:
     driver.submit(text(6, 1000))
     driver.state.steering.undisturbed_s = 0.1
     driver.done("prefill")
-    table = driver.state.requests[KEY].block_tables[0]
+    table = driver.state.requests[KEY].kv.tables[0]
     assert len(table) == 2 + 16, "61 tokens at 10 tokens/s"
     driver.counts[0] = (0, 0)
     driver.tick()
@@ -574,7 +574,7 @@ def test_a_run_begins_with_the_rate_of_an_earlier_one() -> None:
     driver.state.costs = Costs({"decode": Cost(0.05, 0.0, 1)})
     driver.submit(text(6, 1000), key=1)
     driver.done("prefill")
-    assert len(driver.state.requests[1].block_tables[0]) == 2 + 31, "121 tokens at 20 tokens/s"
+    assert len(driver.state.requests[1].kv.tables[0]) == 2 + 31, "121 tokens at 20 tokens/s"
     for committed, seconds in ((0, 0.0), (5, 0.5), (10, 0.5)):
         driver.counts[0] = (committed, 0)
         driver.tick(seconds)
@@ -591,11 +591,11 @@ def test_no_row_reaches_further_than_two_seconds_into_the_second_half_of_a_pool(
         if len(state.requests) < 4:
             pair = {"companion_ids": [1] * 5} if rng.random() < 0.3 else {}
             driver.submit(text(rng.randint(1, 20), rng.choice((4, 100, 400)), **pair), key=step + 1)
-        before = {request.row: [*map(len, request.block_tables)] for request in state.live()}
+        before = {request.row: [*map(len, request.kv.tables)] for request in state.live()}
         if any(inflight.actor == "prefill" for inflight in state.plans.values()) and rng.random() < 0.6:
             driver.done("prefill")
         for request in state.decoding():
-            room = min(len(table) * 4 - n for table, n in zip(request.block_tables, request.lengths, strict=False))
+            room = min(len(table) * 4 - n for table, n in zip(request.kv.tables, request.kv.lengths, strict=False))
             committed = min(request.committed + rng.randint(0, 30), max(room, request.committed), request.record.max_new_tokens)
             driver.counts[request.row] = (committed, 1 if committed == request.record.max_new_tokens else 0)
         for drop in sent(driver.tick(rng.uniform(0, 0.4)), m.Drop):
@@ -603,9 +603,9 @@ def test_no_row_reaches_further_than_two_seconds_into_the_second_half_of_a_pool(
             driver.receive("decode", m.Dropped(1, drop.row, drop.row_generation, drop.ticket))
             driver.counts.pop(drop.row, None)
         for request in state.live():
-            near = wanted_kv(state, request.lengths, request.committed, request.record.max_new_tokens, request.rate)
-            grown = [a > b for a, b in zip(map(len, request.block_tables), before.get(request.row, [999] * 2), strict=False)]
-            if any(now and len(table) > count for now, table, count in zip(grown, request.block_tables, near, strict=False)):
+            near = wanted_kv(state, request.kv.lengths, request.committed, request.record.max_new_tokens, request.rate)
+            grown = [a > b for a, b in zip(map(len, request.kv.tables), before.get(request.row, [999] * 2), strict=False)]
+            if any(now and len(table) > count for now, table, count in zip(grown, request.kv.tables, near, strict=False)):
                 assert state.pools["kv"].num_free >= num_pages // 2
 
 
@@ -618,10 +618,10 @@ def test_what_the_next_token_needs_goes_before_what_is_taken_ahead() -> None:
     pair, young = driver.state.requests[1], driver.state.requests[2]
     driver.counts[0] = (5, 0)
     driver.tick()
-    assert [len(table) for table in pair.block_tables] == [7, 7] and driver.state.pools["kv"].num_free == 2
+    assert [len(table) for table in pair.kv.tables] == [7, 7] and driver.state.pools["kv"].num_free == 2
     driver.counts[0] = (22, 0)  # each member needs an eighth page, and would like three more
     driver.tick()
-    assert [len(table) for table in pair.block_tables] == [8, 8] and young.phase == Phase.DECODE
+    assert [len(table) for table in pair.kv.tables] == [8, 8] and young.phase == Phase.DECODE
 
 
 def test_budgets_are_steered_once_per_window_however_rows_are_staggered() -> None:
@@ -685,7 +685,7 @@ def test_the_youngest_is_preempted_and_comes_back() -> None:
     assert isinstance(drop, m.Drop)
     driver.counts[1] = (count + 1, 0)  # decode went on until the drop reached it
     effects = driver.receive("decode", m.Dropped(1, young.row, 1, drop.ticket)).tick()
-    assert any(isinstance(effect, ClearPages) for effect in effects) and not young.block_tables[0]
+    assert any(isinstance(effect, ClearPages) for effect in effects) and not young.kv.tables[0]
     driver.counts[0] = (20, 2)
     (drop,) = sent(driver.tick(), m.Drop)
     assert isinstance(drop, m.Drop)
@@ -728,7 +728,7 @@ def test_a_preempted_row_is_prefilled_again_from_its_media() -> None:
     driver.receive("prefill", m.PlanDone("prefill", 1, stale, 0.01, m.Done()))
     driver.tick()
     driver.tick()
-    assert request.prefilled == [0, 0] and request.has_kv
+    assert request.kv.prefilled == [0, 0] and request.has_kv
     _, again = driver.plan("video")
     assert isinstance(again, p.PreprocessSegment) and again.segment == 0
     driver.done("video")

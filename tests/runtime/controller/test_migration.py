@@ -114,7 +114,7 @@ def test_pages_of_both_pools_are_granted_or_none() -> None:
     assert used(driver) == [4, 6], "the second has nothing: its own pool is full, the other is not"
     assert driver.state.requests[2].row < 0
     finish(driver, 1)
-    assert driver.state.requests[2].source_tables[0] and driver.state.requests[2].block_tables[0]
+    assert driver.state.requests[2].kv.source_tables[0] and driver.state.requests[2].kv.tables[0]
     finish(driver, 2)
     assert driver.is_empty
 
@@ -219,7 +219,7 @@ def test_pages_that_decode_has_are_not_copied_and_not_written(is_restarted: bool
     finish(driver, 1)
     cache, before = driver.state.pools["kv.1"].cache, driver.state.totals.transferred_bytes
     driver.submit(text(12), 2)
-    table, free = driver.state.requests[2].block_tables[0], driver.state.pools["kv.1"].num_free
+    table, free = driver.state.requests[2].kv.tables[0], driver.state.pools["kv.1"].num_free
     assert [cache.key_of(page) is not None for page in table[:3]] == [True, True, False]
     if is_restarted:
         driver.machine = recover(driver.state.limits, 4, remains(driver))
@@ -394,7 +394,7 @@ def test_pages_of_a_plan_that_a_new_controller_finds_are_not_copied_before_its_e
     machine = driver.machine = recover(driver.state.limits, 4, snapshot._replace(plans=plans))
     driver.state = machine.state
     driver.tick()
-    assert driver.state.requests[KEY].prefilled[0] == 6
+    assert driver.state.requests[KEY].kv.prefilled[0] == 6
     assert not [inflight for inflight in driver.state.plans.values() if isinstance(inflight.plan, Transfer)]
     finish(driver, KEY)
     assert driver.is_empty

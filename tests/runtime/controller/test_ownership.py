@@ -105,7 +105,7 @@ def test_a_new_generation_is_asked_again_and_the_other_is_not() -> None:
 
 def test_rows_of_a_broken_decode_go_on_at_the_other_once_it_is_dead() -> None:
     driver = two(1, 2)
-    pages = [list(driver.state.requests[key].block_tables[0]) for key in (1, 2)]
+    pages = [list(driver.state.requests[key].kv.tables[0]) for key in (1, 2)]
     effects = break_second(driver)
     assert not sent(effects, m.Failed) and asked(effects, m.Drop) == [(SECOND, 1)]
     assert index(effects, SetOwner) < index(effects, m.Drop) and SetOwner(1, None) in effects
@@ -114,7 +114,7 @@ def test_rows_of_a_broken_decode_go_on_at_the_other_once_it_is_dead() -> None:
     effects = driver.tick(gone=[SECOND])
     assert SetOwner(1, FIRST) in effects and asked(effects, m.Admit) == [(FIRST, 1)] and owners(driver) == [FIRST, FIRST]
     assert not [e for e in effects if isinstance(e, AppendPages | ClearPages | SetPageGenerations | SetPrefilled | SetPhase)]
-    assert [list(driver.state.requests[key].block_tables[0]) for key in (1, 2)] == pages, "nothing is copied or computed again"
+    assert [list(driver.state.requests[key].kv.tables[0]) for key in (1, 2)] == pages, "nothing is copied or computed again"
     assert driver.state.totals.handed_over == 1 and not driver.machine.unanswering()
     assert all(getattr(effect, "row", 1) == 1 for effect in effects), "the other's row is left alone"
 
@@ -166,7 +166,7 @@ def test_a_finished_row_of_a_broken_decode_is_free_once_that_is_dead() -> None:
     driver.tick()
     break_second(driver)
     driver.tick(gone=[SECOND])
-    assert driver.state.requests[2].block_tables == ([], []) and driver.state.totals.handed_over == 0
+    assert driver.state.requests[2].kv.tables == ([], []) and driver.state.totals.handed_over == 0
 
 
 def test_a_new_controller_finishes_a_change_of_owner() -> None:

@@ -124,7 +124,7 @@ def test_cached_tokens_are_those_of_the_first_grant_after_a_recovery(is_recorded
     driver.tick(1.0)
     driver.receive("decode", m.Dropped(1, request.row, request.row_generation, request.drop_ticket))
     driver.tick(1.0)
-    assert request.prefilled[0] > 5 and request.record.num_cached_tokens == 0
+    assert request.kv.prefilled[0] > 5 and request.record.num_cached_tokens == 0
 
 
 def test_a_prompt_that_is_cached_whole_does_not_wait_for_prefill() -> None:
@@ -149,7 +149,7 @@ def test_a_prompt_of_which_files_have_nothing_is_computed_at_once() -> None:
 def test_of_a_prompt_that_files_have_in_part_that_is_loaded() -> None:
     driver = cached()
     ask(driver, text(22), 1)
-    keys = driver.state.requests[1].keys[0].up_to(22)
+    keys = driver.state.requests[1].caches.keys[0].up_to(22)
     finish(driver, 1)
     driver.machine.set_saved({"kv": dict(zip(keys[:3], (4, 9, 2), strict=True))})
     driver.state.pools["kv"].forget_idle()
@@ -278,7 +278,7 @@ def test_a_pair_hits_separately() -> None:
     finish(driver, 1)
     effects = ask(driver, spec, 2)
     assert [(e.member, e.num_tokens) for e in effects if isinstance(e, SetPrefilled)] == [(0, 8), (1, 4)]
-    assert driver.state.requests[2].block_tables[0][0] == driver.state.requests[2].block_tables[1][0], "the same contents"
+    assert driver.state.requests[2].kv.tables[0][0] == driver.state.requests[2].kv.tables[1][0], "the same contents"
     assert sent(effects, m.Prepared) == [m.Prepared(3, 2, 9, 8)]
     finish(driver, 2)
     assert driver.is_empty
@@ -308,7 +308,7 @@ def test_pages_that_rows_hold_are_not_found_once_the_caches_are_cleared(is_new: 
     assert len(driver.state.pools["kv"].cache) == 2
     ask(driver, text(9, 2), 2)
     ask(driver, text(10, 6), 3)
-    assert driver.state.requests[3].keys, "it waits for KV pages, and its keys are made"
+    assert driver.state.requests[3].caches.keys, "it waits for KV pages, and its keys are made"
     driver.receive("cache", m.ClearCaches())
     if is_new:
         driver.machine = recover(driver.state.limits, 4, remains(driver))
@@ -406,7 +406,7 @@ def test_a_hit_that_was_cut_short_is_given_back() -> None:
     machine = recover(driver.state.limits, 4, snapshot._replace(rows=[cut], plans=[], secret=driver.state.secret))
     machine.state.pools["kv"].check()
     effects = machine.tick(200.0)
-    assert hits(effects) == [8] and machine.state.requests[2].block_tables[0][:2] == row.block_tables[0][:2]
+    assert hits(effects) == [8] and machine.state.requests[2].kv.tables[0][:2] == row.block_tables[0][:2]
 
 
 def test_a_new_controller_with_other_keys_goes_on() -> None:
@@ -495,7 +495,7 @@ def test_a_request_waits_for_no_page_that_differs() -> None:
     driver.submit(msgspec.structs.replace(text(30, 4), salt=b"other"), 3)
     assert not driver.state.requests[2].has_row and driver.state.requests[3].has_row
     driver.done("prefill")
-    assert driver.state.requests[1].prefilled[0] == 8 and driver.state.requests[2].prefilled[0] == 8
+    assert driver.state.requests[1].kv.prefilled[0] == 8 and driver.state.requests[2].kv.prefilled[0] == 8
 
 
 def test_it_waits_no_longer_when_the_row_ahead_fails() -> None:
@@ -506,7 +506,7 @@ def test_it_waits_no_longer_when_the_row_ahead_fails() -> None:
     driver.done("prefill")
     driver.receive("gateway", m.Cancel(1, 1)).tick()
     second, third = driver.state.requests[2], driver.state.requests[3]
-    assert second.has_kv and second.num_cached[0] == 8 and not third.has_row
+    assert second.has_kv and second.caches.num_cached[0] == 8 and not third.has_row
     preempt(driver.state, second)
     driver.tick()
     assert third.has_kv or second.has_kv, "one of them prefills"

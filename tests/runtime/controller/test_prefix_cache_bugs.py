@@ -35,7 +35,7 @@ def give_the_last_page(patch: pytest.MonkeyPatch) -> None:
     """The page of the last token is given from the cache: decode writes it."""
 
     def find_hits(state: ControllerState, request: Request, pool: str = "kv") -> list[list[int]]:
-        return [state.pools[pool].cache.find_leading(keys.up_to(keys.num_tokens)) for keys in request.keys]
+        return [state.pools[pool].cache.find_leading(keys.up_to(keys.num_tokens)) for keys in request.caches.keys]
 
     for module in (prefix_cache, placement):
         patch.setattr(module, "find_hits", find_hits)
@@ -50,7 +50,7 @@ def name_before_the_plan_is_cleared(patch: pytest.MonkeyPatch) -> None:
         for request in [request for request in inflight.requests if request.has_kv and not request.ending]:
             prefix_cache.name_pages(state, request)
             for _ in range(30):
-                state.emit(SetPrefilled(request.row, 0, request.prefilled[0]))
+                state.emit(SetPrefilled(request.row, 0, request.kv.prefilled[0]))
         clear_plan(state, inflight)
 
     patch.setattr(plan_results, "clear_plan", clear)
@@ -99,9 +99,9 @@ def name_pages_given_back(patch: pytest.MonkeyPatch) -> None:
     clear_pages = lifecycle.clear_pages
 
     def clear(state: ControllerState, request: Request) -> None:
-        tables, prefilled = request.block_tables, request.prefilled
+        tables, prefilled = request.kv.tables, request.kv.prefilled
         clear_pages(state, request)
-        for table, num_tokens, keys in zip(tables, prefilled, request.keys, strict=False):
+        for table, num_tokens, keys in zip(tables, prefilled, request.caches.keys, strict=False):
             found = keys.up_to(num_tokens)
             state.name_pages("kv", table[: len(found)], found)
 

@@ -239,7 +239,7 @@ def test_a_row_that_ends_while_its_picture_is_loaded() -> None:
 def test_kv_pages_are_loaded_before_media_and_make_them_unnecessary() -> None:
     driver = saved(prefix_cache=True, positions=positions)
     fill(driver, picture(), 2)
-    keys = driver.state.requests[2].keys[0].up_to(12)
+    keys = driver.state.requests[2].caches.keys[0].up_to(12)
     work(driver)
     end(driver, 2)
     for pool in driver.state.pools.values():

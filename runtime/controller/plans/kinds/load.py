@@ -15,19 +15,21 @@ def issue_loads(state: ControllerState, now: float) -> None:
 
     Of rows with more pages than one plan loads one at a time goes on, so that a slow disk leaves prefill its turns.
     """
-    rows = [request for request in state.preparing() if request.may_load and request.can_prefill and request.prefill_plan is None]
+    rows = [
+        request for request in state.preparing() if request.caches.may_load and request.can_prefill and request.prefill_plan is None
+    ]
     if not rows:
         return
     loading = [request for inflight in state.plans.values() if isinstance(inflight.plan, Load) for request in inflight.requests]
-    goes_on = any(request.num_loads > 1 and not request.ending for request in loading)
+    goes_on = any(request.caches.num_loads > 1 and not request.ending for request in loading)
     for request in sorted(rows, key=BY_RANK):
         if (plan := load_plan(state, request)) is None:
-            request.may_load = False
+            request.caches.end_loading()
             state.touch(request)
             note_hits(state, request)
-        elif credit(state, "prefill", request.prefill_pool) and not (request.num_loads and goes_on):
-            goes_on = goes_on or request.num_loads > 0
-            request.num_loads += 1
+        elif credit(state, "prefill", request.prefill_pool) and not (request.caches.num_loads and goes_on):
+            goes_on = goes_on or request.caches.num_loads > 0
+            request.caches.load()
             place_plan(state, plan, [request], now, request.prefill_pool)
 
 
@@ -36,7 +38,7 @@ class LoadKind(Kind[Load]):
 
     def answered(self, state: ControllerState, plan: Load, live: list[Request], result: Result) -> None:
         for request in live:
-            request.may_load = False
+            request.caches.end_loading()
 
     def apply(self, state: ControllerState, plan: Load, live: list[Request], result: Result) -> Encoded:
         assert isinstance(result, Loaded)
@@ -55,13 +57,11 @@ class LoadKind(Kind[Load]):
 
 def apply_loaded(state: ControllerState, request: Request, plan: Load, result: Loaded) -> None:
     """Record the pages that have been loaded."""
-    request.may_load = any(result.more)
+    request.caches.end_loading(may_load=any(result.more))
     state.totals.transferred_bytes += result.num_bytes
     for chunk, end, may_ask_again in zip(plan.chunks, result.ends, result.more, strict=True):
         if not may_ask_again and not plan.source:
             state.saved["kv"].note_lacking(chunk.keys[(end - chunk.start) // state.limits.kv_page_tokens])
-        if request.record.evicting or request.prefilled[chunk.member] >= end:
-            continue
-        assert request.prefilled[chunk.member] == chunk.start, "pages were loaded behind some that are not there"
-        request.prefilled[chunk.member] = request.num_cached[chunk.member] = end
-        state.emit(SetPrefilled(request.row, chunk.member, end))
+        if not request.record.evicting and request.kv.advance(chunk.member, chunk.start, end):
+            request.caches.loaded(chunk.member, end)
+            state.emit(SetPrefilled(request.row, chunk.member, end))

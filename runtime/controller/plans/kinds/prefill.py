@@ -48,10 +48,8 @@ class PrefillKind(Kind[Prefill]):
         rows = {request.key_in_table: request for request in live}
         for chunk in plan.chunks:
             request = rows.get((chunk.row, chunk.row_generation))
-            if request is None or request.record.evicting or request.prefilled[chunk.member] >= chunk.end:
+            if request is None or request.record.evicting or not request.kv.advance(chunk.member, chunk.start, chunk.end):
                 continue
-            assert request.prefilled[chunk.member] == chunk.start, "a chunk was prefilled out of order"
-            request.prefilled[chunk.member] = chunk.end
             state.emit(SetPrefilled(request.row, chunk.member, chunk.end))
             if chunk.spans and release_consumed(state, request):
                 state.save(request)
@@ -71,16 +69,16 @@ def release_consumed(state: ControllerState, request: Request) -> bool:
     """Give back embedding pages whose rows are all prefilled, according to ``prefilled``. True if the record changed."""
     changed = False
     assert request.tracker is not None
-    for part in request.tracker.overlapping(0, request.prefilled[0]):
+    for part in request.tracker.overlapping(0, request.kv.prefilled[0]):
         segment = request.record.items[part.item].segments[part.segment]
         if segment.stage != SegmentStage.ENCODED or segment.embedding is None:
             continue
         place = (part.item, part.segment)
         before = request.num_consumed.get(place, 0)
-        count = request.tracker.num_consumed_pages(part, request.prefilled[0])
+        count = request.tracker.num_consumed_pages(part, request.kv.prefilled[0])
         state.pools["embedding"].retire(owner(request), segment.embedding.pages[before:count])
         request.num_consumed[place] = count
-        if request.prefilled[0] >= part.end:
+        if request.kv.prefilled[0] >= part.end:
             segment.consumed()
             del request.num_consumed[place]
             changed = True

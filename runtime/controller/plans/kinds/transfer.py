@@ -41,8 +41,8 @@ def _filled(state: ControllerState, request: Request) -> list[TransferChunk]:
     plan = request.prefill_plan
     in_work = {} if plan is None else {c.member: c.start for c in plan.chunks if (c.row, c.row_generation) == request.key_in_table}
     for member, target in enumerate(request.targets):
-        start = request.copied[member]
-        num_filled = min(request.prefilled[member], in_work.get(member, target))
+        start = request.kv.copied[member]
+        num_filled = min(request.kv.prefilled[member], in_work.get(member, target))
         if num_filled < target:
             num_filled -= num_filled % page_tokens
         end = min(num_filled, start + PAGES_AT_ONCE * page_tokens)
@@ -69,8 +69,8 @@ def _apply_transferred(state: ControllerState, request: Request, plan: Transfer,
     """Record the pages that have been copied. A plan of a previous controller can be one for pages behind those known to be."""
     state.totals.transferred_bytes += result.num_bytes
     for chunk in plan.chunks:
-        if request.copied[chunk.member] == chunk.start and not request.record.evicting:
-            request.copied[chunk.member] = chunk.end
+        if not request.record.evicting:
+            request.kv.copy(chunk.member, chunk.start, chunk.end)
 
 
 def restore_progress(state: ControllerState, request: Request) -> None:
@@ -79,19 +79,21 @@ def restore_progress(state: ControllerState, request: Request) -> None:
     if request.record.source_pool is None:
         return
     cache, page_tokens = state.pools[request.kv_pool].cache, state.limits.kv_page_tokens
-    for member, table in enumerate(request.block_tables):
-        request.copied[member] = page_tokens * sum(1 for _ in takewhile(lambda page: cache.key_of(page) is not None, table))
+    for member, table in enumerate(request.kv.tables):
+        num_shared = sum(1 for _ in takewhile(lambda page: cache.key_of(page) is not None, table))
+        request.kv.copy(member, 0, page_tokens * num_shared)
 
 
 def leave_source(state: ControllerState, request: Request) -> None:
     """Give the source's pages back once all are copied. The record is written before the table."""
     source, record = request.record.source_pool, request.record
     is_over = request.ending or record.evicting or request.is_finished
-    if source is None or is_over or any(done < target for done, target in zip(request.copied, request.targets, strict=False)):
+    if source is None or is_over or not request.kv.is_copied(request.targets):
         return
     record.source_pool = None
     state.save(request)
     state.emit(ClearSource(request.row))
     state.pools[source].retire(owner(request))
-    request.source_tables, request.copied, request.num_named = ([], []), [0, 0], [0, 0]
+    request.kv.leave_source()
+    request.caches.forget_names()
     name_pages(state, request)
