@@ -275,11 +275,11 @@ class Controller:
             wait_s = min(wait_s, LOOK_S)
         page_tokens, never = state.limits.kv_page_tokens, state.limits.max_context
         # half the time in which a row could use up the pages that it has
-        for request in [r for r in decoding if r.committed >= r.derived.short_at and r.derived.grow_at < never]:
-            tokens = len(request.kv.tables[0]) * page_tokens - request.kv.lengths[0] - request.committed
-            tokens_per_s = 2 * (request.rate or FAST_RATE)
-            if request.rate:
-                request.derived.short_at = request.committed + int(tokens - LOOK_S * tokens_per_s)
+        for request in [r for r in decoding if r.answer.committed >= r.derived.short_at and r.derived.grow_at < never]:
+            tokens = len(request.kv.tables[0]) * page_tokens - request.kv.lengths[0] - request.answer.committed
+            tokens_per_s = 2 * (request.answer.rate or FAST_RATE)
+            if request.answer.rate:
+                request.derived.short_at = request.answer.committed + int(tokens - LOOK_S * tokens_per_s)
             else:  # look soon, to measure it
                 tokens = min(tokens, state.limits.ahead_pages * page_tokens)
             if tokens <= wait_s * tokens_per_s:
@@ -297,7 +297,7 @@ class Controller:
             media=state.pools["media"].num_free,
             **{pool: num_grantable(state, pool) for pool in state.kv_pools},
         )
-        first = min([r for r in state.live() if r.record.prepared and not r.end_code], key=BY_RANK) if short else None
+        first = min([r for r in state.live() if r.record.prepared and not r.answer.end_code], key=BY_RANK) if short else None
         is_passed = first is not None and any(
             not request.spec.items and request.rank < first.rank  # a text request, which also waits for KV pages
             for request in state.waiting.values()

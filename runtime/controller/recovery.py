@@ -118,7 +118,7 @@ def _restore_row(state: ControllerState, row: RowSnapshot) -> None:
     request.row, request.row_generation, request.phase, request.record = row.row, row.generation, row.phase, record
     request.decode = row.decode
     request.kv.restore(row.block_tables, row.source_tables, row.prefilled)
-    request.committed, request.ids, request.end_code = row.committed, list(row.ids), row.end_code
+    request.answer.restore(row.committed, row.ids, row.end_code)
     state.rows[row.row] = request
 
 
@@ -164,7 +164,7 @@ def _normalise(state: ControllerState, request: Request, targets: list[Target]) 
 def _has_pages(state: ControllerState, request: Request) -> bool:
     """Return whether the row has all pages of a grant, in both pools."""
     page_tokens = state.limits.kv_page_tokens
-    least = wanted_pages(request.kv.lengths, request.committed, request.record.max_new_tokens, page_tokens, ahead_pages=0)
+    least = wanted_pages(request.kv.lengths, request.answer.committed, request.record.max_new_tokens, page_tokens, ahead_pages=0)
     source = () if request.record.source_pool is None else [num_pages(target, page_tokens) for target in request.targets]
     needs = [*zip(request.kv.tables, least, strict=False), *zip(request.kv.source_tables, source, strict=False)]
     return all(len(table) >= count for table, count in needs)
@@ -173,18 +173,17 @@ def _has_pages(state: ControllerState, request: Request) -> bool:
 def _normalise_segments(request: Request, targets: list[Target]) -> None:
     """Repair the segments. ``targets``: page runs that some plan is writing."""
     for place, segment in request.record.segments():
-        if request.tracker is not None and not request.record.evicting and request.kv.prefilled[0] >= request.tracker.part(*place).end:
+        part, prefilled = request.media.part(place), request.kv.prefilled[0]
+        if not request.record.evicting and prefilled >= part.end:
             segment.skip()
-            request.tracker.mark_ready(*place)
+            request.media.mark_ready(place)
         elif segment.target is not None:
             if segment.target not in targets:
                 segment.give_back()
         elif segment.stage == SegmentStage.ENCODED:
-            assert request.tracker is not None
-            request.tracker.mark_ready(*place)
-            part = request.tracker.part(*place)
+            request.media.mark_ready(place)
             if segment.embedding is not None:
-                request.num_consumed[place] = request.tracker.num_consumed_pages(part, request.kv.prefilled[0])
+                request.media.consume(part, prefilled)
 
 
 def _restore_sharing(state: ControllerState, request: Request) -> None:
@@ -212,10 +211,7 @@ def _restore_ledgers(state: ControllerState, keys: Mapping[PoolName, Mapping[int
         owned["media"][owner(request)] = [page for item in items for page in item.source.pages]
         owned["patch"][owner(request)] = [page for _, segment in segments if segment.patch for page in segment.patch.pages]
         owned["embedding"][owner(request)] = [
-            page
-            for place, segment in segments
-            if segment.embedding
-            for page in segment.embedding.pages[request.num_consumed.get(place, 0) :]
+            page for place, segment in segments if segment.embedding for page in request.media.unread(place, segment.embedding.pages)
         ]
         if not request.record.evicting:
             owned[request.kv_pool][owner(request)] = kv

@@ -104,7 +104,7 @@ class Watch:
         queue, requests = self._simulation.queue, self._simulation.controller.state.requests
         for client in self._simulation.gateway.sent_before(queue.now_ns - self._past_ns):
             request = requests.get(client.key)
-            if not client.record.stretches and (request is None or not request.committed):
+            if not client.record.stretches and (request is None or not request.answer.committed):
                 self._missed.add(client.key)
         attainment = (self._num_requests - len(self._missed)) / self._num_requests
         if attainment < self._target:

@@ -318,13 +318,14 @@ class Simulation:
     def _bring_prompt(self, request: Request, member: int, actor: InstanceId, pulled_ns: int) -> Arrival:
         """Bring the pages of a prompt to decode's device. Those of media are copied whole: without embeddings none is computed anew."""
         page_tokens, table = self.rows.page_tokens, request.kv.tables[member]
-        end = max(request.kv.prefilled[member], request.kv.lengths[member] + request.committed - 1 if request.committed else 0)
+        committed = request.answer.committed
+        end = max(request.kv.prefilled[member], request.kv.lengths[member] + committed - 1 if committed else 0)
 
         def recompute(count: int) -> float:
             start = max(0, end - count * page_tokens)
             return self._costs.prefill.seconds(end - start, prefill_squares(start, end))
 
-        can = self._recomputes and request.tracker is None
+        can = self._recomputes and request.media.tracker is None
         num_filled = num_pages(end, page_tokens)
         self.devices.write("kv", table[num_filled:], actor)
         message_ns = pulled_ns - self.queue.now_ns

@@ -68,7 +68,7 @@ def test_rows_whose_pages_last_are_left_out_of_the_next_tick(monkeypatch: pytest
         nonlocal num_left_out
         found_s, decoding = next_tick_s(controller), controller.state.decoding()
         kept = [request.derived.short_at for request in decoding]
-        num_left_out += sum(request.committed < request.derived.short_at for request in decoding)
+        num_left_out += sum(request.answer.committed < request.derived.short_at for request in decoding)
         for request in decoding:
             request.derived.short_at = 0
         assert next_tick_s(controller) == found_s

@@ -27,11 +27,11 @@ _PLACE = struct.Struct("<II")
 def page_keys(state: ControllerState, request: Request, place: Place) -> list[bytes]:
     """Return the keys of a segment's pages. Empty if it is not shared."""
     item, segment = place
-    keys = request.embedding_keys.get(item)
+    keys = request.media.page_keys.get(item)
     if keys is None:
         shape, key = request.record.items[item].shape, request.media_key(item)
         assert shape is not None
-        keys = request.embedding_keys[item] = [[] for _ in shape.segments] if key is None else keys_of(state, key, shape)
+        keys = request.media.page_keys[item] = [[] for _ in shape.segments] if key is None else keys_of(state, key, shape)
     return keys[segment]
 
 
@@ -79,7 +79,7 @@ def keep_encoded(state: ControllerState, encoded: Iterable[tuple[Request, Place]
         state.totals.media_queries += bool(keys)
         state.totals.media_hits += are_hits
         segment = request.record.segment(place)
-        if keys and not request.ending and segment.embedding is not None and not request.num_consumed.get(place):
+        if keys and not request.ending and segment.embedding is not None and not request.media.num_consumed.get(place):
             state.name_pages("embedding", segment.embedding.pages, keys)
 
 
@@ -108,8 +108,7 @@ def _take(state: ControllerState, request: Request, place: Place, segment: Segme
     patch = segment.take(PageRun(pages, [ledger.generations[page] for page in pages]))
     if patch is not None:
         state.pools["patch"].retire(owner(request), patch.pages)
-    assert request.tracker is not None
-    request.tracker.mark_ready(*place)
+    request.media.mark_ready(place)
     request.record.strikes = [strike for strike in request.record.strikes if strike.place != place]
     request.blocked_s = -1.0
     state.totals.media_queries += 1

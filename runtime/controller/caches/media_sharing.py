@@ -38,28 +38,28 @@ def join(state: ControllerState, request: Request) -> None:
     """Make a row and those with equal media known to each other."""
     if not state.limits.embedding_cache:
         return
-    request.media_keys = [media_key(request.spec, request.record.era, item) for item in range(len(request.spec.items))]
-    for item, key in enumerate(request.media_keys):
+    request.media.join([media_key(request.spec, request.record.era, item) for item in range(len(request.spec.items))])
+    for item, key in enumerate(request.media.keys):
         if key is None:
             continue
         sharers = state.sharers.setdefault(key, [])
         sharers.append(request)
         if len(sharers) > 1:
-            request.shares_media = True
+            request.media.share()
         if len(sharers) == 2:
-            sharers[0].shares_media = True
+            sharers[0].media.share()
         if state.known_media.find(key).is_large:
             request.mark_large(item)
 
 
 def leave(state: ControllerState, request: Request) -> None:
     """Forget a row that ends."""
-    for key in request.media_keys:
+    for key in request.media.keys:
         if key is not None:
             state.sharers[key].remove(request)
             if not state.sharers[key]:
                 del state.sharers[key]
-    request.media_keys = []
+    request.media.leave()
 
 
 def learn_shape(state: ControllerState, request: Request, item: int, shape: ItemShape) -> None:
@@ -76,7 +76,7 @@ def learn_large(state: ControllerState, request: Request, item: int) -> None:
     if (key := request.media_key(item)) is not None:
         state.known_media.learn_large(key)
         for sharer in state.sharers[key]:
-            for other, other_key in enumerate(sharer.media_keys):
+            for other, other_key in enumerate(sharer.media.keys):
                 if other_key == key:
                     sharer.mark_large(other)
             state.touch(sharer)
@@ -90,7 +90,7 @@ def forget_medium(state: ControllerState, request: Request, item: int) -> None:
 
 def known_shapes(state: ControllerState, request: Request) -> Iterator[tuple[int, ItemShape]]:
     """Yield the items that are not analysed in this row but whose shapes are known."""
-    for item, key in enumerate(request.media_keys):
+    for item, key in enumerate(request.media.keys):
         if key is not None and request.record.items[item].shape is None:
             shape = state.known_media.find(key).shape
             if shape is not None:
@@ -99,8 +99,9 @@ def known_shapes(state: ControllerState, request: Request) -> Iterator[tuple[int
 
 def look_up(state: ControllerState, request: Request) -> None:
     """Note whether some segment of a prepared row is in the cache."""
-    if request.media_keys and not request.shares_media:
-        request.shares_media = any(cached_pages(state, request, place) for place, _ in request.open_segments())
+    if request.media.keys and not request.media.is_shared:
+        if any(cached_pages(state, request, place) for place, _ in request.open_segments()):
+            request.media.share()
 
 
 # -------------------------------------------------------------------------------------------------------------- taking
@@ -111,17 +112,17 @@ def take_shared(state: ControllerState, rows: Sequence[Request], views: Sequence
 
     The first row with KV pages keeps room for its next segment, as it does where pages are allocated: it always makes progress.
     """
-    if not any([request.shares_media for request in rows]):
+    if not any([request.media.is_shared for request in rows]):
         return
     decoded = _decoded(rows, views)
     reserved: int | None = None
     for index in _kv_first(views):
         request, view = rows[index], views[index]
-        if request.shares_media and view.segments:
+        if request.media.is_shared and view.segments:
             take_cached(state, request, reserved or 0)
             _take_decoded(state, request, decoded)
         elif request.record.prepared and not request.record.evicting and not request.caches.may_load:
-            request.shares_media = False  # nothing is left to take
+            request.media.end_sharing()
         if reserved is None and view.has_kv:
             reserved = _next_need(state, request)
 
@@ -136,7 +137,7 @@ def _decoded(rows: Sequence[Request], views: Sequence[RequestView]) -> _Decoded:
     """Return the rows with decoded patches, by piece: of several the last in rank order."""
     decoded: _Decoded = {}
     for request, view in zip(rows, views, strict=True):
-        for segment in view.segments if view.patch_held and request.shares_media else ():
+        for segment in view.segments if view.patch_held and request.media.is_shared else ():
             if segment.stage == SegmentStage.PREPROCESSED and (piece := _piece(request, segment.item, segment.segment)) is not None:
                 decoded[piece] = request, (segment.item, segment.segment)
     return decoded
@@ -213,14 +214,14 @@ def _note(stages: dict[_Piece, int], piece: _Piece | None, stage: int) -> None:
 
 def hide_shared(state: ControllerState, rows: Sequence[Request], views: list[RequestView]) -> list[RequestView]:
     """Return the rows' views without the work that they wait for others to do."""
-    if not any([request.shares_media for request in rows]):
+    if not any([request.media.is_shared for request in rows]):
         return views
     work = _Work()
     for request, view in zip(rows, views, strict=True):
-        if request.shares_media and request.plans:
+        if request.media.is_shared and request.plans:
             _note_in_flight(work, request, view)
     for index in _kv_first(views):
-        if rows[index].shares_media:
+        if rows[index].media.is_shared:
             views[index] = _own_view(state, work, rows[index], views[index])
     return views
 

@@ -37,7 +37,7 @@ def set_keys(state: ControllerState, request: Request, prompts: Sequence[Sequenc
     root = root_key(state.secret, era, salt)
     keys = keys_of(state, era, request.spec, first, spans)
     request.caches.set_keys((keys, *[PageKeys(root, prompt, page_tokens) for prompt in others]))
-    request.caches.learn(request.ids)
+    request.caches.learn(request.answer.ids)
 
 
 def keys_of(state: ControllerState, era: bytes, spec: RequestSpec, prompt: Sequence[int], spans: Sequence[MediaSpan]) -> PageKeys:
@@ -53,7 +53,7 @@ def keys_of(state: ControllerState, era: bytes, spec: RequestSpec, prompt: Seque
 
 def learn_ids(request: Request, ids: Sequence[int]) -> None:
     """Note ids that the row has generated, behind those known."""
-    request.ids.extend(ids)
+    request.answer.learn(ids)
     request.caches.learn(ids)
 
 
@@ -124,7 +124,7 @@ class PagesToCome:
 
 def awaits_media(request: Request) -> bool:
     """Return whether some of its media are to be encoded before all of its prompt can be prefilled."""
-    return request.tracker is not None and not request.tracker.is_ready
+    return request.media.tracker is not None and not request.media.tracker.is_ready
 
 
 def num_saved(state: ControllerState, hits: Hits, pool: PoolName = "kv") -> int:
@@ -222,18 +222,18 @@ def chunks_to_load(state: ControllerState, request: Request, find: FindLeading) 
 
 def skip_media(state: ControllerState, request: Request) -> bool:
     """Mark segments as encoded and consumed whose tokens are all prefilled: no plan need work on them. Returns whether any were."""
-    if request.tracker is None:
+    if request.media.tracker is None:
         return False
     skipped = []
-    for part in request.tracker.overlapping(0, request.kv.prefilled[0]):
+    for part in request.media.tracker.overlapping(0, request.kv.prefilled[0]):
         segment = request.record.items[part.item].segments[part.segment]
         if part.end <= request.kv.prefilled[0] and (segment.stage != segment.stage.ENCODED or segment.embedding is not None):
             place = part.item, part.segment
             state.pools["patch"].retire(owner(request), segment.patch.pages if segment.patch is not None else ())
             if segment.embedding is not None:
-                state.pools["embedding"].retire(owner(request), segment.embedding.pages[request.num_consumed.pop(place, 0) :])
+                state.pools["embedding"].retire(owner(request), request.media.unread(place, segment.embedding.pages))
             segment.skip()
-            request.tracker.mark_ready(*place)
+            request.media.skip(place)
             skipped.append(place)
     request.record.strikes = [strike for strike in request.record.strikes if strike.place not in skipped]
     return bool(skipped)
@@ -246,7 +246,7 @@ def name_pages(state: ControllerState, request: Request) -> None:
     for member, keys in enumerate(request.caches.keys):
         num_written = request.kv.prefilled[member]
         if request.phase == Phase.DECODE:
-            num_written = max(num_written, request.kv.lengths[member] + request.committed - 1)
+            num_written = max(num_written, request.kv.lengths[member] + request.answer.committed - 1)
         first = request.caches.num_named[member]
         if names := keys.up_to(num_written, first):
             request.caches.name(member, len(names))
@@ -257,6 +257,6 @@ def name_pages(state: ControllerState, request: Request) -> None:
 def check_unnamed(state: ControllerState, request: Request) -> None:
     """Assert that decode will write no page that has a key: its first token is the last one known. It may have no page yet."""
     for table, length in zip(request.kv.tables, request.kv.lengths, strict=False):
-        first = (length + request.committed - 1) // state.limits.kv_page_tokens
+        first = (length + request.answer.committed - 1) // state.limits.kv_page_tokens
         for page in table[first : first + 1]:
             assert state.pools[request.kv_pool].cache.key_of(page) is None, f"decode would write page {page}, which has a key"

@@ -88,7 +88,7 @@ def make_view(state: ControllerState) -> View:
     """Build the view: rows in preparation, in rank order, and free resources. Before that, give the rows what others have made."""
     rows = sorted(_plannable(state), key=BY_RANK)
     views = [request.derived.view or _keep_view(state, request) for request in rows]
-    if any([request.shares_media for request in rows]):
+    if any([request.media.is_shared for request in rows]):
         take_shared(state, rows, views)
         views = hide_shared(state, rows, [request.derived.view or _keep_view(state, request) for request in rows])
     if len(state.kv_pools) > 1:
@@ -197,7 +197,7 @@ def _open_segments(state: ControllerState, request: Request) -> Iterator[Segment
 
 def _members(request: Request) -> tuple[MemberView, ...]:
     targets = request.targets
-    first = request.tracker.ready_prefix(targets[0]) if request.tracker is not None else targets[0]
+    first = request.media.tracker.ready_prefix(targets[0]) if request.media.tracker is not None else targets[0]
     if len(targets) == 1:
         return (MemberView(request.kv.prefilled[0], first, targets[0], request.caches.num_cached[0]),)
     ready = (first, *targets[1:])

@@ -43,9 +43,9 @@ def leaves_row(state: ControllerState, request: Request) -> bool:
     if actor is None or not state.is_lost(actor):
         return False
     if actor not in state.outages:
-        if request.moved_at == request.committed and not request.is_finished:
+        if request.moved_at == request.answer.committed and not request.is_finished:
             return False
-        request.moved_at = request.committed
+        request.moved_at = request.answer.committed
     return True
 
 

@@ -241,7 +241,7 @@ def set_layout(
     """Set the fields derived from the expansion; also after a recovery."""
     request.kv.prepare(tuple(map(len, prompts)))
     if shapes:
-        request.tracker = EmbeddingTracker(lay_out(starts, shapes), state.limits.embedding_page_tokens)
+        request.media.lay_out(EmbeddingTracker(lay_out(starts, shapes), state.limits.embedding_page_tokens))
     set_keys(state, request, prompts, [MediaSpan(start, shape) for start, shape in zip(starts, shapes, strict=True)])
 
 

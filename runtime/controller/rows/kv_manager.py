@@ -34,7 +34,7 @@ def place_row(state: ControllerState, request: Request, gate: ResourceGate) -> P
 
 
 def _wanted(state: ControllerState, request: Request) -> Lengths:
-    return wanted_kv(state, request.kv.lengths, request.committed, request.record.max_new_tokens, request.rate)
+    return wanted_kv(state, request.kv.lengths, request.answer.committed, request.record.max_new_tokens, request.answer.rate)
 
 
 def needs_kv(request: Request) -> bool:
@@ -46,7 +46,7 @@ def needs_kv(request: Request) -> bool:
         and request.record.prepared
         and not request.record.evicting
         and not request.is_finished
-        and request.counts_known
+        and request.answer.counts_known
         and not request.kv.tables[0]
     )
 
@@ -114,16 +114,16 @@ def _reserve(state: ControllerState, pool: PoolName) -> int:
 def grow(state: ControllerState) -> None:
     """Keep running rows ahead of their tokens, in rank order. A row without pages for its next token may preempt later rows."""
     page_tokens = state.limits.kv_page_tokens
-    due = [request for request in state.decoding() if request.committed >= request.derived.grow_at]
+    due = [request for request in state.decoding() if request.answer.committed >= request.derived.grow_at]
     for request in sorted(due, key=BY_RANK):
         if request.phase != Phase.DECODE:
             continue  # preempted a moment ago
         request.derived.grow_at = _next_growth(state, request)
-        if request.committed < request.derived.grow_at:
+        if request.answer.committed < request.derived.grow_at:
             continue
         max_new_tokens = request.record.max_new_tokens
-        least = wanted_pages(request.kv.lengths, request.committed, max_new_tokens, page_tokens, ahead_pages=0)
-        wanted = wanted_kv(state, request.kv.lengths, request.committed, max_new_tokens, request.rate)
+        least = wanted_pages(request.kv.lengths, request.answer.committed, max_new_tokens, page_tokens, ahead_pages=0)
+        wanted = wanted_kv(state, request.kv.lengths, request.answer.committed, max_new_tokens, request.answer.rate)
         for goal in (least, wanted):  # first the need of the next token, for both members
             _fill(state, request, goal)
         _take_spare(state, request)
@@ -144,7 +144,7 @@ def _fill(state: ControllerState, request: Request, goal: Lengths, left_free: in
 def _take_spare(state: ControllerState, request: Request) -> None:
     """Let the row reach further ahead, as long as half of its pool stays free for others."""
     ahead = spare_pages_ahead(_rate(state, request), state.limits)
-    goal = wanted_pages(request.kv.lengths, request.committed, request.record.max_new_tokens, state.limits.kv_page_tokens, ahead)
+    goal = wanted_pages(request.kv.lengths, request.answer.committed, request.record.max_new_tokens, state.limits.kv_page_tokens, ahead)
     _fill(state, request, goal, _half(state))
 
 
@@ -155,12 +155,12 @@ def _half(state: ControllerState) -> int:
 def _rate(state: ControllerState, request: Request) -> float:
     """Return the row's tokens/s: measured, or as rows of the run have them, best while nothing is prefilled, or of an earlier run."""
     tbt_s = state.steering.undisturbed_s or state.steering.tbt_s or state.costs.of("decode").base_s
-    return request.rate or (1 / tbt_s if tbt_s else START_RATE)
+    return request.answer.rate or (1 / tbt_s if tbt_s else START_RATE)
 
 
 def _next_growth(state: ControllerState, request: Request) -> int:
     """Return the number of committed ids at which the row wants more pages than it has."""
-    page_tokens, ahead = state.limits.kv_page_tokens, pages_ahead(request.rate, state.limits)
+    page_tokens, ahead = state.limits.kv_page_tokens, pages_ahead(request.answer.rate, state.limits)
     if state.pools[request.kv_pool].num_free > _half(state):
         ahead = max(ahead, spare_pages_ahead(_rate(state, request), state.limits))
     found = state.limits.max_context

@@ -51,7 +51,7 @@ def leave_row(state: ControllerState, request: Request) -> None:
     if request.placed_s:
         state.steering.service_s += 0.1 * (state.now - request.placed_s - state.steering.service_s)
     state.set_phase(request, Phase.ENDING)
-    state.totals.generated_tokens += request.committed
+    state.totals.generated_tokens += request.answer.committed
     for pool in state.pools.values():
         pool.retire(owner(request))
     leave(state, request)
@@ -87,15 +87,12 @@ def reset_media(state: ControllerState, request: Request, consumed_too: bool) ->
         if segment.stage == SegmentStage.ENCODED and not consumed_too:
             if segment.embedding is None:
                 continue
-            assert request.tracker is not None
-            if request.tracker.part(*place).end <= reached:
-                kept.update(segment.embedding.pages[request.num_consumed.get(place, 0) :])
+            if request.media.part(place).end <= reached:
+                kept.update(request.media.unread(place, segment.embedding.pages))
                 continue
         segment.reset()
-        request.num_consumed.pop(place, None)
-        if request.tracker is not None:
-            request.tracker.mark_unready(*place)
-    request.shares_media = bool(request.media_keys)  # the cache may have what it gives up
+        request.media.lose(place)
+    request.media.give_up()
     state.pools["patch"].retire(owner(request))
     embedding = state.pools["embedding"]
     embedding.retire(owner(request), embedding.owned_by(owner(request)) - kept)

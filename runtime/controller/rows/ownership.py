@@ -28,7 +28,8 @@ def hand_over(state: ControllerState, request: Request) -> None:
     last."""
     actor = choose_decode(state, request.kv_pool)
     request.record.member_of = actor
-    request.window, state.windows_s = None, LONG_AGO_S  # time spent outside decode does not count as time between tokens
+    request.answer.forget_window()
+    state.windows_s = LONG_AGO_S
     state.save(request)
     for table in request.kv.tables:
         state.pools[request.kv_pool].use(membership(request), table)
@@ -55,7 +56,7 @@ def choose_decode(state: ControllerState, pool: PoolName) -> InstanceId:
     for request in state.decoding():
         if request.decode is not None and (load := loads.get(request.decode)) is not None:
             load[0] += len(request.kv.lengths)
-            load[1] += sum(request.kv.lengths) + len(request.kv.lengths) * request.committed
+            load[1] += sum(request.kv.lengths) + len(request.kv.lengths) * request.answer.committed
     return min(serving, key=lambda actor: (*loads[actor], number_of(actor)))
 
 

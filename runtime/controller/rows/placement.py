@@ -40,7 +40,7 @@ class Placement(NamedTuple):
 def choose_pools(state: ControllerState, request: Request, lengths: Lengths, wanted: Lengths, gate: ResourceGate) -> Placement:
     """Choose the pools of a row without KV pages: those with the least work until its first token, of those that ``gate`` has room in;
     if it has none, of all. ``lengths``: tokens of its prompts; ``wanted``: pages per member for decode."""
-    targets = lengths if request.spec.generation.pooling is not None else prefill_targets(lengths, request.committed)
+    targets = lengths if request.spec.generation.pooling is not None else prefill_targets(lengths, request.answer.committed)
     if len(state.kv_pools) == 1:
         pool = state.kv_pools[0]
         return _placement(state, targets, wanted, pool, pool, find_hits(state, request, pool), [])

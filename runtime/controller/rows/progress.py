@@ -41,8 +41,8 @@ def wanted_ids(state: ControllerState, progress: Sequence[Progress], *, all_of_t
     for row, generation, committed, end_code in progress:
         if (request := rows[row]) is None:
             continue
-        num_new = committed - len(request.ids)
-        if num_new < enough and (num_new <= 0 or not (end_code or all_of_them or not request.counts_known)):
+        num_new = committed - len(request.answer.ids)
+        if num_new < enough and (num_new <= 0 or not (end_code or all_of_them or not request.answer.counts_known)):
             continue
         if request.row_generation == generation:
             spans.append(IdSpan(row, generation, committed - num_new, committed))
@@ -54,7 +54,7 @@ def note_last_words(state: ControllerState, progress: Sequence[Progress], new_id
     for (row, generation, committed, _), (_, ids) in zip(progress, new_ids, strict=False):
         request = state.rows[row]
         if request is not None and request.row_generation == generation:
-            request.committed = max(request.committed, committed)
+            request.answer.commit(committed)
             learn_ids(request, ids)
             name_pages(state, request)
 
@@ -76,14 +76,14 @@ def _record(state: ControllerState, progress: Sequence[Progress], new_ids: NewId
         request = rows[row]
         if request is None or request.row_generation != generation or request.ending:
             continue
-        if not request.counts_known and request.record.member_of is None:
+        answer = request.answer
+        if not answer.counts_known and request.record.member_of is None:
             state.note_counts(request, True)
-        if committed > request.committed:
-            request.committed = committed
+        answer.commit(committed)
         if ids_of and (ids := ids_of.get(row)) is not None:
             learn_ids(request, ids)
             name_pages(state, request)
-        if end_code and not request.end_code:
+        if end_code and not answer.end_code:
             state.note_end(request, end_code)
             settle(state, request)
 
@@ -98,24 +98,23 @@ def _measure(state: ControllerState, watched: Sequence[tuple[int, int]], now: fl
         request = rows[row]
         if request is None or request.row_generation != generation or request.ending:
             continue
-        if (window := request.window) is None or request.phase != decode:
-            request.window = (now, request.committed)
+        if (window := request.answer.window) is None or request.phase != decode:
+            request.answer.begin_window(now)
             if request.phase != decode:
                 oldest_s = LONG_AGO_S
             continue
-        began_s, began = window
+        began_s, _ = window
         if now - began_s < WINDOW_S:
             if began_s < oldest_s:
                 oldest_s = began_s
             continue
-        request.rate = (request.committed - began) / (now - began_s)
+        num_ids = request.answer.end_window(now)
         state.touch(request)
-        num_tokens += request.committed - began
+        num_tokens += num_ids
         span_s += now - began_s
         if began_s > disturbed_s:
-            quiet_tokens += request.committed - began
+            quiet_tokens += num_ids
             quiet_s += now - began_s
-        request.window = (now, request.committed)
     state.windows_s = oldest_s
     if num_tokens and now - state.steering.steered_s >= WINDOW_S:  # once per window, even if rows' windows are staggered
         state.steering.steered_s = now
@@ -127,7 +126,7 @@ def _measure(state: ControllerState, watched: Sequence[tuple[int, int]], now: fl
 def expose_finished_rows(state: ControllerState) -> None:
     """Put rows that ended during their preemption into phase DECODE, where readers look for ends."""
     for request in state.preparing():
-        if request.end_code and not request.record.evicting:
+        if request.answer.end_code and not request.record.evicting:
             state.set_phase(request, Phase.DECODE)
 
 

@@ -6,8 +6,11 @@ A method asserts the state that it starts from; other modules read fields and ca
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ...bus.plan_base import Place
 from ..scheduling.guidance import Lengths
 from ..scheduling.page_keys import PageKeys
+from .embedding_tracker import EmbeddingTracker, Part
+from .known_media import MediaKey
 
 Tables = tuple[list[int], list[int]]
 """Pages per member."""
@@ -135,3 +138,124 @@ class Caches:
     def clear(self) -> None:
         """The row's KV pages are given back."""
         self.num_cached, self.num_named = _none(), _none()
+
+
+@dataclass(slots=True, eq=False)
+class Media:
+    """The segments of a row's media that its prompt waits for, and those who need the same. ``ItemRecord`` has their stages."""
+
+    tracker: EmbeddingTracker | None = None  # once prepared, with media
+    num_consumed: dict[Place, int] = field(default_factory=dict)  # embedding pages of segments that have been given back
+    keys: list[MediaKey | None] = field(default_factory=list)  # per item; none: its media are not shared
+    page_keys: dict[int, list[list[bytes]]] = field(default_factory=dict)  # of embedding pages, by item and segment; once computed
+    is_shared: bool = False  # others may do work of it: a row has equal media, or had, or the cache has some of them
+
+    def lay_out(self, tracker: EmbeddingTracker) -> None:
+        """The places of its media in the prompt are known."""
+        assert self.tracker is None
+        self.tracker = tracker
+
+    def mark_ready(self, place: Place) -> None:
+        """The embedding pages of a segment are written, or not needed."""
+        assert self.tracker is not None
+        self.tracker.mark_ready(*place)
+
+    def part(self, place: Place) -> Part:
+        assert self.tracker is not None
+        return self.tracker.part(*place)
+
+    def consume(self, part: Part, prefilled: int) -> slice:
+        """Tokens [0, prefilled) are in the KV cache. Returns which embedding pages of a part are no longer needed since then."""
+        assert self.tracker is not None
+        place = part.item, part.segment
+        before, count = self.num_consumed.pop(place, 0), self.tracker.num_consumed_pages(part, prefilled)
+        if prefilled < part.end:
+            self.num_consumed[place] = count
+        return slice(before, count)
+
+    def unread(self, place: Place, pages: list[int]) -> list[int]:
+        """Return which of a segment's embedding pages it still has."""
+        return pages[self.num_consumed.get(place, 0) :]
+
+    def skip(self, place: Place) -> None:
+        """A segment is not needed: its tokens are in the KV cache."""
+        self.num_consumed.pop(place, None)
+        self.mark_ready(place)
+
+    def lose(self, place: Place) -> None:
+        """The pages of a segment are given up: it is to be decoded again."""
+        self.num_consumed.pop(place, None)
+        if self.tracker is not None:
+            self.tracker.mark_unready(*place)
+
+    def join(self, keys: list[MediaKey | None]) -> None:
+        """Rows with equal media know of it from now on."""
+        assert not self.keys
+        self.keys = keys
+
+    def leave(self) -> None:
+        """They no longer do: the row ends."""
+        self.keys = []
+
+    def share(self) -> None:
+        """Others may have done work of it."""
+        self.is_shared = True
+
+    def give_up(self) -> None:
+        """Some pages are given up: the cache may have them."""
+        self.is_shared = bool(self.keys)
+
+    def end_sharing(self) -> None:
+        """Nothing is left to take from others."""
+        self.is_shared = False
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """What decode has written of an answer, as far as the controller has read it, and how fast it writes."""
+
+    committed: int = 0
+    ids: list[int] = field(default_factory=list)  # of the committed ones; those that have been read
+    end_code: int = 0
+    counts_known: bool = True  # ``committed`` has been read since decode dropped the row
+    rate: float = 0.0  # tokens/s, measured
+    window: tuple[float, int] | None = None  # (time, committed) at the start of the measurement
+
+    def restore(self, committed: int, ids: Sequence[int], end_code: int) -> None:
+        """Take the words of a row from memory."""
+        assert not self.committed and not self.ids and not self.end_code
+        self.committed, self.ids, self.end_code = committed, list(ids), end_code
+
+    def commit(self, committed: int) -> None:
+        """So many ids were committed when the count was read. Reads can be late."""
+        if committed > self.committed:
+            self.committed = committed
+
+    def learn(self, ids: Sequence[int]) -> None:
+        """Committed ids were read, behind those known."""
+        self.ids.extend(ids)
+
+    def finish(self, end_code: int) -> None:
+        """decode has ended the answer."""
+        assert end_code and not self.end_code
+        self.end_code = end_code
+
+    def note_counts(self, are_known: bool) -> None:
+        """The count is the final one of decode's last membership, or may not be."""
+        self.counts_known = are_known
+
+    def begin_window(self, now: float) -> None:
+        self.window = now, self.committed
+
+    def forget_window(self) -> None:
+        """Time from now on does not count as time between tokens."""
+        self.window = None
+
+    def end_window(self, now: float) -> int:
+        """Measure the rate, and begin the next window. Returns the ids of this one."""
+        assert self.window is not None
+        began_s, began = self.window
+        num_ids = self.committed - began
+        self.rate = num_ids / (now - began_s)
+        self.begin_window(now)
+        return num_ids

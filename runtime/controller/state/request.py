@@ -23,9 +23,8 @@ from ..scheduling.facts import Objective, RequestKind
 from ..scheduling.guidance import Lengths, is_prefilled, prefill_targets
 from ..scheduling.types import Rank, SegmentStage
 from .derived import Derived, Left
-from .embedding_tracker import EmbeddingTracker
 from .known_media import MediaKey
-from .parts import Caches, Kv, Tables
+from .parts import Answer, Caches, Kv, Media, Tables
 
 
 class SegmentRecord(msgspec.Struct, array_like=True):
@@ -199,22 +198,12 @@ class Request:
     placed_s: float = 0.0
     video_s: float = 0.0  # when video last got a plan of it, or first could have
 
-    tracker: EmbeddingTracker | None = None  # once prepared, with media
     kv: Kv = field(default_factory=Kv)
     caches: Caches = field(default_factory=Caches)
-
-    committed: int = 0
-    ids: list[int] = field(default_factory=list)  # committed ids that the controller knows
-    end_code: int = 0
-    counts_known: bool = True  # ``committed`` has been read since decode dropped the row
-    rate: float = 0.0  # tokens/s, measured
-    window: tuple[float, int] | None = None  # (time, committed) at the start of the measurement
+    media: Media = field(default_factory=Media)
+    answer: Answer = field(default_factory=Answer)
 
     plans: dict[int, Plan] = field(default_factory=dict)  # unacknowledged plans that name the row, by id
-    num_consumed: dict[Place, int] = field(default_factory=dict)  # embedding pages of segments that have been given back
-    media_keys: list[MediaKey | None] = field(default_factory=list)  # per item; none: its media are not shared
-    embedding_keys: dict[int, list[list[bytes]]] = field(default_factory=dict)  # of pages, by item and segment; once computed
-    shares_media: bool = False  # others may do work of it: a row has equal media, or had, or the cache has some of them
     drop_ticket: int = 0
     drop_sent_s: float = 0.0
     moved_at: int = -1  # committed ids when it was last taken from a decode that was away
@@ -259,7 +248,7 @@ class Request:
     def _set_left(self) -> Left:
         if not self.record.prepared:
             left = Left(len(self.spec.prompt_ids) + len(self.spec.companion_ids or ()))
-        elif self.phase == Phase.DECODE or self.committed:  # also while it is prefilled again, after a preemption
+        elif self.phase == Phase.DECODE or self.answer.committed:  # also while it is prefilled again, after a preemption
             left = Left()
         else:
             shapes = [(segment.stage, self.record.shape_of(*place)) for place, segment in self.open_segments()]
@@ -277,7 +266,7 @@ class Request:
     @property
     def can_prefill(self) -> bool:
         """True if its KV pages can be written."""
-        return self.has_kv and self.counts_known
+        return self.has_kv and self.answer.counts_known
 
     @property
     def kv_pool(self) -> PoolName:
@@ -327,11 +316,11 @@ class Request:
 
     def media_key(self, item: int) -> MediaKey | None:
         """Return the key of a shared medium; None if it is not shared."""
-        return self.media_keys[item] if self.media_keys else None
+        return self.media.keys[item] if self.media.keys else None
 
     def open_segments(self) -> Iterator[tuple[Place, SegmentRecord]]:
         """Yield the segments of a prepared row that are not encoded yet, in prompt order."""
-        for part in self.tracker.unready() if self.tracker is not None else ():
+        for part in self.media.tracker.unready() if self.media.tracker is not None else ():
             yield (part.item, part.segment), self.record.items[part.item].segments[part.segment]
 
     def mark_large(self, item: int) -> None:
@@ -353,7 +342,7 @@ class Request:
 
     @property
     def targets(self) -> Lengths:
-        return self.kv.lengths if self.spec.generation.pooling is not None else prefill_targets(self.kv.lengths, self.committed)
+        return self.kv.lengths if self.spec.generation.pooling is not None else prefill_targets(self.kv.lengths, self.answer.committed)
 
     @property
     def is_prefilled(self) -> bool:
@@ -372,4 +361,4 @@ class Request:
     @property
     def is_finished(self) -> bool:
         """True if decode has set the end word: KV is no longer needed."""
-        return self.end_code != 0
+        return self.answer.end_code != 0

@@ -27,7 +27,7 @@ class RowLists:
             self._preparing = None
         if Phase.DECODE in (before, phase):
             self._decoding = self._watched = None
-        elif not request.counts_known:
+        elif not request.answer.counts_known:
             self._watched = None
 
     def note_end(self) -> None:
@@ -55,7 +55,7 @@ class RowLists:
         """Return requests that decode is generating tokens for."""
         if self._decoding is None:
             decode = Phase.DECODE
-            self._decoding = found = [request for request in self.live() if request.phase == decode and not request.end_code]
+            self._decoding = found = [request for request in self.live() if request.phase == decode and not request.answer.end_code]
             self._num_decode_tokens = sum([len(request.kv.lengths) for request in found])
             self._tbt_s = {request.objective.tbt_s for request in found}
         return self._decoding
@@ -64,7 +64,7 @@ class RowLists:
         """Return (row, generation) of the rows whose words matter now."""
         if self._watched is None:
             decode = Phase.DECODE
-            self._watched = [(r.row, r.row_generation) for r in self.live() if r.phase == decode or not r.counts_known]
+            self._watched = [(r.row, r.row_generation) for r in self.live() if r.phase == decode or not r.answer.counts_known]
         return self._watched
 
     @property

@@ -310,13 +310,13 @@ class ControllerState:
 
     def note_end(self, request: Request, end_code: int) -> None:
         """Record the row's end: decode appends no further ids."""
-        request.end_code = end_code
+        request.answer.finish(end_code)
         self._lists.note_end()
         self.touch(request)
 
     def note_counts(self, request: Request, are_known: bool) -> None:
         """Record whether ``committed`` is the final count of decode's last membership."""
-        request.counts_known = are_known
+        request.answer.note_counts(are_known)
         self._lists.note_counts()
         self.windows_s = LONG_AGO_S
         self.touch(request)

@@ -17,15 +17,17 @@ def check_kept(state: ControllerState) -> None:
     assert state.live() == live and state.preparing() == preparing
     assert state.decoding() == [request for request in live if request.phase == Phase.DECODE and not request.is_finished]
     assert state.num_decode_tokens == sum(len(request.kv.lengths) for request in state.decoding())
-    assert state.watched() == [(r.row, r.row_generation) for r in live if r.phase == Phase.DECODE or not r.counts_known]
+    assert state.watched() == [(r.row, r.row_generation) for r in live if r.phase == Phase.DECODE or not r.answer.counts_known]
     assert state.drops == {r.row: r for r in state.rows if r is not None and r.drop_ticket}
     for request in live:
         if request.phase == Phase.DECODE and not request.is_finished and state.windows_s > LONG_AGO_S:
-            assert request.window is not None and state.windows_s <= request.window[0], f"nobody looks at the rate of {request}"
+            assert request.answer.window is not None and state.windows_s <= request.answer.window[0], (
+                f"nobody looks at the rate of {request}"
+            )
         if request.derived.view is not None:
             assert request.derived.view == view_request(state, request), f"an old view of {request}"
-        if request.phase == Phase.DECODE and request.committed < request.derived.grow_at:
-            wanted = wanted_kv(state, request.kv.lengths, request.committed, request.record.max_new_tokens, request.rate)
+        if request.phase == Phase.DECODE and request.answer.committed < request.derived.grow_at:
+            wanted = wanted_kv(state, request.kv.lengths, request.answer.committed, request.record.max_new_tokens, request.answer.rate)
             have = [len(table) for table in request.kv.tables]
             assert all(count <= held for count, held in zip(wanted, have, strict=False)), f"nobody looks whether {request} grows"
         segments = list(request.record.segments()) if request.record.prepared else []
@@ -45,7 +47,7 @@ def check_touched(state: ControllerState) -> None:
         record = request.record
         is_analysed = record.filled and all(item.shape is not None for item in record.items)
         has_ended = request.is_finished and not record.evicting
-        is_ready = request.has_kv and not request.plans and request.counts_known and request.is_prefilled
+        is_ready = request.has_kv and not request.plans and request.answer.counts_known and request.is_prefilled
         goes_to_decode = is_ready and not request.spec.is_prefill_only and not record.source_pool
         to_do = has_ended or goes_to_decode or is_analysed and not record.prepared and request.failure is None
         assert not to_do or id(request) in touched, f"nobody looks at {request}"

@@ -425,7 +425,7 @@ class World:
                 for number, segment in enumerate(item.segments):
                     patch.update(segment.patch.pages if segment.patch is not None else ())
                     if segment.embedding is not None:
-                        embedding.update(segment.embedding.pages[request.num_consumed.get((index, number), 0) :])
+                        embedding.update(segment.embedding.pages[request.media.num_consumed.get((index, number), 0) :])
             assert state.pools["patch"].owned_by(owner(request)) == patch
             assert state.pools["embedding"].owned_by(owner(request)) == embedding
             assert request.phase != Phase.DECODE or request.is_finished or not patch | embedding

@@ -547,7 +547,7 @@ def test_a_new_row_has_pages_for_six_seconds_while_half_of_the_pool_is_free() ->
     driver.submit(text(6, 1000), key=2)
     driver.done("prefill")
     second = driver.state.requests[2]
-    assert second.rate == 0 and len(second.kv.tables[0]) == 2 + 16, "61 tokens at the other's rate"
+    assert second.answer.rate == 0 and len(second.kv.tables[0]) == 2 + 16, "61 tokens at the other's rate"
     driver.submit(text(6, 1000), key=3)
     driver.state.steering.undisturbed_s = 0.001
     driver.done("prefill")
@@ -596,14 +596,16 @@ def test_no_row_reaches_further_than_two_seconds_into_the_second_half_of_a_pool(
             driver.done("prefill")
         for request in state.decoding():
             room = min(len(table) * 4 - n for table, n in zip(request.kv.tables, request.kv.lengths, strict=False))
-            committed = min(request.committed + rng.randint(0, 30), max(room, request.committed), request.record.max_new_tokens)
+            committed = min(
+                request.answer.committed + rng.randint(0, 30), max(room, request.answer.committed), request.record.max_new_tokens
+            )
             driver.counts[request.row] = (committed, 1 if committed == request.record.max_new_tokens else 0)
         for drop in sent(driver.tick(rng.uniform(0, 0.4)), m.Drop):
             assert isinstance(drop, m.Drop)
             driver.receive("decode", m.Dropped(1, drop.row, drop.row_generation, drop.ticket))
             driver.counts.pop(drop.row, None)
         for request in state.live():
-            near = wanted_kv(state, request.kv.lengths, request.committed, request.record.max_new_tokens, request.rate)
+            near = wanted_kv(state, request.kv.lengths, request.answer.committed, request.record.max_new_tokens, request.answer.rate)
             grown = [a > b for a, b in zip(map(len, request.kv.tables), before.get(request.row, [999] * 2), strict=False)]
             if any(now and len(table) > count for now, table, count in zip(grown, request.kv.tables, near, strict=False)):
                 assert state.pools["kv"].num_free >= num_pages // 2
@@ -895,7 +897,7 @@ def test_time_out_of_decode_is_no_time_between_tokens() -> None:
     for count in range(1, 10):
         driver.counts[0] = (count, 0)
         driver.tick(0.1)
-    rate = driver.state.requests[KEY].rate
+    rate = driver.state.requests[KEY].answer.rate
     assert rate == pytest.approx(10, rel=0.2)
     preempt(driver.state, driver.state.requests[KEY])
     (drop,) = sent(driver.tick(), m.Drop)
@@ -907,7 +909,7 @@ def test_time_out_of_decode_is_no_time_between_tokens() -> None:
     for count in range(10, 16):
         driver.counts[0] = (count, 0)
         driver.tick(0.1)
-        assert driver.state.requests[KEY].rate == pytest.approx(10, rel=0.2)
+        assert driver.state.requests[KEY].answer.rate == pytest.approx(10, rel=0.2)
 
 
 def test_who_comes_for_a_free_row_does_not_wait() -> None:

@@ -312,16 +312,16 @@ def test_an_equal_medium_that_is_cut_otherwise_is_not_found() -> None:
 def test_a_row_shares_its_media_until_they_are_encoded() -> None:
     driver = Driver(**ROOM)
     fill(driver, picture(), 1)
-    assert not driver.state.requests[1].shares_media, "there is nobody to share them with"
+    assert not driver.state.requests[1].media.is_shared, "there is nobody to share them with"
     fill(driver, picture(), 2)
     requests = [driver.state.requests[key] for key in (1, 2)]
-    assert all(request.shares_media for request in requests)
+    assert all(request.media.is_shared for request in requests)
     work(driver)
-    assert not any(request.shares_media for request in requests)
+    assert not any(request.media.is_shared for request in requests)
     fill(driver, picture(count=2), 3)
-    assert driver.state.requests[3].shares_media
+    assert driver.state.requests[3].media.is_shared
     work(driver)
-    assert not any(request.shares_media for request in driver.state.requests.values())
+    assert not any(request.media.is_shared for request in driver.state.requests.values())
 
 
 def test_a_new_controller_shares_the_media_that_others_have() -> None:
@@ -330,7 +330,7 @@ def test_a_new_controller_shares_the_media_that_others_have() -> None:
         fill(driver, picture(content), key)
     driver.done("video", m.Analysed(SHAPE))
     state = recover(driver.state.limits, 4, remains(driver)).state
-    assert [request.shares_media for request in state.requests.values()] == [False, True, True]
+    assert [request.media.is_shared for request in state.requests.values()] == [False, True, True]
 
 
 def test_a_round_of_planning_looks_at_no_encoded_segment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,11 +339,11 @@ def test_a_round_of_planning_looks_at_no_encoded_segment(monkeypatch: pytest.Mon
     driver = Driver(**ROOM, max_context=1024, max_spec_bytes=1 << 16, max_state_bytes=1 << 16)
     fill(driver, picture(), 1, 2, 3)
     driver.done("video", m.Analysed(shape))
-    while not driver.state.requests[3].tracker or not driver.state.requests[3].tracker.ready_prefix(1000) > 60:
+    while not driver.state.requests[3].media.tracker or not driver.state.requests[3].media.tracker.ready_prefix(1000) > 60:
         plan = next(plan for plan in driver.state.plans.values() if plan.actor in ASKED)
         driver.receive(plan.actor, m.PlanDone(plan.actor, 1, plan.plan_id, 0.01, m.Done()))
         driver.tick()
-    assert all(request.shares_media for request in driver.state.requests.values())
+    assert all(request.media.is_shared for request in driver.state.requests.values())
     monkeypatch.setattr(RowRecord, "segments", lambda record: pytest.fail("all segments are looked at"))
     for request in driver.state.requests.values():
         driver.state.touch(request)

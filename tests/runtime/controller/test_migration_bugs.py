@@ -29,7 +29,7 @@ def decode_before_all_is_copied(patch: pytest.MonkeyPatch) -> None:
             request.phase == Phase.PREPARE
             and request.has_kv
             and not request.has_kv_plan
-            and request.counts_known
+            and request.answer.counts_known
             and request.is_prefilled
         )
 

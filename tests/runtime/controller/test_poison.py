@@ -170,7 +170,7 @@ def test_what_was_generated_in_time_is_not_late_for_a_skipped_plan() -> None:
     driver.done("video", m.Analysed(SHAPE))
     request = driver.state.requests[KEY]
     request.spec = image().asking(deadline_s=driver.now + 1)
-    request.end_code = 1  # decode ended it just as it was preempted
+    request.answer.end_code = 1  # decode ended it just as it was preempted
     driver.now += 2
     driver.done("video", m.Skipped())
     assert request.failure is None

@@ -62,10 +62,10 @@ def name_too_early(patch: pytest.MonkeyPatch) -> None:
 
     def name(state: ControllerState, request: Request) -> None:
         if request.phase == Phase.DECODE:
-            request.committed += 1
+            request.answer.committed += 1
         name_pages(state, request)
         if request.phase == Phase.DECODE:
-            request.committed -= 1
+            request.answer.committed -= 1
 
     patch.setattr(progress, "name_pages", name)
 

@@ -56,10 +56,9 @@ def apply_encoded(state: ControllerState, plan: Encode | LoadSegments, live: lis
         done = request.segments_of(plan)
         absolved = absolve(request, plan)
         for place, segment in done:
-            assert request.tracker is not None
             if (patch := segment.encoded()) is not None:
                 state.pools["patch"].retire(owner(request), patch.pages)
-            request.tracker.mark_ready(*place)
+            request.media.mark_ready(place)
             encoded.append((request, place))
         if done:
             release_consumed(state, request)

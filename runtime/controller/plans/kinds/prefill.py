@@ -28,11 +28,11 @@ def _chunk(state: ControllerState, request: Request, choice: ChunkChoice) -> Pre
     for page in request.prefill_tables[choice.member][choice.start // page_tokens : num_pages(choice.end, page_tokens)]:
         assert cache.key_of(page) is None, f"a chunk would write page {page}, which has a key"
     spans = []
-    if choice.member == 0 and request.tracker is not None:
-        for part in request.tracker.overlapping(choice.start, choice.end):
+    if choice.member == 0 and request.media.tracker is not None:
+        for part in request.media.tracker.overlapping(choice.start, choice.end):
             run = request.record.items[part.item].segments[part.segment].embedding
             assert run is not None, "a chunk reaches into a segment without embedding pages"
-            spans.append(request.tracker.span(part, run, choice.start, choice.end))
+            spans.append(request.media.tracker.span(part, run, choice.start, choice.end))
     return PrefillChunk(*request.key_in_table, choice.member, choice.start, choice.end, spans)
 
 
@@ -68,18 +68,14 @@ class PrefillKind(Kind[Prefill]):
 def release_consumed(state: ControllerState, request: Request) -> bool:
     """Give back embedding pages whose rows are all prefilled, according to ``prefilled``. True if the record changed."""
     changed = False
-    assert request.tracker is not None
-    for part in request.tracker.overlapping(0, request.kv.prefilled[0]):
+    prefilled, tracker = request.kv.prefilled[0], request.media.tracker
+    assert tracker is not None
+    for part in tracker.overlapping(0, prefilled):
         segment = request.record.items[part.item].segments[part.segment]
         if segment.stage != SegmentStage.ENCODED or segment.embedding is None:
             continue
-        place = (part.item, part.segment)
-        before = request.num_consumed.get(place, 0)
-        count = request.tracker.num_consumed_pages(part, request.kv.prefilled[0])
-        state.pools["embedding"].retire(owner(request), segment.embedding.pages[before:count])
-        request.num_consumed[place] = count
-        if request.kv.prefilled[0] >= part.end:
+        state.pools["embedding"].retire(owner(request), segment.embedding.pages[request.media.consume(part, prefilled)])
+        if prefilled >= part.end:
             segment.consumed()
-            del request.num_consumed[place]
             changed = True
     return changed
