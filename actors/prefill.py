@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..models.architecture import ModelConfig
 from ..models.families.registry import family_of
-from ..models.lm.decoder import AfterLayer, Chunk, Decoder
+from ..models.lm.decoder import AfterLayer, Chunk, Decoder, StateRefs
 from ..models.lm.warm_up import warm_up_prefill
 from ..models.sampling.logprobs import logprobs_of
 from ..runtime.bus.copy_plans import Load
@@ -131,7 +131,9 @@ class PrefillWorker:
         self._embeddings.read(chunk.spans, chunk.start, embeds)
         num_pages = -(-chunk.end // self._page_tokens)
         block_table = self._table.prefill_pages(chunk.row, chunk.member)[:num_pages].astype(np.int64)
-        return Chunk(embeds, torch.from_numpy(self._chunk_positions(spec, chunk)), chunk.start, torch.from_numpy(block_table))
+        positions = torch.from_numpy(self._chunk_positions(spec, chunk))
+        state = StateRefs(chunk.state_from, chunk.state_to, chunk.log)
+        return Chunk(embeds, positions, chunk.start, torch.from_numpy(block_table), state)
 
     def _ids(self, spec: SequenceSpec, chunk: PrefillChunk) -> NDArray[np.int64]:
         """Ids [start, end) of the prompt followed by the generated ids."""

@@ -23,6 +23,7 @@ from .checkpoint.json_fields import CheckpointFiles
 from .checkpoint.weight_specs import stored_parts
 from .errors import CheckpointError
 from .families.registry import FAMILIES, family_name, family_named, family_of
+from .state_layout import GRID, state_layout
 
 DEFAULT_MAX_CONTEXT = 32768
 NULL_TYPE = "mmrt_null"  # for benches; not documented for users
@@ -77,6 +78,7 @@ def weight_bytes(config: ModelConfig) -> int:
 
 def facts_of(config: ModelConfig, kv_page_tokens: int, kv_transfer_dtype: TransferDType = "auto") -> ModelFacts:
     """Return what a run needs to know to divide its memory."""
+    states = state_layout(config)
     return ModelFacts(
         kv_page_bytes=config.kv_page_bytes(kv_page_tokens),
         embedding_row_bytes=config.embedding_row_bytes(),
@@ -87,6 +89,9 @@ def facts_of(config: ModelConfig, kv_page_tokens: int, kv_transfer_dtype: Transf
         weight_bytes=weight_bytes(config),
         packed_page_bytes=config.packed_page_bytes(kv_page_tokens, kv_transfer_dtype),
         takes_media=bool(config.media_kinds),
+        state_bytes=states.base_bytes if states is not None else 0,
+        log_bytes=states.log_bytes if states is not None else 0,
+        state_grid=GRID if states is not None else 0,
     )
 
 

@@ -9,6 +9,16 @@ def kv_pool(device: int) -> PoolName:
     return f"kv.{device}" if device else "kv"
 
 
+def state_pool(kv: PoolName) -> PoolName:
+    """Return the name of the pool of recurrent states beside a KV pool."""
+    return kv.replace("kv", "state", 1)
+
+
+def log_pool(kv: PoolName) -> PoolName:
+    """Return the name of the pool of their logs beside a KV pool."""
+    return kv.replace("kv", "log", 1)
+
+
 def kind_of_pool(name: PoolName) -> PoolName:
     """Return what a pool's pages hold, as the name of the first such pool: "kv" for that of every device."""
     return name.partition(".")[0]
@@ -19,9 +29,10 @@ def is_kv_pool(name: PoolName) -> bool:
     return kind_of_pool(name) == "kv"
 
 
-def pools_of(num_devices: int) -> tuple[PoolName, ...]:
-    """Return all pools of a run. Their places are their numbers in flight records."""
-    return "media", "patch", "embedding", *map(kv_pool, range(num_devices))
+def pools_of(num_devices: int, has_states: bool = False) -> tuple[PoolName, ...]:
+    """Return all pools of a run. ``has_states``: its model has recurrent states."""
+    kv = tuple(map(kv_pool, range(num_devices)))
+    return "media", "patch", "embedding", *kv, *(map(state_pool, kv) if has_states else ()), *(map(log_pool, kv) if has_states else ())
 
 
 def packed_pool(pool: PoolName) -> str:

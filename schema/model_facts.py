@@ -6,7 +6,8 @@ import msgspec
 class ModelFacts(msgspec.Struct, frozen=True):
     """A model's memory needs: bytes of a KV page, of an embedding row, of the longest patch or mel row, of a prompt token in
     prefill, of a row's logits, of the weights, and of a KV page that is packed, or 0 where none are; tokens of context; and
-    whether it takes media."""
+    whether it takes media. Of a model with recurrent states: bytes of one, and of a log; and the tokens between two of a sequence that
+    are kept, 0 without any."""
 
     kv_page_bytes: int
     embedding_row_bytes: int
@@ -17,8 +18,16 @@ class ModelFacts(msgspec.Struct, frozen=True):
     weight_bytes: int = 0
     packed_page_bytes: int = 0
     takes_media: bool = True
+    state_bytes: int = 0
+    log_bytes: int = 0
+    state_grid: int = 0
 
     @property
     def kv_room_bytes(self) -> int:
         """Bytes of a page of a KV pool, and of its packed one."""
         return self.kv_page_bytes + self.packed_page_bytes
+
+    @property
+    def member_bytes(self) -> int:
+        """Bytes of the states of a sequence that runs: the last that was kept, the next, and the log."""
+        return 2 * self.state_bytes + self.log_bytes

@@ -27,6 +27,11 @@ _NAME = "sequences"
 _LOW = 0xFFFFFFFF
 
 
+def split_prefilled(words: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The tokens and the slots of words of ``SequenceTable.prefilled``."""
+    return (words & _LOW).astype(np.int64), (words >> 32).astype(np.int64)
+
+
 class _Geometry(NamedTuple):
     num_rows: int
     max_context: int
@@ -47,6 +52,8 @@ class _Fields:
         self.num_pages = layout.add((rows, NUM_MEMBERS), np.uint64)
         self.num_source_pages = layout.add((rows, NUM_MEMBERS), np.uint64)
         self.prefilled = layout.add((rows, NUM_MEMBERS), np.uint64)
+        self.state_table = layout.add((rows, NUM_MEMBERS, 2), np.int64)
+        self.log_page = layout.add((rows, NUM_MEMBERS), np.int64)
         self.spec_words = layout.add(rows, np.uint64)
         self.state_words = layout.add(rows, np.uint64)
         self.counts = layout.add(rows, np.uint64)
@@ -63,7 +70,9 @@ class SequenceTable:
     """Words and arrays (R rows, M = 2 members):
 
     written by the controller: ``generation`` [R], ``phases`` [R] (generation << 8 | Phase), ``owners`` [R] (generation << 8 |
-    number of the decode actor + 1, or 0: none), ``num_pages`` and ``num_source_pages`` [R, M], ``prefilled`` [R, M] (tokens) uint64;
+    number of the decode actor + 1, or 0: none), ``num_pages`` and ``num_source_pages`` [R, M], ``prefilled`` [R, M] (slot << 32 |
+    tokens) uint64; ``state_table`` [R, M, 2] int64: pages of recurrent states, and ``log_page`` [R, M] int64, of the pools beside that
+    in which the row is decoded; -1: none. The slot says which of the two states is that of the prefilled tokens' last border;
     ``block_table`` and ``source_table`` [R, M, max_pages] uint32: pages of the pool in which the row is decoded, and of the one in
     which its prompt is prefilled, where that is another; ``prompt`` [R, M, max_context] int32;
     written by decode: ``counts`` [R] (generation << 32 | committed ids), ``ends`` [R] (generation << 32 | EndCode) uint64;
@@ -84,6 +93,8 @@ class SequenceTable:
         self.num_pages: NDArray[np.uint64] = segment.field(fields.num_pages)
         self.num_source_pages: NDArray[np.uint64] = segment.field(fields.num_source_pages)
         self.prefilled: NDArray[np.uint64] = segment.field(fields.prefilled)
+        self.state_table: NDArray[np.int64] = segment.field(fields.state_table)
+        self.log_page: NDArray[np.int64] = segment.field(fields.log_page)
         self.block_table: NDArray[np.uint32] = segment.field(fields.block_table)
         self.source_table: NDArray[np.uint32] = segment.field(fields.source_table)
         self.prompt: NDArray[np.int32] = segment.field(fields.prompt)
@@ -134,6 +145,7 @@ class SequenceTable:
     def close(self) -> None:
         """Drop the table's own views; the memory stays mapped while others are around."""
         del self.generation, self.phases, self.owners, self.num_pages, self.num_source_pages, self.prefilled
+        del self.state_table, self.log_page
         del self.block_table, self.source_table, self.prompt, self.counts, self.ends, self.ids
         self.logprobs.close()
         self.vectors.close()
@@ -157,6 +169,7 @@ class SequenceTable:
         """Empty the row's tables of pages: nothing is prefilled."""
         self._check_row(row)
         self.num_pages[row] = self.num_source_pages[row] = self.prefilled[row] = 0
+        self.state_table[row] = self.log_page[row] = -1
 
     def set_phase(self, row: int, phase: Phase) -> None:
         """Move the row's current generation to ``phase``; a reader that sees it also sees all earlier writes."""
@@ -173,6 +186,22 @@ class SequenceTable:
         fence()
         words, owner = self._segment.words, 0 if decode is None else decode + 1
         words[self._owner + row] = words[self._generation + row] << 8 | owner
+
+    def set_prefilled(self, row: int, member: int, num_tokens: int, slot: int = 0) -> None:
+        """Say how many tokens of a member are prefilled, and which of its states is theirs: one word."""
+        self._check_row(row)
+        self.prefilled[row, member] = slot << 32 | num_tokens
+
+    def num_prefilled(self, row: int) -> tuple[int, int]:
+        """The prefilled tokens per member."""
+        first, second = (self.prefilled[row] & _LOW).tolist()
+        return first, second
+
+    def set_state_pages(self, row: int, member: int, states: Sequence[int], log: int) -> None:
+        """Give a member its pages of recurrent states, and its log, or none (-1)."""
+        self._check_row(row)
+        self.log_page[row, member] = log
+        self.state_table[row, member] = states
 
     def write_prompt(self, row: int, member: int, ids: Sequence[int] | NDArray[Any]) -> None:
         """Write the prompt ids of one member. Raises: ValueError above ``max_context``."""

@@ -12,12 +12,13 @@ from ...runtime.controller.state.inflight_plan import InflightPlan
 from ...runtime.controller.state.records import Ended, Refused, Submitted
 from ...runtime.controller.state.request import Request
 from ...runtime.controller.state.state import ControllerState
-from ...runtime.observe.flight import Kind, pack_pair
+from ...runtime.observe.flight import POOL_NAMES, Kind, pack_pair
 from ...runtime.stage_table import InstanceId
 from ...schema.rows import Phase
 from ...shm.controller_stats import StatsSnapshot
 from ...shm.flight_recorder import FlightWriter
 
+_POOL_NUMBERS = {name: number for number, name in enumerate(POOL_NAMES)}
 _SLOW_TICK_NS = 2_000_000  # a tick that did nothing is worth a record when it took so long
 
 
@@ -68,8 +69,8 @@ class ControllerFlight:
 
     def counters(self, stats: StatsSnapshot) -> None:
         """Record the use of pools, queues and budgets where it has changed."""
-        for index, pool in enumerate(stats.pools.values()):
-            self._count(Kind.POOL, pool.evictable, index, pool.used, pool.pages)
+        for name, pool in stats.pools.items():
+            self._count(Kind.POOL, pool.evictable, _POOL_NUMBERS[name], pool.used, pool.pages)
         self._count(Kind.QUEUES, stats.plans, stats.waiting, stats.preparing, stats.running)
         self._count(Kind.BUDGETS, 0, stats.prefill_budget, stats.encode_budget, int(1e9 * stats.tbt_s))
 

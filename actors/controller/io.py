@@ -22,6 +22,7 @@ from ...runtime.controller.state.effects import (
     SetPageKeys,
     SetPhase,
     SetPrefilled,
+    SetStatePages,
     WriteJournal,
     WritePlan,
     WriteSpec,
@@ -46,14 +47,22 @@ log = logging.getLogger(__name__)
 class ControllerIO:
     """The shared memory that the controller writes. ``perform`` does memory effects, ``snapshot`` reads all of it back."""
 
-    def __init__(self, run: RunDirectory, actors: Sequence[InstanceId], num_devices: int = 1, cache: Path | None = None) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        actors: Sequence[InstanceId],
+        num_devices: int = 1,
+        cache: Path | None = None,
+        *,
+        has_states: bool = False,
+    ) -> None:
         """``actors``: those of the run, in the order of their numbers. More may come behind them. ``cache``: where the configuration
-        has the files of saved pages."""
+        has the files of saved pages. ``has_states``: its model has recurrent states."""
         self.actors = actors
         self.table = SequenceTable.attach(run)
         self.plans = PlanTable.attach(run)
         self.gaps = StepGaps.attach(run)
-        self.pools = {name: PagePool.attach(run, name) for name in pools_of(num_devices)}
+        self.pools = {name: PagePool.attach(run, name) for name in pools_of(num_devices, has_states)}
         self.secret = page_secret(run.path)
         self._run, self._cache = run.path, cache
 
@@ -104,8 +113,10 @@ class ControllerIO:
                 table.num_source_pages[row] = 0
             case ClearPages(row):
                 table.clear_pages(row)
-            case SetPrefilled(row, member, num_tokens):
-                table.prefilled[row, member] = num_tokens
+            case SetStatePages(row, member, states, log):
+                table.set_state_pages(row, member, states, log)
+            case SetPrefilled(row, member, num_tokens, slot):
+                table.set_prefilled(row, member, num_tokens, slot)
             case SetPhase(row, phase):
                 table.set_phase(row, phase)
             case SetOwner(row, decode):

@@ -59,7 +59,8 @@ async def serve(actor: Actor) -> None:
     layout = actor.wait_for_layout()
     actors = ActorTable.attach(actor.run, writable=False)
     cache = cache_directory(actor.config)
-    io = ControllerIO(actor.run, tuple(map(InstanceId, actors.actors)), actor.config.num_kv_pools, cache)
+    names, num_devices = tuple(map(InstanceId, actors.actors)), actor.config.num_kv_pools
+    io = ControllerIO(actor.run, names, num_devices, cache, has_states="state" in layout.pools)
     files = SavedFiles(actor.run.path, cache)
     saved = files.look()
     status = actor.become_active()

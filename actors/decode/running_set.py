@@ -24,6 +24,7 @@ from ...models.grammar.matcher import Matcher
 from ...models.lm.decoder import Decoder
 from ...models.sampling.interface import Sampler, SamplingRows
 from ...models.sampling.logprobs import TokenLogprobs, log_softmax, logprobs_of
+from ...models.state_layout import state_layout
 from ...runtime.bus.messages import SequenceSpec, decode_sequence_spec
 from ...schema.rows import EndCode
 from ...shm.errors import StaleRow
@@ -32,6 +33,7 @@ from ...shm.sequence_table import SequenceTable
 from ..host.device import Completion, raise_if_fatal
 from ..host.logprobs import to_host
 from .batch import Batch, Ints, Member
+from .state_pages import StepStates, step_states
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +48,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Input of a step besides ids: positions and lengths [B], block tables [B, pages], sampling parameters."""
+    """Input of a step besides ids: positions and lengths [B], block tables [B, pages], sampling parameters, recurrent states."""
 
     positions: Tensor
     lengths: Tensor
     block_tables: Tensor
     sampling: SamplingRows
+    states: StepStates | None
 
 
 class Grammars(Protocol):
@@ -95,6 +98,7 @@ class RunningSet:
         self._drawn_eos = [id for id in config.eos_token_ids if id < config.language.vocab_size]
         self._table = table
         self._page_tokens = page_tokens
+        self._has_states = state_layout(config) is not None
         self._members: dict[int, Member] = {}
         self._batch: Batch | None = None
         self._launched: _Drawn | None = None  # tokens drawn by a step over the batch that was launched and is uncommitted
@@ -339,11 +343,15 @@ class RunningSet:
             torch.from_numpy(length_B),
             torch.from_numpy(self._block_tables(batch, length_B)),
             replace(batch.sampling, index=batch.count_N + ahead),
+            self._states(batch, length_B) if self._has_states else None,
         )
 
     def _forward(self, batch: Batch, step: _Step) -> _Drawn:
         ids = torch.from_numpy(np.concatenate((batch.input_N, batch.companion_input_P)))
-        logits_BV = self._model.decode(ids, step.positions, step.lengths, step.block_tables)
+        states, rows = step.states, None if step.states is None else step.states.rows
+        logits_BV = self._model.decode(ids, step.positions, step.lengths, step.block_tables, rows)
+        if states is not None and states.full:  # a commit makes these states valid, so they are written before
+            self._model.fold(states.borders, states.full_rows, states.targets)
         logprobs_QV = log_softmax(logits_BV, batch.logprob_Q, batch.pairs) if batch.logprob_Q.size else None
         changes = None if batch.rules is None else batch.rules.changes()
         tokens_N = self._sampler.sample(logits_BV, step.sampling, batch.pairs, batch.penalties, changes, batch.grammars)
@@ -351,6 +359,11 @@ class RunningSet:
             return _Drawn(tokens_N, None)
         tokens_Q = tokens_N[torch.from_numpy(batch.logprob_Q).to(tokens_N.device)]
         return _Drawn(tokens_N, logprobs_of(tokens_Q, logprobs_QV, max(batch.num_alternatives)))
+
+    def _states(self, batch: Batch, length_B: Ints) -> StepStates:
+        row_B = np.concatenate((batch.row_N, batch.row_N[batch.pair_P]))
+        member_B = np.repeat((0, 1), (len(batch.row_N), len(batch.pair_P)))
+        return step_states(self._table, row_B, member_B, length_B, self._page_tokens)
 
     def _block_tables(self, batch: Batch, length_B: Ints) -> Ints:
         """[B, pages of the longest], int64; entries behind a sequence's own pages are not read."""

@@ -2,7 +2,10 @@
 
 from ...models.lm.decode_graphs import DecodeGraphs
 from ...models.lm.decoder import Decoder
+from ...models.lm.delta_pages import StatePools
 from ...models.lm.language_model import build_language_model
+from ...models.state_layout import state_layout
+from ...runtime.pools import log_pool, state_pool
 from ...runtime.process.memory_layout import MemoryLayout
 from ...shm.pool import PagePool
 from .actor import Actor
@@ -11,9 +14,13 @@ from .shared_tensors import SharedTensors
 
 
 def open_language_model(actor: Actor, shared: SharedTensors, kv: PagePool, page_tokens: int) -> Decoder:
-    """Open the decoder of the run's model on the KV pool, or the null model."""
+    """Open the decoder of the run's model on the KV pool, and those of states beside it, or the null model."""
     keep_kernels()
-    return build_language_model(actor.model, shared.weights(), shared.pages(kv), page_tokens)
+    states = None
+    if state_layout(actor.model) is not None:
+        pools = [PagePool.attach(actor.run, name(kv.name)) for name in (state_pool, log_pool)]
+        states = StatePools(*map(shared.pages, pools))
+    return build_language_model(actor.model, shared.weights(), shared.pages(kv), page_tokens, states)
 
 
 def open_decoding_model(actor: Actor, shared: SharedTensors, kv: PagePool, layout: MemoryLayout) -> Decoder:

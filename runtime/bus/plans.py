@@ -148,9 +148,15 @@ class PrefillChunk(TokenChunk, frozen=True):
 
     Token i is ``prompt[row, member][i]`` below the member's prompt length L, and the committed id ``ids[row][i - L]`` from L on: a
     preempted row is prefilled again over its prompt and its generated tokens. Both members take the same ids.
+
+    Of a model with recurrent states: ``state_from`` is the page with the state at the chunk's start, -1 at that of the prompt;
+    ``state_to`` gets the one at the last border; ``log`` gets what is behind that, where the prompt ends.
     """
 
     spans: list[EmbeddingSpan]
+    state_from: int = -1
+    state_to: int = -1
+    log: int = -1
 
 
 class Prefill(ChunkPlan, frozen=True):

@@ -13,7 +13,11 @@ from numpy.typing import NDArray
 
 from ...shm.flight_recorder import generation_of, kind_of
 from ..bus.plan_base import PlanKind
-from ..stage_table import STAGES, SUPERVISOR, stage_of
+from ..pools import pools_of
+from ..stage_table import MAX_INSTANCES, STAGES, SUPERVISOR, stage_of
+
+POOL_NAMES = pools_of(MAX_INSTANCES, has_states=True)
+"""By the numbers of pools in records, the same in every run."""
 
 _MASK_32 = (1 << 32) - 1
 _MASK_64 = (1 << 64) - 1

@@ -60,14 +60,14 @@ def read_row(table: SequenceTable, row: int) -> Row | None:
             spec = decode_sequence_spec(table.read_spec(row, generation))
         except StaleRow:
             spec = None
-        first, second = table.prefilled[row].tolist()  # before the values that bound it, which grow
+        prefilled = table.num_prefilled(row)  # before the values that bound it, which grow
         state = table.read_state(row)
         tables = table.pages(row, 0).tolist(), table.pages(row, 1).tolist()
         owner = table.owner(row, generation)
         decode = "" if owner is None or phase != Phase.DECODE else instance_id("decode", owner)
         if table.phase(row) == (generation, phase):
             record = None if state is None else decode_record(state)
-            return Row(row, generation, phase, record, spec, tables, (first, second), committed, end, decode)
+            return Row(row, generation, phase, record, spec, tables, prefilled, committed, end, decode)
     return None
 
 

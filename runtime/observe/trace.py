@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..bus.plan_base import PlanKind
-from ..pools import pools_of
 from ..process.exit_status import describe_exit
-from ..stage_table import MAX_INSTANCES, SUPERVISOR
+from ..stage_table import SUPERVISOR
 from .breakdown import PARTS, Breakdown, request_breakdown, step_begins
 from .dumps import Recording
-from .flight import PLAN_NAMES, UNIT_NAMES, FlightRecord, Kind, merge, signed, unpack_plan
+from .flight import PLAN_NAMES, POOL_NAMES, UNIT_NAMES, FlightRecord, Kind, merge, signed, unpack_plan
 from .request_names import is_named
 from .trace_requests import PlanSpan, RequestSpan, plan_spans, plans_by_request, request_spans
 
@@ -25,7 +24,6 @@ Pids = Mapping[str, int]
 _REQUESTS_PID = 1
 _STEPS_TID = 1
 _ASIDE_TID = 2
-_POOLS = pools_of(MAX_INSTANCES)
 # The last prerequisite of each kind of plan: a request's arrows follow it.
 _BEFORE = {
     PlanKind.PREPROCESS: (PlanKind.ANALYSE,),
@@ -205,8 +203,8 @@ def _counters(records: Sequence[FlightRecord], pids: Pids) -> Iterator[Event]:
     rows, queued = -1, dict[str, int]()
     for record in records:
         pid = pids[record.actor]
-        if record.kind is Kind.POOL and record.a < len(_POOLS):
-            yield _event("C", f"{_POOLS[record.a]} pages", record.time_ns, pid, args={"used": record.b, "evictable": record.key})
+        if record.kind is Kind.POOL and record.a < len(POOL_NAMES):
+            yield _event("C", f"{POOL_NAMES[record.a]} pages", record.time_ns, pid, args={"used": record.b, "evictable": record.key})
         elif record.kind is Kind.QUEUES:
             args = {"waiting": record.a, "preparing": record.b, "running": record.c}
             yield _event("C", "requests", record.time_ns, pid, args=args)

@@ -12,8 +12,8 @@ from ...schema.model_facts import ModelFacts
 from ...shm.flight_recorder import NUM_RECORDS, RECORD_BYTES
 from ..config.runtime_config import RuntimeConfig
 from ..errors import ConfigError
-from ..pools import kv_pool, packed_pool
-from ..stage_table import ACTORS, device_pools
+from ..pools import kv_pool, log_pool, packed_pool, state_pool
+from ..stage_table import ACTORS, device_pools, stage_of
 from .device_room import DeviceRoom
 from .host_room import HostRoom
 from .pool_sizes import NO_MEDIA, size_for_device, size_for_host
@@ -86,10 +86,12 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
     memory = config.memory
     page, mebibyte = memory.kv_page_tokens, 1 << 20
     num_rows = memory.max_sequences or (CUDA_SEQUENCES if config.model.on_cuda else CPU_SEQUENCES)
+    if facts.state_grid:
+        check_states(config, facts.state_grid)
     if isinstance(room, DeviceRoom):
-        embedding, kv = size_for_device(config, facts, room, num_rows)
+        embedding, kv, states = size_for_device(config, facts, room, num_rows)
     else:
-        embedding, kv = size_for_host(config, facts, room, num_rows)
+        embedding, kv, states = size_for_host(config, facts, room, num_rows)
     if kv.tokens < 2 * page:
         raise ConfigError(f"memory.kv_tokens is {kv.tokens}, at least two pages ({2 * page} tokens) are needed")
     patch_page_bytes = PATCH_PAGE_ROWS * facts.patch_row_bytes
@@ -104,6 +106,9 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
         ),
     }
     for device in range(config.num_kv_pools):
+        if states.members:
+            pools[state_pool(kv_pool(device))] = PoolLayout(2 * states.members, facts.state_bytes, reason=states.reason)
+            pools[log_pool(kv_pool(device))] = PoolLayout(states.members, facts.log_bytes, reason=states.reason)
         pools[kv_pool(device)] = PoolLayout(-(-kv.tokens // page), facts.kv_page_bytes, reason=kv.reason)
         if facts.packed_page_bytes:
             pools[packed_pool(kv_pool(device))] = PoolLayout(
@@ -123,6 +128,26 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
         device=config.model.device,
         num_recorders=len(config.instances) + 1,
     )
+
+
+def check_states(config: RuntimeConfig, grid: int) -> None:
+    """Check what a model with recurrent states asks of a run, whose states are kept every ``grid`` tokens. Raises: ConfigError."""
+    if config.model.on_cuda:
+        raise ConfigError(f"model.device is {config.model.device!r}: models with recurrent states run on a CPU only")
+    if config.memory.kv_page_tokens != grid:
+        raise ConfigError(f"memory.kv_page_tokens is {config.memory.kv_page_tokens}: the model's recurrent states need {grid}")
+    budget = config.scheduling.prefill_budget_tokens
+    if 0 < budget < grid:
+        raise ConfigError(f"scheduling.prefill_budget_tokens is {budget}: the model's recurrent states need {grid} at least")
+    devices: dict[str, set[int]] = {"prefill": set(), "decode": set()}
+    for actor in config.instances:
+        if (stage := stage_of(actor)) in devices:
+            devices[stage].add(config.actor_devices.get(actor, 0))
+    if lacking := sorted(devices["decode"] - devices["prefill"]):
+        raise ConfigError(
+            f"actors.layout is {config.actors.layout!r}: device {lacking[0]} has a decode and no prefill, and recurrent states are not "
+            "copied between devices"
+        )
 
 
 def write_layout(run: Path, layout: MemoryLayout) -> None:

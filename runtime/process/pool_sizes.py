@@ -1,4 +1,4 @@
-"""Sizes of the embedding and the KV pool: as configured, else a share of the memory that they lie in (pure).
+"""Sizes of the pools of embeddings, of KV and of recurrent states: as configured, else a share of the memory that they lie in (pure).
 
 Pools cannot grow later, and their memory is reserved at the start. Running requests need the least sizes; what is above them keeps
 pages for requests to come, so it is bounded by use: a share of what is free, and no more than conversations will fill.
@@ -20,6 +20,8 @@ QUICK_BYTES = 512 << 20  # most above the least, on the host, or half of the wei
 EMBEDDING_TOKENS, MAX_EMBEDDING_TOKENS = 16384, 131072  # least, most
 NO_MEDIA = "the model takes text alone"  # reason of the size of a pool for media
 EMBEDDING_SHARE = 0.02  # of the memory available to both pools
+STATE_SHARE = 0.25  # likewise
+LEAST_MEMBERS, MOST_MEMBERS = 2, 16  # sequences with states that run at once: a guidance pair; on a host
 
 
 class PoolSize(NamedTuple):
@@ -29,23 +31,41 @@ class PoolSize(NamedTuple):
     reason: str
 
 
-def size_for_host(config: RuntimeConfig, facts: ModelFacts, room: HostRoom | None, num_rows: int) -> tuple[PoolSize, PoolSize]:
-    """Return the sizes of the embedding pool and of each KV pool in host memory; without ``room`` the least ones."""
+class StateSize(NamedTuple):
+    """``members``: sequences that run at once on a device, of which a guidance pair has two. ``reason``: for users."""
+
+    members: int
+    reason: str
+
+
+class PoolSizes(NamedTuple):
+    """Sizes of the embedding pool, of each KV pool, and of each device's pools of states."""
+
+    embedding: PoolSize
+    kv: PoolSize
+    states: StateSize = StateSize(0, "")
+
+
+def size_for_host(config: RuntimeConfig, facts: ModelFacts, room: HostRoom | None, num_rows: int) -> PoolSizes:
+    """Return the sizes in host memory; without ``room`` the least ones."""
     memory, context = config.memory, facts.max_context
     free = room.num_bytes if room is not None else 0
     left = int(HOST_SHARE * max(0, free - facts.weight_bytes))
     share = f"{HOST_SHARE:.0%} of the memory available, {free >> 20} MiB, less weights"
     embedding = _embedding_size(config, facts, left)
+    states = _state_size(config, facts, left)
     if memory.kv_tokens:
-        return embedding, PoolSize(memory.kv_tokens, "memory.kv_tokens")
+        return PoolSizes(embedding, PoolSize(memory.kv_tokens, "memory.kv_tokens"), states)
     least = max(min(KV_TOKENS, num_rows * context), context)
-    left_of_each = (left - embedding.tokens * facts.embedding_row_bytes) // config.num_kv_pools
+    left_of_each = max(0, left - embedding.tokens * facts.embedding_row_bytes) // config.num_kv_pools
+    left_of_each = max(0, left_of_each - states.members * facts.member_bytes)
     affordable = left_of_each // facts.kv_room_bytes * memory.kv_page_tokens
     num_quick = max(QUICK_BYTES, facts.weight_bytes // 2) // config.num_kv_pools // facts.kv_room_bytes * memory.kv_page_tokens
-    return embedding, _within(least, affordable, max(least, min(HOST_CONTEXTS * context, least + num_quick)), share)
+    kv = _within(least, affordable, max(least, min(HOST_CONTEXTS * context, least + num_quick)), share)
+    return PoolSizes(embedding, kv, states)
 
 
-def size_for_device(config: RuntimeConfig, facts: ModelFacts, room: DeviceRoom, num_rows: int) -> tuple[PoolSize, PoolSize]:
+def size_for_device(config: RuntimeConfig, facts: ModelFacts, room: DeviceRoom, num_rows: int) -> PoolSizes:
     """Return the sizes of the embedding and the KV pool on a CUDA device. A guidance pair is two rows of a step.
 
     Raises: ConfigError where no whole context fits.
@@ -57,14 +77,14 @@ def size_for_device(config: RuntimeConfig, facts: ModelFacts, room: DeviceRoom, 
     embedding = _embedding_size(config, facts, left)
     affordable = max(0, left - embedding.tokens * facts.embedding_row_bytes) // facts.kv_page_bytes * page
     if memory.kv_tokens:
-        return embedding, PoolSize(memory.kv_tokens, "memory.kv_tokens")
+        return PoolSizes(embedding, PoolSize(memory.kv_tokens, "memory.kv_tokens"))
     if affordable < facts.max_context:
         raise ConfigError(
             f"{config.model.device} has {room.free_bytes >> 20} of {room.total_bytes >> 20} MiB free beside the weights; of "
             f"memory.gpu_memory_utilization = {memory.gpu_memory_utilization:g} they leave room for {affordable} tokens of KV cache, "
             f"one context has {facts.max_context}: lower model.max_context, or set memory.kv_dtype or memory.kv_tokens"
         )
-    return embedding, PoolSize(affordable, f"what is left of {memory.gpu_memory_utilization:.0%} of the device's memory")
+    return PoolSizes(embedding, PoolSize(affordable, f"what is left of {memory.gpu_memory_utilization:.0%} of the device's memory"))
 
 
 def _embedding_size(config: RuntimeConfig, facts: ModelFacts, left: int) -> PoolSize:
@@ -74,6 +94,19 @@ def _embedding_size(config: RuntimeConfig, facts: ModelFacts, left: int) -> Pool
         return PoolSize(config.memory.embedding_tokens, "memory.embedding_tokens")
     affordable = int(EMBEDDING_SHARE * left) // facts.embedding_row_bytes
     return _within(EMBEDDING_TOKENS, affordable, MAX_EMBEDDING_TOKENS, f"{EMBEDDING_SHARE:.0%} of the memory for pools")
+
+
+def _state_size(config: RuntimeConfig, facts: ModelFacts, left: int) -> StateSize:
+    if not facts.state_grid:
+        return StateSize(0, "")
+    if config.memory.max_sequences:
+        return StateSize(max(LEAST_MEMBERS, config.memory.max_sequences), "memory.max_sequences")
+    affordable = int(STATE_SHARE * left) // config.num_kv_pools // facts.member_bytes
+    if affordable >= MOST_MEMBERS:
+        return StateSize(MOST_MEMBERS, f"{MOST_MEMBERS}, the most unless memory.max_sequences is set")
+    if affordable <= LEAST_MEMBERS:
+        return StateSize(LEAST_MEMBERS, f"{LEAST_MEMBERS}, the least")
+    return StateSize(affordable, f"{STATE_SHARE:.0%} of the memory for pools")
 
 
 def _within(least: int, affordable: int, most: int, share: str) -> PoolSize:

@@ -10,7 +10,7 @@ from mmrt.actors.host.device import Completion
 from mmrt.actors.host.embedding_pages import HostEmbeddingPages
 from mmrt.actors.prefill import PrefillWorker
 from mmrt.models.architecture import ModelConfig
-from mmrt.models.lm.decoder import AfterLayer, Chunk, Decoder
+from mmrt.models.lm.decoder import AfterLayer, Chunk, Decoder, StateRows
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.sampling.sampler import CpuSampler
 from mmrt.runtime.bus.messages import Done, Generation, PageRun, Pooling, SequenceSpec
@@ -48,7 +48,17 @@ class Counting:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(hidden), self.vocab_size)
 
-    def decode(self, ids: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor, block_tables: torch.Tensor) -> torch.Tensor:
+    def fold(self, borders: Sequence[int], states: StateRows, targets: Sequence[int]) -> None:
+        raise AssertionError("it has no states")
+
+    def decode(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        lengths: torch.Tensor,
+        block_tables: torch.Tensor,
+        states: StateRows | None = None,
+    ) -> torch.Tensor:
         if self.broken & set(ids.tolist()):
             raise RuntimeError("this one cannot be computed")
         assert block_tables.shape[1] * PAGE_TOKENS >= int(lengths.max())

@@ -5,7 +5,7 @@ launch and runs none; on a GPU with what the product has there, graphs among it,
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from mmrt.models.config import load_model_config
 from mmrt.models.families.qwen2_5.triton_vision import TritonVisionOperations
 from mmrt.models.families.registry import family_of
 from mmrt.models.lm.decode_graphs import DecodeGraphs, StepInputs, bucket_of
-from mmrt.models.lm.decoder import Chunk
+from mmrt.models.lm.decoder import Chunk, StateRows
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.lm.triton_layer_ops import TritonOperations
 from mmrt.models.lm.warm_up import warm_up_decode, warm_up_prefill, warm_up_towers
@@ -176,7 +176,17 @@ class Steps:
         self._model = model
         self.embed, self.prefill = model.embed, model.prefill
 
-    def decode(self, ids: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor, block_tables: torch.Tensor) -> torch.Tensor:
+    def fold(self, borders: Sequence[int], states: StateRows, targets: Sequence[int]) -> None:
+        raise AssertionError("it has no states")
+
+    def decode(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        lengths: torch.Tensor,
+        block_tables: torch.Tensor,
+        states: StateRows | None = None,
+    ) -> torch.Tensor:
         inputs = StepInputs.allocate(bucket_of(len(ids)), MAX_PAGES, torch.device("cpu"))
         inputs.fill(ids, positions, lengths, block_tables)
         return self._model.decode(*inputs.arguments())[: len(ids)]

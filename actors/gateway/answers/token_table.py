@@ -67,7 +67,7 @@ class TokenTable:
             vector = table.vectors.read(row, spec.num_prompt_tokens)
         finally:
             self._check(row, generation)
-            if (num_prefilled := table.prefilled[row, 0]) < spec.num_prompt_tokens:
+            if (num_prefilled := table.num_prefilled(row)[0]) < spec.num_prompt_tokens:
                 raise StaleRow(f"row {row} has {num_prefilled} of {spec.num_prompt_tokens} tokens prefilled")
         return vector / spec.num_prompt_tokens if spec.generation.pooling == "mean" else vector
 

@@ -89,10 +89,22 @@ class ClearPages(_Effect, frozen=True):
     row: int
 
 
+class SetStatePages(_Effect, frozen=True):
+    """The member has these two pages of recurrent states, and this log: -1 is none."""
+
+    row: int
+    member: int
+    states: list[int]
+    log: int
+
+
 class SetPrefilled(_Effect, frozen=True):
+    """``slot``: which of the member's two states is that of these tokens' last border."""
+
     row: int
     member: int
     num_tokens: int
+    slot: int = 0
 
 
 class SetPhase(_Effect, frozen=True):
@@ -136,6 +148,7 @@ Effect = (
     | AppendSourcePages
     | ClearSource
     | ClearPages
+    | SetStatePages
     | SetPrefilled
     | SetPhase
     | SetOwner

@@ -115,3 +115,33 @@ def test_each_device_has_a_kv_pool() -> None:
     assert [*two.pools] == ["media", "patch", "embedding", "kv", "kv.1"] and two.pools["kv"] == two.pools["kv.1"]
     assert two.pools["kv"].num_pages < one.pools["kv"].num_pages <= 2 * two.pools["kv"].num_pages + 1
     assert two.plan_slot_bytes == one.plan_slot_bytes, "plans name no KV pages"
+
+
+HYBRID = msgspec.structs.replace(FACTS, state_bytes=8 << 20, log_bytes=4 << 20, state_grid=16)
+
+
+def test_states_have_pools_of_their_own() -> None:
+    def pools(gib: float, text: str = "") -> dict[str, int]:
+        found = plan_layout(parse_config(text), HYBRID, "bfloat16", HostRoom(int(gib * GIB), 1 << 60)).pools
+        return {name: pool.num_pages for name, pool in found.items() if name.startswith(("state", "log"))}
+
+    assert pools(100) == {"state": 32, "log": 16}, "the most"
+    assert pools(0) == {"state": 4, "log": 2}, "a guidance pair"
+    assert 2 < pools(2.0)["log"] < 16
+    assert pools(100, "[memory]\nmax_sequences = 40\n") == {"state": 80, "log": 40}
+    two = pools(100, '[actors]\nlayout = "EPD@a+EPD@b"\n[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n')
+    assert [*two] == ["state", "log", "state.1", "log.1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[model]\ndevice = "cuda:0"\n', "recurrent states run on a CPU only"),
+        ("[memory]\nkv_page_tokens = 32\n", "kv_page_tokens is 32: .* need 16"),
+        ("[scheduling]\nprefill_budget_tokens = 8\n", "prefill_budget_tokens is 8: .* need 16 at least"),
+        ('[actors]\nlayout = "EP@a+D@b"\n[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n', "device 1 has a decode and no prefill"),
+    ],
+)
+def test_runs_that_cannot_keep_states_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan_layout(parse_config(text), HYBRID, "bfloat16")
