@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mmrt.runtime.bus.plan_base import PlanKind
 from mmrt.runtime.observe.dumps import Facts, Recording
-from mmrt.runtime.observe.flight import Kind, merge, pack_id, pack_plan, unsigned
+from mmrt.runtime.observe.flight import POOL_NAMES, Kind, merge, pack_id, pack_plan, unsigned
 from mmrt.runtime.observe.trace import make_trace, num_requests
 from mmrt.runtime.observe.trace_requests import plan_spans, plans_of, request_spans
 from mmrt.runtime.stage_table import ACTORS
@@ -251,7 +251,7 @@ def test_counters() -> None:
     tape = Tape()
     tape.add("controller", Kind.POOL, 1, 0, 25, 3, 40, 100)
     tape.add("controller", Kind.POOL, 2, 0, 0, 4, 7, 100)
-    tape.add("controller", Kind.POOL, 2, 0, 0, 11, 40, 100)  # a pool of a later version
+    tape.add("controller", Kind.POOL, 2, 0, 0, len(POOL_NAMES), 40, 100)  # a pool of a later version
     tape.add("controller", Kind.QUEUES, 1, 0, 2, 3, 4, 5)
     tape.add("controller", Kind.BUDGETS, 1, 0, 0, 512, 1024, 5000)
     tape.add("controller", Kind.UNSENT, 1, 0, 0, 6)
