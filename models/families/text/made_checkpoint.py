@@ -50,22 +50,56 @@ def _experts(num_experts: int, top_k: int, size: int, head_dim: int) -> dict[str
     }
 
 
+def _llama_3(factor: float, tied: bool, *sizes: int) -> _Shape:
+    rope = {"rope_theta": 5e5, **_LLAMA_3, "factor": factor, "original_max_position_embeddings": 8192}
+    return _Shape(
+        "bfloat16", 8000, {**_sizes(128256, *sizes, context=131072, theta=5e5), "rope_parameters": rope, "tie_word_embeddings": tied}
+    )
+
+
+def _smollm2(theta: float, *sizes: int) -> _Shape:
+    return _Shape("bfloat16", 8000, {**_sizes(49152, *sizes, context=8192, theta=theta), "tie_word_embeddings": True})
+
+
+def _qwen2(vocab: int, tied: bool, *sizes: int) -> _Shape:
+    return _Shape("bfloat16", 8000, {**_sizes(vocab, *sizes, context=32768, theta=1e6), "tie_word_embeddings": tied})
+
+
+def _qwen3(tied: bool, *sizes: int) -> _Shape:
+    return _Shape("bfloat16", 8000, {**_sizes(151936, *sizes, context=40960, theta=1e6), "head_dim": 128, "tie_word_embeddings": tied})
+
+
 _TINY_LLAMA = _sizes(1216, 128, 256, 4, 4, 2, 8192, 10000.0)
 _TINY_LLAMA["rope_parameters"] |= {**_LLAMA_3, "original_max_position_embeddings": 256}
-_SHAPES = {
+_SHAPES = {  # of the published models: hidden size, that of the feed-forward, layers, heads, heads of keys and values
     "llama": {
         "tiny": _Shape("float32", 900, {**_TINY_LLAMA, "tie_word_embeddings": False}),
-        "135m": _Shape("bfloat16", 8000, {**_sizes(49152, 576, 1536, 30, 9, 3, 8192, 1e5), "tie_word_embeddings": True}),
+        "135m": _smollm2(1e5, 576, 1536, 30, 9, 3),
+        "360m": _smollm2(1e5, 960, 2560, 32, 15, 5),
+        "1.7b": _smollm2(1.3e5, 2048, 8192, 24, 32, 32),
+        "1b": _llama_3(32.0, True, 2048, 8192, 16, 32, 8),
+        "3b": _llama_3(32.0, True, 3072, 8192, 28, 24, 8),
+        "8b": _llama_3(8.0, False, 4096, 14336, 32, 32, 8),
+        "70b": _llama_3(8.0, False, 8192, 28672, 80, 64, 8),
     },
     "qwen2": {
         "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, 8192, 1e6), "tie_word_embeddings": True}),
-        "0.5b": _Shape("bfloat16", 8000, {**_sizes(151936, 896, 4864, 24, 14, 2, 32768, 1e6), "tie_word_embeddings": True}),
+        "0.5b": _qwen2(151936, True, 896, 4864, 24, 14, 2),
+        "1.5b": _qwen2(151936, True, 1536, 8960, 28, 12, 2),
+        "3b": _qwen2(151936, True, 2048, 11008, 36, 16, 2),
+        "7b": _qwen2(152064, False, 3584, 18944, 28, 28, 4),
+        "14b": _qwen2(152064, False, 5120, 13824, 48, 40, 8),
+        "32b": _qwen2(152064, False, 5120, 27648, 64, 40, 8),
+        "72b": _qwen2(152064, False, 8192, 29568, 80, 64, 8),
     },
     "qwen3": {
         "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, 8192, 1e6), "head_dim": 64, "tie_word_embeddings": False}),
-        "0.6b": _Shape(
-            "bfloat16", 8000, {**_sizes(151936, 1024, 3072, 28, 16, 8, 40960, 1e6), "head_dim": 128, "tie_word_embeddings": True}
-        ),
+        "0.6b": _qwen3(True, 1024, 3072, 28, 16, 8),
+        "1.7b": _qwen3(True, 2048, 6144, 28, 16, 8),
+        "4b": _qwen3(True, 2560, 9728, 36, 32, 8),
+        "8b": _qwen3(False, 4096, 12288, 36, 32, 8),
+        "14b": _qwen3(False, 5120, 17408, 40, 40, 8),
+        "32b": _qwen3(False, 5120, 25600, 64, 64, 8),
     },
     "qwen3_moe": {
         "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, 8192, 1e6), **_experts(8, 2, 64, 64)}),

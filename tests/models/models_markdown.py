@@ -1,0 +1,70 @@
+"""The table of families as docs/models.md has it: ``python -m mmrt.tests.models.models_markdown docs/models.md`` writes it there."""
+
+import math
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from mmrt.models.architecture import ModelConfig
+from mmrt.models.config import NULL_TYPE, load_model_config, weight_bytes
+from mmrt.models.families.family import CheckpointRecipe
+from mmrt.models.families.registry import FAMILIES, family_named, family_of
+from mmrt.models.make.checkpoint import write_configs
+
+BEGIN, END = "<!-- the table of families -->\n", "<!-- its end -->\n"
+CONTEXT = 8192
+_HEADINGS = ("family", "`model_type`", "takes", "size", "parameters", "weights: bfloat16, int8, int4", "KV cache for 8k tokens")
+NOT_PUBLISHED = ("tiny", "small")
+
+
+def table() -> str:
+    """Return the table, with a row for each published size of each family."""
+    rows = [_HEADINGS, ("---",) * len(_HEADINGS)]
+    for name, entry in FAMILIES.items():
+        if NULL_TYPE not in entry.model_types:
+            rows += _of_family(name, entry.model_types)
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _of_family(name: str, model_types: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    first = (f"`{name}`", ", ".join(f"`{one}`" for one in model_types))
+    for size, recipe in family_named(name).recipes().items():
+        if size in NOT_PUBLISHED:
+            continue
+        config = _config(recipe)
+        takes = ", ".join(("text", *config.media_kinds))
+        yield (*first, takes, size, _parameters(config), _weights(config), _gib(_kv_bytes(config)))
+
+
+def _config(recipe: CheckpointRecipe) -> ModelConfig:
+    added = (*recipe.special_tokens, *recipe.plain_tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        write_configs(Path(folder), recipe, {token: at for at, token in enumerate(added)})
+        return load_model_config(folder, "bfloat16")
+
+
+def _parameters(config: ModelConfig) -> str:
+    number = sum(math.prod(spec.shape) for spec in family_of(config).tensor_specs(config))
+    return f"{number / 1e9:.1f} billion" if number >= 1e9 else f"{number / 1e6:.0f} million"
+
+
+def _weights(config: ModelConfig) -> str:
+    sizes = (weight_bytes(replace(config, weights=name)) for name in ("auto", "int8", "int4"))
+    return ", ".join(f"{size / 2**30:.1f}" for size in sizes) + " GiB"
+
+
+def _kv_bytes(config: ModelConfig) -> int:
+    return config.kv_page_bytes(16) * CONTEXT // 16
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}{table()}{END}{rest.partition(END)[2]}")
