@@ -35,7 +35,7 @@ MUTANTS = {
     ),
     "handover": Mutant(
         f"{RULES}/rows/ownership.py",
-        "    request.record.member_of = actor\n",
+        "    request.record.join(actor)\n",
         "",
         "runtime/controller/test_ownership.py",
     ),

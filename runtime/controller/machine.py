@@ -152,7 +152,7 @@ class Controller:
             return
         request = state.requests.get(message.key)
         if request is not None:
-            request.last_heard_s = now
+            request.hear(now)
         if request is None or request.gateway_generation != generation:
             if isinstance(message, _ENDING):
                 state.remember_end(message.key)  # its Submit may still come
@@ -163,7 +163,7 @@ class Controller:
             end(state, request)
         elif isinstance(message, Filled):
             if request.has_row and not request.ending and not request.record.filled:
-                request.record.filled = True
+                request.record.fill()
                 state.save(request)
             elif request.failure is not None or request.record.prepared:
                 state.ask(message.key, generation)

@@ -102,7 +102,9 @@ def recover(limits: Limits, epoch: int, snapshot: RunSnapshot) -> Controller:
 
 def _restore_requests(state: ControllerState, journal: JournalState) -> None:
     for key, submitted in journal.live.items():
-        state.make_request(submitted).failure = journal.failures.get(key)
+        request = state.make_request(submitted)
+        if (failure := journal.failures.get(key)) is not None:
+            request.fail(failure)
     for key in journal.ended:
         state.remember_end(key)
 
@@ -112,11 +114,13 @@ def _restore_row(state: ControllerState, row: RowSnapshot) -> None:
     record = decode_record(row.state) if row.state is not None else RowRecord(0, member_of=row.decode)
     request = state.requests.get(record.key)
     if request is None or row.phase == Phase.ENDING and request.failure is None:
-        request = Request(record.key, -1, -1, RequestSpec(Generation(""), [], [], None), ending=True)
-    elif request.failure is not None and (record.filled or row.phase == Phase.ENDING):
-        request.ending = True
-    request.row, request.row_generation, request.phase, request.record = row.row, row.generation, row.phase, record
-    request.decode = row.decode
+        request, is_over = Request(record.key, -1, -1, RequestSpec(Generation(""), [], [], None)), True
+    else:
+        is_over = request.failure is not None and (record.filled or row.phase == Phase.ENDING)
+    request.restore_row(row.row, row.generation, row.phase, record)
+    if is_over:
+        request.begin_end()
+    request.ownership.give(row.decode)
     request.kv.restore(row.block_tables, row.source_tables, row.prefilled)
     request.answer.restore(row.committed, row.ids, row.end_code)
     state.rows[row.row] = request
@@ -140,7 +144,7 @@ def _normalise(state: ControllerState, request: Request, targets: list[Target]) 
             state.set_phase(request, Phase.ENDING)
         return
     if request.phase == Phase.PREPARE and not record.evicting:
-        record.member_of = None  # the phase word was not yet written: decode has never seen the row
+        record.leave()  # the phase word was not yet written: decode has never seen the row
     if record.evicting and request.phase == Phase.DECODE:
         state.set_phase(request, Phase.PREPARE)
     if not record.prepared:

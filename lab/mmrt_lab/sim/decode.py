@@ -240,7 +240,12 @@ class Decode:
     def _join(self, message: Admit) -> None:
         request = self._rows.request(message.row, message.row_generation)
         known = self._members.get(message.row)
-        if request is None or request.decode != self.name or request.phase != Phase.DECODE or self._rows.end_codes[message.row]:
+        if (
+            request is None
+            or request.ownership.decode != self.name
+            or request.phase != Phase.DECODE
+            or self._rows.end_codes[message.row]
+        ):
             return
         if known is not None and known.generation == message.row_generation:
             return

@@ -269,8 +269,8 @@ class Simulation:
         for decode in self.decodes.values():
             decode.pages_added(effect.row)
         request = None if self.devices.is_one else self.controller.state.rows[effect.row]
-        if request is not None and request.phase == Phase.DECODE and request.decode is not None:
-            self.devices.write("kv", effect.pages, request.decode)
+        if request is not None and request.phase == Phase.DECODE and request.ownership.decode is not None:
+            self.devices.write("kv", effect.pages, request.ownership.decode)
 
     def _write_plan(self, effect: WritePlan) -> None:
         self._slots[effect.slot] = effect.plan_id

@@ -71,6 +71,5 @@ def _forget(state: ControllerState) -> list[ClearedPool]:
     state.known_media = KnownMedia()
     _record(state)
     for request in state.waiting.values():
-        request.admission_need = None
-        request.caches.forget_keys()
+        request.begin_era()
     return cleared

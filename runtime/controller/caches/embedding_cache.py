@@ -109,8 +109,8 @@ def _take(state: ControllerState, request: Request, place: Place, segment: Segme
     if patch is not None:
         state.pools["patch"].retire(owner(request), patch.pages)
     request.media.mark_ready(place)
-    request.record.strikes = [strike for strike in request.record.strikes if strike.place != place]
-    request.blocked_s = -1.0
+    request.record.forgive([place])
+    request.end_wait()
     state.totals.media_queries += 1
     state.totals.media_hits += 1
     state.save(request)

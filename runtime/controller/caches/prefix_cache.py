@@ -235,7 +235,7 @@ def skip_media(state: ControllerState, request: Request) -> bool:
             segment.skip()
             request.media.skip(place)
             skipped.append(place)
-    request.record.strikes = [strike for strike in request.record.strikes if strike.place not in skipped]
+    request.record.forgive(skipped)
     return bool(skipped)
 
 

@@ -59,7 +59,7 @@ def place_plan(state: ControllerState, plan: Plan, requests: Iterable[Request], 
 
 def place_video_plan(state: ControllerState, request: Request, plan: Analyse | PreprocessSegment, now: float) -> None:
     """Place a plan for a medium of one row, and note what policies ask of such plans."""
-    request.video_s = now
+    request.note_video(now)
     if plan.is_large:
         state.steering.last_streamed = plan.is_streamed
     place_plan(state, plan, [request], now)

@@ -37,7 +37,7 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
     else:
         _learn_cost(state, inflight, live, elapsed_s)
         for request in live:
-            request.has_moved = False
+            request.ownership.plan_done()
         encoded = kind.apply(state, plan, live, result)
     clear_plan(state, inflight)
     kind.cleared(state, live, encoded)
@@ -49,7 +49,7 @@ def skip_plans(state: ControllerState, actors: Collection[InstanceId]) -> None:
     """Give back the plans of these actors: nobody works on them, since their role locks were free after all effects up to now."""
     for inflight in [one for one in state.plans.values() if one.actor in actors and leaves_plan(state, one)]:
         for request in inflight.requests:
-            request.has_moved = inflight.actor in state.away
+            request.ownership.move_plan(is_away=inflight.actor in state.away)
         finish_plan(state, inflight, Skipped(), 0.0)
 
 

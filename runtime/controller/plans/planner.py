@@ -217,10 +217,7 @@ def _notice_shortage(state: ControllerState, view: View, now: float) -> None:
         actor, need = ("video", segment.patch_pages) if pool == "patch" else ("encoder", segment.embedding_pages)
         if not credit(state, actor) or state.pools[pool].num_free >= need:
             return
-        if request.blocked_s < 0:
-            request.blocked_s = now
-        elif now - request.blocked_s >= state.limits.patience_s:
-            request.blocked_s = now
+        if request.wait_for_pages(now, state.limits.patience_s):
             _evict_later(state, request, pool, need)
         return
 

@@ -43,13 +43,13 @@ def leaves_row(state: ControllerState, request: Request) -> bool:
     if actor is None or not state.is_lost(actor):
         return False
     if actor not in state.outages:
-        if request.moved_at == request.answer.committed and not request.is_finished:
+        if request.ownership.moved_at == request.answer.committed and not request.is_finished:
             return False
-        request.moved_at = request.answer.committed
+        request.ownership.move_row(request.answer.committed)
     return True
 
 
 def leaves_plan(state: ControllerState, inflight: InflightPlan) -> bool:
     """Return whether a plan is to leave its actor, which is lost."""
     is_away = inflight.actor not in state.outages
-    return state.is_lost(inflight.actor) and not (is_away and any(request.has_moved for request in inflight.requests))
+    return state.is_lost(inflight.actor) and not (is_away and any(request.ownership.has_moved for request in inflight.requests))

@@ -29,7 +29,7 @@ def set_instances(
 def empty_leaving(state: ControllerState) -> None:
     """Take rows from decodes that leave. Rows that are over are dropped by them in any case."""
     for request in state.decoding() if state.leaving else ():
-        if request.decode in state.leaving:
+        if request.ownership.decode in state.leaving:
             take_back(state, request)
 
 

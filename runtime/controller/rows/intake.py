@@ -42,7 +42,7 @@ def submit(state: ControllerState, generation: int, key: int, spec: RequestSpec,
             return
         submitted = Submitted(key, generation, state.next_arrival, spec, now)
         request = state.make_request(submitted)
-        request.last_heard_s = now
+        request.hear(now)
         state.next_arrival += 1
         state.deadline_s = min(state.deadline_s, spec.generation.deadline_s or math.inf)
         state.journal(submitted)
@@ -84,7 +84,7 @@ def probe_silent_requests(state: ControllerState, now: float) -> None:
         return
     for request in state.requests.values():
         if now - request.last_heard_s >= state.limits.silence_s:
-            request.last_heard_s = now
+            request.hear(now)
             state.ask(request.key, request.gateway_generation)
     state.heard_s = min((request.last_heard_s for request in state.requests.values()), default=now)
 
@@ -139,18 +139,17 @@ def _place(state: ControllerState, request: Request, placement: Placement | None
     """Give the request a row and its media pages; a text request, which has a ``placement``, is prepared at once. Writing the phase
     word makes it effective."""
     del state.waiting[request.key]
-    request.row = state.free_rows.pop()
-    state.row_generations[request.row] += 1
-    request.row_generation = state.row_generations[request.row]
-    state.rows[request.row] = request
-    request.placed_s = request.video_s = now
+    row = state.free_rows.pop()
+    state.row_generations[row] += 1
+    request.take_row(row, state.row_generations[row], now)
+    state.rows[row] = request
     state.emit(BeginRow(request.row, request.row_generation))
     items = []
     for count in media_pages(request.spec, state.limits):
         run = state.allocate("media", request, count)
         assert run is not None, "the granter gave media pages that are not free"
         items.append(ItemRecord(run))
-    request.record = RowRecord(request.key, filled=not items, items=items, era=state.era)
+    request.begin_record(RowRecord(request.key, filled=not items, items=items, era=state.era))
     state.save(request)
     state.set_phase(request, Phase.PREPARE)
     join(state, request)
@@ -226,7 +225,7 @@ def prepare(state: ControllerState, request: Request) -> None:
     except RequestError as error:
         fail(state, request, error)
         return
-    record.prepared, record.max_new_tokens = True, max_new_tokens
+    record.prepare(max_new_tokens)
     state.emit(WriteSpec(request.row, encoded, prompts))
     state.save(request)
     set_layout(state, request, prompts, starts, shapes)

@@ -61,7 +61,7 @@ def grant_kv(state: ControllerState, request: Request, placement: Placement) -> 
         return False
     wanted, record = _wanted(state, request), request.record
     if (record.kv_pool, record.source_pool) != placement[:2]:
-        record.kv_pool, record.source_pool = placement[:2]
+        record.place(*placement[:2])
         state.save(request)
     hits, home = placement.hits, placement.at_home
     share_hits(state, request, hits, request.prefill_pool)
@@ -77,7 +77,7 @@ def grant_kv(state: ControllerState, request: Request, placement: Placement) -> 
             append_home_hits(state, request, member, at_home)
             count -= len(at_home)
         _append(state, request, member, count)
-    request.blocked_s = -1.0
+    request.end_wait()
     if request.caches.keys:
         request.caches.begin(may_load=load_plan(state, request) is not None)
         note_hits(state, request)
@@ -192,10 +192,7 @@ def _take_from_later(state: ControllerState, request: Request, pool: PoolName, n
 
 def make_room(state: ControllerState, request: Request, placement: Placement, now: float) -> None:
     """Preempt later rows once the first row has waited long enough for KV pages."""
-    if request.blocked_s < 0:
-        request.blocked_s = now
-    elif now - request.blocked_s >= state.limits.patience_s:
-        request.blocked_s = now
+    if request.wait_for_pages(now, state.limits.patience_s):
         for pool, need in placement.needs.items():
             # later rows may hold the need but not the reserve, which falls as they go
             if not _take_from_later(state, request, pool, need + _reserve(state, pool)):

@@ -19,8 +19,9 @@ def fail(state: ControllerState, request: Request, error: RequestError) -> None:
     """Fail a request. The gateway is told until it answers Delivered; pages are given back at once. Journal before phase."""
     if request.failure is not None or request.key not in state.requests:
         return
-    request.failure = failed_message(state.epoch, request.key, error)
-    state.journal(Refused(request.key, request.failure))
+    failure = failed_message(state.epoch, request.key, error)
+    request.fail(failure)
+    state.journal(Refused(request.key, failure))
     state.totals.failed += 1
     state.waiting.pop(request.key, None)
     if request.record.filled:  # otherwise the gateway may be writing the media pages: they wait for its answer
@@ -47,7 +48,7 @@ def leave_row(state: ControllerState, request: Request) -> None:
     """Retire everything that the row owns. Phase ENDING tells the next controller and all other readers."""
     if not request.has_row or request.ending:
         return
-    request.ending = True
+    request.begin_end()
     if request.placed_s:
         state.steering.service_s += 0.1 * (state.now - request.placed_s - state.steering.service_s)
     state.set_phase(request, Phase.ENDING)
@@ -65,8 +66,8 @@ def preempt(state: ControllerState, request: Request) -> None:
     """
     assert request.has_kv and not request.ending
     state.totals.preempted += 1
-    request.record.evicting = True
-    request.blocked_s = -1.0
+    request.record.begin_eviction()
+    request.end_wait()
     reset_media(state, request, consumed_too=True)
     state.save(request)
     if request.phase == Phase.DECODE:
@@ -111,23 +112,26 @@ def settle(state: ControllerState, request: Request) -> None:
     if not request.has_row:
         return
     record = request.record
-    is_leaving = request.ending or record.evicting or request.is_finished or request.phase == Phase.DECODE and request.decode is None
+    is_leaving = (
+        request.ending or record.evicting or request.is_finished or request.phase == Phase.DECODE and request.ownership.decode is None
+    )
     if record.member_of is not None and is_leaving:
-        request.drop_ticket = request.drop_ticket or state.number()
+        if not request.ownership.drop_ticket:
+            request.ownership.ask_to_drop(state.number())
         state.drops[request.row] = request
         return
     if (request.ending or record.evicting or request.is_finished) and not request.has_kv_plan:
         if not request.kv.is_empty:
             clear_pages(state, request)
         if record.evicting and not request.ending:
-            record.evicting = False
+            record.end_eviction()
             state.note_counts(request, False)
             state.save(request)
     if request.ending and not request.plans:
         state.set_phase(request, Phase.FREE)
         state.rows[request.row] = None
         state.free_rows.append(request.row)
-        request.row = -1
+        request.leave_row()
 
 
 def clear_pages(state: ControllerState, request: Request) -> None:

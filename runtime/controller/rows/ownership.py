@@ -27,7 +27,7 @@ def hand_over(state: ControllerState, request: Request) -> None:
     """Hand a row whose prompt is in the KV cache to a decode actor of its pool. The membership is recorded first, the phase is written
     last."""
     actor = choose_decode(state, request.kv_pool)
-    request.record.member_of = actor
+    request.record.join(actor)
     request.answer.forget_window()
     state.windows_s = LONG_AGO_S
     state.save(request)
@@ -54,7 +54,7 @@ def choose_decode(state: ControllerState, pool: PoolName) -> InstanceId:
         return serving[0]
     loads = {actor: [0, 0] for actor in serving}
     for request in state.decoding():
-        if request.decode is not None and (load := loads.get(request.decode)) is not None:
+        if request.ownership.decode is not None and (load := loads.get(request.ownership.decode)) is not None:
             load[0] += len(request.kv.lengths)
             load[1] += sum(request.kv.lengths) + len(request.kv.lengths) * request.answer.committed
     return min(serving, key=lambda actor: (*loads[actor], number_of(actor)))
@@ -62,7 +62,12 @@ def choose_decode(state: ControllerState, pool: PoolName) -> InstanceId:
 
 def is_orphan(request: Request) -> bool:
     """Return whether a row of decode has left its owner, and needs another one."""
-    return request.phase == Phase.DECODE and request.decode is None and request.record.member_of is None and not request.is_finished
+    return (
+        request.phase == Phase.DECODE
+        and request.ownership.decode is None
+        and request.record.member_of is None
+        and not request.is_finished
+    )
 
 
 def take_back(state: ControllerState, request: Request) -> None:
@@ -74,12 +79,12 @@ def take_back(state: ControllerState, request: Request) -> None:
 def leave_lost(state: ControllerState) -> None:
     """Take all rows from lost decode actors, also those that are over: what they hold is free once the actor is known to be dead."""
     for request in list(state.requests_in_rows()):
-        if request.decode is not None and leaves_row(state, request):
+        if request.ownership.decode is not None and leaves_row(state, request):
             take_back(state, request)
 
 
 def set_owner(state: ControllerState, request: Request, actor: InstanceId | None) -> None:
-    request.decode = actor
+    request.ownership.give(actor)
     state.emit(SetOwner(request.row, actor))
 
 
@@ -87,22 +92,22 @@ def send_drops(state: ControllerState, now: float) -> None:
     """Ask decode actors to drop rows, repeatedly until they answer."""
     for request in [state.drops[row] for row in sorted(state.drops)]:
         actor = request.record.member_of
-        if actor is not None and now - request.drop_sent_s >= state.limits.resend_s:
-            if state.send(actor, Drop(state.epoch, request.row, request.row_generation, request.drop_ticket)):
-                request.drop_sent_s = now
+        if actor is not None and now - request.ownership.drop_sent_s >= state.limits.resend_s:
+            if state.send(actor, Drop(state.epoch, request.row, request.row_generation, request.ownership.drop_ticket)):
+                request.ownership.sent_drop(now)
 
 
 def resend_drops(state: ControllerState, actor: InstanceId) -> None:
     """A new generation of a decode actor is there: what its predecessor was asked is asked again at once."""
     for request in state.requests_in_rows():
         if request.record.member_of == actor:
-            request.drop_sent_s = LONG_AGO_S
+            request.ownership.send_drop_again()
 
 
 def on_dropped(state: ControllerState, actor: InstanceId, row: int, row_generation: int, ticket: int) -> None:
     """End the row's membership: the active generation of the decode actor has dropped it."""
     request = state.rows[row] if 0 <= row < len(state.rows) else None
-    if request is None or request.row_generation != row_generation or not ticket or request.drop_ticket != ticket:
+    if request is None or request.row_generation != row_generation or not ticket or request.ownership.drop_ticket != ticket:
         return
     if request.record.member_of == actor:
         _end_membership(state, request)
@@ -110,21 +115,25 @@ def on_dropped(state: ControllerState, actor: InstanceId, row: int, row_generati
 
 def undropped(state: ControllerState) -> set[InstanceId]:
     """Return lost decode actors that rows wait for. ``on_gone`` takes those whose role nobody holds now."""
-    asked = (request.record.member_of for request in state.requests_in_rows() if request.drop_ticket and request.decode is None)
+    asked = (
+        request.record.member_of
+        for request in state.requests_in_rows()
+        if request.ownership.drop_ticket and request.ownership.decode is None
+    )
     return {actor for actor in asked if actor is not None and state.is_lost(actor)}
 
 
 def on_gone(state: ControllerState, actors: Collection[InstanceId]) -> None:
     """End the memberships that wait for these decode actors: their role locks were free after all effects up to now."""
     for request in list(state.requests_in_rows()) if actors else ():
-        if request.drop_ticket and request.decode is None and request.record.member_of in actors:
+        if request.ownership.drop_ticket and request.ownership.decode is None and request.record.member_of in actors:
             _end_membership(state, request)
 
 
 def _end_membership(state: ControllerState, request: Request) -> None:
-    request.drop_ticket, request.drop_sent_s = 0, LONG_AGO_S
+    request.ownership.dropped()
     del state.drops[request.row]
-    request.record.member_of = None
+    request.record.leave()
     state.save(request)
     state.pools[request.kv_pool].drop(membership(request))
     settle(state, request)

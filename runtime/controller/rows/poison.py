@@ -71,9 +71,8 @@ def absolve(request: Request, plan: Plan) -> bool:
     if not strikes:
         return False
     actor, places = WORKERS.index(plan.STAGE), _places(request, plan)
-    kept = [strike for strike in strikes if strike.actor != actor or strike.place not in places]
-    request.record.strikes = kept
-    return len(kept) < len(strikes)
+    request.record.forgive(places, actor)
+    return len(request.record.strikes) < len(strikes)
 
 
 def give_back(state: ControllerState, request: Request, plan: Plan) -> None:

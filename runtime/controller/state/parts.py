@@ -3,10 +3,12 @@
 A method asserts the state that it starts from; other modules read fields and call methods, and assign none.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...bus.plan_base import Place
+from ...stage_table import InstanceId
 from ..scheduling.guidance import Lengths
 from ..scheduling.page_keys import PageKeys
 from .embedding_tracker import EmbeddingTracker, Part
@@ -259,3 +261,47 @@ class Answer:
         self.rate = num_ids / (now - began_s)
         self.begin_window(now)
         return num_ids
+
+
+@dataclass(slots=True, eq=False)
+class Ownership:
+    """The decode that has the row, and the moves of row and plans between actors: see ``ownership`` and ``absence``."""
+
+    decode: InstanceId | None = None  # the owner, by the row's word; matters in phase DECODE
+    drop_ticket: int = 0  # of the Drop that is to be answered; 0: none is
+    drop_sent_s: float = 0.0
+    moved_at: int = -1  # committed ids when it was last taken from a decode that was away
+    has_moved: bool = False  # a plan of it was taken from an actor that was away, and none has been done since
+
+    def give(self, decode: InstanceId | None) -> None:
+        """The row has this owner, or none."""
+        self.decode = decode
+
+    def ask_to_drop(self, ticket: int) -> None:
+        """The decode that has it as a member has to drop it."""
+        assert not self.drop_ticket
+        self.drop_ticket = ticket
+
+    def sent_drop(self, now: float) -> None:
+        assert self.drop_ticket
+        self.drop_sent_s = now
+
+    def send_drop_again(self) -> None:
+        """What was sent has gone to a process that is dead."""
+        self.drop_sent_s = -math.inf
+
+    def dropped(self) -> None:
+        """The decode has dropped it, or is dead."""
+        assert self.drop_ticket
+        self.drop_ticket, self.drop_sent_s = 0, -math.inf
+
+    def move_row(self, committed: int) -> None:
+        """The row leaves a decode that is away, with so many ids."""
+        self.moved_at = committed
+
+    def move_plan(self, *, is_away: bool) -> None:
+        """A plan is taken from a lost actor: one that is away, or broken."""
+        self.has_moved = is_away
+
+    def plan_done(self) -> None:
+        self.has_moved = False

@@ -5,7 +5,7 @@ spec and the plan table it is complete. It holds nothing that can be derived fro
 """
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -24,7 +24,7 @@ from ..scheduling.guidance import Lengths, is_prefilled, prefill_targets
 from ..scheduling.types import Rank, SegmentStage
 from .derived import Derived, Left
 from .known_media import MediaKey
-from .parts import Answer, Caches, Kv, Media, Tables
+from .parts import Answer, Caches, Kv, Media, Ownership, Tables
 
 
 class SegmentRecord(msgspec.Struct, array_like=True):
@@ -150,6 +150,49 @@ class RowRecord(msgspec.Struct, array_like=True):
     kv_pool: PoolName = "kv"
     source_pool: PoolName | None = None
 
+    def fill(self) -> None:
+        """The gateway has filled its media pages."""
+        assert not self.filled
+        self.filled = True
+
+    def prepare(self, max_new_tokens: int) -> None:
+        """Its prompt is expanded, and leaves room for so many new tokens."""
+        assert self.filled and not self.prepared
+        self.prepared, self.max_new_tokens = True, max_new_tokens
+
+    def place(self, kv_pool: PoolName, source_pool: PoolName | None) -> None:
+        """It is to have KV pages of these pools."""
+        assert self.prepared and not self.evicting
+        self.kv_pool, self.source_pool = kv_pool, source_pool
+
+    def leave_source(self) -> None:
+        """All pages of its source have been copied."""
+        assert self.source_pool is not None
+        self.source_pool = None
+
+    def begin_eviction(self) -> None:
+        """Its KV pages are being taken back."""
+        assert not self.evicting
+        self.evicting = True
+
+    def end_eviction(self) -> None:
+        """Nobody holds its KV pages any more."""
+        assert self.evicting and self.member_of is None
+        self.evicting = False
+
+    def join(self, decode: InstanceId) -> None:
+        """From now on this decode may have it in its running set."""
+        assert self.member_of is None and not self.evicting
+        self.member_of = decode
+
+    def leave(self) -> None:
+        """No decode has it in its running set."""
+        self.member_of = None
+
+    def forgive(self, places: Collection[Place], actor: int | None = None) -> None:
+        """This work, of one actor or of all, is done, or not needed: that it failed before no longer counts."""
+        self.strikes = [one for one in self.strikes if one.place not in places or actor not in (None, one.actor)]
+
     def segment(self, place: Place) -> SegmentRecord:
         item, number = place
         return self.items[item].segments[number]
@@ -168,6 +211,13 @@ class RowRecord(msgspec.Struct, array_like=True):
 
 
 MEMBER_BYTES = 16  # more of a record whose row has KV pages and has gone to decode
+
+_NEXT = {
+    Phase.FREE: (Phase.PREPARE,),
+    Phase.PREPARE: (Phase.DECODE, Phase.ENDING),
+    Phase.DECODE: (Phase.PREPARE, Phase.ENDING),
+    Phase.ENDING: (Phase.FREE,),
+}
 
 encode_record = msgspec.msgpack.Encoder().encode
 decode_record = msgspec.msgpack.Decoder(RowRecord).decode
@@ -193,7 +243,6 @@ class Request:
     row: int = -1
     row_generation: int = 0
     phase: Phase = Phase.FREE
-    decode: InstanceId | None = None  # that owns it, by its owner word; matters in phase DECODE
     record: RowRecord = field(default_factory=lambda: RowRecord(0))
     placed_s: float = 0.0
     video_s: float = 0.0  # when video last got a plan of it, or first could have
@@ -202,12 +251,9 @@ class Request:
     caches: Caches = field(default_factory=Caches)
     media: Media = field(default_factory=Media)
     answer: Answer = field(default_factory=Answer)
+    ownership: Ownership = field(default_factory=Ownership)
 
     plans: dict[int, Plan] = field(default_factory=dict)  # unacknowledged plans that name the row, by id
-    drop_ticket: int = 0
-    drop_sent_s: float = 0.0
-    moved_at: int = -1  # committed ids when it was last taken from a decode that was away
-    has_moved: bool = False  # a plan of it was taken from an actor that was away, and none has been done since
     blocked_s: float = -1.0  # start of its wait for pages; -1: it does not wait
     derived: Derived = field(default_factory=Derived)
 
@@ -219,6 +265,69 @@ class Request:
     @property
     def has_row(self) -> bool:
         return self.row >= 0
+
+    def hear(self, now: float) -> None:
+        """The gateway has sent a message about it, or is asked to."""
+        self.last_heard_s = now
+
+    def fail(self, failure: Failed) -> None:
+        """It fails; the gateway is told until it answers."""
+        assert self.failure is None
+        self.failure = failure
+
+    def take_row(self, row: int, generation: int, now: float) -> None:
+        """It leaves the queue for a row, which gets this generation."""
+        assert not self.has_row and not self.ending and self.failure is None
+        self.row, self.row_generation = row, generation
+        self.placed_s = self.video_s = now
+
+    def begin_record(self, record: RowRecord) -> None:
+        """Its row has this record from now on."""
+        assert self.has_row and record.key == self.key and self.phase == Phase.FREE
+        self.record = record
+
+    def restore_row(self, row: int, generation: int, phase: Phase, record: RowRecord) -> None:
+        """Its row was found in memory."""
+        assert not self.has_row and record.key == self.key
+        self.row, self.row_generation, self.phase, self.record = row, generation, phase, record
+
+    def enter(self, phase: Phase) -> Phase:
+        """Go on to another phase. Returns the one before."""
+        before, self.phase = self.phase, phase
+        assert phase in _NEXT[before], f"a row goes from {before.name} to {phase.name}"
+        return before
+
+    def begin_end(self) -> None:
+        """It gives up its row."""
+        assert self.has_row and not self.ending
+        self.ending = True
+
+    def leave_row(self) -> None:
+        """Its row is free: nobody holds anything of it."""
+        assert self.ending and not self.plans and self.phase == Phase.FREE
+        self.row = -1
+
+    def begin_era(self) -> None:
+        """The caches have begun another era: what it found in them while it waited is outdated."""
+        self.admission_need = None
+        self.caches.forget_keys()
+
+    def note_video(self, now: float) -> None:
+        """video gets a plan of it."""
+        self.video_s = now
+
+    def wait_for_pages(self, now: float, patience_s: float) -> bool:
+        """Wait for pages, since now or since before. Returns whether that takes too long; then a new wait begins."""
+        if self.blocked_s < 0:
+            self.blocked_s = now
+        elif now - self.blocked_s >= patience_s:
+            self.blocked_s = now
+            return True
+        return False
+
+    def end_wait(self) -> None:
+        """It has got pages, or has given up all that it had."""
+        self.blocked_s = -1.0
 
     @property
     def priority(self) -> int:

@@ -302,7 +302,7 @@ class ControllerState:
         self.touch(request)
 
     def set_phase(self, request: Request, phase: Phase) -> None:
-        before, request.phase = request.phase, phase
+        before = request.enter(phase)
         self._lists.note_phase(request, before)
         if phase == Phase.DECODE:
             self.windows_s = LONG_AGO_S

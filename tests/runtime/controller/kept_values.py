@@ -18,7 +18,7 @@ def check_kept(state: ControllerState) -> None:
     assert state.decoding() == [request for request in live if request.phase == Phase.DECODE and not request.is_finished]
     assert state.num_decode_tokens == sum(len(request.kv.lengths) for request in state.decoding())
     assert state.watched() == [(r.row, r.row_generation) for r in live if r.phase == Phase.DECODE or not r.answer.counts_known]
-    assert state.drops == {r.row: r for r in state.rows if r is not None and r.drop_ticket}
+    assert state.drops == {r.row: r for r in state.rows if r is not None and r.ownership.drop_ticket}
     for request in live:
         if request.phase == Phase.DECODE and not request.is_finished and state.windows_s > LONG_AGO_S:
             assert request.answer.window is not None and state.windows_s <= request.answer.window[0], (

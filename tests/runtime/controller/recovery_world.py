@@ -468,7 +468,9 @@ class World:
     def take_row(self) -> None:
         """A row may leave its decode for another at any time."""
         state = self.controller.state
-        rows = [r for r in state.rows if r is not None and r.phase == Phase.DECODE and r.decode is not None and not r.is_finished]
+        rows = [
+            r for r in state.rows if r is not None and r.phase == Phase.DECODE and r.ownership.decode is not None and not r.is_finished
+        ]
         if rows:
             take_back(state, self.random.choice(rows))
             self.perform(self.controller._take_effects(), 20 * self.controller_crash_rate)

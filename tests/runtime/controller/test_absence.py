@@ -150,4 +150,4 @@ def test_plans_go_to_another_prefill_once() -> None:
     assert places(driver, "prefill") == ["prefill.1"]
     driver.machine.set_absent([])
     driver.done("prefill.1")
-    assert not driver.state.requests[1].has_moved
+    assert not driver.state.requests[1].ownership.has_moved

@@ -102,6 +102,6 @@ def test_a_request_that_ends_meanwhile_ends(stage: str) -> None:
     driver.tick()
     driver.receive("gateway", m.Cancel(1, KEY)).tick()
     row = driver.state.rows[0]
-    assert row is not None and row.drop_ticket and drained(driver.state) == []
-    driver.receive("decode", m.Dropped(1, 0, 1, row.drop_ticket)).tick()
+    assert row is not None and row.ownership.drop_ticket and drained(driver.state) == []
+    driver.receive("decode", m.Dropped(1, 0, 1, row.ownership.drop_ticket)).tick()
     assert driver.is_empty and drained(driver.state) == [FIRST]

@@ -341,7 +341,7 @@ def test_prompts_go_where_their_beginnings_are() -> None:
         for key in range(1, 9):
             ids = [*range(100 * (key % 2), 100 * (key % 2) + 24), *range(1000 + key, 1003 + key)]
             driver.submit(m.RequestSpec(m.Generation("r"), ids, [], 4), key)
-            finish(driver, key, str(driver.state.requests[key].decode or "decode"))
+            finish(driver, key, str(driver.state.requests[key].ownership.decode or "decode"))
         found.append(driver.state.totals.cached_tokens)
         assert driver.state.totals.transferred_bytes == 0
     assert found[1] >= 0.9 * found[0] > 0
@@ -432,14 +432,14 @@ def test_rows_of_a_device_without_decode_are_prefilled_again_on_another() -> Non
     driver = on_devices("EPD@0+EPD@1")
     for key in (1, 2):
         driver.submit(text(1, 40), key)
-    assert [request.decode for request in driver.state.requests.values()] == ["decode", SECOND]
+    assert [request.ownership.decode for request in driver.state.requests.values()] == ["decode", SECOND]
     driver.machine.set_instances(actors_of("2EPD"), [SECOND])
     (drop,) = sent(driver.tick(), m.Drop)
     assert isinstance(drop, m.Drop)
     driver.receive(SECOND, m.Dropped(1, drop.row, drop.row_generation, drop.ticket)).tick()
     driver.tick()
     assert drained(driver.state) == [SECOND]
-    assert driver.state.requests[2].kv_pool == "kv" and driver.state.requests[2].decode == "decode"
+    assert driver.state.requests[2].kv_pool == "kv" and driver.state.requests[2].ownership.decode == "decode"
 
 
 def test_another_decode_makes_the_copies_of_a_broken_one() -> None:
@@ -453,7 +453,7 @@ def test_another_decode_makes_the_copies_of_a_broken_one() -> None:
     driver.tick(gone={InstanceId("decode")})
     assert driver.plan(SECOND)[1] == plan and plan_id not in driver.state.plans
     driver.done(SECOND, m.Transferred(8))
-    assert driver.state.requests[KEY].decode == SECOND
+    assert driver.state.requests[KEY].ownership.decode == SECOND
     finish(driver, KEY, SECOND)
     assert driver.is_empty
 
@@ -469,7 +469,7 @@ def test_a_row_whose_device_loses_its_only_decode_in_the_middle_of_a_copy_is_pre
     driver.tick()
     assert driver.state.requests[2].kv_pool == "kv" and driver.state.requests[2].record.source_pool is None
     driver.done("prefill")
-    assert driver.state.requests[2].decode == SECOND and used(driver)[1] == 0
+    assert driver.state.requests[2].ownership.decode == SECOND and used(driver)[1] == 0
 
 
 def test_copies_that_fail_end_their_request_alone() -> None:

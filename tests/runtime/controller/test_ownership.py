@@ -31,7 +31,7 @@ def two(*keys: int) -> Driver:
 
 
 def owners(driver: Driver) -> list[str | None]:
-    return [request.decode for request in driver.state.requests.values()]
+    return [request.ownership.decode for request in driver.state.requests.values()]
 
 
 def asked(effects: list[Effect], kind: type) -> list[tuple[str, int]]:

@@ -31,7 +31,7 @@ def give_before_it_is_dropped(patch: pytest.MonkeyPatch) -> None:
     def take(state: ControllerState, request: Request) -> None:
         take_back(state, request)
         if request.phase == Phase.DECODE and not request.is_finished:
-            before, request.drop_ticket = request.record.member_of, 0
+            before, request.ownership.drop_ticket = request.record.member_of, 0
             others = [actor for actor in state.limits.actors if stage_of(actor) == "decode" and actor != before]
             with pytest.MonkeyPatch.context() as chosen:
                 chosen.setattr(ownership, "choose_decode", lambda *_: (*others, before)[0])
@@ -64,7 +64,7 @@ def keep_the_owner_word(patch: pytest.MonkeyPatch) -> None:
 
     def forget(state: ControllerState, request: Request, actor: InstanceId | None) -> None:
         if actor is None:
-            request.decode = None
+            request.ownership.decode = None
         else:
             set_owner(state, request, actor)
 

@@ -122,7 +122,7 @@ def test_cached_tokens_are_those_of_the_first_grant_after_a_recovery(is_recorded
     driver.tick(1.0)
     preempt(driver.state, request)
     driver.tick(1.0)
-    driver.receive("decode", m.Dropped(1, request.row, request.row_generation, request.drop_ticket))
+    driver.receive("decode", m.Dropped(1, request.row, request.row_generation, request.ownership.drop_ticket))
     driver.tick(1.0)
     assert request.kv.prefilled[0] > 5 and request.record.num_cached_tokens == 0
 

@@ -28,7 +28,7 @@ def issue_encode(state: ControllerState, choices: Sequence[SegmentChoice], now: 
         target = state.allocate("embedding", request, embedding_pages(shape, state.limits))
         assert target is not None, "the policy chose a segment without embedding pages for it"
         source = request.record.items[choice.item].segments[choice.segment].begin_encode(target)
-        request.blocked_s = -1.0
+        request.end_wait()
         parts.append(EncodePart(*request.key_in_table, shape, source, target))
     for request in requests.values():
         state.save(request)

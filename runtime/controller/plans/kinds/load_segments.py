@@ -25,7 +25,7 @@ def issue_segment_loads(state: ControllerState, choices: Sequence[SegmentChoice]
         if parts and num_left < 0:
             break
         parts.append(begin_load(state, request, (item, number)))
-    request.blocked_s = -1.0
+    request.end_wait()
     state.save(request)
     place_plan(state, LoadSegments(parts), [request], now)
 

@@ -20,7 +20,7 @@ def issue_segment(state: ControllerState, choice: SegmentChoice, now: float) -> 
     target = state.allocate("patch", request, patch_pages(item.shape.segments[choice.segment], state.limits))
     assert target is not None, "the policy chose a segment without patch pages for it"
     item.segments[choice.segment].begin_preprocess(target)
-    request.blocked_s = -1.0
+    request.end_wait()
     state.save(request)
     media = request.spec.items[choice.item]
     plan = PreprocessSegment(*request.key_in_table, choice.item, choice.segment, media, item.shape, item.source, target)

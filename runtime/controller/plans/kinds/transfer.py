@@ -90,7 +90,7 @@ def leave_source(state: ControllerState, request: Request) -> None:
     is_over = request.ending or record.evicting or request.is_finished
     if source is None or is_over or not request.kv.is_copied(request.targets):
         return
-    record.source_pool = None
+    record.leave_source()
     state.save(request)
     state.emit(ClearSource(request.row))
     state.pools[source].retire(owner(request))
