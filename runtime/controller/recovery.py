@@ -30,7 +30,8 @@ from .state.effects import ClearPages, ClearSource
 from .state.inflight_plan import InflightPlan
 from .state.pages import Owner, PageLedger, User
 from .state.records import JournalState
-from .state.request import Request, RowRecord, decode_record
+from .state.request import Request
+from .state.row_record import RowRecord, decode_record
 from .state.state import ControllerState, membership, owner
 
 

@@ -18,7 +18,7 @@ from ..controller.scheduling.facts import kind_of
 from ..controller.scheduling.types import SegmentStage
 from ..controller.state.embedding_tracker import EmbeddingTracker, lay_out
 from ..controller.state.records import JournalState, Submitted
-from ..controller.state.request import SegmentRecord
+from ..controller.state.row_record import SegmentRecord
 from ..stage_table import SUPERVISOR
 from .breakdown import request_breakdown, step_begins
 from .flight import PLAN_NAMES, merge

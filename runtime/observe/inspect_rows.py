@@ -13,7 +13,7 @@ from ...shm.sequence_table import SequenceTable
 from ..bus.messages import SequenceSpec, decode_sequence_spec
 from ..bus.plan_base import RowKey
 from ..bus.plans import Plan, decode_plan
-from ..controller.state.request import RowRecord, decode_record
+from ..controller.state.row_record import RowRecord, decode_record
 from ..stage_table import instance_id
 
 _ATTEMPTS = 5

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from mmrt.bench.processes import ZYGOTE, children, what_is
-from mmrt.runtime.controller.state.request import decode_record
+from mmrt.runtime.controller.state.row_record import decode_record
 from mmrt.runtime.stage_table import number_of, stage_of
 from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.controller_stats import ControllerStats, StatsSnapshot

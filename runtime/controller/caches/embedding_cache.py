@@ -18,7 +18,8 @@ from ..scheduling.legality import may_take
 from ..scheduling.page_keys import content_digest, root_key
 from ..scheduling.types import SegmentStage
 from ..state.known_media import MediaKey
-from ..state.request import Request, SegmentRecord
+from ..state.request import Request
+from ..state.row_record import SegmentRecord
 from ..state.state import ControllerState, owner
 
 _PLACE = struct.Struct("<II")

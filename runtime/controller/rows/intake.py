@@ -16,7 +16,8 @@ from ..scheduling.types import MAX_PARTS, Limits
 from ..state.effects import BeginRow, WriteSpec
 from ..state.embedding_tracker import EmbeddingTracker, lay_out
 from ..state.records import Submitted
-from ..state.request import MEMBER_BYTES, ItemRecord, Request, RowRecord, SegmentRecord, encode_record
+from ..state.request import Request
+from ..state.row_record import MEMBER_BYTES, ItemRecord, RowRecord, SegmentRecord, encode_record
 from ..state.state import BY_RANK, GATEWAY, ControllerState
 from .expansion import check_placeholders, expand
 from .kv_manager import grant_kv, wanted_kv

@@ -12,7 +12,8 @@ from ...bus.plans import Plan
 from ...errors import RequestError
 from ...stage_table import WORKERS
 from ..state.inflight_plan import InflightPlan
-from ..state.request import Request, Strike, StrikeKind
+from ..state.request import Request
+from ..state.row_record import Strike, StrikeKind
 from ..state.state import ControllerState, owner
 from .lifecycle import fail
 

@@ -29,8 +29,9 @@ from .inflight_plan import LONG_AGO_S, InflightPlan
 from .known_media import KnownMedia, MediaKey
 from .pages import Owner, PageLedger, User
 from .records import KEPT_ENDS, JournalRecord, Submitted
-from .request import Request, encode_record
+from .request import Request
 from .row_lists import RowLists
+from .row_record import encode_record
 from .saved_index import SavedIndex
 
 BY_RANK = attrgetter("rank")

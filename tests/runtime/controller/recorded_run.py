@@ -24,7 +24,7 @@ from mmrt.runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnaps
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.controller.state import effects as e
 from mmrt.runtime.controller.state.records import JournalState
-from mmrt.runtime.controller.state.request import decode_record
+from mmrt.runtime.controller.state.row_record import decode_record
 from mmrt.runtime.pools import PoolName, pools_of
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.media import ItemShape, MediaKind, SegmentShape

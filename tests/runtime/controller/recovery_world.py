@@ -35,7 +35,7 @@ from mmrt.runtime.controller.rows.ownership import take_back
 from mmrt.runtime.controller.scheduling.admission import check_lengths
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.controller.state.effects import SetPageGenerations
-from mmrt.runtime.controller.state.request import decode_record
+from mmrt.runtime.controller.state.row_record import decode_record
 from mmrt.runtime.controller.state.state import owner
 from mmrt.runtime.errors import RequestError
 from mmrt.runtime.pools import kv_pool, pools_of

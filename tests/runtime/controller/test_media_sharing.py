@@ -16,7 +16,7 @@ from mmrt.runtime.controller.rows.lifecycle import reset_media
 from mmrt.runtime.controller.scheduling.types import SegmentChoice
 from mmrt.runtime.controller.state.effects import WriteState
 from mmrt.runtime.controller.state.known_media import KnownMedia, MediaKey, media_key
-from mmrt.runtime.controller.state.request import RowRecord
+from mmrt.runtime.controller.state.row_record import RowRecord
 from mmrt.runtime.controller.state.state import ControllerState
 from mmrt.schema.media import ItemShape, SegmentShape
 from mmrt.tests.runtime.controller.injected_bugs import Bug, must_find, name_of

@@ -7,7 +7,7 @@ from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.wire import encode
 from mmrt.runtime.controller.rows.poison import MAX_STRIKES, STRIKE_BYTES
 from mmrt.runtime.controller.state.effects import WriteState
-from mmrt.runtime.controller.state.request import Strike, StrikeKind, decode_record, encode_record
+from mmrt.runtime.controller.state.row_record import Strike, StrikeKind, decode_record, encode_record
 from mmrt.schema.media import ItemShape, SegmentShape
 from mmrt.schema.rows import Phase
 from mmrt.tests.runtime.controller.test_machine import IMAGE, KEY, SHAPE, Driver, image, phases, refused, sent, text

@@ -14,7 +14,7 @@ from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.rows.lifecycle import preempt
 from mmrt.runtime.controller.scheduling.page_keys import content_digest
 from mmrt.runtime.controller.state.effects import AppendPages, Effect, SetPageKeys, SetPrefilled, WriteState
-from mmrt.runtime.controller.state.request import decode_record, encode_record
+from mmrt.runtime.controller.state.row_record import decode_record, encode_record
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.media import ItemShape, SegmentShape
 from mmrt.schema.rows import EndCode

@@ -11,7 +11,7 @@ from mmrt.runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnaps
 from mmrt.runtime.controller.rows.progress import Progress
 from mmrt.runtime.controller.state.effects import AppendPages, ClearPages, Send
 from mmrt.runtime.controller.state.records import CacheEra, JournalState, Submitted
-from mmrt.runtime.controller.state.request import encode_record
+from mmrt.runtime.controller.state.row_record import encode_record
 from mmrt.schema.rows import Phase
 from mmrt.tests.runtime.controller.test_machine import Driver, encoding_beside_decode, text
 

@@ -6,7 +6,7 @@ import pytest
 
 from mmrt.runtime.bus.messages import PageRun
 from mmrt.runtime.controller.scheduling.types import SegmentStage
-from mmrt.runtime.controller.state.request import SegmentRecord
+from mmrt.runtime.controller.state.row_record import SegmentRecord
 
 PATCH, EMBEDDING = PageRun([1], [1]), PageRun([1], [1])  # equal numbers in two pools are not the same pages
 STEPS: list[Callable[[SegmentRecord], object]] = [
