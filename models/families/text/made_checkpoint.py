@@ -24,7 +24,9 @@ class _Shape(NamedTuple):
     sizes: dict[str, Any]
 
 
-def _sizes(vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, context: int, theta: float) -> dict[str, Any]:
+def _sizes(
+    vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, *, context: int, theta: float
+) -> dict[str, Any]:
     return {
         "vocab_size": vocab,
         "hidden_size": hidden,
@@ -69,7 +71,7 @@ def _qwen3(tied: bool, *sizes: int) -> _Shape:
     return _Shape("bfloat16", 8000, {**_sizes(151936, *sizes, context=40960, theta=1e6), "head_dim": 128, "tie_word_embeddings": tied})
 
 
-_TINY_LLAMA = _sizes(1216, 128, 256, 4, 4, 2, 8192, 10000.0)
+_TINY_LLAMA = _sizes(1216, 128, 256, 4, 4, 2, context=8192, theta=10000.0)
 _TINY_LLAMA["rope_parameters"] |= {**_LLAMA_3, "original_max_position_embeddings": 256}
 _SHAPES = {  # of the published models: hidden size, that of the feed-forward, layers, heads, heads of keys and values
     "llama": {
@@ -83,7 +85,7 @@ _SHAPES = {  # of the published models: hidden size, that of the feed-forward, l
         "70b": _llama_3(8.0, False, 8192, 28672, 80, 64, 8),
     },
     "qwen2": {
-        "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, 8192, 1e6), "tie_word_embeddings": True}),
+        "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, context=8192, theta=1e6), "tie_word_embeddings": True}),
         "0.5b": _qwen2(151936, True, 896, 4864, 24, 14, 2),
         "1.5b": _qwen2(151936, True, 1536, 8960, 28, 12, 2),
         "3b": _qwen2(151936, True, 2048, 11008, 36, 16, 2),
@@ -93,7 +95,9 @@ _SHAPES = {  # of the published models: hidden size, that of the feed-forward, l
         "72b": _qwen2(152064, False, 8192, 29568, 80, 64, 8),
     },
     "qwen3": {
-        "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, 8192, 1e6), "head_dim": 64, "tie_word_embeddings": False}),
+        "tiny": _Shape(
+            "float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, context=8192, theta=1e6), "head_dim": 64, "tie_word_embeddings": False}
+        ),
         "0.6b": _qwen3(True, 1024, 3072, 28, 16, 8),
         "1.7b": _qwen3(True, 2048, 6144, 28, 16, 8),
         "4b": _qwen3(True, 2560, 9728, 36, 32, 8),
@@ -102,9 +106,13 @@ _SHAPES = {  # of the published models: hidden size, that of the feed-forward, l
         "32b": _qwen3(False, 5120, 25600, 64, 64, 8),
     },
     "qwen3_moe": {
-        "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, 8192, 1e6), **_experts(8, 2, 64, 64)}),
-        "30b-a3b": _Shape("bfloat16", 8000, {**_sizes(151936, 2048, 6144, 48, 32, 4, 40960, 1e6), **_experts(128, 8, 768, 128)}),
-        "235b-a22b": _Shape("bfloat16", 8000, {**_sizes(151936, 4096, 12288, 94, 64, 4, 40960, 1e6), **_experts(128, 8, 1536, 128)}),
+        "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, context=8192, theta=1e6), **_experts(8, 2, 64, 64)}),
+        "30b-a3b": _Shape(
+            "bfloat16", 8000, {**_sizes(151936, 2048, 6144, 48, 32, 4, context=40960, theta=1e6), **_experts(128, 8, 768, 128)}
+        ),
+        "235b-a22b": _Shape(
+            "bfloat16", 8000, {**_sizes(151936, 4096, 12288, 94, 64, 4, context=40960, theta=1e6), **_experts(128, 8, 1536, 128)}
+        ),
     },
 }
 _ARCHITECTURES = {
