@@ -42,10 +42,11 @@ def read_facts(config: RuntimeConfig | UserError, run: Path, environment: Enviro
     problem = config if isinstance(config, UserError) else None
     config = RuntimeConfig() if isinstance(config, UserError) else config
     requirements = _requirements()
+    import_problem = _import_problem(requirements)
     need = None
     if problem is None:
         try:
-            need = _need(config, run, environment)
+            need = _need(config, run, environment, can_load=not import_problem)
         except UserError as error:
             problem = error
     place = next(path for path in (run, *run.parents) if path.exists())
@@ -58,7 +59,7 @@ def read_facts(config: RuntimeConfig | UserError, run: Path, environment: Enviro
         python_bounds=_python_bounds(),
         requirements=requirements,
         installed=_installed(requirements),
-        import_problem=_import_problem(requirements),
+        import_problem=import_problem,
         config_problem=str(problem or ""),
         need=need,
         device=config.model.device,
@@ -83,12 +84,14 @@ def read_facts(config: RuntimeConfig | UserError, run: Path, environment: Enviro
     )
 
 
-def _need(config: RuntimeConfig, run: Path, environment: Environment) -> Need:
-    """Compute the memory of a run. Raises: UserError if model or configuration do not allow one."""
+def _need(config: RuntimeConfig, run: Path, environment: Environment, *, can_load: bool) -> Need:
+    """Compute the memory of a run. ``can_load``: torch can be loaded, by which headers of weights are read. Raises: UserError if
+    model or configuration do not allow a run."""
     model = whole_checkpoint(config)
     fitted, reason = fit_to_machine(config, model, run, environment)
     plan = Plan(run, fitted, model, config.server.port, environment, reason)
-    check_tensors(plan)
+    if can_load:
+        check_tensors(plan)
     weights = 0 if config.model.on_cuda else weight_bytes(model_of(plan))
     return Need(model=str(model), tables_bytes=layout_of(plan).num_bytes, weights_bytes=weights)
 

@@ -46,8 +46,8 @@ def _register_check(group: typer.Typer) -> None:
     ) -> None:
         """Say what a checkpoint is, and whether it is served.
 
-        Tells the memory that it takes, and for how many requests of which length. Only headers
-        are read. Exits with 1 if it is not served, and says why.
+        The memory that it takes, and the number of requests of each length that fit, are shown
+        too. Of the weights only headers are read. Exits with 1 if it is not served, and says why.
         """
         from .model_check import check_model, print_report
         from .up import Plan
@@ -74,11 +74,11 @@ def _register_make(group: typer.Typer) -> None:
         ],
         out: Annotated[Path, typer.Argument(metavar="DIR", help="The checkpoint directory to write; must not exist.")],
         family: Annotated[
-            str,
+            str | None,
             typer.Option(
                 metavar="FAMILY", help=f"{', '.join(FAMILIES)}. qwen2_5_omni hears too; null computes nothing (to measure the runtime)."
             ),
-        ] = "qwen2_5_omni",
+        ] = None,
         seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the weights.")] = 0,
     ) -> None:
         """Write a Hugging Face checkpoint with random weights.
@@ -105,7 +105,11 @@ def _register_make(group: typer.Typer) -> None:
         print(f"{out}: {shape} {family}, random weights")
 
 
-def _family_and_shape(what: str, family: str) -> tuple[str, str]:
-    """Return what FAMILY, FAMILY-SHAPE or SHAPE names; the last is of ``family``."""
+def _family_and_shape(what: str, family: str | None) -> tuple[str, str]:
+    """Return the family and the shape that FAMILY, FAMILY-SHAPE or SHAPE names; the last is of ``family``, or of the demo model's."""
     name, _, shape = what.partition("-")
-    return (name, shape or "tiny") if name in FAMILIES else (family, what)
+    if name not in FAMILIES:
+        return family or "qwen2_5_omni", what
+    if family not in (None, name):
+        raise typer.BadParameter(f"WHAT is {what!r} and --family is {family!r}: give one of them")
+    return name, shape or "tiny"

@@ -17,6 +17,7 @@ from ..models.text.chat_template import ChatTemplate
 from ..models.text.tokenizer import Tokenizer
 from ..models.text.vocabulary_check import check_vocabulary
 from ..runtime.errors import ConfigError
+from ..runtime.pools import is_kv_pool
 from ..runtime.process.host_room import read_host_room
 from ..runtime.process.memory_layout import MemoryLayout
 from .up import Plan, layout_of, model_of
@@ -50,16 +51,17 @@ def check_model(plan: Plan) -> Report:
     trained = family_of(model).parse_config(CheckpointFiles(path)).max_context
     report.add("family", model.family)
     report.add("takes", ", ".join(("text", *model.media_kinds)))
-    _add_weights(report, plan, model)
-    _add_text(report, path, model)
+    absent = missing_files(path, model.null is None)
+    report.problems += absent
+    _add_weights(report, plan, model, absent)
+    _add_text(report, path, model, absent)
     longer = f"; the model was trained for {trained} (--max-model-len)" if trained > model.max_context else ""
     report.add("context", f"{model.max_context} tokens{longer}")
     _add_memory(report, plan, model)
     return report
 
 
-def _add_weights(report: Report, plan: Plan, model: ModelConfig) -> None:
-    report.problems += missing_files(plan.model, model.null is None)
+def _add_weights(report: Report, plan: Plan, model: ModelConfig, absent: Sequence[str]) -> None:
     if model.null is not None:
         return
     parameters = sum(math.prod(spec.shape) for spec in family_of(model).tensor_specs(model))
@@ -68,17 +70,25 @@ def _add_weights(report: Report, plan: Plan, model: ModelConfig) -> None:
         found = check_weights(plan.model, model)
     except CheckpointError as error:
         report.add("weights", text)
-        if str(error).rpartition("/")[2] not in " ".join(report.problems):  # a missing file is already told
-            report.problems.append(str(error))
+        _add_problem(report, plan.model, error, absent)
     else:
         files = f"{found.num_files} file{'s' * (found.num_files != 1)}"
         report.add("weights", f"{text}; {_size(found.num_bytes)} in {files}, {' and '.join(found.dtypes)}")
         if found.unread:
             report.add("not read", ", ".join(_groups(found.unread)))
         report.problems += _some(found)
-    sizes = (f"{_size(weight_bytes(msgspec.structs.replace(model, weights=name)))} in {name}" for name in _FORMATS)
-    own = model.dtype if model.weights == "auto" else model.weights
-    report.add("in memory", f"{_size(weight_bytes(model))} in {own} here; {', '.join(sizes)} (model.weights)")
+    text = f"{_size(weight_bytes(model))} in {model.dtype if model.weights == 'auto' else model.weights} here"
+    if not plan.config.model.on_cuda:
+        others = (f"{_size(weight_bytes(msgspec.structs.replace(model, weights=name)))} in {name}" for name in _FORMATS)
+        text += f"; {', '.join(others)} (model.weights)"
+    report.add("in memory", text)
+
+
+def _add_problem(report: Report, path: Path, error: CheckpointError, absent: Sequence[str]) -> None:
+    """Add a problem, unless it is one of a missing file, which is told already."""
+    told = str(error).removeprefix(f"{path}: ").replace(f"{path}/", "")
+    if told not in absent:
+        report.problems.append(str(error))
 
 
 def _some(found: FoundWeights) -> Iterator[str]:
@@ -97,15 +107,14 @@ def _groups(names: Sequence[str]) -> Iterator[str]:
         yield members[0] if len(members) == 1 else f"{beginning}.* ({len(members)} tensors)"
 
 
-def _add_text(report: Report, path: Path, model: ModelConfig) -> None:
+def _add_text(report: Report, path: Path, model: ModelConfig, absent: Sequence[str]) -> None:
     try:
         num_tokens = check_vocabulary(path, model)
         report.add("tokenizer", f"{num_tokens} tokens, of a vocabulary of {model.language.vocab_size}")
         tokenizer = Tokenizer.load(path)
         template = ChatTemplate.load(path, tokenizer.special_tokens)
     except CheckpointError as error:
-        if not any("tokenizer" in problem or "template" in problem for problem in report.problems):  # a missing file is already told
-            report.problems.append(str(error))
+        _add_problem(report, path, error, absent)
         return
     takes = ["tools" if template.takes_tools and template.calls_are_known else "", *sorted(template.options)]
     report.add("template", f"takes {', '.join(filter(None, takes))}" if any(takes) else "takes messages alone")
@@ -134,14 +143,14 @@ def _add_memory(report: Report, plan: Plan, model: ModelConfig) -> None:
 
 
 def _rows(layout: MemoryLayout, max_context: int) -> Iterator[tuple[str, str]]:
-    """How many requests of a length are in memory at once."""
-    pool = layout.pools["kv"]
+    """Yield a line for each length of requests: how many of them fit at once."""
+    pools = [pool for name, pool in layout.pools.items() if is_kv_pool(name)]
     contexts = [context for context in _CONTEXTS if context < max_context] + [max_context]
     name = "at once"
     for context in contexts:
         num_pages = -(-context // layout.kv_page_tokens)
-        rows = min(layout.num_rows, pool.num_pages // num_pages)
-        yield name, f"{rows:>4} of {context:>7} tokens, {_size(num_pages * pool.page_bytes)} each"
+        rows = min(layout.num_rows, sum(pool.num_pages // num_pages for pool in pools))
+        yield name, f"{rows:>4} of {context:>7} tokens, {_size(num_pages * pools[0].page_bytes)} each"
         name = ""
 
 

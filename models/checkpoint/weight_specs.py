@@ -1,7 +1,7 @@
 """Specs of a model's tensors: name and shape in memory, and the checkpoint tensors that make it up; and the decoder's specs. Pure.
 
 Decoder projections are fused: ``qkv`` [(num_heads + 2 num_kv_heads) head_dim, hidden] and ``gate_up`` [2 intermediate, hidden],
-each stacked from the checkpoint's matrices. Experts are stacked, too: ``experts_gate_up`` [experts 2 width, hidden] and
+each stacked from the checkpoint's matrices. All experts of a layer are stacked: ``experts_gate_up`` [experts 2 width, hidden] and
 ``experts_down`` [experts hidden, width]. Families add their towers' tensors, whose names begin with ``vision.`` and ``audio.``.
 """
 
@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 
 class Interleaved(NamedTuple):
-    """Blocks of ``rows`` rows, of which every ``of``-th is meant, from block ``first`` on."""
+    """Some rows of a matrix that is cut into blocks of ``rows`` rows: block ``first``, and every ``of``-th block behind it."""
 
     rows: int
     first: int
@@ -35,7 +35,7 @@ class Interleaved(NamedTuple):
 
 class Source(NamedTuple):
     """A checkpoint tensor; ``name`` starts with ``language.``, ``vision.``, ``audio.`` or is ``lm_head.weight``. ``interleaved``: only
-    these rows of it are used. ``part``: where checkpoints that do not have it have it."""
+    these rows of it are used. ``part``: its place in another tensor, for checkpoints that lack this one."""
 
     name: str
     shape: Shape

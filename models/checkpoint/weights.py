@@ -94,8 +94,8 @@ def write_weights(
 
 
 class FoundWeights(NamedTuple):
-    """What a checkpoint's files hold. ``dtypes``: safetensors' names, that of most bytes first. ``problems``: why the model cannot have
-    them, each naming the tensor. ``unread``: names of tensors that the model does not have."""
+    """The contents of a checkpoint's files. ``dtypes``: safetensors' names, that of most bytes first. ``problems``: tensors that
+    the model needs and cannot have, a sentence each. ``unread``: names of tensors that the model does not have."""
 
     num_files: int
     num_bytes: int
@@ -117,7 +117,7 @@ def check_weights(path: Path, config: ModelConfig) -> FoundWeights:
             except CheckpointError as error:
                 problems.append(str(error))
             else:
-                read.update(found.parts.values() if isinstance(found, StoredIntegers) else [found.tensor])
+                read.update(found.parts.values() if isinstance(found, StoredIntegers) else [stored[found.name]])
         tensors = files.tensors
     sizes = Counter[str]()
     for tensor in tensors.values():
@@ -126,7 +126,7 @@ def check_weights(path: Path, config: ModelConfig) -> FoundWeights:
         num_files=len({tensor.file for tensor in tensors.values()}),
         num_bytes=sizes.total(),
         dtypes=tuple(dtype for dtype, _ in sizes.most_common()),
-        problems=tuple(problems),
+        problems=tuple(dict.fromkeys(problems)),
         unread=tuple(name for name, tensor in tensors.items() if tensor not in read),
     )
 

@@ -1,4 +1,4 @@
-"""The interface of a model family. A family is a module, or a package, that has these members.
+"""The interface of a model family. A family is a module, a package or an object that has these members.
 
 Importing it does not load torch; only its towers do, when they are built.
 """

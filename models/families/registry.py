@@ -1,4 +1,6 @@
-"""The registered model families, one line each. Reading a configuration imports only the family that it names."""
+"""The registered model families, one line each. Reading a configuration imports only the family that it names. Families of text alone
+share a module.
+"""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -9,20 +11,24 @@ from .family import Family
 
 
 class Entry(NamedTuple):
-    """``load`` imports the family's module or package. ``model_types``: what config.json calls it."""
+    """``load`` imports the family. ``model_types``: what config.json calls it."""
 
     load: Callable[[], Any]
     model_types: tuple[str, ...]
+
+
+def _text() -> Any:
+    return import_module(".text.families", __package__)
 
 
 FAMILIES: dict[str, Entry] = {
     "qwen2_5_omni": Entry(lambda: import_module(".qwen2_5_omni", __package__), ("qwen2_5_omni", "qwen2_5_omni_thinker")),
     "qwen2_5_vl": Entry(lambda: import_module(".qwen2_5_vl", __package__), ("qwen2_5_vl",)),
     "qwen2_vl": Entry(lambda: import_module(".qwen2_vl", __package__), ("qwen2_vl",)),
-    "llama": Entry(lambda: import_module(".llama", __package__), ("llama",)),
-    "qwen2": Entry(lambda: import_module(".qwen2", __package__), ("qwen2",)),
-    "qwen3": Entry(lambda: import_module(".qwen3", __package__), ("qwen3",)),
-    "qwen3_moe": Entry(lambda: import_module(".qwen3_moe", __package__), ("qwen3_moe",)),
+    "llama": Entry(lambda: _text().LLAMA, ("llama",)),
+    "qwen2": Entry(lambda: _text().QWEN2, ("qwen2",)),
+    "qwen3": Entry(lambda: _text().QWEN3, ("qwen3",)),
+    "qwen3_moe": Entry(lambda: _text().QWEN3_MOE, ("qwen3_moe",)),
     "null": Entry(lambda: import_module(".null", __package__), ("mmrt_null",)),
 }
 

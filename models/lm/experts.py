@@ -1,6 +1,7 @@
 """Experts of a layer: which of them a token goes to, and the sum of what they give, in torch on any device.
 
-A token's sum has its experts in the order of their numbers, in float32. It depends on the tokens beside it no more than products do.
+Sums are in float32: ``sum_by_expert`` adds a token's experts in the order of their numbers, ``sum_by_mask`` in an order of torch's.
+A sum depends on the tokens beside it no more than products do.
 Shapes: N tokens, E experts, k of them for each token, H hidden, I width of an expert.
 """
 
@@ -40,7 +41,7 @@ class Routes(NamedTuple):
 def route(logits_NE: Tensor, config: MoeConfig) -> Routes:
     """The experts with the largest softmax of ``logits``; of equal ones those with the lower numbers."""
     chances = logits_NE.softmax(-1, dtype=torch.float32)
-    # Numbers of which no two are equal: the bits of chances, which are not negative, and behind them the experts from the last on.
+    # Keys that differ even where chances are equal: the bits of a chance, which order as it does, then the expert's number, reversed.
     reversed_numbers = torch.arange(config.num_experts - 1, -1, -1, device=logits_NE.device)
     keys = (chances.view(torch.int32).to(torch.int64) << 32).bitwise_or_(reversed_numbers)
     chosen = keys.topk(config.top_k, sorted=False).values
@@ -54,16 +55,17 @@ def route(logits_NE: Tensor, config: MoeConfig) -> Routes:
 def sum_by_expert(x_NH: Tensor, routes: Routes, experts: Experts, silu_mul: Callable[[Tensor], Tensor]) -> Tensor:
     """Sums float32 [N, H]: pairs of a token and an expert are sorted by expert, and each expert multiplies its tokens at once. Sizes
     are read back from the device."""
-    num_experts, top_k = experts.config.num_experts, experts.config.top_k
+    top_k = experts.config.top_k
     of_pairs = routes.numbers.flatten()
     order = of_pairs.argsort(stable=True)
     tokens, weights = order // top_k, routes.weights.flatten()[order].unsqueeze(1)
-    sizes = of_pairs.bincount(minlength=num_experts).tolist()
+    found, counts = torch.unique(of_pairs, return_counts=True)
+    sizes = counts.tolist()
     total = x_NH.new_zeros(x_NH.shape, dtype=torch.float32)
-    for (gate_up, down), its, share in zip(experts.parts, torch.split(tokens, sizes), torch.split(weights, sizes), strict=True):
-        if len(its):
-            inner = silu_mul(gate_up.product(x_NH[its]))
-            total.index_add_(0, its, down.product(inner).float().mul_(share))
+    for number, its, share in zip(found.tolist(), torch.split(tokens, sizes), torch.split(weights, sizes), strict=True):
+        gate_up, down = experts.parts[number]
+        inner = silu_mul(gate_up.product(x_NH[its]))
+        total.index_add_(0, its, down.product(inner).float().mul_(share))
     return total
 
 

@@ -35,7 +35,7 @@ def check_vocabulary(path: Path, config: ModelConfig) -> int:
     file = tokenizer_file(path)
     try:
         found = _decode(file.read_bytes())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file} is no tokenizer: {error}") from None
     vocabulary = found.model.vocab
     num_plain = max(vocabulary.values(), default=-1) + 1 if isinstance(vocabulary, Mapping) else len(vocabulary)

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +216,12 @@ def test_dead_runs_are_found(here: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert list(doctor_facts._dead_runs(runs / "alive")) == ["dead"]
         assert doctor_facts._dead_runs(runs / "alive")["dead"] >= 1 << 20
         alive.destroy()
+
+
+def test_a_machine_where_torch_cannot_be_loaded_is_judged(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "torch.py").write_text("raise ImportError('no such library')")
+    command = [sys.executable, "-m", "mmrt.cli.main", "doctor", "--port", "0"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tmp_path / "broken")}, capture_output=True, text=True)
+    assert done.returncode == 1 and "torch cannot be loaded" in done.stdout and "memory" in done.stdout
+    assert "Traceback" not in done.stderr

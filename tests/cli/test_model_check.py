@@ -116,6 +116,7 @@ WRONG = {
     "sizes": (change_config(intermediate_size=96), "expected [96, 128]"),
     "tokenizer": (with_the_tokenizer_of_another, "tokenizer.json is another model's: it has"),
     "ending": (without_the_ending_token, "tokens, and answers end with token 1990"),
+    "letters": (lambda path: (path / "tokenizer.json").write_bytes(b'{"model":{"vocab":{"\xff":1}}}'), "is no tokenizer: "),
     "template": (lambda path: (path / "chat_template.jinja").write_text("{% if %}"), "the chat template cannot be compiled"),
 }
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from mmrt.models.architecture import MoeConfig, WeightFormat
 from mmrt.models.checkpoint.narrowing import narrow
 from mmrt.models.checkpoint.weight_specs import scales_of
-from mmrt.models.checkpoint.weights import read_weights
+from mmrt.models.checkpoint.weights import check_weights, read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
 from mmrt.models.lm.experts import route, sum_by_expert, sum_by_mask
@@ -50,10 +50,12 @@ def test_eight_rows_at_once(tmp_path: Path) -> None:
 def test_files_with_one_tensor_for_all_experts(tmp_path: Path) -> None:
     reference = save(tmp_path, "qwen3_moe")
     apart = read_weights(tmp_path, load_model_config(tmp_path))
+    assert check_weights(tmp_path, load_model_config(tmp_path)).unread == ()
     reference.save_pretrained(tmp_path, save_original_format=False)
     assert "model.layers.0.mlp.experts.gate_up_proj" in load_file(tmp_path / "model.safetensors")
     edit(tmp_path, num_experts=8, num_local_experts=ABSENT)  # as transformers 4 wrote it
     stacked = read_weights(tmp_path, load_model_config(tmp_path))
+    assert check_weights(tmp_path, load_model_config(tmp_path)).unread == ()
     assert apart.keys() == stacked.keys() and all(torch.equal(apart[name], stacked[name]) for name in apart)
 
 
@@ -237,5 +239,4 @@ def test_whole_models_in_narrow_formats(tmp_path: Path, form: WeightFormat) -> N
     ids = torch.randint(0, 300, (3, 40), generator=torch.Generator().manual_seed(1))
     expected = reference(input_ids=ids, use_cache=False).logits[:, 19:39]
     error = (our_logits(tmp_path, config, ids, 20) - expected).abs() / expected.std()
-    print("ERR", form, error.mean(), error.max())
     assert error.mean() < LIMITS[form], float(error.mean())

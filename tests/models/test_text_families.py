@@ -163,6 +163,8 @@ def test_greedy_tokens_equal_those_of_generate(tmp_path: Path) -> None:
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types has sliding_attention"),
         ("qwen2", {**WINDOWS, "sliding_window": ABSENT}, "sliding_window is 4096"),
         ("llama", {"rope_parameters": None, "rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_theta is 1"),
+        ("qwen3", {"layer_types": "sliding_attention"}, "layer_types is 'sliding_attention', expected a list of names"),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}, "use_sliding_window is true"),
         ("qwen3", {"quantization_config": {"quant_method": "quip"}}, "quip"),
         ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads is 3, which does not divide"),
     ],

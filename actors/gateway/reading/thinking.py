@@ -20,7 +20,7 @@ NO_SWITCH = "the model's chat template has no variable for it"
 
 
 class Thinking(NamedTuple):
-    """What a request says in its field ``path``: whether the model thinks before it answers, and how hard ("" if it does not say)."""
+    """A request's field ``path`` turns thoughts on or off. ``effort``: how hard the model is to think, "" if it does not say."""
 
     path: str
     is_on: bool
@@ -40,29 +40,42 @@ class Thinking(NamedTuple):
 def read_thinking(fields: Fields, names: tuple[str, ...] = FIELDS) -> Thinking | None:
     """Take the fields ``names``. Returns None where none says whether the model thinks. Raises: RequestError for values that nobody
     knows, with strict fields."""
-    found = None
+    found: Thinking | None = None
     for name in names:
         if (value := fields.take(name, _SCHEMA)) is None:
             continue
-        said = _said(value)
-        if said is None and not isinstance(value, dict):
-            tolerate(fields.path(name), f"is {show(value)}, supported are true, false, {', '.join(EFFORTS)}")
-        elif said is None:
-            note(fields.path(name), "it does not say whether the model thinks")
-        elif found is None:
-            found = Thinking(fields.path(name), *said)
+        path = fields.path(name)
+        is_on, effort = _of_object(path, value) if isinstance(value, dict) else _of_word(path, value)
+        if is_on is None:
+            continue
+        if found is None:
+            found = Thinking(path, is_on, effort)
+        elif found.is_on and is_on and effort and not found.effort:
+            found = found._replace(effort=effort)
+        elif found[1:] != (is_on, effort):
+            note(path, f"{found.path} counts")
     return found
 
 
-def _said(value: Any) -> tuple[bool, str] | None:
+def _of_word(path: str, value: Any) -> tuple[bool | None, str]:
+    """Return whether the model thinks, None if nobody knows, and how hard."""
     if isinstance(value, bool):
         return value, ""
-    if isinstance(value, str):
-        return (value != "none", value.removeprefix("none")) if value in EFFORTS else None
-    if not isinstance(value, dict):
-        return None
-    if isinstance(kind := value.get("type"), str) and kind in _OF_TYPES:
-        return _OF_TYPES[kind], ""
-    if isinstance(value.get("enabled"), bool):
-        return value["enabled"], ""
-    return _said(effort) if isinstance(effort := value.get("effort"), str) else None
+    if isinstance(value, str) and value in EFFORTS:
+        return value != "none", value.removeprefix("none")
+    tolerate(path, f"is {show(value)}, supported are true, false, {', '.join(EFFORTS)}")
+    return None, ""
+
+
+def _of_object(path: str, value: dict[str, Any]) -> tuple[bool | None, str]:
+    is_on, effort = None, ""
+    for name, one in value.items():
+        part = f"{path}.{name[:64]}"
+        if name in ("enabled", "effort") and one is not None:
+            said, effort = _of_word(part, one)
+            is_on = said if is_on is None else is_on
+        elif name == "type" and isinstance(one, str) and one in _OF_TYPES:
+            is_on = _OF_TYPES[one]
+        elif one is not None:
+            note(part, "it does not say whether the model thinks")
+    return is_on, effort

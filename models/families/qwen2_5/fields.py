@@ -44,6 +44,9 @@ def parse_tower(
 ) -> VisionConfig:
     """The sizes that all of Qwen's vision towers have. ``inner``: of their feed-forwards; ``width``, ``output``: the names
     of the tower's width and of that of its rows. Raises CheckpointError if they do not fit the decoder's ``hidden_size``."""
+    rope = vision.object("rope_parameters")
+    if (theta := rope.number("rope_theta", default=10000.0)) != 10000.0:
+        raise rope.error("rope_theta", f"is {theta:g}, expected 10000 in a tower")
     config = VisionConfig(
         depth=vision.integer("depth", "num_hidden_layers", most=1000),
         hidden_size=vision.integer(width),

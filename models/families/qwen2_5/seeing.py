@@ -1,4 +1,4 @@
-"""What Qwen's families that see, and do not hear, have in common: Qwen2-VL and its successors."""
+"""The common parts of Qwen's families that see and do not hear: Qwen2-VL and its successors."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module

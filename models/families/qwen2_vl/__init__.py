@@ -28,16 +28,18 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
 def _parse_vision(vision: JsonObject, hidden_size: int) -> VisionConfig:
     """The tower, whose ``hidden_size`` is its output's."""
     vision.text("hidden_act", default="quick_gelu", choices=("quick_gelu",))
-    inner = int(vision.integer("embed_dim", default=1280) * vision.number("mlp_ratio", default=4))
+    inner = int(vision.integer("embed_dim") * vision.number("mlp_ratio", default=4))
     config = fields.parse_tower(vision, hidden_size, inner, width="embed_dim", output="hidden_size")
     return msgspec.structs.replace(config, norm="layer", feed_forward="quick_gelu")
 
 
 def canonical_name(name: str) -> str:
+    """See ``Family``."""
     return tensors.renamed(tensors.canonical_name(name), _NAMES)
 
 
 def checkpoint_name(name: str) -> str:
+    """See ``Family``."""
     return tensors.checkpoint_name(tensors.renamed(name, {ours: theirs for theirs, ours in _NAMES.items()}))
 
 

@@ -1,6 +1,7 @@
 """Qwen3.5: three layers with a DeltaNet for one that attends. As transformers' ``qwen3_5``.
 
-Text alone: a checkpoint's tower is not read.
+Text alone: a checkpoint's tower is not read. It is not in the registry: no run grants pages of recurrent states yet, so its checkpoints
+are refused.
 """
 
 import msgspec
@@ -85,8 +86,8 @@ def _parse_kinds(text: JsonObject) -> list[str]:
         kinds = ["linear_attention" if number % interval else "full_attention" for number in range(1, count + 1)]
     if not isinstance(kinds, list) or len(kinds) != count:
         raise text.error("layer_types", f"is {kinds!r}, expected a list of num_hidden_layers ({count}) names")
-    if set(kinds) != {"linear_attention", "full_attention"}:
-        raise text.error("layer_types", f"has {', '.join(sorted(map(str, set(kinds))))}, expected linear_attention and full_attention")
+    if (named := {*map(str, kinds)}) != {"linear_attention", "full_attention"}:
+        raise text.error("layer_types", f"has {', '.join(sorted(named))}, expected linear_attention and full_attention")
     return kinds
 
 
@@ -94,7 +95,8 @@ def _parse_rope(text: JsonObject, head_dim: int, max_positions: int) -> RopeConf
     """Axes take turns among the pairs: t, h, w, t, …, as far as h and w have any left (M-RoPE, interleaved)."""
     rope = rope_fields(text)
     part = (rope if rope.has("partial_rotary_factor") else text).number("partial_rotary_factor", default=0.25, most=1.0)
-    pairs = int(head_dim * part) // 2
+    if (pairs := int(head_dim * part) // 2) < 1:
+        raise rope.error("partial_rotary_factor", f"is {part:g}; of a head of {head_dim} values no pair turns")
     section = rope.integers("mrope_section", default=(11, 11, 10))
     if len(section) != 3 or sum(section) != pairs:
         raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to the {pairs} pairs that turn")

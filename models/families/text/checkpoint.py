@@ -29,7 +29,9 @@ def parse_text_config(
 def _refuse_windows(config: JsonObject, num_layers: int) -> None:
     """Raise CheckpointError if a layer attends to a part of the context alone."""
     kinds = config.data.get("layer_types") or ()
-    if isinstance(kinds, list) and (others := {str(kind) for kind in kinds} - {"full_attention"}):
+    if not isinstance(kinds, list | tuple):
+        raise config.error("layer_types", f"is {kinds!r}, expected a list of names")
+    if others := {str(kind) for kind in kinds} - {"full_attention"}:
         raise config.error("layer_types", f"has {', '.join(sorted(others))}; only full_attention is supported")
     if kinds or not config.boolean("use_sliding_window", default=False):
         return

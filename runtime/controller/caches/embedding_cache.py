@@ -32,7 +32,8 @@ def page_keys(state: ControllerState, request: Request, place: Place) -> list[by
     if keys is None:
         shape, key = request.record.items[item].shape, request.media_key(item)
         assert shape is not None
-        keys = request.media.page_keys[item] = [[] for _ in shape.segments] if key is None else keys_of(state, key, shape)
+        keys = [[] for _ in shape.segments] if key is None else keys_of(state, key, shape)
+        request.media.set_page_keys(item, keys)
     return keys[segment]
 
 

@@ -1,6 +1,6 @@
 """The parts of a request, each with the transitions that it can make (pure). ``Request`` has one of each.
 
-A method asserts the state that it starts from; other modules read fields and call methods, and assign none.
+A method that needs a certain state asserts it; other modules read fields and call methods, and assign none.
 """
 
 import math
@@ -113,7 +113,7 @@ class Caches:
         self.num_named[member], self.num_cached[member] = num_pages, num_tokens
 
     def begin(self, *, may_load: bool) -> None:
-        """KV pages are granted. ``may_load``: others may have those that the cache has not."""
+        """KV pages are granted. ``may_load``: files or other pools may have pages that the cache lacks."""
         self.may_load, self.num_loads = may_load, 0
 
     def load(self) -> None:
@@ -156,6 +156,11 @@ class Media:
         """The places of its media in the prompt are known."""
         assert self.tracker is None
         self.tracker = tracker
+
+    def set_page_keys(self, item: int, keys: list[list[bytes]]) -> None:
+        """The keys of an item's embedding pages are computed."""
+        assert item not in self.page_keys
+        self.page_keys[item] = keys
 
     def mark_ready(self, place: Place) -> None:
         """The embedding pages of a segment are written, or not needed."""

@@ -267,6 +267,30 @@ def test_thoughts_are_turned_on_and_off_by_every_clients_field(
     assert bool(ignored.reasons) == bool(fields), "a template without a switch"
 
 
+@pytest.mark.parametrize(
+    ("fields", "ignored"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, ["thinking.budget_tokens"]),
+        ({"thinking": {"type": "adaptive"}}, ["thinking.type"]),
+        ({"thinking": {"type": "enabled"}, "reasoning_effort": "none"}, ["reasoning_effort"]),
+        ({"enable_thinking": True, "reasoning_effort": "high"}, []),
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, ["reasoning.summary"]),
+        ({"reasoning": {"effort": "utmost"}}, ["reasoning.effort"]),
+    ],
+    ids=str,
+)
+def test_parts_of_fields_for_thoughts_without_effect_are_named(
+    tokenizer: Tokenizer, model: ModelConfig, fields: dict[str, Any], ignored: list[str]
+) -> None:
+    thinker = PromptBuilder(
+        tokenizer, ChatTemplate("{{ messages[0].content }}{{ enable_thinking }}{{ reasoning_effort }}"), model, 2048
+    )
+    with collecting() as found:
+        text = text_of(tokenizer, build(thinker, ANSWERED[:1], **fields).ids)
+    assert list(found.reasons) == ignored
+    assert text.endswith("high") == ("high" in fields.values())
+
+
 def weather(description: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "weather", "description": description}}
 

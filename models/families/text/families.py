@@ -1,0 +1,71 @@
+"""The families of text alone: Llama and its like (SmolLM2), Qwen2 and Qwen3, the last also with experts. As transformers' models of
+these names."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+from msgspec.structs import replace
+
+from ...architecture import AttentionConfig, ModelConfig
+from ...checkpoint.json_fields import CheckpointFiles, JsonObject
+from .. import no_media
+from ..experts import parse_experts
+from ..family import CheckpointRecipe
+from ..fields import FeedForwards, parse_attention, parse_mlps
+from . import checkpoint
+
+
+class TextFamily:
+    """A ``Family`` without towers whose decoder's layers attend alike. ``parse_mixer`` reads their attention; ``max_positions`` where a
+    checkpoint has no ``max_position_embeddings``."""
+
+    def __init__(
+        self,
+        name: str,
+        parse_mixer: Callable[[JsonObject], AttentionConfig],
+        max_positions: int,
+        feed_forwards: FeedForwards = parse_mlps,
+    ) -> None:
+        self._name = name
+        self._parse_mixer = parse_mixer
+        self._max_positions = max_positions
+        self._feed_forwards = feed_forwards
+
+    def parse_config(self, files: CheckpointFiles) -> ModelConfig:
+        """Map config.json. Raises CheckpointError."""
+        mixer = self._parse_mixer(files.required("config.json"))
+        return checkpoint.parse_text_config(files, self._name, mixer, self._max_positions, self._feed_forwards)
+
+    def recipes(self) -> Mapping[str, CheckpointRecipe]:
+        # By its name: no actor depends on it.
+        made: dict[str, CheckpointRecipe] = import_module(".made_checkpoint", __package__).recipes(self._name)
+        return made
+
+    tensor_specs = staticmethod(checkpoint.tensor_specs)
+    canonical_name = staticmethod(checkpoint.canonical_name)
+    checkpoint_name = staticmethod(checkpoint.checkpoint_name)
+    build_towers = staticmethod(no_media.build_towers)
+    positions = staticmethod(no_media.positions)
+    image_item = staticmethod(no_media.image_item)
+    sample_frames = staticmethod(no_media.sample_frames)
+    video_item = staticmethod(no_media.video_item)
+    audio_item = staticmethod(no_media.audio_item)
+    video_with_sound = staticmethod(no_media.video_with_sound)
+
+
+def _llama_attention(config: JsonObject) -> AttentionConfig:
+    if config.boolean("mlp_bias", default=False):
+        raise config.error("mlp_bias", "is true; a feed-forward with biases is not supported")
+    return parse_attention(config)
+
+
+def _qwen3_moe_attention(config: JsonObject) -> AttentionConfig:
+    if config.boolean("use_sliding_window", default=False) and config.data.get("sliding_window", 4096) is not None:
+        raise config.error("use_sliding_window", "is true, in all layers; sliding-window attention is not supported")
+    return replace(parse_attention(config), qk_norm=True)
+
+
+LLAMA = TextFamily("llama", _llama_attention, max_positions=2048)
+QWEN2 = TextFamily("qwen2", lambda config: replace(parse_attention(config), bias=True, output_bias=False), max_positions=32768)
+QWEN3 = TextFamily("qwen3", lambda config: replace(parse_attention(config, default_head_dim=128), qk_norm=True), max_positions=32768)
+QWEN3_MOE = TextFamily("qwen3_moe", _qwen3_moe_attention, max_positions=32768, feed_forwards=parse_experts)
