@@ -21,11 +21,9 @@ from .rope import Rope, Rotation, rotate
 def operations_for(config: LanguageConfig, pages: KvPages, states: DeltaPages | None = None) -> Operations:
     """Triton's kernels where the KV pool lies on a CUDA device, those for a CPU otherwise. Raises: ValueError for states on CUDA."""
     if pages.values.is_cuda:
-        if states is not None:
-            raise ValueError("models with recurrent states run on a CPU only")
         from .triton_layer_ops import TritonOperations  # Triton is imported only here: never on the CPU
 
-        return TritonOperations(config, pages)
+        return TritonOperations(config, pages, states)
     return CpuOperations(config, pages, states)
 
 

@@ -7,6 +7,7 @@ from ...triton_kernels.kv_write import QkNorm, Rotary, rotate_and_write_kv
 from ...triton_kernels.rms_norm import add_rms_norm, rms_norm
 from ...triton_kernels.silu_mul import silu_mul
 from ..architecture import LanguageConfig, RopeConfig
+from .delta_pages import DeltaPages
 from .experts import Experts, route, sum_by_expert, sum_by_mask
 from .interface import QkNorms
 from .kv_pages import KvPages
@@ -18,8 +19,10 @@ class TritonOperations:
     """``Operations``; each but ``experts`` is one launch. Unsupported head sizes and alignments raise ValueError in the first
     forward."""
 
-    def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
-        """``pages`` on the device."""
+    def __init__(self, config: LanguageConfig, pages: KvPages, states: DeltaPages | None = None) -> None:
+        """``pages`` on the device. Raises: ValueError for recurrent states: there are no kernels for them."""
+        if states is not None:
+            raise ValueError("models with recurrent states run on a CPU only")
         self.attention = TritonAttention(config, pages)
         self.delta = None
         self._epsilon = config.rms_norm_eps

@@ -86,7 +86,7 @@ CHANGES = {
     "actors/detokenizer.py": [
         (
             "        self.generation = generation\n",
-            f"        self.generation = generation\n        self.is_poison = request.max_new_tokens == {DETOKENIZER}\n",
+            f"        self.generation = generation\n        self.is_poison = row.max_new_tokens == {DETOKENIZER}\n",
         ),
         (
             '        text, before = "", self.num_ids\n',

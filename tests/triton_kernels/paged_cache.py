@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, RopeConfig
+from mmrt.models.lm.attention import CpuAttention
+from mmrt.models.lm.kv_pages import KvPages
 from mmrt.triton_kernels.paged_kv import PagedKV
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
@@ -18,6 +21,17 @@ def make_tables(lengths: list[int], page_tokens: int, generator: torch.Generator
     width = max([*needs, 1]) + 1
     rows = [[free.pop() for _ in range(need)] + [-(2**30)] * (width - need) for need in needs]
     return torch.tensor(rows, dtype=torch.int32), num_pages
+
+
+def cpu_attention(pool: Tensor, num_heads: int) -> CpuAttention:
+    """The CPU's attention over ``pool`` [pages, layers, page tokens, K and V, KV heads, D] float32."""
+    _, num_layers, page_tokens, _, num_kv_heads, head_dim = pool.shape
+    heads = AttentionConfig(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    layer = LayerConfig(mixer=heads, feed_forward=MlpConfig(intermediate_size=64))
+    config = LanguageConfig(
+        vocab_size=8, hidden_size=64, rms_norm_eps=1e-6, layers=(layer,) * num_layers, ropes=(RopeConfig(theta=10000.0),)
+    )
+    return CpuAttention(config, KvPages(config, pool.flatten(1).view(torch.uint8), page_tokens, torch.float32))
 
 
 def fill(kv: PagedKV, row: Tensor, length: int, generator: torch.Generator) -> None:

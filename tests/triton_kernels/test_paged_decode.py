@@ -1,8 +1,7 @@
 """Paged decode against its reference, torch's SDPA and the CPU path."""
 
 import math
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrt.models.architecture import AttentionConfig
-from mmrt.models.lm.attention import CpuAttention
-from mmrt.models.lm.kv_pages import KvPages
-from mmrt.tests.triton_kernels.paged_cache import LAYER, NUM_LAYERS, TOLERANCES, fill, make_cache, make_tables, poisoned
+from mmrt.tests.triton_kernels.paged_cache import LAYER, NUM_LAYERS, TOLERANCES, cpu_attention, fill, make_cache, make_tables, poisoned
 from mmrt.triton_kernels.paged_decode import DecodeWorkspace, paged_decode, paged_decode_reference, plan_decode
 from mmrt.triton_kernels.paged_decode.config import CHUNK_TOKENS, HEAD_DIMS, decode_launch
 from mmrt.triton_kernels.paged_decode.reference import gather
@@ -104,8 +100,7 @@ def test_equals_the_cpu_path() -> None:
     table, num_pages = make_tables(lengths, 16, generator)
     pool = torch.randn(num_pages, NUM_LAYERS, 16, 2, 2, 32, generator=generator)
     q = torch.randn(3, 6, 32, generator=generator)
-    config = cast(Any, SimpleNamespace(heads=AttentionConfig(num_heads=6, num_kv_heads=2, head_dim=32), num_layers=NUM_LAYERS))
-    attention = CpuAttention(config, KvPages(config, pool.flatten(1).view(torch.uint8), 16, torch.float32))
+    attention = cpu_attention(pool, num_heads=6)
     attention.begin_decode(torch.tensor(lengths), table.clamp(0).long())
     expected = attention.decode_attend(LAYER, q).view(q.shape)
     layer = pool.to(device)[:, LAYER]

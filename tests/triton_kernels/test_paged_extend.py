@@ -1,8 +1,7 @@
 """Paged extend against its reference, torch's SDPA and the CPU path."""
 
 from contextlib import nullcontext
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -11,10 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrt.models.architecture import AttentionConfig
-from mmrt.models.lm.attention import CpuAttention
-from mmrt.models.lm.kv_pages import KvPages
-from mmrt.tests.triton_kernels.paged_cache import LAYER, NUM_LAYERS, TOLERANCES, fill, make_cache, make_tables, poisoned
+from mmrt.tests.triton_kernels.paged_cache import LAYER, NUM_LAYERS, TOLERANCES, cpu_attention, fill, make_cache, make_tables, poisoned
 from mmrt.triton_kernels.launch import Launch
 from mmrt.triton_kernels.paged_decode.config import HEAD_DIMS
 from mmrt.triton_kernels.paged_decode.reference import gather
@@ -124,8 +120,7 @@ def test_equals_the_cpu_path() -> None:
     table, num_pages = make_tables([end for _, end in spans], 16, generator)
     pool = torch.randn(num_pages, NUM_LAYERS, 16, 2, 2, 32, generator=generator)
     q, k, v = projection(40, 6, 2, 32, torch.float32, torch.device("cpu"))
-    config = cast(Any, SimpleNamespace(heads=AttentionConfig(num_heads=6, num_kv_heads=2, head_dim=32), num_layers=NUM_LAYERS))
-    attention = CpuAttention(config, KvPages(config, pool.flatten(1).view(torch.uint8), 16, torch.float32))
+    attention = cpu_attention(pool, num_heads=6)
     attention.begin_prefill(spans, list(table.long()))
     expected = attention.prefill_attend(LAYER, q, torch.cat((k, v), 1).flatten(1)).view(q.shape)
     layer = pool.to(device)[:, LAYER]
