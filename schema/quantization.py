@@ -1,4 +1,4 @@
-"""The quantization that a checkpoint was published in, as its config.json describes it: AWQ, GPTQ or compressed-tensors. Pure.
+"""The quantization that a checkpoint was published in, as its config.json describes it: AWQ, GPTQ, FP8 or compressed-tensors. Pure.
 
 The models read such matrices, and the run chooses the format in which they are kept.
 """
@@ -12,12 +12,12 @@ Packing = Literal["awq", "gptq", "gptq_v2", "pack-quantized", "int-quantized"]
 Form = Literal["int4", "int8", "bfloat16"]
 
 GROUP_STEP = 32  # int4 has a scale for so many neighbouring columns, or twice, four or eight times as many
-_METHODS = "'awq', 'gptq' and 'compressed-tensors' are supported"
+_METHODS = "'awq', 'gptq', 'fp8' and 'compressed-tensors' are supported"
 _PLACES = ((), ("thinker_config",), ("text_config",))
 _FIELDS = ("quantization_config", "compression_config")
 
 
-class Quantization(msgspec.Struct, frozen=True, kw_only=True):
+class IntegerQuantization(msgspec.Struct, frozen=True, kw_only=True, tag="integers"):
     """Matrices of integers: a value is (integer - zero point) x scale, with a scale for each row and group of columns.
 
     ``group_size`` 0: a group is a whole row. ``symmetric``: zero points are the middle of the integers' range, and are not stored.
@@ -38,6 +38,21 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
         return "int8" if self.bits == 8 and not self.group_size and self.symmetric else "bfloat16"
 
 
+class Fp8Quantization(msgspec.Struct, frozen=True, kw_only=True, tag="fp8"):
+    """Matrices of FP8 numbers (E4M3): a value is number x scale. ``block``: rows and columns that share a scale; None: one scale for
+    the matrix or one for each row, whichever the files have."""
+
+    block: tuple[int, int] | None
+
+    @property
+    def form(self) -> Form:
+        """bfloat16 has the 4 significant bits of E4M3, and rounds what the scale makes of them by 0.2 % at most."""
+        return "bfloat16"
+
+
+Quantization = IntegerQuantization | Fp8Quantization
+
+
 class _Awq(msgspec.Struct):
     bits: int = 4
     group_size: int = 128
@@ -53,6 +68,12 @@ class _Gptq(msgspec.Struct):
     is_marlin_format: bool = False
 
 
+class _Fp8(msgspec.Struct):
+    fmt: str = "e4m3"
+    weight_block_size: tuple[int, ...] | None = None
+    scale_fmt: str = "float"
+
+
 class _Weights(msgspec.Struct, frozen=True):
     num_bits: int = 8
     type: str = "int"
@@ -60,6 +81,7 @@ class _Weights(msgspec.Struct, frozen=True):
     strategy: str | None = None
     group_size: int | None = None
     actorder: str | bool | None = None
+    block_structure: tuple[int, ...] | None = None
 
 
 class _Group(msgspec.Struct, frozen=True):
@@ -88,7 +110,7 @@ def find_quantization(config: Mapping[str, Any]) -> Quantization | None:
 
 def _read(found: Any, where: str) -> Quantization:
     method = found.get("quant_method") if isinstance(found, Mapping) else None
-    readers = {"awq": _read_awq, "gptq": _read_gptq, "compressed-tensors": _read_compressed_tensors}
+    readers = {"awq": _read_awq, "gptq": _read_gptq, "fp8": _read_fp8, "compressed-tensors": _read_compressed_tensors}
     if not isinstance(method, str) or method not in readers:
         raise ValueError(f"{where} is of method {method!r}: {_METHODS}")
     given = {field: value for field, value in found.items() if value is not None}
@@ -103,7 +125,7 @@ def _read_awq(found: Mapping[str, Any]) -> Quantization:
     _expect("bits", awq.bits, [4])
     _expect("version", awq.version.lower(), ["gemm"])
     _expect("zero_point", awq.zero_point, [True])
-    return Quantization(packing="awq", bits=4, group_size=_group_size(awq.group_size), symmetric=False)
+    return IntegerQuantization(packing="awq", bits=4, group_size=_group_size(awq.group_size), symmetric=False)
 
 
 def _read_gptq(found: Mapping[str, Any]) -> Quantization:
@@ -111,13 +133,27 @@ def _read_gptq(found: Mapping[str, Any]) -> Quantization:
     _expect("bits", gptq.bits, [4, 8])
     _expect("checkpoint_format", gptq.checkpoint_format, ["gptq", "gptq_v2"])
     _expect("is_marlin_format", gptq.is_marlin_format, [False])
-    return Quantization(
+    return IntegerQuantization(
         packing="gptq_v2" if gptq.checkpoint_format == "gptq_v2" else "gptq",
         bits=8 if gptq.bits == 8 else 4,
         group_size=_group_size(gptq.group_size),
         symmetric=False,
         in_order=not gptq.desc_act,
     )
+
+
+def _read_fp8(found: Mapping[str, Any]) -> Quantization:
+    """As Qwen and DeepSeek publish them. How activations are rounded (``activation_scheme``) does not count."""
+    fp8 = msgspec.convert(found, _Fp8)
+    _expect("fmt", fp8.fmt.lower(), ["e4m3"])
+    _expect("scale_fmt", fp8.scale_fmt.lower(), ["float", "ue8m0"])
+    return Fp8Quantization(block=None if fp8.weight_block_size is None else _block("weight_block_size", fp8.weight_block_size))
+
+
+def _block(field: str, found: Sequence[int]) -> tuple[int, int]:
+    if len(found) != 2 or min(found) < 1:
+        raise ValueError(f"{field} is {list(found)}, expected numbers of rows and columns")
+    return found[0], found[1]
 
 
 def _read_compressed_tensors(found: Mapping[str, Any]) -> Quantization:
@@ -132,18 +168,28 @@ def _read_compressed_tensors(found: Mapping[str, Any]) -> Quantization:
     ((packing, weights),) = schemes
     if weights is None:
         raise ValueError("config_groups have no weights")
-    _expect("format", packing, ["pack-quantized", "int-quantized"])
+    if packing == "float-quantized":
+        return _read_compressed_floats(weights)
+    _expect("format", packing, ["pack-quantized", "int-quantized", "float-quantized"])
     _expect("type", weights.type, ["int"])
     _expect("num_bits", weights.num_bits, [4, 8] if packing == "pack-quantized" else [8])
     strategy = weights.strategy or ("group" if (weights.group_size or -1) > 0 else "channel")
     _expect("strategy", strategy, ["group", "channel"])
-    return Quantization(
+    return IntegerQuantization(
         packing="pack-quantized" if packing == "pack-quantized" else "int-quantized",
         bits=8 if weights.num_bits == 8 else 4,
         group_size=_group_size(weights.group_size or -1) if strategy == "group" else 0,
         symmetric=weights.symmetric,
         in_order=weights.actorder not in (True, "group", "dynamic"),
     )
+
+
+def _read_compressed_floats(weights: _Weights) -> Quantization:
+    _expect("type", weights.type, ["float"])
+    _expect("num_bits", weights.num_bits, [8])
+    _expect("symmetric", weights.symmetric, [True])
+    _expect("strategy", weights.strategy, ["tensor", "channel", "block"])
+    return Fp8Quantization(block=_block("block_structure", weights.block_structure or ()) if weights.strategy == "block" else None)
 
 
 def _group_size(found: int) -> int:

@@ -1,4 +1,4 @@
-"""Quantized matrices as AWQ, GPTQ and compressed-tensors store them: their tensors in the files, checked, and their integers.
+"""Matrices of integers as AWQ, GPTQ and compressed-tensors store them: their tensors in the files, checked, and their integers.
 
 ``weights`` calls it, in the memory actor, and writes the integers as they are where the model's format of weights holds them, and
 their values otherwise. Shapes: N rows, K columns, G groups; a file's 32-bit words hold several integers, the first in the lowest bits.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...schema.quantization import Quantization
+from ...schema.quantization import IntegerQuantization
 from ...schema.weight_layout import INT4_MIDDLE, INT4_ROWS
 from ..errors import CheckpointError
 from . import int4
@@ -45,7 +45,7 @@ class StoredIntegers(NamedTuple):
         return self.parts["codes"].file
 
 
-def find_integers(source: Source, stored: Mapping[str, StoredTensor], how: Quantization) -> StoredIntegers | None:
+def find_integers(source: Source, stored: Mapping[str, StoredTensor], how: IntegerQuantization) -> StoredIntegers | None:
     """The tensors of a matrix if the checkpoint has it quantized. Raises: CheckpointError for missing tensors and wrong shapes."""
     module = source.name.removesuffix(".weight")
     if module == source.name or len(source.shape) != 2:
@@ -69,7 +69,7 @@ def find_integers(source: Source, stored: Mapping[str, StoredTensor], how: Quant
     return StoredIntegers(source.name, source.shape, found)
 
 
-def _parts(source: Source, how: Quantization) -> dict[str, _Part]:
+def _parts(source: Source, how: IntegerQuantization) -> dict[str, _Part]:
     rows, columns = source.shape
     row_words, column_words = (_num_words(number, how.bits) for number in source.shape)
     groups = -(-columns // (how.group_size or columns))
@@ -114,7 +114,7 @@ class Codes(NamedTuple):
 class Integers:
     """A quantized matrix of this shape; ``tensors`` by role, as ``StoredIntegers.parts``."""
 
-    def __init__(self, shape: Shape, tensors: Mapping[str, Tensor], how: Quantization) -> None:
+    def __init__(self, shape: Shape, tensors: Mapping[str, Tensor], how: IntegerQuantization) -> None:
         """Raises: ValueError for groups that do not exist."""
         self._shape, self._tensors, self._how = shape, tensors, how
         self._num_groups = tensors["scales"].shape[0 if how.packing in ("awq", "gptq", "gptq_v2") else 1]

@@ -8,6 +8,7 @@ each stacked from the checkpoint's matrices. All experts of a layer are stacked:
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+from ...schema.quantization import IntegerQuantization
 from ...schema.weight_layout import INT4_ROWS
 from ..architecture import AttentionConfig, DeltaConfig, FeedForwardConfig, LanguageConfig, ModelConfig, MoeConfig
 
@@ -99,7 +100,7 @@ def _int4_group(spec: TensorSpec, config: ModelConfig) -> int:
     not divide into groups, or its sources into blocks of rows."""
     columns = spec.shape[-1]
     known = config.quantization
-    wanted = (known.group_size or columns) if known is not None and known.form == "int4" else min(INT4_GROUPS)
+    wanted = (known.group_size or columns) if isinstance(known, IntegerQuantization) and known.form == "int4" else min(INT4_GROUPS)
     blocks = [source.interleaved.rows if source.interleaved else source.shape[0] for source in spec.sources]
     if columns % wanted or any(rows % INT4_ROWS for rows in blocks):
         return 0

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from ...schema.quantization import Quantization
+from ...schema.quantization import Fp8Quantization, IntegerQuantization
 from ...shm.mapping import private_memory
 from ..architecture import ModelConfig
 from ..errors import CheckpointError
 from ..families.registry import family_of
+from .fp8 import Fp8Matrix, StoredFp8, find_fp8
 from .narrowing import narrow
 from .quantized import Integers, StoredIntegers, find_integers
 from .safetensors_files import DTYPES, SafetensorsFiles, StoredTensor
@@ -26,7 +27,10 @@ from .weight_specs import Shape, Source, TensorSpec, scales_of, stored_parts
 
 ALIGNMENT = 64
 
-_ALL_DTYPES = {**DTYPES, "I32": torch.int32, "I8": torch.int8}  # the last two of quantized matrices
+_ALL_DTYPES = {  # beside those of plain tensors, those of quantized matrices
+    **DTYPES,
+    **{"I32": torch.int32, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn, "F8_E8M0": torch.uint8, "U8": torch.uint8},
+}
 
 Buffer = memoryview | torch.Tensor
 """Bytes in host memory; or uint8 [num_bytes], wherever it lies."""
@@ -117,7 +121,7 @@ def check_weights(path: Path, config: ModelConfig) -> FoundWeights:
             except CheckpointError as error:
                 problems.append(str(error))
             else:
-                read.update(found.parts.values() if isinstance(found, StoredIntegers) else [stored[found.name]])
+                read.update(found.parts.values() if isinstance(found, _Quantized) else [stored[found.name]])
         tensors = files.tensors
     sizes = Counter[str]()
     for tensor in tensors.values():
@@ -158,19 +162,30 @@ class _StoredNumbers(NamedTuple):
         return self.tensor.shape
 
 
-_Stored = _StoredNumbers | StoredIntegers
+_Quantized = StoredIntegers | StoredFp8
+_Stored = _StoredNumbers | _Quantized
 
 
 def _choose(path: Path, source: Source, stored: dict[str, StoredTensor], config: ModelConfig) -> _Stored:
     """Return what the checkpoint has of a source, its shape checked."""
-    if config.quantization is not None and (integers := find_integers(source, stored, config.quantization)) is not None:
-        return integers
+    if (quantized := _find_quantized(source, stored, config)) is not None:
+        return quantized
     if (part := source.part) is not None and source.name not in stored and part.name in stored:
         tensor = _checked(part.name, stored[part.name], part.shape)
         return _StoredNumbers(part.name, tensor.rows(part.number * part.shape[1] + part.first, source.shape))
     if source.name not in stored:
         raise CheckpointError(f"{path}: tensor {source.name!r} of shape {list(source.shape)} is missing")
     return _StoredNumbers(source.name, _checked(source.name, stored[source.name], source.shape))
+
+
+def _find_quantized(source: Source, stored: dict[str, StoredTensor], config: ModelConfig) -> _Quantized | None:
+    match config.quantization:
+        case IntegerQuantization() as how:
+            return find_integers(source, stored, how)
+        case Fp8Quantization() as how:
+            return find_fp8(source, stored, how)
+        case None:
+            return None
 
 
 def _checked(name: str, tensor: StoredTensor, shape: Shape) -> StoredTensor:
@@ -183,7 +198,7 @@ def _checked(name: str, tensor: StoredTensor, shape: Shape) -> StoredTensor:
 
 def _is_spared(parts: list[_Stored], config: ModelConfig) -> bool:
     """Return whether a quantized checkpoint has this tensor, or a part of it, in full precision."""
-    return config.quantization is not None and not all(isinstance(part, StoredIntegers) for part in parts)
+    return config.quantization is not None and not all(isinstance(part, _Quantized) for part in parts)
 
 
 def _fill(
@@ -213,15 +228,26 @@ _Writer = Callable[[slice, torch.Tensor, torch.Tensor | None], None]
 
 
 def _writer(part: _Stored, files: SafetensorsFiles, config: ModelConfig) -> _Writer:
-    if isinstance(part, StoredIntegers):
-        assert config.quantization is not None
-        tensors = {role: _view(files, tensor) for role, tensor in part.parts.items()}
-        return partial(_write_integers, Integers(part.shape, tensors, config.quantization), config.quantization)
-    values = _view(files, part.tensor)
-    return lambda rows, target, scales: narrow(values[rows], target, scales)
+    if isinstance(part, _StoredNumbers):
+        values = _view(files, part.tensor)
+        return lambda rows, target, scales: narrow(values[rows], target, scales)
+    tensors = {role: _view(files, tensor) for role, tensor in part.parts.items()}
+    if isinstance(part, StoredFp8):
+        assert isinstance(config.quantization, Fp8Quantization)
+        return partial(_write_fp8, Fp8Matrix(part.shape, tensors, config.quantization))
+    assert isinstance(config.quantization, IntegerQuantization)
+    return partial(_write_integers, Integers(part.shape, tensors, config.quantization), config.quantization)
 
 
-def _write_integers(integers: Integers, how: Quantization, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
+def _write_fp8(matrix: Fp8Matrix, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
+    for rows in matrix.blocks(piece):
+        at = slice(rows.start - piece.start, rows.stop - piece.start)
+        narrow(matrix.values(rows), target[at], _rows_of(scales, at))
+
+
+def _write_integers(
+    integers: Integers, how: IntegerQuantization, piece: slice, target: torch.Tensor, scales: torch.Tensor | None
+) -> None:
     """As they are if the target's format holds them."""
     for rows in integers.blocks(piece):
         at = slice(rows.start - piece.start, rows.stop - piece.start)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmrt.schema.quantization import Quantization, find_quantization
+from mmrt.schema.quantization import IntegerQuantization, find_quantization
 
 Tensors = dict[str, torch.Tensor]
 GROUP = 32
@@ -22,7 +22,7 @@ def words(integers: np.ndarray, bits: int) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(np.bitwise_or.reduce(grouped << shifts, axis=2)).view(np.int32))
 
 
-def quantize(weight: torch.Tensor, known: Quantization) -> tuple[Tensors, torch.Tensor]:
+def quantize(weight: torch.Tensor, known: IntegerQuantization) -> tuple[Tensors, torch.Tensor]:
     """A matrix as the packing stores it, and its values."""
     middle, most = 1 << (known.bits - 1), (1 << known.bits) - 1
     num_rows, num_columns = weight.shape

@@ -143,10 +143,10 @@ def test_what_ends_an_answer(directory: Callable[..., Path]) -> None:
 @pytest.mark.parametrize("inner", [False, True])
 def test_quantized_checkpoints_of_other_methods_are_refused_by_name(directory: Callable[..., Path], inner: bool) -> None:
     def quantized(config: dict) -> dict:
-        config["quantization_config"] = {"quant_method": "fp8"}
+        config["quantization_config"] = {"quant_method": "quip"}
         return {"model_type": "qwen2_5_omni", "thinker_config": config} if inner else config
 
-    with pytest.raises(CheckpointError, match="config.json: .*quantization_config is of method 'fp8': 'awq', 'gptq' and"):
+    with pytest.raises(CheckpointError, match="config.json: .*quantization_config is of method 'quip': 'awq', 'gptq', 'fp8' and"):
         load_model_config(directory("qwen2_5_omni", quantized))
 
 

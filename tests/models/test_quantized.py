@@ -24,16 +24,16 @@ from mmrt.models.checkpoint.weight_specs import Source, TensorSpec, stored_parts
 from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config, weight_bytes
 from mmrt.models.errors import CheckpointError
-from mmrt.schema.quantization import Quantization, find_quantization
+from mmrt.schema.quantization import IntegerQuantization, find_quantization
 from mmrt.tests.models.logits import our_logits
 from mmrt.tests.models.quantized_checkpoint import CONFIGS, GROUP, PACKED, compressed, quantize_checkpoint
 
 LAYERS_FILE = Path(__file__).with_name("quantized_layers.safetensors")
 
 
-def how(packing: str, bits: int = 4, group_size: int = GROUP, symmetric: bool = False, in_order: bool = True) -> Quantization:
+def how(packing: str, bits: int = 4, group_size: int = GROUP, symmetric: bool = False, in_order: bool = True) -> IntegerQuantization:
     given = {"packing": packing, "bits": bits, "group_size": group_size, "symmetric": symmetric, "in_order": in_order}
-    return msgspec.convert(given, Quantization)
+    return msgspec.convert(given, IntegerQuantization)
 
 
 LAYERS = {
@@ -94,7 +94,7 @@ def test_int8_holds_the_integers_as_they_are(name: str, tmp_path: Path) -> None:
     assert torch.equal(target.float() * scales.float().unsqueeze(1), expected)
 
 
-def integers_of(known: Quantization, num_rows: int, num_columns: int, **parts: torch.Tensor) -> Integers:
+def integers_of(known: IntegerQuantization, num_rows: int, num_columns: int, **parts: torch.Tensor) -> Integers:
     """A matrix whose rows and columns need not fill words and groups, as ``find_integers`` finds it."""
     expected = _parts(Source("m.weight", (num_rows, num_columns)), known)
     assert all(tensor.shape == expected[role].shape for role, tensor in parts.items())
@@ -253,7 +253,7 @@ AWQ, GPTQ = {"quant_method": "awq", "bits": 4}, {"quant_method": "gptq", "bits":
     [
         (
             {"quant_method": "bitsandbytes"},
-            "quantization_config is of method 'bitsandbytes': 'awq', 'gptq' and 'compressed-tensors' are",
+            "quantization_config is of method 'bitsandbytes': 'awq', 'gptq', 'fp8' and 'compressed-tensors' are",
         ),
         ({}, "quantization_config is of method None"),
         ([], "quantization_config is of method None"),
@@ -267,7 +267,7 @@ AWQ, GPTQ = {"quant_method": "awq", "bits": 4}, {"quant_method": "gptq", "bits":
         ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin', expected 'gptq' or 'gptq_v2'"),
         ({**GPTQ, "is_marlin_format": True}, "is_marlin_format is True, expected False"),
         ({"quant_method": "compressed-tensors"}, "missing required field `config_groups`"),
-        (compressed("float-quantized", {"num_bits": 8, "type": "float"}), "format is 'float-quantized', expected 'pack-quantized' or"),
+        (compressed("naive-quantized", {"num_bits": 8, "type": "float"}), "format is 'naive-quantized', expected 'pack-quantized' or"),
         (compressed("pack-quantized", {**PACKED, "num_bits": 3}), "num_bits is 3, expected 4 or 8"),
         (compressed("pack-quantized", {**PACKED, "type": "float"}), "type is 'float', expected 'int'"),
         (compressed("int-quantized", {"num_bits": 8, "strategy": "tensor"}), "strategy is 'tensor', expected 'group' or 'channel'"),
