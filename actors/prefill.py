@@ -128,12 +128,12 @@ class PrefillWorker:
     def _chunk(self, spec: SequenceSpec, chunk: PrefillChunk) -> Chunk:
         ids = torch.from_numpy(self._ids(spec, chunk))
         embeds = self._model.embed(ids)
-        self._embeddings.read(chunk.spans, chunk.start, embeds)
+        deep = self._embeddings.read(chunk.spans, chunk.start, embeds)
         num_pages = -(-chunk.end // self._page_tokens)
         block_table = self._table.prefill_pages(chunk.row, chunk.member)[:num_pages].astype(np.int64)
         positions = torch.from_numpy(self._chunk_positions(spec, chunk))
         state = StateRefs(chunk.state_from, chunk.state_to, chunk.log)
-        return Chunk(embeds, positions, chunk.start, torch.from_numpy(block_table), state)
+        return Chunk(embeds, positions, chunk.start, torch.from_numpy(block_table), state, deep)
 
     def _ids(self, spec: SequenceSpec, chunk: PrefillChunk) -> NDArray[np.int64]:
         """Ids [start, end) of the prompt followed by the generated ids."""

@@ -62,3 +62,10 @@ def sampled(video: Timed, sample: Callable[[int, float], Numbers]) -> list[int]:
 def sampled_fps(video: Timed, num_samples: int) -> float:
     """Samples per second that so many are of the whole video."""
     return num_samples / video.num_frames * video.fps
+
+
+def times_s(video: Timed, frames: Sequence[int]) -> list[float]:
+    """When each of these frames is shown, from the first frame of the video on."""
+    if video.starts_s is None:
+        return [number / video.fps for number in frames]
+    return [video.starts_s[number] for number in frames]

@@ -3,6 +3,8 @@
 ``families`` makes it from a checkpoint's JSON files; every actor reads it. No torch; msgspec can encode it all.
 """
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Literal
 
 import msgspec
@@ -150,7 +152,10 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     window_size: int = 0  # pixels at a side of the windows that attention stays in; 0: it sees whole frames
     full_attention_blocks: tuple[int, ...] = ()  # that see whole frames although there are windows
     norm: Literal["rms", "layer"] = "rms"  # of blocks and merger; LayerNorms have biases
-    feed_forward: Literal["swiglu", "quick_gelu"] = "swiglu"  # the other is two matrices with this activation between them
+    feed_forward: Literal["swiglu", "quick_gelu", "gelu_tanh"] = "swiglu"  # the others: this activation between two matrices
+    patch_bias: bool = False  # of the projection of patches
+    position_side: int = 0  # of the square table of learned positions; 0: there is none
+    deepstack_blocks: tuple[int, ...] = ()  # behind which rows for the decoder's first layers are taken
     split_qkv: bool = False  # the tower has three projections in place of a fused one
 
 
@@ -167,6 +172,19 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     n_window: int
 
 
+class TimeTokens(msgspec.Struct, frozen=True):
+    """Ids of the pieces that the text of a time in seconds is made of, as ``<12.3 seconds>``."""
+
+    opening: tuple[int, ...]
+    digits: tuple[tuple[int, ...], ...]  # of 0 to 9
+    point: tuple[int, ...]
+    closing: tuple[int, ...]
+
+    @property
+    def ids(self) -> Iterator[int]:
+        return chain(self.opening, *self.digits, self.point, self.closing)
+
+
 class VisionRules(msgspec.Struct, frozen=True, kw_only=True):
     """Rules from pixels to patch rows: sizes, limits, sampling and normalisation of the checkpoint's image and video processors."""
 
@@ -178,6 +196,7 @@ class VisionRules(msgspec.Struct, frozen=True, kw_only=True):
     video_min_pixels: int = 128 * 28 * 28
     video_max_pixels: int = 768 * 28 * 28
     video_total_pixels: int = 0  # bound on height * width * num_frames / temporal_patch_size; 0: none
+    video_frame_pixels: int = 0  # bound on each frame, where the model's bounds are those of a whole clip; 0: none
     fps: float = 2.0
     min_frames: int = 4
     max_frames: int = 768  # 0: the model takes no video
@@ -251,6 +270,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     audio_token_id: int = -1
     audio_start_token_id: int = -1  # start and end enclose the tokens of a video with its sound track
     audio_end_token_id: int = -1
+    vision_start_token_id: int = -1  # start and end enclose each frame of a video whose prompt has the frames' times
+    vision_end_token_id: int = -1
+    times: TimeTokens | None = None
     positions_per_second: float = 1.0  # of video, on the temporal axis of M-RoPE
     seconds_per_chunk: float = 2.0  # of a video and its sound track, which take turns
     null: NullConfig | None = None
@@ -313,9 +335,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Patch rows that the vision tower merges into one embedding token; without one, of a usual one."""
         return (self.vision_rules or VisionRules()).merge_size ** 2
 
+    @property
+    def num_deep(self) -> int:
+        """Parts of a medium's embedding row besides the embedding: each is added to the residual stream, one after the decoder's first
+        layer, one after its second and so on."""
+        return len(self.vision.deepstack_blocks) if self.vision is not None else 0
+
     def embedding_row_bytes(self) -> int:
         """Bytes of one token's embedding row."""
-        return self.language.hidden_size * DTYPE_BYTES[self.dtype]
+        return (1 + self.num_deep) * self.language.hidden_size * DTYPE_BYTES[self.dtype]
 
 
 def packed_group(head_dim: int) -> int:

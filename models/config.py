@@ -26,6 +26,7 @@ from .families.registry import FAMILIES, family_name, family_named, family_of
 from .state_layout import GRID, state_layout
 
 DEFAULT_MAX_CONTEXT = 32768
+TIME_ID = "an id in the text of times"
 NULL_TYPE = "mmrt_null"  # for benches; not documented for users
 
 
@@ -116,7 +117,11 @@ def _check_ids(path: Path, config: ModelConfig) -> None:
     ids += [(f"{kind} placeholder id", config.placeholder_id(kind)) for kind in config.media_kinds]
     if config.audio_start_token_id != -1:
         ids += [("audio_start_token_id", config.audio_start_token_id), ("audio_end_token_id", config.audio_end_token_id)]
+    if config.times is not None:
+        ids += [("vision_start_token_id", config.vision_start_token_id), ("vision_end_token_id", config.vision_end_token_id)]
+        ids += [(TIME_ID, token) for token in config.times.ids]
+    files = {"eos_token_id": "generation_config.json or config.json", TIME_ID: "tokenizer.json"}
     for name, token in ids:
         if not 0 <= token < config.language.vocab_size:
-            file = "generation_config.json or config.json" if name == "eos_token_id" else "config.json"
+            file = files.get(name, "config.json")
             raise CheckpointError(f"{path}: {file}: {name} is {token}, outside the vocabulary of {config.language.vocab_size}")

@@ -32,7 +32,7 @@ class SegmentShape(msgspec.Struct, frozen=True, array_like=True):
 
     ``kind`` is the item's own, except "audio" for the sound track of a video. ``grid`` is (t, h, w) in patches for vision and
     (num_mel_frames, 0, 0) for audio; ``num_rows`` patch or mel rows of ``row_bytes`` each go to patch pages; ``num_tokens`` embedding
-    rows come out of the tower.
+    rows come out of the tower. ``lead`` and ``trail``: ids of text that the prompt has before and behind them, as a frame's time.
     """
 
     kind: MediaKind
@@ -40,10 +40,18 @@ class SegmentShape(msgspec.Struct, frozen=True, array_like=True):
     num_rows: _Count
     row_bytes: Annotated[int, Meta(ge=1, le=1 << 31)]
     num_tokens: _Count
+    lead: tuple[int, ...] = ()
+    trail: tuple[int, ...] = ()
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens with the text around them."""
+        return len(self.lead) + self.num_tokens + len(self.trail)
 
 
 class ItemShape(msgspec.Struct, frozen=True, array_like=True):
-    """The result of analysis without decoding: the item's whole grid, prompt tokens and segments, in order."""
+    """The result of analysis without decoding: the item's whole grid, prompt tokens (text of its segments included) and segments, in
+    order."""
 
     kind: MediaKind
     grid: tuple[_Count, _Count, _Count]

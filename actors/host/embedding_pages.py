@@ -21,14 +21,15 @@ Rows = tuple[Sequence[int], int, int]
 
 
 class EmbeddingPages(Protocol):
-    """Rows [n, H] in the model's dtype; pages are checked against their generations."""
+    """Rows [n, (1 + D) H] in the model's dtype: embedding and deep parts; pages are checked against their generations."""
 
     def write(self, targets: Sequence[PageRun], rows: Sequence[Tensor]) -> None:
         """Store each run's rows from its first on. Raises: StalePage, ValueError if they do not fit."""
         ...
 
-    def read(self, spans: Sequence[EmbeddingSpan], start: int, embeds: Tensor) -> None:
-        """Put the rows of spans over ``embeds``, whose row 0 is the prompt's token ``start``. Raises: StalePage, ValueError."""
+    def read(self, spans: Sequence[EmbeddingSpan], start: int, embeds: Tensor) -> Tensor | None:
+        """Put the embeddings of spans over ``embeds`` [n, H], whose row 0 is the prompt's token ``start``. Returns ``Chunk.deep``; None
+        without spans or deep parts. Raises: StalePage, ValueError."""
         ...
 
     def warm_up(self) -> None:
@@ -46,18 +47,24 @@ class HostEmbeddingPages:
 
     def __init__(self, config: ModelConfig, pool: PagePool) -> None:
         self._pool, self._row_bytes, self._dtype = pool, config.embedding_row_bytes(), torch_dtype(config.dtype)
+        self._num_deep = config.num_deep
 
     def write(self, targets: Sequence[PageRun], rows: Sequence[Tensor]) -> None:
         for target, its in zip(targets, rows, strict=True):
             self._pool.check(target.pages, target.generations)
             self._pool.scatter_rows(target.pages, its.contiguous().view(torch.uint8).numpy().reshape(-1, self._row_bytes))
 
-    def read(self, spans: Sequence[EmbeddingSpan], start: int, embeds: Tensor) -> None:
+    def read(self, spans: Sequence[EmbeddingSpan], start: int, embeds: Tensor) -> Tensor | None:
+        deep = _no_deep(spans, embeds, self._num_deep)
         for span in spans:
             self._pool.check(span.source.pages, span.source.generations)
             rows = self._pool.gather_rows(span.source.pages, self._row_bytes, span.num_tokens, span.first_row)
-            at = span.start - start
-            embeds[at : at + span.num_tokens] = torch.from_numpy(rows).view(self._dtype)
+            parts = torch.from_numpy(rows).view(self._dtype).view(span.num_tokens, 1 + self._num_deep, -1)
+            at = slice(span.start - start, span.start - start + span.num_tokens)
+            embeds[at] = parts[:, 0]
+            if deep is not None:
+                deep[at] = parts[:, 1:]
+        return deep
 
     def warm_up(self) -> None:
         pass
@@ -71,7 +78,8 @@ class DeviceEmbeddingPages:
         from ...triton_kernels import embedding_pages  # the only import of Triton: the CPU loads nothing of it
 
         self._kernels, self._pool = embedding_pages, pool
-        self._pages = pages.view(torch_dtype(config.dtype)).view(pool.num_pages, -1, config.language.hidden_size)
+        self._num_deep, width = config.num_deep, (1 + config.num_deep) * config.language.hidden_size
+        self._pages = pages.view(torch_dtype(config.dtype)).view(pool.num_pages, -1, width)
 
     def write(self, targets: Sequence[PageRun], rows: Sequence[Tensor]) -> None:
         for target in targets:
@@ -79,11 +87,18 @@ class DeviceEmbeddingPages:
         spans = [(target.pages, 0, its.shape[0]) for target, its in zip(targets, rows, strict=True)]
         self._kernels.write_embeddings(torch.cat(list(rows)), self._pages, self._packed(spans))
 
-    def read(self, spans: Sequence[EmbeddingSpan], start: int, embeds: Tensor) -> None:
+    def read(self, spans: Sequence[EmbeddingSpan], start: int, embeds: Tensor) -> Tensor | None:
         for span in spans:
             self._pool.check(span.source.pages, span.source.generations)
-        if spans:
-            self._kernels.read_embeddings(self._pages, self._packed(stepped_over(spans, start, self._pages.shape[1])), embeds)
+        if not spans:
+            return None
+        deep = _no_deep(spans, embeds, self._num_deep)
+        rows = embeds if deep is None else torch.cat((embeds, deep.flatten(1)), 1)
+        self._kernels.read_embeddings(self._pages, self._packed(stepped_over(spans, start, self._pages.shape[1])), rows)
+        if deep is None:
+            return None
+        embeds.copy_(rows[:, : embeds.shape[1]])
+        return rows[:, embeds.shape[1] :].view_as(deep)
 
     def warm_up(self) -> None:
         """Run both kernels over a row that has no page."""
@@ -94,6 +109,11 @@ class DeviceEmbeddingPages:
     def _packed(self, spans: Sequence[Rows]) -> "PageIndices":
         named = [self._kernels.PageSpan(*span) for span in spans]
         return self._kernels.PageIndices.pack(named, self._pages.shape[1], self._pages.device)
+
+
+def _no_deep(spans: Sequence[EmbeddingSpan], embeds: Tensor, num_deep: int) -> Tensor | None:
+    """Zeros [n, D, H] where there are spans and deep parts."""
+    return embeds.new_zeros(len(embeds), num_deep, embeds.shape[1]) if spans and num_deep else None
 
 
 def stepped_over(spans: Sequence[EmbeddingSpan], start: int, page_tokens: int) -> list[Rows]:

@@ -25,7 +25,7 @@ from ...media.image import JpegDecoder, decode_image
 from ...media.limits import MediaLimits, Reader, TimeBudget
 from ...media.mel import LogMel, Waveform
 from ...media.preprocess import patch_rows, resize, temporal_rows
-from ...media.timing import sampled, sampled_fps
+from ...media.timing import sampled, sampled_fps, times_s
 from ...models.architecture import ModelConfig
 from ...models.families.registry import family_of
 from ...runtime.config.sections import MAX_FPS, MIN_FPS
@@ -89,7 +89,7 @@ class OpenVideo:
         info = self._bitstream.info
         self._wanted = sampled(info, partial(family.sample_frames, config))
         fps = sampled_fps(info, len(self._wanted))
-        self.item = family.video_item(config, len(self._wanted), info.height, info.width, fps)
+        self.item = family.video_item(config, len(self._wanted), info.height, info.width, fps, times_s(info, self._wanted))
         self._upright = upright_rgb(limits)
         self._request: Request | None = None
         self._position = 0
@@ -162,7 +162,8 @@ class OpenFrames:
         first = self._decode(0)
         height, width = self._size = first.shape[:2]
         config = replace(config, vision_rules=self._rules)
-        self.item = family_of(config).video_item(config, len(self._wanted), height, width, rate)
+        times = [number / frames.rate for number in self._wanted]
+        self.item = family_of(config).video_item(config, len(self._wanted), height, width, rate, times)
         _, h, w = self.item.grid
         self._target = h * rules.patch_size, w * rules.patch_size
         are_kept = 3 * self._target[0] * self._target[1] * len(self._wanted) <= KEPT_BYTES

@@ -82,10 +82,12 @@ class Family(Protocol):
         """Indices of the frames to take from a video of ``total_frames`` at ``fps``. Raises UnsupportedMediaError."""
         ...
 
-    def video_item(self, config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> ItemShape:
+    def video_item(
+        self, config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float, times_s: Sequence[float] = ()
+    ) -> ItemShape:
         """Grid, tokens and segments of ``num_frames`` sampled frames; ``sampled_fps`` = num_frames / total_frames x fps.
 
-        Raises UnsupportedMediaError.
+        ``times_s``: when each of them is shown; without, they are evenly spaced from 0 on. Raises UnsupportedMediaError.
         """
         ...
 

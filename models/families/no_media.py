@@ -33,7 +33,9 @@ def sample_frames(config: ModelConfig, total_frames: int, fps: float) -> NDArray
     raise _refusal(config)
 
 
-def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> ItemShape:
+def video_item(
+    config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float, times_s: Sequence[float] = ()
+) -> ItemShape:
     raise _refusal(config)
 
 

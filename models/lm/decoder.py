@@ -35,6 +35,7 @@ class Chunk:
 
     embeds [n, H] in the model's dtype; positions int64 [3, n]; block_table int64, at least ceil((start + n) / page_tokens) pages.
     ``state``: for a model with recurrent states; ``start`` is a border then.
+    deep [n, D, H]: what is added to the residual stream after layers 0 to D - 1; 0 for text.
     """
 
     embeds: Tensor
@@ -42,6 +43,7 @@ class Chunk:
     start: int
     block_table: Tensor
     state: StateRefs | None = None
+    deep: Tensor | None = None
 
 
 class Decoder(Protocol):

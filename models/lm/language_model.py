@@ -4,7 +4,7 @@ The prefill actor calls ``prefill``, the decode actor ``decode``; they share wei
 Shapes: N tokens of all sequences together, B sequences, H hidden, V vocabulary.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -67,8 +67,9 @@ class LanguageModel:
         self._operations.begin(torch.cat([chunk.positions for chunk in chunks], 1).to(self._device))
         hidden = torch.cat([chunk.embeds for chunk in chunks])  # a copy even of one: it is added to in place
         normed = self._operations.norm(hidden, self._layers[0].norm)
+        deep = _deep(chunks, hidden)
         for layer in self._layers if wanted else self._layers[:-1]:
-            normed = layer.finish(layer.mixer.prefill(normed), hidden)
+            normed = layer.finish(layer.mixer.prefill(normed), hidden, next(deep, ()))
             if after_layer is not None:
                 after_layer()
         if not wanted:
@@ -98,3 +99,11 @@ class LanguageModel:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head.product(hidden).float()
+
+
+def _deep(chunks: list[Chunk], hidden: Tensor) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """For each of the first layers: the chunks' parts of the stream, and what is added to them after the layer."""
+    parts = zip(torch.split(hidden, [chunk.embeds.shape[0] for chunk in chunks]), [chunk.deep for chunk in chunks], strict=True)
+    added = [(part, deep) for part, deep in parts if deep is not None]
+    for index in range(max((deep.shape[1] for _, deep in added), default=0)):
+        yield [(part, deep[:, index]) for part, deep in added]

@@ -3,6 +3,7 @@
 ``LanguageModel`` runs them one after another. Shapes: N tokens of all sequences together, H hidden.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -113,11 +114,17 @@ class Layer:
         self._feed_forward = feed_forward_of(kinds.feed_forward, index, weights, operations)
         self._operations = operations
 
-    def finish(self, mixed: Tensor, hidden: Tensor) -> Tensor:
+    def finish(self, mixed: Tensor, hidden: Tensor, deep: Sequence[tuple[Tensor, Tensor]] = ()) -> Tensor:
         """Add the mixer's output, then the feed-forward's, to the residual stream ``hidden``, in place. Returns the stream normed for
-        what follows."""
+        what follows. ``deep``: parts of the stream, and what is added to them besides."""
         normed = self._operations.add_norm(mixed, hidden, self._post_norm)
-        return self._operations.add_norm(self._feed_forward(normed), hidden, self._following)
+        output = self._feed_forward(normed)
+        if not deep:
+            return self._operations.add_norm(output, hidden, self._following)
+        hidden += output
+        for part, added in deep:
+            part += added
+        return self._operations.norm(hidden, self._following)
 
 
 def _mixer(config: LanguageConfig, index: int, weights: Weights, operations: Operations) -> Mixer:

@@ -23,14 +23,15 @@ MERGE = 4  # patches per token
 
 @dataclass
 class Media:
-    """What a prompt holds: pictures uint8 [H, W, 3], sampled frames uint8 [N, H, W, 3] with fps, float32 samples at 16 kHz.
+    """What a prompt holds: pictures uint8 [H, W, 3], sampled frames uint8 [N, H, W, 3] with fps (or with each one's time, for an oracle
+    whose ``sampled`` gives that), float32 samples at 16 kHz.
 
     With ``use_audio_in_video`` the sound tracks of all videos are among ``audios``, each in its place. The bounds are those of the area
     that a picture or a frame is resized to; None: as the checkpoint says.
     """
 
     images: list[NDArray[np.uint8]] = field(default_factory=list)
-    videos: list[tuple[NDArray[np.uint8], float]] = field(default_factory=list)
+    videos: list[tuple[NDArray[np.uint8], Any]] = field(default_factory=list)
     audios: list[NDArray[np.float32]] = field(default_factory=list)
     image_pixels: tuple[int, int] | None = None
     video_pixels: tuple[int, int] | None = None
@@ -68,22 +69,19 @@ class Oracle:
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids = self.tokenizer(text)["input_ids"]
         found: dict[str, Any] = {}
-        counts: dict[str, list[int]] = {"image": [], "video": [], "audio": []}
+        counts: dict[str, list[int]] = {"image": [], "audio": []}
         if media.images:
             bounds = media.image_pixels or self.image_pixels
-            patches, grids = zip(*(self._patches(picture[None], bounds) for picture in media.images), strict=True)
+            patches, grids = zip(
+                *(self._patches(picture[None], self._size(picture[None], bounds)) for picture in media.images), strict=True
+            )
             found |= {"pixel_values": torch.cat(patches), "image_grid_thw": torch.tensor(grids)}
             counts["image"] = [int(np.prod(grid)) // MERGE for grid in grids]
         if media.videos:
             bounds = media.video_pixels or self.video_pixels
-            patches, grids = zip(*(self._patches(frames, bounds) for frames, _ in media.videos), strict=True)
-            seconds = [2 / fps for _, fps in media.videos]
-            found |= {
-                "pixel_values_videos": torch.cat(patches),
-                "video_grid_thw": torch.tensor(grids),
-                "video_second_per_grid": torch.tensor(seconds),
-            }
-            counts["video"] = [int(np.prod(grid)) // MERGE for grid in grids]
+            patches, grids = zip(*(self._patches(frames, self._clip_size(frames, bounds)) for frames, _ in media.videos), strict=True)
+            found |= {"pixel_values_videos": torch.cat(patches), "video_grid_thw": torch.tensor(grids)}
+            found |= self._timing([timing for _, timing in media.videos])
         if media.audios:
             batch = self.sounds(
                 media.audios, sampling_rate=16000, padding="max_length", return_attention_mask=True, return_tensors="pt"
@@ -94,8 +92,11 @@ class Oracle:
         expanded: list[int] = []
         videos = iter(range(len(media.videos)))
         for token in ids:
-            if media.use_audio_in_video and kinds.get(token) == "video":
+            if kinds.get(token) == "video" and media.use_audio_in_video:
                 expanded += self._with_sound_track(found, next(videos), counts["audio"].pop(0))
+            elif kinds.get(token) == "video":
+                index = next(videos)
+                expanded += self._video_ids(found["video_grid_thw"][index].tolist(), media.videos[index][1])
             else:
                 expanded += [token] * (counts[kinds[token]].pop(0) if token in kinds else 1)
         if media.use_audio_in_video:
@@ -117,10 +118,25 @@ class Oracle:
         ids: list[int] = self.tokenizer(text)["input_ids"]
         return ids
 
-    def _patches(self, frames: NDArray[np.uint8], bounds: tuple[int, int]) -> tuple[torch.Tensor, tuple[int, int, int]]:
+    def _size(self, frames: NDArray[np.uint8], bounds: tuple[int, int]) -> tuple[int, int]:
+        """The height and width that pictures are resized to."""
+        return smart_resize(*frames.shape[1:3], 2 * self.images.patch_size, *bounds)
+
+    def _clip_size(self, frames: NDArray[np.uint8], bounds: tuple[int, int]) -> tuple[int, int]:
+        return self._size(frames, bounds)
+
+    def _timing(self, timings: list[Any]) -> dict[str, Any]:
+        """What the model is told about the time of videos."""
+        return {"video_second_per_grid": torch.tensor([2 / fps for fps in timings])}
+
+    def _video_ids(self, grid: list[int], timing: Any) -> list[int]:
+        """What stands in place of a video."""
+        return [self.placeholders["video"]] * (int(np.prod(grid)) // MERGE)
+
+    def _patches(self, frames: NDArray[np.uint8], size: tuple[int, int]) -> tuple[torch.Tensor, tuple[int, int, int]]:
         """Patches of pictures that are resized as torchvision does it: uint8, bicubic, antialiased."""
-        _, height, width, _ = frames.shape
-        height, width = smart_resize(height, width, 28, *bounds)
+        height, width = size
+        side = self.images.patch_size
         pixels = torch.from_numpy(frames).permute(0, 3, 1, 2)
         if pixels.shape[2:] != (height, width):
             pixels = torch.nn.functional.interpolate(pixels, (height, width), mode="bicubic", antialias=True)
@@ -130,11 +146,11 @@ class Oracle:
             return done["pixel_values"], tuple(done["image_grid_thw"][0].tolist())
         if len(pictures) % 2:
             pictures.append(pictures[-1])
-        grid = (len(pictures) // 2, height // 14, width // 14)
+        grid = (len(pictures) // 2, height // side, width // side)
         single = [self.images(images=[picture], return_tensors="pt")["pixel_values"] for picture in pictures]
-        # an image's patch row repeats it over both instants: [3, 2, 14, 14]; a video's row takes one instant from each of two frames
+        # an image's patch row repeats it over both instants: [3, 2, side, side]; a video's takes one instant from each of two frames
         rows = [
-            torch.stack((first.view(-1, 3, 2, 196)[:, :, 0], second.view(-1, 3, 2, 196)[:, :, 1]), dim=2).reshape(len(first), -1)
+            torch.stack((first.view(-1, 3, 2, side**2)[:, :, 0], second.view(-1, 3, 2, side**2)[:, :, 1]), 2).reshape(len(first), -1)
             for first, second in zip(single[::2], single[1::2], strict=True)
         ]
         return torch.cat(rows), grid
@@ -161,6 +177,8 @@ def _pixels(processor_config: Path, default: tuple[int, int]) -> tuple[int, int]
     if not processor_config.exists():
         return default
     found = json.loads(processor_config.read_bytes())
+    if "size" in found:
+        return found["size"]["shortest_edge"], found["size"]["longest_edge"]
     return found["min_pixels"], found["max_pixels"]
 
 

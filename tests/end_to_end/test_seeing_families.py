@@ -11,13 +11,13 @@ import pytest
 
 from mmrt.tests.end_to_end.conftest import Server, launching
 from mmrt.tests.end_to_end.oracle import Media, check_argmax
-from mmrt.tests.end_to_end.seeing_oracle import SeeingOracle
+from mmrt.tests.end_to_end.seeing_oracle import SeeingOracle, TimedOracle
 from mmrt.tests.end_to_end.test_guidance import companion, guided
 from mmrt.tests.end_to_end.test_media import image_part, num_prompt_tokens, picture, text, video
 from mmrt.tests.end_to_end.test_prefill_alone import expected
 from mmrt.tests.end_to_end.test_prefix_cache import PAGE, Answer, whole_pages
 
-FAMILIES = ("qwen2_vl",)
+FAMILIES = {"qwen2_vl": SeeingOracle, "qwen3_vl": TimedOracle}
 PLAIN = {"image_url": "image", "video_url": "video"}
 
 
@@ -34,7 +34,7 @@ class Case(NamedTuple):
 @pytest.fixture(scope="module", params=FAMILIES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[..., Any]) -> Iterator[Case]:
     with launching(tmp_path_factory, checkpoints) as start:
-        yield Case(start(request.param), SeeingOracle(checkpoints(request.param)))
+        yield Case(start(request.param), FAMILIES[request.param](checkpoints(request.param)))
 
 
 def everything(case: Case) -> tuple[list[dict[str, Any]], Media]:

@@ -19,13 +19,14 @@ from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.make import checkpoint
 from mmrt.models.make.checkpoint import make_checkpoint
+from mmrt.models.make.tokenizer import write_tokenizer
 from mmrt.models.towers.dispatch import Towers
 from mmrt.models.towers.interface import TowerInput
 from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
 from mmrt.tests.threads import one_thread as one_thread
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-FAMILIES = ("qwen2_5_vl", "qwen2_5_omni", "qwen2_vl")
+FAMILIES = ("qwen2_5_vl", "qwen2_5_omni", "qwen2_vl", "qwen3_vl")
 PAGE_TOKENS = 16
 SECONDS = {"qwen2_5_omni": "video_second_per_grid", "qwen2_5_vl": "second_per_grid_ts"}
 FENCES = {
@@ -70,6 +71,8 @@ def sized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
     """How many parameters a shape of a family has, without its weights being made."""
 
     def ids_alone(out: Path, recipe: CheckpointRecipe) -> dict[str, int]:
+        num_added = len(recipe.special_tokens) + len(recipe.plain_tokens)
+        write_tokenizer(out, recipe._replace(vocab_size=256 + num_added, num_merges=0))
         return {text: recipe.vocab_size - 30 + i for i, text in enumerate([*recipe.special_tokens, *recipe.plain_tokens])}
 
     def count(family: str, shape: str) -> int:
@@ -90,6 +93,15 @@ class Prompt:
     spans: list[MediaSpan]
     rows: list[list[np.ndarray]]  # of each segment of each medium
     reference_inputs: dict[str, Any]
+
+    @property
+    def segments(self) -> Iterator[tuple[int, SegmentShape]]:
+        """Each with the place of its first token."""
+        for span in self.spans:
+            start = span.start
+            for segment in span.shape.segments:
+                yield start + len(segment.lead), segment
+                start += segment.num_prompt_tokens
 
     @property
     def has_sound_tracks(self) -> bool:
@@ -138,7 +150,7 @@ class Loaded:
             prompt.ids += [getattr(hf, FENCES[kind][0], 0) for kind in kinds]
             prompt.spans.append(MediaSpan(len(prompt.ids), part))
             for segment in part.segments:
-                prompt.ids += [config.placeholder_id(segment.kind)] * segment.num_tokens
+                prompt.ids += [*segment.lead, *([config.placeholder_id(segment.kind)] * segment.num_tokens), *segment.trail]
             prompt.ids += [getattr(hf, FENCES[kind][1], 0) for kind in reversed(kinds)]
             prompt.rows.append([self._random_rows(segment, rng) for segment in part.segments])
             for kind in kinds:
@@ -168,10 +180,9 @@ class Loaded:
         if prompt.has_sound_tracks:
             inputs["use_audio_in_video"] = True
         if not omni:
-            types_of = {"image": 1, "video": 2}
             types = torch.zeros_like(inputs["input_ids"])
-            for span in prompt.spans:
-                types[0, span.start : span.start + span.shape.num_tokens] = types_of[span.shape.kind]
+            for start, segment in prompt.segments:
+                types[0, start : start + segment.num_tokens] = {"image": 1, "video": 2}[segment.kind]
             inputs["mm_token_type_ids"] = types
         prompt.reference_inputs = inputs
         return prompt
@@ -188,22 +199,24 @@ class Loaded:
             for span, found in zip(prompt.spans, prompt.rows, strict=True)
         ]
 
-    def embed(self, lm: LanguageModel, prompt: Prompt) -> torch.Tensor:
-        embeds = lm.embed(torch.tensor(prompt.ids))
-        for span, rows in zip(prompt.spans, self.encode(prompt), strict=True):
-            embeds[span.start : span.start + span.shape.num_tokens] = torch.cat(rows)
-        return embeds
-
     def prompt_chunks(self, lm: LanguageModel, prompt: Prompt, positions: torch.Tensor, table: torch.Tensor, step: int) -> list[Chunk]:
         """``chunks`` of a prompt with its media."""
-        return self.chunks(self.embed(lm, prompt), positions, table, step)
+        embeds = lm.embed(torch.tensor(prompt.ids))
+        deep = torch.zeros(len(embeds), self.config.num_deep, embeds.shape[1])
+        rows = [rows for found in self.encode(prompt) for rows in found]
+        for (start, segment), its in zip(prompt.segments, rows, strict=True):
+            parts = its.view(segment.num_tokens, 1 + self.config.num_deep, -1)
+            embeds[start : start + segment.num_tokens], deep[start : start + segment.num_tokens] = parts[:, 0], parts[:, 1:]
+        return self.chunks(embeds, positions, table, step, deep if self.config.num_deep and prompt.spans else None)
 
     @staticmethod
-    def chunks(embeds: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, step: int) -> list[Chunk]:
+    def chunks(
+        embeds: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, step: int, deep: torch.Tensor | None = None
+    ) -> list[Chunk]:
         """The prompt but for its last token, in pieces of ``step`` tokens."""
         end = embeds.shape[0] - 1
         cuts = [(at, min(at + step, end)) for at in range(0, end, step)]
-        return [Chunk(embeds[a:b], positions[:, a:b], a, table) for a, b in cuts]
+        return [Chunk(embeds[a:b], positions[:, a:b], a, table, deep=None if deep is None else deep[a:b]) for a, b in cuts]
 
 
 @pytest.fixture(scope="session")
@@ -218,6 +231,7 @@ def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
             classes = {
                 "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
                 "qwen2_vl": "Qwen2VLForConditionalGeneration",
+                "qwen3_vl": "Qwen3VLForConditionalGeneration",
                 "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
             }
             reference = getattr(transformers, classes[family]).from_pretrained(path, dtype=torch.float32).eval()

@@ -13,6 +13,7 @@ from mmrt.models.config import NULL_TYPE, load_model_config, weight_bytes
 from mmrt.models.families.family import CheckpointRecipe
 from mmrt.models.families.registry import FAMILIES, family_named, family_of
 from mmrt.models.make.checkpoint import write_configs
+from mmrt.models.make.tokenizer import write_tokenizer
 
 BEGIN, END = "<!-- the table of families -->\n", "<!-- its end -->\n"
 CONTEXT = 8192
@@ -42,6 +43,7 @@ def _of_family(name: str, model_types: tuple[str, ...]) -> Iterator[tuple[str, .
 def _config(recipe: CheckpointRecipe) -> ModelConfig:
     added = (*recipe.special_tokens, *recipe.plain_tokens)
     with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(Path(folder), recipe._replace(vocab_size=256 + len(added), num_merges=0))
         write_configs(Path(folder), recipe, {token: at for at, token in enumerate(added)})
         return load_model_config(folder, "bfloat16")
 

@@ -35,11 +35,12 @@ def function_of_transformers(module: str, name: str) -> Callable[..., Any]:
     """A function out of a module of transformers that cannot be imported here: it wants torchvision, the function does not."""
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.origin is not None
-    tree = ast.parse((Path(spec.origin).parent / "models" / "qwen2_vl" / f"{module}.py").read_text())
+    tree = ast.parse((Path(spec.origin).parent / "models" / module.partition("processing_")[2] / f"{module}.py").read_text())
     (node,) = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name]
     for argument in node.args.args:
         argument.annotation = None
-    namespace: dict[str, Any] = {"math": math, "torch": torch}
+    node.returns = None
+    namespace: dict[str, Any] = {"math": math, "np": np, "torch": torch}
     exec(compile(ast.Module([node], []), module, "exec"), namespace)
     return namespace[name]
 

@@ -96,20 +96,25 @@ def test_towers_equal_transformers(loaded: Loaded, prompt: Prompt) -> None:
     inputs, model = prompt.reference_inputs, loaded.reference.model
     found = dict.fromkeys(("image", "video", "audio"), torch.empty(0, loaded.config.language.hidden_size))
     if "pixel_values" in inputs:
-        found["image"] = torch.cat(model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"]).pooler_output)
+        found["image"] = rows_of(model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"]))
     if "pixel_values_videos" in inputs:
-        videos = model.get_video_features(inputs["pixel_values_videos"], inputs["video_grid_thw"])
-        found["video"] = torch.cat(videos.pooler_output)
+        found["video"] = rows_of(model.get_video_features(inputs["pixel_values_videos"], inputs["video_grid_thw"]))
     if "input_features" in inputs:
         found["audio"] = model.get_audio_features(inputs["input_features"], inputs["feature_attention_mask"]).last_hidden_state
     ours: dict[str, list[torch.Tensor]] = {kind: [] for kind in found}
     for span, segments in zip(prompt.spans, loaded.encode(prompt), strict=True):
-        assert sum(len(rows) for rows in segments) == span.shape.num_tokens
         for part, rows in zip(span.shape.segments, segments, strict=True):
+            assert len(rows) == part.num_tokens
             ours[part.kind].append(rows)
     for kind, expected in found.items():
         if expected.numel():
             torch.testing.assert_close(torch.cat(ours[kind]), expected, rtol=1e-4, atol=1e-4)
+
+
+def rows_of(features: Any) -> torch.Tensor:
+    """What a vision tower gives for each token: the embedding, and behind it what deepstack adds."""
+    deep = [torch.cat(parts) for parts in getattr(features, "deepstack_features", None) or ()]
+    return torch.cat([torch.cat(features.pooler_output), *deep], 1)
 
 
 @pytest.mark.parametrize("step", [16, 4096])

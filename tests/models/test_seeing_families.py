@@ -1,4 +1,4 @@
-"""Qwen2-VL beside transformers: what test_oracle does not see. Its processors, its checkpoints' files and names, and greedy answers."""
+"""Families that see, beside transformers: what test_oracle does not tell. Processors, checkpoints' files and names, greedy answers."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from mmrt.models.errors import CheckpointError
 from mmrt.models.families.registry import family_of
 from mmrt.tests.media.processor_reference import processed
 
-FAMILIES = ("qwen2_vl",)
+FAMILIES = ("qwen2_vl", "qwen3_vl")
 PICTURES = ((1, 1), (3, 500), (28, 29), (33, 21), (97, 203), (150, 31), (200, 1), (224, 224), (311, 97), (640, 480), (517, 1023))
 CLIPS = ((1, 30, 40), (2, 57, 33), (3, 64, 96), (4, 120, 160), (5, 20, 300), (7, 41, 43), (8, 8, 8), (9, 91, 17), (6, 250, 333))
 
@@ -35,20 +35,25 @@ def noise(*shape: int) -> np.ndarray:
 MEDIA = {f"image{size}": noise(*size, 3) for size in PICTURES} | {f"video{size}": noise(*size, 3) for size in CLIPS}
 
 
+def media_of(family: str) -> dict[str, np.ndarray]:
+    """What its processors take: Qwen3-VL's refuse clips of one frame."""
+    return {name: pixels for name, pixels in MEDIA.items() if family != "qwen3_vl" or not name.startswith("video(1,")}
+
+
 @pytest.fixture(scope="module")
 def references(checkpoints: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, np.ndarray]]:
-    """What the processors of a family's checkpoint make of ``MEDIA``."""
+    """What the processors of a family's checkpoint make of ``media_of`` it."""
     found: dict[str, dict[str, np.ndarray]] = {}
 
     def get(family: str) -> dict[str, np.ndarray]:
         if family not in found:
-            found[family] = processed(MEDIA, tmp_path_factory.mktemp("reference"), checkpoints(family))
+            found[family] = processed(media_of(family), tmp_path_factory.mktemp("reference"), checkpoints(family))
         return found[family]
 
     return get
 
 
-@pytest.mark.parametrize("name", MEDIA)
+@pytest.mark.parametrize(("family", "name"), [(family, name) for family in FAMILIES for name in media_of(family)])
 def test_grids_tokens_and_pixels_are_the_processors(checkpoints: Any, references: Any, family: str, name: str) -> None:
     config, pixels = load_model_config(checkpoints(family)), MEDIA[name]
     rules, grid = config.vision_rules, references(family)[f"{name}_grid"].tolist()
@@ -101,6 +106,18 @@ REFUSED: dict[str, dict[str, tuple[object, str]]] = {
         "text_config__rope_parameters": ({"rope_type": "yarn"}, "rope_type is 'yarn', expected 'default' or 'mrope'"),
         "image_token_id": (5000, "image placeholder id is 5000, outside the vocabulary of 1216"),
     },
+    "qwen3_vl": {
+        "vision_config__hidden_act": ("gelu", "vision_config.hidden_act is 'gelu', expected 'gelu_pytorch_tanh'"),
+        "vision_config__out_hidden_size": (64, r"vision_config.out_hidden_size is 64, expected the decoder's hidden_size \(128\)"),
+        "vision_config__num_position_embeddings": (150, "num_position_embeddings is 150, expected the square of a number"),
+        "vision_config__deepstack_visual_indexes": ([0, 3, 5], r"\[0, 3, 5\], expected ascending numbers below depth \(5\)"),
+        "text_config__rope_parameters": ({"rope_type": "yarn"}, "rope_type is 'yarn', expected 'default' or 'mrope'"),
+        "text_config__rope_parameters__mrope_section": ([12, 10, 9], r"\[12, 10, 9\], expected three numbers that sum to .* = 32"),
+        "text_config__rope_parameters__mrope_interleaved": (False, "mrope_interleaved is false; only axes that take turns"),
+        "vision_start_token_id": (1216, "vision_start_token_id is 1216, outside the vocabulary of 1216"),
+        "vision_end_token_id": (5000, "vision_end_token_id is 5000, outside the vocabulary of 1216"),
+        "text_config__vocab_size": (80, "is .*, outside the vocabulary of 80"),
+    },
 }
 
 
@@ -135,16 +152,18 @@ def test_processor_files_of_transformers_4_and_5(directory: Callable[..., Path],
     path = directory(family)
     for file in path.glob("*processor_config.json"):
         file.unlink()
-    (path / "preprocessor_config.json").write_text('{"min_pixels": 5000, "max_pixels": 90000}')
-    video = {"size": {"shortest_edge": 6000, "longest_edge": 200000}, "fps": 1, "min_frames": 6, "max_frames": 60}
+    colours = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4]}
+    (path / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 5000, "max_pixels": 90000, **colours}))
+    video = {"size": {"shortest_edge": 6000, "longest_edge": 200000}, "fps": 1, "min_frames": 6, "max_frames": 60, **colours}
     (path / "video_preprocessor_config.json").write_text(json.dumps(video))
     expected = rules_of(path)
     assert (expected.min_pixels, expected.max_pixels) == (5000, 90000)
     assert (expected.video_min_pixels, expected.video_max_pixels) == (6000, 200000)
     assert (expected.fps, expected.min_frames, expected.max_frames) == (1.0, 6, 60)
+    assert (expected.image_mean, expected.image_std) == ((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
     for file in path.glob("*processor_config.json"):
         file.unlink()
-    image = {"size": {"shortest_edge": 5000, "longest_edge": 90000}}
+    image = {"size": {"shortest_edge": 5000, "longest_edge": 90000}, **colours}
     (path / "processor_config.json").write_text(json.dumps({"image_processor": image, "video_processor": video}))
     assert rules_of(path) == expected
 
@@ -196,6 +215,12 @@ def test_greedy_tokens_equal_those_of_generate(models: Callable[[str], Any], fam
     assert said == expected
 
 
-@pytest.mark.parametrize(("family", "shape", "billions"), [("qwen2_vl", "2b", 2.2), ("qwen2_vl", "7b", 8.3), ("qwen2_vl", "72b", 73.4)])
+@pytest.mark.parametrize(
+    ("family", "shape", "billions"),
+    [
+        *(("qwen2_vl", *size) for size in (("2b", 2.2), ("7b", 8.3), ("72b", 73.4))),
+        *(("qwen3_vl", *size) for size in (("2b", 2.13), ("4b", 4.44), ("8b", 8.77), ("32b", 33.4))),
+    ],
+)
 def test_published_shapes_have_their_published_size(sized: Callable[..., float], family: str, shape: str, billions: float) -> None:
     assert sized(family, shape) / 1e9 == pytest.approx(billions, rel=0.02)

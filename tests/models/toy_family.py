@@ -105,7 +105,9 @@ def sample_frames(config: ModelConfig, total_frames: int, fps: float) -> np.ndar
     raise UnsupportedMediaError("this model takes no video")
 
 
-def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> ItemShape:
+def video_item(
+    config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float, times_s: Sequence[float] = ()
+) -> ItemShape:
     raise UnsupportedMediaError("this model takes no video")
 
 

@@ -17,7 +17,7 @@ from mmrt.cli.replay_worker import Replay
 from mmrt.models.architecture import DType, KvDType, ModelConfig
 from mmrt.models.checkpoint.weights import attach_weights, torch_dtype, write_weights
 from mmrt.models.config import load_model_config
-from mmrt.models.errors import CheckpointError
+from mmrt.models.families.qwen2_5 import vision_tower
 from mmrt.models.families.qwen2_5.triton_vision import TritonVisionOperations
 from mmrt.models.lm.decode_graphs import DecodeGraphs, StepInputs, bucket_of
 from mmrt.models.lm.language_model import LanguageModel
@@ -91,14 +91,15 @@ def test_a_vision_tower_sees_the_same_by_kernels(
 def by_kernels(towers: Towers, config: ModelConfig) -> Towers:
     """What ``Towers`` does on a CUDA device."""
     assert config.vision is not None
-    head_dim = config.vision.hidden_size // config.vision.num_heads
-    towers._towers["image"].operations = TritonVisionOperations(head_dim)  # type: ignore[attr-defined]
+    towers._towers["image"].operations = TritonVisionOperations()  # type: ignore[attr-defined]
     return towers
 
 
-def test_heads_of_a_tower_that_the_kernels_cannot_do_are_refused() -> None:
-    with pytest.raises(CheckpointError, match="size of 72.* one of 16, 32"):
-        TritonVisionOperations(72)
+def test_heads_of_a_tower_that_the_kernels_cannot_do_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vision_tower, "TorchVisionOperations", lambda device: device)
+    cuda = torch.device("cuda", 1)
+    assert vision_tower.operations_for(72, torch.bfloat16, cuda) == cuda
+    assert isinstance(vision_tower.operations_for(80, torch.bfloat16, cuda), TritonVisionOperations)
 
 
 def test_embedding_rows_come_back_through_device_pages(

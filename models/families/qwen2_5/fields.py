@@ -1,5 +1,7 @@
 """Checkpoint reading shared by Qwen's families that see and hear: the fields of decoder, towers and processors."""
 
+from typing import Any
+
 import msgspec
 
 from ...architecture import AudioConfig, AudioRules, LanguageConfig, RopeConfig, VisionConfig, VisionRules
@@ -12,17 +14,22 @@ def parse_language(text: JsonObject, tie: bool) -> LanguageConfig:
     mixer = parse_attention(text)
     if text.has("use_sliding_window") and text.boolean("use_sliding_window"):
         raise text.error("use_sliding_window", "is true; sliding-window attention is not supported")
+    theta, section = parse_mrope(text, mixer.head_dim // 2, default_theta=1e6, default_section=(16, 24, 24))
+    axes = tuple(axis for axis, count in enumerate(section) for _ in range(count))
+    return parse_decoder(text, msgspec.structs.replace(mixer, bias=True, output_bias=False), RopeConfig(theta=theta, axes=axes), tie)
+
+
+def parse_mrope(text: JsonObject, pairs: int, default_theta: float, default_section: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
+    """Theta, and how many of a head's ``pairs`` turn by each axis (t, h, w). Raises CheckpointError."""
     rope = text.object("rope_parameters", "rope_scaling")
     kind = rope.text("rope_type", "type", default="default")
     if kind not in ("default", "mrope"):
         raise rope.error("rope_type", f"is {kind!r}, expected 'default' or 'mrope'")
-    section, pairs = rope.integers("mrope_section", default=(16, 24, 24), least=0), mixer.head_dim // 2
+    section = rope.integers("mrope_section", default=default_section, least=0)
     if len(section) != 3 or sum(section) != pairs:
         raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to head_dim / 2 = {pairs}")
     theta = rope if rope.has("rope_theta") else text
-    axes = tuple(axis for axis, count in enumerate(section) for _ in range(count))
-    turn = RopeConfig(theta=theta.number("rope_theta", default=1e6), axes=axes)
-    return parse_decoder(text, msgspec.structs.replace(mixer, bias=True, output_bias=False), turn, tie)
+    return theta.number("rope_theta", default=default_theta), section
 
 
 def parse_vision(vision: JsonObject, hidden_size: int, split_qkv: bool = False) -> VisionConfig:
@@ -40,10 +47,11 @@ def parse_vision(vision: JsonObject, hidden_size: int, split_qkv: bool = False) 
 
 
 def parse_tower(
-    vision: JsonObject, hidden_size: int, inner: int, width: str = "hidden_size", output: str = "out_hidden_size"
+    vision: JsonObject, hidden_size: int, inner: int, width: str = "hidden_size", output: str = "out_hidden_size", patch: int = 14
 ) -> VisionConfig:
     """The sizes that all of Qwen's vision towers have. ``inner``: of their feed-forwards; ``width``, ``output``: the names
-    of the tower's width and of that of its rows. Raises CheckpointError if they do not fit the decoder's ``hidden_size``."""
+    of the tower's width and of that of its rows; ``patch``: its patches' side if the file has none. Raises CheckpointError if they do
+    not fit the decoder's ``hidden_size``."""
     rope = vision.object("rope_parameters")
     if (theta := rope.number("rope_theta", default=10000.0)) != 10000.0:
         raise rope.error("rope_theta", f"is {theta:g}, expected 10000 in a tower")
@@ -53,7 +61,7 @@ def parse_tower(
         intermediate_size=inner,
         num_heads=vision.integer("num_heads", "num_attention_heads", default=16),
         in_channels=vision.integer("in_channels", "in_chans", default=3, least=3, most=3),
-        patch_size=vision.integer("patch_size", "spatial_patch_size", default=14),
+        patch_size=vision.integer("patch_size", "spatial_patch_size", default=patch),
         temporal_patch_size=vision.integer("temporal_patch_size", default=2),
         merge_size=vision.integer("spatial_merge_size", default=2),
         out_hidden_size=vision.integer(output, default=hidden_size),
@@ -91,7 +99,21 @@ def parse_audio(audio: JsonObject, hidden_size: int) -> AudioConfig:
 
 
 def parse_vision_rules(files: CheckpointFiles, vision: VisionConfig, video_falls_back: bool) -> VisionRules:
-    """Rules of the image and video processors.
+    """Rules of Qwen2's and Qwen2.5's image and video processors; ``video_falls_back`` as in ``processors``."""
+    image, video, sized = processors(files, video_falls_back)
+    base, video_size = VisionRules(), sized.object("size")
+    rules = image_rules(image, vision, base)
+    return msgspec.structs.replace(
+        rules,
+        video_min_pixels=_edge(sized, video_size, "min_pixels", "shortest_edge", base.video_min_pixels),
+        video_max_pixels=_edge(sized, video_size, "max_pixels", "longest_edge", base.video_max_pixels),
+        video_total_pixels=_total_pixels(video, vision),
+        **sampling(video),
+    )
+
+
+def processors(files: CheckpointFiles, video_falls_back: bool) -> tuple[JsonObject, JsonObject, JsonObject]:
+    """The fields of the image processor, those of the video processor, and where the latter's sizes are.
 
     ``video_falls_back``: without a video file, the image file also applies to videos. If False, transformers' processor sets the
     sizes of videos itself, whatever processor_config.json says; a video file still applies here.
@@ -106,20 +128,20 @@ def parse_vision_rules(files: CheckpointFiles, vision: VisionConfig, video_falls
         video = nested.object("video_processor")
         sized = video if video_falls_back else sized
     empty = JsonObject({}, "defaults")
-    image, video, sized, base = image or empty, video or empty, sized or empty, VisionRules()
-    size, video_size = image.object("size"), sized.object("size")
-    rules = VisionRules(
+    return image or empty, video or empty, sized or empty
+
+
+def image_rules(image: JsonObject, vision: VisionConfig, base: VisionRules) -> VisionRules:
+    """``base`` with the tower's sizes and the image processor's bounds and colours. Raises CheckpointError if it cuts other patches
+    than the tower takes."""
+    size = image.object("size")
+    rules = msgspec.structs.replace(
+        base,
         patch_size=vision.patch_size,
         temporal_patch_size=vision.temporal_patch_size,
         merge_size=vision.merge_size,
         min_pixels=_edge(image, size, "min_pixels", "shortest_edge", base.min_pixels),
         max_pixels=_edge(image, size, "max_pixels", "longest_edge", base.max_pixels),
-        video_min_pixels=_edge(sized, video_size, "min_pixels", "shortest_edge", base.video_min_pixels),
-        video_max_pixels=_edge(sized, video_size, "max_pixels", "longest_edge", base.video_max_pixels),
-        video_total_pixels=_total_pixels(video, vision),
-        fps=video.number("fps", default=base.fps),
-        min_frames=video.integer("min_frames", default=base.min_frames),
-        max_frames=video.integer("max_frames", default=base.max_frames),
         image_mean=image.colour("image_mean", default=base.image_mean),
         image_std=image.colour("image_std", default=base.image_std),
     )
@@ -127,6 +149,16 @@ def parse_vision_rules(files: CheckpointFiles, vision: VisionConfig, video_falls
         if image.integer(name, default=expected) != expected:
             raise image.error(name, f"is {image.integer(name)}, but the vision tower has {expected}")
     return rules
+
+
+def sampling(video: JsonObject) -> dict[str, Any]:
+    """The rules by which frames are taken."""
+    base = VisionRules()
+    return {
+        "fps": video.number("fps", default=base.fps),
+        "min_frames": video.integer("min_frames", default=base.min_frames),
+        "max_frames": video.integer("max_frames", default=base.max_frames),
+    }
 
 
 def _edge(processor: JsonObject, size: JsonObject, old: str, new: str, default: int) -> int:

@@ -31,7 +31,7 @@ class Dimensions(NamedTuple):
     num_merges: int
     tie: bool
     text: dict[str, int]
-    vision: dict[str, int]
+    vision: dict[str, Any]
     audio: dict[str, int] = {}
     full_attention_every: int = 0
 

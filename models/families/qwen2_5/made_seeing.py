@@ -1,6 +1,7 @@
 """Made checkpoints of the families that see, and do not hear: their tokens, chat template and config.json."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ..family import CheckpointRecipe
@@ -14,9 +15,15 @@ CHAT_TEMPLATE = chat_template("<|vision_start|>", "<|vision_end|>", "<|image_pad
 
 
 def recipe(
-    dimensions: Dimensions, family: str, architecture: str, vision: Mapping[str, Any], processors: Mapping[str, dict[str, Any]]
+    dimensions: Dimensions,
+    family: str,
+    architecture: str,
+    vision: Mapping[str, Any],
+    processors: Mapping[str, dict[str, Any]],
+    text: Mapping[str, Any] = MappingProxyType({}),
 ) -> CheckpointRecipe:
-    """A checkpoint of these sizes, whose ``vision_config`` is ``vision``; ``processors`` are the processors' files by name."""
+    """A checkpoint of these sizes, whose ``vision_config`` is ``vision``; ``processors`` are the processors' files by name, ``text``
+    fields of ``text_config`` that are not as Qwen2's."""
 
     def files(ids: Mapping[str, int]) -> dict[str, dict[str, Any]]:
         config = {
@@ -28,7 +35,7 @@ def recipe(
             "video_token_id": ids["<|video_pad|>"],
             "vision_start_token_id": ids["<|vision_start|>"],
             "vision_end_token_id": ids["<|vision_end|>"],
-            "text_config": text_config(dimensions, ids, f"{family}_text"),
+            "text_config": {**text_config(dimensions, ids, f"{family}_text"), **text},
             "vision_config": {"model_type": f"{family}_vision", **vision},
         }
         return {**processors, "config.json": config, "generation_config.json": generation_config(ids)}

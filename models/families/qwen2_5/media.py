@@ -53,7 +53,7 @@ def image_item(config: ModelConfig, height: int, width: int) -> ItemShape:
     factor = rules.patch_size * rules.merge_size
     h, w = smart_resize(height, width, factor, rules.min_pixels, rules.max_pixels)
     grid = (1, h // rules.patch_size, w // rules.patch_size)
-    segment = _vision_segment(rules, "image", grid)
+    segment = vision_segment(rules, "image", grid)
     return ItemShape(kind="image", grid=grid, num_tokens=segment.num_tokens, segments=[segment])
 
 
@@ -101,10 +101,11 @@ def video_segments(rules: VisionRules, grid: tuple[int, int, int]) -> list[Segme
     """Frames in segments of whole temporal patches: attention never crosses a temporal patch (FC5)."""
     t, h, w = grid
     per_segment = max(1, MAX_SEGMENT_PATCHES // (h * w))
-    return [_vision_segment(rules, "video", (min(per_segment, t - at), h, w)) for at in range(0, t, per_segment)]
+    return [vision_segment(rules, "video", (min(per_segment, t - at), h, w)) for at in range(0, t, per_segment)]
 
 
-def _vision_segment(rules: VisionRules, kind: MediaKind, grid: tuple[int, int, int]) -> SegmentShape:
+def vision_segment(rules: VisionRules, kind: MediaKind, grid: tuple[int, int, int]) -> SegmentShape:
+    """A picture, or whole temporal patches of a video."""
     num_rows = math.prod(grid)
     num_tokens = num_rows // rules.merge_size**2
     return SegmentShape(kind=kind, grid=grid, num_rows=num_rows, row_bytes=rules.row_bytes, num_tokens=num_tokens)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....schema.media import ItemShape, MediaKind, MediaSpan
-from ...architecture import LanguageConfig, ModelConfig, VisionConfig
+from ...architecture import LanguageConfig, ModelConfig, VisionConfig, VisionRules
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...errors import UnsupportedMediaError
 from ..fields import parse_dtype, parse_eos
@@ -25,9 +25,11 @@ def parse_config(
     family: str,
     parse_text: Callable[[JsonObject, bool], LanguageConfig],
     parse_tower: Callable[[JsonObject, int], VisionConfig],
+    parse_rules: Callable[[CheckpointFiles, VisionConfig], VisionRules],
 ) -> ModelConfig:
     """Map config.json, nested (text_config) or flat, of a model that sees pictures and videos. ``parse_text`` gets the decoder's fields
-    and whether its embeddings are tied, ``parse_tower`` the tower's fields and the decoder's width. Raises CheckpointError."""
+    and whether its embeddings are tied, ``parse_tower`` the tower's fields and the decoder's width, ``parse_rules`` the files and the
+    tower. Raises CheckpointError."""
     config = files.required("config.json")
     text = config.object("text_config") if config.has("text_config") else config
     tie = config.boolean("tie_word_embeddings", default=False) or text.boolean("tie_word_embeddings", default=False)
@@ -40,13 +42,20 @@ def parse_config(
         max_context=text.integer("max_position_embeddings", default=32768),
         eos_token_ids=parse_eos(files, config, text),
         vision=vision,
-        vision_rules=fields.parse_vision_rules(files, vision, video_falls_back=True),
+        vision_rules=parse_rules(files, vision),
         image_token_id=config.integer("image_token_id", default=151655, least=0),
         video_token_id=config.integer("video_token_id", default=151656, least=0),
     )
 
 
-def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> ItemShape:
+def parse_rules(files: CheckpointFiles, vision: VisionConfig) -> VisionRules:
+    """Rules of Qwen2's and Qwen2.5's processors."""
+    return fields.parse_vision_rules(files, vision, video_falls_back=True)
+
+
+def video_item(
+    config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float, times_s: Sequence[float] = ()
+) -> ItemShape:
     """Seconds per temporal patch follow the actual sampling rate of the frames."""
     rules = media.vision_rules(config, "video")
     return media.video_item_of(rules, media.video_grid(rules, num_frames, height, width), rules.temporal_patch_size / sampled_fps)

@@ -24,10 +24,14 @@ def vision_specs(vision: VisionConfig) -> Iterator[TensorSpec]:
     hidden, inner = vision.hidden_size, vision.intermediate_size
     patch = (vision.in_channels, vision.temporal_patch_size, vision.patch_size, vision.patch_size)
     yield same("vision.patch_embed.proj.weight", hidden, *patch)
+    if vision.patch_bias:
+        yield same("vision.patch_embed.proj.bias", hidden)
+    if vision.position_side:
+        yield same("vision.pos_embed.weight", vision.position_side**2, hidden)
     for i in range(vision.depth):
         block = f"vision.blocks.{i}."
-        yield from _norm(vision, f"{block}norm1")
-        yield from _norm(vision, f"{block}norm2")
+        yield from _norm(vision, f"{block}norm1", hidden)
+        yield from _norm(vision, f"{block}norm2", hidden)
         if vision.split_qkv:
             for part in "qkv":
                 yield from linear(f"{block}attn.{part}", hidden, hidden)
@@ -39,15 +43,17 @@ def vision_specs(vision: VisionConfig) -> Iterator[TensorSpec]:
         yield from linear(f"{block}mlp.up_proj", inner, hidden)
         yield from linear(f"{block}mlp.down_proj", hidden, inner)
     merged = hidden * vision.merge_size**2
-    yield from _norm(vision, "vision.merger.ln_q")
-    yield from linear("vision.merger.mlp.0", merged, merged)
-    yield from linear("vision.merger.mlp.2", vision.out_hidden_size, merged)
+    mergers = {"vision.merger": hidden, **{f"vision.deepstack_merger_list.{i}": merged for i in range(len(vision.deepstack_blocks))}}
+    for merger, normed in mergers.items():
+        yield from _norm(vision, f"{merger}.ln_q", normed)
+        yield from linear(f"{merger}.mlp.0", merged, merged)
+        yield from linear(f"{merger}.mlp.2", vision.out_hidden_size, merged)
 
 
-def _norm(vision: VisionConfig, name: str) -> Iterator[TensorSpec]:
-    yield same(f"{name}.weight", vision.hidden_size)
+def _norm(vision: VisionConfig, name: str, width: int) -> Iterator[TensorSpec]:
+    yield same(f"{name}.weight", width)
     if vision.norm == "layer":
-        yield same(f"{name}.bias", vision.hidden_size)
+        yield same(f"{name}.bias", width)
 
 
 def audio_specs(audio: AudioConfig) -> Iterator[TensorSpec]:

@@ -6,19 +6,17 @@ from torch import Tensor
 from ....triton_kernels.rms_norm import add_rms_norm, rms_norm
 from ....triton_kernels.silu_mul import silu_mul_pair
 from ....triton_kernels.vision_attention import HEAD_DIMS, attend, rotate
-from ...errors import CheckpointError
 from ...towers.sequences import Sequences
 from .vision_operations import EPSILON, Norm, layer_norm
 
+__all__ = ["HEAD_DIMS", "TritonVisionOperations"]
+
 
 class TritonVisionOperations:
-    """``VisionOperations``; each is one launch, a LayerNorm torch's, and nothing is read back from the device."""
+    """``VisionOperations`` for heads of ``HEAD_DIMS``; each is one launch, a LayerNorm torch's, and nothing is read back from the
+    device."""
 
-    def __init__(self, head_dim: int) -> None:
-        """Raises: CheckpointError for a size of heads that the kernels do not support."""
-        if head_dim not in HEAD_DIMS:
-            sizes = ", ".join(map(str, HEAD_DIMS))
-            raise CheckpointError(f"the vision tower's heads have a size of {head_dim}, on a CUDA device it must be one of {sizes}")
+    def __init__(self) -> None:
         self.begin(torch.empty(0, 0))
 
     def begin(self, angles: Tensor) -> None:

@@ -5,6 +5,7 @@ A token is merge_size x merge_size patches that stand together; its patches foll
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -23,33 +24,58 @@ class Geometry(NamedTuple):
     positions: Tensor  # int64 [T, 2]: row and column of each patch in its frame, in the order of windows
     windows: Sequences
     frames: Sequences
+    taps: Tensor  # int64 [T, 4]: rows of the table of positions around each patch, if there is one
+    tap_weights: Tensor  # float32 [T, 4]
+
+    def interpolated(self, table: Tensor) -> Tensor:
+        """The learned positions of the patches, float32 [T, hidden], from a table [side ** 2, hidden]."""
+        weights = self.tap_weights.unsqueeze(2)
+        total = table[self.taps[:, 0]] * weights[:, 0]
+        for tap in range(1, 4):
+            total += table[self.taps[:, tap]] * weights[:, tap]
+        return total
+
+
+class _Frame(NamedTuple):
+    """One frame. ``order``: its tokens window by window; the rest in that order."""
+
+    order: NDArray[np.int64]
+    places: NDArray[np.int64]  # row and column of each patch
+    window_tokens: NDArray[np.int64]
+    taps: NDArray[np.int64]
+    tap_weights: NDArray[np.float32]
 
 
 def geometry(grids: Sequence[tuple[int, int, int]], config: VisionConfig, device: torch.device) -> Geometry:
     """Of items of (frames, rows of patches, columns of patches) each; rows and columns are multiples of merge_size."""
-    orders, positions, window_lengths, frame_lengths = [], [], [], []
-    num_tokens, merged = 0, config.merge_size**2
+    orders, parts, frame_lengths = list[NDArray[np.int64]](), list[_Frame](), list[NDArray[np.int64]]()
+    num_tokens = 0
     for num_frames, height, width in grids:
-        order, places, lengths = _frame(height // config.merge_size, width // config.merge_size, config)
-        frames = np.arange(num_frames)[:, None] * len(order) + num_tokens
-        orders.append((frames + order).ravel())
-        positions.append(np.tile(places, (num_frames, 1)))
-        window_lengths.append(np.tile(lengths * merged, num_frames))
+        frame = _frame(height // config.merge_size, width // config.merge_size, config)
+        frames = np.arange(num_frames)[:, None] * len(frame.order) + num_tokens
+        orders.append((frames + frame.order).ravel())
+        parts += [frame] * num_frames
         frame_lengths.append(np.full(num_frames, height * width))
-        num_tokens += num_frames * len(order)
+        num_tokens += num_frames * len(frame.order)
+
+    def joined(field: str) -> Tensor:
+        return torch.from_numpy(np.concatenate([getattr(part, field) for part in parts])).to(device)
+
+    windows = np.concatenate([part.window_tokens for part in parts]) * config.merge_size**2
     return Geometry(
         torch.from_numpy(np.concatenate(orders)).to(device),
-        torch.from_numpy(np.concatenate(positions)).to(device),
-        Sequences.of(np.concatenate(window_lengths), device),
+        joined("places"),
+        Sequences.of(windows, device),
         Sequences.of(np.concatenate(frame_lengths), device),
+        joined("taps"),
+        joined("tap_weights"),
     )
 
 
-def _frame(rows: int, columns: int, config: VisionConfig) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Of a frame of rows x columns tokens: the tokens window by window, positions of their patches, tokens of each window.
-
-    The largest windows are first: windows of one size are computed together, and no window sees another.
-    """
+@lru_cache(maxsize=32)
+def _frame(rows: int, columns: int, config: VisionConfig) -> _Frame:
+    """Of a frame of rows x columns tokens. The largest windows are first: windows of one size are computed together, and no window sees
+    another."""
     merge = config.merge_size
     side = config.window_size // merge // config.patch_size or max(rows, columns)
     row, column = (axis.ravel() for axis in np.indices((rows, columns)))
@@ -58,4 +84,19 @@ def _frame(rows: int, columns: int, config: VisionConfig) -> tuple[NDArray[np.in
     order = np.lexsort((window, -sizes[window]))
     patch_row, patch_column = (axis.ravel() for axis in np.indices((merge, merge)))
     places = np.stack((row[order, None] * merge + patch_row, column[order, None] * merge + patch_column), axis=-1).reshape(-1, 2)
-    return order, places, -np.sort(-sizes)
+    return _Frame(order, places, -np.sort(-sizes), *_taps(places, (rows * merge, columns * merge), config.position_side))
+
+
+def _taps(places: NDArray[np.int64], size: tuple[int, int], side: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The four entries of a table of side x side positions around each patch, and their weights. Corners of frame and table meet."""
+    if not side:
+        return np.empty((0, 4), np.int64), np.empty((0, 4), np.float32)
+    last = np.array([max(length - 1, 1) for length in size], np.float32)
+    exact = places.astype(np.float32) * np.float32(side - 1) / last
+    lower = np.floor(exact)
+    share = exact - lower
+    index = lower.astype(np.int64)
+    rows, columns = (np.stack((index[:, axis], np.minimum(index[:, axis] + 1, side - 1)), 1) for axis in (0, 1))
+    row_weights, column_weights = (np.stack((1 - share[:, axis], share[:, axis]), 1) for axis in (0, 1))
+    taps = (rows[:, :, None] * side + columns[:, None, :]).reshape(-1, 4)
+    return taps, (row_weights[:, :, None] * column_weights[:, None, :]).reshape(-1, 4)

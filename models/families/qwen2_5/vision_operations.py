@@ -1,4 +1,4 @@
-"""The vision tower's operations between its matrix products, by device: the interface, and torch's version on the CPU.
+"""The vision tower's operations between its matrix products, by device: the interface, and torch's version.
 
 A norm with a bias is a LayerNorm, one without an RMSNorm.
 
@@ -58,11 +58,11 @@ class VisionOperations(Protocol):
         ...
 
 
-class CpuVisionOperations:
+class TorchVisionOperations:
     """``VisionOperations`` one by one, in torch."""
 
-    def __init__(self) -> None:
-        self._epsilon = torch.tensor(EPSILON)
+    def __init__(self, device: torch.device) -> None:
+        self._epsilon = torch.tensor(EPSILON, device=device)
         self.begin(torch.empty(0, 0))
 
     def begin(self, angles: Tensor) -> None:

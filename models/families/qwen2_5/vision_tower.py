@@ -20,7 +20,7 @@ from ...towers.interface import TowerInput
 from ...towers.linear import Linear
 from ...towers.sequences import Sequences
 from .vision_geometry import Geometry, geometry
-from .vision_operations import CpuVisionOperations, Norm, VisionOperations
+from .vision_operations import Norm, TorchVisionOperations, VisionOperations
 
 _ROPE_THETA = 10_000.0
 _QUICK = 1.702
@@ -30,8 +30,7 @@ class VisionTower:
     """The tower, computing where its weights lie."""
 
     def __init__(self, model: ModelConfig, weights: dict[str, Tensor], device: torch.device) -> None:
-        """Uses those ``weights`` whose names start with ``vision.``. Raises: CheckpointError for a size of heads that the device's
-        kernels do not support."""
+        """Uses those ``weights`` whose names start with ``vision.``."""
         assert model.vision is not None and model.vision_rules is not None
         config, rules = model.vision, model.vision_rules
         head_dim = config.hidden_size // config.num_heads
@@ -40,9 +39,12 @@ class VisionTower:
         self._mean = (torch.tensor(rules.image_mean) * 255).repeat_interleave(frame).to(device)
         self._std = (torch.tensor(rules.image_std) * 255).repeat_interleave(frame).to(device)
         patch_embed = weights["vision.patch_embed.proj.weight"].flatten(1)
-        self._patch_embed, self._dtype = Linear(patch_embed, None), patch_embed.dtype
+        self._patch_embed = Linear(patch_embed, weights.get("vision.patch_embed.proj.bias"))
+        self._dtype = patch_embed.dtype
+        self._table = weights["vision.pos_embed.weight"] if config.position_side else None
         self._blocks = [_Block(config, weights, i) for i in range(config.depth)]
-        self._merger = [Linear.of(weights, f"vision.merger.mlp.{i}") for i in (0, 2)]
+        self._merger = _Merger(weights, "vision.merger")
+        self._deep = [_DeepMerger(weights, f"vision.deepstack_merger_list.{i}") for i in range(len(config.deepstack_blocks))]
         # On the CPU as in transformers, so that the angles are the same.
         axis_dim = head_dim // 2
         frequencies = 1.0 / _ROPE_THETA ** (torch.arange(0, axis_dim, 2, dtype=torch.float32) / axis_dim)
@@ -55,22 +57,26 @@ class VisionTower:
         return list(torch.split(tokens, [t * h * w // self._config.merge_size**2 for t, h, w in grids]))
 
     def forward(self, rows: Tensor, places: Geometry, after_layer: AfterLayer | None = None) -> Tensor:
-        """Embedding rows [tokens, out_hidden] of normalised ``rows`` [T, row size], in the weights' dtype."""
+        """Embedding rows [tokens, (1 + D) out_hidden] of normalised ``rows`` [T, row size], in the weights' dtype."""
         operations, order = self.operations, places.token_order
+        deep, tokens = iter(self._deep), list[Tensor]()
         patches = rows.view(len(order), -1, rows.shape[1])[order].flatten(0, 1)
         # Half of a head's pairs turn by the row, the others by the column.
         operations.begin((places.positions.unsqueeze(2) * self._frequencies).flatten(1))
         hidden = self._patch_embed(patches)
+        if self._table is not None:
+            hidden += places.interpolated(self._table).to(self._dtype)
         normed = operations.norm(hidden, self._blocks[0].norm)
-        for block in self._blocks:
+        for index, block in enumerate(self._blocks):
             attended = block.attend(normed, places.frames if block.full else places.windows, operations)
             normed = operations.add_norm(attended, hidden, block.mlp_norm)
             normed = operations.add_norm(block.feed_forward(normed, operations), hidden, block.next_norm)
+            if index in self._config.deepstack_blocks:
+                tokens.append(next(deep)(hidden.view(len(order), -1), operations))
             if after_layer is not None:
                 after_layer()
-        first, second = self._merger
-        tokens = second(F.gelu(first(normed.view(len(order), -1))))
-        return torch.empty_like(tokens).index_copy_(0, order, tokens)
+        merged = torch.cat([self._merger(normed.view(len(order), -1)), *tokens], 1)
+        return torch.empty_like(merged).index_copy_(0, order, merged)
 
     def _normalised(self, parts: Sequence[NDArray[Any]]) -> Tensor:
         """All rows, one part after another; for a GPU they go through pinned memory, in stream order."""
@@ -82,13 +88,34 @@ class VisionTower:
 
 
 def operations_for(head_dim: int, dtype: torch.dtype, device: torch.device) -> VisionOperations:
-    """Triton's kernels on a CUDA device, torch's operations otherwise. Raises: CheckpointError as ``VisionTower``."""
+    """Triton's kernels on a CUDA device for heads of a size that they have, torch's operations otherwise."""
     if device.type == "cuda":
-        from .triton_vision import TritonVisionOperations  # Triton is imported only here: never on the CPU
+        from .triton_vision import HEAD_DIMS, TritonVisionOperations  # Triton is imported only here: never on the CPU
 
-        return TritonVisionOperations(head_dim)
+        return TritonVisionOperations() if head_dim in HEAD_DIMS else TorchVisionOperations(device)
     prepare(head_dim, dtype)
-    return CpuVisionOperations()
+    return TorchVisionOperations(device)
+
+
+class _Merger:
+    """Makes a token's row of the patches that stand together."""
+
+    def __init__(self, weights: dict[str, Tensor], name: str) -> None:
+        self._first, self._second = (Linear.of(weights, f"{name}.mlp.{i}") for i in (0, 2))
+
+    def __call__(self, normed: Tensor) -> Tensor:
+        """[tokens, merge_size ** 2 x hidden] -> [tokens, out_hidden]."""
+        return self._second(F.gelu(self._first(normed)))
+
+
+class _DeepMerger:
+    """Makes a row for a layer of the decoder of patches between two blocks; normed as merged."""
+
+    def __init__(self, weights: dict[str, Tensor], name: str) -> None:
+        self._norm, self._merger = Norm.of(weights, f"{name}.ln_q"), _Merger(weights, name)
+
+    def __call__(self, merged: Tensor, operations: VisionOperations) -> Tensor:
+        return self._merger(operations.norm(merged, self._norm))
 
 
 class _Block:
@@ -104,6 +131,7 @@ class _Block:
         self._proj = Linear.of(weights, f"{prefix}attn.proj")
         self._up, self._down = (Linear.of(weights, f"{prefix}mlp.{name}_proj") for name in ("up", "down"))
         self._gate = Linear.of(weights, f"{prefix}mlp.gate_proj") if config.feed_forward == "swiglu" else None
+        self._activate = _quick_gelu if config.feed_forward == "quick_gelu" else _gelu_tanh
 
     def attend(self, normed: Tensor, sequences: Sequences, operations: VisionOperations) -> Tensor:
         """Attention within each sequence, and the output projection: [T, hidden]."""
@@ -117,4 +145,12 @@ class _Block:
         inner = self._up(normed)
         if self._gate is not None:
             return self._down(operations.silu_mul(self._gate(normed), inner))
-        return self._down(inner.mul_(torch.sigmoid(_QUICK * inner)))
+        return self._down(self._activate(inner))
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(_QUICK * x)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")

@@ -56,7 +56,9 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
     )
 
 
-def video_item(config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float) -> ItemShape:
+def video_item(
+    config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float, times_s: Sequence[float] = ()
+) -> ItemShape:
     """Seconds per temporal patch follow the requested rate, not ``sampled_fps``, as in transformers' processor."""
     rules = media.vision_rules(config, "video")
     grid = media.video_grid(rules, num_frames, height, width)

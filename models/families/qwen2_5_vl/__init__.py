@@ -20,7 +20,7 @@ canonical_name, checkpoint_name, tensor_specs = tensors.canonical_name, tensors.
 
 def parse_config(files: CheckpointFiles) -> ModelConfig:
     """Map config.json, nested (text_config) or flat. Raises CheckpointError."""
-    config = seeing.parse_config(files, "qwen2_5_vl", fields.parse_language, fields.parse_vision)
+    config = seeing.parse_config(files, "qwen2_5_vl", fields.parse_language, fields.parse_vision, seeing.parse_rules)
     rate = files.required("config.json").object("vision_config").number("tokens_per_second", default=4.0)
     return msgspec.structs.replace(config, positions_per_second=rate)
 

@@ -22,7 +22,7 @@ _NAMES = {".mlp.fc1.": ".mlp.up_proj.", ".mlp.fc2.": ".mlp.down_proj."}
 
 def parse_config(files: CheckpointFiles) -> ModelConfig:
     """Map config.json, nested (text_config) or flat. Raises CheckpointError."""
-    return seeing.parse_config(files, "qwen2_vl", fields.parse_language, _parse_vision)
+    return seeing.parse_config(files, "qwen2_vl", fields.parse_language, _parse_vision, seeing.parse_rules)
 
 
 def _parse_vision(vision: JsonObject, hidden_size: int) -> VisionConfig:

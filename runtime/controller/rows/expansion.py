@@ -1,4 +1,5 @@
-"""The expansion of a prompt: each placeholder of a medium is repeated, once for each of its tokens (pure; controller process)."""
+"""The expansion of a prompt: each placeholder of a medium becomes one for each of its tokens, and the text of its segments (pure;
+controller process)."""
 
 from collections.abc import Sequence
 
@@ -21,7 +22,7 @@ def check_placeholders(spec: RequestSpec, limits: Limits) -> None:
 
 
 def expand(spec: RequestSpec, shapes: Sequence[ItemShape], limits: Limits) -> tuple[list[int], list[int]]:
-    """Return the prompt ids with each placeholder repeated, by its segments' kinds, and the start of each item.
+    """Return the prompt ids with each placeholder expanded, by its segments, and the start of each item.
 
     Raises: RequestError for an item without tokens, and for a prompt that exceeds the context, before it is built.
     """
@@ -29,7 +30,7 @@ def expand(spec: RequestSpec, shapes: Sequence[ItemShape], limits: Limits) -> tu
         return list(spec.prompt_ids), []
     num_tokens = len(spec.prompt_ids) - len(shapes)
     for number, shape in enumerate(shapes, 1):
-        if shape.num_tokens < 1 or shape.num_tokens != sum(segment.num_tokens for segment in shape.segments):
+        if shape.num_tokens < 1 or shape.num_tokens != sum(segment.num_prompt_tokens for segment in shape.segments):
             raise RequestError(f"{shape.kind} {number} has no tokens", param="messages")
         num_tokens += shape.num_tokens
     if num_tokens + 1 > limits.max_context:
@@ -43,6 +44,8 @@ def expand(spec: RequestSpec, shapes: Sequence[ItemShape], limits: Limits) -> tu
         end = place + 1
         starts.append(len(prompt))
         for segment in shapes[len(starts) - 1].segments:
+            prompt += segment.lead
             prompt += [limits.placeholder_ids[segment.kind]] * segment.num_tokens
+            prompt += segment.trail
     prompt += spec.prompt_ids[end:]
     return prompt, starts

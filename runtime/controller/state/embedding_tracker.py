@@ -30,8 +30,8 @@ def lay_out(starts: Sequence[int], shapes: Sequence[ItemShape]) -> list[Part]:
     parts: list[Part] = []
     for item, (start, shape) in enumerate(zip(starts, shapes, strict=True)):
         for index, segment in enumerate(shape.segments):
-            parts.append(Part(item, index, start, segment.num_tokens))
-            start += segment.num_tokens
+            parts.append(Part(item, index, start + len(segment.lead), segment.num_tokens))
+            start += segment.num_prompt_tokens
     return parts
 
 
