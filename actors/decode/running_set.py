@@ -99,6 +99,9 @@ class RunningSet:
         self._table = table
         self._page_tokens = page_tokens
         self._has_states = state_layout(config) is not None
+        assert not (launches_ahead and self._has_states), (
+            "a step launched ahead would overwrite entries of logs that a repeated one reads"
+        )
         self._members: dict[int, Member] = {}
         self._batch: Batch | None = None
         self._launched: _Drawn | None = None  # tokens drawn by a step over the batch that was launched and is uncommitted

@@ -33,6 +33,8 @@ class StepStates(NamedTuple):
 
 def step_states(table: SequenceTable, row_B: Ints, member_B: Ints, length_B: Ints, grid: int) -> StepStates:
     """``length_B``: tokens, the step's included. ``grid``: tokens between two states of a sequence."""
+    assert table.log_page[row_B, member_B].min(initial=0) >= 0, "a row in decode has no log"
+    assert table.state_table[row_B, member_B].min(initial=0) >= 0, "a row in decode lacks states"
     prefilled_B, slot_B = split_prefilled(table.prefilled[row_B, member_B])
     slot_B = (slot_B ^ ((length_B - 1) // grid - prefilled_B // grid)) & 1
     bases, logs = table.state_table[row_B, member_B, slot_B], table.log_page[row_B, member_B]

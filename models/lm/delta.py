@@ -44,7 +44,8 @@ class Delta(Protocol):
     """One forward's DeltaNets. ``begin_*`` once per forward, the others in each layer; ``layer`` counts those that have one."""
 
     def begin_prefill(self, spans: Sequence[tuple[int, int]], states: Sequence[StateRefs]) -> None:
-        """``spans`` (start, end) of each sequence's new tokens. Raises: ValueError for a start that is no border."""
+        """``spans`` (start, end) of each sequence's new tokens. Raises: ValueError for a start that is no border or has no base, and
+        for a chunk without tokens."""
         ...
 
     def begin_decode(self, lengths: Tensor, states: StateRows) -> None:
@@ -75,9 +76,13 @@ class CpuDelta:
         self._steps: list[tuple[int, int, int]] = []  # of each row: tokens before this step, pages of base and log
 
     def begin_prefill(self, spans: Sequence[tuple[int, int]], states: Sequence[StateRefs]) -> None:
-        for start, _ in spans:
+        for (start, end), refs in zip(spans, states, strict=True):
             if start % GRID:
                 raise ValueError(f"a chunk of a model with recurrent states starts at token {start}, expected a multiple of {GRID}")
+            if end <= start:
+                raise ValueError(f"a chunk of a model with recurrent states has tokens {start} to {end}, expected one at least")
+            if start and refs.base_from < 0:
+                raise ValueError(f"a chunk starts at token {start} without the state of those before it")
         self._spans, self._refs = spans, states
 
     def begin_decode(self, lengths: Tensor, states: StateRows) -> None:
@@ -90,9 +95,9 @@ class CpuDelta:
         return self._finish(torch.cat(outputs), weights, tokens.z)
 
     def decode(self, layer: int, weights: DeltaWeights, tokens: Projected) -> Tensor:
-        pages, seen = self._pages, self._config.conv_size - 1
+        pages = self._pages
         columns = [
-            torch.cat((pages.columns(layer, log, place - seen, place), mixed))
+            torch.cat((self._columns(layer, log, place, tokens.mixed.dtype), mixed))
             for (place, _, log), mixed in zip(self._steps, torch.split(tokens.mixed, 1), strict=True)
         ]
         for (place, _, log), column in zip(self._steps, columns, strict=True):
@@ -101,7 +106,7 @@ class CpuDelta:
         outputs = []
         for row, (place, base, log) in enumerate(self._steps):
             known = pages.known(layer, log, border_before(place), place)
-            out, new = step(pages.base(layer, base).state, known, Tokens(*(part[row : row + 1] for part in ready)))
+            out, new = step(self._state(layer, base, place), known, Tokens(*(part[row : row + 1] for part in ready)))
             pages.append(layer, log, place, new)
             outputs.append(out)
         return self._finish(torch.cat(outputs), weights, tokens.z)
@@ -111,17 +116,15 @@ class CpuDelta:
         for border, base, log, target in zip(borders, states.bases.tolist(), states.logs.tolist(), targets, strict=True):
             for layer in range(self._num_layers):
                 new = pages.base(layer, target)
-                new.state.copy_(fold(pages.base(layer, base).state, pages.known(layer, log, border - GRID, border)))
+                state = self._state(layer, base, border - 1)
+                new.state.copy_(fold(state, pages.known(layer, log, border - GRID, border)))
                 new.columns.copy_(pages.columns(layer, log, border - seen, border))
 
     def _absorb(self, layer: int, weights: DeltaWeights, span: tuple[int, int], refs: StateRefs, mixed: Tensor, ba: Tensor) -> Tensor:
         """Outputs of a chunk; its base, and its log if it has one, are stored."""
         (start, end), config, pages = span, self._config, self._pages
-        if refs.base_from >= 0:
-            state, before = pages.base(layer, refs.base_from)
-        else:
-            state = torch.zeros(config.num_value_heads, config.key_dim, config.value_dim)
-            before = mixed.new_zeros(config.conv_size - 1, config.mixed_size)
+        state = self._state(layer, refs.base_from, start)
+        before = pages.base(layer, refs.base_from).columns if start else mixed.new_zeros(config.conv_size - 1, config.mixed_size)
         columns = torch.cat((before, mixed))
         ready = self._tokens(_convolve(columns.unsqueeze(1), weights.conv).squeeze(1), weights, ba)
         outputs = []
@@ -135,13 +138,28 @@ class CpuDelta:
             elif refs.log >= 0:
                 pages.append(layer, refs.log, start + at, type(known)(*(part[:size] for part in known)))
         border, seen = border_before(end), config.conv_size - 1
-        if refs.base_to >= 0:
+        if refs.base_to >= 0 and border:
             new = pages.base(layer, refs.base_to)
             new.state.copy_(state)
             new.columns.copy_(columns[border - start : border - start + seen])
         if refs.log >= 0:
-            pages.append_columns(layer, refs.log, end - seen, columns[-seen:])
+            kept = min(seen, end)
+            pages.append_columns(layer, refs.log, end - kept, columns[-kept:])
         return torch.cat(outputs)
+
+    def _state(self, layer: int, page: int, place: int) -> Tensor:
+        """The state at the last border before a token's place. At the first there is nothing, whatever the page holds: a prompt of one
+        token is not prefilled, so nobody has written it."""
+        if border_before(place):
+            return self._pages.base(layer, page).state
+        config = self._config
+        return torch.zeros(config.num_value_heads, config.key_dim, config.value_dim)
+
+    def _columns(self, layer: int, log: int, place: int, dtype: torch.dtype) -> Tensor:
+        """The columns before a token's place, likewise."""
+        seen = self._config.conv_size - 1
+        found = self._pages.columns(layer, log, max(0, place - seen), place)
+        return found if place >= seen else torch.cat((torch.zeros(seen - place, self._config.mixed_size, dtype=dtype), found))
 
     def _tokens(self, mixed: Tensor, weights: DeltaWeights, ba: Tensor) -> Tokens:
         """Queries, keys, values and gates of tokens whose convolution is ``mixed`` float32 [n, W]."""

@@ -58,7 +58,7 @@ class DeltaPages:
         return kept.index_select(0, torch.arange(start, end) % len(kept))
 
     def append_columns(self, layer: int, page: int, start: int, columns: Tensor) -> None:
-        """Write columns of tokens from ``start`` on; it may be negative, for what precedes a sequence."""
+        """Write columns of tokens from ``start`` on."""
         kept = self._last_columns[page, layer]
         kept.index_copy_(0, torch.arange(start, start + len(columns)) % len(kept), columns)
 

@@ -237,6 +237,26 @@ def test_a_chunk_that_starts_off_the_grid_is_refused(tmp_path: Path) -> None:
         rows.lm.prefill([rows.chunk(0, ids, 13, 30, True)])
 
 
+def test_a_chunk_without_tokens_or_without_the_state_before_it_is_refused(tmp_path: Path) -> None:
+    save(tmp_path)
+    rows, ids = Rows(tmp_path, 1), some_ids(1, 30)[0]
+    with pytest.raises(ValueError, match="tokens 16 to 16, expected one at least"):
+        rows.lm.prefill([rows.chunk(0, ids, 16, 16, True)])
+    chunk = rows.chunk(0, ids, 16, 30, True)
+    with pytest.raises(ValueError, match="starts at token 16 without the state of those before it"):
+        rows.lm.prefill([Chunk(chunk.embeds, chunk.positions, 16, chunk.block_table, StateRefs(-1, 1, 0))])
+
+
+@torch.inference_mode()
+def test_a_prompt_of_one_token_is_not_prefilled(tmp_path: Path) -> None:
+    """Its first step finds nothing, though its pages hold what others have left there."""
+    reference = save(tmp_path)
+    rows, ids = Rows(tmp_path, 1), some_ids(1, 40)
+    expected = reference(input_ids=ids, use_cache=False).logits
+    for at in range(40):
+        close(rows.step(ids[:, at]), expected[:, at])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @torch.inference_mode()
 def test_a_step_that_is_done_again_gives_the_same_bits(tmp_path: Path, dtype: str) -> None:

@@ -4,6 +4,7 @@ import random
 
 import msgspec
 import numpy as np
+import pytest
 import torch
 
 from mmrt.actors.decode.state_pages import step_states
@@ -35,6 +36,16 @@ def test_states_of_a_step(run: RunDirectory) -> None:
     assert later.rows.bases.tolist() == [10, 15, 13]
     assert (later.full, later.borders, later.targets) == ([2], [64], [12])
     assert later.full_rows.bases.tolist() == [13] and later.full_rows.logs.tolist() == [6]
+
+
+def test_a_row_without_states_is_not_stepped(run: RunDirectory) -> None:
+    """Page -1 would be the last one, which is another row's."""
+    table = SequenceTable.create(run, 4, 256, 16)
+    table.begin(1)
+    for states, log in (([10, 11], -1), ([10, -1], 5)):
+        table.set_state_pages(1, 0, states, log)
+        with pytest.raises(AssertionError, match="a row in decode"):
+            step_states(table, np.array([1]), np.array([0]), np.array([8]), 16)
 
 
 class Remembering(Counting):
