@@ -65,6 +65,11 @@ class MemoryLayout(msgspec.Struct, frozen=True):
     num_recorders: int = len(ACTORS) + 1  # one per actor, and the supervisor's
 
     @property
+    def has_states(self) -> bool:
+        """Whether the model has recurrent states."""
+        return "state" in self.pools
+
+    @property
     def plan_slot_bytes(self) -> int:
         """Room for a plan that names every page of all pools whose pages plans name."""
         return PLAN_BASE_BYTES + PAGE_NAME_BYTES * sum(self.pools[name].num_pages for name in ("media", "patch", "embedding"))
