@@ -197,6 +197,16 @@ class SequenceTable:
         first, second = (self.prefilled[row] & _LOW).tolist()
         return first, second
 
+    def state_slots(self, row: int) -> tuple[int, int]:
+        """Which of its states is that of the prefilled tokens' last border, per member."""
+        first, second = (self.prefilled[row] >> 32).tolist()
+        return first, second
+
+    def state_pages(self, row: int, member: int) -> tuple[tuple[int, int], int]:
+        """A member's pages of recurrent states, and its log; -1 is none."""
+        first, second = self.state_table[row, member].tolist()
+        return (first, second), int(self.log_page[row, member])
+
     def set_state_pages(self, row: int, member: int, states: Sequence[int], log: int) -> None:
         """Give a member its pages of recurrent states, and its log, or none (-1)."""
         self._check_row(row)

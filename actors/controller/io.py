@@ -28,6 +28,7 @@ from ...runtime.controller.state.effects import (
     WriteSpec,
     WriteState,
 )
+from ...runtime.controller.state.parts import StatePages
 from ...runtime.controller.state.records import JournalState
 from ...runtime.pools import pools_of
 from ...runtime.process.saved_pages import keep_era, read_era
@@ -138,13 +139,16 @@ class ControllerIO:
                 continue
             tables = (table.pages(row, 0).tolist(), table.pages(row, 1).tolist())
             source = (table.source_pages(row, 0).tolist(), table.source_pages(row, 1).tolist())
-            first, second = table.prefilled[row].tolist()
             end_code, state = int(table.end(row, generation)), table.read_state(row)
             committed = table.committed(row, generation)
             ids = table.ids[row, :committed].tolist()
             number = table.owner(row, generation)
             owner = None if number is None else instance_id("decode", number)
-            rows.append(RowSnapshot(row, generation, phase, tables, (first, second), committed, end_code, state, ids, owner, source))
+            prefilled, slots = table.num_prefilled(row), table.state_slots(row)
+            states = (StatePages(*table.state_pages(row, 0)), StatePages(*table.state_pages(row, 1)))
+            rows.append(
+                RowSnapshot(row, generation, phase, tables, prefilled, committed, end_code, state, ids, owner, source, states, slots)
+            )
         plans = [PlanSnapshot(plan.slot, plan.plan_id, self.actors[plan.actor], plan.payload) for plan in self.plans.live()]
         generations = {name: pool.generations.tolist() for name, pool in self.pools.items()}
         keys = {name: pool.read_keys() for name, pool in self.pools.items()}

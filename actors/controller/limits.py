@@ -41,6 +41,8 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -
         num_patch_pages=layout.pools["patch"].num_pages,
         embedding_page_tokens=EMBEDDING_PAGE_TOKENS,
         num_embedding_pages=layout.pools["embedding"].num_pages,
+        num_state_pages=layout.pools["state"].num_pages if layout.has_states else 0,
+        num_log_pages=layout.pools["log"].num_pages if layout.has_states else 0,
         placeholder_ids={kind: model.placeholder_id(kind) for kind in model.media_kinds},
         max_items=config.media.max_items,
         max_request_pixels=config.media.max_request_pixels,
@@ -54,7 +56,7 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -
         encode_budget=config.scheduling.encode_budget_tokens,
         rows_per_token=model.rows_per_token(),
         embedding_cache=config.memory.embedding_cache,
-        prefix_cache=config.memory.prefix_cache,
+        prefix_cache=config.memory.prefix_cache and not layout.has_states,  # a hit would need the state at its end
         positions=partial(_positions, model),
     )
 

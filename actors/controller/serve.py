@@ -60,13 +60,17 @@ async def serve(actor: Actor) -> None:
     actors = ActorTable.attach(actor.run, writable=False)
     cache = cache_directory(actor.config)
     names, num_devices = tuple(map(InstanceId, actors.actors)), actor.config.num_kv_pools
-    io = ControllerIO(actor.run, names, num_devices, cache, has_states="state" in layout.pools)
+    io = ControllerIO(actor.run, names, num_devices, cache, has_states=layout.has_states)
     files = SavedFiles(actor.run.path, cache)
     saved = files.look()
     status = actor.become_active()
     journal, journaled = Journal.open(actor.run.path)
     limits = limits_of(actor.config, layout, actor.model)
     costs = CostsFile.of_run(read_environment().state_home, actor.config, layout, actor.model_path)
+    if layout.has_states:
+        members = layout.pools["log"]
+        log.info("%d sequences run at once on a device, of which a guidance pair is two: %s", members.num_pages, members.reason)
+        log.info("prompts are not cached: the model has recurrent states")
     snapshot = left_in(io, actors, journaled)._replace(known_costs=costs.load())
     controller = recover(limits, actor.generation, snapshot)
     controller.set_saved(saved)

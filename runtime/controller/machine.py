@@ -291,11 +291,12 @@ class Controller:
         state = self.state
         short = [request for request in state.preparing() if request.record.prepared and not request.kv.tables[0] and needs_kv(request)]
         if not short and not (state.waiting and state.free_rows):
+            state.waits_for = frozenset({"row"} if state.waiting else ())
             return
         gate = ResourceGate(
             rows=len(state.free_rows),
             media=state.pools["media"].num_free,
-            **{pool: num_grantable(state, pool) for pool in state.kv_pools},
+            **{pool: num_grantable(state, pool) for kv in state.kv_pools for pool in state.pools_beside(kv)},
         )
         first = min([r for r in state.live() if r.record.prepared and not r.answer.end_code], key=BY_RANK) if short else None
         is_passed = first is not None and any(
@@ -327,6 +328,7 @@ class Controller:
                 granted = grant_kv(state, request, placement)
                 assert granted, "the granter gave KV pages that are not free"
                 to_come.add(request)
+        state.waits_for = gate.blocked
 
     def _take_effects(self) -> list[Effect]:
         effects, self.state.effects = self.state.effects, []

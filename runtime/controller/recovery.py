@@ -7,7 +7,7 @@ saved before anything else happens.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ...schema.rows import Phase
 from ..bus.messages import Generation, RequestSpec
@@ -29,10 +29,13 @@ from .scheduling.types import Limits, SegmentStage
 from .state.effects import ClearPages, ClearSource
 from .state.inflight_plan import InflightPlan
 from .state.pages import Owner, PageLedger, User
+from .state.parts import NO_STATES, StatePages
 from .state.records import JournalState
 from .state.request import Request
 from .state.row_record import RowRecord, decode_record
 from .state.state import ControllerState, membership, owner
+
+Holder = TypeVar("Holder", Owner, User)
 
 
 class RowSnapshot(NamedTuple):
@@ -49,6 +52,8 @@ class RowSnapshot(NamedTuple):
     ids: Sequence[int] = ()
     decode: InstanceId | None = None  # the owner
     source_tables: tuple[list[int], list[int]] = ([], [])
+    states: tuple[StatePages, StatePages] = NO_STATES
+    slots: tuple[int, int] = (0, 0)
 
 
 class PlanSnapshot(NamedTuple):
@@ -122,7 +127,7 @@ def _restore_row(state: ControllerState, row: RowSnapshot) -> None:
     if is_over:
         request.begin_end()
     request.ownership.give(row.decode)
-    request.kv.restore(row.block_tables, row.source_tables, row.prefilled)
+    request.kv.restore(row.block_tables, row.source_tables, row.prefilled, row.states, row.slots)
     request.answer.restore(row.committed, row.ids, row.end_code)
     state.rows[row.row] = request
 
@@ -167,12 +172,13 @@ def _normalise(state: ControllerState, request: Request, targets: list[Target]) 
 
 
 def _has_pages(state: ControllerState, request: Request) -> bool:
-    """Return whether the row has all pages of a grant, in both pools."""
+    """Return whether the row has all pages of a grant, in all pools."""
     page_tokens = state.limits.kv_page_tokens
     least = wanted_pages(request.kv.lengths, request.answer.committed, request.record.max_new_tokens, page_tokens, ahead_pages=0)
     source = () if request.record.source_pool is None else [num_pages(target, page_tokens) for target in request.targets]
     needs = [*zip(request.kv.tables, least, strict=False), *zip(request.kv.source_tables, source, strict=False)]
-    return all(len(table) >= count for table, count in needs)
+    has_states = not state.limits.num_state_pages or all(pages.is_whole for pages in request.kv.states[: len(least)])
+    return has_states and all(len(table) >= count for table, count in needs)
 
 
 def _normalise_segments(request: Request, targets: list[Target]) -> None:
@@ -206,9 +212,8 @@ def _restore_ledgers(state: ControllerState, keys: Mapping[PoolName, Mapping[int
     owned: dict[PoolName, dict[Owner, list[int]]] = {name: {} for name in state.pools}
     used: dict[PoolName, dict[User, list[int]]] = {name: {} for name in state.pools}
     for request in state.requests_in_rows():
-        kv = [page for table in request.kv.tables for page in table]
         if request.record.member_of is not None:
-            used[request.kv_pool][membership(request)] = kv
+            _add_pages(used, membership(request), request)
         if request.ending:
             continue
         items = request.record.items
@@ -219,12 +224,15 @@ def _restore_ledgers(state: ControllerState, keys: Mapping[PoolName, Mapping[int
             page for place, segment in segments if segment.embedding for page in request.media.unread(place, segment.embedding.pages)
         ]
         if not request.record.evicting:
-            owned[request.kv_pool][owner(request)] = kv
-            if request.record.source_pool is not None:
-                owned[request.record.source_pool][owner(request)] = [page for table in request.kv.source_tables for page in table]
+            _add_pages(owned, owner(request), request)
     for inflight in state.plans.values():
         for name, pages in inflight.pages():
             used[name].setdefault(User("plan", inflight.plan_id), []).extend(pages)
     for name in state.pools:
         generations = state.pools[name].generations
         state.pools[name] = PageLedger.restore(len(generations), generations, owned[name], used[name], keys.get(name))
+
+
+def _add_pages(held: dict[PoolName, dict[Holder, list[int]]], holder: Holder, request: Request) -> None:
+    for pool, pages in request.granted_pages():
+        held[pool].setdefault(holder, []).extend(pages)

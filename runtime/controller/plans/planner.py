@@ -114,6 +114,7 @@ def make_view(state: ControllerState) -> View:
         num_turns=_num_turns(state.staying),
         large_in_flight=any([plan.is_large for plan in plans]),
         last_streamed=state.steering.last_streamed,
+        grid=state.limits.grid,
     )
 
 
@@ -161,7 +162,7 @@ def view_request(state: ControllerState, request: Request) -> RequestView:
         request.arrival,
         has_kv=is_prepared and request.can_prefill,
         prefill_in_flight=is_prepared and (request.caches.may_load or request.prefill_plan is not None),
-        members=_members(request) if is_prepared else (),
+        members=_members(request, state.limits.grid) if is_prepared else (),
         unanalysed=unanalysed,
         segments=segments,
         patch_held=patch_held,
@@ -195,9 +196,11 @@ def _open_segments(state: ControllerState, request: Request) -> Iterator[Segment
         yield SegmentView(item, number, segment.stage, shape.num_rows, *pages, shape.kind == "video")
 
 
-def _members(request: Request) -> tuple[MemberView, ...]:
+def _members(request: Request, grid: int) -> tuple[MemberView, ...]:
     targets = request.targets
     first = request.media.tracker.ready_prefix(targets[0]) if request.media.tracker is not None else targets[0]
+    if first < targets[0]:
+        first -= first % grid
     if len(targets) == 1:
         return (MemberView(request.kv.prefilled[0], first, targets[0], request.caches.num_cached[0]),)
     ready = (first, *targets[1:])

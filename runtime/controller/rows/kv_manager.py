@@ -9,11 +9,12 @@ When pages run short, the last rows in order give theirs back (``admission.choos
 from collections import Counter
 
 from ....schema.rows import Phase
-from ...pools import PoolName
+from ...pools import PoolName, is_kv_pool, log_pool, state_pool
 from ..caches.prefix_cache import append_hits, append_home_hits, append_to_prefill, load_plan, note_hits, share_hits
 from ..scheduling.admission import Holder, ResourceGate, choose_victims, pages_ahead, spare_pages_ahead
 from ..scheduling.guidance import Lengths, num_pages, wanted_pages
-from ..state.effects import AppendPages
+from ..state.effects import AppendPages, SetStatePages
+from ..state.parts import StatePages
 from ..state.request import Request
 from ..state.state import BY_RANK, ControllerState, membership
 from .lifecycle import preempt
@@ -77,6 +78,8 @@ def grant_kv(state: ControllerState, request: Request, placement: Placement) -> 
             append_home_hits(state, request, member, at_home)
             count -= len(at_home)
         _append(state, request, member, count)
+        if state.limits.num_state_pages:
+            _give_states(state, request, member)
     request.end_wait()
     if request.caches.keys:
         request.caches.begin(may_load=load_plan(state, request) is not None)
@@ -93,6 +96,15 @@ def _append(state: ControllerState, request: Request, member: int, count: int) -
     request.kv.append(member, run.pages)
 
 
+def _give_states(state: ControllerState, request: Request, member: int) -> None:
+    pool = request.kv_pool
+    bases, log = state.allocate(state_pool(pool), request, 2), state.allocate(log_pool(pool), request, 1)
+    assert bases is not None and log is not None, "the granter gave pages of states that are not free"
+    pages = StatePages((bases.pages[0], bases.pages[1]), log.pages[0])
+    state.emit(SetStatePages(request.row, member, list(pages.bases), pages.log))
+    request.kv.take_states(member, pages)
+
+
 def _append_source(state: ControllerState, request: Request, member: int, count: int) -> None:
     run = state.allocate(request.prefill_pool, request, count)
     assert run is not None, "the granter gave KV pages that are not free"
@@ -101,11 +113,13 @@ def _append_source(state: ControllerState, request: Request, member: int, count:
 
 
 def num_grantable(state: ControllerState, pool: PoolName) -> int:
-    """Return the pages that a new row may take: some are kept for the growth of running members."""
+    """Return the pages that a new row may take: of KV some are kept for the growth of running members."""
     return max(0, state.pools[pool].num_free - _reserve(state, pool))
 
 
 def _reserve(state: ControllerState, pool: PoolName) -> int:
+    if not is_kv_pool(pool):
+        return 0
     if len(state.kv_pools) == 1:
         return state.num_decode_tokens
     return sum([len(request.kv.lengths) for request in state.decoding() if request.kv_pool == pool])

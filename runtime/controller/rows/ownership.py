@@ -31,8 +31,8 @@ def hand_over(state: ControllerState, request: Request) -> None:
     request.answer.forget_window()
     state.windows_s = LONG_AGO_S
     state.save(request)
-    for table in request.kv.tables:
-        state.pools[request.kv_pool].use(membership(request), table)
+    for pool, pages in request.granted_pages():
+        state.pools[pool].use(membership(request), pages)
     if request.caches.keys:
         check_unnamed(state, request)
     set_owner(state, request, actor)
@@ -135,5 +135,6 @@ def _end_membership(state: ControllerState, request: Request) -> None:
     del state.drops[request.row]
     request.record.leave()
     state.save(request)
-    state.pools[request.kv_pool].drop(membership(request))
+    for pool in state.pools_beside(request.kv_pool):
+        state.pools[pool].drop(membership(request))
     settle(state, request)

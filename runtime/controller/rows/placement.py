@@ -6,13 +6,14 @@ its own pool, the row's *source*, and ``transfer`` has them copied. So a prompt 
 has decode alone.
 
 Pages of both pools are granted at once, all or none, so no row keeps pages of one while it waits for the other (TI6): rows cannot wait
-for each other in a circle. The first in order may take both from all that come later.
+for each other in a circle. The first in order may take both from all that come later. A model with recurrent states has pools of them
+beside each KV pool: each member of a row gets two and a log, for as long as it has KV pages.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...pools import PoolName
+from ...pools import PoolName, log_pool, state_pool
 from ...stage_table import stage_of
 from ..caches.prefix_cache import Hits, find_hits, find_home_hits, num_saved
 from ..scheduling.admission import ResourceGate
@@ -51,6 +52,8 @@ def choose_pools(state: ControllerState, request: Request, lengths: Lengths, wan
     for source in sources:
         hits = find_hits(state, request, source)
         pools = [source, *(home for home in homes if home not in sources)] if source in homes else homes
+        if state.limits.num_state_pages:
+            pools = [source]  # recurrent states are not copied
         options += [_placement(state, targets, wanted, source, pool, hits, at_home[pool]) for pool in pools]
     most = max((option.hits for option in options), key=_num_pages)
     num_anywhere = max(_num_pages(find_hits(state, request, pool)) for pool in state.kv_pools)
@@ -59,12 +62,17 @@ def choose_pools(state: ControllerState, request: Request, lengths: Lengths, wan
 
 
 def able_pools(state: ControllerState, stage: str) -> Sequence[PoolName]:
-    """Return the pools of devices with an actor of the stage that gets work: one that is not lost, where there is any."""
+    """Return the pools of devices with an actor of the stage that gets work: one that is not lost, where there is any. A prompt with
+    recurrent states is prefilled where it is decoded."""
     if len(state.kv_pools) == 1:
         return state.kv_pools
     actors = [actor for actor in state.staying if stage_of(actor) == stage]
     unbroken = [actor for actor in actors if not state.is_lost(actor)] or actors
-    return sorted({state.pool_of(actor) for actor in unbroken}, key=state.kv_pools.index)
+    pools = sorted({state.pool_of(actor) for actor in unbroken}, key=state.kv_pools.index)
+    if stage == "prefill" and state.limits.num_state_pages:
+        homes = able_pools(state, "decode")
+        return [pool for pool in homes if pool in pools] or homes
+    return pools
 
 
 def leave_pools(state: ControllerState) -> None:
@@ -86,10 +94,17 @@ def _placement(
     cache has ``at_home`` if that is another one."""
     num_new = -num_saved(state, hits, source)
     if source == pool:
-        return Placement(pool, None, {pool: num_new + sum(wanted)}, hits, [], hits)
+        return Placement(pool, None, {pool: num_new + sum(wanted), **_state_needs(state, pool, len(wanted))}, hits, [], hits)
     num_new += sum(num_pages(target, state.limits.kv_page_tokens) for target in targets)
     needs = {pool: sum(wanted) - num_saved(state, at_home, pool), source: num_new}
     return Placement(pool, source, needs, hits, at_home, hits)
+
+
+def _state_needs(state: ControllerState, pool: PoolName, num_members: int) -> dict[PoolName, int]:
+    """Return the pages of recurrent states that a row takes: two and a log of each member."""
+    if not state.limits.num_state_pages:
+        return {}
+    return {state_pool(pool): 2 * num_members, log_pool(pool): num_members}
 
 
 def _work(state: ControllerState, option: Placement, targets: Lengths, num_anywhere: int) -> float:

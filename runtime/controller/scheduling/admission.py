@@ -98,7 +98,7 @@ class ResourceGate:
     """Admission over several resources in rank order: a request short of one blocks it for all later requests."""
 
     def __init__(self, *, rows: int = 0, media: int = 0, **kv: int) -> None:
-        """``kv``: free pages of KV pools, by name."""
+        """``kv``: free pages of KV pools and of those beside them, by name."""
         self._free = {"row": rows, "media": media, **kv}
         self._kv = frozenset(kv)
         self._blocked: set[str] = set()
@@ -106,6 +106,11 @@ class ResourceGate:
     def has(self, needs: Mapping[str, int]) -> bool:
         """Return whether ``take`` would take these needs."""
         return all(count <= self._free[resource] and resource not in self._blocked for resource, count in needs.items() if count)
+
+    @property
+    def blocked(self) -> frozenset[str]:
+        """What requests wait for."""
+        return frozenset(self._blocked)
 
     @property
     def has_no_kv(self) -> bool:

@@ -22,7 +22,8 @@ class PrefillBatch:
     def __init__(self, view: View, max_tokens: int) -> None:
         self.num_tokens = 0
         self.is_closed = view.prefill_credit <= 0 or max_tokens <= 0
-        self._max_tokens = max_tokens
+        self._grid = view.grid
+        self._max_tokens = max(max_tokens, view.grid)  # less would be nothing
         self._chunks: list[ChunkChoice] = []
 
     @property
@@ -52,12 +53,12 @@ class PrefillBatch:
         if self._chunks and (request.alone or len(ready) > room):
             self.is_closed = True  # otherwise a later request would start now, and precede it from then on
             return 0
-        room = room if max_tokens is None else min(room, max_tokens)
+        room = room if max_tokens is None else min(room, -(-max_tokens // self._grid) * self._grid)
         if room < min(len(ready), self._max_tokens):
             return 0
         added = self._take(request, ready, room)
         self.num_tokens += added
-        self.is_closed = self.num_tokens == self._max_tokens or request.alone and added > 0
+        self.is_closed = not added or self.num_tokens == self._max_tokens or request.alone
         return added
 
     def _take(self, request: RequestView, ready: list[tuple[int, MemberView]], room: int) -> int:
@@ -65,6 +66,8 @@ class PrefillBatch:
         for place, (index, member) in enumerate(ready):
             others = len(ready) - place - 1  # each of them gets a token at least, if there is one
             size = get_next_chunk_size(member.ready, member.next, max(room - others, min(room, 1)), added)
+            if member.next + size < member.target:
+                size -= (member.next + size) % self._grid
             if size:
                 self._chunks.append(ChunkChoice(request.key, index, member.next, member.next + size))
                 added += size

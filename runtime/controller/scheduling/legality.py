@@ -1,7 +1,8 @@
 """Check a plan against the rules of the core (pure). A policy can be slow or unfair, never wrong: illegal choices are dropped.
 
 Credit is not overdrawn; pages are not given twice and a request keeps to its share of a pool; segments are taken in prompt order,
-chunks continue after the prefilled tokens and end where media are ready (RS4); batches keep to their limits; suspects run alone.
+chunks continue after the prefilled tokens and end where media are ready (RS4), on the view's grid; batches keep to their limits;
+suspects run alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ def check(view: View, limits: StepLimits, plan: StepPlan) -> tuple[StepPlan, int
     analyse = _analyses(plan.analyse, requests, view.video_credit)
     preprocess = _preprocess(view, requests, plan.preprocess, view.video_credit - len(analyse)) if plan.preprocess else []
     encode = _encode(view, requests, plan.encode, limits.max_encode_rows) if plan.encode and view.encoder_credit > 0 else []
-    prefill = _chunks(plan.prefill if view.prefill_credit > 0 else (), requests, limits.max_prefill_tokens)
+    prefill = _chunks(plan.prefill if view.prefill_credit > 0 else (), requests, limits.max_prefill_tokens, view.grid)
     legal = StepPlan(tuple(analyse), tuple(preprocess), tuple(encode), tuple(prefill))
     return legal, _num_choices(plan) - _num_choices(legal)
 
@@ -141,7 +142,7 @@ def _segments(
     return legal
 
 
-def _chunks(choices: Iterable[ChunkChoice], requests: Requests, max_tokens: int) -> list[ChunkChoice]:
+def _chunks(choices: Iterable[ChunkChoice], requests: Requests, max_tokens: int, grid: int) -> list[ChunkChoice]:
     legal: dict[tuple[int, int], ChunkChoice] = {}
     num_tokens = 0
     for choice in choices:
@@ -152,6 +153,8 @@ def _chunks(choices: Iterable[ChunkChoice], requests: Requests, max_tokens: int)
             continue
         member = request.members[choice.member]
         if choice.start != member.next or not choice.start < choice.end <= member.ready:
+            continue
+        if choice.end % grid and choice.end != member.target:
             continue
         others = {key for key, _ in legal if key != choice.key}
         if others and (request.alone or any(requests[key].alone for key in others)):

@@ -78,6 +78,8 @@ class Limits:
     num_patch_pages: int
     embedding_page_tokens: int
     num_embedding_pages: int
+    num_state_pages: int = 0  # of recurrent states, beside each KV pool; 0: the model has none
+    num_log_pages: int = 0  # of their logs, likewise
     placeholder_ids: dict[MediaKind, int] = field(default_factory=dict)
     max_items: int = 512
     max_request_pixels: int = 1 << 29  # of the pictures of a request that no cache has
@@ -103,6 +105,12 @@ class Limits:
     embedding_cache: bool = True  # media of equal content are analysed and encoded once
     prefix_cache: bool = False
     positions: Positions = indices
+
+    @property
+    def grid(self) -> int:
+        """Tokens between two places where a chunk may end: of a model with recurrent states the tokens between two of them that are
+        kept, a page's."""
+        return self.kv_page_tokens if self.num_state_pages else 1
 
 
 class SegmentStage(enum.IntEnum):
@@ -189,7 +197,8 @@ class View(msgspec.Struct, frozen=True):
     """The policy's input. ``requests`` are in rank order. Credits: how many more plans the actors of a stage may be sent together.
     ``num_turns``: how many plans of encoder and prefill may be in flight at once where these stages take turns. ``large_in_flight``:
     video has a plan of large work; ``last_streamed``: the last such plan was for a streamed segment. ``num_decoding``: rows;
-    ``num_decode_tokens``: tokens of decode's step, two for a guidance pair (CF3)."""
+    ``num_decode_tokens``: tokens of decode's step, two for a guidance pair (CF3). ``grid``: chunks end at its multiples, or at their
+    member's target; more than 1 for models with recurrent states."""
 
     requests: tuple[RequestView, ...]
     facts: Facts = Facts()
@@ -209,6 +218,7 @@ class View(msgspec.Struct, frozen=True):
     num_turns: int = 1
     large_in_flight: bool = False
     last_streamed: bool = False
+    grid: int = 1
 
     @property
     def now(self) -> float:

@@ -31,12 +31,8 @@ class InflightPlan:
 
     def pages(self) -> Iterator[tuple[PoolName, list[int]]]:
         """Yield the pages that it names; for one that follows its rows' block tables also *all* their KV pages, of both
-        pools: tables are emptied before their pages are free."""
+        pools, and those of recurrent states: tables are emptied before their pages are free."""
         yield from self.plan.reads().items()
         yield from self.plan.writes().items()
         for request in self.requests if self.plan.USES_KV else ():
-            for table in request.kv.tables:
-                yield request.kv_pool, table
-            if request.record.source_pool is not None:
-                for table in request.kv.source_tables:
-                    yield request.record.source_pool, table
+            yield from request.granted_pages()

@@ -6,6 +6,7 @@ A method that needs a certain state asserts it; other modules read fields and ca
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...bus.plan_base import Place
 from ...stage_table import InstanceId
@@ -18,6 +19,21 @@ Tables = tuple[list[int], list[int]]
 """Pages per member."""
 
 
+class StatePages(NamedTuple):
+    """A member's pages of recurrent states, and of their log. -1: none."""
+
+    bases: tuple[int, int] = (-1, -1)
+    log: int = -1
+
+    @property
+    def is_whole(self) -> bool:
+        """False also where the words of a grant were not all written."""
+        return self.log >= 0 and -1 not in self.bases
+
+
+NO_STATES = StatePages(), StatePages()
+
+
 def _no_pages() -> Tables:
     return [], []
 
@@ -28,22 +44,43 @@ def _none() -> list[int]:
 
 @dataclass(slots=True, eq=False)
 class Kv:
-    """A row's KV pages and the tokens in them, per member: a copy of the row's words, which are written with it."""
+    """A row's KV pages and the tokens in them, per member: a copy of the row's words, which are written with it. Of a model with
+    recurrent states also their pages: which of two has the state of the prefilled tokens' last border."""
 
     lengths: Lengths = ()  # of the prompts, once prepared
     tables: Tables = field(default_factory=_no_pages)  # that decode reads and writes
     source_tables: Tables = field(default_factory=_no_pages)  # where the prompt is prefilled, if that is another pool
     prefilled: list[int] = field(default_factory=_none)
     copied: list[int] = field(default_factory=_none)  # tokens whose pages are in both pools: see ``transfer``
+    states: tuple[StatePages, StatePages] = NO_STATES
+    slots: list[int] = field(default_factory=_none)  # of their two bases: see ``SequenceTable.prefilled``
 
-    def restore(self, tables: Tables, source_tables: Tables, prefilled: Sequence[int]) -> None:
+    def restore(
+        self,
+        tables: Tables,
+        source_tables: Tables,
+        prefilled: Sequence[int],
+        states: tuple[StatePages, StatePages],
+        slots: Sequence[int],
+    ) -> None:
         """Take the words of a row from memory."""
         assert self.is_empty
         self.tables, self.source_tables, self.prefilled = tables, source_tables, list(prefilled)
+        self.states, self.slots = states, list(slots)
 
     @property
     def is_empty(self) -> bool:
-        return not (any(self.tables) or any(self.source_tables) or any(self.prefilled))
+        return not (any(self.tables) or any(self.source_tables) or any(self.prefilled) or self.states != NO_STATES)
+
+    @property
+    def bases(self) -> list[int]:
+        """The pages of recurrent states, of all members."""
+        return [page for member in self.states for page in member.bases if page >= 0]
+
+    @property
+    def logs(self) -> list[int]:
+        """The pages of their logs."""
+        return [member.log for member in self.states if member.log >= 0]
 
     def prepare(self, lengths: Lengths) -> None:
         """The prompts are known."""
@@ -55,6 +92,15 @@ class Kv:
 
     def append_source(self, member: int, pages: Sequence[int]) -> None:
         self.source_tables[member].extend(pages)
+
+    def take_states(self, member: int, pages: StatePages) -> None:
+        """A member has pages of recurrent states from now on."""
+        assert self.states[member] == StatePages()
+        self.states = (pages, self.states[1]) if member == 0 else (self.states[0], pages)
+
+    def swap_states(self, member: int) -> None:
+        """A chunk has read one state and written the other, which is that of the prefilled tokens now."""
+        self.slots[member] ^= self.states[member].is_whole
 
     def advance(self, member: int, start: int, end: int) -> bool:
         """Tokens [start, end) are prefilled, or were loaded. False if they were before."""
@@ -80,6 +126,7 @@ class Kv:
     def clear(self) -> None:
         """All pages are given back."""
         self.tables, self.source_tables, self.prefilled, self.copied = _no_pages(), _no_pages(), _none(), _none()
+        self.states, self.slots = NO_STATES, _none()
 
 
 @dataclass(slots=True, eq=False)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 
 import msgspec
 
@@ -11,13 +10,13 @@ from ...bus.media_work import corrected
 from ...bus.messages import Failed, RequestSpec
 from ...bus.plan_base import Place, RowKey
 from ...bus.plans import Plan
-from ...pools import PoolName
+from ...pools import PoolName, log_pool, state_pool
 from ..scheduling.facts import Objective, RequestKind
 from ..scheduling.guidance import Lengths, is_prefilled, prefill_targets
 from ..scheduling.types import Rank, SegmentStage
 from .derived import Derived, Left
 from .known_media import MediaKey
-from .parts import Answer, Caches, Kv, Media, Ownership, Tables
+from .parts import NO_STATES, Answer, Caches, Kv, Media, Ownership, Tables
 from .row_record import RowRecord, SegmentRecord
 
 _NEXT = {
@@ -197,10 +196,20 @@ class Request:
         """The pages in which its prompt is prefilled, per member."""
         return self.kv.tables if self.record.source_pool is None else self.kv.source_tables
 
+    def granted_pages(self) -> Iterator[tuple[PoolName, list[int]]]:
+        """Yield its KV pages, of both pools, and those of recurrent states."""
+        for table in self.kv.tables:
+            yield self.record.kv_pool, table
+        if self.record.source_pool is not None:
+            for table in self.kv.source_tables:
+                yield self.record.source_pool, table
+        if self.kv.states != NO_STATES:
+            yield state_pool(self.record.kv_pool), self.kv.bases
+            yield log_pool(self.record.kv_pool), self.kv.logs
+
     def pages_in(self, pool: PoolName) -> set[int]:
-        """Return the KV pages that it has in a pool."""
-        pages = set(chain(*self.kv.tables)) if pool == self.record.kv_pool else set()
-        return pages.union(*self.kv.source_tables) if pool == self.record.source_pool else pages
+        """Return those of a pool."""
+        return {page for name, pages in self.granted_pages() if name == pool for page in pages}
 
     @property
     def prefill_plan(self) -> Plan | None:

@@ -15,7 +15,7 @@ from typing import Any
 from ....schema.outage import Outage
 from ....schema.rows import Phase
 from ...bus.messages import PageRun, ToActor
-from ...pools import PoolName, kind_of_pool, kv_pool
+from ...pools import PoolName, kind_of_pool, kv_pool, log_pool, state_pool
 from ...stage_table import InstanceId
 from ..scheduling.budgets import TBT_FACTOR, Budget, allowance_s, encode_budget, objective_s, prefill_budget, retarget
 from ..scheduling.costs import Costs
@@ -132,6 +132,7 @@ class ControllerState:
     policy_record: PolicyRecord = field(default_factory=PolicyRecord)
     guard: Callable[[Policy, Callable[[], Any]], Any] = lambda _, call: call()  # makes the calls of a policy
     ranking: Policy = field(init=False)  # the policy, or ``unified`` once the policy could not rank a request
+    waits_for: frozenset[str] = frozenset()  # what requests without a row or without KV pages lack: "row", or names of pools
     unranked: list[Request] = field(default_factory=list)
     ranked_s: float = LONG_AGO_S  # when all were ranked, by a policy that ages
     aged_s: float = LONG_AGO_S  # when old requests were last looked for
@@ -146,6 +147,8 @@ class ControllerState:
 
     def __post_init__(self) -> None:
         limits = self.limits
+        # tokens before a medium that is not ready wait for the grid, and keep embedding pages that the medium may need
+        assert not limits.num_state_pages or not limits.placeholder_ids, "a model with recurrent states takes no media yet"
         self.policy = self.ranking = POLICIES[limits.policy]
         self.staying, self.devices = limits.actors, limits.devices
         self.kv_pools = tuple(map(kv_pool, range(limits.num_devices)))
@@ -155,6 +158,9 @@ class ControllerState:
             "embedding": limits.num_embedding_pages,
             **dict.fromkeys(self.kv_pools, limits.num_kv_pages),
         }
+        if limits.num_state_pages:
+            sizes |= dict.fromkeys(map(state_pool, self.kv_pools), limits.num_state_pages)
+            sizes |= dict.fromkeys(map(log_pool, self.kv_pools), limits.num_log_pages)
         self.pools = {name: PageLedger(size, self.page_generations.get(name)) for name, size in sizes.items()}
         self.rows = [None] * limits.num_rows
         self._lists = RowLists(self.rows)
@@ -337,10 +343,15 @@ class ControllerState:
         """Return the KV pool of an actor's device: the only one that it maps as its own."""
         return self.kv_pools[self.devices.get(actor, 0)]
 
+    def pools_beside(self, pool: PoolName) -> tuple[PoolName, ...]:
+        """Return a KV pool, and the pools of recurrent states of its device."""
+        return (pool, state_pool(pool), log_pool(pool)) if self.limits.num_state_pages else (pool,)
+
     def retire_kv(self, request: Request) -> None:
-        """End the row's ownership of KV pages, in all pools."""
-        for pool in self.kv_pools:
-            self.pools[pool].retire(owner(request))
+        """End the row's ownership of KV pages and of recurrent states, in all pools."""
+        for kv in self.kv_pools:
+            for pool in self.pools_beside(kv):
+                self.pools[pool].retire(owner(request))
 
     def allocate(self, pool: PoolName, request: Request, count: int) -> PageRun | None:
         """Allocate pages for a row, all or none. Earlier holders of these pages become stale."""

@@ -11,7 +11,7 @@ import math
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +38,7 @@ from mmrt.runtime.controller.state.effects import SetPageGenerations
 from mmrt.runtime.controller.state.row_record import decode_record
 from mmrt.runtime.controller.state.state import owner
 from mmrt.runtime.errors import RequestError
-from mmrt.runtime.pools import kv_pool, pools_of
+from mmrt.runtime.pools import kind_of_pool, kv_pool, pools_of
 from mmrt.runtime.process.crash_cause import Death
 from mmrt.runtime.stage_table import InstanceId, actors_of, devices_of, number_of, stage_of
 from mmrt.schema.media import ItemShape, SegmentShape
@@ -51,6 +51,7 @@ from mmrt.shm.sequence_table import SequenceTable
 from mmrt.shm.step_gaps import StepGaps
 from mmrt.tests.runtime.controller.kept_values import check_kept
 from mmrt.tests.runtime.controller.kv_contents import AUDIO, IMAGE, VIDEO, KVContents, make_text, positions
+from mmrt.tests.runtime.controller.state_contents import StateContents
 
 CALM_S = 60.0
 LAYOUTS = (
@@ -65,6 +66,8 @@ LAYOUTS = (
     "P@0+EPD@1",
     "2E@0+P@0+P@1+D@0+D@1",
 )
+
+STATE_LAYOUTS = ("E+P+D", "E+P+2D", "2E+3P+3D", "EPD@0+EPD@1", "E@0+2P@0+P@1+2D@1", "2E@0+P@0+P@1+D@0+D@1")
 
 
 class Crashed(Exception):
@@ -131,13 +134,22 @@ class Process:
 
 class World:
     def __init__(
-        self, rng: random.Random, place: Path, crowded: bool, faults: bool = True, policy: str = "unified", layouts: Sequence[str] = ()
+        self,
+        rng: random.Random,
+        place: Path,
+        crowded: bool,
+        faults: bool = True,
+        policy: str = "unified",
+        layouts: Sequence[str] = (),
+        *,
+        has_states: bool = False,
     ) -> None:
-        """``crowded``: much less memory than work: preemption and eviction all the time. Without ``faults`` others bring them."""
+        """``crowded``: much less memory than work: preemption and eviction all the time. Without ``faults`` others bring them.
+        ``has_states``: the model has recurrent states."""
         self.random = rng
         self.now = 1000.0
         self.crowded = crowded
-        layout = rng.choice(layouts or LAYOUTS)
+        layout = rng.choice(layouts or (STATE_LAYOUTS if has_states else LAYOUTS))
         devices = devices_of(layout)
         self.limits = Limits(
             policy=policy,
@@ -166,6 +178,8 @@ class World:
             prefix_cache=rng.random() < 0.9,
             positions=positions,
         )
+        if has_states:
+            self.limits = with_states(rng, self.limits)
         self.saves_pages = rng.random() < 0.6
         limits = self.limits
         self.run = RunDirectory.create(place / "run", {})
@@ -174,12 +188,19 @@ class World:
         )
         self.gaps = StepGaps.create(self.run, 1)
         self.plans = PlanTable.create(self.run, limits.num_plan_slots, 16384)
-        sizes = {"media": limits.num_media_pages, "patch": limits.num_patch_pages, "embedding": limits.num_embedding_pages}
-        self.pools = {
-            name: PagePool.create(self.run, name, sizes.get(name, limits.num_kv_pages), 8) for name in pools_of(limits.num_devices)
+        sizes = {
+            "media": limits.num_media_pages,
+            "patch": limits.num_patch_pages,
+            "embedding": limits.num_embedding_pages,
+            "kv": limits.num_kv_pages,
+            "state": limits.num_state_pages,
+            "log": limits.num_log_pages,
         }
+        names = pools_of(limits.num_devices, has_states)
+        self.pools = {name: PagePool.create(self.run, name, sizes[kind_of_pool(name)], 8) for name in names}
         self.content: dict[str, list[dict]] = {name: [{} for _ in range(pool.num_pages)] for name, pool in self.pools.items()}
         self.kv = KVContents()
+        self.states = StateContents(self.table, self.pools, self.content) if has_states else None
         self.saved: dict[str, dict[bytes, tuple[int, dict]]] = {"kv": {}, "embedding": {}}  # pages in files: key -> slot, contents
         self.damaged: set[bytes] = set()  # of them: they cannot be read
         self.looked_up: set[tuple[int, int]] = set()  # rows that were compared with the files of an earlier run
@@ -280,7 +301,7 @@ class World:
 
     def start_controller(self) -> None:
         self.epoch += 1
-        self.io = ControllerIO(self.run, self.limits.actors, self.limits.num_devices)
+        self.io = ControllerIO(self.run, self.limits.actors, self.limits.num_devices, has_states=self.states is not None)
         self.journal, state = Journal.open(self.run.path, compact_bytes=self.random.choice((300, 100_000)))
         known = {InstanceId(name): p.generation for name, p in self.processes.items() if p.generation and self.random.random() < 0.8}
         self.controller = recover(self.limits, self.epoch, self.io.snapshot(state, known))
@@ -367,8 +388,11 @@ class World:
         for request in state.rows:
             if request is None or request.ending or request.record.evicting:
                 continue
-            for name in state.kv_pools:
+            for name in [pool for kv in state.kv_pools for pool in state.pools_beside(kv)]:
                 assert state.pools[name].owned_by(owner(request)) == request.pages_in(name), f"{request.key} owns others of {name}"
+            if self.states is not None:
+                found = [pages.is_whole for pages in request.kv.states]
+                assert found == [request.has_kv, request.has_kv and len(request.kv.lengths) > 1], "a row lacks states, or has too many"
             if request.record.source_pool is None or not request.has_kv:
                 assert request.kv.source_tables == ([], []), "pages of another pool are held for nothing"
                 continue
@@ -393,7 +417,7 @@ class World:
         for name in list(self.gone if not self.storm or self.random.random() < 0.01 else ()):
             self.gone.discard(name)
             self.processes[name].up_s = self.now
-            if name in self.devices and self.random.random() < 0.5:
+            if name in self.devices and self.states is None and self.random.random() < 0.5:
                 self.devices[name] = self.random.randrange(self.limits.num_devices)
         if not self.storm:
             self.leaving.clear()
@@ -508,8 +532,12 @@ class World:
         if name != "gateway" and process.step is not None:
             step = process.step_name if stage_of(name) == "decode" else process.step[0].plan_id
             process.death = Death(step, crashed, "")
-        if stage_of(name) in ("video", "encoder") and process.step is not None:
+        stages = ("video", "encoder") if self.states is None else ("video", "encoder", "prefill")
+        if stage_of(name) in stages and process.step is not None:
             self.finish_writes(process.step, self.random.random())  # some of it was written
+        if self.states is not None and stage_of(name) == "decode" and process.step is not None:
+            writes = [write for made in process.step for write in made[2]]
+            self.finish_writes((None, writes, None, False), self.random.random())
         if process.transfer is not None:
             self.finish_writes(process.transfer, self.random.random())
         process.generation = 0
@@ -669,6 +697,8 @@ class World:
                 assert (found, slot) == ((medium, segment, row // 4), row % 4), "prefill reads foreign embeddings"
             page = pages[position // 4]
             writes.append((kv, page, int(self.pools[kv].generations[page]), position % 4, values[position]))
+        if self.states is not None:
+            writes += self.states.chunk(chunk, kv, values, len(tokens) - (spec.generation.pooling is None))
 
     def begin_load(self, chunk: LoadChunk, kv: str, writes: list, source: str) -> tuple[int, bool]:
         generation, _ = self.table.phase(chunk.row)
@@ -861,10 +891,10 @@ class World:
                 return
         if process.step is not None:  # the forward pass that has begun is written, then everything else comes
             for row, generation, writes, token, code, _ in process.step:
-                for _, page, page_generation, slot, value in writes:
-                    assert int(self.pools[kv].generations[page]) == page_generation, "decode writes a page that was given away"
-                    self.kv.check_writable(self.pools[kv], page)
-                    self.content[kv][page][slot] = value
+                for pool, page, page_generation, slot, value in writes:
+                    assert int(self.pools[pool].generations[page]) == page_generation, "decode writes a page that was given away"
+                    self.kv.check_writable(self.pools[pool], page)
+                    self.content[pool][page][slot] = value
                 others = [other for at, other in self.processes.items() if at != name and other.members.get(row) == generation]
                 assert not others, "two decodes run a row"
                 counts = self.table.commit(np.array([row]), np.array([generation]), np.array([token]))
@@ -914,6 +944,8 @@ class World:
             position = len(tokens) - 1
             page = pages[position // 4]
             writes.append((kv, page, int(self.pools[kv].generations[page]), position % 4, values[position]))
+            if self.states is not None:
+                writes += self.states.token(row, member, kv, values[: len(tokens)])
         count = self.table.committed(row, generation)
         code = None
         if wanted.eos_at == count + 1:
@@ -1051,13 +1083,23 @@ class World:
         return free and not state.requests and not state.plans and all(row is None for row in state.rows)
 
 
-def make_request(rng: random.Random, key: int, now: float, crowded: bool, earlier: Sequence[Wanted] = ()) -> Wanted:
+def with_states(rng: random.Random, limits: Limits) -> Limits:
+    """The limits of a run whose model has recurrent states: often few of them."""
+    members = rng.choice((2, 2, 3, 5, 12))
+    budget = rng.choice((0, 4, 5, 16))
+    pages = {"num_state_pages": 2 * members, "num_log_pages": members}
+    return replace(limits, placeholder_ids={}, prefix_cache=False, prefill_budget=budget, **pages)
+
+
+def make_request(
+    rng: random.Random, key: int, now: float, crowded: bool, earlier: Sequence[Wanted] = (), *, has_media: bool = True
+) -> Wanted:
     """``earlier``: requests that it may continue, as the next turn of a chat does."""
     ids: list[int] = make_text(rng, rng.choice((0, 1, 5, 12)))
     items, shapes = [], []
     poison = rng.choice(("video", "segment", "encoder", "prefill", "decode")) if rng.random() < 0.05 else ""
     broken = rng.random() < 0.05
-    for item in range(rng.choice((0, 0, 0, 1, 1, 2))):
+    for item in range(rng.choice((0, 0, 0, 1, 1, 2)) if has_media else 0):
         content, dice = b"", rng
         if rng.random() < 0.7:  # one of a few media that many requests have; not one that kills, which all of them would die of
             number = rng.randrange(6)

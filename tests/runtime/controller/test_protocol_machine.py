@@ -10,6 +10,7 @@ import random
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
@@ -23,6 +24,8 @@ SEEDS = st.integers(0, 2**32)
 class ProtocolMachine(RuleBasedStateMachine):
     """One run. The world's own dice only choose between equals: which plan is done first, how long a pause is."""
 
+    HAS_STATES = False  # the model has recurrent ones
+
     def __init__(self) -> None:
         super().__init__()
         self.place = tempfile.TemporaryDirectory(prefix="mmrt-test-", dir="/dev/shm")
@@ -31,7 +34,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @initialize(seed=SEEDS, crowded=st.booleans())
     def start(self, seed: int, crowded: bool) -> None:
-        self.world = World(random.Random(seed), Path(self.place.name), crowded, faults=False)
+        self.world = World(random.Random(seed), Path(self.place.name), crowded, faults=False, has_states=self.HAS_STATES)
 
     @property
     def run(self) -> World:
@@ -43,7 +46,8 @@ class ProtocolMachine(RuleBasedStateMachine):
     def submit(self, seed: int) -> None:
         self.num_requests += 1
         earlier = list(self.run.wanted.values())
-        self.run.submit(make_request(random.Random(seed), self.num_requests, self.run.now, self.run.crowded, earlier))
+        rng, run = random.Random(seed), self.run
+        run.submit(make_request(rng, self.num_requests, run.now, run.crowded, earlier, has_media=not self.HAS_STATES))
 
     @rule(count=st.integers(1, 60))
     def go_on(self, count: int) -> None:
@@ -143,11 +147,18 @@ class ProtocolMachine(RuleBasedStateMachine):
             self.place.cleanup()
 
 
-def test_promise_one_holds_step_by_step() -> None:
+class StatesMachine(ProtocolMachine):
+    """The same for a model with recurrent states."""
+
+    HAS_STATES = True
+
+
+@pytest.mark.parametrize(("machine", "num_runs"), [(ProtocolMachine, 60), (StatesMachine, 30)])
+def test_promise_one_holds_step_by_step(machine: type[ProtocolMachine], num_runs: int) -> None:
     run_state_machine_as_test(
-        ProtocolMachine,
+        machine,
         settings=settings(
-            max_examples=60,
+            max_examples=num_runs,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

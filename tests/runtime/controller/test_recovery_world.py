@@ -16,13 +16,14 @@ NUM_SEEDS = 40
 STORM_S = 6.0
 
 
-def live_through(seed: int, place: Path) -> World:
-    world = World(random.Random(seed), place, crowded=seed % 3 == 0)
+def live_through(seed: int, place: Path, *, has_states: bool = False) -> World:
+    world = World(random.Random(seed), place, crowded=seed % 3 == 0, has_states=has_states)
     try:
         rng = world.random
         num_requests, end_s = rng.randint(6, 12) if world.crowded else rng.randint(1, 12), world.now + STORM_S
         for key in range(1, num_requests + 1):
-            world.submit(make_request(rng, key, world.now, world.crowded, list(world.wanted.values())))
+            earlier = list(world.wanted.values())
+            world.submit(make_request(rng, key, world.now, world.crowded, earlier, has_media=not has_states))
             for _ in range(rng.choice((0, 3, 20))):
                 world.turn()
         while world.now < end_s and not world.is_idle():
@@ -57,11 +58,24 @@ def test_everything_completes_whatever_dies(place: Path) -> None:
     print(f"{handed_over} rows went from one decode to another, {left} actors left")
 
 
+def test_recurrent_states_survive_whatever_dies(place: Path) -> None:
+    first = int(os.environ.get("MMRT_TEST_SEED") or time.time_ns() % 1_000_000_000)
+    preempted = handed_over = 0
+    for seed in [*range(10), *range(first, first + NUM_SEEDS)]:
+        try:
+            world = live_through(seed, place, has_states=True)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        preempted += world.num_preempted
+        handed_over += world.num_handed_over
+    assert preempted >= NUM_SEEDS // 4 and handed_over >= NUM_SEEDS // 4
+
+
 @pytest.mark.slow
 def test_everything_completes_whatever_dies_for_long(place: Path) -> None:
     first = time.time_ns() % 1_000_000_000
     for seed in range(first, first + 48 * NUM_SEEDS):
         try:
-            live_through(seed, place)
+            live_through(seed, place, has_states=seed % 4 == 0)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error}") from error

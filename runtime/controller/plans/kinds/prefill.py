@@ -33,7 +33,17 @@ def _chunk(state: ControllerState, request: Request, choice: ChunkChoice) -> Pre
             run = request.record.items[part.item].segments[part.segment].embedding
             assert run is not None, "a chunk reaches into a segment without embedding pages"
             spans.append(request.media.tracker.span(part, run, choice.start, choice.end))
-    return PrefillChunk(*request.key_in_table, choice.member, choice.start, choice.end, spans)
+    return PrefillChunk(*request.key_in_table, choice.member, choice.start, choice.end, spans, *_states(request, choice))
+
+
+def _states(request: Request, choice: ChunkChoice) -> tuple[int, int, int]:
+    """Return the pages of recurrent states that a chunk reads and writes, and of the log: see ``PrefillChunk``. None that it reads is
+    written, so a chunk that is done again finds what it found before."""
+    pages, slot = request.kv.states[choice.member], request.kv.slots[choice.member]
+    if not pages.is_whole:
+        return -1, -1, -1
+    is_last = choice.end == request.targets[choice.member]
+    return pages.bases[slot] if choice.start else -1, pages.bases[1 - slot], pages.log if is_last else -1
 
 
 class PrefillKind(Kind[Prefill]):
@@ -50,7 +60,8 @@ class PrefillKind(Kind[Prefill]):
             request = rows.get((chunk.row, chunk.row_generation))
             if request is None or request.record.evicting or not request.kv.advance(chunk.member, chunk.start, chunk.end):
                 continue
-            state.emit(SetPrefilled(request.row, chunk.member, chunk.end))
+            request.kv.swap_states(chunk.member)
+            state.emit(SetPrefilled(request.row, chunk.member, chunk.end, request.kv.slots[chunk.member]))
             if chunk.spans and release_consumed(state, request):
                 state.save(request)
         for request in live:
