@@ -114,7 +114,7 @@ def _render(report: RunReport, width: int) -> "Group":
         Text(f"pages used: {pools}"),
         Text(f"memory: {memory / 1e6:.0f} MB in all, {report.overhead_bytes / 1e6:.0f} of it supervisor and zygote"),
         Text(f"policy: {report.policy.summary}"),
-        Text(f"requests: {requests.waiting} waiting, {requests.preparing} preparing, {requests.running} running"),
+        Text(f"requests: {requests.words}"),
     ]
     return Group(*parts)
 

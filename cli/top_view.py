@@ -39,7 +39,7 @@ def render(view: View, width: int, *, has_colours: bool = True) -> Group:
     head = Text.assemble(
         (report.state, "bold green" if report.ready else "bold yellow"),
         f"  {report.endpoint}  up {duration(report.uptime_s)}  ",
-        (f"{counts.waiting} waiting, {counts.preparing} preparing, {counts.running} running", "bold"),
+        (counts.words, "bold"),
     )
     tokens = Text.assemble(("tokens/s ", "bold"), f"{rate:6.0f}  ", (sparkline(view.rates, max(10, width - 20)), "green"))
     parts: list[RenderableType] = [

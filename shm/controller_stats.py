@@ -5,6 +5,9 @@ import msgspec
 from ..schema.policy_report import NO_POLICY_YET, PolicyReport
 from .published import Published
 
+WAITING_FOR = {"row": "rows", "media": "media pages", "kv": "KV pages", "state": "states", "log": "states"}
+"""Words for what requests can wait for: rows, or pages of a kind of pool."""
+
 
 class PoolUse(msgspec.Struct, frozen=True):
     """Pages of one pool. ``used``: granted or held. ``cached``: with contents that the cache knows. ``evictable``: of these, those that
@@ -21,6 +24,7 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     epoch: int = 0
     waiting: int = 0  # requests journaled, not admitted
+    waiting_for: list[str] = []  # what these lack, or rows without KV pages: of ``WAITING_FOR``
     preparing: int = 0  # rows in phase PREPARE
     running: int = 0  # rows in phase DECODE
     plans: int = 0  # issued, not acknowledged

@@ -1,8 +1,9 @@
 """The controller's counts, as other processes read them (``shm/controller_stats.py``). Pure."""
 
 from ...runtime.controller.state.state import ControllerState
+from ...runtime.pools import kind_of_pool
 from ...schema.policy_report import NO_POLICY_YET, PolicyReport
-from ...shm.controller_stats import PoolUse, StatsSnapshot
+from ...shm.controller_stats import WAITING_FOR, PoolUse, StatsSnapshot
 
 
 def stats_of(state: ControllerState, before: StatsSnapshot, policy: PolicyReport = NO_POLICY_YET) -> StatsSnapshot:
@@ -11,6 +12,7 @@ def stats_of(state: ControllerState, before: StatsSnapshot, policy: PolicyReport
     return StatsSnapshot(
         epoch=state.epoch,
         waiting=len(state.waiting),
+        waiting_for=sorted({WAITING_FOR[kind_of_pool(name)] for name in state.waits_for}),
         preparing=len(state.preparing()),
         running=state.num_decoding,
         plans=len(state.plans),

@@ -31,9 +31,17 @@ class PoolReport(msgspec.Struct):
 
 
 class RequestsReport(msgspec.Struct):
+    """``waiting_for``: what requests lack that wait, such as "KV pages"."""
+
     waiting: int = 0
     preparing: int = 0
     running: int = 0
+    waiting_for: list[str] = []
+
+    @property
+    def words(self) -> str:
+        lacking = f" for {' and '.join(self.waiting_for)}" if self.waiting_for else ""
+        return f"{self.waiting} waiting{lacking}, {self.preparing} preparing, {self.running} running"
 
 
 class ComputeReport(msgspec.Struct):

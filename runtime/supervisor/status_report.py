@@ -83,7 +83,7 @@ class StatusTables:
                 return _pools_of_layout(self._run), RequestsReport()
         snapshot = self._stats.read()
         pools = {name: PoolReport(pool.pages, pool.used) for name, pool in snapshot.pools.items()}
-        requests = RequestsReport(snapshot.waiting, snapshot.preparing, snapshot.running)
+        requests = RequestsReport(snapshot.waiting, snapshot.preparing, snapshot.running, snapshot.waiting_for)
         return pools or _pools_of_layout(self._run), requests
 
     def broken(self) -> dict[str, str]:

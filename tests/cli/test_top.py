@@ -71,6 +71,12 @@ def test_a_view(width: int) -> None:
     ]
 
 
+def test_what_requests_wait_for() -> None:
+    view = a_view(a_span(1))
+    view.report.requests = RequestsReport(4, 0, 2, ["KV pages", "states"])
+    assert "4 waiting for KV pages and states, 0 preparing, 2 running" in drawn(view, 200)[0]
+
+
 def test_a_request_that_is_lost_with_its_gateway() -> None:
     span = a_span(1, end_ns=6 * S)
     span.is_lost = True

@@ -17,7 +17,7 @@ from ....runtime.errors import RequestError
 from ....runtime.pools import is_kv_pool
 from ....schema.gap_buckets import BEGINS_S, NUM_BUCKETS, OCTAVE
 from ....schema.media import MediaKind
-from ....shm.controller_stats import PoolUse, StatsSnapshot
+from ....shm.controller_stats import WAITING_FOR, PoolUse, StatsSnapshot
 from ..answers.client_request import CLIENT_GONE, ClientRequest
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -178,6 +178,10 @@ class _StatsCollector(Collector):
         yield GaugeMetricFamily("mmrt_num_requests_running", "Sequences being decoded.", stats.running)
         yield GaugeMetricFamily("mmrt_num_requests_preparing", "Admitted, not yet decoded.", stats.preparing)
         yield GaugeMetricFamily("mmrt_num_requests_waiting", "Journaled, not yet admitted.", stats.waiting)
+        waits = GaugeMetricFamily("mmrt_waiting_for", "1 for what requests lack that wait.", labels=["resource"])
+        for resource in dict.fromkeys(WAITING_FOR.values()):
+            waits.add_metric([resource], resource in stats.waiting_for)
+        yield waits
         yield CounterMetricFamily("mmrt_preemptions", "Sequences that gave their KV pages to others.", stats.preempted_total)
         handed_over = "Sequences that went from one decode to another, without a copy."
         yield CounterMetricFamily("mmrt_sequences_handed_over", handed_over, stats.handed_over_total)

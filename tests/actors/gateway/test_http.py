@@ -675,9 +675,11 @@ def test_metrics(stage: Any) -> None:
         assert f"vllm:prompt_tokens_total{{{name}}}" in samples
         assert "_created" not in text and "python_gc" not in text
         policy = PolicyReport(name="mine.py", version="00000000000000aa", p99_s=0.25, longest_s=0.5)
-        scene.stats.publish(StatsSnapshot(running=0, overruled_total=2, illegal_choices_total=3, policy=policy))
+        counts = {"running": 0, "overruled_total": 2, "illegal_choices_total": 3, "waiting_for": ["states"]}
+        scene.stats.publish(StatsSnapshot(policy=policy, **counts))
         text = (await scene.http.get("/metrics")).text
         assert f"vllm:num_requests_running{{{name}}} 0.0" in text
+        assert 'mmrt_waiting_for{resource="states"} 1.0' in text and 'mmrt_waiting_for{resource="KV pages"} 0.0' in text
         assert 'mmrt_policy{policy="mine.py",version="00000000000000aa"} 1.0' in text
         assert "mmrt_policy_call_p99_seconds 0.25" in text and "mmrt_policy_call_max_seconds 0.5" in text
         assert "mmrt_policy_overruled_total 2.0" in text and "mmrt_policy_illegal_choices_total 3.0" in text

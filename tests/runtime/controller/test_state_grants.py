@@ -1,0 +1,157 @@
+"""Pages of recurrent states: who gets them, what chunks do with them, and when they are free. ``test_recovery_world`` has the rest."""
+
+import msgspec
+import pytest
+
+from mmrt.actors.controller.counts import stats_of
+from mmrt.runtime.bus import messages as m
+from mmrt.runtime.bus import plans as p
+from mmrt.runtime.controller.rows.lifecycle import preempt
+from mmrt.runtime.controller.scheduling.batches import PrefillBatch
+from mmrt.runtime.controller.scheduling.legality import check
+from mmrt.runtime.controller.scheduling.types import ChunkChoice, MemberView, RequestView, StepLimits, StepPlan
+from mmrt.runtime.controller.state.effects import ClearPages, Effect, SetPrefilled, SetStatePages
+from mmrt.runtime.stage_table import InstanceId
+from mmrt.schema.outage import Outage
+from mmrt.schema.rows import EndCode, Phase
+from mmrt.shm.controller_stats import StatsSnapshot
+from mmrt.tests.runtime.controller.test_batches import text as seen
+from mmrt.tests.runtime.controller.test_batches import view
+from mmrt.tests.runtime.controller.test_machine import KEY, Driver, sent, text
+from mmrt.tests.runtime.controller.test_migration import on_devices
+
+FEW = {"placeholder_ids": {}, "num_state_pages": 4, "num_log_pages": 2}
+
+
+def used(driver: Driver) -> tuple[int, int]:
+    return driver.state.pools["state"].num_used, driver.state.pools["log"].num_used
+
+
+def given(effects: list[Effect]) -> list[tuple[int, int]]:
+    """Rows and members that get states."""
+    return [(effect.row, effect.member) for effect in effects if isinstance(effect, SetStatePages) and effect.log >= 0]
+
+
+def chunks(driver: Driver) -> list[p.PrefillChunk]:
+    _, plan = driver.plan("prefill")
+    assert isinstance(plan, p.Prefill)
+    return plan.chunks
+
+
+def finish(driver: Driver, key: int = KEY) -> None:
+    row = driver.state.requests[key].row
+    driver.counts[row] = (4, EndCode.LENGTH)
+    (drop,) = sent(driver.tick(), m.Drop)
+    assert isinstance(drop, m.Drop)
+    driver.receive("decode", m.Dropped(1, drop.row, drop.row_generation, drop.ticket)).tick()
+    del driver.counts[row]
+
+
+def test_chunks_take_turns_with_two_states() -> None:
+    """A chunk reads the state that the one before it has written, and writes the other; the last one writes the log as well."""
+    driver = Driver(**FEW, prefill_budget=5)
+    driver.submit(text(12))
+    kv = driver.state.requests[KEY].kv
+    (first, second), log = kv.states[0]
+    seen: list[tuple[int, ...]] = []
+    words: list[tuple[int, int]] = []
+    while driver.state.requests[KEY].phase == Phase.PREPARE:
+        (chunk,) = chunks(driver)
+        seen.append((chunk.start, chunk.end, chunk.state_from, chunk.state_to, chunk.log))
+        words += [(effect.num_tokens, effect.slot) for effect in driver.done("prefill") if isinstance(effect, SetPrefilled)]
+    assert seen == [(0, 4, -1, second, -1), (4, 8, second, first, -1), (8, 11, first, second, log)]
+    assert words == [(4, 1), (8, 0), (11, 1)] and used(driver) == (2, 1)
+    finish(driver)
+    assert used(driver) == (0, 0)
+
+
+def test_a_row_waits_for_states_and_keeps_its_place() -> None:
+    """Each member of a pair has states of its own. A later request that needs fewer does not pass."""
+    driver = Driver(**FEW, num_rows=8)
+    assert given(driver.submit(text(companion_ids=[1, 2]))) == [(0, 0), (0, 1)] and used(driver) == (4, 2)
+    driver.submit(text(companion_ids=[1]), KEY + 1)
+    driver.submit(text(), KEY + 2)
+    assert list(driver.state.waiting) == [KEY + 1, KEY + 2]
+    assert stats_of(driver.state, StatsSnapshot()).waiting_for == ["states"]
+    driver.receive("gateway", m.Cancel(1, KEY))
+    driver.done("prefill")
+    assert list(driver.state.waiting) == [KEY + 2] and used(driver) == (4, 2)
+
+
+def test_states_are_held_until_plan_and_decode_are_done() -> None:
+    driver = Driver(**FEW)
+    driver.submit(text())
+    driver.receive("gateway", m.Cancel(1, KEY)).tick()
+    assert used(driver) == (2, 1), "prefill may write them"
+    driver.done("prefill")
+    assert driver.is_empty
+    driver.submit(text(), KEY + 1)
+    driver.done("prefill")
+    (drop,) = sent(driver.receive("gateway", m.Cancel(1, KEY + 1)).tick(), m.Drop)
+    assert isinstance(drop, m.Drop) and used(driver) == (2, 1), "decode may write them"
+    driver.receive("decode", m.Dropped(1, drop.row, drop.row_generation, drop.ticket)).tick()
+    assert driver.is_empty
+
+
+def test_a_preempted_row_begins_anew() -> None:
+    driver = Driver(**FEW)
+    driver.submit(text())
+    driver.done("prefill")
+    request = driver.state.requests[KEY]
+    driver.counts[request.row] = (2, 0)
+    driver.tick()
+    preempt(driver.state, request)
+    (drop,) = sent(driver.tick(), m.Drop)
+    assert isinstance(drop, m.Drop) and used(driver) == (2, 1)
+    driver.receive("decode", m.Dropped(1, drop.row, drop.row_generation, drop.ticket))
+    effects = driver.tick() + driver.tick()
+    assert [effect.row for effect in effects if isinstance(effect, ClearPages)] == [request.row]
+    assert given(effects) == [(request.row, 0)] and used(driver) == (2, 1)
+    (chunk,) = chunks(driver)
+    assert (chunk.start, chunk.end, chunk.state_from) == (0, 7, -1)
+
+
+def test_a_prompt_is_prefilled_where_it_is_decoded() -> None:
+    """States are not copied from one device to another. Where a device loses one of the two stages, its rows go to another."""
+    driver = on_devices("EPD@0+EPD@1", **FEW)
+    driver.receive("prefill.1", m.Hello("prefill.1", 1, 1, True)).receive("decode.1", m.Hello("decode.1", 1, 1, True))
+    for key in (KEY, KEY + 1):
+        driver.submit(text(9), key)
+    rows = [driver.state.requests[key].record for key in (KEY, KEY + 1)]
+    assert [(row.kv_pool, row.source_pool) for row in rows] == [("kv", None), ("kv.1", None)]
+    driver.machine.set_outages(
+        [Outage(InstanceId("decode"), "it crashes", 200.0), Outage(InstanceId("prefill.1"), "it crashes", 200.0)]
+    )
+    driver.done("prefill")
+    driver.tick()
+    assert {request.kv_pool for request in driver.state.requests.values() if request.has_kv} <= {"kv.1"}
+    driver.machine.set_outages([])
+    driver.tick()
+    assert {request.record.source_pool for request in driver.state.requests.values()} == {None}
+
+
+@pytest.mark.parametrize(
+    ("budget", "ready", "ends"),
+    [(16, (40,), [16]), (31, (40,), [16]), (64, (40,), [40]), (33, (40, 20), [32]), (40, (16, 30), [16, 16]), (7, (40,), [16])],
+)
+def test_chunks_end_on_the_grid(budget: int, ready: tuple[int, ...], ends: list[int]) -> None:
+    assert [chunk.end for chunk in PrefillBatch(view(grid=16), budget).fill([seen(1, *ready)]).chunks] == ends
+
+
+def test_a_request_without_room_for_its_next_border_is_not_passed() -> None:
+    batch = PrefillBatch(view(grid=16), 40).fill([seen(1, 30), seen(2, 50), seen(3, 5)])
+    assert [chunk.key for chunk in batch.chunks] == [1] and batch.is_closed
+    assert [chunk.end for chunk in PrefillBatch(view(grid=16), 100).fill([seen(1, 40), seen(2, 90)], 20).chunks] == [32, 32]
+
+
+def test_a_policy_does_not_leave_the_grid() -> None:
+    request = RequestView(1, 1, has_kv=True, members=(MemberView(16, 40, 43),))
+    around = msgspec.structs.replace(view(grid=16), requests=(request,))
+    for end, is_legal in ((32, True), (40, False), (31, False)):
+        legal, _ = check(around, StepLimits(64, 64), StepPlan(prefill=(ChunkChoice(1, 0, 16, end),)))
+        assert bool(legal) == is_legal
+    whole = RequestView(1, 1, has_kv=True, members=(MemberView(16, 43, 43),))
+    legal, _ = check(
+        msgspec.structs.replace(around, requests=(whole,)), StepLimits(64, 64), StepPlan(prefill=(ChunkChoice(1, 0, 16, 43),))
+    )
+    assert legal
