@@ -17,7 +17,8 @@ HOST_SHARE = 0.25  # of free memory after the weights: the rest is for processes
 KV_TOKENS = 65536  # least, or all contexts that can run where that is less
 HOST_CONTEXTS = 16  # most, on the host
 QUICK_BYTES = 512 << 20  # most above the least, on the host, or half of the weights: reserving a GiB costs 0.3 s of the start
-EMBEDDING_TOKENS, MAX_EMBEDDING_TOKENS = 16384, 131072  # least, most
+EMBEDDING_TOKENS, MAX_EMBEDDING_TOKENS = 16384, 131072  # least, most; the largest picture that Qwen's processors make has the former
+MAX_EMBEDDING_BYTES = 1 << 30  # most above the least: rows of a model with deepstack are several times as wide
 NO_MEDIA = "the model takes text alone"  # reason of the size of a pool for media
 EMBEDDING_SHARE = 0.02  # of the memory available to both pools
 STATE_SHARE = 0.25  # likewise
@@ -93,7 +94,8 @@ def _embedding_size(config: RuntimeConfig, facts: ModelFacts, left: int) -> Pool
     if config.memory.embedding_tokens:
         return PoolSize(config.memory.embedding_tokens, "memory.embedding_tokens")
     affordable = int(EMBEDDING_SHARE * left) // facts.embedding_row_bytes
-    return _within(EMBEDDING_TOKENS, affordable, MAX_EMBEDDING_TOKENS, f"{EMBEDDING_SHARE:.0%} of the memory for pools")
+    most = max(EMBEDDING_TOKENS, min(MAX_EMBEDDING_TOKENS, MAX_EMBEDDING_BYTES // facts.embedding_row_bytes))
+    return _within(EMBEDDING_TOKENS, affordable, most, f"{EMBEDDING_SHARE:.0%} of the memory for pools")
 
 
 def _state_size(config: RuntimeConfig, facts: ModelFacts, left: int) -> StateSize:

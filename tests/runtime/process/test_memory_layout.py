@@ -75,6 +75,18 @@ def test_on_the_host_pools_take_a_share_of_what_is_available() -> None:
     assert plan_layout(RuntimeConfig(), QWEN_7B, "bfloat16", shared).pools["kv"].num_pages * 16 == 65536
 
 
+def test_wide_rows_of_embeddings_are_fewer() -> None:
+    """As a model with deepstack has them."""
+    for row_bytes, least, most in ((8192, 16384, 131072), (32768, 16384, 32768), (1 << 17, 16384, 16384)):
+        facts = msgspec.structs.replace(QWEN_7B, embedding_row_bytes=row_bytes)
+        assert (on_host(0, facts)[1], on_host(4000, facts)[1]) == (least, most)
+        layout = plan_layout(RuntimeConfig(), facts, "bfloat16", HostRoom(4000 << 30, 1 << 60))
+        assert layout.pools["embedding"].num_bytes == most * row_bytes
+        device = plan_layout(on_cuda(), facts, "bfloat16", H200).pools
+        assert device["embedding"].num_pages == most // 32
+        assert device["kv"].num_bytes + device["embedding"].num_bytes < 0.9 * H200.total_bytes - (H200.total_bytes - H200.free_bytes)
+
+
 def test_short_contexts_need_no_large_pool() -> None:
     facts = msgspec.structs.replace(QWEN_7B, max_context=128)
     assert on_host(4000, facts)[0] == 64 * 128, "as many as there are rows"
