@@ -3,7 +3,7 @@
 ``families`` makes it from a checkpoint's JSON files; every actor reads it. No torch; msgspec can encode it all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Literal
 
@@ -30,6 +30,11 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     axes: tuple[int, ...] = ()  # of each pair: 0 t, 1 h, 2 w; empty: all of a head turns by t
     stretch: tuple[float, ...] = ()  # by which each pair turns more slowly, for a longer context; empty: none does
     factor: float = 1.0  # of cosines and sines
+
+
+def interleaved_axes(section: Sequence[int], pairs: int) -> tuple[int, ...]:
+    """``RopeConfig.axes`` where t, h and w take turns while h and w have some of their ``section`` left (M-RoPE, interleaved)."""
+    return tuple(pair % 3 if pair < 3 * section[pair % 3] else 0 for pair in range(pairs))
 
 
 class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):

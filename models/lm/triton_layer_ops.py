@@ -6,7 +6,7 @@ from torch import Tensor
 from ...triton_kernels.kv_write import QkNorm, Rotary, rotate_and_write_kv
 from ...triton_kernels.rms_norm import add_rms_norm, rms_norm
 from ...triton_kernels.silu_mul import silu_mul
-from ..architecture import LanguageConfig, RopeConfig
+from ..architecture import LanguageConfig, RopeConfig, interleaved_axes
 from .delta_pages import DeltaPages
 from .experts import Experts, route, sum_by_expert, sum_by_mask
 from .interface import QkNorms
@@ -27,7 +27,7 @@ class TritonOperations:
         self.delta = None
         self._epsilon = config.rms_norm_eps
         frequencies = [inverse_frequencies(rope, config.heads.head_dim).to(pages.values.device) for rope in config.ropes]
-        self._rotaries = [Rotary(f, _section(rope), rope.factor) for f, rope in zip(frequencies, config.ropes, strict=True)]
+        self._rotaries = [_rotary(rope, f) for f, rope in zip(frequencies, config.ropes, strict=True)]
         self._positions = torch.empty(3, 0, dtype=torch.int64, device=pages.values.device)
 
     def begin(self, positions: Tensor) -> None:
@@ -52,8 +52,11 @@ class TritonOperations:
         rotate_and_write_kv(heads, self._positions, attention.slots, attention.layers[layer], self._rotaries[rope], norm)
 
 
-def _section(rope: RopeConfig) -> tuple[int, ...]:
-    """Pairs per axis. Raises: ValueError where the pairs of an axis are no neighbours."""
-    if list(rope.axes) != sorted(rope.axes):
-        raise ValueError("there is no kernel for a rotary embedding whose axes take turns")
-    return tuple(rope.axes.count(axis) for axis in range(max(rope.axes) + 1)) if rope.axes else ()
+def _rotary(rope: RopeConfig, frequencies: Tensor) -> Rotary:
+    """Raises: ValueError where axes neither follow one another nor take turns."""
+    section = tuple(rope.axes.count(axis) for axis in range(max(rope.axes) + 1)) if rope.axes else ()
+    if list(rope.axes) == sorted(rope.axes):
+        return Rotary(frequencies, section, rope.factor)
+    if len(section) < 3 or rope.axes != interleaved_axes(section, len(rope.axes)):
+        raise ValueError(f"there is no kernel for a rotary embedding of axes {rope.axes}")
+    return Rotary(frequencies, section, rope.factor, interleaved=True)

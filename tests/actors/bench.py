@@ -225,7 +225,8 @@ class Bench:
         shape = ItemShape("image", grid, num_tokens, [SegmentShape("image", grid, height * width, 1176, num_tokens)])
         pages = [self._free_embeddings.pop() for _ in range(-(-num_tokens // EMBEDDING_PAGE_TOKENS))]
         self.embeddings.generations[pages] += np.uint64(1)
-        rows = self.random.normal(0, 0.5, (num_tokens, self.config.language.hidden_size)).astype(np.float32)
+        width = (1 + self.config.num_deep) * self.config.language.hidden_size
+        rows = self.random.normal(0, 0.5, (num_tokens, width)).astype(np.float32)
         self.embeddings.scatter_rows(pages, rows)
         source = PageRun(pages, self.embeddings.generations[pages].tolist())
         return MediaSpan(start, shape), EmbeddingSpan(start, num_tokens, 0, source)

@@ -33,6 +33,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(checkpoint: Path) -> tuple[ModelConfig, Weights]:
     """Its configuration and weights."""
+    return load(checkpoint)
+
+
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelConfig, Weights]:
+    """Of a tiny checkpoint whose embedding rows have several parts."""
+    make_checkpoint("tiny", path := tmp_path_factory.mktemp("checkpoints") / "deep", "qwen3_vl")
+    return load(path)
+
+
+def load(checkpoint: Path) -> tuple[ModelConfig, Weights]:
     config = load_model_config(checkpoint)
     buffer = bytearray()
 

@@ -43,6 +43,36 @@ def test_chunks_add_up_to_the_whole(bench: Bench, chunk: int) -> None:
     torch.testing.assert_close(caches[1], caches[0], atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 33])
+def test_rows_of_several_parts_add_up_too(run: RunDirectory, deep: tuple[ModelConfig, Weights], chunk: int) -> None:
+    """Beside a text in the same plans, which stays what it is."""
+    bench = Bench(run, *deep)
+    assert bench.config.num_deep == 3
+    media, rows = bench.image(9, 14, 14)
+    prompt, caches = bench.ids(70), []
+    for index, step in enumerate((200, chunk)):
+        row = bench.place(prompt, row=index, spans=[media])
+        bench.grant_all(row)
+        bench.prefill(row, step, [rows])
+        caches.append(cache(bench, row, 69))
+    torch.testing.assert_close(caches[1], caches[0], atol=2e-5, rtol=1e-4)
+    words = bench.ids(30)
+    texts = [bench.place(words, row=index) for index in (2, 3)]
+    for text in texts:
+        bench.grant_all(text)
+    bench.prefill(texts[0])
+    seen = [PrefillChunk(1, row.generation, 0, 0, 69, [rows]), PrefillChunk(3, texts[1].generation, 0, 0, 29, [])]
+    assert bench.worker.execute(Prefill(seen)) == Done()
+    torch.testing.assert_close(cache(bench, texts[1], 29), cache(bench, texts[0], 29), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(cache(bench, row, 69), caches[0], atol=2e-5, rtol=1e-4)
+    numbers = bench.embeddings.gather_rows(rows.source.pages, bench.config.embedding_row_bytes(), 49).view(np.float32).reshape(49, -1)
+    numbers[:, bench.config.language.hidden_size :] = 0
+    bench.embeddings.scatter_rows(rows.source.pages, numbers)
+    bench.prefill(row, chunk, [rows])
+    changed = (cache(bench, row, 69) - caches[0]).abs().amax((0, 2)) > 1e-3
+    assert not changed[:9].any() and changed[9:58].all(), "the parts behind the embedding count"
+
+
 def test_both_members_in_one_plan(bench: Bench) -> None:
     prompt, companion = bench.ids(40), bench.ids(21)
     apart, together = (bench.place(prompt, companion, row=index) for index in (0, 1))

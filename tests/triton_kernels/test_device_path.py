@@ -64,7 +64,9 @@ def moved(weights: Weights, device: torch.device) -> Weights:
 
 
 @pytest.mark.parametrize(
-    "tiny", ["qwen2_5_omni", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_5_vl", "qwen2_vl"))], indirect=True
+    "tiny",
+    ["qwen2_5_omni", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_5_vl", "qwen2_vl", "qwen3_vl"))],
+    indirect=True,
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), pytest.param("bfloat16", 5e-2, marks=pytest.mark.slow)])
 def test_a_vision_tower_sees_the_same_by_kernels(
@@ -75,7 +77,7 @@ def test_a_vision_tower_sees_the_same_by_kernels(
     weights = {name: weight.to(torch_dtype(dtype)) for name, weight in tiny[1].items()}
     random = np.random.default_rng(0)
     parts = [
-        TowerInput("image", random.integers(0, 256, (t * height * width, 1176), dtype=np.uint8), (t, height, width))
+        TowerInput("image", random.integers(0, 256, (t * height * width, config.patch_row_bytes()), dtype=np.uint8), (t, height, width))
         for t, height, width in ((1, 10, 8), (1, 4, 4), (2, 2, 4))
     ]
     plain = Towers(config, weights)
@@ -102,6 +104,7 @@ def test_heads_of_a_tower_that_the_kernels_cannot_do_are_torchs(monkeypatch: pyt
     assert isinstance(vision_tower.operations_for(80, torch.bfloat16, cuda), TritonVisionOperations)
 
 
+@pytest.mark.parametrize("tiny", ["qwen2_5_omni", "qwen3_vl"], indirect=True)
 def test_embedding_rows_come_back_through_device_pages(
     run: RunDirectory, tiny: tuple[ModelConfig, Weights], device: torch.device
 ) -> None:
@@ -114,22 +117,30 @@ def test_embedding_rows_come_back_through_device_pages(
     memory = torch.full((9, page_bytes), 77, dtype=torch.uint8, device=device)
     both = HostEmbeddingPages(config, pools[0]), DeviceEmbeddingPages(config, pools[1], memory)
     runs = [PageRun([7, 2, 5], [4, 4, 4]), PageRun([0], [4])]
-    rows = [torch.randn(count, config.language.hidden_size) for count in (70, 9)]
+    hidden_size, num_deep = config.language.hidden_size, config.num_deep
+    rows = [torch.randn(count, (1 + num_deep) * hidden_size) for count in (70, 9)]
     both[0].write(runs, rows)
     both[1].write(runs, [its.to(device) for its in rows])
     whole = [EmbeddingSpan(5, 70, 0, runs[0]), EmbeddingSpan(80, 9, 0, runs[1])]
     for start, end in ((0, 95), (5, 6), (40, 84), (75, 80), (37, 75)):
         spans = [part for span in whole if (part := clip(span, start, end))]
-        found = []
+        found, deep = [], []
         for pages, place in zip(both, (torch.device("cpu"), device), strict=True):
-            embeds = torch.full((end - start, config.language.hidden_size), 3.0, device=place)
-            pages.read(spans, start, embeds)
+            embeds = torch.full((end - start, hidden_size), 3.0, device=place)
+            added = pages.read(spans, start, embeds)
             found.append(embeds.cpu())
+            deep += [] if added is None else [added.cpu()]
         assert torch.equal(*found)
+        assert len(deep) == 2 * bool(spans and num_deep) and (not deep or torch.equal(*deep))
+        for span in spans:
+            first = span.start - (5 if span.start < 75 else 80)
+            expected = rows[span.start >= 75][first : first + span.num_tokens].view(-1, 1 + num_deep, hidden_size)
+            where = slice(span.start - start, span.start - start + span.num_tokens)
+            assert torch.equal(found[0][where], expected[:, 0]) and (not deep or torch.equal(deep[0][where], expected[:, 1:]))
         assert spans or bool((found[0] == 3).all())
     pools[1].generations[2] = 5
     with pytest.raises(StalePage):
-        both[1].read(whole, 0, torch.zeros(95, config.language.hidden_size, device=device))
+        both[1].read(whole, 0, torch.zeros(95, hidden_size, device=device))
 
 
 class DeviceBench(Bench):
@@ -227,7 +238,7 @@ def test_so_does_warming_up_the_pages_of_embeddings(run: RunDirectory, tiny: tup
     assert bool((pages == 9).all())
 
 
-@pytest.mark.parametrize("tiny", ["qwen2_5_omni", "qwen2_5_vl", "qwen2_vl"], indirect=True)
+@pytest.mark.parametrize("tiny", ["qwen2_5_omni", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"], indirect=True)
 def test_the_pictures_and_the_sound_of_the_warm_up_are_encoded(tiny: tuple[ModelConfig, Weights]) -> None:
     warm_up_towers(Towers(tiny[0], tiny[1]), tiny[0])
 

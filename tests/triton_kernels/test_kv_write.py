@@ -77,7 +77,7 @@ def store(kv: torch.Tensor, slots: torch.Tensor, pages: PagedKV) -> None:
     fold=st.integers(0, 4),
     head_dim=st.sampled_from([16, 64, 128]),
     dtype=st.sampled_from(DTYPES),
-    sections=st.integers(0, 3),
+    sections=st.integers(0, 4),
     normed=st.booleans(),
 )
 def test_fused_write(
@@ -96,7 +96,7 @@ def test_fused_write(
     pages = make_pages(num_kv_heads, head_dim, quantized or dtype, device)
     expected, slots, expected_heads = cloned(pages), make_slots(num_tokens, device), heads.clone()
     positions = torch.randint(0, 2**17, (3, num_tokens), device=device)
-    rotary = Rotary(frequencies(head_dim, 1e6).to(device), split(head_dim // 2, sections), 1.0 if sections else 1.25)
+    rotary = Rotary(frequencies(head_dim, 1e6).to(device), split(head_dim // 2, sections), 1.0 if sections else 1.25, sections == 4)
     norm = QkNorm(*torch.rand(2, head_dim, device=device).to(dtype), EPSILON) if normed else None
     rotate_and_write_kv(heads, positions, slots, pages, rotary, norm)
     reference.rotate_and_write_kv(expected_heads, positions, slots, expected, rotary, norm)
@@ -105,9 +105,10 @@ def test_fused_write(
 
 
 def split(pairs: int, sections: int) -> tuple[int, ...]:
-    """The ratio of Qwen2.5-VL: a quarter by time, the rest by height and width."""
-    quarter = pairs // 4
-    return {0: (), 1: (pairs,), 2: (quarter, pairs - quarter), 3: (quarter, pairs * 3 // 8, pairs - quarter - pairs * 3 // 8)}[sections]
+    """The ratio of Qwen2.5-VL: a quarter by time, the rest by height and width. 4: that of Qwen3-VL, whose axes take turns."""
+    quarter, side = pairs // 4, pairs * 5 // 16
+    ratios = {0: (), 1: (pairs,), 2: (quarter, pairs - quarter), 3: (quarter, pairs * 3 // 8, pairs - quarter - pairs * 3 // 8)}
+    return {**ratios, 4: (pairs - 2 * side, side, side)}[sections]
 
 
 def frequencies(head_dim: int, theta: float) -> torch.Tensor:
@@ -115,9 +116,19 @@ def frequencies(head_dim: int, theta: float) -> torch.Tensor:
     return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
 
 
+@pytest.mark.parametrize(
+    ("axes", "rotary"),
+    [
+        ((0,) * 4 + (1,) * 6 + (2,) * 6, Rotary(torch.empty(0), (4, 6, 6))),
+        ((0, 1, 2) * 4 + (0, 1, 0, 0), Rotary(torch.empty(0), (7, 5, 4), interleaved=True)),
+    ],
+    ids=["apart", "in turn"],
+)
 @pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_agrees_with_the_language_model_on_the_cpu(device: torch.device, dtype: torch.dtype, qk_norm: bool) -> None:
+def test_agrees_with_the_language_model_on_the_cpu(
+    device: torch.device, dtype: torch.dtype, qk_norm: bool, axes: tuple[int, ...], rotary: Rotary
+) -> None:
     torch.manual_seed(0)
     config = LanguageConfig(
         vocab_size=8,
@@ -130,7 +141,7 @@ def test_agrees_with_the_language_model_on_the_cpu(device: torch.device, dtype: 
             ),
         )
         * 3,
-        ropes=(RopeConfig(theta=1e4, axes=(0,) * 4 + (1,) * 6 + (2,) * 6),),
+        ropes=(RopeConfig(theta=1e4, axes=axes),),
     )
     layer, lengths = 1, torch.tensor([14, 1, 5])
     tables = torch.tensor([[6, 1, 4, 0], [3, 9, 9, 9], [5, 2, 9, 9]])
@@ -154,7 +165,7 @@ def test_agrees_with_the_language_model_on_the_cpu(device: torch.device, dtype: 
     slots = tables[torch.arange(3), last // 4] * 4 + last % 4
     views = pool.view(dtype).view(7, 3, 4, 2, 2, 32)[:, layer]
     norm = QkNorm(q_norm.to(device), k_norm.to(device), EPSILON) if qk_norm else None
-    rotary = Rotary(frequencies(32, 1e4).to(device), (4, 6, 6))
+    rotary = rotary._replace(frequencies=frequencies(32, 1e4).to(device))
     rotate_and_write_kv(ours, positions.to(device), slots.to(device), PagedKV(views[:, :, 0], views[:, :, 1]), rotary, norm)
     close(ours.cpu(), heads)
     close(pool.cpu().view(dtype), cpu_pool.view(dtype))
@@ -261,6 +272,8 @@ BAD: dict[str, Callable[[Arguments], dict[str, object]]] = {
     "slots has stride 2": lambda a: {"slots": a.slots.repeat(2)[::2]},
     r"section \(4, 6, 7\)": lambda a: {"rotary": a.rotary._replace(section=(4, 6, 7))},
     r"section \(4, 4, 4, 4\)": lambda a: {"rotary": a.rotary._replace(section=(4, 4, 4, 4))},
+    r"axes of \(4, 6, 6\) pairs cannot take turns": lambda a: {"rotary": a.rotary._replace(interleaved=True)},
+    r"axes of \(8, 8\) pairs cannot take turns": lambda a: {"rotary": a.rotary._replace(section=(8, 8), interleaved=True)},
     "frequencies is torch.float16": lambda a: {"rotary": a.rotary._replace(frequencies=a.rotary.frequencies.half())},
     "positions has 2 axes, section 3": lambda a: {"positions": a.positions[:2]},
     r"positions has shape \[3, 2\]": lambda a: {"positions": a.positions[:, :2]},

@@ -117,6 +117,7 @@ class Twins:
         self.tables = torch.randperm(NUM_PAGES, generator=generator)[: num_sequences * pages].view(num_sequences, pages)
         self.ids = torch.randint(0, config.language.vocab_size, (num_sequences, max_tokens), generator=generator)
         self.positions = torch.randint(0, 500, (num_sequences, 3, max_tokens), generator=generator)
+        self.deep = torch.randn(num_sequences, max_tokens, config.num_deep, config.language.hidden_size, generator=generator)
 
     def share(self) -> None:
         """The twin continues from what the model in torch has written."""
@@ -124,7 +125,10 @@ class Twins:
 
     def chunk(self, model: LanguageModel, sequence: int, start: int, end: int) -> Chunk:
         table = self.tables[sequence, : -(-end // PAGE_TOKENS)]
-        return Chunk(model.embed(self.ids[sequence, start:end]), self.positions[sequence, :, start:end], start, table)
+        embeds, deep = model.embed(self.ids[sequence, start:end]), None
+        if self.config.num_deep and sequence:  # the first has no media
+            deep = self.deep[sequence, start:end].to(embeds.device)
+        return Chunk(embeds, self.positions[sequence, :, start:end], start, table, deep=deep)
 
     def prefill(self, *spans: tuple[int, int, int]) -> None:
         """Chunks (sequence, start, end), by both."""
@@ -148,7 +152,9 @@ class Twins:
         return torch.stack([pages.gather(layer, torch.arange(len(kv))).clone() for layer in range(self.config.language.num_layers)])
 
 
-@pytest.mark.parametrize(("family", "num_steps"), [("qwen2_5_vl", 2), pytest.param("qwen2_5_omni", 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("family", "num_steps"), [("qwen2_5_vl", 2), ("qwen3_vl", 1), pytest.param("qwen2_5_omni", 1, marks=pytest.mark.slow)]
+)
 def test_a_tiny_checkpoint_says_the_same(tmp_path: Path, device: torch.device, family: Family, num_steps: int) -> None:
     twins = Twins(*load_tiny(tmp_path / family, family), device, num_sequences=3, max_tokens=100)
     twins.plain.prefill([twins.chunk(twins.plain, 0, 0, 90)])

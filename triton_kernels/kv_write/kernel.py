@@ -96,11 +96,13 @@ def rotate_and_write_heads(
     PAGE_TOKENS: tl.constexpr,
     FIRST_H: tl.constexpr,
     FIRST_W: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     FACTOR: tl.constexpr,
     LARGEST: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
 ):
-    """Grid (tokens, blocks of query heads, then of KV heads). Pairs [0, FIRST_H) turn by t, [FIRST_H, FIRST_W) by h, the rest by w."""
+    """Grid (tokens, blocks of query heads, then of KV heads). Pairs [0, FIRST_H) turn by t, [FIRST_H, FIRST_W) by h, the rest by w;
+    INTERLEAVED: so many by each, in turn while h and w have some left."""
     q_blocks: tl.constexpr = (NUM_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     token = tl.program_id(0)
     block = tl.program_id(1)
@@ -114,7 +116,11 @@ def rotate_and_write_heads(
     low, high = _load_halves(head_ptr, half, live, HALF)
     to_page = live & of_keys & (slot >= 0)
     v_low, v_high = _load_halves(head_ptr + NUM_KV_HEADS * (2 * HALF), half, to_page, HALF)
-    axis = (half >= FIRST_H).to(tl.int32) + (half >= FIRST_W).to(tl.int32)
+    if INTERLEAVED:
+        turn = half % 3
+        axis = tl.where(half < 3 * tl.where(turn == 1, FIRST_W - FIRST_H, HALF - FIRST_W), turn, 0)
+    else:
+        axis = (half >= FIRST_H).to(tl.int32) + (half >= FIRST_W).to(tl.int32)
     position = tl.load(positions_ptr + axis * stride_axis + token).to(tl.float32)
     cosine, sine = cosine_and_sine(position * tl.load(frequencies_ptr + half))
     if FACTOR != 1.0:

@@ -18,11 +18,13 @@ LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 class Rotary(NamedTuple):
     """``frequencies`` float32 [head_dim / 2]: pair j turns by position[axis(j)] x frequencies[j]. ``section``: how many pairs each axis
-    (t, h, w) has, one axis after another; empty is one axis. ``factor`` of cosines and sines."""
+    (t, h, w) has, one axis after another; empty is one axis. ``interleaved``: the three axes take turns while h and w have pairs left.
+    ``factor`` of cosines and sines."""
 
     frequencies: Tensor
     section: tuple[int, ...] = ()
     factor: float = 1.0
+    interleaved: bool = False
 
 
 class QkNorm(NamedTuple):
@@ -41,7 +43,8 @@ def rotate_and_write_kv(
     heads [N, num_heads + 2 num_kv_heads, head_dim] float32, float16 or bfloat16, the projection's output: query, key and value heads,
     dense. Query and key heads are normalized and rotated in place; num_heads may be 0. positions int64 [axes, N], so that angles stay
     below 4e5; slots int64 [N]: page x page_tokens + index in it, unique, negative to skip a token. Pages are quantized per token and
-    head if ``kv`` is; values that are not finite are stored as 0. M-RoPE after Qwen2-VL (Wang et al., 2024). Raises: ValueError.
+    head if ``kv`` is; values that are not finite are stored as 0. M-RoPE after Qwen2-VL (Wang et al., 2024), interleaved after Qwen3-VL
+    (arXiv 2511.21631). Raises: ValueError.
     """
     _check_heads(heads)
     kv.check(heads)
@@ -80,6 +83,7 @@ def rotate_and_write_kv(
         PAGE_TOKENS=kv.k_pages.shape[1],
         FIRST_H=section[0],
         FIRST_W=sum(section[:2]),
+        INTERLEAVED=rotary.interleaved,
         FACTOR=rotary.factor,
         LARGEST=LARGEST.get(kv.k_pages.dtype, 0.0),
         **config.arguments(),
@@ -102,6 +106,8 @@ def _check_rotary(heads: Tensor, positions: Tensor, rotary: Rotary) -> tuple[int
     section = rotary.section or (num_pairs,)
     if len(section) > 3 or min(section) < 0 or sum(section) != num_pairs:
         raise ValueError(f"section {section} is not at most three counts that make {num_pairs} pairs")
+    if rotary.interleaved and (len(section) < 3 or 3 * section[1] > num_pairs + 1 or 3 * section[2] > num_pairs):
+        raise ValueError(f"axes of {section} pairs cannot take turns: h and w need a third of {num_pairs} each at most")
     check_tensor("frequencies", rotary.frequencies, (num_pairs,), (torch.float32,), heads.device)
     check_aligned("frequencies", rotary.frequencies)
     check_tensor("positions", positions, (None, heads.shape[0]), (torch.int64,), heads.device)

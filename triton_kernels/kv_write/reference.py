@@ -32,6 +32,19 @@ def _write_kv(k: Tensor, v: Tensor, slots: Tensor, kv: PagedKV) -> None:
                 target[place], scales[place] = quantize(heads, target.dtype)
 
 
+def _axes(rotary: Rotary, num_pairs: int) -> list[int]:
+    """The axis of each pair."""
+    if not rotary.interleaved:
+        return [axis for axis, count in enumerate(rotary.section or (num_pairs,)) for _ in range(count)]
+    left = [num_pairs, *rotary.section[1:]]
+    axes = []
+    for pair in range(num_pairs):
+        axis = pair % 3 if left[pair % 3] else 0
+        left[axis] -= 1
+        axes.append(axis)
+    return axes
+
+
 def rotate_and_write_kv(
     heads: Tensor, positions: Tensor, slots: Tensor, kv: PagedKV, rotary: Rotary, norm: QkNorm | None = None
 ) -> None:
@@ -42,8 +55,7 @@ def rotate_and_write_kv(
     if norm is not None:
         queries.copy_(F.rms_norm(queries, (head_dim,), norm.q, norm.epsilon))
         k.copy_(F.rms_norm(k, (head_dim,), norm.k, norm.epsilon))
-    section = torch.tensor(rotary.section or (head_dim // 2,))
-    axis = torch.repeat_interleave(torch.arange(len(section)), section).to(heads.device)
+    axis = torch.tensor(_axes(rotary, head_dim // 2), device=heads.device)
     angle = (positions[axis].T * rotary.frequencies).unsqueeze(1)
     turning = heads[:, : num_heads + num_kv_heads]
     low, high = turning.float().chunk(2, -1)

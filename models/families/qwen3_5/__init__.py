@@ -6,7 +6,16 @@ are refused.
 
 import msgspec
 
-from ...architecture import AttentionConfig, DeltaConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
+from ...architecture import (
+    AttentionConfig,
+    DeltaConfig,
+    LanguageConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    RopeConfig,
+    interleaved_axes,
+)
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...checkpoint.weight_specs import TensorSpec, language_specs
 from ..fields import parse_attention, parse_dtype, parse_eos
@@ -92,7 +101,7 @@ def _parse_kinds(text: JsonObject) -> list[str]:
 
 
 def _parse_rope(text: JsonObject, head_dim: int, max_positions: int) -> RopeConfig:
-    """Axes take turns among the pairs: t, h, w, t, …, as far as h and w have any left (M-RoPE, interleaved)."""
+    """Axes take turns among the pairs."""
     rope = rope_fields(text)
     part = (rope if rope.has("partial_rotary_factor") else text).number("partial_rotary_factor", default=0.25, most=1.0)
     if (pairs := int(head_dim * part) // 2) < 1:
@@ -100,8 +109,7 @@ def _parse_rope(text: JsonObject, head_dim: int, max_positions: int) -> RopeConf
     section = rope.integers("mrope_section", default=(11, 11, 10))
     if len(section) != 3 or sum(section) != pairs:
         raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to the {pairs} pairs that turn")
-    axes = tuple(pair % 3 if pair < 3 * section[pair % 3] else 0 for pair in range(pairs))
-    return msgspec.structs.replace(parse_turns(text, 2 * pairs, max_positions), axes=axes)
+    return msgspec.structs.replace(parse_turns(text, 2 * pairs, max_positions), axes=interleaved_axes(section, pairs))
 
 
 def tensor_specs(config: ModelConfig) -> list[TensorSpec]:

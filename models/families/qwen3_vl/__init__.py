@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....schema.media import ItemShape, MediaSpan
-from ...architecture import LanguageConfig, ModelConfig, RopeConfig, VisionConfig
+from ...architecture import LanguageConfig, ModelConfig, RopeConfig, VisionConfig, interleaved_axes
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ..family import CheckpointRecipe
 from ..fields import parse_attention, parse_decoder
@@ -49,12 +49,7 @@ def _parse_text(text: JsonObject, tie: bool) -> LanguageConfig:
     rope = text.object("rope_parameters", "rope_scaling")
     if not rope.boolean("mrope_interleaved", default=True):
         raise rope.error("mrope_interleaved", "is false; only axes that take turns are supported")
-    return parse_decoder(text, mixer, RopeConfig(theta=theta, axes=interleaved(section, pairs)), tie)
-
-
-def interleaved(section: Sequence[int], pairs: int) -> tuple[int, ...]:
-    """The axis of each of ``pairs``: t, h and w take turns while h and w have some of their ``section`` left."""
-    return tuple(pair % 3 if pair < 3 * section[pair % 3] else 0 for pair in range(pairs))
+    return parse_decoder(text, mixer, RopeConfig(theta=theta, axes=interleaved_axes(section, pairs)), tie)
 
 
 def parse_vision(vision: JsonObject, hidden_size: int) -> VisionConfig:
