@@ -15,8 +15,9 @@ from llvmlite import ir
 from torch import Tensor
 
 from ..schema.weight_layout import INT4_COLUMNS, INT4_MIDDLE, INT4_ROWS
+from .groups import Groups
 from .int4_rows import PART, round_rows
-from .kernel import Kernel, check_columns, has_vnni, load_kernel, vector_width
+from .kernel import Kernel, check_columns, has_vnni, load_kernel, threads_for, vector_width
 from .machine_code import (
     FLOAT,
     POINTER,
@@ -35,7 +36,6 @@ from .machine_code import (
     prefetch,
     spread,
 )
-from .row_kernels import LEAST_WORK
 
 _BYTE, _WORD = ir.IntType(8), ir.IntType(32)
 _HALF = INT4_ROWS // 2  # rows in one half of a block's bytes
@@ -62,8 +62,31 @@ def multiply(x_MK: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
     codes, steps = round_rows(x)
     out = torch.empty(num_rows, num_values, dtype=torch.float32)
     addresses = codes.data_ptr(), steps.data_ptr(), packed.data_ptr(), scales.data_ptr(), out.data_ptr()
-    num_threads = torch.get_num_threads() if num_values * num_columns >= LEAST_WORK else 1
-    _kernel().run((num_rows, num_values, num_columns, num_groups, *addresses), num_threads)
+    _kernel().run((num_rows, num_values, num_columns, num_groups, *addresses), threads_for(num_values * num_columns))
+    return out
+
+
+def multiply_groups(x_MK: Tensor, packed: Tensor, scales: Tensor, groups: Groups) -> Tensor:
+    """As ``multiply``, of each group of rows with its rows of the matrix, whole blocks of them: float32 [M, rows of a group's
+    product]."""
+    x = x_MK.float().contiguous()
+    num_values, num_groups, _ = scales.shape
+    groups.check(x, num_values, 2 * packed.shape[1])
+    assert groups.num_values % INT4_ROWS == 0 and not (groups.firsts % INT4_ROWS).any()
+    codes, steps = round_rows(x)
+    out = torch.empty(x.shape[0], groups.num_values, dtype=torch.float32)
+    words = groups.words(
+        groups.sizes,
+        groups.num_values,
+        x.shape[1],
+        num_groups,
+        groups.of_rows(codes),
+        groups.of_rows(steps),
+        groups.of_values(packed),
+        groups.of_values(scales),
+        groups.of_rows(out),
+    )
+    _kernel().run_all(words, groups.num_threads(x.shape[1]))
     return out
 
 

@@ -14,9 +14,10 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from .kernel import Kernel, check_columns, load_kernel, vector_width
+from .groups import Groups
+from .kernel import Kernel, check_columns, load_kernel, threads_for, vector_width
 from .machine_code import FLOAT, POINTER, add_pairs, address, load_vector, load_word, multiply_bytes, multiply_shorts
-from .row_kernels import BLOCK_ROWS, LEAST_WORK, RowTiles
+from .row_kernels import BLOCK_ROWS, RowTiles
 
 _BYTE, _SHORT, _WORD = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 # Of activations: with more, torch's products are as fast, where they are fast at all.
@@ -45,7 +46,27 @@ def multiply(codes_MK: Tensor, values: Tensor, added_N: Tensor, steps_N: Tensor,
     out = torch.empty(codes_MK.shape[0], values.shape[0], dtype=torch.float32)
     tensors = codes_MK, values, out, added_N, steps_N, row_steps_M1
     words = (codes_MK.shape[0], *values.shape, *(tensor.data_ptr() for tensor in tensors))
-    _kernel(codes_MK.dtype).run(words, torch.get_num_threads() if values.numel() >= LEAST_WORK else 1)
+    _kernel(codes_MK.dtype).run(words, threads_for(values.numel()))
+    return out
+
+
+def multiply_groups(codes_MK: Tensor, values: Tensor, added_N: Tensor, steps_N: Tensor, row_steps_M1: Tensor, groups: Groups) -> Tensor:
+    """As ``multiply``, of each group of rows with its rows of the matrix: float32 [M, rows of a group's product]."""
+    num_columns = values.shape[1]
+    groups.check(codes_MK, *values.shape)
+    out = torch.empty(codes_MK.shape[0], groups.num_values, dtype=torch.float32)
+    words = groups.words(
+        groups.sizes,
+        groups.num_values,
+        num_columns,
+        groups.of_rows(codes_MK),
+        groups.of_values(values),
+        groups.of_rows(out),
+        groups.of_values(added_N),
+        groups.of_values(steps_N),
+        groups.of_rows(row_steps_M1),
+    )
+    _kernel(codes_MK.dtype).run_all(words, groups.num_threads(num_columns))
     return out
 
 

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Protocol
 
 import llvmlite
+import numpy as np
 import torch
 from llvmlite import ir
+from numpy.typing import NDArray
 from torch import Tensor
 
 from . import kernel_files
@@ -37,7 +39,8 @@ _BESIDE = ("abm", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt")  # Linux's n
 STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16)}  # as LLVM reads what kernels of other operations than products take
 
 _PARTS_OF_THREAD = 4  # of a product: with more, threads that read memory get in each other's way
-_CALL_WORDS = 2  # where a team's threads take the numbers of parts, 0 without a team, and how many threads these are
+_CALL_WORDS = 4  # where a team's threads take the numbers of parts, 0 without a team; how many they are; products; words of each
+_LEAST_WORK = 1 << 18  # weights: fewer are left to one thread
 _IMPORTED_S = time.time()
 _threads = threading.local()  # ``team``: that which a thread leads
 
@@ -52,6 +55,11 @@ def vector_width() -> int | None:
 def has_vnni() -> bool:
     """Return whether kernels may use instructions that add up four products of bytes at once."""
     return vector_width() == 16 and "avx512_vnni" in processor_flags()
+
+
+def threads_for(num_weights: int) -> int:
+    """Threads that compute products with so many weights: little work is left to one."""
+    return torch.get_num_threads() if num_weights >= _LEAST_WORK else 1
 
 
 def check_columns(x_MK: Tensor, num_columns: int) -> None:
@@ -78,12 +86,21 @@ class Kernel:
 
     def run(self, words: Sequence[int], num_threads: int) -> None:
         """Compute a product: M, N, and what its tiles read."""
-        pack = _packer(_CALL_WORDS + len(words))
+        self._run(1, len(words), _packer(len(words))(*words), num_threads)
+
+    def run_all(self, words: NDArray[np.int64], num_threads: int) -> None:
+        """Compute products in one call, with the words of one in each row. N is the same in all."""
+        num_products, num_words = words.shape
+        if num_products:
+            self._run(num_products, num_words, words.tobytes(), num_threads)
+
+    def _run(self, num_products: int, num_words: int, words: bytes, num_threads: int) -> None:
+        pack = _packer(_CALL_WORDS)
         if num_threads == 1:
-            self._alone(pack(0, 0, *words))
+            self._alone(pack(0, 0, num_products, num_words) + words)
         else:
             team = _team()
-            team.call(self._code.address, pack(team.next_part, num_threads, *words), num_threads)
+            team.call(self._code.address, pack(team.next_part, num_threads, num_products, num_words) + words, num_threads)
 
 
 def _team() -> Team:
@@ -160,23 +177,23 @@ def _compile(module: ir.Module, cpu: str) -> Image:
 
 
 def _module(tiles: Tiles, block_rows: int | None) -> ir.Module:
-    """One global function (call), whose words are the two of ``_CALL_WORDS`` and the product's words."""
+    """One global function (call), whose words are those of ``_CALL_WORDS`` and the products' words. The products' rows of the matrix
+    are numbered on from one product to the next; each product begins with a new block."""
     module = ir.Module()
     of_rows = {num_rows: _function_of_tile(module, tiles, num_rows) for num_rows in range(1, tiles.most_rows + 1)}
-    part = _emit_part(module, of_rows, block_rows)
+    unit, parts_of_thread = constant(block_rows or 1), constant(_PARTS_OF_THREAD if block_rows else 1)
+    span = _emit_span(module, _emit_part(module, of_rows, block_rows), unit)
     member = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "member")
     (call,) = member.args
     builder = ir.IRBuilder(member.append_basic_block())
-    next_part, num_threads = load_word(builder, call, 0, POINTER), load_word(builder, call, 1)
-    words = address(builder, call, constant(_CALL_WORDS), INT)
-    num_values = load_word(builder, words, 1)
+    next_part, num_threads, num_products = load_word(builder, call, 0, POINTER), *(load_word(builder, call, index) for index in (1, 2))
+    num_values = builder.mul(num_products, _in_blocks(builder, call, unit))
     is_alone = builder.icmp_unsigned("==", builder.ptrtoint(next_part, INT), constant(0))
     with builder.if_else(is_alone) as (alone, in_team):
-        with alone:
-            builder.call(part, [words, constant(0), num_values])
+        with alone, builder.if_then(builder.icmp_signed("<", constant(0), num_values)):
+            builder.call(span, [call, constant(0), num_values])
         with in_team:
-            unit = constant(block_rows or 1)
-            num_parts = builder.mul(num_threads, constant(_PARTS_OF_THREAD if block_rows else 1))
+            num_parts = builder.mul(num_threads, parts_of_thread)
             size = builder.mul(_divided(builder, num_values, builder.mul(unit, num_parts)), unit)
             take, work, done = (builder.append_basic_block() for _ in range(3))
             builder.branch(take)
@@ -184,11 +201,33 @@ def _module(tiles: Tiles, block_rows: int | None) -> ir.Module:
             start = builder.mul(builder.atomic_rmw("add", next_part, constant(1), "monotonic"), size)
             builder.cbranch(builder.icmp_signed("<", start, num_values), work, done)
             builder.position_at_end(work)
-            builder.call(part, [words, start, _least(builder, builder.add(start, size), num_values)])
+            builder.call(span, [call, start, _least(builder, builder.add(start, size), num_values)])
             builder.branch(take)
             builder.position_at_end(done)
     builder.ret_void()
     return module
+
+
+def _in_blocks(builder: ir.IRBuilder, call: ir.Value, unit: ir.Value) -> ir.Value:
+    """The rows of the matrix that a product has, rounded up to whole blocks."""
+    return builder.mul(_divided(builder, load_word(builder, call, _CALL_WORDS + 1), unit), unit)
+
+
+def _emit_span(module: ir.Module, part: ir.Function, unit: ir.Value) -> ir.Function:
+    """A function (call, start, stop): the parts of products that these rows are, which are some."""
+    span = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, INT, INT]), "span")
+    span.linkage = "internal"
+    call, start, stop = span.args
+    builder = ir.IRBuilder(span.append_basic_block())
+    of_product, num_values = _in_blocks(builder, call, unit), load_word(builder, call, _CALL_WORDS + 1)
+    with loop(builder, builder.udiv(start, of_product), _divided(builder, stop, of_product), 1) as product:
+        before = builder.mul(product, of_product)
+        first, last = (builder.sub(bound, before) for bound in (start, stop))
+        first = builder.select(builder.icmp_signed("<", first, constant(0)), constant(0), first)
+        place = builder.add(constant(_CALL_WORDS), builder.mul(product, load_word(builder, call, 3)))
+        builder.call(part, [address(builder, call, place, INT), first, _least(builder, last, num_values)])
+    builder.ret_void()
+    return span
 
 
 def _function_of_tile(module: ir.Module, tiles: Tiles, num_rows: int) -> ir.Function:

@@ -15,7 +15,8 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from .kernel import Kernel, check_columns, load_kernel, vector_width
+from .groups import Groups
+from .kernel import Kernel, check_columns, load_kernel, threads_for, vector_width
 from .machine_code import (
     FLOAT,
     INT,
@@ -30,7 +31,7 @@ from .machine_code import (
     prefetch,
     transpose,
 )
-from .row_kernels import LEAST_WORK, has_kernel
+from .row_kernels import has_kernel
 
 _STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16), torch.float16: ir.HalfType()}
 _VECTORS = 2  # of a panel's rows
@@ -52,10 +53,26 @@ def multiply(x_MK: Tensor, values: Tensor) -> Tensor:
     """x W^T, float32 [M, N], of activations and a matrix that has a kernel."""
     check_columns(x_MK, values.shape[1])
     x, (num_rows, num_values) = x_MK.float().contiguous(), (x_MK.shape[0], values.shape[0])
-    out = torch.empty(num_rows, -(-num_values // _panel_rows()) * _panel_rows(), dtype=torch.float32)
+    out = _in_panels(num_rows, num_values)
     words = (1, *values.shape, num_rows, out.shape[1], x.data_ptr(), values.data_ptr(), out.data_ptr())
-    _kernel(values.dtype).run(words, torch.get_num_threads() if values.numel() >= LEAST_WORK else 1)
+    _kernel(values.dtype).run(words, threads_for(values.numel()))
     return out[:, :num_values].contiguous()  # a copy only where the last panel is not full
+
+
+def multiply_groups(x_MK: Tensor, values: Tensor, groups: Groups) -> Tensor:
+    """As ``multiply``, of each group of rows with its rows of the matrix: float32 [M, rows of a group's product]."""
+    x, num_columns = x_MK.float().contiguous(), values.shape[1]
+    groups.check(x, *values.shape)
+    out = _in_panels(x.shape[0], groups.num_values)
+    shape = 1, groups.num_values, num_columns, groups.sizes, out.shape[1]
+    words = groups.words(*shape, groups.of_rows(x), groups.of_values(values), groups.of_rows(out))
+    _kernel(values.dtype).run_all(words, groups.num_threads(num_columns))
+    return out[:, : groups.num_values].contiguous()
+
+
+def _in_panels(num_rows: int, num_values: int) -> Tensor:
+    """Memory of a product, in whole panels."""
+    return torch.empty(num_rows, -(-num_values // _panel_rows()) * _panel_rows(), dtype=torch.float32)
 
 
 def _panel_rows() -> int:

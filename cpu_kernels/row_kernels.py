@@ -14,7 +14,8 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from .kernel import Kernel, check_columns, load_kernel, vector_width
+from .groups import Groups
+from .kernel import Kernel, check_columns, load_kernel, threads_for, vector_width
 from .machine_code import (
     FLOAT,
     POINTER,
@@ -37,7 +38,6 @@ _MOST_ROWS_BESIDE_AMX = 4  # as above, of a matrix and activations in bfloat16 w
 _MOST_ROWS_BESIDE_BFLOAT16 = 16  # likewise, where AVX512-BF16 does
 _STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16), torch.float16: ir.HalfType()}
 _BYTES_AHEAD = 8192  # of a matrix, beyond the rows that are multiplied next: asked for before they are needed
-LEAST_WORK = 1 << 18  # weights: a smaller matrix is left to one thread
 
 
 def has_kernel(values: Tensor) -> bool:
@@ -69,7 +69,18 @@ def multiply(x_MK: Tensor, values: Tensor) -> Tensor:
     check_columns(x, values.shape[1])
     out = torch.empty(x.shape[0], values.shape[0], dtype=torch.float32)
     words = (x.shape[0], *values.shape, x.data_ptr(), values.data_ptr(), out.data_ptr())
-    _kernel(values.dtype).run(words, torch.get_num_threads() if values.numel() >= LEAST_WORK else 1)
+    _kernel(values.dtype).run(words, threads_for(values.numel()))
+    return out
+
+
+def multiply_groups(x_MK: Tensor, values: Tensor, groups: Groups) -> Tensor:
+    """As ``multiply``, of each group of rows with its rows of the matrix: float32 [M, rows of a group's product]."""
+    x, num_columns = x_MK.float().contiguous(), values.shape[1]
+    groups.check(x, *values.shape)
+    out = torch.empty(x.shape[0], groups.num_values, dtype=torch.float32)
+    addresses = groups.of_rows(x), groups.of_values(values), groups.of_rows(out)
+    words = groups.words(groups.sizes, groups.num_values, num_columns, *addresses)
+    _kernel(values.dtype).run_all(words, groups.num_threads(num_columns))
     return out
 
 
