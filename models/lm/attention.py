@@ -54,7 +54,7 @@ class _Group(NamedTuple):
 
 class CpuAttention:
     """``Attention`` by kernels where there are some; else by torch's flash kernel, query heads of a KV head folded together, in decode
-    steps over pages that are gathered into scratch memory."""
+    steps over pages that are gathered into scratch memory. ``is_decoding``: the forward is a step."""
 
     def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
         heads = config.heads
@@ -63,6 +63,7 @@ class CpuAttention:
         self._pages, self._page_tokens, self._dtype = pages, pages.page_tokens, pages.dtype
         self._token_bytes = 2 * self._kv_heads * self._head_dim * self._dtype.itemsize
         self._rows = torch.empty(0, dtype=torch.int64)
+        self.is_decoding = False
         self._spans: Sequence[tuple[int, int]] = ()
         self._prefixes: list[Tensor] = []
         self._groups: list[_Group] = []
@@ -72,7 +73,7 @@ class CpuAttention:
         prepare(self._head_dim, self._dtype)
 
     def begin_prefill(self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor]) -> None:
-        self._spans = spans
+        self._spans, self.is_decoding = spans, False
         rows = []
         self._prefixes = []
         for (start, end), table in zip(spans, block_tables, strict=True):
@@ -82,6 +83,7 @@ class CpuAttention:
         self._rows = torch.cat(rows)
 
     def begin_decode(self, lengths: Tensor, block_tables: Tensor) -> None:
+        self.is_decoding = True
         last = lengths - 1
         pages = block_tables.gather(1, (last // self._page_tokens).unsqueeze(1)).squeeze(1)
         self._rows = self._pages.rows(pages, last)

@@ -5,30 +5,26 @@ A sum depends on the tokens beside it no more than products do.
 Shapes: N tokens, E experts, k of them for each token, H hidden, I width of an expert.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...cpu_kernels.groups import Groups
 from ..architecture import MoeConfig
 from .matrices import FloatMatrix, Matrix
 
+_PAIRS = 1024  # of a token and an expert, multiplied at once: their activations take some MiB
 _MASKED = 64  # tokens that all experts multiply at once
 
 
-class Experts:
-    """The matrices of a layer's experts: ``gate_up`` [E x 2 I, H] and ``down`` [E x H, I]; ``parts`` has both of each expert."""
+class Experts(NamedTuple):
+    """A layer's experts, one below the other: ``gate_up`` [E x 2 I, H] and ``down`` [E x H, I]."""
 
-    def __init__(self, config: MoeConfig, gate_up: Matrix, down: Matrix) -> None:
-        self.config, self.gate_up, self.down = config, gate_up, down
-        numbers = range(config.num_experts)
-        self.parts = [
-            tuple(
-                matrix.rows(number * (matrix.num_rows // len(numbers)), matrix.num_rows // len(numbers)) for matrix in (gate_up, down)
-            )
-            for number in numbers
-        ]
+    config: MoeConfig
+    gate_up: Matrix
+    down: Matrix
 
 
 class Routes(NamedTuple):
@@ -52,21 +48,41 @@ def route(logits_NE: Tensor, config: MoeConfig) -> Routes:
     return Routes(numbers, weights.to(logits_NE.dtype).float())
 
 
-def sum_by_expert(x_NH: Tensor, routes: Routes, experts: Experts, silu_mul: Callable[[Tensor], Tensor]) -> Tensor:
-    """Sums float32 [N, H]: pairs of a token and an expert are sorted by expert, and each expert multiplies its tokens at once. Sizes
-    are read back from the device."""
+def sum_by_expert(
+    x_NH: Tensor, routes: Routes, experts: Experts, silu_mul: Callable[[Tensor], Tensor], *, alike: bool = False
+) -> Tensor:
+    """Sums float32 [N, H]: pairs of a token and an expert are sorted by expert, and those of several experts are multiplied at once,
+    with ``alike`` as ``Matrix.products`` has it. Sizes are read back from the device."""
     top_k = experts.config.top_k
-    of_pairs = routes.numbers.flatten()
-    order = of_pairs.argsort(stable=True)
+    of_pairs, order = routes.numbers.flatten().sort(stable=True)
     tokens, weights = order // top_k, routes.weights.flatten()[order].unsqueeze(1)
-    found, counts = torch.unique(of_pairs, return_counts=True)
-    sizes = counts.tolist()
+    found, counts = torch.unique_consecutive(of_pairs, return_counts=True)
     total = x_NH.new_zeros(x_NH.shape, dtype=torch.float32)
-    for number, its, share in zip(found.tolist(), torch.split(tokens, sizes), torch.split(weights, sizes), strict=True):
-        gate_up, down = experts.parts[number]
-        inner = silu_mul(gate_up.product(x_NH[its]))
-        total.index_add_(0, its, down.product(inner).float().mul_(share))
+    most = 1 if x_NH.is_cuda else _PAIRS  # there a token's experts would be added in any order
+    first = 0
+    for numbers, sizes in _batches(found.tolist(), counts.tolist(), most):
+        pairs = slice(first, first + sum(sizes))
+        its, first = tokens[pairs], pairs.stop
+        inner = silu_mul(_products(experts, experts.gate_up, x_NH[its], numbers, sizes, alike))
+        total.index_add_(0, its, _products(experts, experts.down, inner, numbers, sizes, alike).float().mul_(weights[pairs]))
     return total
+
+
+def _batches(numbers: list[int], sizes: list[int], most: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Experts with their numbers of pairs, in runs of up to ``most`` pairs or of one expert."""
+    first = num_pairs = 0
+    for index, size in enumerate(sizes):
+        if index > first and num_pairs + size > most:
+            yield numbers[first:index], sizes[first:index]
+            first, num_pairs = index, 0
+        num_pairs += size
+    if sizes:
+        yield numbers[first:], sizes[first:]
+
+
+def _products(experts: Experts, matrix: Matrix, x: Tensor, numbers: list[int], sizes: list[int], alike: bool) -> Tensor:
+    num_values = matrix.num_rows // experts.config.num_experts
+    return matrix.products(x, Groups(sizes, [num_values * number for number in numbers], num_values), alike)
 
 
 def sum_by_mask(x_NH: Tensor, routes: Routes, experts: Experts, silu_mul: Callable[[Tensor], Tensor]) -> Tensor:

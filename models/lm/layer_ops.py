@@ -59,7 +59,8 @@ class CpuOperations:
         return F.silu(gate).mul_(up)
 
     def experts(self, x_NH: Tensor, logits_NE: Tensor, experts: Experts) -> Tensor:
-        return sum_by_expert(x_NH, route(logits_NE, experts.config), experts, self.silu_mul)
+        routes = route(logits_NE, experts.config)
+        return sum_by_expert(x_NH, routes, experts, self.silu_mul, alike=self.attention.is_decoding)
 
     def rotate_and_write(self, layer: int, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
         turning = heads[:, : -self._kv_heads]

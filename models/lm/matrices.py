@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...cpu_kernels import int4_kernels, int8_kernels, panel_kernels
+from ...cpu_kernels import int4_kernels, int8_kernels, panel_kernels, row_kernels
+from ...cpu_kernels.groups import Groups
 from ...cpu_kernels.int8_rows import FULL, Parts, level_of_rows, round_rows
-from ...cpu_kernels.row_kernels import most_rows, multiply
+from ...cpu_kernels.row_kernels import most_rows
 from ..checkpoint.int4 import unpack
 from ..checkpoint.weight_specs import scales_of
 
@@ -39,6 +40,11 @@ class Matrix(Protocol):
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
         """x W^T + bias, [M, N], in the dtype of ``x``. A row of the result depends on that row of ``x`` alone, but for the order of
         sums, which depends on M."""
+        ...
+
+    def products(self, x_MK: Tensor, groups: Groups, alike: bool) -> Tensor:
+        """As ``product``, of each group of rows with its rows of the matrix: [M, rows of a group's product]. ``alike``: no bit of a row
+        depends on the rows beside it, where there is a kernel. The groups' rows of the matrix are parts as those of ``rows``."""
         ...
 
     def rows(self, first: int, count: int) -> "Matrix":
@@ -78,8 +84,8 @@ class FloatMatrix:
         self._has_panels = panel_kernels.can_multiply(values)
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
-        if x_MK.shape[0] <= (self._few_rows_bfloat16 if x_MK.dtype == torch.bfloat16 else self._few_rows):
-            out = _in_dtype(multiply(x_MK, self.values), x_MK.dtype)
+        if x_MK.shape[0] <= self._most_rows(x_MK):
+            out = _in_dtype(row_kernels.multiply(x_MK, self.values), x_MK.dtype)
         elif self._has_panels and x_MK.dtype == torch.float32:
             out = panel_kernels.multiply(x_MK, self.values)
         elif x_MK.dtype == self.values.dtype:
@@ -87,6 +93,18 @@ class FloatMatrix:
         else:
             out = _product_by_blocks(x_MK, self.values)
         return out if bias is None else out.add_(bias)
+
+    def products(self, x_MK: Tensor, groups: Groups, alike: bool) -> Tensor:
+        most = self._most_rows(x_MK)
+        if most and (alike or _are_few(x_MK, groups, most)):
+            return _in_dtype(row_kernels.multiply_groups(x_MK, self.values, groups), x_MK.dtype)
+        if self._has_panels and x_MK.dtype == torch.float32:
+            return panel_kernels.multiply_groups(x_MK, self.values, groups)
+        return _products_one_by_one(self, x_MK, groups)
+
+    def _most_rows(self, x_MK: Tensor) -> int:
+        """Rows of activations up to which the kernel of few rows is faster than others; 0 without one."""
+        return self._few_rows_bfloat16 if x_MK.dtype == torch.bfloat16 else self._few_rows
 
     def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         return F.embedding(ids, self.values).to(dtype)
@@ -126,6 +144,19 @@ class Int8Matrix:
         else:
             out = self._product_by_blocks(x_MK, round_rows(x_MK, self._level.most, -shift))
         return out if bias is None else out.add_(bias)
+
+    def products(self, x_MK: Tensor, groups: Groups, alike: bool) -> Tensor:
+        if not _are_few(x_MK, groups, self._few_rows):
+            return _products_one_by_one(self, x_MK, groups)
+        parts = round_rows(x_MK, self._level.most, self._level.shift)
+        codes, steps, order = parts.codes, parts.steps, None
+        if parts.split is not None:  # a second part follows its row's first, so that the group's rows of the matrix are read once
+            order = torch.cat([torch.arange(len(x_MK)), parts.split]).argsort(stable=True)
+            codes, steps, groups = codes[order], steps[order], groups.doubled(parts.split.numpy())
+        products = int8_kernels.multiply_groups(codes.view(self._codes), self._values, self._of_zeros, self._steps, steps, groups)
+        if order is not None:
+            products = torch.empty_like(products).index_copy_(0, order, products)
+        return _in_dtype(_joined(products, parts), x_MK.dtype)
 
     def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         return F.embedding(ids, self._values).to(dtype).mul_(F.embedding(ids, self._scales.unsqueeze(1)))
@@ -177,6 +208,11 @@ class Int4Matrix:
             out = self._product_by_blocks(x_MK)
         return out if bias is None else out.add_(bias)
 
+    def products(self, x_MK: Tensor, groups: Groups, alike: bool) -> Tensor:
+        if not self._has_kernel:
+            return _products_one_by_one(self, x_MK, groups)
+        return _in_dtype(int4_kernels.multiply_groups(x_MK, self._packed, self._scales, groups), x_MK.dtype)
+
     @property
     def num_rows(self) -> int:
         return len(self._packed)
@@ -197,6 +233,17 @@ class Int4Matrix:
             unpack(self._packed[rows], self._scales[rows], values)
             torch.mm(x_MK, values.t(), out=out[:, rows])
         return out
+
+
+def _are_few(x_MK: Tensor, groups: Groups, most: int) -> bool:
+    """Return whether groups have up to so many rows of activations, on average: one kernel multiplies all of them."""
+    return len(x_MK) <= most * len(groups.sizes)
+
+
+def _products_one_by_one(matrix: Matrix, x_MK: Tensor, groups: Groups) -> Tensor:
+    parts = zip(torch.split(x_MK, groups.sizes.tolist()), groups.firsts.tolist(), strict=True)
+    found = [matrix.rows(first, groups.num_values).product(rows) for rows, first in parts]
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def _in_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:

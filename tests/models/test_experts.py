@@ -5,21 +5,26 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mmrt.cpu_kernels import kernel
 from mmrt.models.architecture import MoeConfig, WeightFormat
+from mmrt.models.checkpoint.int4 import unpack
 from mmrt.models.checkpoint.narrowing import narrow
 from mmrt.models.checkpoint.weight_specs import scales_of
 from mmrt.models.checkpoint.weights import check_weights, read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
+from mmrt.models.lm import matrices
 from mmrt.models.lm.experts import route, sum_by_expert, sum_by_mask
 from mmrt.models.lm.feed_forwards import Moe
 from mmrt.models.lm.kv_pages import KvPages
 from mmrt.models.lm.layer_ops import CpuOperations
+from mmrt.tests.models.guarded import Fenced
 from mmrt.tests.models.logits import our_logits
 from mmrt.tests.models.test_text_families import ABSENT, check, close, edit, save
 
@@ -156,7 +161,7 @@ class Layer:
         kv = torch.zeros(1, msgspec.structs.replace(model, language=self.language).kv_page_bytes(8), dtype=torch.uint8)
         self.operations = CpuOperations(self.language, KvPages(self.language, kv, 8, dtype))
         self.moe = Moe(self.config, "layers.0.", self.weights, self.operations)
-        self.x = torch.randn(90, HIDDEN, generator=generator).to(dtype)
+        self.x = torch.randn(700, HIDDEN, generator=generator).to(dtype)
 
     def _keep(self, name: str, values: Tensor, form: str) -> None:
         rows, columns = values.shape
@@ -170,6 +175,20 @@ class Layer:
             self.weights[name] = torch.empty(rows, columns, dtype=getattr(torch, form))
         narrow(values, self.weights[name], self.weights.get(scales_of(name)))
 
+    def sums(self, tokens: slice | Tensor, logits: Tensor) -> Tensor:
+        """Of experts that these logits of the router choose."""
+        return self.operations.experts(self.x[tokens], logits, self.moe._experts)
+
+    def values(self, name: str) -> Tensor:
+        """A matrix as it is kept, float64."""
+        kept, scales = self.weights[f"layers.0.{name}"], self.weights.get(scales_of(f"layers.0.{name}"))
+        if kept.dtype == torch.uint8:
+            assert scales is not None
+            out = torch.empty(len(kept), 2 * kept.shape[1], dtype=torch.float64)
+            unpack(kept, scales, out)
+            return out
+        return kept.double() if scales is None else kept.double() * scales.double().unsqueeze(1)
+
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -180,6 +199,113 @@ def test_a_token_is_the_same_bits_beside_any_others(tmp_path: Path, form: str, d
         assert torch.equal(layer.moe(layer.x[first:last]), expected[first:last]), (first, last)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
     assert torch.equal(layer.moe(layer.x[order]), expected[order])
+
+
+FORMS_BY_DTYPE = [(form, torch.float32) for form in FORMS] + [(form, torch.bfloat16) for form in ("bfloat16", "int8", "int4")]
+
+
+@pytest.mark.parametrize(("form", "dtype"), FORMS_BY_DTYPE, ids=lambda value: str(value).removeprefix("torch."))
+def test_a_row_of_a_step_is_the_same_bits_beside_any_others(tmp_path: Path, form: str, dtype: torch.dtype) -> None:
+    """Also where an expert has more rows than one kernel multiplies best, and where rows have outliers."""
+    layer = Layer(tmp_path, form, dtype, inner=64)
+    layer.operations.attention.is_decoding = True
+    layer.x[::7, 3] = 90.0
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(80, 8, generator=generator)
+    logits[20:, 2] = logits[20:, 5] = 9.0
+    logits, rows = logits.to(dtype), torch.arange(80)
+    expected = torch.cat([layer.sums(rows[row : row + 1], logits[row : row + 1]) for row in rows])
+    for chosen in (rows[:2], rows[3:11], rows[20:], rows, torch.randperm(80, generator=generator)):
+        assert torch.equal(layer.sums(chosen, logits[chosen]), expected[chosen])
+
+
+@pytest.mark.parametrize(("form", "dtype"), FORMS_BY_DTYPE, ids=lambda value: str(value).removeprefix("torch."))
+@pytest.mark.parametrize("has_kernels", [True, False])
+@pytest.mark.parametrize("num_tokens", [3, 700])
+def test_sums_are_exact_but_for_rounding(
+    tmp_path: Path, form: str, dtype: torch.dtype, has_kernels: bool, num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps, prompts, and a processor without kernels; 700 tokens are several calls for all experts."""
+    if not has_kernels:
+        monkeypatch.setattr(matrices, "most_rows", lambda *values: 0)
+        monkeypatch.setattr(matrices.int8_kernels, "most_rows", lambda *values: 0)
+        monkeypatch.setattr(matrices.int4_kernels, "has_kernel", lambda values: False)
+        monkeypatch.setattr(matrices.panel_kernels, "can_multiply", lambda values: False)
+    layer = Layer(tmp_path, form, dtype, inner=64)
+    x, logits = layer.x[:num_tokens].double(), torch.randn(num_tokens, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
+    gate, up = torch.einsum("nh,eih->eni", x, layer.values("experts_gate_up").view(8, 128, HIDDEN)).chunk(2, -1)
+    outs = torch.einsum("eni,ehi->neh", torch.nn.functional.silu(gate) * up, layer.values("experts_down").view(8, HIDDEN, 64))
+    weights = torch.zeros(num_tokens, 8, dtype=torch.float64)
+    routes = route(logits, layer.config)
+    expected = torch.einsum("ne,neh->nh", weights.scatter_(1, routes.numbers, routes.weights.double()), outs)
+    layer.operations.attention.is_decoding = num_tokens == 3
+    found = layer.sums(slice(num_tokens), logits)
+    assert found.dtype == torch.float32
+    error = (found.double() - expected).abs().max() / expected.std()
+    limit = {"int8": 0.15, "int4": 0.15}.get(form, 1e-5 if dtype == torch.float32 else 0.05)
+    assert error < limit, float(error)
+
+
+class Reads:
+    """The rows of stored tensors that kernels are led over: name, first row and number of rows, sorted."""
+
+    def __init__(self, weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: list[tuple[str, int, int]] = []
+        run = kernel.Kernel._run
+
+        def note(self_: kernel.Kernel, num_products: int, num_words: int, words: bytes, num_threads: int) -> None:
+            for product in np.frombuffer(words, np.int64).reshape(num_products, num_words).tolist():
+                for name, tensor in weights.items():
+                    row_bytes, first = tensor.stride(0) * tensor.element_size(), tensor.data_ptr()
+                    places = (word - first for word in product[3:])
+                    self.found += [(name, place // row_bytes, product[1]) for place in places if 0 <= place < tensor.nbytes]
+            run(self_, num_products, num_words, words, num_threads)
+
+        monkeypatch.setattr(kernel.Kernel, "_run", note)
+
+    def take(self) -> list[tuple[str, int, int]]:
+        found, self.found = sorted(self.found), []
+        return found
+
+
+@pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
+@pytest.mark.parametrize(("form", "dtype"), FORMS_BY_DTYPE, ids=lambda value: str(value).removeprefix("torch."))
+def test_a_step_reads_the_experts_that_rows_chose_once_each(
+    tmp_path: Path, form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = Layer(tmp_path, form, dtype, inner=64)
+    layer.operations.attention.is_decoding = True
+    layer.x[::3, 3] = 90.0  # an outlier: in int8 such a row has two parts
+    names = {f"layers.0.experts_{name}": rows for name, rows in (("gate_up", 128), ("down", HIDDEN))}
+    stored = {name: part for name, part in layer.weights.items() if name in names}
+    reads, generator = Reads(stored, monkeypatch), torch.Generator().manual_seed(3)
+    of_expert = sum(stored[name][:rows].nbytes for name, rows in names.items())
+    all_alike = torch.tensor([[0, 5, 1, 0, 9, 2, 0, 0.0]]).expand(4, 8)
+    for logits in (torch.randn(1, 8, generator=generator), torch.randn(4, 8, generator=generator), all_alike):
+        layer.sums(slice(len(logits)), logits.to(dtype))
+        found = reads.take()
+        chosen = sorted(set(route(logits.to(dtype), layer.config).numbers.flatten().tolist()))
+        assert found == sorted((name, rows * number, rows) for name, rows in names.items() for number in chosen)
+        num_bytes = sum(stored[name][first : first + rows].nbytes for name, first, rows in found)
+        assert num_bytes == len(chosen) * of_expert < 8 * of_expert
+    assert chosen == [1, 4]  # of four rows: as many bytes as of one
+
+
+@pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
+@pytest.mark.parametrize("form", FORMS)
+def test_a_step_reads_no_byte_of_other_experts(tmp_path: Path, form: str) -> None:
+    """They lie in memory that no process may touch."""
+    layer = Layer(tmp_path, form, torch.float32, inner=256)
+    names = [name for name in layer.weights if "experts" in name]
+    fenced = {name: Fenced(layer.weights[name]) for name in names}
+    layer.weights |= {name: fence.values for name, fence in fenced.items()}
+    layer.moe = Moe(layer.config, "layers.0.", layer.weights, layer.operations)
+    logits = torch.zeros(5, 8).index_fill_(1, torch.tensor([3, 4]), 9.0)
+    layer.operations.attention.is_decoding = True
+    expected = layer.sums(slice(5), logits)
+    forbidden = [fence.forbid_others(3 * len(fence.values) // 8, 2 * len(fence.values) // 8) for fence in fenced.values()]
+    assert sum(forbidden) > sum(values.nbytes for name, values in layer.weights.items() if name in names) / 2
+    assert torch.equal(layer.sums(slice(5), logits), expected)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 90])
