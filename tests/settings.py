@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,12 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton looks when it is imported, by whichever test that is
 
 gc.disable()  # until the tests are collected: objects come by the million, and few go
+
+
+def also_slow(*values: Any) -> list[Any]:
+    """Values of a parameter that only the slow lane has; tuples are values of several parameters."""
+    return [pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow) for value in values]
+
 
 settings.register_profile("mmrt", deadline=None)  # machines are shared: a slow example is no failure
 settings.load_profile("mmrt")

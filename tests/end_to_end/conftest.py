@@ -24,6 +24,7 @@ from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.runtime.process.run import DEFAULT_MODEL
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.oracle import Oracle
+from mmrt.tests.settings import also_slow as also_slow
 
 MMRT = [sys.executable, "-m", "mmrt.cli.main"]
 _LOOK_S = 0.05
@@ -127,11 +128,6 @@ def with_least_pools(settings: str) -> str:
     sizes = {"kv_tokens": 65536, "embedding_tokens": 16384}
     lines = [f"{name} = {size}\n" for name, size in sizes.items() if name not in settings]
     return f"{head}[memory]\n{''.join(lines)}{rest}" if table else f"{settings}\n[memory]\n{''.join(lines)}"
-
-
-def also_slow(*values: Any) -> list[Any]:
-    """Values of a parameter that only the slow lane has."""
-    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 @pytest.fixture(scope="session")

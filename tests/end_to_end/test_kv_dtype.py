@@ -19,7 +19,7 @@ from mmrt.tests.models.quantized_checkpoint import CONFIGS, quantize_checkpoint
 LONG = {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
 
 
-@pytest.fixture(scope="module", params=[("int8", "int4"), *also_slow(("fp8", "float16"))], ids=["int8 and int4", "fp8 and float16"])
+@pytest.fixture(scope="module", params=[("int8", "int4"), *also_slow((("fp8", "float16"),))], ids=["int8 and int4", "fp8 and float16"])
 def quantized(
     request: pytest.FixtureRequest, launch: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:

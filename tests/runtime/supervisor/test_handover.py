@@ -20,6 +20,7 @@ from mmrt.runtime.supervisor.commands import Commands
 from mmrt.runtime.supervisor.control import DownRequest, KillReply, KillRequest, RestartReply, RestartRequest
 from mmrt.runtime.supervisor.handover import expect_free, restart
 from mmrt.runtime.supervisor.managed_actor import ActorSpec, Instance, SupervisedActor
+from mmrt.tests.settings import also_slow
 
 if TYPE_CHECKING:
     from .conftest import ToyRun
@@ -80,7 +81,9 @@ def wait_for_standby(toy: "ToyRun") -> None:
     toy.wait_for("lines", lambda event: event["actor"] == "decode" and "decode begins" in event["lines"])
 
 
-@pytest.mark.parametrize("actor, asked", [("decode", "debug"), ("decode", "kill"), ("gateway", "debug"), ("gateway", "down")])
+@pytest.mark.parametrize(
+    ("actor", "asked"), [("decode", "kill"), ("gateway", "down"), *also_slow(("decode", "debug"), ("gateway", "debug"))]
+)
 def test_a_process_of_the_run_gets_no_role_and_no_sockets(toy: "ToyRun", actor: str, asked: str) -> None:
     toy.behave(actor, f"asks-{asked}")
     toy.start("gateway", "decode")
@@ -89,8 +92,10 @@ def test_a_process_of_the_run_gets_no_role_and_no_sockets(toy: "ToyRun", actor: 
     assert answer["lines"] == [f'{{"type":"error","message":"process {pid} belongs to the run and may not command it"}}']
 
 
-@pytest.mark.parametrize("asker", ["child", "orphan"])
-@pytest.mark.parametrize("asked", ["debug", "kill", "down"])
+@pytest.mark.parametrize(
+    ("asker", "asked"),
+    [("child", "kill"), ("orphan", "down"), *also_slow(("child", "debug"), ("child", "down"), ("orphan", "debug"), ("orphan", "kill"))],
+)
 def test_a_process_that_an_actor_has_started_commands_nothing(toy: "ToyRun", asker: str, asked: str) -> None:
     """Nor may one of the gateway's, which has the two commands of its page."""
     toy.behave("gateway", f"{asker}-asks-{asked}")

@@ -14,6 +14,7 @@ from mmrt.runtime.supervisor.control import DownRequest, StatusRequest, call
 from mmrt.runtime.supervisor.restart_policy import PROBE_S
 from mmrt.shm.outages import OutageTable
 from mmrt.shm.run_directory import RunDirectory
+from mmrt.tests.settings import also_slow
 
 if TYPE_CHECKING:
     from .conftest import ToyRun
@@ -88,7 +89,7 @@ def outages(toy: "ToyRun") -> dict[str, str]:
         return {outage.actor: outage.reason for outage in table.read()}
 
 
-@pytest.mark.parametrize("word", ["crash", "exit0", "configuration", "dies"])
+@pytest.mark.parametrize("word", ["crash", *also_slow("exit0", "configuration", "dies")])
 def test_a_crash_loop_ends_the_actor_and_not_the_run(toy: "ToyRun", word: str) -> None:
     toy.start(restart_limit=3)
     toy.wait_for("ready")
@@ -152,7 +153,7 @@ def test_a_restart_on_purpose_ages_failures(toy: "ToyRun") -> None:
     assert toy.report().ready
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, *also_slow(signal.SIGHUP)])
 def test_kills_from_outside_never_count(toy: "ToyRun", number: signal.Signals) -> None:
     """Not even of whom nobody can do without. SIGTERM is obeyed: the toy says so, and ends with status 0."""
     toy.start("memory", "controller", restart_limit=2)
@@ -249,7 +250,7 @@ def test_an_actor_that_ignores_sigterm_is_killed(toy: "ToyRun") -> None:
     toy.assert_nothing_left()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *also_slow(signal.SIGINT, signal.SIGHUP)])
 def test_a_signal_ends_the_run_cleanly(toy: "ToyRun", number: signal.Signals) -> None:
     start_with_hang_up(toy, signal.SIG_DFL)  # these tests may run under nohup themselves
     toy.wait_for("ready")
