@@ -163,21 +163,26 @@ class DeviceBench(Bench):
         return self.running
 
 
+@pytest.mark.parametrize("num_rows", [3, pytest.param(5, marks=pytest.mark.slow)])
 def test_prefill_and_decode_by_kernels_say_what_the_cpu_says(
-    run: RunDirectory, tiny: tuple[ModelConfig, Weights], device: torch.device
+    run: RunDirectory, tiny: tuple[ModelConfig, Weights], device: torch.device, num_rows: int
 ) -> None:
-    """A greedy row, one that draws, a guided pair, and rows with penalties, in one running set."""
+    """Rows with penalties, one that draws, a guided pair, and one whose prompt has two pages, in one running set."""
     config, weights = tiny
     said = []
     for name in ("cpu", "device"):
         with RunDirectory.create(run.path.parent / name, {}) as place:
             bench = Bench(place, config, weights) if name == "cpu" else DeviceBench(place, config, weights, device)
+            asked = [
+                ([[9] * 5], Sampling(temperature=0, frequency_penalty=2.0)),
+                ([[7, 8, 9]], Sampling(temperature=0.8, top_p=0.9, seed=3)),
+                ([[5] * 3, [6] * 2], Sampling(temperature=0, guidance_scale=1.7)),
+                ([[9, 4, 9]], Sampling(temperature=0, repetition_penalty=1.9)),
+                ([list(range(40, 61))], Sampling(temperature=0)),
+            ]
             rows = [
-                bench.place(list(range(40, 61)), row=0, max_new_tokens=NUM_TOKENS),
-                bench.place([7, 8, 9], row=1, max_new_tokens=NUM_TOKENS, sampling=Sampling(temperature=0.8, top_p=0.9, seed=3)),
-                bench.place([5] * 9, [6] * 4, row=2, max_new_tokens=NUM_TOKENS, sampling=Sampling(temperature=0, guidance_scale=1.7)),
-                bench.place([9] * 5, row=3, max_new_tokens=NUM_TOKENS, sampling=Sampling(temperature=0, frequency_penalty=2.0)),
-                bench.place([9, 4, 9], row=4, max_new_tokens=NUM_TOKENS, sampling=Sampling(temperature=0, repetition_penalty=1.9)),
+                bench.place(*prompts, row=row, max_new_tokens=NUM_TOKENS, sampling=sampling)
+                for row, (prompts, sampling) in enumerate(asked[:num_rows])
             ]
             for row in rows:
                 bench.start(row)
@@ -218,7 +223,7 @@ def test_nobody_else_captures_them(run: RunDirectory, tmp_path: Path, caplog: py
     assert "pages of pool 'embedding' lie on a CUDA device, where only the actor itself can copy them" in caplog.text
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("kv_dtype", [pytest.param("auto", marks=pytest.mark.slow), "int8"])
 def test_warming_up_stores_nothing(
     tiny: tuple[ModelConfig, Weights], device: torch.device, monkeypatch: pytest.MonkeyPatch, kv_dtype: KvDType
 ) -> None:

@@ -170,8 +170,9 @@ def test_a_tiny_checkpoint_says_the_same(tmp_path: Path, device: torch.device, f
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
-def test_quantized_pages_say_the_same(tmp_path: Path, device: torch.device, kv_dtype: KvDType) -> None:
-    config, weights = load_tiny(tmp_path / "tiny", "qwen2_5_vl")
+@pytest.mark.parametrize("is_tiny", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["of our sizes", "tiny"])
+def test_quantized_pages_say_the_same(tmp_path: Path, device: torch.device, kv_dtype: KvDType, is_tiny: bool) -> None:
+    config, weights = load_tiny(tmp_path / "tiny", "qwen2_5_vl") if is_tiny else make_qwen3()
     twins = Twins(msgspec.structs.replace(config, kv_dtype=kv_dtype), weights, device, num_sequences=2, max_tokens=60)
     twins.prefill((0, 0, 21), (1, 0, 9))
     twins.prefill((0, 21, 40))
@@ -197,9 +198,9 @@ def test_experts(tmp_path: Path, device: torch.device) -> None:
     """Chunks sort tokens by expert, steps have all experts under a mask."""
     config, weights = load_tiny(tmp_path / "tiny", "qwen3_moe")
     twins = Twins(config, weights, device, num_sequences=2, max_tokens=40)
-    twins.prefill((0, 0, 21), (1, 0, 8))
+    twins.prefill((0, 0, 10), (1, 0, 3))
     twins.check_pages()
-    expected, logits = twins.decode([22, 9])
+    expected, logits = twins.decode([11, 4])
     torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE)
     twins.check_pages()
 
