@@ -14,7 +14,7 @@ test: install
 	$(BIN)/python -m pytest tests lab/tests demo_model/tests
 slow: install
 	$(BIN)/pip install --quiet --editable '.[docs,fuzz]'
-	$(BIN)/python -m pytest -m slow tests lab/tests demo_model/tests
+	MMRT_TEST_EXAMPLES=all $(BIN)/python -m pytest -m slow tests lab/tests demo_model/tests
 steady: install
 	.ci/steady
 lint: install

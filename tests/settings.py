@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,17 @@ if not torch.cuda.is_available():
 gc.disable()  # until the tests are collected: objects come by the million, and few go
 
 
+def examples(count: int) -> int:
+    """How many of ``count`` examples or seeds a search tries: all in the nightly run, which says so, else a third."""
+    return count if os.environ.get("MMRT_TEST_EXAMPLES") == "all" else -(-count // 3)
+
+
 def also_slow(*values: Any) -> list[Any]:
     """Values of a parameter that only the slow lane has; tuples are values of several parameters."""
     return [pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow) for value in values]
 
 
-settings.register_profile("mmrt", deadline=None)  # machines are shared: a slow example is no failure
+settings.register_profile("mmrt", deadline=None, max_examples=examples(100))  # machines are shared: a slow example is no failure
 settings.load_profile("mmrt")
 
 
@@ -38,6 +44,19 @@ def pytest_configure(config: pytest.Config) -> None:
     """Sockets allow a run directory 74 bytes; pytest's own folder and those of its two processes within would take half of them."""
     if config.option.basetemp is None:
         config.option.basetemp = config.stash[_FOLDER] = tempfile.mkdtemp(prefix="mmrt-")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take every third of many parameters."""
+    places: Counter[str] = Counter()
+    taken, left_out = [], []
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        is_taken = not item.get_closest_marker("many") or places[name] % 3 < examples(3)
+        (taken if is_taken else left_out).append(item)
+        places[name] += 1
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = taken
 
 
 def pytest_collection_finish() -> None:

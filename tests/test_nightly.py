@@ -41,6 +41,7 @@ def test_a_table_of_lanes(home: Path) -> None:
     assert title.startswith("nightly, ")
     assert [re.split(r"\s{2,}", re.sub(r"\d+ min", "", row)) for row in rows] == [
         ["slow", "passed", "7 passed, 1 skipped in 9s"],
+        ["all", "passed", "7 passed, 1 skipped in 9s"],
         ["lab", "passed", "7 passed, 1 skipped in 9s"],
         ["kernels", "passed", "21 variants within their budgets"],
         ["clients", "failed", "1 failed, 2 passed in 3.5s"],
@@ -51,7 +52,7 @@ def test_a_table_of_lanes(home: Path) -> None:
     assert nightly(home, "slow", "ray").returncode == 0
     wrong = nightly(home, "slow", "gpu")
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr == "nightly: there is no lane gpu, only slow, lab, kernels, clients, ray and newcomer\n"
+    assert wrong.stderr == "nightly: there is no lane gpu, only slow, all, lab, kernels, clients, ray and newcomer\n"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")

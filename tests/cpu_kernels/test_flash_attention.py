@@ -12,6 +12,7 @@ from mmrt.cpu_kernels.flash_attention import Attended, attend, has_kernel
 from mmrt.models.towers import sequences
 from mmrt.models.towers.sequences import Sequences
 from mmrt.tests.models.guarded import guarded
+from mmrt.tests.settings import examples
 
 pytestmark = pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
 
@@ -45,7 +46,7 @@ def assert_exact(found: Attended, q: Tensor, k: Tensor, v: Tensor, is_causal: bo
     torch.testing.assert_close(found.log_sum_exp.double(), log_sum_exp, rtol=0, atol=3e-6)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     num_sequences=st.integers(1, 3),
     num_queries=st.integers(1, 220),

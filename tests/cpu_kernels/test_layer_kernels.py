@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmrt.cpu_kernels import kernel, layer_kernels
 from mmrt.models.lm.rope import rotate
+from mmrt.tests.settings import examples
 
 DTYPES = (torch.float32, torch.bfloat16)
 EPSILON = torch.tensor(1e-6)
@@ -23,7 +24,7 @@ def assert_near(found: Tensor, exact: Tensor) -> None:
     assert ((found.double() - exact).abs() <= tolerance * exact.abs() + 1e-7).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.sampled_from(DTYPES), st.integers(1, 5), st.integers(1, 9), st.sampled_from([1e-4, 1.0, 300.0]), st.integers(0, 99))
 def test_add_norm(dtype: torch.dtype, num_rows: int, vectors: int, size: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -37,7 +38,7 @@ def test_add_norm(dtype: torch.dtype, num_rows: int, vectors: int, size: float, 
     assert_near(found, exact / (exact.square().mean(1, keepdim=True) + 1e-6).sqrt() * weight.double())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.sampled_from(DTYPES), st.integers(1, 5), st.integers(1, 9), st.sampled_from([0.01, 1.0, 30.0]), st.integers(0, 99))
 def test_silu_mul(dtype: torch.dtype, num_rows: int, vectors: int, size: float, seed: int) -> None:
     gate_up = (size * torch.randn(num_rows, 32 * vectors, generator=torch.Generator().manual_seed(seed))).to(dtype)

@@ -10,6 +10,7 @@ from mmrt.cpu_kernels import kernel, panel_kernels
 from mmrt.cpu_kernels.panel_kernels import can_multiply, multiply
 from mmrt.models.lm.matrices import FloatMatrix
 from mmrt.tests.models.guarded import guarded
+from mmrt.tests.settings import examples
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -27,7 +28,7 @@ def assert_product(found: Tensor, x: Tensor, values: Tensor) -> None:
     assert ((found.double() - x.double() @ values.double().T).abs() <= 2e-6 * added + 1e-30).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     dtype=st.sampled_from(DTYPES),
     num_rows=st.integers(0, 20),

@@ -16,6 +16,7 @@ from mmrt.cpu_kernels import int4_kernels, int4_rows, int8_kernels, kernel, row_
 from mmrt.cpu_kernels.processor import processor_flags
 from mmrt.models.checkpoint.int4 import quantize
 from mmrt.models.checkpoint.narrowing import narrow
+from mmrt.tests.settings import examples
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -64,7 +65,7 @@ def test_bfloat16_is_left_to_units_that_multiply_it(
     assert row_kernels.most_rows(matrix(2, 64, torch.bfloat16, 0)) == 48  # activations in float32
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     dtype=st.sampled_from(DTYPES),
     num_rows=st.integers(1, 13),
@@ -82,7 +83,7 @@ def test_products_are_exact(dtype: torch.dtype, num_rows: int, num_values: int, 
     assert_product(row_kernels.multiply(x, values), x, values.double())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     num_rows=st.integers(1, 13),
     blocks=st.integers(1, 4),
@@ -118,7 +119,7 @@ def test_rows_for_int4() -> None:
     torch.testing.assert_close(steps[..., 1][is_whole], found.sum(2)[is_whole], rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(num_rows=st.integers(1, 13), num_values=st.integers(1, 150), vectors=st.integers(1, 6), seed=st.integers(0, 99))
 def test_sums_of_integers_are_exact(num_rows: int, num_values: int, vectors: int, seed: int) -> None:
     """Also where every pair of products is the largest that there is, of either sign."""

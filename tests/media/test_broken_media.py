@@ -21,6 +21,7 @@ from mmrt.media.image import decode_image
 from mmrt.media.limits import GuardedReader, MediaLimits, TimeBudget
 from mmrt.media.video import decode_frames
 from mmrt.media.video_info import analyse
+from mmrt.tests.settings import examples
 
 LIMITS = MediaLimits()
 
@@ -183,7 +184,7 @@ def test_cut_off_files(files, kind, name, part):
 
 
 @given(data=st.data())
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_flipped_bytes_never_raise_anything_else(files, data):
     kind, name = data.draw(
         st.sampled_from(

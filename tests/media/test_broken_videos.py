@@ -49,6 +49,7 @@ def shown_in_sequence(data: bytes, index: PacketIndex) -> Frames:
     return [frames[max((pts for pts in frames if pts <= time), default=min(frames))] for time in index.timeline.tolist()]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", CASES)
 def test_samples_are_those_of_decoding_in_sequence(name):
     whole = encode_video(num_frames=48, **CASES[name])

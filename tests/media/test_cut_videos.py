@@ -24,6 +24,7 @@ from mmrt.media.video_info import analyse
 from mmrt.tests.media.conftest import assert_frames, decode_on, encode_video
 from mmrt.tests.media.cut_video import cut, decode_plainly
 from mmrt.tests.media.h264_fields import field_coded
+from mmrt.tests.settings import examples
 
 LIMITS = MediaLimits()
 NUM_FRAMES = 30
@@ -90,8 +91,9 @@ def assert_as_decoded(data: bytes, num_engines: int = 2) -> None:
         assert_frames(decode_on(num_engines, data, wanted), [expected[index] for index in wanted])
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("codec", "container"), KINDS)
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(st.data())
 def test_what_decodes_is_counted_and_sampled(codec, container, data):
     groups = data.draw(st.sampled_from(GROUPS))
@@ -129,6 +131,7 @@ def test_ffmpeg_counts_the_same(codec, container, tmp_path):
             assert num_frames_of_ffmpeg(path) == len(decode_plainly(video)), (groups, first)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("first", range(0, 24, 3))
 @pytest.mark.parametrize("codec", ["libx264", "libx265", "mpeg4"])
 def test_a_cut_file_that_calls_every_frame_a_key_frame(codec, first):

@@ -136,6 +136,7 @@ def is_restriction(bits: str, at: int) -> bool:
     return rest == "1"
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", CASES)
 def test_wanted_frames_equal_sequential_decoding(name):
     assert_exact(encode_video(**({"num_frames": 24} | CASES[name])))

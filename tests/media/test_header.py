@@ -39,6 +39,7 @@ def encoded(width: int, height: int, how: str) -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("how", FORMATS)
 @given(width=SIZES, height=SIZES)
 def test_sizes(how: str, width: int, height: int) -> None:

@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 from mmrt.media.errors import MediaError
 from mmrt.media.image import decode_image
 from mmrt.media.limits import MediaLimits
+from mmrt.tests.settings import examples
 
 LIMITS = MediaLimits()
 JPEG_XL = b"\xff\x0a\xfa\x1f\x41\x91\x08\x06\x01\x00"
@@ -158,7 +159,7 @@ def test_a_second_scan_of_all_components_is_not_decoded(image):
 
 
 @given(data=st.data(), progressive=st.booleans(), mode=st.sampled_from(["RGB", "L"]))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_broken_jpegs_come_to_what_pillow_alone_makes_of_them(image, data, progressive, mode):
     broken = bytearray(encoded(image.convert(mode), "JPEG", progressive=progressive))
     for position in data.draw(st.lists(st.integers(0, len(broken) - 1), max_size=4)):

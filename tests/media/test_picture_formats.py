@@ -15,6 +15,7 @@ from mmrt.media.image import decode_image
 from mmrt.media.limits import MediaLimits, TimeBudget
 from mmrt.media.video_info import analyse
 from mmrt.tests.media.test_image import decoded, encoded, expected
+from mmrt.tests.settings import examples
 
 FORMATS = {
     "AVIF": ("AVIF", "RGB", {}),
@@ -110,7 +111,7 @@ def test_cut_off_files(files, name, part):
 
 
 @given(data=st.data(), name=st.sampled_from(list(FORMATS)))
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_flipped_bytes_raise_nothing_else(files, data, name):
     broken = bytearray(files[name])
     for position in data.draw(st.lists(st.integers(0, len(broken) - 1), min_size=1, max_size=12)):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from mmrt.media.preprocess import image_rows, patch_rows, resize, video_rows
 from mmrt.models.architecture import VisionRules
+from mmrt.tests.settings import examples
 
 RULES = VisionRules()
 IMAGE_SIZES = ((224, 224), (97, 203), (33, 21), (1, 1), (3, 500), (720, 1280), (56, 56))
@@ -56,7 +57,7 @@ def test_video_rows_equal_the_processor(media, reference, name):
     blocks=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_patch_rows_hold_every_pixel_in_merge_order(patch, merge, temporal, blocks, seed):
     rules = VisionRules(patch_size=patch, merge_size=merge, temporal_patch_size=temporal)
     height, width = blocks[0] * patch * merge, blocks[1] * patch * merge

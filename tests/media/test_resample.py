@@ -71,6 +71,7 @@ def test_a_file_of_48_khz_is_filtered(make_audio):
     assert decibels(heard[1000:-1000], samples) < -80
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("rate", [*UP, *DOWN, 100_003])
 @pytest.mark.parametrize("num_samples", [0, 1, 2, 7, 100, 1023, 1024, 5000, 10_007])
 def test_pieces_come_to_the_same_as_the_whole(rate, num_samples):

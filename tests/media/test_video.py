@@ -20,6 +20,7 @@ from mmrt.media.limits import MediaLimits
 from mmrt.media.video import decode_frames
 from mmrt.media.video_info import analyse
 from mmrt.tests.media.conftest import Frames, assert_frames, decode_on
+from mmrt.tests.settings import examples
 
 LIMITS = MediaLimits()
 X265 = {"preset": "ultrafast"}
@@ -91,6 +92,7 @@ def open_video(make_video, decode_sequentially) -> Callable[[str], Video]:
     return open_case
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", CASES)
 def test_wanted_frames_equal_sequential_decoding(open_video, name):
     video = open_video(name)
@@ -102,7 +104,7 @@ def test_wanted_frames_equal_sequential_decoding(open_video, name):
 
 
 @given(wanted=st.lists(st.integers(0, 47), min_size=1, max_size=20).map(sorted), num_engines=st.integers(1, 3))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_choice_of_frames(open_video, wanted, num_engines):
     video = open_video("hevc open GOP")
     assert_frames(decode_on(num_engines, video.data, wanted), [video.frames[index] for index in wanted])

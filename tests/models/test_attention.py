@@ -71,6 +71,7 @@ def test_batches_and_sequences_alone(dtype: torch.dtype, monkeypatch: pytest.Mon
         torch.testing.assert_close(together[row].double(), sequences.exact(row), rtol=0, atol=tolerance)
 
 
+@pytest.mark.many
 @needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("group", "head_dim", "page_tokens"), [(1, 32, 4), (3, 64, 20), (4, 64, 16), (7, 128, 16)])

@@ -24,6 +24,7 @@ from mmrt.models.families.qwen2_5 import media
 from mmrt.models.families.qwen2_5.media import MAX_SEGMENT_MEL_FRAMES, MAX_SEGMENT_PATCHES, audio_tokens, smart_resize
 from mmrt.models.families.registry import family_of
 from mmrt.schema.media import ItemShape
+from mmrt.tests.settings import examples
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_audio(omni: ModelConfig, frames: int) -> None:
     assert item.num_tokens == audio_tokens(frames)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(window=st.integers(1, 300), frames=st.integers(3, 9000))
 def test_audio_windows_of_any_size(omni: ModelConfig, window: int, frames: int) -> None:
     rules = msgspec.structs.replace(omni.audio_rules, window_frames=2 * window)

@@ -13,6 +13,7 @@ from mmrt.models.architecture import AttentionConfig, KvDType, LanguageConfig, L
 from mmrt.models.lm.kv_packing import KvPacking
 from mmrt.models.lm.kv_pages import STORED, KvPages
 from mmrt.tests.models.logits import our_logits
+from mmrt.tests.settings import examples
 from mmrt.triton_kernels.kv_write.reference import quantize
 
 Loaded = Any  # conftest.Loaded
@@ -42,7 +43,7 @@ def make_pool(config: ModelConfig, dtype: torch.dtype = torch.float32, page_toke
     return kv, KvPages(config.language, kv, page_tokens, dtype, config.kv_dtype)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     kv_dtype=st.sampled_from(QUANTIZED),
     page_tokens=st.sampled_from([1, 3, 4, 16]),

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from mmrt.models.sampling.interface import Pairs
 from mmrt.models.sampling.logprobs import log_softmax, logprobs_of
+from mmrt.tests.settings import examples
 
 VOCABULARY = 50
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     seed=st.integers(0, 999), guided=st.lists(st.integers(0, 3), unique=True), rows=st.lists(st.integers(0, 3), unique=True, min_size=1)
 )

@@ -70,6 +70,7 @@ def make(form: str, num_values: int, num_inputs: int, dtype: torch.dtype) -> tup
     return matrix_of(weights, "w"), exact(weights)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("form", "dtype"), ROUNDING, ids=lambda value: str(value).removeprefix("torch."))
 @pytest.mark.parametrize("shape", [(1, 8), (96, 64), (1216, 128), (777, 352), (1500, 1024)], ids=lambda s: f"{s[0]}x{s[1]}")
 def test_products_are_exact_but_for_rounding(form: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:

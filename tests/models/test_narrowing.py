@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from mmrt.models.checkpoint import narrowing
 from mmrt.models.checkpoint.narrowing import narrow
+from mmrt.tests.settings import examples
 
 
 def quantized(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -15,7 +16,7 @@ def quantized(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return target, scales
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 40), st.integers(1, 70)),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]),

@@ -92,6 +92,7 @@ def test_positions_equal_get_rope_index(loaded: Loaded, prompt: Prompt) -> None:
     assert our_delta == delta
 
 
+@pytest.mark.many
 def test_towers_equal_transformers(loaded: Loaded, prompt: Prompt) -> None:
     inputs, model = prompt.reference_inputs, loaded.reference.model
     found = dict.fromkeys(("image", "video", "audio"), torch.empty(0, loaded.config.language.hidden_size))
@@ -117,6 +118,7 @@ def rows_of(features: Any) -> torch.Tensor:
     return torch.cat([torch.cat(features.pooler_output), *deep], 1)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("step", [16, 4096])
 def test_teacher_forced_logits(loaded: Loaded, prompt: Prompt, step: int) -> None:
     """Prefill in chunks or at once on pages in random order, then decode one by one: as transformers' forward over everything."""

@@ -10,6 +10,7 @@ from mmrt.models.architecture import MIN_REPETITION_PENALTY
 from mmrt.models.sampling.interface import SamplingRows
 from mmrt.models.sampling.penalties import Counts, History, Penalties
 from mmrt.models.sampling.sampler import CpuSampler
+from mmrt.tests.settings import examples
 
 VOCABULARY = 60
 Ids = st.lists(st.integers(0, VOCABULARY - 1), max_size=30)
@@ -24,7 +25,7 @@ def history(prompt: list[int], answer: list[int]) -> History:
     return History(np.array(prompt, np.int64), np.array(answer, np.int64))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(prompt=Ids, answer=Ids, repetition=st.floats(MIN_REPETITION_PENALTY, 10), seed=st.integers(0, 99))
 def test_repetition_is_transformers(prompt: list[int], answer: list[int], repetition: float, seed: int) -> None:
     logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(seed))
@@ -36,7 +37,7 @@ def test_repetition_is_transformers(prompt: list[int], answer: list[int], repeti
     torch.testing.assert_close(logits, expected, rtol=1e-6, atol=0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(prompt=Ids, answer=Ids, presence=st.floats(-2, 2), frequency=st.floats(-2, 2))
 def test_presence_counts_once_and_frequency_each_time(prompt: list[int], answer: list[int], presence: float, frequency: float) -> None:
     logits = torch.zeros(2, VOCABULARY)

@@ -26,6 +26,7 @@ from mmrt.tests.end_to_end.seeing_oracle import text_of_clip
 from mmrt.tests.models.conftest import Loaded, load_checkpoint
 from mmrt.tests.models.test_items import function_of_transformers
 from mmrt.tests.models.test_oracle import check, reference_logits, reference_positions, rows_of
+from mmrt.tests.settings import examples
 
 VIDEO_BOUNDS = (4096, 25165824)  # of the made checkpoint
 
@@ -52,7 +53,7 @@ def text_of(item: ItemShape, placeholder: int) -> list[int]:
     return [id for part in item.segments for id in (*part.lead, *[placeholder] * part.num_tokens, *part.trail)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     total=st.integers(1, 30_000),
     rate=st.sampled_from([0.3, 1, 5.3, 12, 23.976, 29.97, 60]),
@@ -80,7 +81,7 @@ def test_no_frames_without_a_video(config: ModelConfig) -> None:
 SIZES = st.integers(1, 80) | st.integers(1, 4000)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(num_frames=st.integers(2, 60), height=SIZES, width=SIZES, least=st.integers(1, 400_000), room=st.integers(1, 4_000_000))
 def test_sizes_of_clips_are_transformers(config: ModelConfig, num_frames: int, height: int, width: int, least: int, room: int) -> None:
     reference = function_of_transformers("video_processing_qwen3_vl", "smart_resize")
@@ -118,7 +119,7 @@ def test_one_frame_is_as_large_as_two(config: ModelConfig) -> None:
     assert one == two and one.grid[0] == 1
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     indices=st.lists(st.integers(0, 100_000), min_size=2, max_size=9, unique=True).map(sorted),
     rate=st.sampled_from([0.3, 2, 23.976, 25, 29.97, 60]),

@@ -20,6 +20,7 @@ from mmrt.models.sampling.penalties import History
 from mmrt.models.sampling.rules import MASKED, LogitRules, RowRules, change, with_companions
 from mmrt.models.sampling.sampler import CpuSampler, combine_guidance
 from mmrt.tests.models.test_penalties import greedy, penalties
+from mmrt.tests.settings import examples
 
 VOCABULARY = 60
 Id = st.integers(0, VOCABULARY - 1)
@@ -46,7 +47,7 @@ def infinite(logits: Tensor) -> Tensor:
     return logits.masked_fill(logits < MASKED / 2, -torch.inf)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(bias=st.dictionaries(Id, st.floats(-100, 100, width=32), max_size=8), seed=st.integers(0, 99))
 def test_a_bias_is_transformers(bias: dict[int, float], seed: int) -> None:
     logits = noise(3, seed)
@@ -57,7 +58,7 @@ def test_a_bias_is_transformers(bias: dict[int, float], seed: int) -> None:
     torch.testing.assert_close(changed(logits, rules(1, bias=list(bias.items()))), expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(words=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), min_size=1, max_size=5), answer=Answer)
 def test_bad_words_are_transformers(words: list[list[int]], answer: list[int]) -> None:
     logits = noise(2)
@@ -73,7 +74,7 @@ def test_bad_words_are_transformers(words: list[list[int]], answer: list[int]) -
         torch.testing.assert_close(infinite(found), expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(ends=st.lists(Id, min_size=1, max_size=3), min_tokens=st.integers(0, 4), num_tokens=st.integers(0, 5))
 def test_an_early_end_is_transformers(ends: list[int], min_tokens: int, num_tokens: int) -> None:
     logits = noise(1)
@@ -97,7 +98,7 @@ def draw(logits: Tensor, pairs: Pairs | None, rows: Sequence[RowRules], repetiti
     return int(token[0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 999), scale=st.floats(0, 8), bias=st.dictionaries(Id, st.floats(-8, 8), min_size=1, max_size=20))
 def test_after_guidance_and_before_penalties(seed: int, scale: float, bias: dict[int, float]) -> None:
     """And done to both members before guidance, as on a device, they give the same."""

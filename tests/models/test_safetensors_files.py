@@ -12,6 +12,7 @@ from safetensors import SafetensorError, deserialize
 
 from mmrt.models.checkpoint.safetensors_files import SafetensorsFiles
 from mmrt.models.errors import CheckpointError
+from mmrt.tests.settings import examples
 
 
 def packed(header: dict[str, Any], num_bytes: int) -> bytes:
@@ -78,7 +79,7 @@ def files(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
     return header, max(0, at + draw(st.sampled_from([0, 0, 0, -1, 1])))
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files())
 def test_as_the_library(tmp_path: Path, file: tuple[dict[str, Any], int]) -> None:
     data = packed(*file)

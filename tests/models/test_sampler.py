@@ -58,6 +58,7 @@ PARAMETERS = [
 ]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
 @pytest.mark.parametrize("vocabulary", [50, 700])
 def test_chi_square(vocabulary: int, parameters: tuple[float, int, float, float]) -> None:

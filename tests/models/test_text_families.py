@@ -112,6 +112,7 @@ def test_biases_of_attention(tmp_path: Path, family: str) -> None:
     assert config.language.heads.bias and config.language.heads.output_bias
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("family", DENSE_FAMILIES)
 def test_ropes_up_to_and_beyond_the_trained_context(tmp_path: Path, family: str, rope: str) -> None:

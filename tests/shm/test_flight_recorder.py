@@ -20,6 +20,7 @@ from mmrt.shm.flight_recorder import (
     read_recorders,
 )
 from mmrt.shm.segment import Segment
+from mmrt.tests.settings import examples
 
 _names = (f"actor{number}" for number in itertools.count())
 WORD = st.integers(0, 2**64 - 1)
@@ -75,7 +76,7 @@ class RecorderMachine(RuleBasedStateMachine):
 
 def test_it_holds_the_last_records(run, crashes):
     RecorderMachine.run, RecorderMachine.crashes = run, crashes
-    run_state_machine_as_test(RecorderMachine, settings=settings(max_examples=60, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(RecorderMachine, settings=settings(max_examples=examples(60), stateful_step_count=25, deadline=None))
     del RecorderMachine.run
 
 

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mmrt.shm import page_file
 from mmrt.shm.page_file import PageFile, PageFileReader, remove_unused
+from mmrt.tests.settings import examples
 
 SECRET, PAGE = b"s" * 32, 40
 BLOCKS = 2 * 4096  # the header, and the heads of a group of slots
@@ -113,7 +114,7 @@ class Pages(RuleBasedStateMachine):
 
 
 TestPages = Pages.TestCase
-TestPages.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestPages.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.parametrize(

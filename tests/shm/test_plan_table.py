@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from mmrt.shm.plan_table import PlanRecord, PlanTable
+from mmrt.tests.settings import examples
 
 SLOTS, BYTES = 4, 64
 
@@ -74,7 +75,7 @@ class PlanMachine(RuleBasedStateMachine):
 
 def test_plan_table_is_its_slots(run, crashes):
     PlanMachine.run, PlanMachine.crashes = run, crashes
-    run_state_machine_as_test(PlanMachine, settings=settings(max_examples=40, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(PlanMachine, settings=settings(max_examples=examples(40), stateful_step_count=25, deadline=None))
 
 
 def test_a_corrupt_payload_is_no_plan(run):

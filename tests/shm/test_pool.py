@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from mmrt.shm.errors import StalePage
 from mmrt.shm.pool import PagedReader, PagePool
+from mmrt.tests.settings import examples
 
 PAGES, PAGE_BYTES = 9, 48
 
@@ -85,7 +86,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 def test_pool_is_its_pages(run, pool):
     PoolMachine.pool, PoolMachine.other = pool, PagePool.attach(run, "p", writable=False)
-    run_state_machine_as_test(PoolMachine, settings=settings(max_examples=50, stateful_step_count=15, deadline=None))
+    run_state_machine_as_test(PoolMachine, settings=settings(max_examples=examples(50), stateful_step_count=15, deadline=None))
     PoolMachine.other.close()
     del PoolMachine.pool, PoolMachine.other
 
@@ -134,7 +135,7 @@ def test_stale_pages(run, pool):
     other.close()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(
     data=st.binary(max_size=200),
     moves=st.lists(st.tuples(st.sampled_from(["seek", "read", "readinto", "whence"]), st.integers(-20, 220)), max_size=12),

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from mmrt.shm.errors import MissingError
 from mmrt.shm.ring import Ring
 from mmrt.shm.segment import Segment
+from mmrt.tests.settings import examples
 from mmrt.tests.shm.conftest import MIN_KILLS
 
 _names = (f"r{number}" for number in itertools.count())
@@ -107,7 +108,7 @@ class RingMachine(RuleBasedStateMachine):
 
 def test_ring_is_a_queue(run, crashes):
     RingMachine.run, RingMachine.crashes = run, crashes
-    run_state_machine_as_test(RingMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(RingMachine, settings=settings(max_examples=examples(60), stateful_step_count=40, deadline=None))
 
 
 def test_every_instruction_of_a_push_can_be_the_last(run, crashes):

@@ -14,6 +14,7 @@ from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.errors import StaleRow
 from mmrt.shm.sequence_table import SequenceTable
 from mmrt.shm.versioned import VersionedBlob
+from mmrt.tests.settings import examples
 
 ROWS, CONTEXT, PAGES = 3, 6, 5
 row_numbers = st.integers(0, ROWS - 1)
@@ -216,7 +217,7 @@ class TableMachine(RuleBasedStateMachine):
 
 def test_table_is_its_rows(run, crashes):
     TableMachine.run, TableMachine.crashes = run, crashes
-    run_state_machine_as_test(TableMachine, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(TableMachine, settings=settings(max_examples=examples(60), stateful_step_count=30, deadline=None))
 
 
 @pytest.fixture

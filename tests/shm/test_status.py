@@ -16,6 +16,7 @@ from mmrt.shm.errors import MissingError
 from mmrt.shm.segment import HEADER_BYTES, Segment
 from mmrt.shm.status import ActorState, ActorStatus, ActorTable, Membership
 from mmrt.shm.versioned import VersionedBlob
+from mmrt.tests.settings import examples
 
 MAX_BYTES = 100
 BLOB_OFFSET = HEADER_BYTES + 64
@@ -71,7 +72,7 @@ class BlobMachine(RuleBasedStateMachine):
 
 def test_blob_is_its_last_write(blob_segment, crashes):
     BlobMachine.segment, BlobMachine.crashes = blob_segment, crashes
-    run_state_machine_as_test(BlobMachine, settings=settings(max_examples=60, stateful_step_count=20, deadline=None))
+    run_state_machine_as_test(BlobMachine, settings=settings(max_examples=examples(60), stateful_step_count=20, deadline=None))
     del BlobMachine.segment
 
 

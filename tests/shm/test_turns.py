@@ -17,6 +17,7 @@ from mmrt.shm.errors import MissingError, SegmentError
 from mmrt.shm.robust_mutex import RobustMutex
 from mmrt.shm.segment import HEADER_BYTES, Segment
 from mmrt.shm.turns import Turns, Turnstile
+from mmrt.tests.settings import examples
 
 LONG_S = 60.0  # of waiting for what is to come at once
 
@@ -169,7 +170,7 @@ class Watch:
         turnstile.leave()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seed=st.integers(0, 1 << 32), with_prefill=st.booleans())
 def test_whoever_is_killed_one_computes_at_a_time_and_decode_waits_for_one_quantum(seed: int, with_prefill: bool) -> None:
     world = World(random.Random(seed).randrange)

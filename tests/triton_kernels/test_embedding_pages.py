@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmrt.tests.settings import examples
 from mmrt.triton_kernels.embedding_pages import PageIndices, PageSpan, num_consumed_pages, read_embeddings, reference, write_embeddings
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -30,7 +31,7 @@ class Request:
         return PageSpan(self.pages[done // page_tokens : -(-(done + num_tokens) // page_tokens)], done, num_tokens)
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=examples(6), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_written_rows_are_read_back_whatever_the_chunks_and_consumed_pages_can_be_reused(
     device: torch.device, data: st.DataObject

@@ -11,6 +11,7 @@ from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfi
 from mmrt.models.lm.attention import CpuAttention
 from mmrt.models.lm.kv_pages import KvPages
 from mmrt.models.lm.rope import Rope, rotate
+from mmrt.tests.settings import examples
 from mmrt.triton_kernels.kv_write import QkNorm, Rotary, reference, rotate_and_write_kv
 from mmrt.triton_kernels.paged_kv import PagedKV
 
@@ -70,7 +71,7 @@ def store(kv: torch.Tensor, slots: torch.Tensor, pages: PagedKV) -> None:
 
 
 @pytest.mark.parametrize("quantized", [None, *QUANTIZED])
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=examples(4), deadline=None, derandomize=True)
 @given(
     num_tokens=st.integers(1, 4),
     num_kv_heads=st.integers(1, 5),

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmrt.tests.settings import examples
 from mmrt.tests.triton_kernels.paged_cache import LAYER, NUM_LAYERS, TOLERANCES, cpu_attention, fill, make_cache, make_tables, poisoned
 from mmrt.triton_kernels.paged_decode import DecodeWorkspace, paged_decode, paged_decode_reference, plan_decode
 from mmrt.triton_kernels.paged_decode.config import CHUNK_TOKENS, HEAD_DIMS, decode_launch
@@ -50,6 +51,7 @@ def queries(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tens
     return wide.to(dtype).to(device)[:, : shape[1]]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("head_dim", [32, 128])
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
 def test_equals_the_reference(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, device: torch.device) -> None:
@@ -59,7 +61,7 @@ def test_equals_the_reference(dtype: torch.dtype, cache_dtype: torch.dtype, head
     torch.testing.assert_close(decode(q, kv, table, LENGTHS).float(), expected, rtol=0, atol=TOLERANCES[dtype])
 
 
-@settings(max_examples=30, derandomize=True, deadline=None)
+@settings(max_examples=examples(30), derandomize=True, deadline=None)
 @given(
     dtypes=st.sampled_from(DTYPES),
     lengths=st.lists(st.integers(0, 200), min_size=1, max_size=4),
@@ -108,7 +110,7 @@ def test_equals_the_cpu_path() -> None:
     torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=TOLERANCES[torch.float32])
 
 
-@settings(max_examples=12, derandomize=True, deadline=None)
+@settings(max_examples=examples(12), derandomize=True, deadline=None)
 @given(lengths=st.lists(st.integers(0, 5000), min_size=1, max_size=40), num_kv_heads=st.integers(1, 8), num_sms=st.integers(1, 132))
 def test_a_plan_covers_every_row_once(device: torch.device, lengths: list[int], num_kv_heads: int, num_sms: int) -> None:
     workspace = make_workspace(len(lengths), num_kv_heads, num_kv_heads, 16, num_sms, device)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmrt.tests.settings import examples
 from mmrt.tests.triton_kernels.paged_cache import LAYER, NUM_LAYERS, TOLERANCES, cpu_attention, fill, make_cache, make_tables, poisoned
 from mmrt.triton_kernels.launch import Launch
 from mmrt.triton_kernels.paged_decode.config import HEAD_DIMS
@@ -72,7 +73,7 @@ def test_equals_the_reference(dtype: torch.dtype, cache_dtype: torch.dtype, devi
     check(SPANS, (6, 2), 32, 16, dtype, cache_dtype, device)
 
 
-@settings(max_examples=30, derandomize=True, deadline=None)
+@settings(max_examples=examples(30), derandomize=True, deadline=None)
 @given(
     dtypes=st.sampled_from(DTYPES),
     spans=st.lists(st.tuples(st.integers(0, 70), st.integers(0, 40)), min_size=1, max_size=3),
@@ -96,6 +97,7 @@ def test_odd_sizes(
     check(ranges, heads, head_dim, page_tokens, *dtypes, device, launch=launch)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("spans", [[(70, 160), (0, 20)], [(70, 79), (0, 5)]], ids=["long", "short"])
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
 def test_the_table_s_own_launches(
@@ -175,7 +177,7 @@ def test_addresses_past_2_to_31(device: torch.device) -> None:
     torch.testing.assert_close(extend(q, k, v, kv, table, [(20, 27)]), expected, rtol=0, atol=TOLERANCES[torch.float32])
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=examples(50), derandomize=True, deadline=None)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), max_size=6),
     group=st.integers(1, 20),

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmrt.tests.settings import examples
 from mmrt.triton_kernels.rms_norm import add_rms_norm, reference, rms_norm
 
 EPSILON = 1e-6
@@ -29,7 +30,7 @@ def poisoned(like: torch.Tensor) -> torch.Tensor:
     return wide[:, : like.shape[1]]
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=examples(8), deadline=None, derandomize=True)
 @given(num_rows=st.integers(1, 5), size=st.integers(1, 3000), dtype=st.sampled_from(DTYPES), scale=st.sampled_from([1e-3, 1.0, 300.0]))
 def test_agrees_with_reference_and_torch(device: torch.device, num_rows: int, size: int, dtype: torch.dtype, scale: float) -> None:
     torch.manual_seed(size)

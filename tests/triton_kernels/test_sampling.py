@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrt.models.sampling import sampler
+from mmrt.tests.settings import examples
 from mmrt.tests.triton_kernels.launch_keys import count
 from mmrt.triton_kernels.sampling import SamplingRows, SamplingWorkspace, config, count_tokens, kernel, reference, sample
 from mmrt.triton_kernels.sampling.generator import uniform_bits
@@ -176,7 +177,7 @@ def test_greedy_takes_the_lowest_of_equals(device: torch.device) -> None:
     spread=st.floats(0.01, 8),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=3, derandomize=True, deadline=None)
+@settings(max_examples=examples(3), derandomize=True, deadline=None)
 def test_all_at_once_is_as_the_reference(vocabulary: int, dtype: torch.dtype, spread: float, seed: int) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = np.random.default_rng(seed)

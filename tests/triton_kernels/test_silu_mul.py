@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmrt.tests.settings import examples
 from mmrt.triton_kernels.silu_mul import reference, silu_mul, silu_mul_pair
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -17,7 +18,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, roundings: int = 1) -> N
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance / 10)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=examples(8), deadline=None, derandomize=True)
 @given(num_rows=st.integers(1, 5), blocks=st.integers(1, 150), dtype=st.sampled_from(DTYPES), scale=st.sampled_from([0.1, 1.0, 40.0]))
 def test_agrees_with_reference_and_torch(device: torch.device, num_rows: int, blocks: int, dtype: torch.dtype, scale: float) -> None:
     torch.manual_seed(blocks)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmrt.tests.settings import examples
 from mmrt.tests.triton_kernels.launch_keys import count
 from mmrt.triton_kernels.vision_attention import attend, config, reference, rotate
 
@@ -62,6 +63,7 @@ def check(lengths: Sequence[int], head_dim: int, dtype: torch.dtype, device: tor
     torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance, equal_nan=True)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("head_dim", sorted(config.PARTS))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_head_size(device: torch.device, head_dim: int, dtype: torch.dtype) -> None:
@@ -74,14 +76,14 @@ def test_every_head_size(device: torch.device, head_dim: int, dtype: torch.dtype
     dtype=st.sampled_from([torch.float16, torch.bfloat16]),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=6, derandomize=True, deadline=None)
+@settings(max_examples=examples(6), derandomize=True, deadline=None)
 def test_sequences_of_odd_lengths(lengths: list[int], dtype: torch.dtype, seed: int) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     check(lengths, 80, dtype, device, max(65, *lengths), seed)
 
 
 @given(lengths=st.lists(st.integers(0, 64), min_size=1, max_size=6), max_length=st.sampled_from([0, 64]), seed=st.integers(0, 1000))
-@settings(max_examples=6, derandomize=True, deadline=None)
+@settings(max_examples=examples(6), derandomize=True, deadline=None)
 def test_windows_of_odd_lengths(lengths: list[int], max_length: int, seed: int) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     check(lengths, 80, torch.float32, device, max(max_length, *lengths, 1), seed)
@@ -126,6 +128,7 @@ def test_tokens_beyond_two_billion_elements(device: torch.device, max_length: in
     torch.testing.assert_close(out.float(), by_torch(*near, [2]), atol=1.6e-2, rtol=1.6e-2)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("head_dim", sorted(config.PARTS))
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_rotation(device: torch.device, head_dim: int, dtype: torch.dtype) -> None:

@@ -14,6 +14,7 @@ from mmrt.runtime.config.runtime_config import parse_config
 from mmrt.runtime.controller.scheduling.facts import Cost
 from mmrt.runtime.process.memory_layout import MemoryLayout
 from mmrt.runtime.process.run import DEFAULT_MODEL
+from mmrt.tests.settings import examples
 
 COSTS = {"prefill": Cost(0.0125, 0.0004, 2048), "encoder": Cost(0.0, 1e-5, 4096)}
 SETUP = "tiny; cpu"
@@ -81,7 +82,7 @@ def test_a_foreign_or_torn_file_is_ignored_and_replaced(
     assert CostsFile(path, SETUP).load() == COSTS
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(50))
 @given(st.binary(max_size=200), st.integers(0, 400))
 def test_no_bytes_whatsoever_make_a_start_fail(path: Path, noise: bytes, at: int) -> None:
     CostsFile(path, SETUP).save(COSTS)

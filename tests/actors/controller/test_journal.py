@@ -23,6 +23,7 @@ from mmrt.runtime.bus.wire import encode
 from mmrt.runtime.controller.state.records import KEPT_ENDS, CacheEra, Ended, JournalRecord, JournalState, Refused, Submitted
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.media import MediaOptions
+from mmrt.tests.settings import examples
 
 
 def submitted(key: int, size: int = 3) -> Submitted:
@@ -321,4 +322,4 @@ class JournalMachine(RuleBasedStateMachine):
 
 
 def test_the_journal_is_what_was_appended() -> None:
-    run_state_machine_as_test(JournalMachine, settings=settings(max_examples=60, stateful_step_count=50, deadline=None))
+    run_state_machine_as_test(JournalMachine, settings=settings(max_examples=examples(60), stateful_step_count=50, deadline=None))

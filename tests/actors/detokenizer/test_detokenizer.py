@@ -24,6 +24,7 @@ from mmrt.shm.ring import Ring
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
 from mmrt.tests.actors.host.fake_actor import FakeActor
+from mmrt.tests.settings import examples
 
 NUM_ROWS = 4
 MAX_CONTEXT = 512
@@ -321,7 +322,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     ids=st.lists(st.integers(1, 399), max_size=60),
     stops=st.lists(st.text("e 😀thö", min_size=1, max_size=4), max_size=3),

@@ -14,6 +14,7 @@ from mmrt.actors.gateway.reading import content, json_body
 from mmrt.actors.gateway.reading.json_body import BodyLimits, decode_body
 from mmrt.actors.gateway.reading.validation import Limits, read_chat, read_text
 from mmrt.runtime.errors import RequestError
+from mmrt.tests.settings import examples
 
 LIMITS = Limits(model_name="tiny", kinds=("image",), max_context=2048)
 BODY = LIMITS.body
@@ -121,7 +122,7 @@ def test_text_is_counted_by_windows(more: int) -> None:
         decode_body(body, limits)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False) | st.decimals(allow_nan=False, allow_infinity=False).map(str))
 def test_numbers_are_read_as_by_python(number: float | str) -> None:
     written = b'{"x": %s}' % str(number).replace("E+", "e").encode()

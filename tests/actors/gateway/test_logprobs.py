@@ -13,6 +13,7 @@ from mmrt.actors.gateway.answers.logprobs import ChatLogprobs, LogprobFormat, Te
 from mmrt.actors.gateway.answers.token_table import Tokens
 from mmrt.models.text.tokenizer import IncrementalDecoder, Tokenizer
 from mmrt.shm.logprob_file import Logprobs
+from mmrt.tests.settings import examples
 
 
 def tokens(ids: Sequence[int], num: int = 2, *, of_prompt: bool = False) -> Tokens:
@@ -63,7 +64,7 @@ def pieces(format: LogprobFormat, ids: list[int], cuts: list[int]) -> dict[str, 
     return found
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(text=st.text(min_size=1, max_size=12), cuts=st.lists(st.integers(0, 99), max_size=4))
 def test_offsets_are_places_in_the_text(tokenizer: Tokenizer, text: str, cuts: list[int]) -> None:
     """A token begins where the text ends that is whole before it."""

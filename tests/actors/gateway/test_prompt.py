@@ -16,6 +16,7 @@ from mmrt.models.architecture import ModelConfig, VisionRules
 from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.errors import RequestError
+from mmrt.tests.settings import examples
 
 LIMITS = Limits(model_name="tiny", kinds=("image", "video", "audio"), max_context=2048, vision_rules=VisionRules())
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -116,7 +117,7 @@ def test_no_companion_at_scale_one(prompts: PromptBuilder) -> None:
 PIECES = ["<|image_pad|>", "<|im_", "end|>", "<|", "image_pad|>", "<|video_pad", "|>", "x", "é"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(parts=st.lists(st.lists(st.sampled_from(PIECES), max_size=4).map("".join), min_size=1, max_size=4))
 def test_written_placeholders_stay_text(prompts: PromptBuilder, tokenizer: Tokenizer, parts: list[str]) -> None:
     content = [{"type": "text", "text": part} for part in parts]

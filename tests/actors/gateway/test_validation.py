@@ -22,6 +22,7 @@ from mmrt.runtime.config.sections import MediaSection
 from mmrt.runtime.errors import RequestError
 from mmrt.schema.media import MediaOptions
 from mmrt.tests.actors.gateway.description import check_described
+from mmrt.tests.settings import examples
 
 VISION_RULES = VisionRules()
 LIMITS = Limits(
@@ -698,7 +699,7 @@ MESSAGES = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(fields=st.dictionaries(st.sampled_from(NAMES), JSON, max_size=4), messages=st.none() | MESSAGES)
 def test_any_json_is_taken_or_refused(fields: dict[str, Any], messages: Any) -> None:
     more = {} if messages is None else {"messages": messages}
@@ -708,7 +709,7 @@ def test_any_json_is_taken_or_refused(fields: dict[str, Any], messages: Any) -> 
         assert error.status in (400, 404, 413)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(RequestError):

@@ -21,6 +21,7 @@ from mmrt.models.grammar.source import source_of_schema
 from mmrt.models.grammar.text import grammar_text
 from mmrt.models.grammar.vocabulary import GrammarVocabulary
 from mmrt.models.text.tokenizer import Tokenizer
+from mmrt.tests.settings import examples
 
 Schema = dict[str, Any]
 BOOL: Schema = {"type": "boolean"}
@@ -345,6 +346,7 @@ def is_read(schema: Schema) -> None:
             hold(schema, is_open=is_open)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("keyword", KEYWORDS)
 def test_a_keyword_may_have_any_value(keyword: str) -> None:
     for value in (*PLAIN, [], {}):
@@ -363,7 +365,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(KEYWORDS), JSON_VALUES, max_size=5), st.just(DEFINITIONS) | JSON_VALUES)
 def test_keywords_may_stand_together(schema: Schema, definitions: Any) -> None:
     is_read({**schema, "$defs": definitions})
@@ -472,7 +474,7 @@ def answer(matchers: Matchers, tokenizer: Tokenizer, text: str, seed: int) -> st
     return tokenizer.decode(ids)
 
 
-FEW = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+FEW = settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 
 
 @FEW

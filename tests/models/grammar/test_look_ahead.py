@@ -13,6 +13,7 @@ from mmrt.models.grammar.matcher import Matchers
 from mmrt.models.grammar.regex_tree import check_size
 from mmrt.models.grammar.source import source_of_lark, source_of_regex, source_of_schema
 from mmrt.models.grammar.text import grammar_text
+from mmrt.tests.settings import examples
 
 PYDANTIC_DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
 PYDANTIC_SHORT_DECIMAL = r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,8}|(?=[\d.]{1,11}0*$)\d{0,8}\.\d{0,2}0*$)"
@@ -41,7 +42,7 @@ def matches(pattern: str, text: str) -> bool:
     return re.search(re.sub(r"(?<!\\)\$", r"\\Z", codes), text, re.ASCII) is not None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(ALIKE)
 def test_the_texts_are_the_same(text: str) -> None:
     for pattern in KNOWN:
@@ -97,7 +98,7 @@ def test_large_ones_that_are_quick_are_not_refused(matchers: Matchers, pattern: 
     matchers.begin(grammar_text(source_of_regex(pattern)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.text("ab(){}[]|?*+,1=!<>:^$\\.-dpu", max_size=40))
 def test_any_text_is_read_or_not_in_no_time(text: str) -> None:
     try:

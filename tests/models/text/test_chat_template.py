@@ -87,6 +87,7 @@ LONG = "{% set x = 'x' * 999999 %}"
 SQUARING = "{% set ns = namespace(n=10) %}{% for i in range(60) %}{% set ns.n = ns.n * ns.n %}{% endfor %}"
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mmrt.models.errors import CheckpointError
 from mmrt.models.text import tokenizer_trial
 from mmrt.models.text.tokenizer import IncrementalDecoder, PromptGuard, Tokenizer
+from mmrt.tests.settings import examples
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +51,7 @@ def test_a_prompt_has_the_tokens_that_the_file_puts_around_it(checkpoint: Path, 
     assert tokenizer.encode_prompt("Hello") == theirs("Hello")["input_ids"] == [begin, *tokenizer.encode("Hello")]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(text=st.text())
 def test_encoding_equals_transformers_for_any_text(checkpoint: Path, text: str) -> None:
     from tokenizers import Tokenizer as Backend
@@ -64,7 +65,7 @@ def test_special_tokens_are_those_of_the_configuration(tokenizer: Tokenizer) -> 
     assert tokenizer.special_tokens == {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data())
 def test_text_of_a_user_never_becomes_a_control_token(tokenizer: Tokenizer, data: st.DataObject) -> None:
     texts = data.draw(st.lists(control_texts(tokenizer), min_size=1, max_size=4))
@@ -111,7 +112,7 @@ def cuts(ids: list[int], data: st.DataObject) -> list[list[int]]:
     return [ids[a:b] for a, b in pairwise([0, *at, len(ids)])]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(data=st.data())
 def test_joined_pieces_equal_the_whole_decode(tokenizer: Tokenizer, data: st.DataObject) -> None:
     """Any ids at all, so also broken UTF-8 and special tokens, cut anywhere."""
@@ -121,7 +122,7 @@ def test_joined_pieces_equal_the_whole_decode(tokenizer: Tokenizer, data: st.Dat
     assert "".join(pieces) + decoder.flush() == tokenizer.decode(ids)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=st.text(max_size=30), data=st.data())
 def test_deltas_of_real_text_never_show_broken_characters(tokenizer: Tokenizer, text: str, data: st.DataObject) -> None:
     ids = tokenizer.encode(text)

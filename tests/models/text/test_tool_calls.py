@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mmrt.models.text.tool_calls import CallReader
+from mmrt.tests.settings import examples
 
 LONG = "mcp." + "w" * 124
 NAMES = ("weather", "get-time_2", LONG)
@@ -108,7 +109,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(parts=st.lists(st.sampled_from(PIECES), max_size=12), cuts=st.lists(st.integers(0, 400), max_size=8))
 @example(parts=['<tool_call>{"name": "weather", "arguments": {', "\n", "</tool_call>"], cuts=[46])
 def test_cuts_do_not_matter(parts: list[str], cuts: list[int]) -> None:
@@ -125,7 +126,7 @@ TEXTS = st.text('abü"\\\n<>{}', max_size=6)
 ARGUMENTS = st.dictionaries(TEXTS, TEXTS | st.integers(), max_size=3)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     calls=st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), min_size=1, max_size=4),
     content=TEXTS.map(str.strip),

@@ -14,6 +14,7 @@ from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.plan_base import ChunkPlan, PlanBase
 from mmrt.runtime.bus.wire import Wire, encode
 from mmrt.schema.media import ItemShape, SegmentShape
+from mmrt.tests.settings import examples
 
 DECODERS = {
     "to actor": m.decode_to_actor,
@@ -73,7 +74,7 @@ def test_the_unions_hold_every_wire_type() -> None:
 
 @pytest.mark.parametrize(("decoder", "kind"), CASES, ids=lambda case: getattr(case, "__name__", case))
 def test_round_trip(decoder: str, kind: type[msgspec.Struct]) -> None:
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=examples(15), deadline=None)
     @given(values(kind))
     def check(message: msgspec.Struct) -> None:
         decoded = DECODERS[decoder](encode(message))
@@ -105,13 +106,13 @@ def refuses(data: bytes) -> None:
             pass
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=200))
 def test_random_bytes(data: bytes) -> None:
     refuses(data)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.sampled_from(CASES).flatmap(lambda case: values(case[1])), st.integers(0, 2**32))
 def test_damaged_messages(message: msgspec.Struct, seed: int) -> None:
     rng = random.Random(seed)

@@ -30,6 +30,7 @@ from mmrt.tests.runtime.controller.kv_contents import positions
 from mmrt.tests.runtime.controller.recovery_world import World, make_request
 from mmrt.tests.runtime.controller.test_machine import KEY, Driver, index, phases, sent, several, text
 from mmrt.tests.runtime.controller.test_recovery import remains
+from mmrt.tests.settings import examples
 
 SECOND = InstanceId("decode.1")
 
@@ -482,7 +483,7 @@ def test_copies_that_fail_end_their_request_alone() -> None:
     assert driver.is_empty
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**32), st.sampled_from(["EP@0+D@1", "E@0+P@0+P@1+2D@1", "P@0+EPD@1", "EPD@0+P@1+D@0"]))
 def test_rows_never_wait_for_each_other_in_a_circle(seed: int, layout: str) -> None:
     """Much more work than pages, in both pools: every request comes to its end without help."""

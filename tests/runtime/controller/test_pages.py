@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mmrt.runtime.controller.state.pages import Owner, PageLedger, User
+from mmrt.tests.settings import examples
 
 NUM_PAGES = 12
 
@@ -149,7 +150,7 @@ class Ledgers(RuleBasedStateMachine):
         assert all(self.ledger.cache.key_of(page) == key for page, key in self.keys.items())
 
 
-Ledgers.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Ledgers.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestLedgers = Ledgers.TestCase
 
 

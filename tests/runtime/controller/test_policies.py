@@ -16,9 +16,10 @@ from mmrt.runtime.controller.scheduling.policy import POLICIES, UNIFIED
 from mmrt.runtime.controller.scheduling.types import MemberView, RequestView, StepLimits, StepPlan, View
 from mmrt.tests.runtime.controller.random_views import views
 from mmrt.tests.runtime.controller.recovery_world import World, make_request
+from mmrt.tests.settings import examples
 
 NAMES = tuple(POLICIES)
-NUM_SEEDS = 9
+NUM_SEEDS = examples(9)
 STAGES = ("encoder", "prefill", "decode")
 each_policy = pytest.mark.parametrize("name", NAMES)
 
@@ -33,7 +34,7 @@ step_limits = st.builds(
 
 
 @each_policy
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(views(), step_limits)
 def test_plans_are_legal_and_pure(name: str, view: View, limits: StepLimits) -> None:
     policy = POLICIES[name]
@@ -45,7 +46,7 @@ def test_plans_are_legal_and_pure(name: str, view: View, limits: StepLimits) -> 
 
 
 @each_policy
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(views(), step_limits)
 def test_no_half_pair(name: str, view: View, limits: StepLimits) -> None:
     """CF3: whoever is ready of a pair is in its plan, unless the plan has room for one token in all."""
@@ -69,7 +70,7 @@ def test_pairs_are_prefilled_by_the_least_budgets(name: str, kind: RequestKind, 
 
 
 @each_policy
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(views(), step_limits)
 def test_something_is_planned_when_something_can_run_and_nothing_does(name: str, view: View, limits: StepLimits) -> None:
     idle = replace(

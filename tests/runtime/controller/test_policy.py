@@ -34,6 +34,7 @@ from mmrt.runtime.controller.scheduling.types import (
 )
 from mmrt.tests.runtime.controller.recovery_world import World, make_request
 from mmrt.tests.runtime.controller.test_machine import KEY, Driver, bring_to, image, sent, text
+from mmrt.tests.settings import examples
 
 LIMITS = StepLimits(16, 16, 16, 16)
 
@@ -316,7 +317,7 @@ def directory() -> Iterator[Path]:
 def test_nothing_is_lost_by_any_policy(toy: str, directory: Path) -> None:
     """The recovery world, with all that dies in it, under each."""
     overruled = illegal = finished = 0
-    for seed in range(12):
+    for seed in range(num_seeds := examples(12)):
         world = World(random.Random(seed), directory, crowded=seed % 3 == 0, policy=toy)
         try:
             for key in range(1, 7):
@@ -332,7 +333,7 @@ def test_nothing_is_lost_by_any_policy(toy: str, directory: Path) -> None:
         finally:
             world.close()
     policy = type(POLICIES[toy])
-    assert finished > 12
+    assert finished > num_seeds
     assert (illegal > 0) == (policy is PlansAnything)
     assert (overruled > 0) == (policy in (Raises, PausesAtTimes, PlansAnything))
 
@@ -503,7 +504,7 @@ def test_a_checked_plan_has_no_objects_of_the_policy() -> None:
 def test_nothing_is_lost_by_swaps_at_random(toy: str, directory: Path) -> None:
     """The recovery world, whose policy is replaced at any moment: by another of mmrt's, or by one that fails."""
     finished = num_swaps = 0
-    for seed in range(8):
+    for seed in range(num_seeds := examples(8)):
         world = World(random.Random(seed), directory, crowded=seed % 3 == 0, policy=toy)
         policies: list[Any] = [*POLICIES.values(), ByTurns(), Raises(), PlansAnything(), ShortestFirst()]
         try:
@@ -521,4 +522,4 @@ def test_nothing_is_lost_by_swaps_at_random(toy: str, directory: Path) -> None:
             finished += sum(outcome == "finished" for outcome in world.outcomes.values())
         finally:
             world.close()
-    assert finished > 12 and num_swaps > 20
+    assert finished > num_seeds and num_swaps > 2 * num_seeds

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from mmrt.tests.runtime.controller.recovery_world import World, make_request
+from mmrt.tests.settings import examples
 
 ACTORS = ("video", "encoder", "prefill", "decode", "decode.1", "gateway")
 SEEDS = st.integers(0, 2**32)
@@ -158,7 +159,7 @@ def test_promise_one_holds_step_by_step(machine: type[ProtocolMachine], num_runs
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=num_runs,
+            max_examples=examples(num_runs),
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

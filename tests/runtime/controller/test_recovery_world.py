@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from mmrt.tests.runtime.controller.recovery_world import World, make_request
+from mmrt.tests.settings import examples
 
-NUM_SEEDS = 40
+NUM_KNOWN, NUM_NEW = examples(20), examples(40)
 STORM_S = 6.0
 
 
@@ -39,7 +40,7 @@ def test_everything_completes_whatever_dies(place: Path) -> None:
         seeds = [int(chosen)]
     else:
         first = time.time_ns() % 1_000_000_000
-        seeds = [*range(20), *range(first, first + NUM_SEEDS)]
+        seeds = [*range(NUM_KNOWN), *range(first, first + NUM_NEW)]
     finished = crashes = preempted = evicted = cached = handed_over = left = 0
     for seed in seeds:
         try:
@@ -61,20 +62,20 @@ def test_everything_completes_whatever_dies(place: Path) -> None:
 def test_recurrent_states_survive_whatever_dies(place: Path) -> None:
     first = int(os.environ.get("MMRT_TEST_SEED") or time.time_ns() % 1_000_000_000)
     preempted = handed_over = 0
-    for seed in [*range(10), *range(first, first + NUM_SEEDS)]:
+    for seed in [*range(examples(10)), *range(first, first + NUM_NEW)]:
         try:
             world = live_through(seed, place, has_states=True)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         preempted += world.num_preempted
         handed_over += world.num_handed_over
-    assert preempted >= NUM_SEEDS // 4 and handed_over >= NUM_SEEDS // 4
+    assert preempted >= NUM_NEW // 4 and handed_over >= NUM_NEW // 4
 
 
 @pytest.mark.slow
 def test_everything_completes_whatever_dies_for_long(place: Path) -> None:
     first = time.time_ns() % 1_000_000_000
-    for seed in range(first, first + 48 * NUM_SEEDS):
+    for seed in range(first, first + 1920):
         try:
             live_through(seed, place, has_states=seed % 4 == 0)
         except Exception as error:

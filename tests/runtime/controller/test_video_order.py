@@ -10,6 +10,7 @@ from mmrt.runtime.bus.media_work import SMALL_WORK, estimated_work, is_large
 from mmrt.runtime.bus.messages import MediaItem
 from mmrt.runtime.controller.scheduling.types import ItemChoice, RequestView, SegmentChoice, SegmentStage, SegmentView, View
 from mmrt.runtime.controller.scheduling.video_order import MAX_WAIT_S, plan_video
+from mmrt.tests.settings import examples
 
 LARGE = SMALL_WORK + 1
 PIXELS_PER_S = SMALL_WORK  # of a simulated core
@@ -131,7 +132,7 @@ def simulate(jobs: list[Job]) -> None:
 works = st.lists(st.integers(1, SMALL_WORK), min_size=1, max_size=4) | st.lists(st.integers(LARGE, 12 * LARGE), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.lists(st.tuples(st.floats(0, 20), works, st.booleans()), min_size=1, max_size=8))
 def test_nobody_starves(arrivals: list[tuple[float, list[int], bool]]) -> None:
     """Whoever comes: small work waits for small work alone, and a request of pictures waits no longer than the age limit and one

@@ -20,6 +20,7 @@ from mmrt.runtime.stage_table import ACTORS
 from mmrt.schema.rows import Phase
 from mmrt.shm.flight_recorder import DTYPE
 from mmrt.tests.runtime.observe.trace_schema import Event, check_trace
+from mmrt.tests.settings import examples
 
 MS = 1_000_000
 REQUEST_ID = "chatcmpl-0123456789abcdef01234567"
@@ -285,7 +286,7 @@ def parts(seed: int) -> Iterator[Tape]:
     yield part
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 2**32), st.floats(0.001, 5))
 def test_whatever_is_left_of_the_records_is_a_trace(seed: int, last_s: float) -> None:
     for tape in parts(seed):
