@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from mmrt.shm.run_directory import RunDirectory
 
@@ -47,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take every third of many parameters."""
+    """Take every third of many parameters, and whole runs first: they wait, and other tests fill the cores meanwhile."""
     places: Counter[str] = Counter()
     taken, left_out = [], []
     for item in items:
@@ -56,7 +57,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (taken if is_taken else left_out).append(item)
         places[name] += 1
     config.hook.pytest_deselected(items=left_out)
-    items[:] = taken
+    items[:] = sorted(taken, key=lambda item: "/end_to_end/" not in item.nodeid)
+
+
+class ByRun(LoadFileScheduling):
+    """One worker takes the tests of a file, and of files that share a run."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return next((run for run, files in _SHARED_RUNS.items() if Path(file).stem in files), file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByRun:
+    return ByRun(config, log)
 
 
 def pytest_collection_finish() -> None:
@@ -70,6 +84,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+_SHARED_RUNS = {  # a file that is missing here starts one more run, on another worker
+    "own": {"test_cache_commands", "test_debug", "test_embedding_cache", "test_lifecycle", "test_prefix_cache", "test_restart"},
+    "server": {"test_bad_input", "test_faults", "test_guidance", "test_logits", "test_media", "test_other_apis", "test_penalties"}
+    | {"test_policy", "test_prefill_alone", "test_sound_tracks", "test_structured_output", "test_text", "test_tool_calls"}
+    | {"test_devices", "test_terminal", "test_tools"},
+}
 _FOLDER = pytest.StashKey[str]()
 
 

@@ -28,6 +28,7 @@ from mmrt.tests.settings import also_slow as also_slow
 
 MMRT = [sys.executable, "-m", "mmrt.cli.main"]
 _LOOK_S = 0.05
+_LAUNCH = "    def _launch(self, batch: Batch, step: _Step) -> None:\n"
 
 
 class Server:
@@ -98,7 +99,7 @@ class Server:
         done = self.mmrt("down", "--drain", "1")
         assert done.returncode == 0, done.stdout + done.stderr
         assert not self.run_path.exists()
-        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()] and not ours(self.run_path)
         address = urllib.parse.urlsplit(self.url)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((address.hostname, address.port), timeout=5)
@@ -120,6 +121,18 @@ class Server:
             **{"model": self.checkpoint.name, "messages": messages, "max_tokens": 24, "temperature": 0, "stream": True, **options},
             extra_body=extra,
         )
+
+
+def ours(run: Path) -> list[int]:
+    """Processes whose environment names the run directory."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"MMRT_RUN_DIR={run}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
 
 
 def with_least_pools(settings: str) -> str:
@@ -144,15 +157,26 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     return get
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package that a test may edit; a run started with ``launch(source=...)`` imports it."""
+def copy_package(folder: Path) -> Path:
+    """A copy of the package that a test may edit; a run started with ``launch(source=...)`` imports it.
+
+    Its decode computes at most 200 steps a second: what happens to a stream happens in few tokens.
+    """
     root = Path(mmrt.__file__).parent
-    copy = tmp_path_factory.mktemp("source") / "mmrt"
+    copy = folder / "mmrt"
     for part in ("actors", "bench", "cli", "cpu_kernels", "media", "models", "runtime", "schema", "shm", "triton_kernels"):
         shutil.copytree(root / part, copy / part, ignore=shutil.ignore_patterns("*.pyc.*", "demo"))  # compiled files save seconds
     shutil.copy(root / "__init__.py", copy)
+    decode = copy / "actors" / "decode" / "running_set.py"
+    text = decode.read_text()
+    assert text.count(_LAUNCH) == 1
+    decode.write_text(text.replace(_LAUNCH, f"{_LAUNCH}        __import__('time').sleep(0.005)\n"))
     return copy
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_package(tmp_path_factory.mktemp("source"))
 
 
 @contextlib.contextmanager
@@ -186,6 +210,26 @@ def server(tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[[str]
     """The run that most tests share."""
     with launching(tmp_path_factory, checkpoints) as start:
         yield start()
+
+
+@pytest.fixture(scope="session")
+def own_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package that ``own`` runs; who edits it takes the edit back."""
+    return copy_package(tmp_path_factory.mktemp("own"))
+
+
+@pytest.fixture(scope="session")
+def _own(tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[[str], Path], own_source: Path) -> Iterator[Server]:
+    with launching(tmp_path_factory, checkpoints) as start:
+        yield start(settings="[supervisor]\nrestart_limit = 50\n", source=own_source)
+
+
+@pytest.fixture(scope="module")
+def own(_own: Server) -> Iterator[Server]:
+    """The run whose actors tests kill, restart, debug and edit: whole and empty behind each module."""
+    yield _own
+    _own.wait(lambda status: bool(status["ready"]), "a whole run")
+    _own.wait_until_empty()
 
 
 @pytest.fixture(scope="session")

@@ -18,11 +18,6 @@ from mmrt.tests.end_to_end.test_tools import trace_of
 LONG = "Say what you know of rivers and stones and of the winter light. " * 6
 
 
-@pytest.fixture(scope="module")
-def remembering(launch: Callable[..., Server]) -> Server:
-    return launch()
-
-
 def num_finished(server: Server) -> int:
     """The requests that the controller has finished, by the counts that all others are published with."""
     with (
@@ -59,8 +54,8 @@ def metrics(server: Server) -> dict[str, float]:
     return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
 
 
-def test_a_prompt_that_is_known(remembering: Server) -> None:
-    server, page = remembering, 16
+def test_a_prompt_that_is_known(own: Server) -> None:
+    server, page = own, 16
     before = caches(server)["prefix"]
     _, num_tokens, cached = ask(server, LONG)
     assert cached == 0 and num_tokens > 3 * page
@@ -81,8 +76,8 @@ def test_a_prompt_that_is_known(remembering: Server) -> None:
     assert "cached: " in server.mmrt("inspect").stdout
 
 
-def test_a_medium_that_is_known(remembering: Server) -> None:
-    server = remembering
+def test_a_medium_that_is_known(own: Server) -> None:
+    server = own
     medium = image_part(picture(1, 150, 200))
     before = caches(server)["media"]
     for question in ("What is it?", "Where is it?"):
@@ -93,8 +88,8 @@ def test_a_medium_that_is_known(remembering: Server) -> None:
     assert metrics(server)["mmrt_media_cache_hits_total"] == after["hits"]
 
 
-def test_clear_forgets_everything(remembering: Server) -> None:
-    server = remembering
+def test_clear_forgets_everything(own: Server) -> None:
+    server = own
     ask(server, LONG)
     assert ask(server, LONG)[2] > 0
     server.wait_until_empty()

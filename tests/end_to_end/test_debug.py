@@ -83,11 +83,6 @@ class Terminal:
 
 
 @pytest.fixture(scope="module")
-def own(launch: Callable[..., Server], source: Path) -> Server:
-    return launch(source=source)
-
-
-@pytest.fixture(scope="module")
 def expected(own: Server) -> list[int]:
     return own.chat(PROMPT, **LONG)[1]
 
@@ -144,14 +139,16 @@ def wait_for(server: Server, name: str, wanted: str) -> None:
     ("actor", "where"),
     [
         ("decode", "RunningSet.step"),
-        ("prefill", "actors/prefill.py:{execute}"),
-        ("detokenizer", "detokenizer.py:{step}"),
-        ("controller", "Serving._receive"),
-        ("gateway", "completions.py:{answer}"),
+        *also_slow(
+            ("prefill", "actors/prefill.py:{execute}"),
+            ("detokenizer", "detokenizer.py:{step}"),
+            ("controller", "Serving._receive"),
+            ("gateway", "completions.py:{answer}"),
+        ),
     ],
 )
 def test_a_breakpoint_in_mid_stream(
-    own: Server, source: Path, expected: list[int], debug: Callable[..., Terminal], actor: str, where: str
+    own: Server, own_source: Path, expected: list[int], debug: Callable[..., Terminal], actor: str, where: str
 ) -> None:
     terminal = debug(actor)
     first = terminal.expect(PDB)
@@ -159,7 +156,7 @@ def test_a_breakpoint_in_mid_stream(
     before = state(own, actor)
     assert before[:2] == ("active", f"about to be debugged by pid {terminal.pid}")
     assert own.chat(PROMPT, **LONG)[1] == expected, "the supervised process serves until then"
-    assert "Breakpoint 1 at" in terminal.command(f"b {_with_line(source, where)}")
+    assert "Breakpoint 1 at" in terminal.command(f"b {_with_line(own_source, where)}")
     terminal.type("c")
     wait_for(own, actor, "debugged")
     answer = Answer(own)
@@ -189,7 +186,7 @@ def _with_line(source: Path, where: str) -> str:
     return f"{file_name}:{body[1].lineno if isinstance(body[0], ast.Expr) else body[0].lineno}"
 
 
-@pytest.mark.parametrize("way", ["kill -9", "quit in mid-step", *also_slow("Ctrl-D", "closed terminal")])
+@pytest.mark.parametrize("way", also_slow("kill -9", "quit in mid-step", "Ctrl-D", "closed terminal"))
 def test_every_way_to_leave_gives_the_role_back(own: Server, expected: list[int], debug: Callable[..., Terminal], way: str) -> None:
     terminal = debug("decode", "-c", "b RunningSet.step", "-c", "c")
     wait_for(own, "decode", "debugged")
@@ -209,8 +206,9 @@ def test_every_way_to_leave_gives_the_role_back(own: Server, expected: list[int]
     assert state(own, "decode")[2] != terminal.pid
 
 
-def test_a_breakpoint_in_the_source(own: Server, source: Path, expected: list[int], debug: Callable[..., Terminal]) -> None:
-    file = source / "actors" / "decode" / "running_set.py"
+@pytest.mark.slow
+def test_a_breakpoint_in_the_source(own: Server, own_source: Path, expected: list[int], debug: Callable[..., Terminal]) -> None:
+    file = own_source / "actors" / "decode" / "running_set.py"
     before = file.read_text()
     lines = before.splitlines(keepends=True)
     at = next(number for number, line in enumerate(lines) if "batch = self._current_batch()" in line)
@@ -236,8 +234,8 @@ def test_a_breakpoint_in_the_source(own: Server, source: Path, expected: list[in
     assert own.mmrt("restart", "decode").returncode == 0
 
 
-def test_an_exception_is_looked_at(own: Server, source: Path, debug: Callable[..., Terminal]) -> None:
-    file = source / "actors" / "prefill.py"
+def test_an_exception_is_looked_at(own: Server, own_source: Path, debug: Callable[..., Terminal]) -> None:
+    file = own_source / "actors" / "prefill.py"
     before = file.read_text()
     old = "assert isinstance(plan, Prefill)\n"
     assert old in before

@@ -18,6 +18,8 @@ from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.test_outages import TIMEOUT_S, Asking, broken, report
 from mmrt.tests.end_to_end.test_restart import PROMPT, Streams, processes
 
+pytestmark = pytest.mark.slow  # two decodes serve in test_scale, too
+
 SETTINGS = '[actors]\nlayout = "E+P+2D"\n[supervisor]\nrestart_limit = 2\nbackoff_s = 0.05\n'
 PROMPTS = [f"Tell me about the number {number}." for number in range(6)]
 BOTH = {"decode", "decode.1"}
@@ -83,6 +85,7 @@ def test_texts_are_those_of_one_decode(two: Server, server: Server) -> None:
     two.wait_until_empty()
 
 
+@pytest.mark.slow
 def test_one_serves_while_the_other_is_away(two: Server, expected: list[int]) -> None:
     stories = under_way(two, 2)
     two.wait(lambda status: status["requests"]["running"] == 1, "one story has come to its end")
@@ -104,6 +107,7 @@ def test_both_are_killed_under_load(two: Server, expected: list[int]) -> None:
     two.wait_until_empty()
 
 
+@pytest.mark.slow
 def test_the_streams_of_one_that_does_not_come_up_go_on_at_the_other(two: Server, source: Path, expected: list[int]) -> None:
     """It is not broken: it starts, and never gets ready."""
     file, before = source / "actors/decode/loop.py", handed_over(two)

@@ -32,6 +32,8 @@ import sys, time
 from pathlib import Path
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.turns import Turns
+
+pytestmark = pytest.mark.slow  # two devices serve in test_devices, too
 assert Turns.attach(RunDirectory.attach(Path(sys.argv[1]))).turn.enter(30)
 print("in", flush=True)
 time.sleep(60)

@@ -158,7 +158,7 @@ def test_an_answer_is_found_where_it_was_decoded(apart: Server, server: Server) 
     "victims",
     [
         ("decode",),
-        ("prefill",),
+        pytest.param(("prefill",), marks=pytest.mark.slow),
         pytest.param(("controller",), marks=pytest.mark.slow),
         pytest.param(("decode", "prefill"), marks=pytest.mark.slow),
     ],

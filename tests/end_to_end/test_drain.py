@@ -118,6 +118,7 @@ class RawStream(threading.Thread):
                         self.flowing.set()
 
 
+@pytest.mark.slow
 def test_what_does_not_end_in_time_ends_with_an_error(start: Callable[[float], Foreground]) -> None:
     run = start(DRAIN_S)
     server = run.server

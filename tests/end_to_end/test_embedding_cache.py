@@ -2,10 +2,8 @@
 transformers' all the same."""
 
 import io
-import json
 import threading
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from mmrt.cli.trace import take_recording
+from mmrt.runtime.observe.trace import make_trace
 from mmrt.tests.end_to_end.conftest import Server, also_slow
 from mmrt.tests.end_to_end.oracle import Media, Oracle
 from mmrt.tests.end_to_end.test_faults import status_pid
@@ -24,12 +24,6 @@ from mmrt.tests.end_to_end.test_sound_tracks import WITH_SOUND, film
 MEDIA_WORK = ("analyse", "preprocess", "encode")
 NEW = (1, 1, 1)
 KNOWN = (0, 0, 0)
-
-
-@pytest.fixture(scope="module")
-def own(launch: Callable[..., Server], source: Path) -> Server:
-    """A run, of a copy of the package, whose media no other test has shown it."""
-    return launch(source=source)
 
 
 class Asked:
@@ -45,11 +39,9 @@ class Asked:
 def work(server: Server, *asked: Asked) -> tuple[int, ...]:
     """How many plans of each type of MEDIA_WORK there were for these requests."""
     server.wait_until_empty()
-    done = server.mmrt("trace", "-o", "-")
-    assert done.returncode == 0, done.stderr
     counts: Counter[str] = Counter()
     requests = {one.request for one in asked}
-    for event in json.loads(done.stdout)["traceEvents"]:
+    for event in make_trace(take_recording(server.run_path))["traceEvents"]:
         if event["ph"] == "X" and event["name"] in MEDIA_WORK and requests & set(event["args"]["requests"]):
             counts[event["name"]] += 1
     return tuple(counts[name] for name in MEDIA_WORK)
@@ -97,6 +89,7 @@ def test_known_media_of_all_kinds_among_new_ones(own: Server, oracle: Oracle) ->
     check(oracle, asked, content, Media([pixels, fresh, pixels], [(frames, 2.0)], [samples]))
 
 
+@pytest.mark.slow
 def test_a_known_video_with_its_sound_track(own: Server, oracle: Oracle) -> None:
     made = film(5.0, 5.0, 440)
     media = Media(videos=[(made.frames, 2.0)], audios=[made.samples], use_audio_in_video=True)
@@ -108,6 +101,7 @@ def test_a_known_video_with_its_sound_track(own: Server, oracle: Oracle) -> None
     assert work(own, Asked(own, [new_words(), made.part, text("What happens?")])) != KNOWN, "without its sound it is another medium"
 
 
+@pytest.mark.slow
 def test_what_looks_alike_is_not_known(own: Server) -> None:
     """Equal bytes with other options, equal pixels in other bytes, and another tenant."""
     pixels = picture(4, 300, 400)
@@ -139,7 +133,7 @@ def test_sixteen_at_once_have_their_picture_encoded_once(own: Server, oracle: Or
         check(oracle, answers[index], contents[index], Media(images=[pixels]))
 
 
-@pytest.mark.parametrize("victim", ["encoder", "controller", *also_slow("video", "prefill", "decode", "memory", "gateway")])
+@pytest.mark.parametrize("victim", ["controller", *also_slow("encoder", "video", "prefill", "decode", "memory", "gateway")])
 def test_a_kill_leaves_the_cache_as_it_is(own: Server, oracle: Oracle, victim: str) -> None:
     pixels = picture(6, 84, 140)
     part = image_part(pixels)
@@ -153,7 +147,8 @@ def test_a_kill_leaves_the_cache_as_it_is(own: Server, oracle: Oracle, victim: s
     check(oracle, asked, content, Media(images=[pixels]))
 
 
-def test_edited_code_is_seen_at_once(own: Server, source: Path) -> None:
+@pytest.mark.slow
+def test_edited_code_is_seen_at_once(own: Server, own_source: Path) -> None:
     """A restart alone leaves the cache warm; after an edit everything is done by the new code, and behind it by the old one again."""
     part = image_part(picture(8, 84, 84))
 
@@ -163,7 +158,7 @@ def test_edited_code_is_seen_at_once(own: Server, source: Path) -> None:
     assert (ask(), ask()) == (NEW, KNOWN)
     assert own.mmrt("restart", "encoder").returncode == 0
     assert ask() == KNOWN
-    with edited(source / "actors" / "encoder.py", "# edited"):
+    with edited(own_source / "actors" / "encoder.py", "# edited"):
         assert own.mmrt("restart", "encoder").returncode == 0
         assert ask() == NEW
     assert own.mmrt("restart", "encoder").returncode == 0, "the tests behind this one have the code that the run began with"

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.conftest import Server, also_slow
 
 PROMPT = "Write a long text about nothing in particular."
 
@@ -15,7 +15,7 @@ def expected(server: Server) -> list[int]:
     return server.chat(PROMPT, max_tokens=300, extra_body={"ignore_eos": True})[1]
 
 
-@pytest.mark.parametrize("victim", ["decode", "prefill", "controller", "detokenizer", "encoder", "video", "memory"])
+@pytest.mark.parametrize("victim", ["decode", "controller", "detokenizer", "memory", *also_slow("prefill", "encoder", "video")])
 def test_kill_in_mid_stream_changes_nothing(server: Server, expected: list[int], victim: str) -> None:
     before = {found["name"]: found["pid"] for found in server.status()["actors"]}
     ids: list[int] = []

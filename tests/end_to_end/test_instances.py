@@ -4,16 +4,17 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
 from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.conftest import Server, also_slow
 from mmrt.tests.end_to_end.oracle import Media, Oracle
 from mmrt.tests.end_to_end.test_media import check, image_part, picture, text
-from mmrt.tests.end_to_end.test_restart import LONG, PROMPT, Streams, processes
+from mmrt.tests.end_to_end.test_restart import Streams, processes, undisturbed
 
 SETTINGS = '[actors]\nlayout = "2E+2P+D"\n[supervisor]\nrestart_limit = 20\n'
 ACTORS = (
@@ -22,8 +23,8 @@ ACTORS = (
 
 
 @pytest.fixture(scope="module")
-def several(launch: Callable[..., Server]) -> Server:
-    return launch(settings=SETTINGS)
+def several(launch: Callable[..., Server], source: Path) -> Server:
+    return launch(settings=SETTINGS, source=source)
 
 
 def at_once(server: Server, count: int) -> list[list[int]]:
@@ -43,7 +44,7 @@ def test_each_is_a_process_and_works(several: Server, oracle: Oracle) -> None:
     several.wait_until_empty()
 
 
-@pytest.mark.parametrize("stage", ["encoder", "prefill"])
+@pytest.mark.parametrize("stage", [*also_slow("encoder"), "prefill"])
 def test_work_goes_to_the_other_while_one_does_not_get_on(several: Server, stage: str) -> None:
     content = [image_part(picture(7, 56, 56)), text("What is it?")]
     expected, before = several.chat(content), steps(several)
@@ -70,8 +71,9 @@ def live_plans(server: Server, actor: str) -> int:
         return sum(ACTORS[plan.actor] == actor for plan in table.live())
 
 
+@pytest.mark.slow
 def test_one_is_restarted_and_killed_while_the_other_serves(several: Server) -> None:
-    expected, pictures = several.chat(PROMPT, **LONG)[1], at_once(several, 6)
+    expected, pictures = undisturbed(several), at_once(several, 6)
     before = processes(several)
     with Streams(several, 3) as streams:
         done = several.mmrt("restart", "encoder.1", "prefill")
@@ -84,6 +86,7 @@ def test_one_is_restarted_and_killed_while_the_other_serves(several: Server) -> 
     assert {name for name in after if after[name] != before[name]} == {"encoder.1", "prefill", "prefill.1"}
 
 
+@pytest.mark.slow
 def test_each_has_its_name_wherever_it_is_seen(several: Server) -> None:
     assert "prefill.1" in several.mmrt("logs", "supervisor").stdout
     assert several.mmrt("logs", "encoder.1").returncode == 0
@@ -106,7 +109,7 @@ def test_processes_of_two_actors_each(launch: Callable[..., Server], oracle: Ora
     )
     pixels = picture(3, 56, 56)
     check(server, oracle, [image_part(pixels), text("What is it?")], Media(images=[pixels]))
-    expected, pictures = server.chat(PROMPT, **LONG)[1], at_once(server, 6)
+    expected, pictures = undisturbed(server), at_once(server, 6)
     with Streams(server, 3) as streams:
         done = server.mmrt("restart", "encoder.1")
         server.kill("prefill")

@@ -16,6 +16,8 @@ from mmrt.tests.end_to_end.test_demo_model import answer, part
 from mmrt.tests.end_to_end.test_faults import PROMPT
 from mmrt.tests.models.quantized_checkpoint import CONFIGS, quantize_checkpoint
 
+pytestmark = pytest.mark.slow  # what pages of int8 hold is compared in tests/models/test_kv_pages.py
+
 LONG = {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
 
 
@@ -55,7 +57,7 @@ def test_answers_stay_true(quantized: Server, question: str, name: str, expected
     assert answer(quantized, question, name) == expected
 
 
-@pytest.mark.parametrize("restart", [False, True], ids=["kill", "restart"])
+@pytest.mark.parametrize("restart", [False, *also_slow(True)], ids=["kill", "restart"])
 def test_a_kill_or_restart_changes_nothing(quantized: Server, restart: bool) -> None:
     """What decode reads afterwards is what it had written before."""
     expected = quantized.chat(PROMPT, **LONG)[1]

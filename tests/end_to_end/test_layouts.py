@@ -14,7 +14,7 @@ from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.oracle import Media, Oracle
 from mmrt.tests.end_to_end.test_media import check, image_part, picture, text
 from mmrt.tests.end_to_end.test_quarantine import Background, starts
-from mmrt.tests.end_to_end.test_restart import LONG, PROMPT, Streams, edited, processes
+from mmrt.tests.end_to_end.test_restart import PROMPT, Streams, edited, processes, undisturbed
 from mmrt.tests.end_to_end.test_text import QUESTIONS, ask
 
 SETTINGS = "[actors]\nlayout = {layout!r}\n[supervisor]\nwatchdog_s = 3\nrestart_limit = 20\n"
@@ -52,8 +52,9 @@ def test_one_process_answers_as_three_do(together: Server, oracle: Oracle) -> No
     together.wait_until_empty()
 
 
+@pytest.mark.slow
 def test_a_restart_is_one_of_all_of_them(together: Server) -> None:
-    expected = together.chat(PROMPT, **LONG)[1]
+    expected = undisturbed(together)
     before = processes(together)
     with Streams(together, 3) as streams:
         done = together.mmrt("restart", "encoder", "decode", "prefill")
@@ -67,7 +68,7 @@ def test_a_restart_is_one_of_all_of_them(together: Server) -> None:
 
 def test_killed_while_it_streams_and_pictures_come(together: Server) -> None:
     content = [image_part(picture(1, 56, 56)), text("What is it?")]
-    expected = together.chat(PROMPT, **LONG)[1], together.chat(content)[1]
+    expected = undisturbed(together), together.chat(content)[1]
     with Streams(together, 3) as streams, ThreadPoolExecutor() as pool:
         answers = [pool.submit(together.chat, content) for _ in range(4)]
         together.kill("prefill")
@@ -78,7 +79,7 @@ def test_killed_while_it_streams_and_pictures_come(together: Server) -> None:
 @pytest.mark.parametrize(
     "width",
     [
-        pytest.param(SEGFAULT, id="segmentation fault"),
+        pytest.param(SEGFAULT, id="segmentation fault", marks=pytest.mark.slow),
         pytest.param(RAISE, id="no memory", marks=pytest.mark.slow),
         pytest.param(HANG, id="hang", marks=pytest.mark.slow),
     ],
@@ -104,6 +105,7 @@ def blamed_on_encoder(server: Server) -> int:
     return server.mmrt("logs", "supervisor", "-n", "1000").stdout.count(", in what encoder did")
 
 
+@pytest.mark.slow
 def test_code_of_one_that_is_broken_replaces_none(together: Server, source: Path) -> None:
     before = processes(together)
     with edited(source / "actors" / "encoder.py", "raise RuntimeError('broken on purpose')"):
@@ -123,6 +125,7 @@ def test_what_needs_a_process_of_its_own_is_refused(together: Server) -> None:
     assert together.chat(PROMPT)[0]
 
 
+@pytest.mark.slow
 def test_logs_of_one_are_those_of_its_process_also_after_the_run(together: Server) -> None:
     """The last test of this run."""
     assert together.mmrt("logs", "encoder").stdout == together.mmrt("logs", "decode").stdout != ""

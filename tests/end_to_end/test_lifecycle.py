@@ -11,27 +11,9 @@ from typing import Any
 import openai
 import pytest
 
-from mmrt.tests.end_to_end.conftest import Server, also_slow
+from mmrt.tests.end_to_end.conftest import Server, also_slow, ours
 
-
-def ours(run: Path) -> list[int]:
-    """Processes whose environment names the run directory."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"MMRT_RUN_DIR={run}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
-@pytest.fixture(scope="module")
-def own(launch: Callable[..., Server]) -> Server:
-    return launch()
-
-
-STORY: dict[str, Any] = {"max_tokens": 2000, "extra_body": {"ignore_eos": True}}  # longer than a restart takes
+STORY: dict[str, Any] = {"max_tokens": 600, "extra_body": {"ignore_eos": True}}  # longer than a restart takes
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +21,7 @@ def story(own: Server) -> list[int]:
     return own.chat("A long story, please.", **STORY)[1]
 
 
-@pytest.mark.parametrize("actor", ["decode", "controller", *also_slow("prefill", "encoder", "video", "detokenizer", "memory")])
+@pytest.mark.parametrize("actor", also_slow("decode", "controller", "prefill", "encoder", "video", "detokenizer", "memory"))
 def test_hot_restart_changes_one_process_and_no_text(own: Server, story: list[int], actor: str) -> None:
     before = {found["name"]: (found["pid"], found["generation"]) for found in own.status()["actors"]}
     ids: list[int] = []
@@ -56,6 +38,7 @@ def test_hot_restart_changes_one_process_and_no_text(own: Server, story: list[in
     assert after[actor][1] > before[actor][1]
 
 
+@pytest.mark.slow
 def test_hot_restart_of_the_gateway_keeps_the_address(own: Server) -> None:
     text = own.chat("Hello")[0]
     assert own.mmrt("restart", "gateway").returncode == 0
@@ -106,11 +89,12 @@ def test_only_the_gateway_listens(own: Server) -> None:
     assert listening == {("gateway", "0100007F")}
 
 
-def test_down_leaves_nothing(own: Server) -> None:
-    own.down()
-    assert not ours(own.run_path)
-    done = own.mmrt("status")
-    assert done.returncode == 1
+@pytest.mark.slow
+def test_down_leaves_nothing(launch: Callable[..., Server]) -> None:
+    """Nor does any other run of these tests."""
+    server = launch()
+    server.down()
+    assert server.mmrt("status").returncode == 1
 
 
 def test_kill_9_of_the_supervisor_ends_the_run(launch: Callable[..., Server]) -> None:
@@ -153,7 +137,7 @@ def test_no_checkpoint(idle: Server, tmp_path: Path) -> None:
     assert "config.json" in up(idle, "--model", str(tmp_path))
 
 
-@pytest.mark.parametrize("damage", ["truncated", *also_slow("missing")])
+@pytest.mark.parametrize("damage", also_slow("truncated", "missing"))
 def test_a_damaged_checkpoint(idle: Server, tmp_path: Path, damage: str) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()

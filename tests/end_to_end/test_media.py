@@ -210,6 +210,7 @@ def test_many_images_at_once(server: Server, oracle: Oracle) -> None:
     server.wait_until_empty()
 
 
+@pytest.mark.slow
 def test_a_small_picture_overtakes_large_ones_of_others(server: Server) -> None:
     """Each of these large ones is a file of 10 kB, and costs more than a second."""
     out = io.BytesIO()
@@ -257,6 +258,7 @@ def test_a_small_prefill_budget_changes_nothing(launch: Callable[..., Server], o
     server.down()
 
 
+@pytest.mark.slow  # another family of its kind answers in test_seeing_families
 def test_the_vl_family(launch: Callable[..., Server]) -> None:
     """Qwen2.5-VL answers about an image; its numbers are compared with transformers in tests/models."""
     server = launch("qwen2_5_vl")

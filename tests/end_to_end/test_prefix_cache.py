@@ -13,7 +13,7 @@ import pytest
 
 from mmrt.shm.controller_stats import ControllerStats, StatsSnapshot
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.conftest import Server, also_slow
 from mmrt.tests.end_to_end.oracle import Media, Oracle, check_argmax
 from mmrt.tests.end_to_end.test_guidance import companion, guided
 from mmrt.tests.end_to_end.test_media import image_part, picture, text
@@ -21,11 +21,6 @@ from mmrt.tests.end_to_end.test_sound_tracks import WITH_SOUND, film
 
 PAGE = 16
 LONG = "Tell me, in as many words as you like, how the weather was on the coast last week. "
-
-
-@pytest.fixture(scope="module")
-def own(launch: Callable[..., Server]) -> Server:
-    return launch()
 
 
 class Answer:
@@ -98,6 +93,7 @@ def test_a_picture_in_the_next_turn(own: Server, oracle: Oracle) -> None:
     assert second.num_cached >= whole_pages(one_turn)
 
 
+@pytest.mark.slow
 def test_a_video_with_sound(own: Server, oracle: Oracle) -> None:
     made = film(5.0, 5.0, 440)
     media = Media(videos=[(made.frames, 2.0)], audios=[made.samples], use_audio_in_video=True)
@@ -145,7 +141,7 @@ def test_a_killed_controller_forgets_nothing(own: Server, oracle: Oracle) -> Non
     assert second.ids == first.ids and second.num_cached == whole_pages(inputs["input_ids"].shape[1] - 1)
 
 
-@pytest.mark.parametrize("victim", ["controller", "prefill", "decode"])
+@pytest.mark.parametrize("victim", ["decode", *also_slow("controller", "prefill")])
 def test_a_kill_while_a_prompt_from_the_cache_is_answered(own: Server, victim: str) -> None:
     """Most pages of the row belong to the cache; of the others what was written is kept or written again."""
     prompt = [{"role": "user", "content": f"{victim}: {LONG}"}]
@@ -188,6 +184,7 @@ def test_after_preemption(launch: Callable[..., Server], oracle: Oracle) -> None
     server.down()
 
 
+@pytest.mark.slow
 def test_pages_outlive_the_run(launch: Callable[..., Server], oracle: Oracle, tmp_path: Path) -> None:
     """The second turn of yesterday's chat, with its picture, in today's run; and what the pool of that has evicted."""
     server = launch(settings=f'[memory]\nkv_tokens = 640\n[cache]\ndir = "{tmp_path / "pages"}"\n')

@@ -5,7 +5,6 @@ A request is poison by how many tokens it asks for. It gets an error after two d
 
 import os
 import re
-import shutil
 import signal
 import threading
 import time
@@ -16,11 +15,9 @@ from typing import Any
 import openai
 import pytest
 
-import mmrt
 from mmrt.tests.end_to_end.conftest import Server, also_slow
 from mmrt.tests.end_to_end.test_media import image_part, picture, text, video
 
-ROOT = Path(mmrt.__file__).parent
 DECODE, PREFILL, DETOKENIZER, HANGS, EXITS, RAISES = 71, 72, 73, 74, 75, 76
 WATCHDOG_S = 3.0
 
@@ -97,28 +94,17 @@ CHANGES = {
 
 
 @pytest.fixture(scope="module")
-def poisoned(tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[[str], Path]) -> Iterator[Server]:
-    site = tmp_path_factory.mktemp("site")
-    for folder in ("actors", "bench", "cli", "cpu_kernels", "media", "models", "runtime", "schema", "shm", "triton_kernels"):
-        shutil.copytree(ROOT / folder, site / "mmrt" / folder, ignore=shutil.ignore_patterns("__pycache__", "results"))
-    shutil.copy(ROOT / "__init__.py", site / "mmrt")
+def poisoned(launch: Callable[..., Server], source: Path) -> Iterator[Server]:
     for name, changes in CHANGES.items():
-        path = site / "mmrt" / name
+        path = source / name
         text = path.read_text()
         for old, new in changes:
             assert text.count(old) == 1, f"{name} has {text.count(old)} of {old!r}"
             text = text.replace(old, new)
         path.write_text(text)
-    server = Server(
-        tmp_path_factory.mktemp("run"), checkpoints("qwen2_5_omni"), f"[supervisor]\nwatchdog_s = {WATCHDOG_S}\nrestart_limit = 6\n"
-    )
-    server.environment["PYTHONPATH"] = str(site)
-    server.up()
+    server = launch(settings=f"[supervisor]\nwatchdog_s = {WATCHDOG_S}\nrestart_limit = 6\n", source=source)
     yield server
-    try:
-        server.wait_until_empty()
-    finally:
-        server.down()
+    server.wait_until_empty()
 
 
 class Background:
@@ -174,7 +160,7 @@ def poison(server: Server, max_tokens: int) -> str:
     ("max_tokens", "actor"),
     [
         pytest.param(DECODE, "decode", id="decode"),
-        pytest.param(PREFILL, "prefill", id="prefill"),
+        pytest.param(PREFILL, "prefill", id="prefill", marks=pytest.mark.slow),
         pytest.param(DETOKENIZER, "detokenizer", id="detokenizer", marks=pytest.mark.slow),
         pytest.param(EXITS, "prefill", id="prefill exits", marks=pytest.mark.slow),
         pytest.param(RAISES, "prefill", id="prefill without memory", marks=pytest.mark.slow),
@@ -190,7 +176,7 @@ def test_who_kills_is_given_up_after_two_deaths_and_others_go_on(poisoned: Serve
     assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {actor: 2}
 
 
-@pytest.mark.parametrize(("width", "actor"), [(84, "encoder"), (112, "video")])
+@pytest.mark.parametrize(("width", "actor"), [(84, "encoder"), *also_slow((112, "video"))])
 def test_pictures_that_kill(poisoned: Server, width: int, actor: str) -> None:
     """Other pictures that come at the same time are encoded."""
     good = [image_part(picture(1, 56, 56)), text("What is it?")]
@@ -221,7 +207,7 @@ def test_an_error_of_ours_is_no_fault_of_the_picture(poisoned: Server) -> None:
     assert starts(poisoned) == before
 
 
-@pytest.mark.parametrize("num_others", [*also_slow(0), 4])
+@pytest.mark.parametrize("num_others", also_slow(0, 4))
 def test_a_clip_that_kills_while_it_is_decoded_ahead(poisoned: Server, num_others: int) -> None:
     """At first the process dies in plans of pictures, whose requests are not to blame, or in none."""
     good = [image_part(picture(1, 56, 56)), text("What is it?")]
@@ -261,7 +247,7 @@ def test_a_stopped_process_is_found_and_replaced(poisoned: Server, actor: str) -
     poisoned.wait(lambda status: bool(status["ready"]) and pid(status, actor) != before, "a new process")
 
 
-@pytest.mark.parametrize("actor", ["decode", *also_slow("prefill", "encoder")])
+@pytest.mark.parametrize("actor", also_slow("decode", "prefill", "encoder"))
 def test_a_process_that_was_stopped_for_a_moment_goes_on(poisoned: Server, actor: str) -> None:
     before = poisoned.pid(actor)
     with Background(poisoned, 2):
@@ -271,6 +257,7 @@ def test_a_process_that_was_stopped_for_a_moment_goes_on(poisoned: Server, actor
     assert poisoned.pid(actor) == before
 
 
+@pytest.mark.slow
 def test_many_of_them_do_not_end_the_run(poisoned: Server) -> None:
     """Eight deaths within the window: the restart limit is for actors that fail by themselves."""
     for _ in range(4):
@@ -279,6 +266,7 @@ def test_many_of_them_do_not_end_the_run(poisoned: Server) -> None:
     assert len(poisoned.chat("Are you there?", max_tokens=8)[1]) > 0
 
 
+@pytest.mark.slow
 def test_who_hangs_is_given_up_too(poisoned: Server) -> None:
     poisoned.chat("Tell me more.", max_tokens=8)  # so that steps have a measured cost
     before, began_s = starts(poisoned), time.monotonic()
@@ -289,6 +277,7 @@ def test_who_hangs_is_given_up_too(poisoned: Server) -> None:
     assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {"decode": 2}
 
 
+@pytest.mark.slow
 def test_kills_from_outside_condemn_nobody(poisoned: Server) -> None:
     with Background(poisoned, 3):
         for _ in range(4):

@@ -16,6 +16,8 @@ from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.test_bad_input import GOOD_PNG, data_of
 from mmrt.tests.end_to_end.test_media import as_url, text, video
 
+pytestmark = pytest.mark.slow  # what may be fetched, and the process, are tested in tests/actors/gateway/fetch
+
 FILM = data_of(video(6, 64, 64, 2)[0])
 
 

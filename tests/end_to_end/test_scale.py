@@ -14,10 +14,10 @@ from urllib.request import urlopen
 import pytest
 
 from mmrt.runtime.stage_table import ProcessSpec, format_layout
-from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.conftest import Server, also_slow
 from mmrt.tests.end_to_end.test_decodes import STORY, check, handed_over, owners, under_way
 from mmrt.tests.end_to_end.test_instances import at_once
-from mmrt.tests.end_to_end.test_restart import LONG, PROMPT, Streams, processes
+from mmrt.tests.end_to_end.test_restart import LONG, PROMPT, Streams, processes, undisturbed
 
 SETTINGS = "[supervisor]\nrestart_limit = 2\nbackoff_s = 0.05\n"
 
@@ -75,7 +75,7 @@ def always_asked(server: Server) -> Iterator[None]:
 
 
 def test_a_decode_comes_and_leaves_under_load(live: Server) -> None:
-    expected, before = live.chat(PROMPT, **LONG)[1], handed_over(live)
+    expected, before = undisturbed(live), handed_over(live)
     with Streams(live, 2) as streams:
         assert scale(live, "decode=2") == "decode.1: in the run, and serving\nlayout E+P+2D\n"
     assert streams.errors == [] and streams.ids == [expected] * 2
@@ -93,7 +93,7 @@ def test_a_decode_comes_and_leaves_under_load(live: Server) -> None:
 
 @pytest.mark.slow
 def test_encoders_and_prefills_come_and_leave_under_load(live: Server) -> None:
-    expected, pictures = live.chat(PROMPT, **LONG)[1], at_once(live, 6)
+    expected, pictures = undisturbed(live), at_once(live, 6)
     with Streams(live, 2) as streams:
         assert scale(live, "encoder=2", "prefill=2").endswith("layout 2E+2P+D\n")
         assert at_once(live, 6) == pictures
@@ -106,6 +106,7 @@ def test_encoders_and_prefills_come_and_leave_under_load(live: Server) -> None:
     live.wait_until_empty()
 
 
+@pytest.mark.slow
 def test_those_that_came_are_known_everywhere(live: Server) -> None:
     scale(live, "decode=2")
     assert live.mmrt("layout", "show").stdout.splitlines() == ["E+P+2D", "  encoder", "  prefill", "  decode", "  decode.1"]
@@ -123,18 +124,21 @@ def test_those_that_came_are_known_everywhere(live: Server) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("scale", "decode=0"), "decode=0: a run has 1 to 8 of decode"),
         (("scale", "prefill=9"), "prefill=9: a run has 1 to 8 of prefill"),
-        (("scale", "memory=2"), "no stage 'memory' to scale, there are encoder, prefill, decode"),
-        (("layout", "set", "E+P"), "'E+P' has no decode (D)"),
-        (("layout", "set", "E+P+X"), "'X': no stage 'X'"),
         (("layout", "set", "EP+D"), "in 'EP+D' the process prefill is encoder and prefill, now it is prefill"),
+        *also_slow(
+            (("scale", "decode=0"), "decode=0: a run has 1 to 8 of decode"),
+            (("scale", "memory=2"), "no stage 'memory' to scale, there are encoder, prefill, decode"),
+            (("layout", "set", "E+P"), "'E+P' has no decode (D)"),
+            (("layout", "set", "E+P+X"), "'X': no stage 'X'"),
+        ),
     ],
 )
 def test_what_is_impossible_is_refused_before_anything_changes(live: Server, arguments: tuple[str, ...], message: str) -> None:
     assert message in refused(live, *arguments)
 
 
+@pytest.mark.slow
 def test_one_that_does_not_come_up_changes_nothing(live: Server, source: Path) -> None:
     file = source / "actors" / "decode" / "loop.py"
     before = file.read_text()

@@ -9,7 +9,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from mmrt.tests.end_to_end.conftest import Server, launching
+from mmrt.tests.end_to_end.conftest import Server, also_slow, launching
 from mmrt.tests.end_to_end.oracle import Media, check_argmax
 from mmrt.tests.end_to_end.seeing_oracle import SeeingOracle, TimedOracle
 from mmrt.tests.end_to_end.test_guidance import companion, guided
@@ -31,7 +31,7 @@ class Case(NamedTuple):
         return self.oracle.inputs([{"role": "user", "content": plain}], media)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=["qwen3_vl", *also_slow("qwen2_vl")])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[..., Any]) -> Iterator[Case]:
     with launching(tmp_path_factory, checkpoints) as start:
         yield Case(start(request.param), FAMILIES[request.param](checkpoints(request.param)))
@@ -95,7 +95,7 @@ def test_the_embedding_of_a_picture(case: Case, pooling: str) -> None:
     np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("actor", ["video", "encoder", "prefill", "decode"])
+@pytest.mark.parametrize("actor", ["encoder", *also_slow("video", "prefill", "decode")])
 def test_a_killed_stage_changes_no_token(case: Case, actor: str) -> None:
     """It is killed while the first of three requests is in it, or shortly after."""
     content, media = everything(case)

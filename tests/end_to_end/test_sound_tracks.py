@@ -12,7 +12,7 @@ import openai
 import pytest
 from numpy.typing import NDArray
 
-from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.conftest import Server, also_slow
 from mmrt.tests.end_to_end.oracle import Media, Oracle
 from mmrt.tests.end_to_end.test_media import as_url, image_part, num_prompt_tokens, picture, sample, sound, text, video
 
@@ -78,7 +78,7 @@ def test_beside_other_media(server: Server, oracle: Oracle) -> None:
     server.wait_until_empty()
 
 
-@pytest.mark.parametrize("victim", ["encoder", "video", "controller"])
+@pytest.mark.parametrize("victim", ["encoder", *also_slow("video", "controller")])
 def test_killing_a_stage_changes_nothing(server: Server, victim: str) -> None:
     """Killed as soon as the request is prepared, while its segments are decoded and encoded; guided, so that it has a companion."""
     content = [film(9.0, 7.5, 500).part, text("What happens?")]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.conftest import Server, also_slow
 
 TIE = 1e-4
 QUESTIONS = ["Hi", "What is the colour of the sky on a clear day?", "Tell me a long story. " * 60, "naïve café — ÿ 漢字 🙂"]
@@ -38,7 +38,7 @@ class TextOracle:
         assert answer and float((logits.amax(1) - said).max()) < TIE
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3", "qwen3_moe"])
+@pytest.fixture(scope="module", params=["qwen3_moe", *also_slow("llama", "qwen2", "qwen3")])
 def text_server(request: pytest.FixtureRequest, launch: Callable[..., Server]) -> Iterator[Server]:
     server = launch(request.param)
     yield server

@@ -21,7 +21,7 @@ from mmrt.runtime.observe.breakdown import PARTS
 from mmrt.runtime.observe.dumps import saved_recordings
 from mmrt.runtime.observe.request_names import short_name
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.tests.end_to_end.conftest import MMRT, Server
+from mmrt.tests.end_to_end.conftest import MMRT, Server, also_slow
 from mmrt.tests.end_to_end.test_lifecycle import ours
 from mmrt.tests.end_to_end.test_media import image_part, picture, sound, text, video
 from mmrt.tests.runtime.observe.trace_schema import Event, check_trace
@@ -240,7 +240,7 @@ def test_a_request_with_media_from_outside(server: Server) -> None:
 # -------------------------------------------------------------------------------------------------------------- replay
 
 
-@pytest.mark.parametrize("actor", ["video", "encoder", "prefill"])
+@pytest.mark.parametrize("actor", also_slow("video", "encoder", "prefill"))
 def test_a_captured_plan_comes_out_the_same_alone(server: Server, actor: str, tmp_path: Path) -> None:
     file = tmp_path / "plan.safetensors"
     command = [*MMRT, "replay", "--capture", actor, "--out", str(file)]

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -12,13 +13,15 @@ from mmrt.tests.end_to_end.test_media import check, image_part, picture, sound, 
 from mmrt.tests.end_to_end.test_restart import LONG, PROMPT, Streams
 from mmrt.tests.end_to_end.test_tools import trace_of
 
+pytestmark = pytest.mark.slow  # turns are tested in tests/shm/test_turns.py and tests/actors/host/test_turns.py
+
 SETTINGS = '[actors]\nturns = "layers"\n[scheduling]\ntbt_target_ms = 0.1\n'  # quanta of one layer
 CONTENT = [image_part(picture(1, 140, 140)), text("What is it?")]
 
 
 @pytest.fixture(scope="module")
-def turning(launch: Callable[..., Server]) -> Server:
-    return launch(settings=SETTINGS)
+def turning(launch: Callable[..., Server], source: Path) -> Server:
+    return launch(settings=SETTINGS, source=source)
 
 
 @pytest.fixture(scope="module")

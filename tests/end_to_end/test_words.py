@@ -52,6 +52,7 @@ def test_serve_list_ps_run_and_stop(words: Server) -> None:
     assert not words.run_path.exists()
 
 
+@pytest.mark.slow  # the other test serves, and runs at what is up
 def test_run_starts_the_server_and_leaves_it_up(words: Server) -> None:
     words.config.write_text(words.config.read_text() + "[server]\nport = 0\n")
     asked = subprocess.run([*MMRT, "run"], input="Hello!\n", env=words.environment, capture_output=True, text=True, timeout=300)
