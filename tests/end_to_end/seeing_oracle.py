@@ -28,6 +28,10 @@ class SeeingOracle(Oracle):
         """What is sampled of a clip, for ``Media.videos``."""
         return frames[sample(len(frames), fps)], 2.0
 
+    def taken(self, frames: NDArray[np.uint8], fps: float) -> tuple[NDArray[np.uint8], Any]:
+        """Frames that came as pictures, for ``Media.videos``: all of them."""
+        return frames, fps
+
     def inputs(self, messages: list[dict[str, Any]], media: Media | None = None) -> dict[str, Any]:
         found = super().inputs(messages, media)
         found.pop("video_second_per_grid", None)
@@ -52,6 +56,9 @@ class TimedOracle(SeeingOracle):
         metadata = SimpleNamespace(total_num_frames=len(frames), fps=fps)
         indices = function_of_transformers("video_processing_qwen3_vl", "sample_frames")(processor, metadata)
         return frames[indices], SimpleNamespace(fps=fps, frames_indices=indices.tolist())
+
+    def taken(self, frames: NDArray[np.uint8], fps: float) -> tuple[NDArray[np.uint8], Any]:
+        return frames, SimpleNamespace(fps=fps, frames_indices=list(range(len(frames))))
 
     def _clip_size(self, frames: NDArray[np.uint8], bounds: tuple[int, int]) -> tuple[int, int]:
         resize = function_of_transformers("video_processing_qwen3_vl", "smart_resize")

@@ -12,6 +12,7 @@ import pytest
 from mmrt.tests.end_to_end.conftest import Server, also_slow, launching
 from mmrt.tests.end_to_end.oracle import Media, check_argmax
 from mmrt.tests.end_to_end.seeing_oracle import SeeingOracle, TimedOracle
+from mmrt.tests.end_to_end.test_embedding_cache import KNOWN, Asked, work
 from mmrt.tests.end_to_end.test_guidance import companion, guided
 from mmrt.tests.end_to_end.test_media import image_part, num_prompt_tokens, picture, text, video
 from mmrt.tests.end_to_end.test_prefill_alone import expected
@@ -22,6 +23,7 @@ PLAIN = {"image_url": "image", "video_url": "video"}
 
 
 class Case(NamedTuple):
+    family: str
     server: Server
     oracle: SeeingOracle
 
@@ -34,7 +36,7 @@ class Case(NamedTuple):
 @pytest.fixture(scope="module", params=["qwen3_vl", *also_slow("qwen2_vl")])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[..., Any]) -> Iterator[Case]:
     with launching(tmp_path_factory, checkpoints) as start:
-        yield Case(start(request.param), FAMILIES[request.param](checkpoints(request.param)))
+        yield Case(request.param, start(request.param), FAMILIES[request.param](checkpoints(request.param)))
 
 
 def everything(case: Case) -> tuple[list[dict[str, Any]], Media]:
@@ -61,6 +63,34 @@ def test_a_video(case: Case, num_frames: int, fps: int) -> None:
     inputs = case.inputs(content, Media(videos=[case.oracle.sampled(frames, fps)]))
     assert num_prompt_tokens(case.server, content) == inputs["input_ids"].shape[1]
     case.oracle.check_greedy(inputs, case.server.chat(content)[1])
+
+
+def test_a_video_as_frames(case: Case) -> None:
+    frames = np.stack([picture(seed, 64, 96) for seed in range(5)])
+    urls = [image_part(pixels)["image_url"]["url"] for pixels in frames]
+    content = [{"type": "video", "video": urls, "fps": 1.5}, text("What moves?")]
+    inputs = case.inputs([{"type": "video_url"}, content[1]], Media(videos=[case.oracle.taken(frames, 1.5)]))
+    case.oracle.check_greedy(inputs, case.server.chat(content)[1])
+
+
+def test_known_media_in_a_new_conversation(case: Case) -> None:
+    """Neither video nor encoder works again; embedding rows are what they were."""
+    pixels, (clip, frames) = picture(7, 150, 213), video(8, 96, 128, 2)
+    media = Media(images=[pixels], videos=[case.oracle.sampled(frames, 2)])
+    for words in ("One:", "Another:"):
+        content = [text(words), image_part(pixels), text("and"), clip, text("What are they?")]
+        asked = Asked(case.server, content)
+        assert (work(case.server, asked) == KNOWN) == (words == "Another:")
+        case.oracle.check_greedy(case.inputs(content, media), asked.ids)
+
+
+@pytest.mark.slow
+def test_plans_that_cut_inside_a_picture(case: Case, launch: Callable[..., Server]) -> None:
+    server = launch(case.family, settings="[scheduling]\nprefill_budget_tokens = 16\nencode_budget_tokens = 64\n")
+    content, media = everything(case)
+    case.oracle.check_greedy(case.inputs(content, media), server.chat(content)[1])
+    server.wait_until_empty()
+    server.down()
 
 
 def test_everything_at_once_and_again(case: Case) -> None:

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.config import load_model_config
-from mmrt.models.errors import UnsupportedMediaError
+from mmrt.models.errors import CheckpointError, UnsupportedMediaError
 from mmrt.models.families import qwen3_vl
 from mmrt.models.families.qwen3_vl.clips import frames_of
+from mmrt.models.families.qwen3_vl.times import read_time_tokens
+from mmrt.models.make.tokenizer import write_tokenizer
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.models.towers.dispatch import Towers
 from mmrt.schema.media import ItemShape, MediaSpan
@@ -76,6 +78,77 @@ def test_no_frames_without_a_video(config: ModelConfig) -> None:
         qwen3_vl.video_item(config, 0, 50, 50, 2.0)
     with pytest.raises(UnsupportedMediaError, match="picture of 5x0 pixels is empty"):
         qwen3_vl.video_item(config, 2, 0, 5, 2.0)
+
+
+@pytest.mark.parametrize("is_ascii", [False, True])
+@pytest.mark.parametrize("as_pairs", [False, True])
+def test_times_of_a_trained_vocabulary(tmp_path: Path, is_ascii: bool, as_pairs: bool) -> None:
+    """It has `` seconds`` as one token, as published ones have; and one whose merges stop within the word."""
+    recipe = qwen3_vl.recipes()["tiny"]
+    for lines in (["12 seconds <3.4> seconds"] * 50, ["second con on ds seco <3.4>"] * 50):
+        write_tokenizer(tmp_path, recipe, lines)
+        file = tmp_path / "tokenizer.json"
+        found = json.loads(file.read_text())
+        merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in found["model"]["merges"]]
+        found["model"]["merges"] = [merge.split(" ") for merge in merges] if as_pairs else merges
+        file.write_text(json.dumps(found, ensure_ascii=is_ascii))
+        tokenizer, times = Tokenizer.load(tmp_path), read_time_tokens(tmp_path)
+        assert [*times.opening, *times.digits[3], *times.point, *times.digits[0], *times.closing] == tokenizer.encode("<3.0 seconds>")
+        assert len(times.closing) == 2 if "12" in lines[0] else 2 < len(times.closing) < 9
+
+
+def without_file(path: Path) -> None:
+    (path / "tokenizer.json").unlink()
+
+
+def tokenizer_with(change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    def spoil(path: Path) -> None:
+        found = json.loads((path / "tokenizer.json").read_text())
+        change(found)
+        (path / "tokenizer.json").write_text(json.dumps(found))
+
+    return spoil
+
+
+def with_colours(path: Path) -> None:
+    file = path / "preprocessor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "image_std": [0.5, 0.5, 0.4]}))
+
+
+REFUSED: dict[str, Callable[[Path], None]] = {
+    "tokenizer.json: No such file or directory; times of videos are text": without_file,
+    "tokenizer.json: no byte-level BPE tokenizer: .*vocab": tokenizer_with(lambda found: found["model"].pop("vocab")),
+    "takes several digits at once": tokenizer_with(
+        lambda found: found["pre_tokenizer"]["pretokenizers"][0]["pattern"].update(Regex=r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+")
+    ),
+    "model.vocab has no '7', of which times of videos are made": tokenizer_with(lambda found: found["model"]["vocab"].pop("7")),
+    r"image_std is \[0.5, 0.5, 0.5\], but that of pictures is \[0.5, 0.5, 0.4\]": with_colours,
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_files_that_do_not_fit_are_refused(path: Path, tmp_path: Path, message: str) -> None:
+    for file in path.glob("*.json"):
+        (tmp_path / file.name).write_text(file.read_text())
+    assert load_model_config(tmp_path) == load_model_config(path)
+    REFUSED[message](tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        load_model_config(tmp_path)
+
+
+def test_a_configuration_as_it_is_published(path: Path, tmp_path: Path) -> None:
+    """``rope_scaling`` and ``rope_theta`` as transformers 4 wrote them."""
+    for file in path.glob("*.json"):
+        (tmp_path / file.name).write_text(file.read_text())
+    config = json.loads((path / "config.json").read_text())
+    rope = config["text_config"].pop("rope_parameters")
+    config["text_config"] |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope, "dtype": config.pop("dtype")}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_model_config(tmp_path) == load_model_config(path)
+    rope["mrope_interleaved"] = False
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="text_config.rope_scaling.mrope_interleaved is false"):
+        load_model_config(tmp_path)
 
 
 SIZES = st.integers(1, 80) | st.integers(1, 4000)

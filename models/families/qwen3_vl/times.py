@@ -11,13 +11,13 @@ import msgspec
 from ...architecture import TimeTokens
 from ...errors import CheckpointError
 
-_SPACE = "\u0120"  # as byte-level tokenizers write it
 _GROUPED_DIGITS = b"p{N}{"
+_PIECES = (*"0123456789<.>", "\u0120seconds")  # the space as byte-level tokenizers write it
 
 
 class _Model(msgspec.Struct):
-    vocab: dict[str, int]
-    merges: list[str | tuple[str, str]]
+    vocab: msgspec.Raw
+    merges: msgspec.Raw
 
 
 class _Tokenizer(msgspec.Struct):
@@ -25,26 +25,40 @@ class _Tokenizer(msgspec.Struct):
     pre_tokenizer: msgspec.Raw = msgspec.Raw(b"null")
 
 
+# Decoding it builds none of the vocabulary's other entries: every process of a run reads the file at its start.
+_Whole = msgspec.defstruct(
+    "_Whole",
+    [(f"piece_{number}", int, -1) for number in range(len(_PIECES))],
+    rename={f"piece_{number}": piece for number, piece in enumerate(_PIECES)},
+)
+
+
 def read_time_tokens(path: Path) -> TimeTokens:
     """The pieces' ids. Raises CheckpointError for a file that is missing or damaged, or whose tokenizer cuts times otherwise."""
     file = path / "tokenizer.json"
     try:
         found = msgspec.json.decode(file.read_bytes(), type=_Tokenizer)
+        if _GROUPED_DIGITS in bytes(found.pre_tokenizer):
+            raise CheckpointError(f"{file}: pre_tokenizer takes several digits at once, expected one: times of videos are text")
+        ids = _ids(found.model)
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror}; times of videos are text") from None
     except msgspec.MsgspecError as error:
         raise CheckpointError(f"{file}: no byte-level BPE tokenizer: {error}") from None
-    if _GROUPED_DIGITS in bytes(found.pre_tokenizer):
-        raise CheckpointError(f"{file}: pre_tokenizer takes several digits at once, expected one: times of videos are text")
+    except KeyError as error:
+        raise CheckpointError(f"{file}: model.vocab has no {error}, of which times of videos are made") from None
+    *digits, opening, point, closing, seconds = ids
+    return TimeTokens(opening=opening, digits=tuple(digits), point=point, closing=seconds + closing)
 
-    def ids(piece: str) -> tuple[int, ...]:
-        parts = _merged(piece.replace(" ", _SPACE), found.model.merges)
-        if missing := [part for part in parts if part not in found.model.vocab]:
-            raise CheckpointError(f"{file}: model.vocab has no {missing[0]!r}, a part of {piece!r}: times of videos are text")
-        return tuple(found.model.vocab[part] for part in parts)
 
-    digits = tuple(ids(digit) for digit in "0123456789")
-    return TimeTokens(opening=ids("<"), digits=digits, point=ids("."), closing=ids(" seconds") + ids(">"))
+def _ids(model: _Model) -> list[tuple[int, ...]]:
+    """Of each of the pieces. A trained vocabulary that has a whole piece merges it. Raises: KeyError for a part that it lacks."""
+    whole = msgspec.structs.astuple(msgspec.json.decode(model.vocab, type=_Whole))
+    if min(whole) >= 0:
+        return [(id,) for id in whole]
+    vocab = msgspec.json.decode(model.vocab, type=dict[str, int])
+    merges = msgspec.json.decode(model.merges, type=list[str | tuple[str, str]])
+    return [tuple(vocab[part] for part in _merged(piece, merges)) for piece in _PIECES]
 
 
 def _merged(word: str, merges: list[str | tuple[str, str]]) -> list[str]:
