@@ -10,7 +10,7 @@ from ..models.config import load_model_config
 from ..models.families.registry import FAMILIES
 from ..runtime.environment import read_environment
 from ..runtime.errors import UserError
-from ..runtime.process.run import fit_to_machine, model_path, running
+from ..runtime.process.run import fit_to_machine, running
 from .options import ConfigFile, Device, Dtype, MaxContext, RunName, configuration, override, run_path
 from .terminal import print_columns
 from .words import aliases_of
@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
 def _register_check(group: typer.Typer) -> None:
     @group.command()
     def check(
-        directory: Annotated[str, typer.Argument(metavar="DIR", help="The checkpoint directory.")],
+        directory: Annotated[str, typer.Argument(metavar="MODEL", help="The checkpoint directory, or GGUF file.")],
         config: ConfigFile = None,
         max_context: MaxContext = None,
         dtype: Dtype = None,
@@ -50,12 +50,12 @@ def _register_check(group: typer.Typer) -> None:
         too. Of the weights only headers are read. Exits with 1 if it is not served, and says why.
         """
         from .model_check import check_model, print_report
-        from .up import Plan
+        from .up import Plan, checkpoint_of
 
         environment = read_environment()
         options = {"model.path": directory, "model.max_context": max_context, "model.dtype": dtype, "model.device": device}
         settings = override(configuration(config, environment), options)
-        model, path = model_path(settings), run_path(None)
+        model, path = checkpoint_of(settings), run_path(None)
         fitted, reason = fit_to_machine(settings, model, path, environment)
         report = check_model(Plan(path, fitted, model, 0, environment, reason))
         print_report(report, directory)

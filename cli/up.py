@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from ..models.architecture import ModelConfig
-from ..models.checkpoint.files import missing_files
+from ..models.checkpoint.files import GGUF_SUFFIX, is_first_shard, missing_files
 from ..models.config import facts_of, load_model_config, weight_bytes
 from ..models.errors import CheckpointError
 from ..models.text.vocabulary_check import check_vocabulary
@@ -158,7 +158,7 @@ def whole_checkpoint(config: RuntimeConfig) -> Path:
 
     Raises: ConfigError naming those that are missing.
     """
-    path = model_path(config)
+    path = checkpoint_of(config)
     try:
         has_weights = load_model_config(path).null is None
     except CheckpointError:  # its configuration is refused where it is read
@@ -169,6 +169,34 @@ def whole_checkpoint(config: RuntimeConfig) -> Path:
             "hf download NAME --local-dir DIR"
         )
     return path
+
+
+def checkpoint_of(config: RuntimeConfig) -> Path:
+    """Return the checkpoint directory of the configuration; of a GGUF file, or a directory that holds one, that which is made of it.
+
+    Raises: ConfigError.
+    """
+    try:
+        file = _gguf_file(Path(config.model.path).expanduser()) if config.model.path else None
+        if file is None:
+            return model_path(config)
+        from ..models.gguf.directory import gguf_directory  # with torch, which other starts do without here
+
+        return gguf_directory(file.absolute(), read_environment().state_home / "gguf")
+    except (CheckpointError, RuntimeError) as error:
+        raise ConfigError(f"model.path = {config.model.path!r}: {error}") from None
+
+
+def _gguf_file(path: Path) -> Path | None:
+    """The GGUF file, or first shard, that a path names; None if it names none. Raises: CheckpointError for several models."""
+    if path.suffix == GGUF_SUFFIX and path.is_file():
+        return path
+    if not path.is_dir() or (path / "config.json").is_file():
+        return None
+    found = [file for file in sorted(path.glob(f"*{GGUF_SUFFIX}")) if not file.name.startswith("mmproj") and is_first_shard(file)]
+    if len(found) > 1:
+        raise CheckpointError(f"holds several models: {', '.join(file.name for file in found)}; name one of the files")
+    return found[0] if found else None
 
 
 def _check_room(plan: Plan, layout: MemoryLayout) -> None:

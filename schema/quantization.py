@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 Packing = Literal["awq", "gptq", "gptq_v2", "pack-quantized", "int-quantized"]
-Form = Literal["int4", "int8", "bfloat16"]
+Form = Literal["int4", "int8", "bfloat16", "float16", "float32"]
 
 GROUP_STEP = 32  # int4 has a scale for so many neighbouring columns, or twice, four or eight times as many
 _METHODS = "'awq', 'gptq', 'fp8' and 'compressed-tensors' are supported"
@@ -50,7 +50,15 @@ class Fp8Quantization(msgspec.Struct, frozen=True, kw_only=True, tag="fp8"):
         return "bfloat16"
 
 
-Quantization = IntegerQuantization | Fp8Quantization
+class GgufQuantization(msgspec.Struct, frozen=True, kw_only=True, tag="gguf"):
+    """Tensors of GGUF files, each of a type of its own. ``form``: the format of weights for their values. ``permuted``: rows of queries
+    and keys lie in the order of architecture "llama", the two halves of a head by turns."""
+
+    form: Form
+    permuted: bool = False
+
+
+Quantization = IntegerQuantization | Fp8Quantization | GgufQuantization
 
 
 class _Awq(msgspec.Struct):
@@ -110,7 +118,13 @@ def find_quantization(config: Mapping[str, Any]) -> Quantization | None:
 
 def _read(found: Any, where: str) -> Quantization:
     method = found.get("quant_method") if isinstance(found, Mapping) else None
-    readers = {"awq": _read_awq, "gptq": _read_gptq, "fp8": _read_fp8, "compressed-tensors": _read_compressed_tensors}
+    readers = {
+        "awq": _read_awq,
+        "gptq": _read_gptq,
+        "fp8": _read_fp8,
+        "gguf": _read_gguf,
+        "compressed-tensors": _read_compressed_tensors,
+    }
     if not isinstance(method, str) or method not in readers:
         raise ValueError(f"{where} is of method {method!r}: {_METHODS}")
     given = {field: value for field, value in found.items() if value is not None}
@@ -148,6 +162,12 @@ def _read_fp8(found: Mapping[str, Any]) -> Quantization:
     _expect("fmt", fp8.fmt.lower(), ["e4m3"])
     _expect("scale_fmt", fp8.scale_fmt.lower(), ["float", "ue8m0"])
     return Fp8Quantization(block=None if fp8.weight_block_size is None else _block("weight_block_size", fp8.weight_block_size))
+
+
+def _read_gguf(found: Mapping[str, Any]) -> Quantization:
+    """As mmrt itself writes it, into the directory that it makes of a file."""
+    fields = {name: value for name, value in found.items() if name in ("form", "permuted")}
+    return msgspec.convert({"type": "gguf", **fields}, GgufQuantization)
 
 
 def _block(field: str, found: Sequence[int]) -> tuple[int, int]:

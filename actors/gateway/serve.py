@@ -99,7 +99,7 @@ def load_text_stack(actor: Actor) -> TextStack:
         kinds=model.media_kinds,
         takes_tools=template.calls_are_known,
         max_tool_bytes=actor.config.server.max_tool_schema_kib << 10,
-        weight_bytes=sum(file.stat().st_size for file in actor.model_path.glob("*.safetensors")),
+        weight_bytes=sum(file.stat().st_size for pattern in ("*.safetensors", "*.gguf") for file in actor.model_path.glob(pattern)),
         max_context=layout.max_context,
         max_choices=min(MAX_CHOICES, layout.num_rows),
         hidden_size=model.language.hidden_size,

@@ -1,9 +1,10 @@
-"""Which files a checkpoint directory has: the shards of its weights, its tokenizer, its chat template. Without torch.
+"""Which files a checkpoint directory has: the shards of its weights, its tokenizer, its chat template; and GGUF's. Without torch.
 
 ``SafetensorsFiles`` and ``ChatTemplate`` read what is found here; ``mmrt up`` and ``mmrt doctor`` ask beforehand what is missing.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from ..errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
+GGUF_SUFFIX = ".gguf"
+_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _POINTER = b"version https://git-lfs"  # how a file begins that Git LFS has not fetched
 
 
@@ -27,7 +30,8 @@ def missing_files(path: Path, has_weights: bool = True) -> list[str]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return the safetensors files: those that the index names, or all. Raises: CheckpointError if there are none, or not all."""
+    """Return the safetensors files: those that the index names, or all; where there are none, GGUF files. Raises: CheckpointError if
+    there are none, or not all."""
     index = path / INDEX
     if index.is_file():
         try:
@@ -39,7 +43,7 @@ def weight_files(path: Path) -> list[Path]:
         if len(files) != len(names):
             raise CheckpointError(f"{index}: names a shard outside of the model directory")
     else:
-        files = sorted(path.glob("*.safetensors"))
+        files = sorted(path.glob("*.safetensors")) or sorted(path.glob(f"*{GGUF_SUFFIX}"))
     if not files:
         raise CheckpointError(f"{path}: holds no *.safetensors file")
     if absent := [file for file in files if not file.is_file()]:
@@ -48,6 +52,24 @@ def weight_files(path: Path) -> list[Path]:
     for file in files:
         _expect_contents(file)
     return files
+
+
+def gguf_shards(path: Path) -> list[Path]:
+    """All files of a model of which ``path`` is one, in order. Raises: CheckpointError for missing ones."""
+    found = _SHARD.fullmatch(path.name)
+    if found is None:
+        return [path]
+    stem, count = found[1], int(found[3])
+    shards = [path.with_name(f"{stem}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    if absent := [shard.name for shard in shards if not shard.is_file()]:
+        raise CheckpointError(f"{path}: {len(absent)} of {count} shards are missing, {absent[0]} among them")
+    return shards
+
+
+def is_first_shard(path: Path) -> bool:
+    """Whether a model's files begin with this one."""
+    found = _SHARD.fullmatch(path.name)
+    return found is None or int(found[2]) == 1
 
 
 def tokenizer_file(path: Path) -> Path:

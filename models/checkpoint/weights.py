@@ -14,12 +14,15 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from ...schema.quantization import Fp8Quantization, IntegerQuantization
+from ...schema.quantization import Fp8Quantization, GgufQuantization, IntegerQuantization
 from ...shm.mapping import private_memory
 from ..architecture import ModelConfig
 from ..errors import CheckpointError
 from ..families.registry import family_of
+from .files import GGUF_SUFFIX, weight_files
 from .fp8 import Fp8Matrix, StoredFp8, find_fp8
+from .gguf_files import GgufFiles
+from .gguf_matrices import BlockMatrix, StoredBlocks, find_blocks
 from .narrowing import narrow
 from .quantized import Integers, StoredIntegers, find_integers
 from .safetensors_files import DTYPES, SafetensorsFiles, StoredTensor
@@ -82,7 +85,7 @@ def write_weights(
         index = plan_weights(config)
         allocate(index.num_bytes)
         return index
-    with SafetensorsFiles(Path(path)) as files:
+    with _open(Path(path)) as files:
         stored = {family.canonical_name(name): tensor for name, tensor in files.tensors.items()}
         chosen = {spec.name: [_choose(Path(path), source, stored, config) for source in spec.sources] for spec in specs}
         by_name = {spec.name: spec for spec in specs}
@@ -95,6 +98,15 @@ def write_weights(
             if progress is not None:
                 progress(entry.offset + entry.num_bytes, index.num_bytes)
     return index
+
+
+_Files = SafetensorsFiles | GgufFiles
+
+
+def _open(path: Path) -> _Files:
+    """Raises: CheckpointError."""
+    files = weight_files(path)
+    return GgufFiles(files) if files[0].suffix == GGUF_SUFFIX else SafetensorsFiles(path)
 
 
 class FoundWeights(NamedTuple):
@@ -113,7 +125,7 @@ def check_weights(path: Path, config: ModelConfig) -> FoundWeights:
     cannot be read."""
     family = family_of(config)
     problems, read = list[str](), set[StoredTensor]()
-    with SafetensorsFiles(path) as files:
+    with _open(path) as files:
         stored = {family.canonical_name(name): tensor for name, tensor in files.tensors.items()}
         for source in (source for spec in family.tensor_specs(config) for source in spec.sources):
             try:
@@ -121,7 +133,7 @@ def check_weights(path: Path, config: ModelConfig) -> FoundWeights:
             except CheckpointError as error:
                 problems.append(str(error))
             else:
-                read.update(found.parts.values() if isinstance(found, _Quantized) else [stored[found.name]])
+                read.update(found.parts.values() if isinstance(found, StoredIntegers | StoredFp8) else [stored[found.name]])
         tensors = files.tensors
     sizes = Counter[str]()
     for tensor in tensors.values():
@@ -162,7 +174,7 @@ class _StoredNumbers(NamedTuple):
         return self.tensor.shape
 
 
-_Quantized = StoredIntegers | StoredFp8
+_Quantized = StoredIntegers | StoredFp8 | StoredBlocks
 _Stored = _StoredNumbers | _Quantized
 
 
@@ -184,6 +196,8 @@ def _find_quantized(source: Source, stored: dict[str, StoredTensor], config: Mod
             return find_integers(source, stored, how)
         case Fp8Quantization() as how:
             return find_fp8(source, stored, how)
+        case GgufQuantization() as how:
+            return find_blocks(source, stored, how, config.language.heads)
         case None:
             return None
 
@@ -198,7 +212,9 @@ def _checked(name: str, tensor: StoredTensor, shape: Shape) -> StoredTensor:
 
 def _is_spared(parts: list[_Stored], config: ModelConfig) -> bool:
     """Return whether a quantized checkpoint has this tensor, or a part of it, in full precision."""
-    return config.quantization is not None and not all(isinstance(part, _Quantized) for part in parts)
+    if config.quantization is None or isinstance(config.quantization, GgufQuantization):
+        return False
+    return not all(isinstance(part, _Quantized) for part in parts)
 
 
 def _fill(
@@ -206,7 +222,7 @@ def _fill(
     scales: torch.Tensor | None,
     spec: TensorSpec,
     parts: list[_Stored],
-    files: SafetensorsFiles,
+    files: _Files,
     config: ModelConfig,
 ) -> None:
     row = 0
@@ -227,19 +243,21 @@ _Writer = Callable[[slice, torch.Tensor, torch.Tensor | None], None]
 """Writes these rows of a checkpoint's tensor to a target and its scales."""
 
 
-def _writer(part: _Stored, files: SafetensorsFiles, config: ModelConfig) -> _Writer:
+def _writer(part: _Stored, files: _Files, config: ModelConfig) -> _Writer:
     if isinstance(part, _StoredNumbers):
         values = _view(files, part.tensor)
         return lambda rows, target, scales: narrow(values[rows], target, scales)
+    if isinstance(part, StoredBlocks):
+        return partial(_write_values, BlockMatrix(part, _tensor(files.view(part.tensor), torch.uint8)))
     tensors = {role: _view(files, tensor) for role, tensor in part.parts.items()}
     if isinstance(part, StoredFp8):
         assert isinstance(config.quantization, Fp8Quantization)
-        return partial(_write_fp8, Fp8Matrix(part.shape, tensors, config.quantization))
+        return partial(_write_values, Fp8Matrix(part.shape, tensors, config.quantization))
     assert isinstance(config.quantization, IntegerQuantization)
     return partial(_write_integers, Integers(part.shape, tensors, config.quantization), config.quantization)
 
 
-def _write_fp8(matrix: Fp8Matrix, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
+def _write_values(matrix: Fp8Matrix | BlockMatrix, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
     for rows in matrix.blocks(piece):
         at = slice(rows.start - piece.start, rows.stop - piece.start)
         narrow(matrix.values(rows), target[at], _rows_of(scales, at))
@@ -265,7 +283,7 @@ def _rows_of(scales: torch.Tensor | None, rows: slice) -> torch.Tensor | None:
     return None if scales is None else scales[rows]
 
 
-def _view(files: SafetensorsFiles, tensor: StoredTensor) -> torch.Tensor:
+def _view(files: _Files, tensor: StoredTensor) -> torch.Tensor:
     return _tensor(files.view(tensor), _ALL_DTYPES[tensor.dtype]).view(tensor.shape)
 
 

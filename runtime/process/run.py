@@ -50,8 +50,8 @@ def _why_no_checkpoint(given: str, path: Path, is_directory: bool) -> str:
     """Explain what is wrong with a path without a config.json, and what to do."""
     what = "has no config.json" if is_directory else "is not a directory"
     name = given.removeprefix("https://huggingface.co/").rstrip("/")
-    if given.lower().endswith((".gguf", "-gguf")) or (is_directory and any(path.glob("*.gguf"))):
-        return "is GGUF, which mmrt does not read: give it the model's Hugging Face checkpoint directory, with safetensors"
+    if path.is_file() and path.suffix == ".gguf":
+        return "is a GGUF file, which `mmrt up` reads, and units do not: give them a Hugging Face checkpoint directory"
     if not path.exists() and _HUB_NAME.fullmatch(name):
         return f"{what}, and mmrt downloads nothing: hf download {name} --local-dir DIR, then mmrt up --model DIR"
     return f"{what}: expected a Hugging Face checkpoint directory"

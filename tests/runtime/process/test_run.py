@@ -53,10 +53,9 @@ def test_the_default_model_comes_with_the_package() -> None:
 def test_a_configured_model_must_be_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a directory: expected a Hugging Face checkpoint directory"):
         model_path(with_model("/no/such"))
-    (tmp_path / "gguf").mkdir()
-    (tmp_path / "gguf" / "model-q4.gguf").touch()
-    with pytest.raises(ConfigError, match="is GGUF, which mmrt does not read"):
-        model_path(with_model(tmp_path / "gguf"))
+    (tmp_path / "model-q4.gguf").touch()
+    with pytest.raises(ConfigError, match="is a GGUF file, which `mmrt up` reads, and units do not"):
+        model_path(with_model(tmp_path / "model-q4.gguf"))
     with pytest.raises(ConfigError, match="has no config.json"):
         model_path(with_model(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_omni_thinker"}')

