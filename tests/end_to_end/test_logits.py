@@ -8,7 +8,7 @@ import openai
 import pytest
 import torch
 
-from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.conftest import Server, also_slow
 from mmrt.tests.end_to_end.oracle import Media, Oracle
 from mmrt.tests.end_to_end.test_guidance import companion, guided
 from mmrt.tests.end_to_end.test_instances import steps
@@ -231,7 +231,7 @@ def test_log_probabilities_on_cached_pages(server: Server, oracle: Oracle) -> No
         assert [entry.logprob for entry in entries] == pytest.approx(best, abs=1e-4)
 
 
-@pytest.mark.parametrize("victim", ["prefill", "controller", "decode"])
+@pytest.mark.parametrize("victim", ["decode", *also_slow("prefill", "controller")])
 def test_choices_outlive_a_kill(server: Server, victim: str) -> None:
     """In the midst of a stream of them; each goes on as the seed says."""
     content = "Once upon a time there was a fox that lived behind the old mill. " * 6

@@ -11,7 +11,7 @@ import pytest
 
 import mmrt
 from mmrt.cli.policy import set_policy
-from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.conftest import Server, also_slow
 from mmrt.tests.end_to_end.test_media import image_part, picture, text
 
 EXAMPLE = Path(mmrt.__file__).parent / "examples" / "shortest_first.py"
@@ -120,7 +120,7 @@ def test_a_file_is_edited_under_load(run: Server, expected: list[list[int]], tmp
     ("deed", "reason"),
     [
         ("os._exit(3)", "the controller ended with status 3 in a call of it"),
-        ("sum(range(10**13))", "in a call of it"),  # by SIGPROF, or by the watchdog on a busy machine
+        *also_slow(("sum(range(10**13))", "in a call of it")),  # by SIGPROF, or by the watchdog on a busy machine
     ],
 )
 def test_one_that_ends_the_controller(run: Server, expected: list[list[int]], tmp_path: Path, deed: str, reason: str) -> None:

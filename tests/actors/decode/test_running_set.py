@@ -72,6 +72,7 @@ def test_a_new_generation_continues_after_the_last_committed_id(bench: Bench, ki
     assert bench.end(row) == EndCode.LENGTH
 
 
+@pytest.mark.many
 @both_ways
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_steps", [0, 1, 12])

@@ -14,6 +14,7 @@ from mmrt.actors.host.shared_process import ActorNotifier, ProcessNotifier
 from mmrt.runtime.process.crash_cause import ExitNote, crashed_in, read_exit_note
 from mmrt.runtime.process.notify import Notification, Notifier, NotifyListener
 from mmrt.shm.run_directory import NOTES
+from mmrt.tests.settings import also_slow
 
 Start = Callable[[str], "subprocess.Popen[str]"]
 
@@ -85,7 +86,8 @@ def test_the_process_ends_with_the_one_that_fails(listener: NotifyListener, star
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "told"), [("fail", True), ("raise", True), ("exit", True), ("hang", True), ("lose", False), ("cold", False)]
+    ("behaviour", "told"),
+    [("fail", True), ("hang", True), ("lose", False), *also_slow(("raise", True), ("exit", True), ("cold", False))],
 )
 def test_the_others_are_told_that_it_was_not_they_where_that_is_known(start: Start, tmp_path: Path, behaviour: str, told: bool) -> None:
     """A device that is lost is lost to all of them, and whoever waits for it next sees that first; those that have not taken over yet

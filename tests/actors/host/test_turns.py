@@ -13,6 +13,7 @@ from mmrt.runtime.config.runtime_config import RuntimeConfig, parse_config
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.segment import Segment
 from mmrt.shm.turns import Turns
+from mmrt.tests.settings import examples
 from mmrt.tests.shm.conftest import Child
 
 LONG_S = 60.0
@@ -241,7 +242,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kill", [kill_in_a_plan, kill_in_a_step])
 def test_killed_in_its_turn_the_other_goes_on(run: RunDirectory, plans: Plans, kill: Kill) -> None:
-    assert len(kill(run, 15, plans)) == 15
+    assert len(kill(run, examples(15), plans)) == examples(15)
 
 
 @pytest.mark.slow
