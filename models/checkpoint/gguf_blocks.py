@@ -5,6 +5,7 @@ A row is cut into blocks of so many values, each with scales of its own. Each fu
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,6 +88,30 @@ def _q4_k(block: Tensor) -> Tensor:
     return (_groups_of_32(block[:, 16:]).float() * scales.unsqueeze(2) - minima.unsqueeze(2)).flatten(1)
 
 
+class Codes(NamedTuple):
+    """Rows of a matrix in groups of 32 columns: values are (codes - 8) x scales + shifts. Codes uint8 [n, K]; the others float32 [n,
+    G]."""
+
+    codes: Tensor
+    scales: Tensor
+    shifts: Tensor
+
+
+def _codes_4_0(block: Tensor) -> Codes:
+    scales = _half(block[:, :2])
+    return Codes(_nibbles(block[:, 2:]), scales, torch.zeros_like(scales))
+
+
+def _codes_4_1(block: Tensor) -> Codes:
+    scales = _half(block[:, :2])
+    return Codes(_nibbles(block[:, 4:]), scales, 8 * scales + _half(block[:, 2:4]))
+
+
+def _codes_4_k(block: Tensor) -> Codes:
+    scales, minima = _scales_and_minima(block)
+    return Codes(_groups_of_32(block[:, 16:]).flatten(1), scales, 8 * scales - minima)
+
+
 def _q5_k(block: Tensor) -> Tensor:
     scales, minima = _scales_and_minima(block)
     fifth = torch.stack([(block[:, 16:48] >> bit & 1) << 4 for bit in range(8)], 1)
@@ -128,6 +153,17 @@ _VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     **{"Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4},
 }
 READ_TYPES = tuple(_VALUES)
+
+
+_CODES: dict[str, Callable[[Tensor], Codes]] = {"Q4_0": _codes_4_0, "Q4_1": _codes_4_1, "Q4_K": _codes_4_k}
+INT4_TYPES = tuple(_CODES)
+
+
+def block_codes(blocks: Tensor, kind: str) -> Codes:
+    """The codes of rows of a matrix of one of ``INT4_TYPES``: uint8 [rows, bytes of a row]."""
+    codes, scales, shifts = _CODES[kind](blocks.reshape(-1, BLOCKS[kind][1]))
+    num_rows = len(blocks)
+    return Codes(codes.reshape(num_rows, -1), scales.reshape(num_rows, -1), shifts.reshape(num_rows, -1))
 
 
 def block_values(blocks: Tensor, kind: str) -> Tensor:

@@ -13,7 +13,8 @@ from ...schema.quantization import GgufQuantization
 from ...schema.weight_layout import INT4_ROWS
 from ..architecture import AttentionConfig
 from ..errors import CheckpointError
-from .gguf_blocks import BLOCKS, READ_TYPES, block_values
+from . import int4
+from .gguf_blocks import BLOCKS, INT4_TYPES, READ_TYPES, block_codes, block_values
 from .safetensors_files import DTYPES, StoredTensor
 from .weight_specs import Shape, Source
 
@@ -34,6 +35,11 @@ class StoredBlocks(NamedTuple):
     @property
     def shape(self) -> Shape:
         return self.tensor.shape
+
+    @property
+    def has_4_bits(self) -> bool:
+        """Whether int4 holds its codes as they are."""
+        return self.tensor.dtype in INT4_TYPES
 
 
 def find_blocks(
@@ -76,8 +82,14 @@ class BlockMatrix:
 
     def values(self, rows: slice) -> Tensor:
         """Float32 [n, ...]."""
-        found = self._rows[rows if self._order is None else self._order[rows]]
-        return block_values(found, self._kind).view(-1, *self._shape[1:])
+        return block_values(self._data(rows), self._kind).view(-1, *self._shape[1:])
+
+    def write_int4(self, rows: slice, target: Tensor, target_scales: Tensor) -> None:
+        """Write the codes of a matrix of 4 bits as they are. Scales are rounded to bfloat16."""
+        int4.pack(*block_codes(self._data(rows), self._kind), target, target_scales)
+
+    def _data(self, rows: slice) -> Tensor:
+        return self._rows[rows if self._order is None else self._order[rows]]
 
 
 def _order(num_rows: int, heads: int) -> Tensor:

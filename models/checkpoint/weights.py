@@ -211,10 +211,10 @@ def _checked(name: str, tensor: StoredTensor, shape: Shape) -> StoredTensor:
 
 
 def _is_spared(parts: list[_Stored], config: ModelConfig) -> bool:
-    """Return whether a quantized checkpoint has this tensor, or a part of it, in full precision."""
-    if config.quantization is None or isinstance(config.quantization, GgufQuantization):
-        return False
-    return not all(isinstance(part, _Quantized) for part in parts)
+    """Return whether a quantized checkpoint has this tensor, or a part of it, in full precision, or GGUF of 4 bits in more."""
+    if isinstance(config.quantization, GgufQuantization):
+        return config.quantization.form == "int4" and not all(isinstance(part, StoredBlocks) and part.has_4_bits for part in parts)
+    return config.quantization is not None and not all(isinstance(part, _Quantized) for part in parts)
 
 
 def _fill(
@@ -248,13 +248,22 @@ def _writer(part: _Stored, files: _Files, config: ModelConfig) -> _Writer:
         values = _view(files, part.tensor)
         return lambda rows, target, scales: narrow(values[rows], target, scales)
     if isinstance(part, StoredBlocks):
-        return partial(_write_values, BlockMatrix(part, _tensor(files.view(part.tensor), torch.uint8)))
+        return partial(_write_blocks, BlockMatrix(part, _tensor(files.view(part.tensor), torch.uint8)), part.has_4_bits)
     tensors = {role: _view(files, tensor) for role, tensor in part.parts.items()}
     if isinstance(part, StoredFp8):
         assert isinstance(config.quantization, Fp8Quantization)
         return partial(_write_values, Fp8Matrix(part.shape, tensors, config.quantization))
     assert isinstance(config.quantization, IntegerQuantization)
     return partial(_write_integers, Integers(part.shape, tensors, config.quantization), config.quantization)
+
+
+def _write_blocks(matrix: BlockMatrix, has_4_bits: bool, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
+    if not has_4_bits or scales is None or target.dtype != torch.uint8:
+        _write_values(matrix, piece, target, scales)
+        return
+    for rows in matrix.blocks(piece):
+        at = slice(rows.start - piece.start, rows.stop - piece.start)
+        matrix.write_int4(rows, target[at], scales[at])
 
 
 def _write_values(matrix: Fp8Matrix | BlockMatrix, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..checkpoint.gguf_blocks import INT4_TYPES
 from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
 
@@ -16,6 +17,7 @@ _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of Llama 3.1 to 
 _LLAMA_3_CONTEXT = 8192
 _SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}  # llama.cpp's, with which files are tried
 _END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")  # some files do not name them among their ends
+_LEAST_INT4_VALUES = 1_000_000_000
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -102,10 +104,15 @@ def config_fields(contents: Contents) -> Fields:
 
 
 def form_of(contents: Contents) -> str:
-    """The format of weights that holds what most of a file's values are, in 16 bits where they are narrower."""
+    """The format of weights that holds what most of a file's values are: int4 for the types that it holds code for code, and 16 bits
+    for other narrow ones, and for models of less than a billion values: much of such a model is its vocabulary, and it answers worse
+    with that in 8 bits."""
     sizes: dict[str, int] = {}
     for name, kind in contents.types.items():
         sizes[kind] = sizes.get(kind, 0) + math.prod(contents.shapes[name])
+    total = sum(sizes.values())
+    if total >= _LEAST_INT4_VALUES and 2 * sum(sizes.get(kind, 0) for kind in INT4_TYPES) > total:
+        return "int4"
     most = max(sizes, key=lambda kind: sizes[kind], default="")
     return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
 

@@ -52,6 +52,8 @@ def _why_no_checkpoint(given: str, path: Path, is_directory: bool) -> str:
     name = given.removeprefix("https://huggingface.co/").rstrip("/")
     if path.is_file() and path.suffix == ".gguf":
         return "is a GGUF file, which `mmrt up` reads, and units do not: give them a Hugging Face checkpoint directory"
+    if not path.exists() and path.suffix == ".gguf":
+        return "is not there"
     if not path.exists() and _HUB_NAME.fullmatch(name):
         return f"{what}, and mmrt downloads nothing: hf download {name} --local-dir DIR, then mmrt up --model DIR"
     return f"{what}: expected a Hugging Face checkpoint directory"

@@ -30,7 +30,6 @@ PARTS = {
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
 }
-KINDS = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}  # that the package can quantize to
 Tensors = dict[str, torch.Tensor]
 
 
@@ -71,8 +70,10 @@ def write_gguf(
     changes: dict[str, Any] | None = None,
     tokens: bool = True,
     ropes: bool = True,
+    wider: dict[str, str] | None = None,
 ) -> Tensors:
-    """Write a checkpoint as a file of one type of matrices; vectors are F32. Returns its values by the checkpoint's names."""
+    """Write a checkpoint as a file of one type of matrices; vectors are F32. Returns its values by the checkpoint's
+    names, where no part is of a ``wider`` type."""
     config = json.loads((checkpoint / "config.json").read_text())
     arch = {"qwen3_moe": "qwen3moe"}.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(file, arch)
@@ -120,7 +121,8 @@ def write_gguf(
         if value.dim() < 2 or kind == "F32":
             writer.add_tensor(name, value.numpy())
         else:
-            number = gguf.GGMLQuantizationType[kind]
+            part = name.split(".")[-2]
+            number = gguf.GGMLQuantizationType[(wider or {}).get(part, kind)]
             writer.add_tensor(name, gguf.quants.quantize(value.numpy(), number), raw_dtype=number)
     finish(writer)
     return written

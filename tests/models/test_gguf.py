@@ -21,13 +21,15 @@ from safetensors.torch import load_file, save_file
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.checkpoint.files import gguf_shards
 from mmrt.models.checkpoint.gguf_files import read_gguf
+from mmrt.models.checkpoint.int4 import unpack
 from mmrt.models.checkpoint.weights import check_weights, read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
 from mmrt.models.gguf.directory import gguf_directory
+from mmrt.models.gguf.fields import Contents, form_of
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.text.tokenizer import Tokenizer
-from mmrt.tests.models.gguf_files import KINDS, Tensors, copy_field, finish, write_gguf
+from mmrt.tests.models.gguf_files import Tensors, copy_field, finish, write_gguf
 from mmrt.tests.models.logits import our_logits
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
@@ -89,14 +91,68 @@ def test_a_file_has_the_values_that_it_says(made: Callable[..., Made], family: s
     assert not report.problems and set(report.unread) <= {"rope_freqs.weight"}
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS - {"Q8_0", "Q4_0"}))
-@pytest.mark.parametrize("weights", ["int8", "int4", "bfloat16"])
-def test_values_are_kept_in_any_format(made: Callable[..., Made], kind: str, weights: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [("Q4_1", "int8"), ("Q4_1", "bfloat16"), ("Q5_0", "int8"), ("Q5_0", "int4"), ("Q5_1", "int4"), ("Q8_0", "int4"), ("F16", "int4")],
+)
+def test_values_are_rounded_to_any_format(made: Callable[..., Made], kind: str, weights: Any) -> None:
     one = made("llama", kind)
     found = read_weights(one.directory, load_model_config(one.directory, "float32", weights=weights))
     expected = read_weights(one.plain(), load_model_config(one.plain(), "float32", weights=weights))
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_int4_holds_the_codes_of_a_file(made: Callable[..., Made], family: str, kind: str) -> None:
+    """But for scales, which are rounded to bfloat16; the vocabulary has 8 bits."""
+    one = made(family, kind)
+    found, expected = (
+        read_weights(one.directory, load_model_config(one.directory, "float32", weights=weights)) for weights in ("int4", "auto")
+    )
+    packed = [name for name, tensor in found.items() if tensor.dtype == torch.uint8]
+    assert {"layers.0.qkv", "layers.3.o"} <= set(packed) and found["embed"].dtype == torch.int8
+    for name in packed:
+        values = torch.empty_like(expected[name])
+        unpack(found[name], found[f"{name}.scales"], values)
+        limit = 2**-8 * expected[name].view(len(values), -1, 32).abs().amax(2).repeat_interleave(32, 1)
+        assert ((values - expected[name]).abs() <= 2 * limit + 1e-9).all()
+
+
+def edit_config(directory: Path, form: str) -> None:
+    """As of a file that is large enough."""
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"]["form"] = form
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def test_what_has_more_bits_keeps_8_in_int4(made: Callable[..., Made], tmp_path: Path) -> None:
+    """As in files named Q4_K_M: the matrix that joins queries, keys and values has 8 bits if its values have more than 4."""
+    write_gguf(made("qwen2").checkpoint, tmp_path / "model.gguf", "Q4_0", wider={"attn_v": "Q8_0", "ffn_down": "Q5_1"})
+    directory = gguf_directory(tmp_path / "model.gguf", tmp_path / "home")
+    edit_config(directory, "int4")
+    found = read_weights(directory, load_model_config(directory, "float32", weights="int4"))
+    forms = {name.split(".")[-1]: tensor.dtype for name, tensor in found.items() if f"{name}.scales" in found}
+    narrow, wide = torch.uint8, torch.int8
+    assert forms == {"embed": wide, "qkv": wide, "o": narrow, "gate_up": narrow, "down": wide}
+
+
+@pytest.mark.parametrize(
+    ("types", "rows", "form"),
+    [
+        ("F32", 1000, "float32"),
+        ("F16", 1000, "float16"),
+        ("BF16", 1000, "bfloat16"),
+        ("Q8_0", 10**9, "bfloat16"),
+        ("Q6_K", 10**9, "bfloat16"),
+        ("Q4_K", 10**9, "int4"),
+        ("Q4_K", 900_000, "bfloat16"),  # 922 million values
+    ],
+)
+def test_the_format_that_a_file_is_kept_in(types: str, rows: int, form: str) -> None:
+    contents = Contents("", {}, {"a": types, "b": "F32"}, {"a": (rows, 1024), "b": (1024,)})
+    assert form_of(contents) == form
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmrt.models.checkpoint.gguf_blocks import BLOCKS, READ_TYPES, TYPE_NAMES, block_values
+from mmrt.models.checkpoint.gguf_blocks import BLOCKS, INT4_TYPES, READ_TYPES, TYPE_NAMES, block_codes, block_values
 
 HALVES = {  # where a block has numbers of 16 bits
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
@@ -21,8 +21,8 @@ def test_types_are_those_of_the_format() -> None:
         assert (kind.name, gguf.GGML_QUANT_SIZES[kind]) == (name, BLOCKS[name])
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_random_blocks_have_the_values_of_the_package(name: str) -> None:
+def random_rows(name: str) -> np.ndarray:
+    """Uint8 [300, bytes of three blocks]."""
     generator = np.random.default_rng(0)
     num_rows, num_blocks, num_bytes = 300, 3, BLOCKS[name][1]
     blocks = generator.integers(0, 256, (num_rows * num_blocks, num_bytes), dtype=np.uint8)
@@ -31,9 +31,22 @@ def test_random_blocks_have_the_values_of_the_package(name: str) -> None:
         blocks[:, place : place + 2] = halves[:, None].view(np.uint8)
     if name == "MXFP4":
         blocks[:, 0] = np.arange(len(blocks)) % 200  # exponents, the smallest among them
-    rows = blocks.reshape(num_rows, -1)
+    return blocks.reshape(num_rows, -1)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_random_blocks_have_the_values_of_the_package(name: str) -> None:
+    rows = random_rows(name)
     expected = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[name])
     assert np.array_equal(block_values(torch.from_numpy(rows), name).numpy(), expected)
+
+
+@pytest.mark.parametrize("name", INT4_TYPES)
+def test_codes_say_the_same_values(name: str) -> None:
+    rows = torch.from_numpy(random_rows(name))
+    codes, scales, shifts = block_codes(rows, name)
+    values = (codes.view(*scales.shape, 32).double() - 8) * scales.unsqueeze(2) + shifts.unsqueeze(2)
+    torch.testing.assert_close(values.flatten(1).float(), block_values(rows, name), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("F32", torch.float32), ("F16", torch.float16), ("BF16", torch.bfloat16)])
