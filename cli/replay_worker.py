@@ -27,6 +27,7 @@ from ..models.config import load_model_config
 from ..models.errors import CheckpointError
 from ..models.lm.kv_pages import KvPages
 from ..models.lm.language_model import build_language_model
+from ..models.state_layout import state_layout
 from ..models.towers.dispatch import Towers
 from ..runtime.bus.messages import ItemError, Result
 from ..runtime.bus.plans import Plan
@@ -86,6 +87,8 @@ class Replay:
         path = model_path or Path(header.model_path)
         formats = config.model
         model = load_model_config(path, formats.dtype, formats.max_context, config.memory.kv_dtype, formats.weights)
+        if stage_of(header.actor) == "prefill" and state_layout(model) is not None:
+            raise UserError("plans of prefill for a model with recurrent states cannot be done again: a capture has no states")
         torch.set_num_threads(config.actor(header.actor).threads or 1)  # 0: recorded before threads were planned
         base = Path(tempfile.mkdtemp(prefix="mmrt-replay-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
         try:

@@ -18,6 +18,7 @@ from mmrt.actors.host.plan_loop import serve_plans
 from mmrt.actors.video.worker import VideoWorker
 from mmrt.cli.replay_worker import Replay, same_result
 from mmrt.models.architecture import KvDType, ModelConfig
+from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.runtime.bus.messages import Analysed, Done, ItemError, MediaItem, PageRun, Result, Run
 from mmrt.runtime.bus.plans import Analyse, Encode, Plan, Prefill, PrefillChunk, PreprocessSegment
 from mmrt.runtime.bus.wire import encode
@@ -99,6 +100,12 @@ def test_prefill(captured: Capture, checkpoint: Path) -> None:
     assert outcome.differences is not None
     (kv,) = outcome.differences
     assert (kv.pool, kv.num_pages, kv.num_different) == ("kv", 7, 0)
+
+
+def test_prefill_with_recurrent_states_is_refused(captured: Capture, tmp_path: Path) -> None:
+    make_checkpoint("tiny", tmp_path / "made", "qwen3_5")
+    with pytest.raises(UserError, match="a capture has no states"), Replay.open(captured, tmp_path / "made"):
+        pass
 
 
 def test_the_largest_difference_is_that_of_any_layer(captured: Capture, checkpoint: Path) -> None:
