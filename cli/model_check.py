@@ -143,14 +143,19 @@ def _add_memory(report: Report, plan: Plan, model: ModelConfig) -> None:
 
 
 def _rows(layout: MemoryLayout, max_context: int) -> Iterator[tuple[str, str]]:
-    """Yield a line for each length of requests: how many of them fit at once."""
+    """Yield a line for each length of requests: how many of them fit at once. A row has two recurrent states and a log, if the model
+    has some."""
     pools = [pool for name, pool in layout.pools.items() if is_kv_pool(name)]
+    most, states = layout.num_rows, 0
+    if layout.has_states:
+        most = min(most, len(pools) * layout.pools["log"].num_pages)
+        states = 2 * layout.pools["state"].page_bytes + layout.pools["log"].page_bytes
     contexts = [context for context in _CONTEXTS if context < max_context] + [max_context]
     name = "at once"
     for context in contexts:
         num_pages = -(-context // layout.kv_page_tokens)
-        rows = min(layout.num_rows, sum(pool.num_pages // num_pages for pool in pools))
-        yield name, f"{rows:>4} of {context:>7} tokens, {_size(num_pages * pools[0].page_bytes)} each"
+        rows = min(most, sum(pool.num_pages // num_pages for pool in pools))
+        yield name, f"{rows:>4} of {context:>7} tokens, {_size(num_pages * pools[0].page_bytes + states)} each"
         name = ""
 
 

@@ -30,6 +30,7 @@ FAMILIES: dict[str, Entry] = {
     "qwen2": Entry(lambda: _text().QWEN2, ("qwen2",)),
     "qwen3": Entry(lambda: _text().QWEN3, ("qwen3",)),
     "qwen3_moe": Entry(lambda: _text().QWEN3_MOE, ("qwen3_moe",)),
+    "qwen3_5": Entry(lambda: import_module(".qwen3_5", __package__), ("qwen3_5", "qwen3_5_text")),
     "null": Entry(lambda: import_module(".null", __package__), ("mmrt_null",)),
 }
 

@@ -64,6 +64,19 @@ def test_rows_at_once_follow_the_pool(qwen3: Path, tmp_path: Path, capsys: Captu
     assert lines["at once"].split()[:4:2] == ["64", "1024"]
 
 
+def test_rows_at_once_follow_the_recurrent_states(tmp_path: Path, capsys: Captured) -> None:
+    """A request has some, however short it is; more of them run only where the configuration says so."""
+    make_checkpoint("tiny", tmp_path / "made", "qwen3_5")
+    assert run(["model", "check", str(tmp_path / "made")]) == 0
+    lines = said(capsys)
+    assert (lines["family"], lines["takes"]) == ("qwen3_5", "text")
+    assert [line.split()[:3:2] for line in lines["at once"].splitlines()] == [["16", "2048"], ["16", "8192"]]
+    file = tmp_path / "mmrt.toml"
+    file.write_text("[memory]\nmax_sequences = 40\n")
+    assert run(["model", "check", str(tmp_path / "made"), "--config", str(file)]) == 0
+    assert said(capsys)["at once"].split()[0] == "40"
+
+
 def change_config(**fields: object) -> Change:
     def change(path: Path) -> None:
         file = path / "config.json"

@@ -22,23 +22,37 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO
 class TextOracle:
     """A checkpoint in transformers, float32."""
 
-    def __init__(self, server: Server) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(server.checkpoint)
-        self._model = AutoModelForCausalLM.from_pretrained(server.checkpoint, dtype=torch.float32).eval()
+    def __init__(self, checkpoint: Path) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
     def ids_of(self, question: str) -> list[int]:
         text = self.tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     @torch.inference_mode()
+    def logits(self, prompt: list[int], answer: list[int]) -> torch.Tensor:
+        """Those before each token of the answer, all earlier ones given."""
+        logits: torch.Tensor = self._model(input_ids=torch.tensor([[*prompt, *answer]]), use_cache=False).logits[
+            0, len(prompt) - 1 : -1
+        ]
+        return logits
+
+    @torch.inference_mode()
+    def hidden(self, prompt: list[int]) -> torch.Tensor:
+        """The last hidden states of a prompt."""
+        states: torch.Tensor = self._model.model(input_ids=torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
+        return states
+
+    @torch.inference_mode()
     def check_greedy(self, prompt: list[int], answer: list[int]) -> None:
         """Check that each token of the answer is the argmax, or as good, after all before it."""
-        logits = self._model(input_ids=torch.tensor([[*prompt, *answer]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+        logits = self.logits(prompt, answer)
         said = logits.gather(1, torch.tensor(answer).unsqueeze(1)).squeeze(1)
         assert answer and float((logits.amax(1) - said).max()) < TIE
 
 
-@pytest.fixture(scope="module", params=["qwen3_moe", *also_slow("llama", "qwen2", "qwen3")])
+@pytest.fixture(scope="module", params=["qwen3_moe", *also_slow("llama", "qwen2", "qwen3", "qwen3_5")])
 def text_server(request: pytest.FixtureRequest, launch: Callable[..., Server]) -> Iterator[Server]:
     server = launch(request.param)
     yield server
@@ -47,7 +61,7 @@ def text_server(request: pytest.FixtureRequest, launch: Callable[..., Server]) -
 
 @pytest.fixture(scope="module")
 def text_oracle(text_server: Server) -> TextOracle:
-    return TextOracle(text_server)
+    return TextOracle(text_server.checkpoint)
 
 
 def test_chats_at_once(text_server: Server, text_oracle: TextOracle) -> None:
@@ -77,7 +91,7 @@ def test_a_prompt_without_a_template(text_server: Server, text_oracle: TextOracl
 def test_media_are_refused_with_the_kind_of_model(text_server: Server) -> None:
     family = text_server.checkpoint.name.removeprefix("tiny-")
     content: Any = [{"type": "text", "text": "What is this?"}, PICTURE]
-    with pytest.raises(openai.BadRequestError, match=f"the model does not take image: a {family} model takes text alone"):
+    with pytest.raises(openai.BadRequestError, match=f"the model does not take image: a {family} model is served as text"):
         text_server.chat(content)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from mmrt.models.architecture import ModelConfig
-from mmrt.models.config import NULL_TYPE, load_model_config, weight_bytes
+from mmrt.models.config import NULL_TYPE, facts_of, load_model_config, weight_bytes
 from mmrt.models.families.family import CheckpointRecipe
 from mmrt.models.families.registry import FAMILIES, family_named, family_of
 from mmrt.models.make.checkpoint import write_configs
@@ -17,7 +17,15 @@ from mmrt.models.make.tokenizer import write_tokenizer
 
 BEGIN, END = "<!-- the table of families -->\n", "<!-- its end -->\n"
 CONTEXT = 8192
-_HEADINGS = ("family", "`model_type`", "takes", "size", "parameters", "weights: bfloat16, int8, int4", "KV cache for 8k tokens")
+_HEADINGS = (
+    "family",
+    "`model_type`",
+    "takes",
+    "size",
+    "parameters",
+    "weights: bfloat16, int8, int4",
+    "KV cache and states for 8k tokens",
+)
 NOT_PUBLISHED = ("tiny", "small")
 
 
@@ -37,7 +45,7 @@ def _of_family(name: str, model_types: tuple[str, ...]) -> Iterator[tuple[str, .
             continue
         config = _config(recipe)
         takes = ", ".join(("text", *config.media_kinds))
-        yield (*first, takes, size, _parameters(config), _weights(config), _gib(_kv_bytes(config)))
+        yield (*first, takes, size, _parameters(config), _weights(config), _gib(_row_bytes(config)))
 
 
 def _config(recipe: CheckpointRecipe) -> ModelConfig:
@@ -58,8 +66,9 @@ def _weights(config: ModelConfig) -> str:
     return ", ".join(f"{size / 2**30:.1f}" for size in sizes) + " GiB"
 
 
-def _kv_bytes(config: ModelConfig) -> int:
-    return config.kv_page_bytes(16) * CONTEXT // 16
+def _row_bytes(config: ModelConfig) -> int:
+    facts = facts_of(config, 16)
+    return facts.kv_page_bytes * CONTEXT // 16 + facts.member_bytes
 
 
 def _gib(num_bytes: int) -> str:

@@ -1,7 +1,6 @@
 """Qwen3.5's decoder against transformers, over pages that the tests give: base and log, cuts, steps that are done again."""
 
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ from mmrt.models.architecture import ModelConfig, WeightFormat
 from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
-from mmrt.models.families.registry import FAMILIES, Entry
 from mmrt.models.lm.decoder import Chunk, StateRefs, StateRows
 from mmrt.models.lm.delta_pages import StatePools
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.lm.matrices import matrix_of
+from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.state_layout import GRID, border_before, state_layout
 
 VOCAB = 300
@@ -40,12 +39,6 @@ SIZES: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]},
 }
 VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = Entry(lambda: import_module("mmrt.models.families.qwen3_5"), ("qwen3_5", "qwen3_5_text"))
-    monkeypatch.setitem(FAMILIES, "qwen3_5", entry)
 
 
 def save(path: Path, is_text: bool = True, **fields: Any) -> Any:
@@ -165,6 +158,15 @@ def test_as_many_key_heads_as_value_heads_and_layers_in_another_order(tmp_path: 
     kinds = ["full_attention", "linear_attention", "linear_attention", "full_attention", "linear_attention"]
     save_fields = {"linear_num_key_heads": 4, "num_hidden_layers": 5, "layer_types": kinds, "linear_conv_kernel_dim": 3}
     check(tmp_path, save(tmp_path, **save_fields))
+
+
+def test_a_made_checkpoint_is_read_by_transformers(tmp_path: Path) -> None:
+    import transformers
+
+    make_checkpoint("tiny", tmp_path / "made", "qwen3_5")
+    made, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "made", dtype=torch.float32, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    check(tmp_path / "made", made.eval())
 
 
 @torch.inference_mode()

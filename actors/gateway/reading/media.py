@@ -141,7 +141,7 @@ class MediaIntake:
     def _check(self, kind: MediaKind, path: str, role: str) -> None:
         """Check that the request may have one more medium, of this kind and in this place."""
         if kind not in self._kinds:
-            taken = f"it takes text, {', '.join(self._kinds)}" if self._kinds else f"a {self._family} model takes text alone"
+            taken = f"it takes text, {', '.join(self._kinds)}" if self._kinds else f"a {self._family} model is served as text"
             raise refuse(path, f"the model does not take {kind}: {taken}")
         if role not in _ROLES:
             raise refuse(path, f"only messages of the user and results of calls can hold media; this message's role is {show(role)}")

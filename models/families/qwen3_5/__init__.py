@@ -1,8 +1,10 @@
 """Qwen3.5: three layers with a DeltaNet for one that attends. As transformers' ``qwen3_5``.
 
-Text alone: a checkpoint's tower is not read. It is not in the registry: no run grants pages of recurrent states yet, so its checkpoints
-are refused.
+Text alone: a checkpoint's tower is not read.
 """
+
+from collections.abc import Mapping
+from importlib import import_module
 
 import msgspec
 
@@ -18,6 +20,7 @@ from ...architecture import (
 )
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...checkpoint.weight_specs import TensorSpec, language_specs
+from ..family import CheckpointRecipe
 from ..fields import parse_attention, parse_dtype, parse_eos
 from ..no_media import audio_item, build_towers, image_item, positions, sample_frames, video_item, video_with_sound
 from ..text.ropes import parse_turns, rope_fields
@@ -30,6 +33,7 @@ __all__ = [
     "image_item",
     "parse_config",
     "positions",
+    "recipes",
     "sample_frames",
     "tensor_specs",
     "video_item",
@@ -63,6 +67,12 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
         max_context=max_positions,
         eos_token_ids=parse_eos(files, root, text),
     )
+
+
+def recipes() -> Mapping[str, CheckpointRecipe]:
+    # By its name: no actor depends on it.
+    made: dict[str, CheckpointRecipe] = import_module(f"{__package__}.made_checkpoint").recipes()
+    return made
 
 
 def _parse_attention(text: JsonObject) -> AttentionConfig:

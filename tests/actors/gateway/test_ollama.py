@@ -324,5 +324,5 @@ def test_what_generate_refuses(limits: Limits, fields: dict[str, Any], param: st
 
 
 def test_a_model_without_eyes_takes_no_pictures(limits: Limits) -> None:
-    with pytest.raises(RequestError, match=r"images\[0\]: the model does not take image: a .* model takes text alone"):
+    with pytest.raises(RequestError, match=r"images\[0\]: the model does not take image: a .* model is served as text"):
         generate(msgspec.structs.replace(limits, kinds=()), images=[IMAGE])

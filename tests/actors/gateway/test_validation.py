@@ -633,7 +633,7 @@ def test_media_that_the_model_does_not_take() -> None:
     error = refusal(with_part(part), Limits(model_name="tiny", kinds=("image", "video"), max_context=9))
     assert "does not take audio: it takes text, image, video" in error.message
     text_model = Limits(model_name="tiny", family="llama", kinds=(), max_context=9)
-    assert "a llama model takes text alone" in refusal(with_part(part), text_model).message
+    assert "a llama model is served as text" in refusal(with_part(part), text_model).message
 
 
 def test_media_stand_in_user_messages_only() -> None:

@@ -1,0 +1,257 @@
+"""A model with recurrent states in real runs: its tokens are transformers', whoever is killed before whatever write.
+
+The code of the actors is a copy in which the places before each write call ``visit``: by the schedule of a test the process then kills
+itself. All that it has written by then stays, as after any kill -9.
+"""
+
+import json
+import threading
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmrt.tests.end_to_end.conftest import Server, also_slow, launching
+from mmrt.tests.end_to_end.oracle import check_argmax
+from mmrt.tests.end_to_end.test_text_families import TextOracle
+
+QUESTION = "What is the colour of the sky on a clear day in the north of the country where you were born? " * 2
+OTHERS = ["Hi", "Tell me a long story. " * 20, "naïve café — ÿ 漢字 🙂"]
+
+VISIT = """
+import json
+import os
+import signal
+from pathlib import Path
+
+FOLDER = Path({folder!r})
+
+
+def visit(place):
+    try:
+        kills = json.loads((FOLDER / "schedule").read_text()).get(place)
+    except FileNotFoundError:
+        return
+    if kills:
+        file = os.open(FOLDER / place, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(file, b".")
+        count = os.fstat(file).st_size
+        os.close(file)
+        if count in kills:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+PLACES = {  # of each file: the place's name, and the line before which it is, or after
+    "models/lm/delta.py": [
+        ("column of a step", "            pages.append_columns(layer, log, place, column[-1:])\n"),
+        ("entry of a step", "            pages.append(layer, log, place, new)\n"),
+        ("state of a fold", "                new.state.copy_(fold("),
+        ("columns of a fold", "                new.columns.copy_(pages.columns("),
+        ("state of a chunk", "            new.state.copy_(state)\n"),
+        ("columns of a chunk", "            pages.append_columns(layer, refs.log, end"),
+    ],
+    "actors/decode/running_set.py": [
+        ("fold", "            self._model.fold(states.borders, states.full_rows, states.targets)\n"),
+        ("after the fold", "            self._model.fold(states.borders, states.full_rows, states.targets)\n"),
+        ("commit", "            self._table.commit(batch.row_N[right_N], batch.generation_N[right_N], tokens_N[right_N])\n"),
+        ("after the commit", "            self._table.commit(batch.row_N[right_N], batch.generation_N[right_N], tokens_N[right_N])\n"),
+    ],
+    "actors/prefill.py": [("end of a plan", "        return Done()\n")],
+    "actors/controller/io.py": [("effects", "        match effect:\n")],
+}
+SCHEDULES = {  # a state at a prompt's first border is made of nothing: deaths there harm nobody, so some come later
+    "decode": {
+        "column of a step": [2, 60],
+        "entry of a step": [3, 70],
+        "state of a fold": [2, 14, 26],
+        "columns of a fold": [16, 31],
+        "fold": [1, 6],
+        "after the fold": [2, 5, 8],
+        "commit": [2, 9],
+        "after the commit": [4, 20],
+    },
+    "prefill": {"state of a chunk": [2, 5, 8, 14], "columns of a chunk": [1, 8], "end of a plan": [1, 3, 5]},
+    "controller": {
+        "SetStatePages": [1, 2, 5],
+        "AppendPages": [2, 4],
+        "SetPrefilled": [1, 2, 4],
+        "WritePlan": [2],
+        "ClearPlan": [1, 3],
+        "SetOwner": [1],
+        "SetPhase": [2, 5],
+        "ClearPages": [1, 2],
+    },
+}
+
+
+class Deaths:
+    """The schedule of a run's processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def begin(self, schedule: dict[str, list[int]]) -> None:
+        for file in self.folder.iterdir():
+            file.unlink()
+        (self.folder / "new").write_text(json.dumps(schedule))
+        (self.folder / "new").rename(self.folder / "schedule")
+
+    def check(self, schedule: dict[str, list[int]]) -> None:
+        """Everybody has died that was to die."""
+        for place, counts in schedule.items():
+            visits = (self.folder / place).stat().st_size
+            assert visits >= max(counts), f"{place}: {visits} visits"
+
+
+@pytest.fixture(scope="module")
+def deaths(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Deaths:
+    folder = tmp_path_factory.mktemp("deaths")
+    (source / "visits.py").write_text(VISIT.format(folder=str(folder)))
+    for name, places in PLACES.items():
+        text = (source / name).read_text()
+        for place, line in places:
+            assert text.count(line) == 1, f"{name} has {text.count(line)} of {line!r}"
+            argument = "type(effect).__name__" if place == "effects" else repr(place)
+            indent = line[: len(line) - len(line.lstrip())]
+            visit = f"{indent}__import__('mmrt.visits', fromlist=['visit']).visit({argument})\n"
+            text = text.replace(line, f"{line}{visit}" if place.startswith("after") else f"{visit}{line}")
+        (source / name).write_text(text)
+    return Deaths(folder)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[[str], Path]) -> Iterator[Callable[..., Server]]:
+    with launching(tmp_path_factory, checkpoints) as launch:
+        yield lambda settings="", **options: launch("qwen3_5", settings, **options)
+
+
+@pytest.fixture(scope="module")
+def dying(start: Callable[..., Server], deaths: Deaths, source: Path) -> Server:
+    return start("[scheduling]\nprefill_budget_tokens = 32\n[memory]\nmax_sequences = 6\n", source=source)
+
+
+@pytest.fixture(scope="module")
+def judge(checkpoints: Callable[[str], Path]) -> TextOracle:
+    return TextOracle(checkpoints("qwen3_5"))
+
+
+def answers(server: Server, question: str, **options: Any) -> list[list[int]]:
+    """The ids of each choice."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for chunk in server.stream(question, **options):
+        for choice in chunk.choices:
+            found[choice.index] += getattr(choice, "token_ids", None) or []
+    return [found[number] for number in sorted(found)]
+
+
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
+    found: dict[int, Any] = {}
+    threads = [threading.Thread(target=lambda at=at, call=call: found.update({at: call()})) for at, call in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[at] for at in range(len(calls))]
+
+
+def check_guided(judge: TextOracle, question: str, ids: list[int], scale: float) -> None:
+    """Each member of a pair has states of its own."""
+    given, companion = (judge.logits(judge.ids_of(text), ids) for text in (question, ""))
+    check_argmax(companion + scale * (given - companion), ids)
+
+
+def metric(server: Server, name: str) -> float:
+    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return float(next(line.split()[-1] for line in lines if line.startswith(f"{name} ")))
+
+
+def ask_everything(server: Server, judge: TextOracle, max_tokens: int) -> None:
+    """A text, two choices, and a guidance pair at once; all tokens are transformers'."""
+    options = {"max_tokens": max_tokens, "extra_body": {"ignore_eos": True}}
+    guided = {"max_tokens": max_tokens, "extra_body": {"ignore_eos": True, "guidance_scale": 1.5}}
+    texts, choices, pairs = at_once(
+        lambda: answers(server, QUESTION, **options),
+        lambda: answers(server, OTHERS[0], n=2, **options),
+        lambda: answers(server, QUESTION, **guided),
+    )
+    assert [len(ids) for ids in (*texts, *choices, *pairs)] == [max_tokens] * 4
+    judge.check_greedy(judge.ids_of(QUESTION), texts[0])
+    for ids in choices:
+        judge.check_greedy(judge.ids_of(OTHERS[0]), ids)
+    check_guided(judge, QUESTION, pairs[0], 1.5)
+
+
+@pytest.mark.parametrize("victim", SCHEDULES)
+def test_kills_before_every_write_change_nothing(dying: Server, deaths: Deaths, judge: TextOracle, victim: str) -> None:
+    deaths.begin(SCHEDULES[victim])
+    ask_everything(dying, judge, max_tokens=40)
+    dying.wait_until_empty()
+    deaths.check(SCHEDULES[victim])
+    actors = {found["name"]: found for found in dying.status()["actors"]}
+    assert actors[victim]["restarts"] >= sum(map(len, SCHEDULES[victim].values()))
+
+
+@pytest.mark.parametrize("budget", [16, *also_slow(40, 2048)])
+def test_eight_at_once(start: Callable[..., Server], judge: TextOracle, budget: int) -> None:
+    server = start(f"[scheduling]\nprefill_budget_tokens = {budget}\n")
+    questions = [*OTHERS, QUESTION, *(f"{number} {QUESTION}" for number in range(4))]
+    found = at_once(*(lambda question=question: answers(server, question) for question in questions))
+    for question, (ids,) in zip(questions, found, strict=True):
+        judge.check_greedy(judge.ids_of(question), ids)
+    server.wait_until_empty()
+    assert {"state", "log"} <= server.status()["pools"].keys() and server.status()["pools"]["state"]["pages"] == 32
+    server.down()
+
+
+def test_rows_wait_for_states_and_are_preempted(start: Callable[..., Server], judge: TextOracle) -> None:
+    """Two pairs of which one can run, and more text than there are KV pages for."""
+    server = start("[memory]\nmax_sequences = 3\nkv_tokens = 400\n[model]\nmax_context = 320\n")
+    options = {"max_tokens": 150, "extra_body": {"ignore_eos": True, "guidance_scale": 1.5}}
+    threads = [threading.Thread(target=lambda: pairs.append(answers(server, QUESTION, **options)[0])) for _ in range(2)]
+    pairs: list[list[int]] = []
+    for thread in threads:
+        thread.start()
+    server.wait(lambda status: status["requests"]["waiting_for"] == ["states"], "a pair that waits for states")
+    for thread in threads:
+        thread.join()
+    for ids in pairs:
+        check_guided(judge, QUESTION, ids, 1.5)
+    options = {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
+    for (ids,) in at_once(*(lambda: answers(server, QUESTION, **options) for _ in range(3))):
+        judge.check_greedy(judge.ids_of(QUESTION), ids)
+    assert metric(server, "mmrt_preemptions_total") > 0
+    server.wait_until_empty()
+    server.down()
+
+
+def test_the_start_says_how_many_run_at_once(start: Callable[..., Server]) -> None:
+    server = start("[memory]\nmax_sequences = 5\n")
+    log = server.mmrt("logs", "controller").stdout
+    assert "5 sequences run at once on a device, of which a guidance pair is two: memory.max_sequences" in log
+    assert "prompts are not cached: the model has recurrent states" in log
+    found = server.client.chat.completions.create(
+        model=server.checkpoint.name, messages=[{"role": "user", "content": QUESTION}], max_tokens=2, extra_body={"seed": 1}
+    )
+    again = server.client.chat.completions.create(
+        model=server.checkpoint.name, messages=[{"role": "user", "content": QUESTION}], max_tokens=2, extra_body={"seed": 1}
+    )
+    assert found.usage is not None and again.usage is not None and again.usage.prompt_tokens_details is not None
+    assert again.usage.prompt_tokens_details.cached_tokens == 0
+    server.down()
+
+
+def test_a_pooled_prompt(start: Callable[..., Server], judge: TextOracle) -> None:
+    """A row that is prefilled alone."""
+    server = start()
+    found = server.client.embeddings.create(model=server.checkpoint.name, input="Hi there, " * 30, encoding_format="float")
+    ids = judge.tokenizer("Hi there, " * 30)["input_ids"]
+    hidden = judge.hidden(list(ids))
+    theirs = hidden[-1] / hidden[-1].norm()
+    ours = torch.tensor(found.data[0].embedding)
+    assert float(ours @ theirs / ours.norm()) > 0.9999
+    server.wait_until_empty()
+    server.down()
