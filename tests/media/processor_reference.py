@@ -1,126 +1,28 @@
-"""Run in a process of its own: pixel rows of transformers' image and video processors, Qwen2-VL's or those of a checkpoint.
+"""Pixel rows of transformers' image and video processors. Importing these takes seconds: one process does it for all calls."""
 
-They need torchvision, which has no build for CPU torch. Where it is there all the same, its missing operators are registered; else
-this stands in for the five functions that the processors call (``resize`` as torchvision does it for bicubic uint8 tensors).
-
-usage: processor_reference.py IN.npz OUT.npz [CHECKPOINT]; arrays image* [height, width, 3] or [bytes] of a file that Pillow opens,
-and video* [frames, height, width, 3].
-"""
-
-import enum
-import importlib.machinery
-import importlib.util
-import io
-import json
-import subprocess
-import sys
-import types
+import multiprocessing
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
-from PIL import Image
 
-
-class InterpolationMode(enum.Enum):
-    NEAREST = "nearest"
-    NEAREST_EXACT = "nearest-exact"
-    BOX = "box"
-    BILINEAR = "bilinear"
-    HAMMING = "hamming"
-    BICUBIC = "bicubic"
-    LANCZOS = "lanczos"
-
-
-def resize(image, size, interpolation, antialias):
-    assert image.dtype == torch.uint8 and interpolation is InterpolationMode.BICUBIC
-    flat = image.reshape(-1, *image.shape[-3:])
-    resized = torch.nn.functional.interpolate(flat, list(size), mode="bicubic", antialias=antialias)
-    return resized.reshape(*image.shape[:-2], *size)
-
-
-def normalize(image, mean, std, inplace=False):
-    mean, std = (torch.as_tensor(values, dtype=image.dtype).view(-1, 1, 1) for values in (mean, std))
-    return image.sub(mean).div_(std)
-
-
-def grayscale_to_rgb(image):
-    return image.expand(*image.shape[:-3], 3, *image.shape[-2:]) if image.shape[-3] == 1 else image
-
-
-def stub_torchvision() -> None:
-    functions = {"resize": resize, "normalize": normalize, "grayscale_to_rgb": grayscale_to_rgb}
-    contents = {
-        "torchvision": {"__version__": "0.28.0", "__file__": __file__},
-        "torchvision.io": {},
-        "torchvision.transforms": {"InterpolationMode": InterpolationMode},
-        "torchvision.transforms.functional": {"pil_to_tensor": None},
-        "torchvision.transforms.v2": {},
-        "torchvision.transforms.v2.functional": {"InterpolationMode": InterpolationMode, **functions},
-    }
-    for name, attributes in contents.items():
-        module = types.ModuleType(name)
-        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
-        module.__path__ = []
-        vars(module).update(attributes)
-        sys.modules[name] = module
-        parent, _, child = name.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], child, module)
-
-
-def register_missing_operators() -> torch.library.Library:
-    library = torch.library.Library("torchvision", "DEF")
-    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["mmrt.tests.media.processor_process"])
 
 
 def processed(media: Mapping[str, np.ndarray], folder: Path, checkpoint: Path | None = None) -> dict[str, np.ndarray]:
     """Rows and grids of images and videos, named NAME and NAME_grid, by a process of its own; files go to ``folder``."""
     np.savez(folder / "in.npz", **media)
-    command = [sys.executable, __file__, str(folder / "in.npz"), str(folder / "out.npz"), *([str(checkpoint)] if checkpoint else [])]
-    subprocess.run(command, check=True, timeout=100, capture_output=True)
+    process = _FORKS.Process(target=_process, args=(folder, checkpoint))
+    process.start()
+    process.join(100)
+    assert process.exitcode == 0, f"the processors ended with status {process.exitcode}"
+    process.close()
     with np.load(folder / "out.npz") as arrays:
         return dict(arrays)
 
 
-def processors(checkpoint: str | None):
-    """The image and the video processor."""
-    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
-    from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+def _process(folder: Path, checkpoint: Path | None) -> None:
+    from mmrt.tests.media.processor_process import main  # here alone: it stands in for torchvision
 
-    options = {"cap_pixels_per_frame": False, "do_sample_frames": False}
-    if checkpoint is None:
-        return Qwen2VLImageProcessor(), Qwen2VLVideoProcessor(**options)
-    of_video = Qwen2VLVideoProcessor
-    if json.loads((Path(checkpoint) / "config.json").read_bytes())["model_type"] == "qwen3_vl":
-        from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor as of_video
-    return Qwen2VLImageProcessor.from_pretrained(checkpoint), of_video.from_pretrained(checkpoint, **options)
-
-
-def main(source: str, target: str, checkpoint: str | None = None) -> None:
-    torch.set_num_threads(1)
-    if importlib.util.find_spec("torchvision") is None:
-        stub_torchvision()
-    else:
-        library = register_missing_operators()  # noqa: F841 operators live as long as the library
-    images, videos = processors(checkpoint)
-    results = {}
-    with np.load(source) as arrays:
-        for name, array in arrays.items():
-            if name.startswith("image"):
-                picture = Image.open(io.BytesIO(array.tobytes())) if array.ndim == 1 else Image.fromarray(array)
-                output = images(images=[picture], return_tensors="pt")
-                results[name], grid = output["pixel_values"].numpy(), output["image_grid_thw"]
-            else:
-                frames = torch.from_numpy(array).permute(0, 3, 1, 2)
-                output = videos(videos=[frames], return_tensors="pt")
-                results[name], grid = output["pixel_values_videos"].numpy(), output["video_grid_thw"]
-            results[f"{name}_grid"] = grid[0].numpy()
-    np.savez(target, **results)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(str(folder / "in.npz"), str(folder / "out.npz"), checkpoint and str(checkpoint))
