@@ -19,6 +19,7 @@ TransferDType = Literal["auto", "int8", "int4"]  # of KV pages on their way to a
 
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
 KV_ALIGNMENT = 32  # bytes, of a layer's part of a quantized page: see kv_pages
+MASKED_TOKENS = 64  # of a step on a GPU that all experts of a layer multiply at once
 PACKED_GROUP = 32  # values with one scale and zero in an int4 page that is packed, or a head if that has no such groups
 
 
@@ -326,6 +327,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         has_experts = any(isinstance(layer.feed_forward, MoeConfig) for layer in lm.layers)
         experts = (2 * size + 8) * lm.hidden_size if has_experts else 0
         return size * (3 * lm.hidden_size + 2 * heads + 3 * lm.intermediate_size) + experts
+
+    def step_bytes(self) -> int:
+        """Bytes that the experts of a layer take in a step on a GPU, where all of them multiply ``MASKED_TOKENS`` tokens: three times
+        their width, what they give, and that in float32 twice. 0 without experts."""
+        lm, size = self.language, DTYPE_BYTES[self.dtype]
+        layers = {layer.feed_forward for layer in lm.layers if isinstance(layer.feed_forward, MoeConfig)}
+        of_token = (moe.num_experts * (size * (3 * moe.expert_size + lm.hidden_size) + 8 * lm.hidden_size) for moe in layers)
+        return MASKED_TOKENS * max(of_token, default=0)
 
     def logits_bytes(self) -> int:
         """Bytes of one row's logits in a step: as the product gives them, and in float32."""

@@ -87,6 +87,7 @@ def facts_of(config: ModelConfig, kv_page_tokens: int, kv_transfer_dtype: Transf
         patch_row_bytes=config.patch_row_bytes(),
         prefill_token_bytes=config.prefill_token_bytes(),
         logits_bytes=config.logits_bytes(),
+        step_bytes=config.step_bytes(),
         weight_bytes=weight_bytes(config),
         packed_page_bytes=config.packed_page_bytes(kv_page_tokens, kv_transfer_dtype),
         takes_media=bool(config.media_kinds),

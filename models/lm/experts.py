@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from ...cpu_kernels.groups import Groups
-from ..architecture import MoeConfig
+from ..architecture import MASKED_TOKENS, MoeConfig
 from .matrices import FloatMatrix, Matrix
 
 _PAIRS = 1024  # of a token and an expert, multiplied at once: their activations take some MiB
-_MASKED = 64  # tokens that all experts multiply at once
 
 
 class Experts(NamedTuple):
@@ -94,8 +93,8 @@ def sum_by_mask(x_NH: Tensor, routes: Routes, experts: Experts, silu_mul: Callab
     shares = routes.weights.new_zeros(num_tokens, num_experts).scatter_(1, routes.numbers, routes.weights).t().unsqueeze(2)
     chosen = torch.zeros_like(shares, dtype=torch.bool).scatter_(0, routes.numbers.t().unsqueeze(2), True)
     total = x_NH.new_empty(x_NH.shape, dtype=torch.float32)
-    for first in range(0, num_tokens, _MASKED):
-        rows = slice(first, first + _MASKED)
+    for first in range(0, num_tokens, MASKED_TOKENS):
+        rows = slice(first, first + MASKED_TOKENS)
         inner = silu_mul(experts.gate_up.product(x_NH[rows]).view(-1, 2 * experts.config.expert_size))
         found = torch.bmm(inner.view(-1, num_experts, experts.config.expert_size).transpose(0, 1), down_EIH)
         torch.sum(torch.where(chosen[:, rows], found.float() * shares[:, rows], 0.0), 0, out=total[rows])

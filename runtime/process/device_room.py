@@ -19,12 +19,14 @@ class DeviceRoom(NamedTuple):
     free_bytes: int
 
 
-def working_bytes(num_processes: int, token_bytes: int, row_bytes: int, num_rows: int) -> int:
-    """Estimate the bytes that a run needs besides weights and pools: contexts, the largest prefill or encoding, a step's logits.
+def working_bytes(num_processes: int, token_bytes: int, row_bytes: int, num_rows: int, step_bytes: int) -> int:
+    """Estimate the bytes that a run needs besides weights and pools: contexts, the largest prefill or encoding, a step's experts and
+    logits.
 
-    ``token_bytes``: of a prompt's token while it is prefilled; ``row_bytes``: of the logits of one row of a step.
+    ``token_bytes``: of a prompt's token while it is prefilled; ``row_bytes``: of the logits of one row of a step; ``step_bytes``: of
+    its experts.
     """
-    return num_processes * CONTEXT_BYTES + int(SLACK * (MAX_STEP_TOKENS * token_bytes + num_rows * row_bytes))
+    return num_processes * CONTEXT_BYTES + int(SLACK * (MAX_STEP_TOKENS * token_bytes + num_rows * row_bytes + step_bytes))
 
 
 def pool_bytes(room: DeviceRoom, share: float, working: int) -> int:

@@ -73,7 +73,7 @@ def size_for_device(config: RuntimeConfig, facts: ModelFacts, room: DeviceRoom, 
     """
     memory, page = config.memory, config.memory.kv_page_tokens
     num_processes = sum(process.count for process in parse_layout(config.actors.layout)) + config.media.decodes_on_gpu
-    working = working_bytes(num_processes, facts.prefill_token_bytes, facts.logits_bytes, 2 * num_rows)
+    working = working_bytes(num_processes, facts.prefill_token_bytes, facts.logits_bytes, 2 * num_rows, facts.step_bytes)
     left = pool_bytes(room, memory.gpu_memory_utilization, working)
     embedding = _embedding_size(config, facts, left)
     affordable = max(0, left - embedding.tokens * facts.embedding_row_bytes) // facts.kv_page_bytes * page

@@ -1,5 +1,6 @@
 """Layers with experts: against transformers, in both spellings of files and all formats of weights; what a token's bits depend on."""
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from mmrt.cpu_kernels import kernel
 from mmrt.models.architecture import MoeConfig, WeightFormat
@@ -320,6 +323,48 @@ def test_all_experts_under_a_mask_give_the_same(tmp_path: Path, num_tokens: int)
     layer.weights["layers.0.experts_down"].view(8, HIDDEN, -1)[unused] = torch.inf
     first = type(routes)(*(part[:1] for part in routes))
     torch.testing.assert_close(sum_by_mask(x[:1], first, experts, silu_mul), expected[:1], rtol=1e-5, atol=1e-6)
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of new tensors that live at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most, self._now, self._users = 0, 0, dict[int, int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = {part.untyped_storage().data_ptr() for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
+        found = func(*args, **(kwargs or {}))
+        for part in tree_leaves(found):
+            storage = part.untyped_storage().data_ptr()
+            if storage in self._users or storage not in before:
+                self._now += part.untyped_storage().nbytes() if storage not in self._users else 0
+                self._users[storage] = self._users.get(storage, 0) + 1
+                weakref.finalize(part, self._drop, storage, part.untyped_storage().nbytes())
+        self.most = max(self.most, self._now)
+        return found
+
+    def _drop(self, storage: int, num_bytes: int) -> None:
+        self._users[storage] -= 1
+        if not self._users[storage]:
+            del self._users[storage]
+            self._now -= num_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_memory_of_a_steps_experts_is_estimated(tmp_path: Path, dtype: torch.dtype) -> None:
+    """As they are multiplied on a GPU. An estimate may be a quarter too much."""
+    layer = Layer(tmp_path, "float32" if dtype == torch.float32 else "bfloat16", dtype, num_experts=24)
+    config = load_model_config(tmp_path, "float32" if dtype == torch.float32 else "bfloat16")
+    estimated = msgspec.structs.replace(config, language=layer.language).step_bytes()
+    routes = route(torch.randn(300, 24).to(dtype), layer.config)
+    with torch.no_grad(), Peak() as peak:
+        sum_by_mask(layer.x[:300], routes, layer.moe._experts, layer.operations.silu_mul)
+    assert estimated == 64 * 24 * (dtype.itemsize * (3 * 96 + HIDDEN) + 8 * HIDDEN)
+    taken = peak.most - 300 * (4 * HIDDEN + 8 * 24)  # of all tokens: their sums, and what their experts count
+    assert 0.8 * estimated < taken <= estimated, (taken, estimated)
+    save(tmp_path, "qwen3")
+    assert load_model_config(tmp_path).step_bytes() == 0
 
 
 @pytest.mark.parametrize("form", FORMS)

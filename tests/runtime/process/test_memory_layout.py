@@ -54,6 +54,12 @@ def test_on_cuda_pools_take_what_the_device_has() -> None:
     assert layout.pools["kv"].num_bytes - half.pools["kv"].num_bytes == pytest.approx(0.45 * H200.total_bytes, rel=0.01)
 
 
+def test_on_cuda_a_steps_experts_leave_less_for_kv() -> None:
+    facts = msgspec.structs.replace(QWEN_7B, step_bytes=4 * GIB)
+    without, with_experts = (plan_layout(on_cuda(), one, "bfloat16", H200).pools["kv"].num_bytes for one in (QWEN_7B, facts))
+    assert without - with_experts == pytest.approx(1.25 * 4 * GIB, rel=0.001)
+
+
 def on_host(gib: float, facts: ModelFacts = QWEN_7B, **memory: object) -> tuple[int, int]:
     """(KV tokens, embedding tokens) with ``gib`` available, 15 GiB of it for the weights."""
     config = RuntimeConfig(memory=MemorySection(**memory))  # type: ignore[arg-type]
