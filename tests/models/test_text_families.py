@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.checkpoint.weights import read_weights
-from mmrt.models.config import load_model_config
+from mmrt.models.config import load_model_config, weight_bytes
 from mmrt.models.errors import CheckpointError, UnsupportedMediaError
 from mmrt.models.families.family import Family
 from mmrt.models.families.registry import FAMILIES, family_named
 from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.language_model import LanguageModel
-from mmrt.models.make.checkpoint import make_checkpoint
+from mmrt.models.make.checkpoint import make_checkpoint, write_configs
 
 DENSE_FAMILIES = ("llama", "qwen2", "qwen3")
 TEXT_FAMILIES = (*DENSE_FAMILIES, "qwen3_moe")
@@ -134,6 +135,39 @@ def edit(path: Path, **fields: Any) -> None:
     file = path / "config.json"
     changed = {**json.loads(file.read_text()), **fields}
     file.write_text(json.dumps({name: value for name, value in changed.items() if value is not ABSENT}))
+
+
+PUBLISHED = [(family, size) for family in TEXT_FAMILIES for size in family_named(family).recipes() if size != "tiny"]
+
+
+@pytest.mark.parametrize(("family", "size"), PUBLISHED, ids=map("-".join, PUBLISHED))
+def test_made_checkpoints_have_the_tensors_of_transformers(tmp_path: Path, family: str, size: str) -> None:
+    """The largest too: no tensor is written, and transformers' model has no memory."""
+    import transformers
+
+    recipe = family_named(family).recipes()[size]
+    added = (*recipe.special_tokens, *recipe.plain_tokens)
+    write_configs(tmp_path, recipe, {token: at for at, token in enumerate(added)})
+    with torch.device("meta"):
+        reference = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
+    expected = {name: tuple(values.shape) for name, values in reference.named_parameters()}
+    config = load_model_config(tmp_path)
+    specs = family_named(family).tensor_specs(config)
+    found: dict[str, tuple[int, ...]] = {}
+    parts: dict[str, dict[tuple[int, int], int]] = {}
+    for source in (source for spec in specs for source in spec.sources):
+        whole = source.part or source
+        name = family_named(family).checkpoint_name(whole.name)
+        found[name] = whole.shape
+        if source.part is not None:
+            parts.setdefault(name, {})[source.part.number, source.part.first] = source.shape[0]
+    assert found == expected
+    assert all(sum(rows.values()) == expected[name][0] * expected[name][1] for name, rows in parts.items())
+    num_values = sum(values.numel() for values in reference.parameters())
+    assert weight_bytes(config) == 2 * num_values
+    in_int8 = weight_bytes(replace(config, weights="int8"))
+    assert num_values < in_int8 < 1.02 * num_values
+    assert num_values / 2 < weight_bytes(replace(config, weights="int4")) < in_int8
 
 
 def test_greedy_tokens_equal_those_of_generate(tmp_path: Path) -> None:
