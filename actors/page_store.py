@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 
 from .. import __version__
+from ..models.checkpoint.files import files_of_tensors
 from ..runtime.config.fetch import FetchSection
 from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.pools import kind_of_pool
@@ -160,7 +161,7 @@ class PageStore:
 def _fingerprint(config: RuntimeConfig, layout: MemoryLayout, model: Path, directory: Path, go_on: Callable[[], None]) -> bytes:
     """Return a digest of what determines the contents of pages, besides what their keys name. ``directory``: of pages, where the
     digests of weights are kept. Raises: OSError."""
-    weights = sorted(model.glob("*.safetensors"))
+    weights = files_of_tensors(model)
     configs = sorted([*model.glob("*config.json"), *model.glob("*.safetensors.index.json")])
     facts = {
         "version": (__version__, loaded_code()),

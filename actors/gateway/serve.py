@@ -20,6 +20,7 @@ import uvloop
 from aiohttp import web
 
 from ... import __version__
+from ...models.checkpoint.files import files_of_tensors
 from ...models.config import load_model_config
 from ...models.text.chat_template import ChatTemplate
 from ...models.text.tokenizer import Tokenizer
@@ -99,7 +100,7 @@ def load_text_stack(actor: Actor) -> TextStack:
         kinds=model.media_kinds,
         takes_tools=template.calls_are_known,
         max_tool_bytes=actor.config.server.max_tool_schema_kib << 10,
-        weight_bytes=sum(file.stat().st_size for pattern in ("*.safetensors", "*.gguf") for file in actor.model_path.glob(pattern)),
+        weight_bytes=sum(file.stat().st_size for file in files_of_tensors(actor.model_path)),
         max_context=layout.max_context,
         max_choices=min(MAX_CHOICES, layout.num_rows),
         hidden_size=model.language.hidden_size,

@@ -54,6 +54,11 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
+def files_of_tensors(path: Path) -> list[Path]:
+    """Return all files of tensors that a directory has; none of the null model."""
+    return sorted(file for file in path.iterdir() if file.suffix in (".safetensors", GGUF_SUFFIX))
+
+
 def gguf_shards(path: Path) -> list[Path]:
     """All files of a model of which ``path`` is one, in order. Raises: CheckpointError for missing ones."""
     found = _SHARD.fullmatch(path.name)

@@ -205,6 +205,21 @@ def test_another_model_of_equal_names_sizes_and_times_sees_other_pages(start: Ca
         run.end()
 
 
+def test_another_gguf_file_of_an_equal_name_sees_other_pages(start: Callable[..., Run], tmp_path: Path) -> None:
+    """A directory that was made of a file has a link to it."""
+    model = tmp_path / "model"
+    next(model.glob("*.safetensors")).unlink()
+    (tmp_path / "elsewhere.gguf").write_bytes(b"GGUF, once")
+    (model / "model.gguf").symlink_to(tmp_path / "elsewhere.gguf")
+    run = start()
+    run.name("embedding", 0, "a")
+    run.end()
+    (tmp_path / "elsewhere.gguf").write_bytes(b"GGUF again")
+    run = start()
+    assert run.saved("embedding") == {}
+    run.end()
+
+
 def test_an_equal_model_elsewhere_sees_the_same_pages(start: Callable[..., Run], tmp_path: Path) -> None:
     run = start()
     run.name("embedding", 0, "a")
