@@ -26,7 +26,7 @@ from .gguf_matrices import BlockMatrix, StoredBlocks, find_blocks
 from .narrowing import narrow
 from .quantized import Integers, StoredIntegers, find_integers
 from .safetensors_files import DTYPES, SafetensorsFiles, StoredTensor
-from .weight_specs import Shape, Source, TensorSpec, scales_of, stored_parts
+from .weight_specs import Part, Shape, Source, TensorSpec, scales_of, stored_parts
 
 ALIGNMENT = 64
 
@@ -160,10 +160,11 @@ def read_weights(path: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
 
 
 class _StoredNumbers(NamedTuple):
-    """A source that is not quantized."""
+    """A source that is not quantized. ``columns``: it is these columns of the tensor, transposed."""
 
     name: str
     tensor: StoredTensor
+    columns: slice | None = None
 
     @property
     def file(self) -> Path:
@@ -183,11 +184,19 @@ def _choose(path: Path, source: Source, stored: dict[str, StoredTensor], config:
     if (quantized := _find_quantized(source, stored, config)) is not None:
         return quantized
     if (part := source.part) is not None and source.name not in stored and part.name in stored:
-        tensor = _checked(part.name, stored[part.name], part.shape)
-        return _StoredNumbers(part.name, tensor.rows(part.number * part.shape[1] + part.first, source.shape))
+        return _choose_part(part, source.shape, stored[part.name])
     if source.name not in stored:
         raise CheckpointError(f"{path}: tensor {source.name!r} of shape {list(source.shape)} is missing")
     return _StoredNumbers(source.name, _checked(source.name, stored[source.name], source.shape))
+
+
+def _choose_part(part: Part, shape: Shape, tensor: StoredTensor) -> _StoredNumbers:
+    """Of all experts' matrices in one tensor, which some models' checkpoints have transposed, as their shape tells."""
+    count, rows, columns = part.shape
+    if tensor.shape == (count, columns, rows) and rows != columns:
+        whole = _checked(part.name, tensor, (count, columns, rows)).rows(part.number * columns, (columns, rows))
+        return _StoredNumbers(part.name, whole, slice(part.first, part.first + shape[0]))
+    return _StoredNumbers(part.name, _checked(part.name, tensor, part.shape).rows(part.number * rows + part.first, shape))
 
 
 def _find_quantized(source: Source, stored: dict[str, StoredTensor], config: ModelConfig) -> _Quantized | None:
@@ -246,6 +255,8 @@ _Writer = Callable[[slice, torch.Tensor, torch.Tensor | None], None]
 def _writer(part: _Stored, files: _Files, config: ModelConfig) -> _Writer:
     if isinstance(part, _StoredNumbers):
         values = _view(files, part.tensor)
+        if part.columns is not None:
+            values = values[:, part.columns].t()
         return lambda rows, target, scales: narrow(values[rows], target, scales)
     if isinstance(part, StoredBlocks):
         return partial(_write_blocks, BlockMatrix(part, _tensor(files.view(part.tensor), torch.uint8)), part.has_4_bits)

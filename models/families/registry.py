@@ -25,7 +25,7 @@ FAMILIES: dict[str, Entry] = {
     "qwen2_5_omni": Entry(lambda: import_module(".qwen2_5_omni", __package__), ("qwen2_5_omni", "qwen2_5_omni_thinker")),
     "qwen2_5_vl": Entry(lambda: import_module(".qwen2_5_vl", __package__), ("qwen2_5_vl",)),
     "qwen2_vl": Entry(lambda: import_module(".qwen2_vl", __package__), ("qwen2_vl",)),
-    "qwen3_vl": Entry(lambda: import_module(".qwen3_vl", __package__), ("qwen3_vl",)),
+    "qwen3_vl": Entry(lambda: import_module(".qwen3_vl", __package__), ("qwen3_vl", "qwen3_vl_moe")),
     "llama": Entry(lambda: _text().LLAMA, ("llama",)),
     "qwen2": Entry(lambda: _text().QWEN2, ("qwen2",)),
     "qwen3": Entry(lambda: _text().QWEN3, ("qwen3",)),

@@ -13,8 +13,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
-from mmrt.models.architecture import ModelConfig
+from mmrt.models.architecture import MlpConfig, ModelConfig, MoeConfig, WeightFormat
+from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError, UnsupportedMediaError
 from mmrt.models.families import qwen3_vl
@@ -219,7 +221,7 @@ def save(path: Path, made: Path, text: dict[str, Any], vision: dict[str, Any]) -
     small = {"vocab_size": 1216, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
     ids = json.loads((made / "config.json").read_text())
     config = transformers.AutoConfig.for_model(
-        "qwen3_vl",
+        "qwen3_vl_moe" if "num_experts" in text else "qwen3_vl",
         text_config={**small, "head_dim": 32, "initializer_range": 0.06, "eos_token_id": 7, **text},
         vision_config={
             "intermediate_size": 80,
@@ -242,6 +244,7 @@ def save(path: Path, made: Path, text: dict[str, Any], vision: dict[str, Any]) -
     return model
 
 
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [1]}
 CHECKPOINTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "heads of 72": (
         {"num_hidden_layers": 3, "rope_parameters": {"rope_theta": 1e5, "rope_type": "default", "mrope_section": [8, 4, 4]}},
@@ -250,6 +253,10 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "more deep parts than layers": (
         {"num_hidden_layers": 2, "rope_parameters": {"rope_type": "default", "mrope_section": [6, 5, 5]}},
         {"depth": 4, "hidden_size": 32, "num_heads": 2, "deepstack_visual_indexes": [0, 1, 3]},
+    ),
+    "experts": (
+        {"num_hidden_layers": 4, **EXPERTS, "rope_parameters": {"rope_type": "default", "mrope_section": [6, 5, 5]}},
+        {"depth": 3, "hidden_size": 32, "num_heads": 2, "deepstack_visual_indexes": [0, 2]},
     ),
     "no deep parts": (
         {"num_hidden_layers": 2, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 7, 7]}},
@@ -298,3 +305,38 @@ def test_text_beside_pictures_is_the_same_in_one_plan(models: Callable[[str], An
             torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-4)
         without = lm.prefill([replace(chunks[1], deep=None)], wanted=[0])[0]
         assert not torch.allclose(without, together[1], atol=1e-2)
+
+
+@pytest.mark.parametrize("weights", ["auto", "int8"])
+def test_experts_in_tensors_of_both_forms(path: Path, tmp_path: Path, weights: WeightFormat) -> None:
+    """Published checkpoints have them transposed; transformers reads both."""
+    import transformers
+
+    model = save(tmp_path, path, *CHECKPOINTS["experts"])
+    config = load_model_config(tmp_path, weights=weights)
+    assert config.language.layers[0].feed_forward == MoeConfig(num_experts=6, top_k=2, expert_size=24)
+    assert config.language.layers[1].feed_forward == MlpConfig(intermediate_size=96)
+    expected, file = read_weights(tmp_path, config), tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.language_model.layers.2.mlp.experts.gate_up_proj"
+    assert tensors[name].shape == (6, 48, 64)
+    turned = {name: value.transpose(1, 2).contiguous() if ".experts." in name else value for name, value in tensors.items()}
+    save_file(turned, file, metadata={"format": "pt"})
+    theirs = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path).model.language_model.layers[2].mlp.experts
+    assert torch.equal(theirs.gate_up_proj, model.model.language_model.layers[2].mlp.experts.gate_up_proj)
+    assert torch.equal(theirs.down_proj, model.model.language_model.layers[2].mlp.experts.down_proj)
+    found = read_weights(tmp_path, config)
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    save_file({**tensors, name: tensors[name][:, 1:].contiguous()}, file)
+    with pytest.raises(CheckpointError, match=r"experts.gate_up_proj' has shape \[6, 47, 64\], expected \[6, 48, 64\]"):
+        read_weights(tmp_path, config)
+
+
+@pytest.mark.parametrize(("field", "said"), [("num_experts_per_tok", "is 7, expected"), ("scoring_func", "is 7, expected 'softmax'")])
+def test_experts_that_are_refused(path: Path, tmp_path: Path, field: str, said: str) -> None:
+    save(tmp_path, path, *CHECKPOINTS["experts"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"][field] = 7
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=f"{field} {said}"):
+        load_model_config(tmp_path)

@@ -1,7 +1,9 @@
-"""Qwen3-VL without experts: text, images and video. Its decoder and positions as in transformers' ``qwen3_vl``."""
+"""Qwen3-VL, also with experts: text, images and video. Its decoder and positions as in transformers' ``qwen3_vl`` and
+``qwen3_vl_moe``."""
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 
 import msgspec
@@ -9,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....schema.media import ItemShape, MediaSpan
-from ...architecture import LanguageConfig, ModelConfig, RopeConfig, VisionConfig, interleaved_axes
+from ...architecture import FeedForwardConfig, LanguageConfig, ModelConfig, MoeConfig, RopeConfig, VisionConfig, interleaved_axes
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
+from ..experts import parse_experts
 from ..family import CheckpointRecipe
-from ..fields import parse_attention, parse_decoder
+from ..fields import FeedForwards, parse_attention, parse_decoder, parse_mlps
 from ..qwen2_5 import fields, media, seeing, tensors
 from . import clips
 from .times import read_time_tokens
@@ -22,6 +25,7 @@ sample_frames, video_item = clips.sample_frames, clips.video_item
 build_towers, video_with_sound = seeing.build_towers, seeing.video_with_sound
 tensor_specs = tensors.tensor_specs
 
+_WITH_EXPERTS = "qwen3_vl_moe"
 _NAMES = {  # in this order: a block's first matrix, then a merger's
     ".mlp.linear_fc1.": ".mlp.up_proj.",
     ".mlp.linear_fc2.": ".mlp.down_proj.",
@@ -34,22 +38,30 @@ _NAMES = {  # in this order: a block's first matrix, then a merger's
 def parse_config(files: CheckpointFiles) -> ModelConfig:
     """Map config.json. Raises CheckpointError."""
     config = files.required("config.json")
+    feed_forwards = _parse_experts if config.text("model_type") == _WITH_EXPERTS else parse_mlps
+    parse_text = partial(_parse_text, feed_forwards=feed_forwards)
     return msgspec.structs.replace(
-        seeing.parse_config(files, "qwen3_vl", _parse_text, parse_vision, clips.parse_rules),
+        seeing.parse_config(files, "qwen3_vl", parse_text, parse_vision, clips.parse_rules),
         vision_start_token_id=config.integer("vision_start_token_id", default=151652, least=0),
         vision_end_token_id=config.integer("vision_end_token_id", default=151653, least=0),
         times=read_time_tokens(files.path),
     )
 
 
-def _parse_text(text: JsonObject, tie: bool) -> LanguageConfig:
+def _parse_experts(text: JsonObject, num_layers: int) -> list[FeedForwardConfig]:
+    """They are weighed so that the weights sum up to 1, whatever the file says."""
+    found = parse_experts(text, num_layers)
+    return [msgspec.structs.replace(one, renormalise=True) if isinstance(one, MoeConfig) else one for one in found]
+
+
+def _parse_text(text: JsonObject, tie: bool, feed_forwards: FeedForwards) -> LanguageConfig:
     mixer = msgspec.structs.replace(parse_attention(text, default_head_dim=128), qk_norm=True)
     pairs = mixer.head_dim // 2
     theta, section = fields.parse_mrope(text, pairs, default_theta=5e5, default_section=(24, 20, 20))
     rope = text.object("rope_parameters", "rope_scaling")
     if not rope.boolean("mrope_interleaved", default=True):
         raise rope.error("mrope_interleaved", "is false; only axes that take turns are supported")
-    return parse_decoder(text, mixer, RopeConfig(theta=theta, axes=interleaved_axes(section, pairs)), tie)
+    return parse_decoder(text, mixer, RopeConfig(theta=theta, axes=interleaved_axes(section, pairs)), tie, feed_forwards)
 
 
 def parse_vision(vision: JsonObject, hidden_size: int) -> VisionConfig:
