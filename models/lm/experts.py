@@ -1,7 +1,7 @@
-"""Experts of a layer: which of them a token goes to, and the sum of what they give, in torch on any device.
+"""Experts of a layer: which of them a token goes to, and the sum of what they give, on any device.
 
 Sums are in float32: ``sum_by_expert`` adds a token's experts in the order of their numbers, ``sum_by_mask`` in an order of torch's.
-A sum depends on the tokens beside it no more than products do.
+A sum depends on the tokens beside it no more than products do: in a step on a CPU with kernels not at all.
 Shapes: N tokens, E experts, k of them for each token, H hidden, I width of an expert.
 """
 

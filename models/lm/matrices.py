@@ -7,7 +7,8 @@ Few rows are multiplied by kernels that read a matrix as it is (``row_kernels``,
 (``int4_kernels``), many rows in float32 with a floating matrix by ``panel_kernels``. Others are multiplied by torch, a converted block
 of a narrow matrix at a time; under activations in bfloat16 a block rounds its weights as well. int8 is multiplied by activations in
 int8 (W8A8), which are whole numbers of 8 bits, or 7 (``int8_rows``). Their sums are exact in int32, so a row's numbers do not
-depend on how many are beside it. int4 is multiplied by activations of 8 bits as well (W4A8).
+depend on how many are beside it. int4 is multiplied by activations of 8 bits as well (W4A8). Experts of a layer are parts of one
+matrix: kernels multiply all of them in one call (``products``).
 """
 
 from copy import copy

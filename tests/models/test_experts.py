@@ -23,9 +23,11 @@ from mmrt.models.checkpoint.weights import check_weights, read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
 from mmrt.models.lm import matrices
+from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.experts import route, sum_by_expert, sum_by_mask
 from mmrt.models.lm.feed_forwards import Moe
 from mmrt.models.lm.kv_pages import KvPages
+from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.lm.layer_ops import CpuOperations
 from mmrt.tests.models.guarded import Fenced
 from mmrt.tests.models.logits import our_logits
@@ -53,6 +55,26 @@ def test_eight_rows_at_once(tmp_path: Path) -> None:
     ids = torch.randint(0, 300, (8, 30), generator=torch.Generator().manual_seed(4))
     expected = reference(input_ids=ids, use_cache=False).logits
     close(our_logits(tmp_path, config, ids, 21), expected[:, 20:29])
+
+
+@pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
+@pytest.mark.parametrize("form", FORMS)
+@torch.inference_mode()
+def test_logits_of_a_row_are_the_same_bits_alone_and_beside_others(tmp_path: Path, form: WeightFormat) -> None:
+    save(tmp_path, "qwen3_moe", moe_intermediate_size=64)
+    config = load_model_config(tmp_path, weights=form)
+    lm = LanguageModel(config, read_weights(tmp_path, config), torch.zeros(64, config.kv_page_bytes(8), dtype=torch.uint8), 8)
+    ids, tables = torch.randint(0, 300, (8, 20), generator=torch.Generator().manual_seed(4)), torch.arange(32).view(8, 4)
+    places = torch.arange(19).expand(3, -1)
+    for row in range(8):
+        lm.prefill([Chunk(lm.embed(ids[row, :19]), places, 0, tables[row])])
+
+    def step(rows: Tensor) -> Tensor:
+        return lm.decode(ids[rows, 19], torch.full((3, len(rows)), 19), torch.full((len(rows),), 20), tables[rows])
+
+    together = step(torch.arange(8))
+    for rows in (torch.tensor([3]), torch.tensor([7, 3]), torch.arange(7, -1, -1)):
+        assert torch.equal(step(rows), together[rows])
 
 
 def test_files_with_one_tensor_for_all_experts(tmp_path: Path) -> None:
