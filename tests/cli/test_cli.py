@@ -356,6 +356,7 @@ def test_the_null_model_needs_no_weights(tmp_path: Path, capsys: Captured) -> No
     assert "is not a whole checkpoint: tokenizer.json is missing." in told.err + told.out
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("file", "said"),
     [
