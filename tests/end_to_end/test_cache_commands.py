@@ -6,8 +6,10 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
+from mmrt.cli.cache import read_caches
 from mmrt.shm.controller_stats import ControllerStats
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.conftest import Server
@@ -43,9 +45,7 @@ def ask(server: Server, content: Any, is_streamed: bool = False) -> tuple[str, i
 def caches(server: Server) -> dict[str, dict[str, int]]:
     """The caches by name, once all pages are back."""
     server.wait_until_empty()
-    done = server.mmrt("cache", "show", "--json")
-    assert done.returncode == 0, done.stderr
-    return {cache["name"]: cache for cache in json.loads(done.stdout)}
+    return {cache.name: msgspec.to_builtins(cache) for cache in read_caches(server.run_path)}
 
 
 def metrics(server: Server) -> dict[str, float]:
@@ -63,6 +63,7 @@ def test_a_prompt_that_is_known(own: Server) -> None:
         request, again, cached = ask(server, LONG, is_streamed)
         assert again == num_tokens and cached == (num_tokens - 1) // page * page, "all whole pages before the last token"
     after = caches(server)["prefix"]
+    assert json.loads(server.mmrt("cache", "show", "--json").stdout)[0] == after
     assert after["used_pages"] == 0 and after["evictable_pages"] == after["cached_pages"] >= cached // page
     assert after["queries"] - before["queries"] == 3 * num_tokens and after["hits"] - before["hits"] == 2 * cached
     found = metrics(server)
