@@ -320,13 +320,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def prefill_token_bytes(self) -> int:
         """Bytes of activations per prompt token that a layer of prefill has at once: residual, norm, projections, and three of the
-        feed-forward's width; and with experts the rows of those that have all tokens, and their sum in float32. Encoding a token's four
-        patch rows takes about as much."""
+        feed-forward's width; with experts the rows of those that have all tokens, and their sum in float32; and an embedding row of
+        several parts. Encoding a token's four patch rows takes about as much."""
         lm, size = self.language, DTYPE_BYTES[self.dtype]
         heads = (lm.heads.num_heads + 2 * lm.heads.num_kv_heads) * lm.heads.head_dim
         has_experts = any(isinstance(layer.feed_forward, MoeConfig) for layer in lm.layers)
         experts = (2 * size + 8) * lm.hidden_size if has_experts else 0
-        return size * (3 * lm.hidden_size + 2 * heads + 3 * lm.intermediate_size) + experts
+        deep = self.embedding_row_bytes() if self.num_deep else 0
+        return size * (3 * lm.hidden_size + 2 * heads + 3 * lm.intermediate_size) + experts + deep
 
     def step_bytes(self) -> int:
         """Bytes that the experts of a layer take in a step on a GPU, where all of them multiply ``MASKED_TOKENS`` tokens: three times

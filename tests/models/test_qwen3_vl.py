@@ -99,6 +99,12 @@ def test_times_of_a_trained_vocabulary(tmp_path: Path, is_ascii: bool, as_pairs:
         assert len(times.closing) == 2 if "12" in lines[0] else 2 < len(times.closing) < 9
 
 
+def test_memory_of_rows_of_several_parts(config: ModelConfig) -> None:
+    plain = msgspec.structs.replace(config, vision=msgspec.structs.replace(config.vision, deepstack_blocks=()))
+    assert (plain.embedding_row_bytes(), config.embedding_row_bytes()) == (128 * 4, 4 * 128 * 4)
+    assert config.prefill_token_bytes() - plain.prefill_token_bytes() == 4 * 128 * 4
+
+
 def without_file(path: Path) -> None:
     (path / "tokenizer.json").unlink()
 
