@@ -39,6 +39,8 @@ MUTANTS = {
         "",
         "runtime/controller/test_ownership.py",
     ),
+    "states": Mutant("actors/decode/state_pages.py", "1 - slot_B[full]", "slot_B[full]", "actors/decode/test_state_pages.py"),
+    "grid": Mutant(f"{RULES}/scheduling/batches.py", "% self._grid", "% 1", "runtime/controller/test_state_grants.py"),
     "commit": Mutant("shm/sequence_table.py", "if not current.all():", "if False:", "shm/test_sequence_table.py"),
     "caches": Mutant(f"{RULES}/scheduling/page_keys.py", "blake2b(salt, ", 'blake2b(b"", ', "runtime/controller/test_page_keys.py"),
     "restart policy": Mutant(

@@ -5,6 +5,7 @@ itself. All that it has written by then stays, as after any kill -9.
 """
 
 import json
+import shutil
 import threading
 import urllib.request
 from collections import defaultdict
@@ -12,12 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mmrt.tests.end_to_end.conftest import Server, also_slow, launching
 from mmrt.tests.end_to_end.oracle import check_argmax
-from mmrt.tests.end_to_end.test_text_families import TextOracle
+from mmrt.tests.end_to_end.test_text_families import PICTURE, TextOracle
 
 QUESTION = "What is the colour of the sky on a clear day in the north of the country where you were born? " * 2
 OTHERS = ["Hi", "Tell me a long story. " * 20, "naïve café — ÿ 漢字 🙂"]
@@ -215,7 +218,7 @@ def test_rows_wait_for_states_and_are_preempted(start: Callable[..., Server], ju
     pairs: list[list[int]] = []
     for thread in threads:
         thread.start()
-    server.wait(lambda status: status["requests"]["waiting_for"] == ["states"], "a pair that waits for states")
+    server.wait(lambda status: "states" in status["requests"]["waiting_for"], "a pair that waits for states")
     for thread in threads:
         thread.join()
     for ids in pairs:
@@ -228,30 +231,49 @@ def test_rows_wait_for_states_and_are_preempted(start: Callable[..., Server], ju
     server.down()
 
 
-def test_the_start_says_how_many_run_at_once(start: Callable[..., Server]) -> None:
-    server = start("[memory]\nmax_sequences = 5\n")
-    log = server.mmrt("logs", "controller").stdout
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[[str], Path]) -> Iterator[Server]:
+    """A run of the same model in a checkpoint that has a tower as well."""
+    text, path = checkpoints("qwen3_5"), tmp_path_factory.mktemp("seeing") / "tower"
+    shutil.copytree(text, path)
+    config = json.loads((text / "config.json").read_text())
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": config["hidden_size"]}
+    whole = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "vision_config": vision}
+    (path / "config.json").write_text(json.dumps({**whole, "text_config": config, "image_token_id": 7, "video_token_id": 8}))
+    tensors = {
+        name.replace("model.", "model.language_model."): tensor for name, tensor in load_file(text / "model.safetensors").items()
+    }
+    tensors["model.visual.patch_embed.proj.weight"] = torch.zeros(32, 3, 2, 16, 16)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    server = Server(tmp_path_factory.mktemp("run"), path, "[memory]\nmax_sequences = 5\n")
+    server.up()
+    yield server
+    server.down()
+
+
+def test_a_checkpoint_with_a_tower_is_served_as_text(seeing: Server, judge: TextOracle) -> None:
+    (ids,) = answers(seeing, QUESTION)
+    judge.check_greedy(judge.ids_of(QUESTION), ids)
+    content: Any = [{"type": "text", "text": "What is this?"}, PICTURE]
+    with pytest.raises(openai.BadRequestError, match="the model does not take image: a qwen3_5 model is served as text"):
+        seeing.chat(content)
+    checked = seeing.mmrt("model", "check", str(seeing.checkpoint))
+    assert checked.returncode == 0 and "not read    model.visual.patch_embed.proj.weight\n" in checked.stdout
+
+
+def test_the_start_says_how_many_run_at_once(seeing: Server) -> None:
+    log = seeing.mmrt("logs", "controller").stdout
     assert "5 sequences run at once on a device, of which a guidance pair is two: memory.max_sequences" in log
     assert "prompts are not cached: the model has recurrent states" in log
-    found = server.client.chat.completions.create(
-        model=server.checkpoint.name, messages=[{"role": "user", "content": QUESTION}], max_tokens=2, extra_body={"seed": 1}
-    )
-    again = server.client.chat.completions.create(
-        model=server.checkpoint.name, messages=[{"role": "user", "content": QUESTION}], max_tokens=2, extra_body={"seed": 1}
-    )
-    assert found.usage is not None and again.usage is not None and again.usage.prompt_tokens_details is not None
-    assert again.usage.prompt_tokens_details.cached_tokens == 0
-    server.down()
+    question = {"model": seeing.checkpoint.name, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 2}
+    used = [seeing.client.chat.completions.create(**question).usage for _ in range(2)]
+    assert [usage.prompt_tokens_details.cached_tokens for usage in used] == [0, 0]
 
 
-def test_a_pooled_prompt(start: Callable[..., Server], judge: TextOracle) -> None:
+def test_a_pooled_prompt(seeing: Server, judge: TextOracle) -> None:
     """A row that is prefilled alone."""
-    server = start()
-    found = server.client.embeddings.create(model=server.checkpoint.name, input="Hi there, " * 30, encoding_format="float")
-    ids = judge.tokenizer("Hi there, " * 30)["input_ids"]
-    hidden = judge.hidden(list(ids))
-    theirs = hidden[-1] / hidden[-1].norm()
-    ours = torch.tensor(found.data[0].embedding)
-    assert float(ours @ theirs / ours.norm()) > 0.9999
-    server.wait_until_empty()
-    server.down()
+    text = "Hi there, " * 30
+    found = seeing.client.embeddings.create(model=seeing.checkpoint.name, input=text, encoding_format="float")
+    theirs, ours = judge.hidden(list(judge.tokenizer(text)["input_ids"]))[-1], torch.tensor(found.data[0].embedding)
+    assert float(ours @ theirs / ours.norm() / theirs.norm()) > 0.99999
+    seeing.wait_until_empty()
