@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from .. import __version__
-from ..models.checkpoint.files import files_of_tensors
+from ..models.checkpoint.files import ADAPTER, files_of_tensors
 from ..runtime.config.fetch import FetchSection
 from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.pools import kind_of_pool
@@ -162,7 +162,8 @@ def _fingerprint(config: RuntimeConfig, layout: MemoryLayout, model: Path, direc
     """Return a digest of what determines the contents of pages, besides what their keys name. ``directory``: of pages, where the
     digests of weights are kept. Raises: OSError."""
     weights = files_of_tensors(model)
-    configs = sorted([*model.glob("*config.json"), *model.glob("*.safetensors.index.json")])
+    patterns = ("*config.json", "*.safetensors.index.json", f"{ADAPTER}/*config.json")
+    configs = sorted(file for pattern in patterns for file in model.glob(pattern))
     facts = {
         "version": (__version__, loaded_code()),
         "files": list(zip([path.name for path in weights], weights_digests(weights, directory, go_on), strict=True)),

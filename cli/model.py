@@ -11,7 +11,7 @@ from ..models.families.registry import FAMILIES
 from ..runtime.environment import read_environment
 from ..runtime.errors import UserError
 from ..runtime.process.run import fit_to_machine, running
-from .options import ConfigFile, Device, Dtype, MaxContext, RunName, configuration, override, run_path
+from .options import Adapter, ConfigFile, Device, Dtype, MaxContext, RunName, configuration, override, run_path
 from .terminal import print_columns
 from .words import aliases_of
 
@@ -40,6 +40,7 @@ def _register_check(group: typer.Typer) -> None:
     def check(
         directory: Annotated[str, typer.Argument(metavar="MODEL", help="The checkpoint directory, or GGUF file.")],
         config: ConfigFile = None,
+        adapter: Adapter = None,
         max_context: MaxContext = None,
         dtype: Dtype = None,
         device: Device = None,
@@ -53,7 +54,10 @@ def _register_check(group: typer.Typer) -> None:
         from .up import Plan, checkpoint_of
 
         environment = read_environment()
-        options = {"model.path": directory, "model.max_context": max_context, "model.dtype": dtype, "model.device": device}
+        options = {
+            **{"model.path": directory, "model.adapter": adapter, "model.max_context": max_context},
+            **{"model.dtype": dtype, "model.device": device},
+        }
         settings = override(configuration(config, environment), options)
         model, path = checkpoint_of(settings), run_path(None)
         fitted, reason = fit_to_machine(settings, model, path, environment)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 RunName = Annotated[str | None, typer.Option("--run", metavar="NAME", help='Name of the run; default $MMRT_RUN_DIR, or "default".')]
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="TOML configuration; default $MMRT_CONFIG.")]
 ModelDir = Annotated[str | None, typer.Option("--model", "-m", metavar="DIR", help="Checkpoint directory (model.path).")]
+Adapter = Annotated[
+    str | None, typer.Option("--adapter", metavar="DIR", help="LoRA adapter, merged when the model is loaded (model.adapter).")
+]
 Device = Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N (model.device).")]
 MaxContext = Annotated[
     int | None, typer.Option("--max-model-len", metavar="N", help="Tokens of prompt and answer at most (model.max_context).")

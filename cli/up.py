@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from ..models.architecture import ModelConfig
-from ..models.checkpoint.files import GGUF_SUFFIX, is_first_shard, missing_files
+from ..models.checkpoint.files import GGUF_SUFFIX, adapted_directory, is_first_shard, missing_files
 from ..models.config import facts_of, load_model_config, weight_bytes
 from ..models.errors import CheckpointError
 from ..models.text.vocabulary_check import check_vocabulary
@@ -30,6 +30,7 @@ from ..runtime.supervisor.supervisor import Reporter, RunSetup, Supervisor
 from ..shm.run_directory import RunDirectory, foreign_parent
 from .daemon import detach
 from .options import (
+    Adapter,
     ConfigFile,
     Device,
     Dtype,
@@ -71,6 +72,7 @@ def register(app: typer.Typer) -> None:
         directory: Annotated[str | None, typer.Argument(metavar="MODEL", help="Checkpoint directory, as --model.")] = None,
         config: ConfigFile = None,
         model: ModelDir = None,
+        adapter: Adapter = None,
         name: Annotated[
             str | None, typer.Option("--served-model-name", metavar="NAME", help="What clients call it (model.name).")
         ] = None,
@@ -106,6 +108,7 @@ def register(app: typer.Typer) -> None:
             raise ConfigError(f"--preset {preset}: the configuration has scheduling.preset = {settings.scheduling.preset!r}")
         options = {
             "model.path": directory if model is None else model,
+            "model.adapter": adapter,
             "model.name": name,
             "model.max_context": max_context,
             "model.dtype": dtype,
@@ -172,19 +175,28 @@ def whole_checkpoint(config: RuntimeConfig) -> Path:
 
 
 def checkpoint_of(config: RuntimeConfig) -> Path:
-    """Return the checkpoint directory of the configuration; of a GGUF file, or a directory that holds one, that which is made of it.
+    """Return the checkpoint directory of the configuration. Of a GGUF file, or a directory that holds one, one is made, and of a
+    checkpoint with an adapter another.
 
     Raises: ConfigError.
     """
+    home = read_environment().state_home
     try:
-        file = _gguf_file(Path(config.model.path).expanduser()) if config.model.path else None
-        if file is None:
-            return model_path(config)
-        from ..models.gguf.directory import gguf_directory  # with torch, which other starts do without here
-
-        return gguf_directory(file.absolute(), read_environment().state_home / "gguf")
+        path = _plain_checkpoint(config, home)
+        if config.model.adapter:
+            return adapted_directory(path, Path(config.model.adapter).expanduser().absolute(), home / "adapters")
     except (CheckpointError, RuntimeError) as error:
         raise ConfigError(f"model.path = {config.model.path!r}: {error}") from None
+    return path
+
+
+def _plain_checkpoint(config: RuntimeConfig, home: Path) -> Path:
+    file = _gguf_file(Path(config.model.path).expanduser()) if config.model.path else None
+    if file is None:
+        return model_path(msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, adapter="")))
+    from ..models.gguf.directory import gguf_directory  # with torch, which other starts do without here
+
+    return gguf_directory(file.absolute(), home / "gguf")
 
 
 def _gguf_file(path: Path) -> Path | None:

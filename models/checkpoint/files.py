@@ -3,8 +3,12 @@
 ``SafetensorsFiles`` and ``ChatTemplate`` read what is found here; ``mmrt up`` and ``mmrt doctor`` ask beforehand what is missing.
 """
 
+import hashlib
 import json
+import os
 import re
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from ..errors import CheckpointError
 INDEX = "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 GGUF_SUFFIX = ".gguf"
+ADAPTER = "mmrt-adapter"  # in a directory that was made for it: a link to an adapter's directory
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _POINTER = b"version https://git-lfs"  # how a file begins that Git LFS has not fetched
 
@@ -55,8 +60,37 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def files_of_tensors(path: Path) -> list[Path]:
-    """Return all files of tensors that a directory has; none of the null model."""
-    return sorted(file for file in path.iterdir() if file.suffix in (".safetensors", GGUF_SUFFIX))
+    """Return all files of tensors that a directory has, its adapter's too; none of the null model."""
+    return sorted(file for file in (*path.iterdir(), *path.glob(f"{ADAPTER}/*")) if file.suffix in (".safetensors", GGUF_SUFFIX))
+
+
+def adapted_directory(checkpoint: Path, adapter: Path, home: Path) -> Path:
+    """Return a directory of links to a checkpoint's files and to an adapter's directory, made below ``home`` if it is not there yet.
+
+    Raises: CheckpointError.
+    """
+    if not adapter.is_dir():
+        raise CheckpointError(f"{adapter} is not a directory: expected an adapter that peft has written")
+    links = {file.name: file.resolve() for file in sorted(checkpoint.iterdir()) if file.is_file()} | {ADAPTER: adapter.resolve()}
+    digest = hashlib.sha256(repr(sorted(links.items())).encode()).hexdigest()[:16]
+    made = home / digest / f"{checkpoint.name}+{adapter.resolve().name}"
+    if not made.is_dir():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=made.parent))
+        for name, target in links.items():
+            (draft / name).symlink_to(target)
+        move_directory(draft, made)
+    return made
+
+
+def move_directory(draft: Path, made: Path) -> None:
+    """Move a directory to its place, unless another process has been first, with the same."""
+    try:
+        os.replace(draft, made)
+    except OSError:
+        shutil.rmtree(draft, ignore_errors=True)
+        if not made.is_dir():
+            raise
 
 
 def gguf_shards(path: Path) -> list[Path]:

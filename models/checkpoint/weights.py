@@ -6,7 +6,7 @@ The memory actor calls ``write_weights`` once; prefill, decode and encoder call 
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -15,10 +15,12 @@ import msgspec
 import torch
 
 from ...schema.quantization import Fp8Quantization, GgufQuantization, IntegerQuantization
+from ...schema.weight_layout import INT4_ROWS
 from ...shm.mapping import private_memory
 from ..architecture import ModelConfig
 from ..errors import CheckpointError
 from ..families.registry import family_of
+from .adapter import Adapter, read_adapter
 from .files import GGUF_SUFFIX, weight_files
 from .fp8 import Fp8Matrix, StoredFp8, find_fp8
 from .gguf_files import GgufFiles
@@ -29,6 +31,7 @@ from .safetensors_files import DTYPES, SafetensorsFiles, StoredTensor
 from .weight_specs import Part, Shape, Source, TensorSpec, scales_of, stored_parts
 
 ALIGNMENT = 64
+_BLOCK_VALUES = 1 << 20
 
 _ALL_DTYPES = {  # beside those of plain tensors, those of quantized matrices
     **DTYPES,
@@ -89,12 +92,13 @@ def write_weights(
         stored = {family.canonical_name(name): tensor for name, tensor in files.tensors.items()}
         chosen = {spec.name: [_choose(Path(path), source, stored, config) for source in spec.sources] for spec in specs}
         by_name = {spec.name: spec for spec in specs}
+        adapter = _adapter_of(Path(path), config, specs)
         index = plan_weights(config, {name for name, parts in chosen.items() if _is_spared(parts, config)})
         targets = attach_weights(allocate(index.num_bytes), index)
         for entry in index.entries:
             if entry.name in chosen:  # else the scales of the one before, which came with it
                 spec, parts = by_name[entry.name], chosen[entry.name]
-                _fill(targets[entry.name], targets.get(scales_of(entry.name)), spec, parts, files, config)
+                _fill(targets[entry.name], targets.get(scales_of(entry.name)), spec, parts, files, config, adapter)
             if progress is not None:
                 progress(entry.offset + entry.num_bytes, index.num_bytes)
     return index
@@ -107,6 +111,14 @@ def _open(path: Path) -> _Files:
     """Raises: CheckpointError."""
     files = weight_files(path)
     return GgufFiles(files) if files[0].suffix == GGUF_SUFFIX else SafetensorsFiles(path)
+
+
+def _adapter_of(path: Path, config: ModelConfig, specs: Collection[TensorSpec]) -> Adapter | None:
+    """Raises: CheckpointError for one that does not fit the model."""
+    adapter = read_adapter(path, family_of(config).canonical_name)
+    if adapter is not None:
+        adapter.check(source for spec in specs for source in spec.sources)
+    return adapter
 
 
 class FoundWeights(NamedTuple):
@@ -124,10 +136,15 @@ def check_weights(path: Path, config: ModelConfig) -> FoundWeights:
     """Compare all tensors of a checkpoint with those of the model, by the headers of its files. Raises: CheckpointError for files that
     cannot be read."""
     family = family_of(config)
+    specs = family.tensor_specs(config)
     problems, read = list[str](), set[StoredTensor]()
+    try:
+        _adapter_of(path, config, specs)
+    except CheckpointError as error:
+        problems.append(str(error))
     with _open(path) as files:
         stored = {family.canonical_name(name): tensor for name, tensor in files.tensors.items()}
-        for source in (source for spec in family.tensor_specs(config) for source in spec.sources):
+        for source in (source for spec in specs for source in spec.sources):
             try:
                 found = _choose(path, source, stored, config)
             except CheckpointError as error:
@@ -233,11 +250,13 @@ def _fill(
     parts: list[_Stored],
     files: _Files,
     config: ModelConfig,
+    adapter: Adapter | None,
 ) -> None:
     row = 0
     for source, part in zip(spec.sources, parts, strict=True):
         try:
-            write = _writer(part, files, config)
+            delta = None if adapter is None else adapter.delta_of(source.name)
+            write = _writer(part, files, config) if delta is None else partial(_write_sum, _matrix(part, files, config), delta)
             for piece in source.pieces():
                 rows = slice(row, row + piece.stop - piece.start)
                 write(piece, target[rows], _rows_of(scales, rows))
@@ -252,20 +271,56 @@ _Writer = Callable[[slice, torch.Tensor, torch.Tensor | None], None]
 """Writes these rows of a checkpoint's tensor to a target and its scales."""
 
 
-def _writer(part: _Stored, files: _Files, config: ModelConfig) -> _Writer:
+class _Plain(NamedTuple):
+    """Values of a tensor that is not quantized."""
+
+    tensor: torch.Tensor
+
+    def blocks(self, rows: slice) -> Iterator[slice]:
+        step = max(1, _BLOCK_VALUES // (math.prod(self.tensor.shape[1:]) * INT4_ROWS)) * INT4_ROWS
+        return (slice(first, min(first + step, rows.stop)) for first in range(rows.start, rows.stop, step))
+
+    def values(self, rows: slice) -> torch.Tensor:
+        return self.tensor[rows].float()
+
+
+_Matrix = _Plain | Integers | Fp8Matrix | BlockMatrix
+
+
+def _matrix(part: _Stored, files: _Files, config: ModelConfig) -> _Matrix:
     if isinstance(part, _StoredNumbers):
         values = _view(files, part.tensor)
-        if part.columns is not None:
-            values = values[:, part.columns].t()
-        return lambda rows, target, scales: narrow(values[rows], target, scales)
+        return _Plain(values if part.columns is None else values[:, part.columns].t())
     if isinstance(part, StoredBlocks):
-        return partial(_write_blocks, BlockMatrix(part, _tensor(files.view(part.tensor), torch.uint8)), part.has_4_bits)
+        return BlockMatrix(part, _tensor(files.view(part.tensor), torch.uint8))
     tensors = {role: _view(files, tensor) for role, tensor in part.parts.items()}
     if isinstance(part, StoredFp8):
         assert isinstance(config.quantization, Fp8Quantization)
-        return partial(_write_values, Fp8Matrix(part.shape, tensors, config.quantization))
+        return Fp8Matrix(part.shape, tensors, config.quantization)
     assert isinstance(config.quantization, IntegerQuantization)
-    return partial(_write_integers, Integers(part.shape, tensors, config.quantization), config.quantization)
+    return Integers(part.shape, tensors, config.quantization)
+
+
+def _writer(part: _Stored, files: _Files, config: ModelConfig) -> _Writer:
+    """As they are if the target's format holds them."""
+    matrix = _matrix(part, files, config)
+    if isinstance(matrix, _Plain):
+        return lambda rows, target, scales: narrow(matrix.tensor[rows], target, scales)
+    if isinstance(matrix, Integers):
+        assert isinstance(config.quantization, IntegerQuantization)
+        return partial(_write_integers, matrix, config.quantization)
+    if isinstance(matrix, BlockMatrix):
+        return partial(_write_blocks, matrix, isinstance(part, StoredBlocks) and part.has_4_bits)
+    return partial(_write_values, matrix)
+
+
+def _write_sum(
+    matrix: _Matrix, delta: Callable[[slice], torch.Tensor], piece: slice, target: torch.Tensor, scales: torch.Tensor | None
+) -> None:
+    """With what an adapter adds."""
+    for rows in matrix.blocks(piece):
+        at = slice(rows.start - piece.start, rows.stop - piece.start)
+        narrow(matrix.values(rows) + delta(rows), target[at], _rows_of(scales, at))
 
 
 def _write_blocks(matrix: BlockMatrix, has_4_bits: bool, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
@@ -286,7 +341,6 @@ def _write_values(matrix: Fp8Matrix | BlockMatrix, piece: slice, target: torch.T
 def _write_integers(
     integers: Integers, how: IntegerQuantization, piece: slice, target: torch.Tensor, scales: torch.Tensor | None
 ) -> None:
-    """As they are if the target's format holds them."""
     for rows in integers.blocks(piece):
         at = slice(rows.start - piece.start, rows.stop - piece.start)
         its = _rows_of(scales, at)

@@ -5,7 +5,6 @@ All of mmrt then reads it as any checkpoint; the tensors stay where they are (``
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint.files import gguf_shards
+from ..checkpoint.files import gguf_shards, move_directory
 from ..checkpoint.gguf_files import GgufFile, read_gguf
 from ..config import load_model_config
 from ..errors import CheckpointError
@@ -64,19 +63,11 @@ def _write(made: Path, files: list[GgufFile]) -> None:
             (draft / file.path.name).symlink_to(file.path.resolve())
         ropes = load_model_config(draft).language.ropes
         check_rope(contents, ropes[0].stretch)
-        _move(draft, made)
+        move_directory(draft, made)
     except CheckpointError as error:
         raise CheckpointError(str(error).replace(str(draft / "config.json"), contents.where)) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def _move(draft: Path, made: Path) -> None:
-    try:
-        os.replace(draft, made)
-    except OSError:
-        if not made.is_dir():  # else another process was first, with the same
-            raise
 
 
 def _contents(files: list[GgufFile]) -> Contents:

@@ -32,6 +32,7 @@ Device = Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]+)?)$")]
 
 class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: str = ""  # a Hugging Face checkpoint directory; "" is the demo model, which comes with mmrt
+    adapter: str = ""  # directory of a LoRA adapter, merged when the model is loaded
     name: str = ""  # what /v1/models calls it; "" is the directory's name
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = (

@@ -31,8 +31,10 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 def model_path(config: RuntimeConfig) -> Path:
     """Return the checkpoint directory of the configuration, or that of the demo model if none is configured.
 
-    Raises: ConfigError if it is not a checkpoint directory.
+    Raises: ConfigError if it is not a checkpoint directory, or an adapter has to be merged into it, for which `mmrt up` makes another.
     """
+    if config.model.adapter:
+        raise ConfigError(f"model.adapter = {config.model.adapter!r}: `mmrt up` takes adapters, and units do not")
     try:
         path = Path(config.model.path).expanduser().absolute() if config.model.path else DEFAULT_MODEL
     except RuntimeError as error:
