@@ -87,13 +87,13 @@ def keep_states_when_preempted(patch: pytest.MonkeyPatch) -> None:
 
 BUGS: dict[Bug, tuple[int, ...]] = {
     forget_which_state_is_the_last: (481436, 201568, 735221),
-    give_states_away_under_a_plan: (475143,),
-    give_states_away_under_decode: (795894,),
-    swap_no_states: (237718,),
-    end_chunks_anywhere: (202497,),
-    miss_an_interrupted_grant: (420175,),
-    swap_states_again: (119255,),
-    keep_states_when_preempted: (393603,),
+    give_states_away_under_a_plan: (475143, 51303, 792336),
+    give_states_away_under_decode: (795894, 523259, 539474),
+    swap_no_states: (237718, 388404, 393603),
+    end_chunks_anywhere: (202497, 739054, 45905),
+    miss_an_interrupted_grant: (420175, 409445, 600965),
+    swap_states_again: (119255, 642954, 336412),
+    keep_states_when_preempted: (393603, 202497, 45905),
 }
 
 
