@@ -25,7 +25,10 @@ _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MAX_AXES = 4
-_MAX_NAME_BYTES = 512  # the format allows more, and no file has it
+_MAX_NAME_BYTES = 200  # the format allows more, and no file has it
+_MAX_HEADER_BYTES = 64 << 20  # the largest known has 16 MB; in memory it becomes up to 16 times as large
+_MAX_EXPERTS = 4096
+_MIN_ALIGNMENT, _MAX_ALIGNMENT = 8, 1 << 20
 _DEFAULT_ALIGNMENT = 32
 
 
@@ -77,11 +80,13 @@ class GgufFiles:
 
 
 def _parts(name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
-    """A tensor by its name in a checkpoint; one of all experts as one for each."""
+    """A tensor by its name in a checkpoint; one of all experts as one for each. Raises: CheckpointError."""
     if not is_experts(name) or len(tensor.shape) != 3:
         yield checkpoint_name(name), tensor
         return
     experts, rows, columns = tensor.shape
+    if experts > _MAX_EXPERTS:
+        raise CheckpointError(f"{tensor.file}: tensor {name!r} has {experts} experts, expected at most {_MAX_EXPERTS}")
     for expert in range(experts):
         yield name_of_expert(name, expert), tensor.rows(expert * rows, (rows, columns))
 
@@ -91,6 +96,7 @@ class _Reader:
         self._path, self._mapped = path, mapped
         self._bytes = memoryview(mapped)
         self._size, self._at = len(mapped), 0
+        self._end = min(self._size, _MAX_HEADER_BYTES)  # of what a header may take
 
     def read(self) -> GgufFile:
         if bytes(self._take(4, "the magic")) != _MAGIC:
@@ -107,18 +113,21 @@ class _Reader:
             metadata[key] = self._value(key, self._number("I", f"the type of {key!r}"))
         entries = [self._entry() for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-        if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment & alignment - 1:
-            raise CheckpointError(f"{self._path}: general.alignment is {alignment!r}, expected a power of two up to {1 << 20}")
-        start = -(-self._at // alignment) * alignment
-        return GgufFile(self._path, metadata, self._placed(entries, start), self._mapped)
+        if type(alignment) is not int or not _MIN_ALIGNMENT <= alignment <= _MAX_ALIGNMENT or alignment & alignment - 1:
+            limits = f"{_MIN_ALIGNMENT} to {_MAX_ALIGNMENT}"
+            raise CheckpointError(f"{self._path}: general.alignment is {alignment!r}, expected a power of two from {limits}")
+        return GgufFile(self._path, metadata, self._placed(entries, alignment), self._mapped)
 
     def _take(self, num_bytes: int, what: str) -> memoryview:
-        if num_bytes > self._size - self._at:
-            raise CheckpointError(
-                f"{self._path}: truncated: {what} at byte {self._at} takes {num_bytes} bytes, the file has {self._size}"
-            )
+        if num_bytes > self._end - self._at:
+            raise self._cut(f"{what} at byte {self._at} takes {num_bytes} bytes")
         self._at += num_bytes
         return self._bytes[self._at - num_bytes : self._at]
+
+    def _cut(self, problem: str) -> CheckpointError:
+        if self._end < self._size:
+            return CheckpointError(f"{self._path}: {problem}, a header has at most {self._end}")
+        return CheckpointError(f"{self._path}: truncated: {problem}, the file has {self._size}")
 
     def _number(self, code: str, what: str) -> Any:
         return struct.unpack(f"<{code}", self._take(struct.calcsize(f"<{code}"), what))[0]
@@ -126,8 +135,9 @@ class _Reader:
     def _count(self, what: str, least_bytes: int) -> int:
         """A number of things of which each takes so many bytes of the file."""
         count: int = self._number("Q", f"the number of {what}")
-        if count > (self._size - self._at) // least_bytes:
-            raise CheckpointError(f"{self._path}: tells of {count} {what}, more than fit in the {self._size} bytes of the file")
+        if count > (self._end - self._at) // least_bytes:
+            of = "a header" if self._end < self._size else "the file"
+            raise CheckpointError(f"{self._path}: tells of {count} {what}, more than fit in the {self._end} bytes of {of}")
         return count
 
     def _text(self, what: str) -> str:
@@ -159,16 +169,17 @@ class _Reader:
             raise CheckpointError(f"{self._path}: key {key!r} has an array of type {kind}, expected numbers or strings")
         width = struct.calcsize(f"<{_SCALARS[kind]}")
         count = self._count(f"elements of {key!r}", width)
-        return list(struct.unpack(f"<{count}{_SCALARS[kind]}", self._take(count * width, f"the elements of {key!r}")))
+        found: list[Any] = self._take(count * width, f"the elements of {key!r}").cast(_SCALARS[kind]).tolist()
+        return found
 
     def _strings(self, count: int, key: str) -> list[str]:
         """In one loop over local names: a vocabulary has hundreds of thousands."""
-        at, size, data, length_at = self._at, self._size, self._mapped, struct.Struct("<Q").unpack_from
+        at, end, data, length_at = self._at, self._end, self._mapped, struct.Struct("<Q").unpack_from
         found: list[str] = []
         for _ in range(count):
             first = at + 8
-            if first > size or (length := length_at(data, at)[0]) > size - first:
-                raise CheckpointError(f"{self._path}: truncated: element {len(found)} of {key!r} at byte {at} ends behind the file")
+            if first > end or (length := length_at(data, at)[0]) > end - first:
+                raise self._cut(f"element {len(found)} of {key!r} at byte {at} goes beyond the end")
             at = first + length
             found.append(data[first:at].decode("utf-8", "replace"))
         self._at = at
@@ -183,11 +194,16 @@ class _Reader:
         shape = tuple(self._number("Q", f"the shape of {name!r}") for _ in range(num_axes))[::-1]
         return name, shape, self._number("I", f"the type of {name!r}"), self._number("Q", f"the offset of {name!r}")
 
-    def _placed(self, entries: list[tuple[str, tuple[int, ...], int, int]], start: int) -> dict[str, StoredTensor]:
+    def _placed(self, entries: list[tuple[str, tuple[int, ...], int, int]], alignment: int) -> dict[str, StoredTensor]:
+        start = -(-self._at // alignment) * alignment
         tensors: dict[str, StoredTensor] = {}
         for name, shape, kind, offset in entries:
             if name in tensors:
                 raise CheckpointError(f"{self._path}: has tensor {name!r} twice")
+            if 0 in shape:
+                raise CheckpointError(f"{self._path}: tensor {name!r} has shape {list(shape)}, expected sizes of at least 1")
+            if offset % alignment:
+                raise CheckpointError(f"{self._path}: tensor {name!r} has offset {offset}, which is no multiple of {alignment}")
             if kind not in TYPE_NAMES:
                 raise CheckpointError(f"{self._path}: tensor {name!r} is of type {kind}, which is not known")
             values, num_bytes = BLOCKS[TYPE_NAMES[kind]]
@@ -207,6 +223,6 @@ class _Reader:
     def _check_overlaps(self, tensors: Mapping[str, StoredTensor]) -> None:
         end, before = 0, ""
         for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].num_bytes)):
-            if tensor.start < end and tensor.num_bytes:
+            if tensor.start < end:
                 raise CheckpointError(f"{self._path}: tensor {name!r} overlaps tensor {before!r}")
             end, before = tensor.start + tensor.num_bytes, name

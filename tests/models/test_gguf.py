@@ -305,6 +305,45 @@ def test_kinds_that_are_not_served(made: Callable[..., Made], tmp_path: Path, ke
         gguf_directory(tmp_path / "model.gguf", tmp_path / "home")
 
 
+def patched(made: Made, name: str, edit: Callable[[bytearray, int], None], file: Path) -> Path:
+    """A copy of a file; ``edit`` gets its bytes and where the entry of a tensor goes on behind the name: axes, sizes, type, offset."""
+    raw = bytearray(made.file.read_bytes())
+    edit(raw, raw.index(name.encode()) + len(name))
+    file.write_bytes(raw)
+    return file
+
+
+def test_sizes_of_nothing_are_refused(made: Callable[..., Made], tmp_path: Path) -> None:
+    """2**60 experts without rows take no byte: a list of them would never end."""
+
+    def empty(raw: bytearray, at: int) -> None:
+        struct.pack_into("<QQQ", raw, at + 4, 0, 0, 1 << 60)
+
+    file = patched(made("qwen3_moe"), "blk.0.ffn_gate_exps.weight", empty, tmp_path / "model.gguf")
+    with pytest.raises(CheckpointError, match=r"has shape \[1152921504606846976, 0, 0\], expected sizes of at least 1"):
+        gguf_directory(file, tmp_path / "home")
+
+
+def test_offsets_are_aligned(made: Callable[..., Made], tmp_path: Path) -> None:
+    def move(raw: bytearray, at: int) -> None:
+        struct.pack_into("<Q", raw, at + 4 + 8 + 4, struct.unpack_from("<Q", raw, at + 4 + 8 + 4)[0] + 2)
+
+    file = patched(made("llama"), "output_norm.weight", move, tmp_path / "model.gguf")
+    with pytest.raises(CheckpointError, match="'output_norm.weight' has offset .* which is no multiple of 32"):
+        read_gguf(file)
+
+
+def test_a_header_is_bounded(tmp_path: Path) -> None:
+    """Whatever the file's size: 128 million numbers of a byte would be a gigabyte of integers, twice."""
+    key, count = b"x", 128 << 20
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 0, count)
+    with (tmp_path / "model.gguf").open("wb") as file:
+        file.write(head)
+        file.truncate(len(head) + count)
+    with pytest.raises(CheckpointError, match="tells of 134217728 elements of 'x', more than fit in the 67108864 bytes of a header"):
+        read_gguf(tmp_path / "model.gguf")
+
+
 def test_a_type_that_is_not_read_is_named(made: Callable[..., Made], tmp_path: Path) -> None:
     """Of Q8_0's blocks as Q2_K's: a header of the right sizes."""
     one = made("llama", "Q8_0")
