@@ -3,7 +3,7 @@
 A value is number x scale, also where the scale's tensor is named ``weight_scale_inv``. Shapes: N rows, K columns.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ...schema.quantization import Fp8Quantization
-from ...schema.weight_layout import INT4_ROWS
 from ..errors import CheckpointError
 from .safetensors_files import StoredTensor
 from .weight_specs import Shape, Source
@@ -20,7 +19,6 @@ _NUMBERS = "F8_E4M3"
 _EXPONENTS = ("U8", "F8_E8M0")  # a byte b says 2 to the power of b - 127
 _SCALES = ("F32", "BF16", "F16", *_EXPONENTS)
 _ENDINGS = ("_scale_inv", "_scale")
-_BLOCK_VALUES = 1 << 20
 
 
 class StoredFp8(NamedTuple):
@@ -68,20 +66,15 @@ class Fp8Matrix:
 
     def __init__(self, shape: Shape, tensors: Mapping[str, Tensor], how: Fp8Quantization) -> None:
         """Raises: ValueError for scales that are not finite."""
-        self._numbers = tensors["numbers"]
+        self.shape, self._numbers = shape, tensors["numbers"]
         scales = tensors["scales"]
         if scales.dtype == torch.uint8:
             scales = scales.view(torch.float8_e8m0fnu).float()
         if not bool(scales.isfinite().all()):
             raise ValueError("has a scale that is not finite")
         self._scales = scales.float().reshape(scales.shape if how.block is not None else (-1, 1))
-        rows, columns = self._scales.shape
-        self._rows, self._columns = how.block or (shape[0] if rows == 1 else 1, shape[1] if columns == 1 else 1)
-
-    def blocks(self, rows: slice) -> Iterator[slice]:
-        """Slices of ``rows`` that are read at once."""
-        step = max(1, _BLOCK_VALUES // (self._numbers.shape[1] * INT4_ROWS)) * INT4_ROWS
-        return (slice(first, min(first + step, rows.stop)) for first in range(rows.start, rows.stop, step))
+        block = how.block or (shape[0] if len(self._scales) == 1 else 1, shape[1])
+        self._rows, self._columns = min(block[0], shape[0]), min(block[1], shape[1])
 
     def values(self, rows: slice) -> Tensor:
         """Float32 [n, K]. Raises: ValueError for numbers that are not finite."""

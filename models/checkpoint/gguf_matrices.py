@@ -2,7 +2,7 @@
 actor."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,15 +10,12 @@ import torch
 from torch import Tensor
 
 from ...schema.quantization import GgufQuantization
-from ...schema.weight_layout import INT4_ROWS
 from ..architecture import AttentionConfig
 from ..errors import CheckpointError
 from . import int4
 from .gguf_blocks import BLOCKS, INT4_TYPES, READ_TYPES, block_codes, block_values
 from .safetensors_files import DTYPES, StoredTensor
 from .weight_specs import Shape, Source
-
-_BLOCK_VALUES = 1 << 20
 
 
 class StoredBlocks(NamedTuple):
@@ -54,6 +51,8 @@ def find_blocks(
         return None
     if tensor.shape != source.shape:
         raise CheckpointError(f"{tensor.file}: tensor {source.name!r} has shape {list(tensor.shape)}, expected {list(source.shape)}")
+    if len(tensor.shape) < 2 and BLOCKS[tensor.dtype][0] > 1:
+        raise CheckpointError(f"{tensor.file}: tensor {source.name!r} is of type {tensor.dtype}, which is none of vectors")
     if tensor.dtype not in READ_TYPES:
         raise CheckpointError(
             f"{tensor.file}: tensor {source.name!r} is of type {tensor.dtype}, expected one of {', '.join(READ_TYPES)}"
@@ -69,24 +68,25 @@ class BlockMatrix:
     """The values of a matrix; ``data`` uint8 [bytes], in the file."""
 
     def __init__(self, stored: StoredBlocks, data: Tensor) -> None:
-        self._kind, self._shape = stored.tensor.dtype, stored.shape
-        self._columns = math.prod(self._shape[1:])
+        self._kind, self.shape = stored.tensor.dtype, stored.shape
         num_values, num_bytes = BLOCKS[self._kind]
-        self._rows = data.view(self._shape[0], self._columns // num_values * num_bytes)
-        self._order = None if not stored.turned_heads else _order(self._shape[0], stored.turned_heads)
-
-    def blocks(self, rows: slice) -> Iterator[slice]:
-        """Slices of ``rows`` that are read at once."""
-        step = max(1, _BLOCK_VALUES // (self._columns * INT4_ROWS)) * INT4_ROWS
-        return (slice(first, min(first + step, rows.stop)) for first in range(rows.start, rows.stop, step))
+        self._rows = data.view(self.shape[0], math.prod(self.shape[1:]) // num_values * num_bytes)
+        self._order = None if not stored.turned_heads else _order(self.shape[0], stored.turned_heads)
 
     def values(self, rows: slice) -> Tensor:
-        """Float32 [n, ...]."""
-        return block_values(self._data(rows), self._kind).view(-1, *self._shape[1:])
+        """Float32 [n, ...]. Raises: ValueError for values that are not finite."""
+        values = block_values(self._data(rows), self._kind).view(-1, *self.shape[1:])
+        if not bool(values.isfinite().all()):
+            raise ValueError("has a value that is not finite")
+        return values
 
     def write_int4(self, rows: slice, target: Tensor, target_scales: Tensor) -> None:
-        """Write the codes of a matrix of 4 bits as they are. Scales are rounded to bfloat16."""
-        int4.pack(*block_codes(self._data(rows), self._kind), target, target_scales)
+        """Write the codes of a matrix of 4 bits as they are. Scales are rounded to bfloat16. Raises: ValueError for scales that are not
+        finite."""
+        found = block_codes(self._data(rows), self._kind)
+        if not bool((found.scales + found.shifts).isfinite().all()):
+            raise ValueError("has a scale that is not finite")
+        int4.pack(*found, target, target_scales)
 
     def _data(self, rows: slice) -> Tensor:
         return self._rows[rows if self._order is None else self._order[rows]]

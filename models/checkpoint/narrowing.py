@@ -4,6 +4,7 @@ Scales are bfloat16, so that no kernel has to round them. ``weights`` calls ``na
 model.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -37,13 +38,18 @@ def narrow(values: Tensor, target: Tensor, scales: Tensor | None = None) -> None
             int4.pack(codes, steps, zeros, target[rows], scales[rows])
 
 
+def row_blocks(rows: slice, num_columns: int) -> Iterator[slice]:
+    """The rows that are converted at once, a multiple of int4's in each but the last."""
+    step = max(1, _BLOCK_VALUES // (max(1, num_columns) * INT4_ROWS)) * INT4_ROWS
+    return (slice(first, min(first + step, rows.stop)) for first in range(rows.start, rows.stop, step))
+
+
 def _blocks(values: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows in float32, a multiple of int4's in each, all in the same memory, which may be written to."""
-    num_rows = max(1, _BLOCK_VALUES * values.shape[0] // max(1, values.numel()) // INT4_ROWS) * INT4_ROWS
-    memory = torch.empty(min(num_rows, values.shape[0]), *values.shape[1:])
-    for first in range(0, values.shape[0], num_rows):
-        rows = slice(first, min(first + num_rows, values.shape[0]))
-        yield rows, memory[: rows.stop - first].copy_(values[rows])
+    """Blocks of rows in float32, all in the same memory, which may be written to."""
+    memory: Tensor | None = None
+    for rows in row_blocks(slice(0, values.shape[0]), math.prod(values.shape[1:])):
+        memory = torch.empty(values[rows].shape) if memory is None else memory
+        yield rows, memory[: rows.stop - rows.start].copy_(values[rows])
 
 
 def _halve(block: Tensor, target: Tensor) -> None:

@@ -4,7 +4,7 @@
 their values otherwise. Shapes: N rows, K columns, G groups; a file's 32-bit words hold several integers, the first in the lowest bits.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,6 @@ from .weight_specs import Shape, Source
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # places in a word of rows 0 to 7
 _FLOATS = ("F16", "BF16", "F32")
 _WORD_BITS = 32
-_BLOCK_VALUES = 1 << 20
 
 
 class _Part(NamedTuple):
@@ -116,13 +115,13 @@ class Integers:
 
     def __init__(self, shape: Shape, tensors: Mapping[str, Tensor], how: IntegerQuantization) -> None:
         """Raises: ValueError for groups that do not exist."""
-        self._shape, self._tensors, self._how = shape, tensors, how
+        self.shape, self._tensors, self._how = shape, tensors, how
         self._num_groups = tensors["scales"].shape[0 if how.packing in ("awq", "gptq", "gptq_v2") else 1]
         self._groups = self._groups_of_columns()
 
     def _groups_of_columns(self) -> Tensor | None:
         """The group of each column, int64 [K]; None if groups are of neighbours, in order."""
-        columns = self._shape[1]
+        columns = self.shape[1]
         size = self._how.group_size or columns
         in_order = torch.arange(columns) // min(size, columns)
         groups = self._tensors["groups"].long() if "groups" in self._tensors else in_order
@@ -131,14 +130,6 @@ class Integers:
         if not 0 <= int(groups.min()) <= int(groups.max()) < self._num_groups:
             raise ValueError(f"has columns in groups {int(groups.min())} to {int(groups.max())}, expected 0 to {self._num_groups - 1}")
         return None if torch.equal(groups, in_order) and (self._num_groups == 1 or columns % size == 0) else groups
-
-    def blocks(self, rows: slice) -> Iterator[slice]:
-        """Slices of ``rows`` that are read at once. Raises: ValueError for ends that lie in the middle of a word."""
-        num_rows, num_columns = self._shape
-        if rows.start % INT4_ROWS or (rows.stop % INT4_ROWS and rows.stop != num_rows):
-            raise ValueError(f"is used from row {rows.start} to {rows.stop}, expected multiples of {INT4_ROWS}")
-        step = max(1, _BLOCK_VALUES // (num_columns * INT4_ROWS)) * INT4_ROWS
-        return (slice(first, min(first + step, rows.stop)) for first in range(rows.start, rows.stop, step))
 
     def values(self, rows: slice) -> Tensor:
         """Float32 [n, K]. Raises: ValueError for scales that are not finite; the other methods do so as well."""
@@ -169,7 +160,10 @@ class Integers:
         target_scales.copy_(scales[:, 0])
 
     def codes(self, rows: slice) -> Codes:
-        """Unpack rows, a slice whose ends are multiples of 32 or the matrix's own."""
+        """Unpack rows. Raises: ValueError unless the slice's ends are multiples of 32 or the matrix's own: others may lie
+        in the middle of a word."""
+        if rows.start % INT4_ROWS or (rows.stop % INT4_ROWS and rows.stop != self.shape[0]):
+            raise ValueError(f"is used from row {rows.start} to {rows.stop}, expected multiples of {INT4_ROWS}")
         read: Callable[[slice], Codes] = {
             "awq": self._read_awq,
             "gptq": self._read_gptq,
@@ -190,7 +184,7 @@ class Integers:
 
     def _read_gptq(self, rows: slice) -> Codes:
         """AutoGPTQ's: words along the columns, zero points along the rows; in version 1 less one, where 0 becomes the most."""
-        codes = self._unpack(self._tensors["codes"][:, rows].t(), self._shape[1])
+        codes = self._unpack(self._tensors["codes"][:, rows].t(), self.shape[1])
         zeros = self._unpack(self._tensors["zeros"][:, self._words(rows)], rows.stop - rows.start).t()
         if self._how.packing == "gptq":
             zeros = zeros + 1 & (1 << self._how.bits) - 1
@@ -203,7 +197,7 @@ class Integers:
             zeros = torch.full_like(scales, 1 << (self._how.bits - 1))
         else:
             zeros = self._unpack(self._tensors["zeros"][self._words(rows)].t(), rows.stop - rows.start).t().float()
-        return Codes(self._unpack(self._tensors["codes"][rows], self._shape[1]), zeros, scales)
+        return Codes(self._unpack(self._tensors["codes"][rows], self.shape[1]), zeros, scales)
 
     def _read_bytes(self, rows: slice) -> Codes:
         """compressed-tensors' "int-quantized": a byte each, signed."""

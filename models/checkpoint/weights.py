@@ -15,7 +15,6 @@ import msgspec
 import torch
 
 from ...schema.quantization import Fp8Quantization, GgufQuantization, IntegerQuantization
-from ...schema.weight_layout import INT4_ROWS
 from ...shm.mapping import private_memory
 from ..architecture import ModelConfig
 from ..errors import CheckpointError
@@ -25,13 +24,12 @@ from .files import GGUF_SUFFIX, weight_files
 from .fp8 import Fp8Matrix, StoredFp8, find_fp8
 from .gguf_files import GgufFiles
 from .gguf_matrices import BlockMatrix, StoredBlocks, find_blocks
-from .narrowing import narrow
+from .narrowing import narrow, row_blocks
 from .quantized import Integers, StoredIntegers, find_integers
 from .safetensors_files import DTYPES, SafetensorsFiles, StoredTensor
 from .weight_specs import Part, Shape, Source, TensorSpec, scales_of, stored_parts
 
 ALIGNMENT = 64
-_BLOCK_VALUES = 1 << 20
 
 _ALL_DTYPES = {  # beside those of plain tensors, those of quantized matrices
     **DTYPES,
@@ -276,9 +274,9 @@ class _Plain(NamedTuple):
 
     tensor: torch.Tensor
 
-    def blocks(self, rows: slice) -> Iterator[slice]:
-        step = max(1, _BLOCK_VALUES // (math.prod(self.tensor.shape[1:]) * INT4_ROWS)) * INT4_ROWS
-        return (slice(first, min(first + step, rows.stop)) for first in range(rows.start, rows.stop, step))
+    @property
+    def shape(self) -> Shape:
+        return tuple(self.tensor.shape)
 
     def values(self, rows: slice) -> torch.Tensor:
         return self.tensor[rows].float()
@@ -318,8 +316,7 @@ def _write_sum(
     matrix: _Matrix, delta: Callable[[slice], torch.Tensor], piece: slice, target: torch.Tensor, scales: torch.Tensor | None
 ) -> None:
     """With what an adapter adds."""
-    for rows in matrix.blocks(piece):
-        at = slice(rows.start - piece.start, rows.stop - piece.start)
+    for rows, at in _blocks(piece, matrix.shape):
         narrow(matrix.values(rows) + delta(rows), target[at], _rows_of(scales, at))
 
 
@@ -327,22 +324,19 @@ def _write_blocks(matrix: BlockMatrix, has_4_bits: bool, piece: slice, target: t
     if not has_4_bits or scales is None or target.dtype != torch.uint8:
         _write_values(matrix, piece, target, scales)
         return
-    for rows in matrix.blocks(piece):
-        at = slice(rows.start - piece.start, rows.stop - piece.start)
+    for rows, at in _blocks(piece, matrix.shape):
         matrix.write_int4(rows, target[at], scales[at])
 
 
 def _write_values(matrix: Fp8Matrix | BlockMatrix, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
-    for rows in matrix.blocks(piece):
-        at = slice(rows.start - piece.start, rows.stop - piece.start)
+    for rows, at in _blocks(piece, matrix.shape):
         narrow(matrix.values(rows), target[at], _rows_of(scales, at))
 
 
 def _write_integers(
     integers: Integers, how: IntegerQuantization, piece: slice, target: torch.Tensor, scales: torch.Tensor | None
 ) -> None:
-    for rows in integers.blocks(piece):
-        at = slice(rows.start - piece.start, rows.stop - piece.start)
+    for rows, at in _blocks(piece, integers.shape):
         its = _rows_of(scales, at)
         if its is not None and target.dtype == torch.uint8 and how.form == "int4":
             integers.write_int4(rows, target[at], its)
@@ -350,6 +344,12 @@ def _write_integers(
             integers.write_int8(rows, target[at], its)
         else:
             narrow(integers.values(rows), target[at], its)
+
+
+def _blocks(piece: slice, shape: Shape) -> Iterator[tuple[slice, slice]]:
+    """Rows of a matrix that are read at once, and their places in the target of ``piece``."""
+    for rows in row_blocks(piece, math.prod(shape[1:])):
+        yield rows, slice(rows.start - piece.start, rows.stop - piece.start)
 
 
 def _rows_of(scales: torch.Tensor | None, rows: slice) -> torch.Tensor | None:

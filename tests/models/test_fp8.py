@@ -110,6 +110,18 @@ def test_a_checkpoint_has_the_values_that_it_says(pair: Callable[[str], Pair], n
     assert not check_weights(fp8, load_model_config(fp8)).problems
 
 
+@pytest.mark.parametrize("size", [1 << 40, 1 << 70])
+def test_a_block_may_be_stated_larger_than_a_matrix(pair: Callable[[str], Pair], tmp_path: Path, size: int) -> None:
+    """Nothing of that size is allocated."""
+    fp8, plain = pair("compressed channel")
+    copy = shutil.copytree(fp8, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    config["quantization_config"] = {**BLOCKS, "weight_block_size": [1, size]}
+    (copy / "config.json").write_text(json.dumps(config))
+    found, expected = (read_weights(path, load_model_config(path, "float32")) for path in (copy, plain))
+    assert all(torch.equal(found[key], expected[key]) for key in found)
+
+
 def test_transformers_reads_the_same_values_and_logits(tmp_path: Path) -> None:
     """It needs shapes that fill blocks: rows of k and v are 256 here."""
     import transformers

@@ -344,6 +344,28 @@ def test_a_header_is_bounded(tmp_path: Path) -> None:
         read_gguf(tmp_path / "model.gguf")
 
 
+def test_a_vector_in_blocks_is_refused(made: Callable[..., Made], tmp_path: Path) -> None:
+    def shrink(raw: bytearray, at: int) -> None:
+        struct.pack_into("<I", raw, at + 4 + 8, 8)
+
+    file = patched(made("llama"), "output_norm.weight", shrink, tmp_path / "model.gguf")
+    directory = gguf_directory(file, tmp_path / "home")
+    problems = check_weights(directory, load_model_config(directory)).problems
+    assert len(problems) == 1 and "'language.norm.weight' is of type Q8_0, which is none of vectors" in problems[0]
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int8", "int4"])
+def test_scales_that_are_not_finite_are_refused(made: Callable[..., Made], tmp_path: Path, weights: Any) -> None:
+    one = made("llama", "Q4_0")
+    raw = bytearray(one.file.read_bytes())
+    place = read_gguf(one.file).tensors["blk.0.ffn_down.weight"].start
+    raw[place : place + 2] = b"\x00\x7c"  # infinity
+    (tmp_path / "model.gguf").write_bytes(raw)
+    directory = gguf_directory(tmp_path / "model.gguf", tmp_path / "home")
+    with pytest.raises(CheckpointError, match=r"mlp.down_proj.weight' has a (value|scale) that is not finite"):
+        read_weights(directory, load_model_config(directory, weights=weights))
+
+
 def test_a_type_that_is_not_read_is_named(made: Callable[..., Made], tmp_path: Path) -> None:
     """Of Q8_0's blocks as Q2_K's: a header of the right sizes."""
     one = made("llama", "Q8_0")
