@@ -18,7 +18,7 @@ INDEX = "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 GGUF_SUFFIX = ".gguf"
 ADAPTER = "mmrt-adapter"  # in a directory that was made for it: a link to an adapter's directory
-_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
 _POINTER = b"version https://git-lfs"  # how a file begins that Git LFS has not fetched
 
 
@@ -99,10 +99,18 @@ def gguf_shards(path: Path) -> list[Path]:
     if found is None:
         return [path]
     stem, count = found[1], int(found[3])
+    if not 1 <= int(found[2]) <= count:
+        raise CheckpointError(f"{path}: its name tells of shard {int(found[2])} of {count}")
     shards = [path.with_name(f"{stem}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     if absent := [shard.name for shard in shards if not shard.is_file()]:
         raise CheckpointError(f"{path}: {len(absent)} of {count} shards are missing, {absent[0]} among them")
     return shards
+
+
+def model_stem(path: Path) -> str:
+    """The name of a model by one of its files."""
+    found = _SHARD.fullmatch(path.name)
+    return path.stem if found is None else found[1]
 
 
 def is_first_shard(path: Path) -> bool:

@@ -169,7 +169,8 @@ class _Reader:
             raise CheckpointError(f"{self._path}: key {key!r} has an array of type {kind}, expected numbers or strings")
         width = struct.calcsize(f"<{_SCALARS[kind]}")
         count = self._count(f"elements of {key!r}", width)
-        found: list[Any] = self._take(count * width, f"the elements of {key!r}").cast(_SCALARS[kind]).tolist()
+        code: Any = _SCALARS[kind]
+        found: list[Any] = self._take(count * width, f"the elements of {key!r}").cast(code).tolist()
         return found
 
     def _strings(self, count: int, key: str) -> list[str]:

@@ -5,7 +5,6 @@ All of mmrt then reads it as any checkpoint; the tensors stay where they are (``
 
 import hashlib
 import json
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint.files import gguf_shards, move_directory
+from ..checkpoint.files import gguf_shards, model_stem, move_directory
 from ..checkpoint.gguf_files import GgufFile, read_gguf
+from ..checkpoint.weights import check_weights
 from ..config import load_model_config
 from ..errors import CheckpointError
-from .fields import Contents, check_rope, config_fields, generation_fields
+from .fields import ROPE_FACTORS, Contents, check_rope, config_fields, generation_fields
 from .tokenizer import make_tokenizer
 
-_FORMAT = 1  # of the directories: another number makes all anew
+_FORMAT = 2  # of the directories: another number makes all anew
 
 
 def gguf_directory(path: Path, home: Path) -> Path:
@@ -34,7 +34,7 @@ def gguf_directory(path: Path, home: Path) -> Path:
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
     digest = hashlib.sha256(repr((_FORMAT, marks)).encode()).hexdigest()[:16]
-    made = home / digest / path.stem
+    made = home / digest / model_stem(path)
     if not (made / "config.json").is_file():
         files = [read_gguf(shard) for shard in shards]
         _write(made, files)
@@ -54,20 +54,33 @@ def _write(made: Path, files: list[GgufFile]) -> None:
     }
     if isinstance(template := metadata.get("tokenizer.chat_template"), str):
         texts["chat_template.jinja"] = template
-    made.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(dir=made.parent))
     try:
-        for name, text in texts.items():
-            (draft / name).write_text(text, encoding="utf-8")
-        for file in files:
-            (draft / file.path.name).symlink_to(file.path.resolve())
-        ropes = load_model_config(draft).language.ropes
-        check_rope(contents, ropes[0].stretch)
-        move_directory(draft, made)
+        made.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=made.parent, ignore_cleanup_errors=True) as folder:
+            draft = Path(folder) / made.name
+            draft.mkdir()
+            for name, text in texts.items():
+                (draft / name).write_text(text, encoding="utf-8")
+            for file in files:
+                (draft / file.path.name).symlink_to(file.path.resolve())
+            _check(draft, contents)
+            move_directory(draft, made)
+    except OSError as error:
+        raise CheckpointError(f"{made}: cannot be written: {error.strerror}") from None
+
+
+def _check(draft: Path, contents: Contents) -> None:
+    """Check what the draft of a directory says. Raises: CheckpointError."""
+    try:
+        config = load_model_config(draft)
+        check_rope(contents, config.language.ropes[0].stretch)
+        found = check_weights(draft, config)
     except CheckpointError as error:
-        raise CheckpointError(str(error).replace(str(draft / "config.json"), contents.where)) from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        place = contents.where
+        raise CheckpointError(str(error).replace(f"{draft}/config.json", place).replace(str(draft), place)) from None
+    if not found.problems and (unread := [name for name in found.unread if name != ROPE_FACTORS]):
+        more = f", and {len(unread) - 1} others" * (len(unread) > 1)
+        raise CheckpointError(f"{contents.where}: tensor {unread[0]!r} is none of this model's{more}")
 
 
 def _contents(files: list[GgufFile]) -> Contents:
@@ -79,8 +92,10 @@ def _contents(files: list[GgufFile]) -> Contents:
         raise CheckpointError(f"{files[0].path}: split.tensors.count is {count}, its {len(files)} shards have {len(tensors)}")
     factors: tuple[float, ...] = ()
     for file in files:
-        rope = file.tensors.get("rope_freqs.weight")
-        if rope is not None and rope.dtype == "F32":
+        rope = file.tensors.get(ROPE_FACTORS)
+        if rope is not None and rope.dtype != "F32":
+            raise CheckpointError(f"{file.path}: tensor {ROPE_FACTORS!r} is of type {rope.dtype}, expected F32")
+        if rope is not None:
             factors = tuple(np.frombuffer(file.mapped, np.float32, rope.num_bytes // 4, rope.start).tolist())
     return Contents(
         where=str(files[0].path),

@@ -4,7 +4,7 @@ Keys begin with the architecture's name. What a file does not say is as llama.cp
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..checkpoint.gguf_blocks import INT4_TYPES
@@ -15,9 +15,9 @@ Fields = dict[str, Any]
 
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of Llama 3.1 to 3.3
 _LLAMA_3_CONTEXT = 8192
-_SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}  # llama.cpp's, with which files are tried
-_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")  # some files do not name them among their ends
+END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>")  # some files do not say that these end answers
 _LEAST_INT4_VALUES = 1_000_000_000
+ROPE_FACTORS = "rope_freqs.weight"
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -50,7 +50,7 @@ class Contents(NamedTuple):
 def architecture_of(contents: Contents) -> Architecture:
     """Raises: CheckpointError for one that no family serves."""
     name = contents.metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise CheckpointError(
             f"{contents.where}: general.architecture is {name!r}, expected one of {', '.join(ARCHITECTURES)}; "
             "of other models mmrt reads the Hugging Face checkpoint directory, with safetensors"
@@ -62,7 +62,7 @@ def config_fields(contents: Contents) -> Fields:
     """config.json. Raises: CheckpointError naming the key and its value."""
     known = architecture_of(contents)
     name = contents.metadata["general.architecture"]
-    own = {key.removeprefix(f"{name}."): value for key, value in contents.metadata.items() if key.startswith(f"{name}.")}
+    own = {key.removeprefix(f"{name}."): _of_all(value) for key, value in contents.metadata.items() if key.startswith(f"{name}.")}
     facts = JsonObject(own, contents.where, name)
     heads = facts.integer("attention.head_count")
     embeddings = contents.shapes.get("token_embd.weight", ())
@@ -82,9 +82,9 @@ def config_fields(contents: Contents) -> Fields:
         "hidden_size": hidden,
         "num_hidden_layers": facts.integer("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _same(facts, "attention.head_count_kv", heads),
+        "num_key_value_heads": facts.integer("attention.head_count_kv", default=heads),
         "head_dim": head_dim,
-        "intermediate_size": _same(facts, "feed_forward_length"),
+        "intermediate_size": facts.integer("feed_forward_length"),
         "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": context,
         "rope_parameters": _rope(facts, contents, context),
@@ -118,24 +118,28 @@ def form_of(contents: Contents) -> str:
 
 
 def generation_fields(contents: Contents) -> Fields:
-    """generation_config.json: what ends an answer, and defaults of sampling."""
+    """generation_config.json: what ends an answer, and defaults of sampling: llama.cpp's, with which files are tried. Raises:
+    CheckpointError."""
     tokens = contents.metadata.get("tokenizer.ggml.tokens") or []
-    ends = {contents.metadata.get(f"tokenizer.ggml.{key}") for key in _END_KEYS}
-    known = {end for end in ends if type(end) is int and 0 <= end < len(tokens)}
-    places = {token: number for number, token in enumerate(tokens) if token in _END_TOKENS}
-    given = {name: contents.metadata.get(key) for name, key in (("temperature", "temp"), ("top_k", "top_k"), ("top_p", "top_p"))}
-    sampling = {name: contents.metadata.get(f"general.sampling.{key}") for name, key in given.items()}
-    return {"eos_token_id": sorted(known | set(places.values())), **{name: sampling[name] or _SAMPLING[name] for name in _SAMPLING}}
+    ends = {token for key in _END_KEYS if (token := token_of(contents.metadata, key, tokens)) is not None}
+    facts = JsonObject(contents.metadata, contents.where)
+    return {
+        "eos_token_id": [number for number, token in enumerate(tokens) if token in ends or token in END_TOKENS],
+        "temperature": facts.number("general.sampling.temp", default=0.8, least=0),
+        "top_k": facts.integer("general.sampling.top_k", default=40, least=-1),
+        "top_p": facts.number("general.sampling.top_p", default=0.95, most=1.0),
+    }
 
 
-def _same(facts: JsonObject, key: str, default: int | None = None) -> int:
-    """A number, or the one number of an array. Raises: CheckpointError for layers that differ."""
-    value = facts.data.get(key)
-    if isinstance(value, list):
-        if len(set(value)) != 1:
-            raise facts.error(key, f"is {value!r}; layers that differ in it are not supported")
-        return JsonObject({key: value[0]}, "", "").integer(key)
-    return facts.integer(key) if default is None else facts.integer(key, default=default)
+def token_of(metadata: Mapping[str, Any], key: str, tokens: Sequence[str]) -> str | None:
+    """The token whose number ``tokenizer.ggml.`` ``key`` is; None for no such number."""
+    number = metadata.get(f"tokenizer.ggml.{key}")
+    return tokens[number] if type(number) is int and 0 <= number < len(tokens) else None
+
+
+def _of_all(value: Any) -> Any:
+    """What an array says of all layers alike; else the value itself. Layers that differ are refused where a number is expected."""
+    return value[0] if isinstance(value, list) and len(set(value)) == 1 else value
 
 
 def _rope(facts: JsonObject, contents: Contents, context: int) -> Fields:
@@ -143,14 +147,15 @@ def _rope(facts: JsonObject, contents: Contents, context: int) -> Fields:
     theta = facts.number("rope.freq_base", default=10000.0)
     if contents.rope_factors:
         return {"rope_theta": theta, **_llama_3(contents.rope_factors, theta)}
-    kind = facts.text("rope.scaling.type", default="none", choices=("none", "linear", "yarn"))
-    if kind == "none":
+    kind = facts.text("rope.scaling.type", default="linear", choices=("none", "linear", "yarn"))
+    factor = facts.number("rope.scaling.factor", "rope.scale_linear", default=1.0, least=0) or 1.0
+    if kind == "none" or factor == 1.0:
         return {"rope_theta": theta, "rope_type": "default"}
-    scaling: Fields = {"rope_theta": theta, "rope_type": kind, "factor": facts.number("rope.scaling.factor")}
+    scaling: Fields = {"rope_theta": theta, "rope_type": kind, "factor": factor}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = facts.integer("rope.scaling.original_context_length", default=context)
-        if facts.has("rope.scaling.attn_factor"):
-            scaling["attention_factor"] = facts.number("rope.scaling.attn_factor")
+        if facts.has("rope.scaling.attn_factor"):  # beside what yarn itself multiplies by
+            scaling["attention_factor"] = facts.number("rope.scaling.attn_factor") * (1 + 0.1 * math.log(max(factor, 1.0)))
         for name in ("beta_fast", "beta_slow"):
             if facts.has(f"rope.scaling.yarn_{name}"):
                 scaling[name] = facts.number(f"rope.scaling.yarn_{name}")
@@ -175,4 +180,4 @@ def check_rope(contents: Contents, stretch: tuple[float, ...]) -> None:
     """Compare a file's factors with those of the configuration that was made of them. Raises: CheckpointError."""
     found = contents.rope_factors
     if found and (len(found) != len(stretch) or any(abs(a - b) > 1e-4 * b for a, b in zip(found, stretch, strict=True))):
-        raise CheckpointError(f"{contents.where}: tensor 'rope_freqs.weight' has other factors than Llama 3's rope: not supported")
+        raise CheckpointError(f"{contents.where}: tensor {ROPE_FACTORS!r} has other factors than Llama 3's rope: not supported")

@@ -11,7 +11,10 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
+from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
+from ..text.tokenizer_trial import MAX_ADDED_TOKENS
+from .fields import END_TOKENS, token_of
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -44,7 +47,7 @@ def make_tokenizer(metadata: Mapping[str, Any], where: str) -> tuple[str, dict[s
     kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "")
     if kind != "gpt2":
         raise CheckpointError(f"{where}: tokenizer.ggml.model is {kind!r}, expected 'gpt2' (byte-level BPE)")
-    if pre not in SPLITTINGS:
+    if not isinstance(pre, str) or pre not in SPLITTINGS:
         raise CheckpointError(f"{where}: tokenizer.ggml.pre is {pre!r}, expected one of {', '.join(SPLITTINGS)}")
     tokens, kinds = _tokens(metadata, where)
     splitting = SPLITTINGS[pre]
@@ -63,18 +66,21 @@ def make_tokenizer(metadata: Mapping[str, Any], where: str) -> tuple[str, dict[s
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(splitting)
     tokenizer.decoder = decoders.ByteLevel()
-    special = [AddedToken(token, special=True, normalized=False) for token, its in zip(tokens, kinds, strict=True) if its == _CONTROL]
-    added = [AddedToken(token, normalized=False) for token, its in zip(tokens, kinds, strict=True) if its == _USER_DEFINED]
-    tokenizer.add_special_tokens(special)
-    tokenizer.add_tokens(added)
-    named = {name: _named(metadata, name, tokens) for name in ("bos", "eos", "unknown", "padding")}
-    begins = metadata.get("tokenizer.ggml.add_bos_token", splitting.begins)
-    if begins and named["bos"] is not None:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{named['bos']} $A", pair=f"{named['bos']} $A $B", special_tokens=[(named["bos"], vocabulary[named["bos"]])]
-        )
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _of_kind(_CONTROL, tokens, kinds)])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in _of_kind(_USER_DEFINED, tokens, kinds)])
+    named = {name: token_of(metadata, f"{name}_token_id", tokens) for name in ("bos", "eos", "unknown", "padding")}
+    begins = JsonObject(metadata, where).boolean("tokenizer.ggml.add_bos_token", default=splitting.begins)
+    if begins and (bos := named["bos"]) is not None:
+        tokenizer.post_processor = _beginning(bos, vocabulary[bos], where)
     names = {"bos_token": named["bos"], "eos_token": named["eos"], "unk_token": named["unknown"], "pad_token": named["padding"]}
     return tokenizer.to_str(), {name: token for name, token in names.items() if token is not None}
+
+
+def _beginning(token: str, number: int, where: str) -> processors.PostProcessor:
+    try:
+        return processors.TemplateProcessing(single=[token, "$A"], pair=[token, "$A", "$B"], special_tokens=[(token, number)])
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"{where}: tokenizer.ggml.bos_token_id: texts cannot begin with {token!r}: {error}") from None
 
 
 def _pre_tokenizer(splitting: _Splitting) -> pre_tokenizers.PreTokenizer:
@@ -86,13 +92,23 @@ def _pre_tokenizer(splitting: _Splitting) -> pre_tokenizers.PreTokenizer:
 
 
 def _tokens(metadata: Mapping[str, Any], where: str) -> tuple[list[str], list[int]]:
+    """The tokens and their kinds. Those that end answers are control tokens, also where a file does not say so."""
     tokens = _strings(metadata, "tokenizer.ggml.tokens", where)
-    kinds = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    kinds = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
+    if not isinstance(kinds, list) or not all(type(kind) is int for kind in kinds):
+        raise CheckpointError(f"{where}: tokenizer.ggml.token_type is no list of integers")
     if len(kinds) != len(tokens):
         raise CheckpointError(f"{where}: tokenizer.ggml.token_type has {len(kinds)} numbers, for {len(tokens)} tokens")
     if len(set(tokens)) != len(tokens):
         raise CheckpointError(f"{where}: tokenizer.ggml.tokens has {len(tokens) - len(set(tokens))} tokens twice")
+    kinds = [_CONTROL if token in END_TOKENS else kind for token, kind in zip(tokens, kinds, strict=True)]
+    if (num_added := kinds.count(_CONTROL) + kinds.count(_USER_DEFINED)) > MAX_ADDED_TOKENS:
+        raise CheckpointError(f"{where}: tokenizer.ggml.token_type has {num_added} added tokens, the limit is {MAX_ADDED_TOKENS}")
     return tokens, kinds
+
+
+def _of_kind(kind: int, tokens: list[str], kinds: list[int]) -> list[str]:
+    return [token for token, its in zip(tokens, kinds, strict=True) if its == kind]
 
 
 def _strings(metadata: Mapping[str, Any], key: str, where: str) -> list[str]:
@@ -100,8 +116,3 @@ def _strings(metadata: Mapping[str, Any], key: str, where: str) -> list[str]:
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         raise CheckpointError(f"{where}: {key} is missing, or no list of strings")
     return found
-
-
-def _named(metadata: Mapping[str, Any], name: str, tokens: list[str]) -> str | None:
-    number = metadata.get(f"tokenizer.ggml.{name}_token_id")
-    return tokens[number] if type(number) is int and 0 <= number < len(tokens) else None

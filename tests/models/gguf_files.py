@@ -134,6 +134,24 @@ def copy_field(field: Any, writer: Any) -> None:
         writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
 
 
+def with_fields(file: Path, copy: Path, changes: dict[str, Any]) -> Path:
+    """A copy of a file with these values; None: without the key."""
+    reader = gguf.GGUFReader(file)
+    writer = gguf.GGUFWriter(copy, reader.fields["general.architecture"].contents())
+    for field in reader.fields.values():
+        if field.name not in changes:
+            copy_field(field, writer)
+    for key, value in changes.items():
+        if key == "general.architecture":
+            writer.kv_data[0][key].value, writer.kv_data[0][key].type = value, gguf.GGUFValueType.get_type(value)
+        elif value is not None:
+            writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    finish(writer)
+    return copy
+
+
 def finish(writer: Any) -> None:
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()

@@ -29,7 +29,7 @@ from mmrt.models.gguf.directory import gguf_directory
 from mmrt.models.gguf.fields import Contents, form_of
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.text.tokenizer import Tokenizer
-from mmrt.tests.models.gguf_files import Tensors, copy_field, finish, write_gguf
+from mmrt.tests.models.gguf_files import Tensors, copy_field, finish, with_fields, write_gguf
 from mmrt.tests.models.logits import our_logits
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
@@ -305,6 +305,71 @@ def test_kinds_that_are_not_served(made: Callable[..., Made], tmp_path: Path, ke
         gguf_directory(tmp_path / "model.gguf", tmp_path / "home")
 
 
+ODD: dict[str, tuple[dict[str, Any], str]] = {
+    "an architecture of several": ({"general.architecture": ["qwen2", "llama"]}, r"general.architecture is \['qwen2', 'llama'\]"),
+    "a number as splitting": ({"tokenizer.ggml.pre": [1]}, r"tokenizer.ggml.pre is \[1\]"),
+    "kinds that are no list": ({"tokenizer.ggml.token_type": 2}, "tokenizer.ggml.token_type is no list of integers"),
+    "kinds that are texts": ({"tokenizer.ggml.token_type": ["x"] * 1000}, "tokenizer.ggml.token_type is no list of integers"),
+    "a text as beginning": ({"tokenizer.ggml.add_bos_token": "no"}, "add_bos_token is 'no', expected true or false"),
+    "hot": ({"general.sampling.temp": -1.0}, "model.gguf: general.sampling.temp is -1.0, expected a number of at least 0"),
+    "an end as text": ({"general.sampling.top_p": "x"}, "model.gguf: general.sampling.top_p is 'x', expected a number"),
+    "layers that differ": ({"qwen2.feed_forward_length": [8, 16]}, r"qwen2.feed_forward_length is \[8, 16\], expected an integer"),
+    "an odd alignment": ({"general.alignment": 4}, "general.alignment is 4, expected a power of two from 8"),
+    "fewer layers": ({"qwen2.block_count": 2}, "tensor 'model.layers.2.* is none of this model's, and"),
+}
+
+
+@pytest.mark.parametrize("fault", ODD)
+def test_odd_metadata_is_refused_by_name(made: Callable[..., Made], tmp_path: Path, fault: str) -> None:
+    changes, message = ODD[fault]
+    with_fields(made("qwen2").file, tmp_path / "model.gguf", changes)
+    with pytest.raises(CheckpointError, match=message):
+        gguf_directory(tmp_path / "model.gguf", tmp_path / "home")
+    assert not list((tmp_path / "home").rglob("config.json"))
+
+
+def test_ends_of_an_odd_type_are_passed_over(made: Callable[..., Made], tmp_path: Path) -> None:
+    file = with_fields(made("qwen2").file, tmp_path / "model.gguf", {"tokenizer.ggml.eot_token_id": [1, 2]})
+    expected = load_model_config(made("qwen2").directory).eos_token_ids
+    assert load_model_config(gguf_directory(file, tmp_path / "home")).eos_token_ids == expected
+
+
+def test_what_ends_an_answer_is_a_control_token(made: Callable[..., Made], tmp_path: Path) -> None:
+    """Some files call these tokens ordinary ones, and name one end alone."""
+    tokens = gguf.GGUFReader(made("qwen2").file).fields["tokenizer.ggml.tokens"].contents()
+    ends = [tokens.index("<|im_end|>"), tokens.index("<|endoftext|>")]
+    changes = {"tokenizer.ggml.token_type": [1] * len(tokens), "tokenizer.ggml.eos_token_id": ends[0]}
+    directory = gguf_directory(with_fields(made("qwen2").file, tmp_path / "model.gguf", changes), tmp_path / "home")
+    assert sorted(load_model_config(directory).eos_token_ids) == sorted(ends)
+    assert set(ends) <= set(Tokenizer.load(directory).control_ids.values())
+
+
+def test_a_file_may_ask_for_no_sampling(made: Callable[..., Made], tmp_path: Path) -> None:
+    file = with_fields(made("qwen2").file, tmp_path / "model.gguf", {"general.sampling.temp": 0.0, "general.sampling.top_k": 0})
+    sampling = load_model_config(gguf_directory(file, tmp_path / "home")).sampling
+    assert (sampling.temperature, sampling.top_k) == (0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "stretch", "factor"),
+    [
+        ({"rope.scaling.factor": 4.0}, 4.0, 1.0),  # llama.cpp takes "linear" where no type is given
+        ({"rope.scale_linear": 2.0}, 2.0, 1.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None, 1.0),
+        ({"rope.scaling.type": "linear"}, None, 1.0),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, 4.0, 1.138629),  # 0.1 ln 4 + 1
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 2.0}, 4.0, 2.277259),
+    ],
+)
+def test_ropes_are_stretched_as_a_file_says(
+    made: Callable[..., Made], tmp_path: Path, changes: dict[str, Any], stretch: float | None, factor: float
+) -> None:
+    file = with_fields(made("qwen2").file, tmp_path / "model.gguf", {f"qwen2.{key}": value for key, value in changes.items()})
+    rope = load_model_config(gguf_directory(file, tmp_path / "home")).language.ropes[0]
+    assert (max(rope.stretch) if rope.stretch else None) == stretch
+    assert rope.factor == pytest.approx(factor, rel=1e-5)
+
+
 def patched(made: Made, name: str, edit: Callable[[bytearray, int], None], file: Path) -> Path:
     """A copy of a file; ``edit`` gets its bytes and where the entry of a tensor goes on behind the name: axes, sizes, type, offset."""
     raw = bytearray(made.file.read_bytes())
@@ -366,6 +431,12 @@ def test_scales_that_are_not_finite_are_refused(made: Callable[..., Made], tmp_p
         read_weights(directory, load_model_config(directory, weights=weights))
 
 
+def test_a_place_that_cannot_be_written_is_named(made: Callable[..., Made], tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("")
+    with pytest.raises(CheckpointError, match=r"home/\w+/qwen2-F32: cannot be written: Not a directory"):
+        gguf_directory(made("qwen2").file, tmp_path / "home")
+
+
 def test_a_type_that_is_not_read_is_named(made: Callable[..., Made], tmp_path: Path) -> None:
     """Of Q8_0's blocks as Q2_K's: a header of the right sizes."""
     one = made("llama", "Q8_0")
@@ -393,11 +464,14 @@ def test_shards_are_one_model(made: Callable[..., Made], tmp_path: Path) -> None
         finish(writer)
     first = tmp_path / "model-00001-of-00002.gguf"
     directory = gguf_directory(first, tmp_path / "home")
+    assert directory.name == "model"
     found, expected = (read_weights(path, load_model_config(path)) for path in (directory, one.directory))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     (tmp_path / "model-00002-of-00002.gguf").unlink()
     with pytest.raises(CheckpointError, match="1 of 2 shards are missing, model-00002-of-00002.gguf among them"):
         gguf_shards(first)
+    with pytest.raises(CheckpointError, match="its name tells of shard 1 of 0"):
+        gguf_shards(tmp_path / "model-00001-of-00000.gguf")
 
 
 def test_a_directory_is_made_once_for_a_file(made: Callable[..., Made], tmp_path: Path) -> None:
