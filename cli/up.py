@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from ..models.architecture import ModelConfig
-from ..models.checkpoint.files import GGUF_SUFFIX, adapted_directory, is_first_shard, missing_files
+from ..models.checkpoint.files import GGUF_SUFFIX, TOKENIZER, adapted_directory, begins_as_gguf, is_first_shard, missing_files
 from ..models.config import facts_of, load_model_config, weight_bytes
 from ..models.errors import CheckpointError
 from ..models.text.vocabulary_check import check_vocabulary
@@ -167,10 +167,9 @@ def whole_checkpoint(config: RuntimeConfig) -> Path:
     except CheckpointError:  # its configuration is refused where it is read
         has_weights = True
     if missing := missing_files(path, has_weights):
-        raise ConfigError(
-            f"model.path = {config.model.path!r} is not a whole checkpoint: {'; '.join(missing)}. Get it whole: "
-            "hf download NAME --local-dir DIR"
-        )
+        is_gguf = any(path.glob(f"*{GGUF_SUFFIX}"))
+        advice = "A GGUF file has it as tokenizer.chat_template" if is_gguf else "Get it whole: hf download NAME --local-dir DIR"
+        raise ConfigError(f"model.path = {config.model.path!r} is not a whole checkpoint: {'; '.join(missing)}. {advice}")
     return path
 
 
@@ -187,6 +186,8 @@ def checkpoint_of(config: RuntimeConfig) -> Path:
             return adapted_directory(path, Path(config.model.adapter).expanduser().absolute(), home / "adapters")
     except (CheckpointError, RuntimeError) as error:
         raise ConfigError(f"model.path = {config.model.path!r}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"model.path = {config.model.path!r} cannot be read: {error.strerror}") from None
     return path
 
 
@@ -200,12 +201,13 @@ def _plain_checkpoint(config: RuntimeConfig, home: Path) -> Path:
 
 
 def _gguf_file(path: Path) -> Path | None:
-    """The GGUF file, or first shard, that a path names; None if it names none. Raises: CheckpointError for several models."""
-    if path.suffix == GGUF_SUFFIX and path.is_file():
+    """The GGUF file, or first shard, that a path names; None if it names none. Repositories of such files may have the original's
+    config.json as well, but no tokenizer. Raises: CheckpointError for several models, OSError."""
+    if path.is_file() and (path.suffix == GGUF_SUFFIX or begins_as_gguf(path)):
         return path
-    if not path.is_dir() or (path / "config.json").is_file():
+    if not path.is_dir() or (path / "config.json").is_file() and (path / TOKENIZER).is_file():
         return None
-    found = [file for file in sorted(path.glob(f"*{GGUF_SUFFIX}")) if not file.name.startswith("mmproj") and is_first_shard(file)]
+    found = [file for file in sorted(path.glob(f"*{GGUF_SUFFIX}")) if "mmproj" not in file.name.lower() and is_first_shard(file)]
     if len(found) > 1:
         raise CheckpointError(f"holds several models: {', '.join(file.name for file in found)}; name one of the files")
     return found[0] if found else None

@@ -17,6 +17,7 @@ from ..errors import CheckpointError
 INDEX = "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 GGUF_SUFFIX = ".gguf"
+GGUF_MAGIC = b"GGUF"
 ADAPTER = "mmrt-adapter"  # in a directory that was made for it: a link to an adapter's directory
 _SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
 _POINTER = b"version https://git-lfs"  # how a file begins that Git LFS has not fetched
@@ -91,6 +92,12 @@ def move_directory(draft: Path, made: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
         if not made.is_dir():
             raise
+
+
+def begins_as_gguf(path: Path) -> bool:
+    """Whether a file is GGUF, whatever its name: Ollama's have digests as names. Raises: OSError."""
+    with path.open("rb") as stream:
+        return stream.read(len(GGUF_MAGIC)) == GGUF_MAGIC
 
 
 def gguf_shards(path: Path) -> list[Path]:

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import CheckpointError
+from .files import GGUF_MAGIC
 from .gguf_blocks import BLOCKS, TYPE_NAMES
 from .gguf_names import checkpoint_name, is_experts, name_of_expert
 from .safetensors_files import StoredTensor
 
-_MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -99,7 +99,7 @@ class _Reader:
         self._end = min(self._size, _MAX_HEADER_BYTES)  # of what a header may take
 
     def read(self) -> GgufFile:
-        if bytes(self._take(4, "the magic")) != _MAGIC:
+        if bytes(self._take(4, "the magic")) != GGUF_MAGIC:
             raise CheckpointError(f"{self._path}: is not GGUF: it begins with {bytes(self._bytes[:4])!r}")
         version = self._number("I", "the version")
         if version not in _VERSIONS:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint.files import gguf_shards, model_stem, move_directory
+from ..checkpoint.files import GGUF_SUFFIX, gguf_shards, model_stem, move_directory
 from ..checkpoint.gguf_files import GgufFile, read_gguf
 from ..checkpoint.weights import check_weights
 from ..config import load_model_config
@@ -62,7 +62,8 @@ def _write(made: Path, files: list[GgufFile]) -> None:
             for name, text in texts.items():
                 (draft / name).write_text(text, encoding="utf-8")
             for file in files:
-                (draft / file.path.name).symlink_to(file.path.resolve())
+                name = file.path.name if file.path.suffix == GGUF_SUFFIX else f"{file.path.name}{GGUF_SUFFIX}"
+                (draft / name).symlink_to(file.path.resolve())
             _check(draft, contents)
             move_directory(draft, made)
     except OSError as error:

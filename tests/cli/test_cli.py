@@ -200,6 +200,7 @@ def test_config_show_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         (["restart", "encoder.9"], 2, "no actor 'encoder.9': '9' is no number from 1 to 7"),
         (["logs", "gateway.1"], 2, "no actor 'gateway.1': a run has one gateway"),
         (["debug", "encodr.1"], 2, "no actor 'encodr.1'; did you mean encoder? There are memory"),
+        (["up", "a" * 5000], 2, " cannot be read: File name too long"),
         (["up", "--model", "m.gguf"], 2, "error: model.path = 'm.gguf' is not there"),
         (
             ["up", "--model", "bartowski/Qwen-GGUF"],

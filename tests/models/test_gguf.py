@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from mmrt.cli.up import whole_checkpoint
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.checkpoint.files import gguf_shards
 from mmrt.models.checkpoint.gguf_files import read_gguf
@@ -29,6 +30,9 @@ from mmrt.models.gguf.directory import gguf_directory
 from mmrt.models.gguf.fields import Contents, form_of
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.text.tokenizer import Tokenizer
+from mmrt.runtime.config.runtime_config import RuntimeConfig
+from mmrt.runtime.config.sections import ModelSection
+from mmrt.runtime.errors import ConfigError
 from mmrt.tests.models.gguf_files import Tensors, copy_field, finish, with_fields, write_gguf
 from mmrt.tests.models.logits import our_logits
 
@@ -449,6 +453,30 @@ def test_a_type_that_is_not_read_is_named(made: Callable[..., Made], tmp_path: P
     directory = gguf_directory(tmp_path / "model.gguf", tmp_path / "home")
     problems = check_weights(directory, load_model_config(directory)).problems
     assert len(problems) == 1 and "mlp.down_proj.weight' is of type Q2_K, expected one of F32, F16" in problems[0]
+
+
+def test_a_path_may_be_a_file_of_any_name_or_a_directory(
+    made: Callable[..., Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ollama names files by digests; repositories of GGUF have the original's config.json, and parts that see beside the model."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("MMRT_CONFIG", raising=False)
+    blob, folder = tmp_path / "sha256-0123", tmp_path / "Model-GGUF"
+    shutil.copy(made("qwen2").file, blob)
+    folder.mkdir()
+    shutil.copy(made("qwen2").file, folder / "model.gguf")
+    (folder / "model.mmproj-f16.gguf").write_text("")
+    (folder / "config.json").write_text("{}")
+    for path, name in ((blob, "sha256-0123"), (folder / "model.gguf", "model"), (folder, "model")):
+        directory = whole_checkpoint(RuntimeConfig(model=ModelSection(path=str(path))))
+        assert directory.name == name and not check_weights(directory, load_model_config(directory)).problems
+
+
+def test_a_file_without_a_template_is_refused(made: Callable[..., Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    file = with_fields(made("qwen2").file, tmp_path / "model.gguf", {"tokenizer.chat_template": None})
+    with pytest.raises(ConfigError, match=r"has no chat template .*\. A GGUF file has it as tokenizer.chat_template"):
+        whole_checkpoint(RuntimeConfig(model=ModelSection(path=str(file))))
 
 
 def test_shards_are_one_model(made: Callable[..., Made], tmp_path: Path) -> None:
