@@ -20,8 +20,8 @@ from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError, UnsupportedMediaError
 from mmrt.models.families import qwen3_vl
-from mmrt.models.families.qwen3_vl.clips import frames_of
-from mmrt.models.families.qwen3_vl.times import read_time_tokens
+from mmrt.models.families.qwen3.clips import frames_of
+from mmrt.models.families.qwen3.times import read_time_tokens
 from mmrt.models.make.tokenizer import write_tokenizer
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.models.towers.dispatch import Towers

@@ -17,8 +17,8 @@ from ..experts import parse_experts
 from ..family import CheckpointRecipe
 from ..fields import FeedForwards, parse_attention, parse_decoder, parse_mlps
 from ..qwen2_5 import fields, media, seeing, tensors
-from . import clips
-from .times import read_time_tokens
+from ..qwen3 import clips
+from ..qwen3.times import read_time_tokens
 
 audio_item, image_item = media.audio_item, media.image_item
 sample_frames, video_item = clips.sample_frames, clips.video_item
