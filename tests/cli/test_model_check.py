@@ -69,7 +69,7 @@ def test_rows_at_once_follow_the_recurrent_states(tmp_path: Path, capsys: Captur
     make_checkpoint("tiny", tmp_path / "made", "qwen3_5")
     assert run(["model", "check", str(tmp_path / "made")]) == 0
     lines = said(capsys)
-    assert (lines["family"], lines["takes"]) == ("qwen3_5", "text")
+    assert (lines["family"], lines["takes"]) == ("qwen3_5", "text, image, video")
     assert [line.split()[:3:2] for line in lines["at once"].splitlines()] == [["16", "2048"], ["16", "8192"]]
     file = tmp_path / "mmrt.toml"
     file.write_text("[memory]\nmax_sequences = 40\n")

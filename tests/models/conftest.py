@@ -1,8 +1,8 @@
 """Tiny checkpoints of both families, transformers' float32 model of each, and the oracle's prompts."""
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,20 @@ from mmrt.models.checkpoint.weights import attach_weights, write_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.families.family import CheckpointRecipe, Family
 from mmrt.models.families.registry import family_of
-from mmrt.models.lm.decoder import Chunk
+from mmrt.models.lm.decoder import Chunk, StateRefs, StateRows
+from mmrt.models.lm.delta_pages import StatePools
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.make import checkpoint
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.make.tokenizer import write_tokenizer
+from mmrt.models.state_layout import GRID, state_layout
 from mmrt.models.towers.dispatch import Towers
 from mmrt.models.towers.interface import TowerInput
 from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
 from mmrt.tests.threads import one_thread as one_thread
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-FAMILIES = ("qwen2_5_vl", "qwen2_5_omni", "qwen2_vl", "qwen3_vl")
+FAMILIES = ("qwen2_5_vl", "qwen2_5_omni", "qwen2_vl", "qwen3_vl", "qwen3_5")
 PAGE_TOKENS = 16
 SECONDS = {"qwen2_5_omni": "video_second_per_grid", "qwen2_5_vl": "second_per_grid_ts"}
 FENCES = {
@@ -108,6 +110,55 @@ class Prompt:
         return any({part.kind for part in span.shape.segments} > {"audio"} for span in self.spans)
 
 
+class StatefulModel:
+    """A model with recurrent states in the place of one without: a row, which is known by the first page of its block table, has two
+    bases and a log. The pages begin as garbage."""
+
+    NUM_ROWS = 8
+
+    def __init__(self, config: ModelConfig, weights: dict[str, torch.Tensor], kv: torch.Tensor) -> None:
+        layout = state_layout(config)
+        assert layout is not None
+        sizes = (2 * self.NUM_ROWS, layout.base_bytes), (self.NUM_ROWS, layout.log_bytes)
+        pools = StatePools(*(torch.randint(0, 256, size, dtype=torch.uint8) for size in sizes))
+        self._lm = LanguageModel(config, weights, kv, PAGE_TOKENS, states=pools)
+        self.embed, self.logits = self._lm.embed, self._lm.logits
+        self._rows: dict[int, int] = {}
+        self._slots = [0] * self.NUM_ROWS
+
+    def prefill(self, chunks: Sequence[Chunk], wanted: Sequence[int] = ()) -> list[torch.Tensor]:
+        rows = [self._row(chunk.block_table) for chunk in chunks]
+        found = self._lm.prefill(
+            [
+                replace(chunk, state=StateRefs(self._base(row) if chunk.start else -1, self._base(row, other=True), row))
+                for row, chunk in zip(rows, chunks, strict=True)
+            ],
+            wanted,
+        )
+        for row in rows:
+            self._slots[row] ^= 1
+        return found
+
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+        rows = [self._row(table) for table in tables]
+        bases = torch.tensor([self._base(row) for row in rows])
+        logits = self._lm.decode(tokens, positions, lengths, tables, StateRows(bases, torch.tensor(rows)))
+        full = [row for row, length in zip(rows, lengths.tolist(), strict=True) if length % GRID == 0]
+        if full:
+            ends = [length for length in lengths.tolist() if length % GRID == 0]
+            states = StateRows(torch.tensor([self._base(row) for row in full]), torch.tensor(full))
+            self._lm.fold(ends, states, [self._base(row, other=True) for row in full])
+        for row in full:
+            self._slots[row] ^= 1
+        return logits
+
+    def _row(self, table: torch.Tensor) -> int:
+        return self._rows.setdefault(int(table[0]), len(self._rows))
+
+    def _base(self, row: int, other: bool = False) -> int:
+        return 2 * row + (self._slots[row] ^ other)
+
+
 def text(rng: np.random.Generator, length: int) -> list[int]:
     return [int(token) for token in rng.integers(0, 1000, length)]
 
@@ -125,10 +176,17 @@ class Loaded:
     cache: dict[str, Any] = field(default_factory=dict)
     page_tokens: int = PAGE_TOKENS
 
-    def language_model(self, num_pages: int = 320) -> LanguageModel:
+    @property
+    def grid(self) -> int:
+        """Prompts are cut at multiples of so many tokens alone."""
+        return GRID if state_layout(self.config) else 1
+
+    def language_model(self, num_pages: int = 320) -> LanguageModel | StatefulModel:
         """With a KV pool full of garbage that is finite, as reused pages are."""
         shape = (num_pages, self.config.kv_page_bytes(PAGE_TOKENS))
         kv = torch.randint(0, 60, shape, dtype=torch.uint8)
+        if self.grid > 1:
+            return StatefulModel(self.config, self.weights, kv)
         return LanguageModel(self.config, self.weights, kv, PAGE_TOKENS)
 
     def build_prompt(self, parts: list[int | ItemShape], seed: int = 0) -> Prompt:
@@ -232,6 +290,7 @@ def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
                 "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
                 "qwen2_vl": "Qwen2VLForConditionalGeneration",
                 "qwen3_vl": "Qwen3VLForConditionalGeneration",
+                "qwen3_5": "Qwen3_5ForConditionalGeneration",
                 "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
             }
             reference = getattr(transformers, classes[family]).from_pretrained(path, dtype=torch.float32).eval()

@@ -172,7 +172,7 @@ def test_several_sequences_at_once(loaded: Loaded) -> None:
     for prompt, table in zip(batch, pages, strict=True):
         positions, delta = loaded.family.positions(loaded.config, len(prompt.ids), prompt.spans)
         layouts.append((torch.tensor(positions), delta))
-        pending.append(loaded.prompt_chunks(lm, prompt, layouts[-1][0], table, 24))
+        pending.append(loaded.prompt_chunks(lm, prompt, layouts[-1][0], table, 24 if loaded.grid == 1 else 2 * loaded.grid))
     while any(pending):
         lm.prefill([queue.pop(0) for queue in pending if queue])
     lengths = torch.tensor([len(prompt.ids) for prompt in batch])
@@ -211,7 +211,7 @@ def test_nan_of_one_request_does_not_reach_the_next(loaded: Loaded) -> None:
     places, table = torch.arange(40).expand(3, -1), torch.arange(3)
 
     def run(lm: Any) -> torch.Tensor:
-        for chunk in loaded.chunks(lm.embed(ids), places, table, 20):
+        for chunk in loaded.chunks(lm.embed(ids), places, table, 20 if loaded.grid == 1 else loaded.grid):
             lm.prefill([chunk])
         return lm.decode(ids[-1:], places[:, -1:], torch.tensor([40]), table[None])
 

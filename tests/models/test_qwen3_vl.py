@@ -1,4 +1,5 @@
-"""Qwen3-VL beside transformers: sampled frames, sizes of clips, the text of times, checkpoints that transformers wrote, refusals."""
+"""Qwen3-VL, and what Qwen3.5 shares with it, beside transformers: sampled frames, sizes of clips, the text of times, checkpoints that
+transformers wrote, refusals."""
 
 import json
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError, UnsupportedMediaError
 from mmrt.models.families import qwen3_vl
+from mmrt.models.families.qwen3 import clips
 from mmrt.models.families.qwen3.clips import frames_of
 from mmrt.models.families.qwen3.times import read_time_tokens
 from mmrt.models.make.tokenizer import write_tokenizer
@@ -35,8 +37,13 @@ from mmrt.tests.settings import examples
 VIDEO_BOUNDS = (4096, 25165824)  # of the made checkpoint
 
 
+@pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_5"])
+def path(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -> Path:
+    return checkpoints(request.param)
+
+
 @pytest.fixture(scope="module")
-def path(checkpoints: Callable[[str], Path]) -> Path:
+def deep_path(checkpoints: Callable[[str], Path]) -> Path:
     return checkpoints("qwen3_vl")
 
 
@@ -50,7 +57,7 @@ def with_rules(config: ModelConfig, **rules: Any) -> ModelConfig:
 
 
 def clip(config: ModelConfig, times: list[float], height: int = 96, width: int = 64) -> ItemShape:
-    return qwen3_vl.video_item(config, len(times), height, width, 2.0, times)
+    return clips.video_item(config, len(times), height, width, 2.0, times)
 
 
 def text_of(item: ItemShape, placeholder: int) -> list[int]:
@@ -68,18 +75,18 @@ def test_frames_are_transformers(config: ModelConfig, total: int, rate: float, f
     reference = function_of_transformers("video_processing_qwen3_vl", "sample_frames")
     processor = SimpleNamespace(num_frames=None, fps=fps, min_frames=4, max_frames=most)
     expected = reference(processor, SimpleNamespace(total_num_frames=total, fps=rate))
-    found = qwen3_vl.sample_frames(with_rules(config, fps=fps, max_frames=most), total, rate)
+    found = clips.sample_frames(with_rules(config, fps=fps, max_frames=most), total, rate)
     np.testing.assert_array_equal(found, expected)
 
 
 def test_no_frames_without_a_video(config: ModelConfig) -> None:
     for total, rate in ((0, 30.0), (5, 0.0), (5, float("nan"))):
         with pytest.raises(UnsupportedMediaError, match=f"no frames|frame rate of {rate}"):
-            qwen3_vl.sample_frames(config, total, rate)
+            clips.sample_frames(config, total, rate)
     with pytest.raises(UnsupportedMediaError, match="no frames"):
-        qwen3_vl.video_item(config, 0, 50, 50, 2.0)
+        clips.video_item(config, 0, 50, 50, 2.0)
     with pytest.raises(UnsupportedMediaError, match="picture of 5x0 pixels is empty"):
-        qwen3_vl.video_item(config, 2, 0, 5, 2.0)
+        clips.video_item(config, 2, 0, 5, 2.0)
 
 
 @pytest.mark.parametrize("is_ascii", [False, True])
@@ -99,7 +106,8 @@ def test_times_of_a_trained_vocabulary(tmp_path: Path, is_ascii: bool, as_pairs:
         assert len(times.closing) == 2 if "12" in lines[0] else 2 < len(times.closing) < 9
 
 
-def test_memory_of_rows_of_several_parts(config: ModelConfig) -> None:
+def test_memory_of_rows_of_several_parts(deep_path: Path) -> None:
+    config = load_model_config(deep_path)
     plain = msgspec.structs.replace(config, vision=msgspec.structs.replace(config.vision, deepstack_blocks=()))
     assert (plain.embedding_row_bytes(), config.embedding_row_bytes()) == (128 * 4, 4 * 128 * 4)
     assert config.prefill_token_bytes() - plain.prefill_token_bytes() == 4 * 128 * 4
@@ -144,15 +152,15 @@ def test_files_that_do_not_fit_are_refused(path: Path, tmp_path: Path, message: 
         load_model_config(tmp_path)
 
 
-def test_a_configuration_as_it_is_published(path: Path, tmp_path: Path) -> None:
+def test_a_configuration_as_it_is_published(deep_path: Path, tmp_path: Path) -> None:
     """``rope_scaling`` and ``rope_theta`` as transformers 4 wrote them."""
-    for file in path.glob("*.json"):
+    for file in deep_path.glob("*.json"):
         (tmp_path / file.name).write_text(file.read_text())
-    config = json.loads((path / "config.json").read_text())
+    config = json.loads((deep_path / "config.json").read_text())
     rope = config["text_config"].pop("rope_parameters")
     config["text_config"] |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope, "dtype": config.pop("dtype")}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert load_model_config(tmp_path) == load_model_config(path)
+    assert load_model_config(tmp_path) == load_model_config(deep_path)
     rope["mrope_interleaved"] = False
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="text_config.rope_scaling.mrope_interleaved is false"):
@@ -171,9 +179,9 @@ def test_sizes_of_clips_are_transformers(config: ModelConfig, num_frames: int, h
         expected = reference(num_frames, height, width, 2, 32, least, least + room)
     except ValueError:
         with pytest.raises(UnsupportedMediaError, match="above the limit of 200"):
-            qwen3_vl.video_item(narrowed, num_frames, height, width, 2.0)
+            clips.video_item(narrowed, num_frames, height, width, 2.0)
         return
-    item = qwen3_vl.video_item(narrowed, num_frames, height, width, 2.0)
+    item = clips.video_item(narrowed, num_frames, height, width, 2.0)
     t, h, w = item.grid
     assert (16 * h, 16 * w) == expected and t == -(-num_frames // 2) == len(item.segments)
     assert all(part.grid == (1, h, w) and part.num_tokens == h * w // 4 and part.num_rows == h * w for part in item.segments)
@@ -189,7 +197,7 @@ def test_a_bound_on_each_frame(path: Path, tmp_path: Path, num_frames: int, heig
     file.write_text(json.dumps({**json.loads(file.read_text()), "cap_pixels_per_frame": True, "max_video_tokens": 500}))
     resize = function_of_transformers("video_processing_qwen3_vl", "smart_resize")
     most = num_frames * max(min(500 * 32 * 32, VIDEO_BOUNDS[1] // num_frames), int(VIDEO_BOUNDS[0] * 1.05))
-    _, h, w = qwen3_vl.video_item(load_model_config(tmp_path), num_frames, height, width, 2.0).grid
+    _, h, w = clips.video_item(load_model_config(tmp_path), num_frames, height, width, 2.0).grid
     assert (16 * h, 16 * w) == resize(num_frames, height, width, 2, 32, VIDEO_BOUNDS[0], most)
     assert h * w <= 4 * 500 or height > 100 * width
 
@@ -272,8 +280,8 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_a_checkpoint_that_transformers_wrote(path: Path, tmp_path: Path, name: str) -> None:
-    model = save(tmp_path, path, *CHECKPOINTS[name])
+def test_a_checkpoint_that_transformers_wrote(deep_path: Path, tmp_path: Path, name: str) -> None:
+    model = save(tmp_path, deep_path, *CHECKPOINTS[name])
     config, weights = load_checkpoint(tmp_path)
     loaded = Loaded(tmp_path, config, qwen3_vl, weights, Towers(config, weights), model)  # type: ignore[arg-type]
     with torch.inference_mode():
@@ -314,11 +322,11 @@ def test_text_beside_pictures_is_the_same_in_one_plan(models: Callable[[str], An
 
 
 @pytest.mark.parametrize("weights", ["auto", "int8"])
-def test_experts_in_tensors_of_both_forms(path: Path, tmp_path: Path, weights: WeightFormat) -> None:
+def test_experts_in_tensors_of_both_forms(deep_path: Path, tmp_path: Path, weights: WeightFormat) -> None:
     """Published checkpoints have them transposed; transformers reads both."""
     import transformers
 
-    model = save(tmp_path, path, *CHECKPOINTS["experts"])
+    model = save(tmp_path, deep_path, *CHECKPOINTS["experts"])
     config = load_model_config(tmp_path, weights=weights)
     assert config.language.layers[0].feed_forward == MoeConfig(num_experts=6, top_k=2, expert_size=24)
     assert config.language.layers[1].feed_forward == MlpConfig(intermediate_size=96)

@@ -26,10 +26,12 @@ def parse_config(
     parse_text: Callable[[JsonObject, bool], LanguageConfig],
     parse_tower: Callable[[JsonObject, int], VisionConfig],
     parse_rules: Callable[[CheckpointFiles, VisionConfig], VisionRules],
+    vision_start: int = 151652,
 ) -> ModelConfig:
     """Map config.json, nested (text_config) or flat, of a model that sees pictures and videos. ``parse_text`` gets the decoder's fields
     and whether its embeddings are tied, ``parse_tower`` the tower's fields and the decoder's width, ``parse_rules`` the files and the
-    tower. Raises CheckpointError."""
+    tower. ``vision_start``: the id of ``<|vision_start|>``, which other ids of vision follow where the file does not name them. Raises
+    CheckpointError."""
     config = files.required("config.json")
     text = config.object("text_config") if config.has("text_config") else config
     tie = config.boolean("tie_word_embeddings", default=False) or text.boolean("tie_word_embeddings", default=False)
@@ -43,8 +45,8 @@ def parse_config(
         eos_token_ids=parse_eos(files, config, text),
         vision=vision,
         vision_rules=parse_rules(files, vision),
-        image_token_id=config.integer("image_token_id", default=151655, least=0),
-        video_token_id=config.integer("video_token_id", default=151656, least=0),
+        image_token_id=config.integer("image_token_id", default=vision_start + 3, least=0),
+        video_token_id=config.integer("video_token_id", default=vision_start + 4, least=0),
     )
 
 

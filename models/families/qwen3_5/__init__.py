@@ -1,13 +1,17 @@
 """Qwen3.5: three layers with a DeltaNet for one that attends. As transformers' ``qwen3_5``.
 
-Text alone: a checkpoint's tower is not read.
+It sees as Qwen3-VL does, without deepstack; a checkpoint without a tower is text alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from ....schema.media import MediaKind, MediaSpan
 from ...architecture import (
     AttentionConfig,
     DeltaConfig,
@@ -19,11 +23,19 @@ from ...architecture import (
     interleaved_axes,
 )
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
-from ...checkpoint.weight_specs import TensorSpec, language_specs
+from .. import no_media
 from ..family import CheckpointRecipe
 from ..fields import parse_attention, parse_dtype, parse_eos
-from ..no_media import audio_item, build_towers, image_item, positions, sample_frames, video_item, video_with_sound
+from ..qwen2_5 import media, tensors
+from ..qwen2_5.seeing import build_towers as build_vision
+from ..qwen2_5.seeing import video_with_sound
+from ..qwen3 import clips, seeing
 from ..text.ropes import parse_turns, rope_fields
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...towers.interface import Tower
 
 __all__ = [
     "audio_item",
@@ -41,32 +53,48 @@ __all__ = [
 ]
 
 
+audio_item, image_item = media.audio_item, media.image_item
+sample_frames, video_item = clips.sample_frames, clips.video_item
+canonical_name, checkpoint_name, tensor_specs = seeing.canonical_name, seeing.checkpoint_name, tensors.tensor_specs
+
+_VISION_START = 248053  # of <|vision_start|>, where the file does not say
+
+
 def parse_config(files: CheckpointFiles) -> ModelConfig:
-    """Map config.json, whose decoder is in ``text_config`` or at the top. Raises CheckpointError."""
+    """Map config.json, whose decoder is in ``text_config`` or at the top; without ``vision_config`` it is text alone. Raises
+    CheckpointError."""
     root = files.required("config.json")
+    if root.has("vision_config"):
+        return seeing.parse_config(files, "qwen3_5", _parse_text, seeing.parse_vision, _VISION_START)
     text = root.object("text_config") if root.has("text_config") else root
+    tied = root if root.has("tie_word_embeddings") else text
+    return ModelConfig(
+        family="qwen3_5",
+        language=_parse_text(text, tied.boolean("tie_word_embeddings", default=False)),
+        dtype=parse_dtype(text, root),
+        max_context=_max_positions(text),
+        eos_token_ids=parse_eos(files, root, text),
+    )
+
+
+def _parse_text(text: JsonObject, tie: bool) -> LanguageConfig:
     text.text("hidden_act", default="silu", choices=("silu",))
-    max_positions = text.integer("max_position_embeddings", default=32768)
     heads = msgspec.structs.replace(_parse_attention(text), gated=True, qk_norm=True)
     feed_forward = MlpConfig(intermediate_size=text.integer("intermediate_size"))
     mixers: dict[str, AttentionConfig | DeltaConfig] = {"full_attention": heads, "linear_attention": _parse_delta(text)}
-    tied = root if root.has("tie_word_embeddings") else text
-    language = LanguageConfig(
+    return LanguageConfig(
         vocab_size=text.integer("vocab_size"),
         hidden_size=text.integer("hidden_size"),
         rms_norm_eps=text.number("rms_norm_eps", default=1e-6),
         layers=tuple(LayerConfig(mixer=mixers[kind], feed_forward=feed_forward) for kind in _parse_kinds(text)),
-        ropes=(_parse_rope(text, heads.head_dim, max_positions),),
-        tie_embeddings=tied.boolean("tie_word_embeddings", default=False),
+        ropes=(_parse_rope(text, heads.head_dim),),
+        tie_embeddings=tie,
         norm_offset=1.0,
     )
-    return ModelConfig(
-        family="qwen3_5",
-        language=language,
-        dtype=parse_dtype(text, root),
-        max_context=max_positions,
-        eos_token_ids=parse_eos(files, root, text),
-    )
+
+
+def _max_positions(text: JsonObject) -> int:
+    return text.integer("max_position_embeddings", default=32768)
 
 
 def recipes() -> Mapping[str, CheckpointRecipe]:
@@ -110,7 +138,7 @@ def _parse_kinds(text: JsonObject) -> list[str]:
     return kinds
 
 
-def _parse_rope(text: JsonObject, head_dim: int, max_positions: int) -> RopeConfig:
+def _parse_rope(text: JsonObject, head_dim: int) -> RopeConfig:
     """Axes take turns among the pairs."""
     rope = rope_fields(text)
     part = (rope if rope.has("partial_rotary_factor") else text).number("partial_rotary_factor", default=0.25, most=1.0)
@@ -119,24 +147,16 @@ def _parse_rope(text: JsonObject, head_dim: int, max_positions: int) -> RopeConf
     section = rope.integers("mrope_section", default=(11, 11, 10))
     if len(section) != 3 or sum(section) != pairs:
         raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to the {pairs} pairs that turn")
-    return msgspec.structs.replace(parse_turns(text, 2 * pairs, max_positions), axes=interleaved_axes(section, pairs))
+    return msgspec.structs.replace(parse_turns(text, 2 * pairs, _max_positions(text)), axes=interleaved_axes(section, pairs))
 
 
-def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
+def build_towers(config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":
     """See ``Family``."""
-    return list(language_specs(config.language))
+    return {} if config.vision is None else build_vision(config, weights, device)
 
 
-def canonical_name(name: str) -> str:
-    """See ``Family``. Tensors of the tower and of the draft head (``mtp.``) keep a name that the model does not ask for."""
-    if not name.startswith("model."):
-        return name
-    name = name.removeprefix("model.")
-    return (
-        f"vision.{name.removeprefix('visual.')}" if name.startswith("visual.") else f"language.{name.removeprefix('language_model.')}"
-    )
-
-
-def checkpoint_name(name: str) -> str:
+def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
     """See ``Family``."""
-    return f"model.{name.removeprefix('language.')}" if name.startswith("language.") else name
+    if config.vision is None:
+        return no_media.positions(config, num_tokens, spans)
+    return seeing.positions(config, num_tokens, spans)

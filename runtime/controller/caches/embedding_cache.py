@@ -85,6 +85,28 @@ def keep_encoded(state: ControllerState, encoded: Iterable[tuple[Request, Place]
             state.name_pages("embedding", segment.embedding.pages, keys)
 
 
+def num_held_pages(state: ControllerState, request: Request) -> int:
+    """Return the embedding pages that count as a request's share of the pool. Those that it cannot give back before its next segment is
+    ready, since chunks end on a grid, do not count: it would wait for itself."""
+    return 0 if _keeps_pages(state, request) else state.pools["embedding"].num_owned(owner(request))
+
+
+def waits_for_cache(state: ControllerState, request: Request, place: Place) -> bool:
+    """Return whether a segment will be taken from the cache. One whose pages its row has for an earlier segment, and cannot give back
+    before, is encoded again."""
+    pages = cached_pages(state, request, place)
+    return bool(pages) and not (
+        _keeps_pages(state, request) and not state.pools["embedding"].owned_by(owner(request)).isdisjoint(pages)
+    )
+
+
+def _keeps_pages(state: ControllerState, request: Request) -> bool:
+    tracker = request.media.tracker
+    if state.limits.grid == 1 or tracker is None or tracker.is_ready:
+        return False
+    return request.kv.prefilled[0] >= tracker.ready_prefix(request.targets[0])
+
+
 def take_cached(state: ControllerState, request: Request, reserved: int) -> None:
     """Take segments from the cache, in prompt order, as long as the row may have their pages and ``reserved`` ones stay free.
 
@@ -98,7 +120,7 @@ def take_cached(state: ControllerState, request: Request, reserved: int) -> None
         if not pages or not ledger.owned_by(owner(request)).isdisjoint(pages):
             return
         left = ledger.num_free - reserved - sum(map(ledger.cache.is_idle, pages))
-        held, need = ledger.num_owned(owner(request)), len(pages)
+        held, need = num_held_pages(state, request), len(pages)
         if left < 0 or not may_take(ledger.num_pages, left + need, held, need, request.can_prefill):
             return
         _take(state, request, place, segment, pages)

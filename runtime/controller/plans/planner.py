@@ -13,7 +13,7 @@ import msgspec
 from ...bus.media_work import estimated_work
 from ...pools import PoolName
 from ...stage_table import WORKERS, InstanceId, stage_of
-from ..caches.embedding_cache import num_saved_pages
+from ..caches.embedding_cache import num_held_pages, num_saved_pages
 from ..caches.media_sharing import hide_shared, take_shared
 from ..rows.intake import embedding_pages, patch_pages
 from ..rows.lifecycle import reset_media
@@ -154,7 +154,7 @@ def view_request(state: ControllerState, request: Request) -> RequestView:
         unanalysed = tuple([i for i, item in enumerate(record.items) if item.shape is None and i not in analysing])
     elif items:
         patch_held = state.pools["patch"].num_owned(owner(request))
-        embedding_held = state.pools["embedding"].num_owned(owner(request))
+        embedding_held = num_held_pages(state, request)
         if not record.evicting and not (request.caches.may_load and request.has_kv):  # loads of KV pages may make media unnecessary
             segments = tuple(islice(_open_segments(state, request), WINDOW))
     return RequestView(
@@ -162,7 +162,7 @@ def view_request(state: ControllerState, request: Request) -> RequestView:
         request.arrival,
         has_kv=is_prepared and request.can_prefill,
         prefill_in_flight=is_prepared and (request.caches.may_load or request.prefill_plan is not None),
-        members=_members(request, state.limits.grid) if is_prepared else (),
+        members=_members(request) if is_prepared else (),
         unanalysed=unanalysed,
         segments=segments,
         patch_held=patch_held,
@@ -196,11 +196,9 @@ def _open_segments(state: ControllerState, request: Request) -> Iterator[Segment
         yield SegmentView(item, number, segment.stage, shape.num_rows, *pages, shape.kind == "video")
 
 
-def _members(request: Request, grid: int) -> tuple[MemberView, ...]:
+def _members(request: Request) -> tuple[MemberView, ...]:
     targets = request.targets
     first = request.media.tracker.ready_prefix(targets[0]) if request.media.tracker is not None else targets[0]
-    if first < targets[0]:
-        first -= first % grid
     if len(targets) == 1:
         return (MemberView(request.kv.prefilled[0], first, targets[0], request.caches.num_cached[0]),)
     ready = (first, *targets[1:])

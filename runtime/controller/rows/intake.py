@@ -200,7 +200,7 @@ def prepare(state: ControllerState, request: Request) -> None:
         prompts = prompts_of(spec, prompt)
         lengths = tuple(map(len, prompts))
         max_new_tokens = check_lengths(spec, lengths, limits)
-        check_segments(shapes, limits)
+        check_segments(starts, shapes, limits)
         spans = [MediaSpan(start, shape) for start, shape in zip(starts, shapes, strict=True)]
         encoded = encode(
             SequenceSpec(
@@ -241,7 +241,7 @@ def set_layout(
     """Set the fields derived from the expansion; also after a recovery."""
     request.kv.prepare(tuple(map(len, prompts)))
     if shapes:
-        request.media.lay_out(EmbeddingTracker(lay_out(starts, shapes), state.limits.embedding_page_tokens))
+        request.media.lay_out(_tracker(starts, shapes, state.limits))
     set_keys(state, request, prompts, [MediaSpan(start, shape) for start, shape in zip(starts, shapes, strict=True)])
 
 
@@ -254,18 +254,25 @@ def embedding_pages(segment: SegmentShape, limits: Limits) -> int:
     return num_pages(segment.num_tokens, limits.embedding_page_tokens)
 
 
-def check_segments(shapes: Sequence[ItemShape], limits: Limits) -> None:
-    """Check that whatever cannot be split fits its pools. Raises RequestError."""
-    for shape in shapes:
-        for segment in shape.segments:
+def _tracker(starts: Sequence[int], shapes: Sequence[ItemShape], limits: Limits) -> EmbeddingTracker:
+    return EmbeddingTracker(lay_out(starts, shapes), limits.embedding_page_tokens, limits.grid)
+
+
+def check_segments(starts: Sequence[int], shapes: Sequence[ItemShape], limits: Limits) -> None:
+    """Check that whatever cannot be split fits its pools, beside what is kept until it is ready. ``starts``: of the items, in the
+    prompt. Raises RequestError."""
+    tracker = _tracker(starts, shapes, limits)
+    for item, shape in enumerate(shapes):
+        for number, segment in enumerate(shape.segments):
             if not 0 < segment.row_bytes <= limits.patch_page_bytes:
                 raise RequestError(f"a row of {segment.row_bytes} bytes, the limit is {limits.patch_page_bytes}", param="messages")
             if patch_pages(segment, limits) > limits.num_patch_pages:
                 num_bytes = segment.num_rows * segment.row_bytes
                 room = limits.num_patch_pages * limits.patch_page_bytes
                 raise RequestError(f"{segment.kind} of {num_bytes} decoded bytes at once, there is room for {room}", param="messages")
-            if embedding_pages(segment, limits) > limits.num_embedding_pages:
-                room = limits.num_embedding_pages * limits.embedding_page_tokens
+            num_left = limits.num_embedding_pages - tracker.num_kept_pages(item, number)
+            if embedding_pages(segment, limits) > num_left:
+                room = num_left * limits.embedding_page_tokens
                 message = f"{segment.kind} of {segment.num_tokens} tokens at once, there is room for {room}"
                 raise RequestError(message, param="messages")
 

@@ -38,10 +38,11 @@ def lay_out(starts: Sequence[int], shapes: Sequence[ItemShape]) -> list[Part]:
 class EmbeddingTracker:
     """Readiness of one prompt. A companion has no media, hence no tracker: all of it is ready (CF5)."""
 
-    def __init__(self, parts: Sequence[Part], page_tokens: int) -> None:
+    def __init__(self, parts: Sequence[Part], page_tokens: int, grid: int = 1) -> None:
+        """``grid``: see ``Limits``."""
         self.parts = list(parts)
         assert all(a.end <= b.start for a, b in zip(self.parts, self.parts[1:], strict=False)), "parts overlap"
-        self._page_tokens = page_tokens
+        self._page_tokens, self._grid = page_tokens, grid
         self._index = {(part.item, part.segment): index for index, part in enumerate(self.parts)}
         self._ready = [False] * len(self.parts)
         self._first_unready = 0
@@ -73,10 +74,25 @@ class EmbeddingTracker:
                 yield self.parts[index]
 
     def ready_prefix(self, target: int) -> int:
-        """Return the number of leading tokens that can be prefilled in order; at most ``target`` (RS4)."""
+        """Return the number of leading tokens that can be prefilled in order, to the target or the grid; at most ``target`` (RS4)."""
         if self.is_ready:
             return target
-        return min(target, self.parts[self._first_unready].start)
+        start = self.parts[self._first_unready].start
+        return target if target <= start else self._border(start)
+
+    def num_kept_pages(self, item: int, segment: int) -> int:
+        """Return the number of embedding pages of earlier parts that are needed until this segment is ready: those of tokens behind the
+        last place before it where a chunk may end."""
+        index, kept = self._index[item, segment], 0
+        border = self._border(self.parts[index].start)
+        while index and self.parts[index - 1].end > border:
+            index -= 1
+            part = self.parts[index]
+            kept += self.num_consumed_pages(part, part.end) - self.num_consumed_pages(part, border)
+        return kept
+
+    def _border(self, token: int) -> int:
+        return token - token % self._grid
 
     def overlapping(self, start: int, end: int) -> list[Part]:
         """Return the parts that have tokens in [start, end)."""

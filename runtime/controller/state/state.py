@@ -147,8 +147,6 @@ class ControllerState:
 
     def __post_init__(self) -> None:
         limits = self.limits
-        # tokens before a medium that is not ready wait for the grid, and keep embedding pages that the medium may need
-        assert not limits.num_state_pages or not limits.placeholder_ids, "a model with recurrent states takes no media yet"
         self.policy = self.ranking = POLICIES[limits.policy]
         self.staying, self.devices = limits.actors, limits.devices
         self.kv_pools = tuple(map(kv_pool, range(limits.num_devices)))

@@ -18,7 +18,7 @@ def must_find(seeds: Iterable[int], place: Path, match: str | None = None, *, ha
     """Live through one run after the other until one fails."""
     with pytest.raises((AssertionError, LookupError, ValueError), match=match) as found:
         for seed in seeds:
-            live_through(seed, place, has_states=has_states)
+            live_through(seed, place, has_states=has_states, has_media=not has_states)
     print(f"seed {seed}: {found.value}".splitlines()[0][:160])
 
 

@@ -1088,7 +1088,7 @@ def with_states(rng: random.Random, limits: Limits) -> Limits:
     members = rng.choice((2, 2, 3, 5, 12))
     budget = rng.choice((0, 4, 5, 16))
     pages = {"num_state_pages": 2 * members, "num_log_pages": members}
-    return replace(limits, placeholder_ids={}, prefix_cache=False, prefill_budget=budget, **pages)
+    return replace(limits, prefix_cache=False, prefill_budget=budget, **pages)
 
 
 def make_request(
@@ -1176,9 +1176,9 @@ def refusal(wanted: Wanted, limits: Limits) -> int | None:
         check_lengths(spec, short, limits)
         if wanted.broken is not None:
             return 422
-        prompt, _ = expand(spec, wanted.shapes, limits)
+        prompt, starts = expand(spec, wanted.shapes, limits)
         check_lengths(spec, (len(prompt), *short[1:]), limits)
-        check_segments(wanted.shapes, limits)
+        check_segments(starts, wanted.shapes, limits)
     except RequestError as error:
         return error.status
     return None

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from mmrt.runtime.bus.messages import PageRun
-from mmrt.runtime.controller.state.embedding_tracker import EmbeddingTracker, lay_out
+from mmrt.runtime.controller.state.embedding_tracker import EmbeddingTracker, Part, lay_out
 from mmrt.schema.media import ItemShape, SegmentShape
 
 PAGE = 4
@@ -74,3 +74,15 @@ def test_chunks_take_every_row_once_and_pages_go_when_used_up(
         assert taken[part.item, part.segment] == [(run.pages[row // PAGE], row % PAGE) for row in range(part.num_tokens)]
         assert tracker.num_consumed_pages(part, part.start) == 0
         assert tracker.num_consumed_pages(part, length) == len(run.pages)
+
+
+def test_pages_that_wait_for_the_grid() -> None:
+    """Chunks end at multiples of 16: rows behind the last one before a segment are needed until it is ready."""
+    parts = [Part(0, 0, 3, 10), Part(1, 0, 14, 3), Part(2, 0, 18, 9), Part(3, 0, 40, 2)]
+    tracker, plain = EmbeddingTracker(parts, 4, grid=16), EmbeddingTracker(parts, 4)
+    assert [tracker.num_kept_pages(item, 0) for item in range(4)] == [0, 3, 1, 0]
+    assert [plain.num_kept_pages(item, 0) for item in range(4)] == [0, 0, 0, 0]
+    for item, ready in enumerate((0, 0, 16, 32)):
+        assert tracker.ready_prefix(50) == ready
+        tracker.mark_ready(item, 0)
+    assert tracker.ready_prefix(50) == 50

@@ -1,0 +1,74 @@
+"""The common parts of Qwen3-VL and Qwen3.5: config.json, the tower and its tensors' names, and positions."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ....schema.media import ItemShape, MediaSpan
+from ...architecture import LanguageConfig, ModelConfig, VisionConfig
+from ...checkpoint.json_fields import CheckpointFiles, JsonObject
+from ..qwen2_5 import fields, seeing, tensors
+from . import clips
+from .times import read_time_tokens
+
+_NAMES = {  # in this order: a block's first matrix, then a merger's
+    ".mlp.linear_fc1.": ".mlp.up_proj.",
+    ".mlp.linear_fc2.": ".mlp.down_proj.",
+    ".linear_fc1.": ".mlp.0.",
+    ".linear_fc2.": ".mlp.2.",
+    ".norm.": ".ln_q.",
+}
+
+
+def parse_config(
+    files: CheckpointFiles,
+    family: str,
+    parse_text: Callable[[JsonObject, bool], LanguageConfig],
+    parse_tower: Callable[[JsonObject, int], VisionConfig],
+    vision_start: int,
+) -> ModelConfig:
+    """Map config.json; arguments as those of Qwen2.5's ``seeing.parse_config``. Raises CheckpointError."""
+    config = files.required("config.json")
+    return msgspec.structs.replace(
+        seeing.parse_config(files, family, parse_text, parse_tower, clips.parse_rules, vision_start),
+        vision_start_token_id=config.integer("vision_start_token_id", default=vision_start, least=0),
+        vision_end_token_id=config.integer("vision_end_token_id", default=vision_start + 1, least=0),
+        times=read_time_tokens(files.path),
+    )
+
+
+def parse_vision(vision: JsonObject, hidden_size: int) -> VisionConfig:
+    """The tower, without deepstack. Raises CheckpointError if it does not fit the decoder."""
+    vision.text("hidden_act", default="gelu_pytorch_tanh", choices=("gelu_pytorch_tanh",))
+    config = fields.parse_tower(vision, hidden_size, vision.integer("intermediate_size", default=4304), patch=16)
+    num_positions = vision.integer("num_position_embeddings", default=2304)
+    side = math.isqrt(num_positions)
+    if side * side != num_positions:
+        raise vision.error("num_position_embeddings", f"is {num_positions}, expected the square of a number")
+    return msgspec.structs.replace(config, norm="layer", feed_forward="gelu_tanh", patch_bias=True, position_side=side)
+
+
+def canonical_name(name: str) -> str:
+    """See ``Family``."""
+    return tensors.renamed(tensors.canonical_name(name), _NAMES)
+
+
+def checkpoint_name(name: str) -> str:
+    """See ``Family``."""
+    theirs = tensors.renamed(name, {ours: theirs for theirs, ours in _NAMES.items()})
+    for ours, part in (("language.", "model.language_model."), ("vision.", "model.visual.")):
+        if theirs.startswith(ours):
+            return part + theirs.removeprefix(ours)
+    return theirs
+
+
+def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
+    """Each frame of a video is a picture, and its time is text."""
+
+    def temporal(item: ItemShape) -> NDArray[np.int64]:
+        return np.arange(item.grid[0])
+
+    return seeing.positions(config, num_tokens, [part for span in spans for part in clips.frames_of(span)], temporal)
