@@ -31,13 +31,17 @@ _Whole = msgspec.defstruct(
     [(f"piece_{number}", int, -1) for number in range(len(_PIECES))],
     rename={f"piece_{number}": piece for number, piece in enumerate(_PIECES)},
 )
+_decode_tokenizer = msgspec.json.Decoder(_Tokenizer).decode
+_decode_whole = msgspec.json.Decoder(_Whole).decode
+_decode_vocabulary = msgspec.json.Decoder(dict[str, int]).decode
+_decode_merges = msgspec.json.Decoder(list[str | tuple[str, str]]).decode
 
 
 def read_time_tokens(path: Path) -> TimeTokens:
     """The pieces' ids. Raises CheckpointError for a file that is missing or damaged, or whose tokenizer cuts times otherwise."""
     file = path / "tokenizer.json"
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=_Tokenizer)
+        found = _decode_tokenizer(file.read_bytes())
         if _GROUPED_DIGITS in bytes(found.pre_tokenizer):
             raise CheckpointError(f"{file}: pre_tokenizer takes several digits at once, expected one: times of videos are text")
         ids = _ids(found.model)
@@ -53,11 +57,11 @@ def read_time_tokens(path: Path) -> TimeTokens:
 
 def _ids(model: _Model) -> list[tuple[int, ...]]:
     """Of each of the pieces. A trained vocabulary that has a whole piece merges it. Raises: KeyError for a part that it lacks."""
-    whole = msgspec.structs.astuple(msgspec.json.decode(model.vocab, type=_Whole))
+    whole = msgspec.structs.astuple(_decode_whole(model.vocab))
     if min(whole) >= 0:
         return [(id,) for id in whole]
-    vocab = msgspec.json.decode(model.vocab, type=dict[str, int])
-    merges = msgspec.json.decode(model.merges, type=list[str | tuple[str, str]])
+    vocab = _decode_vocabulary(model.vocab)
+    merges = _decode_merges(model.merges)
     return [tuple(vocab[part] for part in _merged(piece, merges)) for piece in _PIECES]
 
 

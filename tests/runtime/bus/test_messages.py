@@ -48,6 +48,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         return st.one_of([values(argument) for argument in arguments])
     if origin is list:
         return st.lists(values(arguments[0]), max_size=3)
+    if origin is tuple and arguments[1:] == (...,):
+        return st.lists(values(arguments[0]), max_size=3).map(tuple)
     if origin is tuple:
         return st.tuples(*map(values, arguments))
     assert isinstance(kind, type) and issubclass(kind, msgspec.Struct), kind
