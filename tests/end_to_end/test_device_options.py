@@ -14,6 +14,7 @@ from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.test_outages import TIMEOUT_S, Asking
 from mmrt.tests.end_to_end.test_restart import PROMPT, Streams
 
+pytestmark = pytest.mark.slow  # two devices serve in test_devices, too
 SETTINGS = """[actors]
 layout = "EPD@left+EPD@right"
 turns = "plans"
@@ -33,7 +34,6 @@ from pathlib import Path
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.turns import Turns
 
-pytestmark = pytest.mark.slow  # two devices serve in test_devices, too
 assert Turns.attach(RunDirectory.attach(Path(sys.argv[1]))).turn.enter(30)
 print("in", flush=True)
 time.sleep(60)
