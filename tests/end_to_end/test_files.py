@@ -1,0 +1,72 @@
+"""A GGUF file with a LoRA adapter through all processes: tokens are those of transformers for what peft merges."""
+
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+import transformers
+
+from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.test_text_families import TextOracle
+from mmrt.tests.models.test_gguf import Made
+
+SETTINGS = '[model]\ndtype = "float32"\nweights = "float32"\n'
+NAME = "qwen2-Q8_0+adapter"
+QUESTION = "What is the colour of the sky on a clear day?"
+
+
+def adapt(base: Path, adapter: Path, merged: Path) -> None:
+    """Write an adapter of random numbers, and the checkpoint that it makes of the base."""
+    torch.manual_seed(3)
+    config = peft.LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft asks transformers in a deprecated way
+        model = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
+        model.save_pretrained(adapter)
+        shutil.copytree(base, merged)
+        model.merge_and_unload().save_pretrained(merged)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp("gguf"), "qwen2", "Q8_0")
+
+
+@pytest.fixture(scope="module")
+def served(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, TextOracle]]:
+    folder = tmp_path_factory.mktemp("files")
+    adapt(made.plain(), folder / "adapter", folder / "merged")
+    server = Server(tmp_path_factory.mktemp("run"), made.file, SETTINGS)
+    server.up("--adapter", str(folder / "adapter"))
+    yield server, TextOracle(folder / "merged")
+    server.down()
+
+
+def answer(server: Server) -> list[int]:
+    return server.chat(QUESTION, model=NAME, extra_body={"ignore_eos": True})[1]
+
+
+def test_tokens_are_those_of_the_merged_checkpoint(served: tuple[Server, TextOracle]) -> None:
+    server, oracle = served
+    ids = answer(server)
+    oracle.check_greedy(oracle.ids_of(QUESTION), ids)
+    for actor in ("prefill", "decode"):
+        server.kill(actor)
+        assert answer(server) == ids, actor
+
+
+def test_without_the_adapter_tokens_are_others(served: tuple[Server, TextOracle], made: Made) -> None:
+    server, oracle = served
+    ids = answer(server)
+    logits = TextOracle(made.plain()).logits(oracle.ids_of(QUESTION), ids)
+    assert logits.argmax(1).tolist() != ids
+
+
+def test_the_run_is_called_by_the_file(served: tuple[Server, TextOracle]) -> None:
+    server, _ = served
+    (model,) = server.client.models.list()
+    assert model.id == NAME
