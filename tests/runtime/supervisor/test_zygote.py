@@ -377,6 +377,7 @@ def test_the_environment_need_not_be_utf8(forking: "ToyRun") -> None:
     (child,) = Path(f"/proc/{decode}/task/{decode}/children").read_text().split()
     assert b"zygote" in Path(f"/proc/{decode}/cmdline").read_bytes()
     assert {b"ODD=\xff=\xfe", b"EMPTY="} <= set(Path(f"/proc/{child}/environ").read_bytes().split(b"\0"))
+    os.kill(int(child), signal.SIGKILL)  # the fixture kills the supervisor, which would have
 
 
 def test_a_module_that_cannot_be_imported_is_the_actors_to_report(forking: "ToyRun") -> None:
