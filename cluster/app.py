@@ -124,8 +124,8 @@ def _number(arguments: dict[str, Any], name: str, low: float) -> float:
 
 
 def _node_config(file: str) -> RuntimeConfig:
-    """Return the configuration of a node: that of the file, at a free port, with an absolute path of the model."""
+    """Return the configuration of a node: that of the file, at a free port, with absolute paths of the model and its adapter."""
     config = load_config(Path(file).absolute() if file else None)
-    path = config.model.path and str(Path(config.model.path).absolute())
+    path, adapter = (given and str(Path(given).absolute()) for given in (config.model.path, config.model.adapter))
     replace = msgspec.structs.replace
-    return replace(config, model=replace(config.model, path=path), server=replace(config.server, port=0))
+    return replace(config, model=replace(config.model, path=path, adapter=adapter), server=replace(config.server, port=0))

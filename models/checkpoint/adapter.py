@@ -19,14 +19,12 @@ from .weight_specs import Source
 CONFIG = "adapter_config.json"
 _PREFIX = "base_model.model."
 _PARTS = {".lora_A.weight": "A", ".lora_B.weight": "B", ".lora_A.default.weight": "A", ".lora_B.default.weight": "B"}
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")  # ways to begin the training that change the base's weights as well
-_PLAIN = {  # fields that have to have this value, or none
-    "bias": "none",
-    "use_dora": False,
-    "fan_in_fan_out": False,
-    "lora_bias": False,
-    **dict.fromkeys(("modules_to_save", "alpha_pattern", "layer_replication", "target_parameters", "trainable_token_indices")),
-}
+_BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal")  # of the training; others change the base's weights, too
+_HARMLESS = frozenset(  # fields that say how an adapter was trained, or that are read here; others have to be empty
+    ("peft_type", "lora_alpha", "r", "use_rslora", "rank_pattern", "init_lora_weights", "task_type", "peft_version", "auto_mapping")
+    + ("base_model_name_or_path", "revision", "inference_mode", "target_modules", "exclude_modules", "lora_dropout", "runtime_config")
+    + ("layers_to_transform", "layers_pattern", "megatron_core", "eva_config", "qalora_group_size", "ensure_weight_tying")
+)
 
 
 class _Pair(NamedTuple):
@@ -63,21 +61,26 @@ class Adapter:
 def read_adapter(checkpoint: Path, canonical_name: Callable[[str], str]) -> Adapter | None:
     """The adapter of a checkpoint directory, or None if it has none. Raises: CheckpointError naming the field or tensor."""
     path = checkpoint / ADAPTER
-    if not path.is_dir():
+    if not path.is_symlink() and not path.exists():
         return None
     config = _read_config(path / CONFIG)
     parts: dict[str, dict[str, Tensor]] = {}
     with SafetensorsFiles(path) as files:
         for name, stored in files.tensors.items():
             ending = next((ending for ending in _PARTS if name.endswith(ending)), None)
-            if ending is None or stored.dtype not in DTYPES or len(stored.shape) != 2:
+            if ending is None or stored.dtype not in DTYPES or len(stored.shape) != 2 or not stored.num_bytes:
                 told = f"dtype {stored.dtype} and shape {list(stored.shape)}"
                 raise CheckpointError(f"{stored.file}: tensor {name!r} with {told} is not supported, only A and B of matrices are")
             values = torch.frombuffer(bytearray(files.view(stored)), dtype=DTYPES[stored.dtype]).view(stored.shape).float()
             if not bool(values.isfinite().all()):
                 raise CheckpointError(f"{stored.file}: tensor {name!r} has a value that is not finite")
             module = name.removesuffix(ending).removeprefix(_PREFIX)
-            parts.setdefault(canonical_name(f"{module}.weight"), {})[_PARTS[ending]] = values
+            both = parts.setdefault(canonical_name(f"{module}.weight"), {})
+            if _PARTS[ending] in both:
+                raise CheckpointError(f"{stored.file}: tensor {name!r} is there twice, by another name")
+            both[_PARTS[ending]] = values
+    if not parts:
+        raise CheckpointError(f"{path}: has no tensors")
     if absent := next((name for name, both in parts.items() if len(both) != 2), None):
         raise CheckpointError(f"{path}: has A or B alone for {absent!r}")
     return Adapter({name: _Pair(both["A"], both["B"], _factor(config, both["A"].shape[0])) for name, both in parts.items()}, path)
@@ -101,9 +104,9 @@ def _read_config(file: Path) -> Mapping[str, Any]:
     alpha, begun = config.get("lora_alpha"), config.get("init_lora_weights")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise CheckpointError(f"{file}: lora_alpha is {alpha!r}, expected a number")
-    for field, plain in _PLAIN.items():
-        if config.get(field) and config[field] != plain:
-            raise CheckpointError(f"{file}: {field} is {config[field]!r}, which is not supported")
-    if isinstance(begun, str) and begun.lower().startswith(_CHANGES_BASE):
+    for field, value in config.items():
+        if value and field not in _HARMLESS and (field, value) != ("bias", "none"):
+            raise CheckpointError(f"{file}: {field} is {value!r}, which is not supported")
+    if begun not in _BEGINNINGS:
         raise CheckpointError(f"{file}: init_lora_weights is {begun!r}, for which the base has other weights: not supported")
     return dict(config)

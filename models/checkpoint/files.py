@@ -70,6 +70,8 @@ def adapted_directory(checkpoint: Path, adapter: Path, home: Path) -> Path:
 
     Raises: CheckpointError.
     """
+    if (checkpoint / ADAPTER).is_symlink():
+        raise CheckpointError(f"{checkpoint} has an adapter already: name the checkpoint that it was made of")
     if not adapter.is_dir():
         raise CheckpointError(f"{adapter} is not a directory: expected an adapter that peft has written")
     links = {file.name: file.resolve() for file in sorted(checkpoint.iterdir()) if file.is_file()} | {ADAPTER: adapter.resolve()}

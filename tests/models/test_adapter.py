@@ -81,6 +81,8 @@ def test_a_directory_is_made_of_both(adapted: Adapted, tmp_path: Path) -> None:
     assert made.name == "base+adapter" and (made / "config.json").is_file()
     assert adapted_directory(adapted.base, adapted.adapter, tmp_path) == made
     assert {file.name for file in files_of_tensors(made)} == {"model.safetensors", "adapter_model.safetensors"}
+    with pytest.raises(CheckpointError, match="has an adapter already"):
+        adapted_directory(made, adapted.adapter, tmp_path)
     with pytest.raises(CheckpointError, match="no-such is not a directory: expected an adapter that peft has written"):
         adapted_directory(adapted.base, tmp_path / "no-such", tmp_path)
 
@@ -113,6 +115,13 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "modules": (_fields(modules_to_save=["lm_head"]), r"modules_to_save is \['lm_head'\], which is not supported"),
     "alphas": (_fields(alpha_pattern={"q_proj": 2}), "alpha_pattern is {'q_proj': 2}, which is not supported"),
     "PiSSA": (_fields(init_lora_weights="pissa_niter_4"), "init_lora_weights is 'pissa_niter_4', for which the base has other weights"),
+    "LoRA-GA": (_fields(init_lora_weights="lora_ga"), "init_lora_weights is 'lora_ga', for which the base has other weights"),
+    "activated": (_fields(alora_invocation_tokens=[1, 2]), r"alora_invocation_tokens is \[1, 2\], which is not supported"),
+    "a field of later": (_fields(use_tomorrow=True), "use_tomorrow is True, which is not supported"),
+    "twice": (_tensors(lambda t: t.update({f"{Q}A.default.weight": t[f"{Q}A.weight"] + 1})), "is there twice, by another name"),
+    "nothing": (_tensors(lambda t: t.clear()), "has no tensors"),
+    "no rank": (_tensors(lambda t: t.update({f"{Q}A.weight": torch.zeros(0, 64)})), "is not supported, only A and B"),
+    "gone": (lambda path: shutil.rmtree(path), "an adapter is a directory that peft has written"),
     "alpha": (_fields(lora_alpha="8"), "lora_alpha is '8', expected a number"),
     "no weights": (lambda path: (path / "adapter_model.safetensors").unlink(), "holds no .*safetensors file"),
     "A alone": (_tensors(lambda t: t.pop(f"{Q}B.weight")), "has A or B alone for 'language.layers.0.self_attn.q_proj.weight'"),
@@ -137,8 +146,8 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_what_cannot_be_merged_is_refused_by_name(adapted: Adapted, tmp_path: Path, fault: str) -> None:
     change, message = FAULTS[fault]
     broken = Path(shutil.copytree(adapted.adapter, tmp_path / "broken"))
-    change(broken)
     made = adapted_directory(adapted.base, broken, tmp_path / "home")
+    change(broken)
     with pytest.raises(CheckpointError, match=message):
         weights_of(made)
     assert any(check_weights(made, load_model_config(made)).problems)
