@@ -17,6 +17,7 @@ FOLDERS = (
     "models",
     "runtime",
     "schema",
+    "serving",
     "shm",
     "triton_kernels",
 )

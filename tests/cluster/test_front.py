@@ -11,7 +11,8 @@ import pytest
 from aiohttp import web
 
 from mmrt.actors.gateway.reading.bodies import LEAST_BYTES_S, due_s
-from mmrt.cluster.front import HELD_BODIES, SMALL_BYTES, Front
+from mmrt.cluster.front import Front
+from mmrt.serving.relay import HELD_BODIES, SMALL_BYTES
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 BODY = json.dumps({"messages": [{"role": "user", "content": "Hello"}]}).encode()
@@ -184,20 +185,20 @@ def test_bodies_are_bounded_together_and_kept_no_longer_than_needed() -> None:
     limit = 4 * SMALL_BYTES
 
     async def test(client: Callable[[], Client]) -> None:
-        front = client().front
-        front._max_body_bytes = limit
+        relay = client().front.relay
+        relay.max_body_bytes = limit
         too_long = await client().ask(body=b"x" * (limit + 1))
         assert too_long.status == 413 and f"longer than {limit} bytes" in too_long.body.decode()
         mine = client()
         task = asyncio.create_task(mine.ask(body=b"x" * limit))
         await mine.got_some.wait()
-        assert front._num_body_bytes == 0, "the node has begun to answer"
+        assert relay.num_body_bytes == 0, "the node has begun to answer"
         go_on.set()
         await task
-        front._num_body_bytes = HELD_BODIES * limit - SMALL_BYTES  # of requests that wait for their nodes
+        relay.num_body_bytes = HELD_BODIES * limit - SMALL_BYTES  # of requests that wait for their nodes
         refused = await client().ask("/v1/messages", body=b"x" * (SMALL_BYTES + 1))
         assert refused.status == 503 and refused.headers["retry-after"] == "1" and b"too many large requests" in refused.body
-        assert front._num_body_bytes == HELD_BODIES * limit - SMALL_BYTES
+        assert relay.num_body_bytes == HELD_BODIES * limit - SMALL_BYTES
 
     with_nodes(test, slow)
 
@@ -223,7 +224,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
 
         mine._receive = receive  # type: ignore[method-assign]
         await asyncio.wait_for(mine.ask(), 10)
-        assert mine.status == 408 and b"101 bytes" in mine.body and mine.front._num_body_bytes == 0
+        assert mine.status == 408 and b"101 bytes" in mine.body and mine.front.relay.num_body_bytes == 0
 
     with_nodes(test, echo)
 
