@@ -1,7 +1,7 @@
 """Products with a matrix in int4 on a CPU, in integers, of any number of rows of activations.
 
 As ``row_kernels``, in the layout of ``checkpoint.int4``: a vector has the codes of four columns of some rows of the matrix, which are
-multiplied by four activations of 8 bits (``int4_rows``). A product of a code and an activation is at most 15 x 127, so those of 32
+multiplied by four activations of 8 bits (``part_rows``). A product of a code and an activation is at most 15 x 127, so those of 32
 columns are added up in 16 bits, or in 32 by instructions for it (VNNI). Scales follow for each 32 columns, in float32. A row's result
 is the same bits however many rows are beside it, however many threads there are, and with any of these instructions.
 Shapes: M rows of activations, N rows of the matrix, K columns, G groups.
@@ -14,9 +14,8 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from ..schema.weight_layout import INT4_COLUMNS, INT4_MIDDLE, INT4_ROWS
+from ..schema.weight_layout import INT4_MIDDLE, PACKED_COLUMNS, PACKED_ROWS
 from .groups import Groups
-from .int4_rows import PART, round_rows
 from .kernel import Kernel, check_columns, has_vnni, load_kernel, threads_for, vector_width
 from .machine_code import (
     FLOAT,
@@ -36,9 +35,10 @@ from .machine_code import (
     prefetch,
     spread,
 )
+from .part_rows import PART, round_rows
 
 _BYTE, _WORD = ir.IntType(8), ir.IntType(32)
-_HALF = INT4_ROWS // 2  # rows in one half of a block's bytes
+_HALF = PACKED_ROWS // 2  # rows in one half of a block's bytes
 _BYTES_AHEAD = 8192  # of the matrix: asked for before they are needed
 _ROWS_OF_WHOLE_BLOCKS = 2  # of activations: with more, a block's rows are multiplied in pieces
 
@@ -72,7 +72,7 @@ def multiply_groups(x_MK: Tensor, packed: Tensor, scales: Tensor, groups: Groups
     x = x_MK.float().contiguous()
     num_values, num_groups, _ = scales.shape
     groups.check(x, num_values, 2 * packed.shape[1])
-    assert groups.num_values % INT4_ROWS == 0 and not (groups.firsts % INT4_ROWS).any()
+    assert groups.num_values % PACKED_ROWS == 0 and not (groups.firsts % PACKED_ROWS).any()
     codes, steps = round_rows(x)
     out = torch.empty(x.shape[0], groups.num_values, dtype=torch.float32)
     words = groups.words(
@@ -94,7 +94,7 @@ def multiply_groups(x_MK: Tensor, packed: Tensor, scales: Tensor, groups: Groups
 def _kernel() -> Kernel:
     width = vector_width()
     assert width is not None
-    return load_kernel("int4", _Tiles(width, has_vnni()), INT4_ROWS)
+    return load_kernel("int4", _Tiles(width, has_vnni()), PACKED_ROWS)
 
 
 class _Tiles:
@@ -105,7 +105,7 @@ class _Tiles:
 
     def __init__(self, width: int, with_vnni: bool) -> None:
         self._width, self._floats, self._words = width, ir.VectorType(FLOAT, width), ir.VectorType(_WORD, width)
-        self._bytes = ir.VectorType(_BYTE, INT4_COLUMNS * width)
+        self._bytes = ir.VectorType(_BYTE, PACKED_COLUMNS * width)
         self._with_vnni = with_vnni
 
     def emit(self, builder: ir.IRBuilder, num_rows: int, arguments: Sequence[ir.Value]) -> None:
@@ -115,10 +115,10 @@ class _Tiles:
         rows = [builder.add(first, constant(index)) for index in range(num_rows)]
         num_parts = builder.udiv(num_columns, constant(PART))
         parts_of_group = builder.udiv(num_parts, num_groups)
-        totals = {value: new_sums(builder, 1, num_rows, self._floats)[0] for value in range(0, INT4_ROWS, self._width)}
+        totals = {value: new_sums(builder, 1, num_rows, self._floats)[0] for value in range(0, PACKED_ROWS, self._width)}
         clear(builder, [*totals.values()], self._floats)
         with loop(builder, constant(0), num_groups, 1) as group:
-            of_group = builder.add(builder.mul(start, num_groups), builder.mul(group, constant(INT4_ROWS)))
+            of_group = builder.add(builder.mul(start, num_groups), builder.mul(group, constant(PACKED_ROWS)))
             factors = {value: self._scales(builder, scales, builder.add(of_group, constant(value))) for value in totals}
             begin = builder.mul(group, parts_of_group)
             with loop(builder, begin, builder.add(begin, parts_of_group), 1) as part:
@@ -168,14 +168,14 @@ class _Tiles:
         values = [value for piece in pieces for value in (piece, piece + _HALF)]
         sums = new_sums(builder, len(values), len(columns), kind)
         clear(builder, sums, kind)
-        with loop(builder, constant(0), constant(PART), INT4_COLUMNS) as column:
+        with loop(builder, constant(0), constant(PART), PACKED_COLUMNS) as column:
             place = builder.mul(column, constant(_HALF))
             if pieces[0] == 0:  # the others are in the same line of the cache
                 prefetch(builder, codes_of_part, builder.add(place, constant(_BYTES_AHEAD)), _BYTE, cache=1)
             codes = [
                 half
                 for piece in pieces
-                for half in self._codes(builder, codes_of_part, builder.add(place, constant(piece * INT4_COLUMNS)))
+                for half in self._codes(builder, codes_of_part, builder.add(place, constant(piece * PACKED_COLUMNS)))
             ]
             for index, row in enumerate(rows_of_part):
                 activations = self._activations(builder, row, column)

@@ -3,5 +3,5 @@ they lie."""
 
 INT8_MOST = 127  # -128 has no counterpart
 INT4_MIDDLE = 8
-INT4_COLUMNS = 4  # whose codes are neighbours in memory
-INT4_ROWS = 32  # of a block
+PACKED_COLUMNS = 4  # of matrices in groups of columns, whose codes are neighbours in memory
+PACKED_ROWS = 32  # of a block of such a matrix

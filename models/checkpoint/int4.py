@@ -12,10 +12,10 @@ Shapes: N rows, K columns, G groups.
 import torch
 from torch import Tensor
 
-from ...schema.weight_layout import INT4_COLUMNS, INT4_MIDDLE, INT4_ROWS
+from ...schema.weight_layout import INT4_MIDDLE, PACKED_COLUMNS, PACKED_ROWS
 
 _MOST = 15
-_HALF = INT4_ROWS // 2
+_HALF = PACKED_ROWS // 2
 
 
 def pack(codes_NK: Tensor, scales_NG: Tensor, zeros_NG: Tensor, target: Tensor, target_scales: Tensor) -> None:
@@ -23,11 +23,11 @@ def pack(codes_NK: Tensor, scales_NG: Tensor, zeros_NG: Tensor, target: Tensor, 
     N is a multiple of 32, K of 32 G."""
     num_columns, num_groups = codes_NK.shape[1], scales_NG.shape[1]
     low, high = codes_NK.view(-1, 2, _HALF, num_columns).unbind(1)
-    words = (high << 4 | low).view(torch.int32)  # of INT4_COLUMNS codes
-    target.view(torch.int32).view(-1, num_columns // INT4_COLUMNS, _HALF).copy_(words.transpose(1, 2))
-    ordered = target_scales.view(-1, num_groups, INT4_ROWS, 2)
+    words = (high << 4 | low).view(torch.int32)  # of PACKED_COLUMNS codes
+    target.view(torch.int32).view(-1, num_columns // PACKED_COLUMNS, _HALF).copy_(words.transpose(1, 2))
+    ordered = target_scales.view(-1, num_groups, PACKED_ROWS, 2)
     for index, part in enumerate((scales_NG, zeros_NG)):
-        ordered[..., index] = part.view(-1, INT4_ROWS, num_groups).transpose(1, 2)
+        ordered[..., index] = part.view(-1, PACKED_ROWS, num_groups).transpose(1, 2)
 
 
 def quantize(values_NK: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,9 +45,9 @@ def quantize(values_NK: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor
 def unpack(packed: Tensor, scales: Tensor, out_NK: Tensor) -> None:
     """Write the values of a packed matrix [N, K / 2] with scales [N, G, 2] to ``out_NK``, of any floating dtype."""
     num_columns, num_groups = out_NK.shape[1], scales.shape[1]
-    codes = packed.view(-1, num_columns // INT4_COLUMNS, _HALF, INT4_COLUMNS).transpose(1, 2)
-    halves = out_NK.view(-1, 2, _HALF, num_columns // INT4_COLUMNS, INT4_COLUMNS)
+    codes = packed.view(-1, num_columns // PACKED_COLUMNS, _HALF, PACKED_COLUMNS).transpose(1, 2)
+    halves = out_NK.view(-1, 2, _HALF, num_columns // PACKED_COLUMNS, PACKED_COLUMNS)
     halves[:, 0], halves[:, 1] = codes & _MOST, codes >> 4
-    groups = out_NK.view(-1, INT4_ROWS, num_groups, num_columns // num_groups)
-    steps, zeros = scales.view(-1, num_groups, INT4_ROWS, 2).transpose(1, 2).to(out_NK.dtype).unsqueeze(3).unbind(4)
+    groups = out_NK.view(-1, PACKED_ROWS, num_groups, num_columns // num_groups)
+    steps, zeros = scales.view(-1, num_groups, PACKED_ROWS, 2).transpose(1, 2).to(out_NK.dtype).unsqueeze(3).unbind(4)
     torch.addcmul(zeros, groups.sub_(INT4_MIDDLE), steps, out=groups)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...schema.weight_layout import INT4_ROWS, INT8_MOST
+from ...schema.weight_layout import INT8_MOST, PACKED_ROWS
 from . import int4
 
 _BLOCK_VALUES = 1 << 20  # converted at once: an embedding matrix in float32 would take gigabytes
@@ -40,7 +40,7 @@ def narrow(values: Tensor, target: Tensor, scales: Tensor | None = None) -> None
 
 def row_blocks(rows: slice, num_columns: int) -> Iterator[slice]:
     """The rows that are converted at once, a multiple of int4's in each but the last."""
-    step = max(1, _BLOCK_VALUES // (max(1, num_columns) * INT4_ROWS)) * INT4_ROWS
+    step = max(1, _BLOCK_VALUES // (max(1, num_columns) * PACKED_ROWS)) * PACKED_ROWS
     return (slice(first, min(first + step, rows.stop)) for first in range(rows.start, rows.stop, step))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...schema.quantization import IntegerQuantization
-from ...schema.weight_layout import INT4_MIDDLE, INT4_ROWS
+from ...schema.weight_layout import INT4_MIDDLE, PACKED_ROWS
 from ..errors import CheckpointError
 from . import int4
 from .safetensors_files import StoredTensor
@@ -162,8 +162,8 @@ class Integers:
     def codes(self, rows: slice) -> Codes:
         """Unpack rows. Raises: ValueError unless the slice's ends are multiples of 32 or the matrix's own: others may lie
         in the middle of a word."""
-        if rows.start % INT4_ROWS or (rows.stop % INT4_ROWS and rows.stop != self.shape[0]):
-            raise ValueError(f"is used from row {rows.start} to {rows.stop}, expected multiples of {INT4_ROWS}")
+        if rows.start % PACKED_ROWS or (rows.stop % PACKED_ROWS and rows.stop != self.shape[0]):
+            raise ValueError(f"is used from row {rows.start} to {rows.stop}, expected multiples of {PACKED_ROWS}")
         read: Callable[[slice], Codes] = {
             "awq": self._read_awq,
             "gptq": self._read_gptq,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from ...schema.quantization import IntegerQuantization
-from ...schema.weight_layout import INT4_ROWS
+from ...schema.weight_layout import PACKED_ROWS
 from ..architecture import AttentionConfig, DeltaConfig, FeedForwardConfig, LanguageConfig, ModelConfig, MoeConfig
 
 Shape = tuple[int, ...]
@@ -102,7 +102,7 @@ def _int4_group(spec: TensorSpec, config: ModelConfig) -> int:
     known = config.quantization
     wanted = (known.group_size or columns) if isinstance(known, IntegerQuantization) and known.form == "int4" else min(INT4_GROUPS)
     blocks = [source.interleaved.rows if source.interleaved else source.shape[0] for source in spec.sources]
-    if columns % wanted or any(rows % INT4_ROWS for rows in blocks):
+    if columns % wanted or any(rows % PACKED_ROWS for rows in blocks):
         return 0
     return next((group for group in INT4_GROUPS if wanted % group == 0), 0)
 

@@ -13,13 +13,13 @@ import mmrt
 from mmrt.cpu_kernels import (
     attention_kernel,
     int4_kernels,
-    int4_rows,
     int8_kernels,
     kernel,
     kernel_files,
     layer_kernels,
     object_code,
     panel_kernels,
+    part_rows,
     rounding_kernel,
     row_kernels,
 )
@@ -267,7 +267,7 @@ def test_every_kernel_is_an_image() -> None:
             *(panel_kernels.PanelTiles(stored, panel_kernels._VECTORS * width) for stored in panel_kernels._STORED.values()),
             *(tiles(width) for tiles in int8_kernels._TILES.values()),
             int4_kernels._Tiles(width, with_vnni=False),
-            int4_rows._Parts(),
+            part_rows._Parts(),
             rounding_kernel._Rows(width),
             *(kind(stored, width) for kind in layer_kernels._KINDS.values() for stored in kernel.STORED.values()),
             attention_kernel._Heads(attention_kernel.Shape(2, 8, 128, 16, torch.bfloat16), width),

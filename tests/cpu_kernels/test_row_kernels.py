@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmrt.cpu_kernels import int4_kernels, int4_rows, int8_kernels, kernel, row_kernels
+from mmrt.cpu_kernels import int4_kernels, int8_kernels, kernel, part_rows, row_kernels
 from mmrt.cpu_kernels.processor import processor_flags
 from mmrt.models.checkpoint.int4 import quantize
 from mmrt.models.checkpoint.narrowing import narrow
@@ -41,7 +41,7 @@ def int4_matrix(num_values: int, num_columns: int, group: int) -> tuple[Tensor, 
 
 def rounded(x: Tensor) -> Tensor:
     """Rows as they are multiplied with a matrix in int4: each 32 columns in 127 steps, float64. Halves of a step may go either way."""
-    codes, steps = int4_rows.round_rows(x)
+    codes, steps = part_rows.round_rows(x)
     values = codes.view(*steps.shape[:2], 32) * steps[..., :1].double()
     assert ((values - x.view_as(values)).abs() <= 0.50001 * steps[..., :1]).all()
     return values.flatten(1)
@@ -110,7 +110,7 @@ def test_rows_for_int4() -> None:
     """Zeros, tiny, small, large and missing numbers: each 32 columns by themselves, a missing number in its own part alone."""
     x = torch.randn(6, 96, generator=torch.Generator().manual_seed(0))
     x[1], x[2], x[3, 5], x[4], x[5, 40] = 0, 1e-35, 900, 1e36 * x[4], float("nan")
-    codes, steps = int4_rows.round_rows(x)
+    codes, steps = part_rows.round_rows(x)
     parts, found = x.view(6, 3, 32), codes.view(6, 3, 32) * steps[..., :1]
     assert steps[5, 1].isnan().all() and int(steps.isnan().sum()) == 2
     is_whole = ~steps[..., 0].isnan()

@@ -20,7 +20,7 @@ from mmrt.models.architecture import WeightFormat
 from mmrt.models.checkpoint.int4 import unpack
 from mmrt.models.checkpoint.narrowing import narrow
 from mmrt.models.lm.matrices import Int8Matrix, matrix_of
-from mmrt.schema.weight_layout import INT4_ROWS
+from mmrt.schema.weight_layout import PACKED_ROWS
 from mmrt.tests.models.logits import our_logits
 
 Loaded = Any  # conftest.Loaded
@@ -65,7 +65,7 @@ def exact(weights: dict[str, Tensor]) -> Tensor:
 def make(form: str, num_values: int, num_inputs: int, dtype: torch.dtype) -> tuple[Any, Tensor]:
     """A matrix and its exact values; in int4 larger, if it does not divide into blocks."""
     if form == "int4":
-        num_values, num_inputs = -(-num_values // INT4_ROWS) * INT4_ROWS, -(-num_inputs // INT4_GROUP) * INT4_GROUP
+        num_values, num_inputs = -(-num_values // PACKED_ROWS) * PACKED_ROWS, -(-num_inputs // INT4_GROUP) * INT4_GROUP
     weights = kept(torch.randn(num_values, num_inputs, generator=torch.Generator().manual_seed(num_values)) * 0.04, form)
     return matrix_of(weights, "w"), exact(weights)
 

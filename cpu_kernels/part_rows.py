@@ -1,4 +1,4 @@
-"""Activations for products of integers with a matrix in int4: rounded to 8 bits, in parts of 32 columns, by a kernel for a CPU.
+"""Activations for products of integers with a matrix in groups of columns: rounded to 8 bits in parts of 32 columns, by a kernel.
 
 A part of a row has a step of its own, so an outlier makes only its neighbours in that part coarser.
 Shapes: M rows, K columns, a multiple of 32.
@@ -43,7 +43,7 @@ def round_rows(x_MK: Tensor) -> RoundedRows:
 
 @cache
 def _kernel() -> Kernel:
-    return load_kernel("int4_rows", _Parts(), _BLOCK_PARTS)
+    return load_kernel("part_rows", _Parts(), _BLOCK_PARTS)
 
 
 class _Parts:
