@@ -23,7 +23,7 @@ from ..runtime.process.memory_layout import MemoryLayout
 from .up import Plan, layout_of, model_of
 
 _CONTEXTS = (2048, 8192, 32768, 131072)
-_FORMATS: Sequence[WeightFormat] = ("bfloat16", "int8", "int4")
+_FORMATS: Sequence[WeightFormat] = ("bfloat16", "int8", "int8g", "int4")
 _MAX_PROBLEMS = 8  # of one kind that are shown
 _GIB, _MIB = 1 << 30, 1 << 20
 

@@ -153,6 +153,14 @@ def add_products_of_bytes(builder: ir.IRBuilder, total: ir.Value, unsigned: ir.V
     return call_intrinsic(builder, "llvm.x86.avx512.vpdpbusd.512", total.type, [total, *words])
 
 
+def with_signs(builder: ir.IRBuilder, values: ir.Value, signs: ir.Value) -> ir.Value:
+    """Bytes x the signs of other bytes. Where these are 0 the result is any."""
+    if values.type.count == 32:
+        return call_intrinsic(builder, "llvm.x86.avx2.psign.b", values.type, [values, signs])
+    none = ir.Constant(values.type, None)
+    return builder.select(builder.icmp_signed("<", signs, none), builder.sub(none, values), values)
+
+
 def spread(builder: ir.IRBuilder, value: ir.Value, width: int) -> ir.Value:
     """A vector of one number."""
     lone = builder.insert_element(ir.Constant(ir.VectorType(value.type, width), ir.Undefined), value, ir.Constant(ir.IntType(32), 0))

@@ -13,7 +13,8 @@ from ..schema.media import MediaKind
 from ..schema.quantization import Quantization
 
 DType = Literal["float32", "bfloat16"]
-WeightFormat = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]  # of the decoder's matrices; auto is the model's dtype
+WeightFormat = Literal["auto", "float32", "bfloat16", "float16", "int8", "int8g", "int4"]
+"""Of the decoder's matrices; auto is the model's dtype."""
 KvDType = Literal["auto", "int8", "fp8"]  # of the KV cache; auto is the model's, fp8 is float8_e4m3fn
 TransferDType = Literal["auto", "int8", "int4"]  # of KV pages on their way to another pool; auto: as they are
 

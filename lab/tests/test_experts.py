@@ -16,8 +16,8 @@ def test_both_ways_are_timed(weights: str) -> None:
     assert [cost.rows for cost in bench.costs] == [1, 4]
     assert all(cost.before_s > 0 and cost.after_s > 0 and cost.ratio > 0 for cost in bench.costs)
     assert bench.costs[0].chosen == 2 < bench.costs[1].chosen <= 6
-    of_expert = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int4": 0.5}[weights] * 3 * 64 * 64
-    scales = {"int8": 2 * 3 * 64, "int4": 4 * 3 * 64 * 2}.get(weights, 0)
+    of_expert = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int8g": 1, "int4": 0.5}[weights] * 3 * 64 * 64
+    scales = {"int8": 2 * 3 * 64, "int8g": 2 * 3 * 64 * 2, "int4": 4 * 3 * 64 * 2}.get(weights, 0)
     assert bench.costs[0].num_bytes == 2 * (of_expert + scales)
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint's numbers in the format in which they are kept: float32, bfloat16, float16, int8 with a scale for each row, or int4.
+"""A checkpoint's numbers in the format in which they are kept: a floating one, int8 with a scale for each row, int8g or int4.
 
 Scales are bfloat16, so that no kernel has to round them. ``weights`` calls ``narrow`` once for each tensor, while ``memory`` loads the
 model.
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...schema.weight_layout import INT8_MOST, PACKED_ROWS
-from . import int4
+from . import int4, int8g
 
 _BLOCK_VALUES = 1 << 20  # converted at once: an embedding matrix in float32 would take gigabytes
 
@@ -20,9 +20,9 @@ def narrow(values: Tensor, target: Tensor, scales: Tensor | None = None) -> None
     """Write ``values`` [rows, ...] of any floating type to ``target`` of the same shape, rounded to the nearest.
 
     With ``scales`` bfloat16 [rows], ``target`` is int8 and a row's numbers are ``scales`` x ``target``. With ``scales`` bfloat16
-    [rows, groups, 2], ``target`` is uint8 [rows, columns / 2], see ``int4``.
+    [rows, groups], ``target`` is int8, see ``int8g``; with [rows, groups, 2] it is uint8 [rows, columns / 2], see ``int4``.
 
-    Raises: ValueError for values that float16, int8 or int4 does not have.
+    Raises: ValueError for values that float16 or a format of integers does not have.
     """
     if scales is None and (target.dtype != torch.float16 or values.dtype == target.dtype):
         target.copy_(values)
@@ -30,8 +30,12 @@ def narrow(values: Tensor, target: Tensor, scales: Tensor | None = None) -> None
     for rows, block in _blocks(values):
         if scales is None:
             _halve(block, target[rows])
-        elif target.dtype == torch.int8:
+        elif scales.dim() == 1:
             _quantize(block, target[rows], scales[rows])
+        elif target.dtype == torch.int8:
+            whole, steps = int8g.quantize(block)
+            _check_finite(steps, "int8g")
+            int8g.pack(whole, steps, target[rows], scales[rows])
         else:
             codes, steps, zeros = int4.quantize(block, scales.shape[1])
             _check_finite(zeros, "int4")
@@ -39,7 +43,7 @@ def narrow(values: Tensor, target: Tensor, scales: Tensor | None = None) -> None
 
 
 def row_blocks(rows: slice, num_columns: int) -> Iterator[slice]:
-    """The rows that are converted at once, a multiple of int4's in each but the last."""
+    """The rows that are converted at once, a multiple of int4's and int8g's in each but the last."""
     step = max(1, _BLOCK_VALUES // (max(1, num_columns) * PACKED_ROWS)) * PACKED_ROWS
     return (slice(first, min(first + step, rows.stop)) for first in range(rows.start, rows.stop, step))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from ...schema.quantization import IntegerQuantization
-from ...schema.weight_layout import PACKED_ROWS
+from ...schema.weight_layout import INT8G_COLUMNS, PACKED_ROWS
 from ..architecture import AttentionConfig, DeltaConfig, FeedForwardConfig, LanguageConfig, ModelConfig, MoeConfig
 
 Shape = tuple[int, ...]
@@ -76,13 +76,13 @@ class StoredPart(NamedTuple):
 
 
 def scales_of(name: str) -> str:
-    """The name of the scales of a matrix in int8 or int4."""
+    """The name of the scales of a matrix of integers."""
     return f"{name}.scales"
 
 
 def stored_parts(spec: TensorSpec, config: ModelConfig, in_8_bits: bool = False) -> tuple[StoredPart, ...]:
-    """The tensors that one of the model is kept as: a matrix in int8 has a scale for each row besides, one in int4 a scale and a zero
-    for each row and group of columns. ``in_8_bits``: a matrix has 8 bits at least."""
+    """The tensors that one of the model is kept as: a matrix in int8 has a scale for each row besides, one in int8g a scale for each
+    row and group of columns, one in int4 a scale and a zero. ``in_8_bits``: a matrix has 8 bits at least."""
     if not spec.is_matrix or config.weights == "auto":
         return (StoredPart(spec.name, config.dtype if spec.dtype == "model" else spec.dtype, spec.shape),)
     group = 0 if spec.is_vocabulary or in_8_bits else _int4_group(spec, config)
@@ -90,7 +90,13 @@ def stored_parts(spec: TensorSpec, config: ModelConfig, in_8_bits: bool = False)
         rows, columns = spec.shape
         scales = StoredPart(scales_of(spec.name), "bfloat16", (rows, columns // group, 2))
         return (StoredPart(spec.name, "uint8", (rows, columns // 2)), scales)
-    if config.weights in ("int8", "int4"):
+    if config.weights == "int8g" and _has_blocks(spec, INT8G_COLUMNS):
+        rows, columns = spec.shape
+        return (
+            StoredPart(spec.name, "int8", spec.shape),
+            StoredPart(scales_of(spec.name), "bfloat16", (rows, columns // INT8G_COLUMNS)),
+        )
+    if config.weights in ("int8", "int8g", "int4"):
         return (StoredPart(spec.name, "int8", spec.shape), StoredPart(scales_of(spec.name), "bfloat16", spec.shape[:1]))
     return (StoredPart(spec.name, config.weights, spec.shape),)
 
@@ -101,10 +107,13 @@ def _int4_group(spec: TensorSpec, config: ModelConfig) -> int:
     columns = spec.shape[-1]
     known = config.quantization
     wanted = (known.group_size or columns) if isinstance(known, IntegerQuantization) and known.form == "int4" else min(INT4_GROUPS)
-    blocks = [source.interleaved.rows if source.interleaved else source.shape[0] for source in spec.sources]
-    if columns % wanted or any(rows % PACKED_ROWS for rows in blocks):
-        return 0
-    return next((group for group in INT4_GROUPS if wanted % group == 0), 0)
+    return next((group for group in INT4_GROUPS if wanted % group == 0), 0) if _has_blocks(spec, wanted) else 0
+
+
+def _has_blocks(spec: TensorSpec, columns: int) -> bool:
+    """Return whether a matrix divides into groups of so many columns, and its sources into blocks of rows."""
+    rows = (source.interleaved.rows if source.interleaved else source.shape[0] for source in spec.sources)
+    return spec.shape[-1] % columns == 0 and not any(number % PACKED_ROWS for number in rows)
 
 
 def _fused(name: str, prefix: str, parts: dict[str, int], rest: Shape) -> TensorSpec:

@@ -3,26 +3,27 @@
 No process packs a copy of its own: all formats lie in the memory that the run's processes share, so a restarted process has them at
 once, and prefill and decode have one copy. Shapes: M rows of activations, N rows of the matrix, K columns.
 
-Few rows are multiplied by kernels that read a matrix as it is (``row_kernels``, ``int8_kernels``), any number of them with int4
-(``int4_kernels``), many rows in float32 with a floating matrix by ``panel_kernels``. Others are multiplied by torch, a converted block
-of a narrow matrix at a time; under activations in bfloat16 a block rounds its weights as well. int8 is multiplied by activations in
-int8 (W8A8), which are whole numbers of 8 bits, or 7 (``int8_rows``). Their sums are exact in int32, so a row's numbers do not
-depend on how many are beside it. int4 is multiplied by activations of 8 bits as well (W4A8). Experts of a layer are parts of one
-matrix: kernels multiply all of them in one call (``products``).
+Few rows are multiplied by kernels that read a matrix as it is (``row_kernels``, ``int8_kernels``), any number of them with int4 and
+int8g (``part_tiles``), many rows in float32 with a floating matrix by ``panel_kernels``. Others are multiplied by torch, a converted
+block of a narrow matrix at a time; under activations in bfloat16 a block rounds its weights as well. int8 is multiplied by activations
+in int8 (W8A8), which are whole numbers of 8 bits, or 7 (``int8_rows``). Their sums are exact in int32, so a row's numbers do not depend
+on how many are beside it; nor do they with int4 and int8g, which are multiplied by activations of 8 bits with a step for 32 columns.
+Experts of a layer are parts of one matrix: kernels multiply all of them in one call (``products``).
 """
 
+from collections.abc import Callable
 from copy import copy
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...cpu_kernels import int4_kernels, int8_kernels, panel_kernels, row_kernels
+from ...cpu_kernels import int4_kernels, int8_kernels, int8g_kernels, panel_kernels, row_kernels
 from ...cpu_kernels.groups import Groups
 from ...cpu_kernels.int8_rows import FULL, Parts, level_of_rows, round_rows
 from ...cpu_kernels.row_kernels import most_rows
-from ..checkpoint.int4 import unpack
+from ..checkpoint import int4, int8g
 from ..checkpoint.weight_specs import scales_of
 
 _BLOCK_BYTES = 1 << 20  # of a matrix's block in the dtype of the activations: it stays in the cache of a core
@@ -64,15 +65,18 @@ class Table(Matrix, Protocol):
 def matrix_of(weights: dict[str, Tensor], name: str) -> Matrix:
     """The matrix of this name."""
     values = weights[name]
-    return Int4Matrix(values, weights[scales_of(name)]) if values.dtype == torch.uint8 else table_of(weights, name)
+    if values.dtype != torch.uint8:
+        return table_of(weights, name)
+    return PackedMatrix(values, weights[scales_of(name)], int4_kernels, int4.unpack)
 
 
 def table_of(weights: dict[str, Tensor], name: str) -> Table:
     """As ``matrix_of``, for a matrix that is no int4."""
     values = weights[name]
-    if values.dtype == torch.int8:
-        return Int8Matrix(values, weights[scales_of(name)])
-    return FloatMatrix(values)
+    if values.dtype != torch.int8:
+        return FloatMatrix(values)
+    scales = weights[scales_of(name)]
+    return Int8Matrix(values, scales) if scales.dim() == 1 else PackedTable(values, scales, int8g_kernels, int8g.unpack)
 
 
 class FloatMatrix:
@@ -194,17 +198,27 @@ def _joined(products: Tensor, parts: Parts) -> Tensor:
     return first.index_add_(0, parts.split, second)
 
 
-class Int4Matrix:
-    """Kept in int4 in groups of columns, in the layout of ``checkpoint.int4``, multiplied by activations in int8 where there are
-    kernels (``int4_kernels``): a row of the result is the same bits in any batch."""
+class _Kernels(Protocol):
+    """A module of ``cpu_kernels``."""
 
-    def __init__(self, packed: Tensor, scales: Tensor) -> None:
-        self._packed, self._scales = packed, scales
-        self._has_kernel = int4_kernels.has_kernel(packed)
+    def has_kernel(self, packed: Tensor) -> bool: ...
+
+    def multiply(self, x_MK: Tensor, packed: Tensor, scales: Tensor) -> Tensor: ...
+
+    def multiply_groups(self, x_MK: Tensor, packed: Tensor, scales: Tensor, groups: Groups) -> Tensor: ...
+
+
+class PackedMatrix:
+    """Kept in integers in groups of columns, in the layout of ``checkpoint.int4`` or ``int8g``, multiplied by activations in int8 where
+    there are kernels: a row of the result is the same bits in any batch. ``unpack`` writes the values of some rows to a tensor."""
+
+    def __init__(self, packed: Tensor, scales: Tensor, kernels: _Kernels, unpack: Callable[[Tensor, Tensor, Tensor], None]) -> None:
+        self._packed, self._scales, self._kernels, self._unpack = packed, scales, kernels, unpack
+        self._has_kernel = kernels.has_kernel(packed)
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
         if self._has_kernel:
-            out = _in_dtype(int4_kernels.multiply(x_MK, self._packed, self._scales), x_MK.dtype)
+            out = _in_dtype(self._kernels.multiply(x_MK, self._packed, self._scales), x_MK.dtype)
         else:
             out = self._product_by_blocks(x_MK)
         return out if bias is None else out.add_(bias)
@@ -212,13 +226,13 @@ class Int4Matrix:
     def products(self, x_MK: Tensor, groups: Groups, alike: bool) -> Tensor:
         if not self._has_kernel:
             return _products_one_by_one(self, x_MK, groups)
-        return _in_dtype(int4_kernels.multiply_groups(x_MK, self._packed, self._scales, groups), x_MK.dtype)
+        return _in_dtype(self._kernels.multiply_groups(x_MK, self._packed, self._scales, groups), x_MK.dtype)
 
     @property
     def num_rows(self) -> int:
         return len(self._packed)
 
-    def rows(self, first: int, count: int) -> "Int4Matrix":
+    def rows(self, first: int, count: int) -> Self:
         found, taken = copy(self), slice(first, first + count)
         found._packed, found._scales = self._packed[taken], self._scales[taken]
         return found
@@ -231,9 +245,16 @@ class Int4Matrix:
         for first in range(0, num_values, num_rows):
             rows = slice(first, min(first + num_rows, num_values))
             values = block[: rows.stop - first]
-            unpack(self._packed[rows], self._scales[rows], values)
+            self._unpack(self._packed[rows], self._scales[rows], values)
             torch.mm(x_MK, values.t(), out=out[:, rows])
         return out
+
+
+class PackedTable(PackedMatrix):
+    """In int8g."""
+
+    def lookup(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        return int8g.unpack_rows(self._packed, self._scales, ids, dtype)
 
 
 def _are_few(x_MK: Tensor, groups: Groups, most: int) -> bool:

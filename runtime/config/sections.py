@@ -35,7 +35,7 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     adapter: str = ""  # directory of a LoRA adapter, merged when the model is loaded
     name: str = ""  # what /v1/models calls it; "" is the directory's name
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = (
+    weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "int8g", "int4"] = (
         "auto"  # format of the language model's matrices, on a CPU
     )
     max_context: NotNegative = 0  # tokens; 0 is the checkpoint's own limit, at most 32768

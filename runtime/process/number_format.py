@@ -18,7 +18,7 @@ from ...schema.quantization import find_quantization
 from ..config.runtime_config import RuntimeConfig
 from ..config.sections import FLOAT32_WEIGHTS
 
-WeightFormat = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
+WeightFormat = Literal["auto", "float32", "bfloat16", "float16", "int8", "int8g", "int4"]
 
 WEIGHTS_SHARE = 0.5  # of the memory that is available, for weights in float32
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmrt.cpu_kernels import int4_kernels, int8_kernels, kernel, panel_kernels, row_kernels
+from mmrt.cpu_kernels import int4_kernels, int8_kernels, int8g_kernels, kernel, panel_kernels, row_kernels
 from mmrt.cpu_kernels.groups import Groups
-from mmrt.models.checkpoint.narrowing import narrow
+from mmrt.tests.models.kept import keep
 
 pytestmark = pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
 
 COLUMNS = 512  # enough weights for several threads
 SIZES = [3, 1, 0, 9, 5, 60, 2]
-FIRSTS = [480, 0, 96, 192, 960, 288, 640]  # of the matrix's rows, of which each has 160 (in int4) or fewer
+FIRSTS = [480, 0, 96, 192, 960, 288, 640]  # of the matrix's rows, of which each has 160 (in int4 and int8g) or fewer
 NUM_VALUES = 1120
 Product = Callable[[Tensor, "Groups | slice"], Tensor]
 
@@ -34,15 +34,14 @@ def _floats(dtype: torch.dtype, module: object) -> Product:
     return product
 
 
-def _int4() -> Product:
-    packed = torch.empty(NUM_VALUES, COLUMNS // 2, dtype=torch.uint8)
-    scales = torch.empty(NUM_VALUES, COLUMNS // 32, 2, dtype=torch.bfloat16)
-    narrow(_matrix(), packed, scales)
+def _packed(form: str) -> Product:
+    kernels = {"int8g": int8g_kernels, "int4": int4_kernels}[form]
+    packed, scales = keep(_matrix(), form).values()
 
     def product(x: Tensor, of: Groups | slice) -> Tensor:
         if isinstance(of, slice):
-            return int4_kernels.multiply(x, packed[of], scales[of])
-        return int4_kernels.multiply_groups(x, packed, scales, of)
+            return kernels.multiply(x, packed[of], scales[of])
+        return kernels.multiply_groups(x, packed, scales, of)
 
     return product
 
@@ -68,7 +67,8 @@ PRODUCTS: dict[str, tuple[Callable[[], Product], int]] = {
     **{f"panels-{dtype}": (lambda dtype=dtype: _floats(dtype, panel_kernels), 157) for dtype in DTYPES},  # type: ignore[misc]
     "int8": (lambda: _int8(torch.uint8), 157),
     "int8-full": (lambda: _int8(torch.int8), 157),
-    "int4": (_int4, 160),
+    "int8g": (lambda: _packed("int8g"), 160),
+    "int4": (lambda: _packed("int4"), 160),
 }
 
 

@@ -14,6 +14,7 @@ from mmrt.cpu_kernels import (
     attention_kernel,
     int4_kernels,
     int8_kernels,
+    int8g_kernels,
     kernel,
     kernel_files,
     layer_kernels,
@@ -267,6 +268,7 @@ def test_every_kernel_is_an_image() -> None:
             *(panel_kernels.PanelTiles(stored, panel_kernels._VECTORS * width) for stored in panel_kernels._STORED.values()),
             *(tiles(width) for tiles in int8_kernels._TILES.values()),
             int4_kernels._Tiles(width, with_vnni=False),
+            int8g_kernels._Tiles(width, with_vnni=False),
             part_rows._Parts(),
             rounding_kernel._Rows(width),
             *(kind(stored, width) for kind in layer_kernels._KINDS.values() for stored in kernel.STORED.values()),
@@ -274,5 +276,5 @@ def test_every_kernel_is_an_image() -> None:
             attention_kernel._Heads(attention_kernel.Shape(8, 1, 64, 64, torch.float32), width),
         ):
             assert kernel._compile(kernel._module(tiles, 32), kernel._CPUS[capability]).code
-    with_vnni = int4_kernels._Tiles(width, with_vnni=True)
-    assert kernel._compile(kernel._module(with_vnni, 32), kernel._WITH_VNNI).code
+    for packed in (int4_kernels._Tiles, int8g_kernels._Tiles):
+        assert kernel._compile(kernel._module(packed(width, with_vnni=True), 32), kernel._WITH_VNNI).code

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -12,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmrt.cpu_kernels import int4_kernels, int8_kernels, kernel, part_rows, row_kernels
+from mmrt.cpu_kernels import int4_kernels, int8_kernels, int8g_kernels, kernel, part_rows, row_kernels
 from mmrt.cpu_kernels.processor import processor_flags
+from mmrt.models.checkpoint import int8g
 from mmrt.models.checkpoint.int4 import quantize
 from mmrt.models.checkpoint.narrowing import narrow
+from mmrt.tests.models.kept import keep
 from mmrt.tests.settings import examples
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
@@ -97,6 +100,30 @@ def test_products_with_int4_are_exact(num_rows: int, blocks: int, groups: int, g
     assert_product(int4_kernels.multiply(x, packed, scales), rounded(x), exact)
 
 
+@settings(max_examples=examples(30), deadline=None)
+@given(num_rows=st.integers(1, 13), blocks=st.integers(1, 4), groups=st.integers(1, 5), seed=st.integers(0, 99))
+def test_products_with_int8g_are_exact(num_rows: int, blocks: int, groups: int, seed: int) -> None:
+    """Also of codes that are the least that there is, and of zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(-128, 128, (32 * blocks, 32 * groups), generator=generator).to(torch.int8)
+    codes[0], codes[-1, ::3] = -128, 0
+    steps = torch.rand(32 * blocks, groups, generator=generator).bfloat16()
+    packed, scales = torch.empty_like(codes), torch.empty_like(steps)
+    int8g.pack(codes, steps.float(), packed, scales)
+    x = torch.randn(num_rows, 32 * groups, generator=generator)
+    exact = codes.double() * steps.double().repeat_interleave(32, 1)
+    assert_product(int8g_kernels.multiply(x, packed, scales), rounded(x), exact)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("code", [127, -128])
+def test_the_largest_sums_with_int8g_are_exact(sign: int, code: int) -> None:
+    """A pair of products of 128 and 127 just fits into 16 bits."""
+    packed, scales = torch.full((32, 128), code, dtype=torch.int8), torch.ones(32, 4).bfloat16()
+    found = int8g_kernels.multiply(torch.full((4, 128), 127.0 * sign), packed, scales)
+    assert torch.equal(found, torch.full((4, 32), code * 127 * 128.0 * sign))
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_sums_with_int4_are_exact(sign: int) -> None:
     """Eight pairs of products of 15 and 127 just fit into 16 bits."""
@@ -106,7 +133,7 @@ def test_the_largest_sums_with_int4_are_exact(sign: int) -> None:
     assert torch.equal(found, torch.full((4, 32), 15 * 127 * 128.0 * sign))
 
 
-def test_rows_for_int4() -> None:
+def test_rows_in_parts() -> None:
     """Zeros, tiny, small, large and missing numbers: each 32 columns by themselves, a missing number in its own part alone."""
     x = torch.randn(6, 96, generator=torch.Generator().manual_seed(0))
     x[1], x[2], x[3, 5], x[4], x[5, 40] = 0, 1e-35, 900, 1e36 * x[4], float("nan")
@@ -146,14 +173,15 @@ def test_a_row_is_the_same_bits_in_any_batch_and_team(dtype: torch.dtype) -> Non
             assert torch.equal(row_kernels.multiply(x[first:last], values), expected[first:last]), (num_threads, first, last)
 
 
-def test_a_row_with_int4_is_the_same_bits_in_any_batch_and_team() -> None:
-    packed, scales, _ = int4_matrix(640, 256, 32)
+@pytest.mark.parametrize(("form", "kernels"), [("int8g", int8g_kernels), ("int4", int4_kernels)])
+def test_a_row_of_a_packed_matrix_is_the_same_bits_in_any_batch_and_team(form: str, kernels: ModuleType) -> None:
+    packed, scales = keep(matrix(640, 256, torch.float32), form).values()
     x = torch.randn(19, 256)
-    expected = int4_kernels.multiply(x, packed, scales)
+    expected = kernels.multiply(x, packed, scales)
     for num_threads in (1, 2, 3):
         torch.set_num_threads(num_threads)
         for first, last in ((0, 1), (3, 5), (4, 7), (1, 5), (5, 19), (0, 19)):
-            found = int4_kernels.multiply(x[first:last], packed, scales)
+            found = kernels.multiply(x[first:last], packed, scales)
             assert torch.equal(found, expected[first:last]), (num_threads, first, last)
 
 

@@ -16,9 +16,6 @@ from torch.utils._pytree import tree_leaves
 
 from mmrt.cpu_kernels import kernel
 from mmrt.models.architecture import MoeConfig, WeightFormat
-from mmrt.models.checkpoint.int4 import unpack
-from mmrt.models.checkpoint.narrowing import narrow
-from mmrt.models.checkpoint.weight_specs import scales_of
 from mmrt.models.checkpoint.weights import check_weights, read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
@@ -30,10 +27,11 @@ from mmrt.models.lm.kv_pages import KvPages
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.lm.layer_ops import CpuOperations
 from mmrt.tests.models.guarded import Fenced
+from mmrt.tests.models.kept import exact, keep
 from mmrt.tests.models.logits import our_logits
 from mmrt.tests.models.test_text_families import ABSENT, check, close, edit, save
 
-FORMS = ("float32", "bfloat16", "float16", "int8", "int4")
+FORMS = ("float32", "bfloat16", "float16", "int8", "int8g", "int4")
 HIDDEN = 64
 
 
@@ -182,23 +180,11 @@ class Layer:
         self.exact = {name: torch.randn(shape, generator=generator) * shape[1] ** -0.5 for name, shape in shapes.items()}
         self.weights: dict[str, Tensor] = {}
         for name, values in self.exact.items():
-            self._keep(f"layers.0.{name}", values, str(dtype).removeprefix("torch.") if "router" in name else form)
+            self.weights |= keep(values, str(dtype).removeprefix("torch.") if "router" in name else form, f"layers.0.{name}")
         kv = torch.zeros(1, msgspec.structs.replace(model, language=self.language).kv_page_bytes(8), dtype=torch.uint8)
         self.operations = CpuOperations(self.language, KvPages(self.language, kv, 8, dtype))
         self.moe = Moe(self.config, "layers.0.", self.weights, self.operations)
         self.x = torch.randn(700, HIDDEN, generator=generator).to(dtype)
-
-    def _keep(self, name: str, values: Tensor, form: str) -> None:
-        rows, columns = values.shape
-        if form == "int4":
-            self.weights[name] = torch.empty(rows, columns // 2, dtype=torch.uint8)
-            self.weights[scales_of(name)] = torch.empty(rows, columns // 32, 2, dtype=torch.bfloat16)
-        elif form == "int8":
-            self.weights[name] = torch.empty(rows, columns, dtype=torch.int8)
-            self.weights[scales_of(name)] = torch.empty(rows, dtype=torch.bfloat16)
-        else:
-            self.weights[name] = torch.empty(rows, columns, dtype=getattr(torch, form))
-        narrow(values, self.weights[name], self.weights.get(scales_of(name)))
 
     def sums(self, tokens: slice | Tensor, logits: Tensor) -> Tensor:
         """Of experts that these logits of the router choose."""
@@ -206,13 +192,7 @@ class Layer:
 
     def values(self, name: str) -> Tensor:
         """A matrix as it is kept, float64."""
-        kept, scales = self.weights[f"layers.0.{name}"], self.weights.get(scales_of(f"layers.0.{name}"))
-        if kept.dtype == torch.uint8:
-            assert scales is not None
-            out = torch.empty(len(kept), 2 * kept.shape[1], dtype=torch.float64)
-            unpack(kept, scales, out)
-            return out
-        return kept.double() if scales is None else kept.double() * scales.double().unsqueeze(1)
+        return exact(self.weights, f"layers.0.{name}")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -226,7 +206,7 @@ def test_a_token_is_the_same_bits_beside_any_others(tmp_path: Path, form: str, d
     assert torch.equal(layer.moe(layer.x[order]), expected[order])
 
 
-FORMS_BY_DTYPE = [(form, torch.float32) for form in FORMS] + [(form, torch.bfloat16) for form in ("bfloat16", "int8", "int4")]
+FORMS_BY_DTYPE = [(form, torch.float32) for form in FORMS] + [(form, torch.bfloat16) for form in ("bfloat16", "int8", "int8g", "int4")]
 
 
 @pytest.mark.parametrize(("form", "dtype"), FORMS_BY_DTYPE, ids=lambda value: str(value).removeprefix("torch."))
@@ -255,6 +235,7 @@ def test_sums_are_exact_but_for_rounding(
         monkeypatch.setattr(matrices, "most_rows", lambda *values: 0)
         monkeypatch.setattr(matrices.int8_kernels, "most_rows", lambda *values: 0)
         monkeypatch.setattr(matrices.int4_kernels, "has_kernel", lambda values: False)
+        monkeypatch.setattr(matrices.int8g_kernels, "has_kernel", lambda values: False)
         monkeypatch.setattr(matrices.panel_kernels, "can_multiply", lambda values: False)
     layer = Layer(tmp_path, form, dtype, inner=64)
     x, logits = layer.x[:num_tokens].double(), torch.randn(num_tokens, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -267,7 +248,7 @@ def test_sums_are_exact_but_for_rounding(
     found = layer.sums(slice(num_tokens), logits)
     assert found.dtype == torch.float32
     error = (found.double() - expected).abs().max() / expected.std()
-    limit = {"int8": 0.15, "int4": 0.15}.get(form, 1e-5 if dtype == torch.float32 else 0.05)
+    limit = {"int8": 0.15, "int8g": 0.15, "int4": 0.15}.get(form, 1e-5 if dtype == torch.float32 else 0.05)
     assert error < limit, float(error)
 
 
@@ -414,10 +395,10 @@ def test_a_shared_expert(tmp_path: Path, form: str) -> None:
     block.shared_expert_gate.weight.copy_(exact["shared_router"])
     expected = block(layer.x[None])[0]
     error = (layer.moe(layer.x) - expected).abs().max() / expected.abs().max()
-    assert error < {"float32": 1e-5, "float16": 1e-3, "bfloat16": 0.01, "int8": 0.03, "int4": 0.25}[form]
+    assert error < {"float32": 1e-5, "float16": 1e-3, "bfloat16": 0.01, "int8": 0.03, "int8g": 0.03, "int4": 0.25}[form]
 
 
-LIMITS: dict[WeightFormat, float] = {"bfloat16": 0.03, "float16": 0.002, "int8": 0.1, "int4": 0.6}
+LIMITS: dict[WeightFormat, float] = {"bfloat16": 0.03, "float16": 0.002, "int8": 0.1, "int8g": 0.1, "int4": 0.6}
 
 
 @pytest.mark.parametrize("form", LIMITS)
@@ -427,7 +408,7 @@ def test_whole_models_in_narrow_formats(tmp_path: Path, form: WeightFormat) -> N
     reference = save(tmp_path, "qwen3_moe", moe_intermediate_size=64)
     config = load_model_config(tmp_path, weights=form)
     weights = read_weights(tmp_path, config)
-    stored = {"int8": torch.int8, "int4": torch.uint8}.get(form) or getattr(torch, form)
+    stored = {"int8": torch.int8, "int8g": torch.int8, "int4": torch.uint8}.get(form) or getattr(torch, form)
     assert weights["layers.0.experts_down"].dtype == stored and weights["layers.0.router"].dtype == torch.float32
     ids = torch.randint(0, 300, (3, 40), generator=torch.Generator().manual_seed(1))
     expected = reference(input_ids=ids, use_cache=False).logits[:, 19:39]

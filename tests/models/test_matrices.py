@@ -13,60 +13,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmrt.cpu_kernels import int4_kernels, int8_kernels, int8_rows
+from mmrt.cpu_kernels import int4_kernels, int8_kernels, int8_rows, int8g_kernels
 from mmrt.cpu_kernels.int8_rows import FULL, PAIRS, level_of_rows, round_rows
 from mmrt.cpu_kernels.rounding_kernel import has_kernel, round_to
 from mmrt.models.architecture import WeightFormat
-from mmrt.models.checkpoint.int4 import unpack
-from mmrt.models.checkpoint.narrowing import narrow
 from mmrt.models.lm.matrices import Int8Matrix, matrix_of
 from mmrt.schema.weight_layout import PACKED_ROWS
+from mmrt.tests.models.kept import GROUP, exact, keep
 from mmrt.tests.models.logits import our_logits
 
 Loaded = Any  # conftest.Loaded
 
 # Of a product's standard deviation, against the exact product of the values that are kept.
 ROUNDING = {("float32", torch.float32): 1e-5, ("bfloat16", torch.float32): 1e-5, ("float16", torch.float32): 1e-5}
-ROUNDING |= {("int4", dtype): 0.04 for dtype in (torch.float32, torch.bfloat16)}
+ROUNDING |= {(form, dtype): 0.04 for form in ("int8g", "int4") for dtype in (torch.float32, torch.bfloat16)}
 ROUNDING |= {("int8", dtype): {FULL: 0.06, PAIRS: 0.12}[level_of_rows()] for dtype in (torch.float32, torch.bfloat16)}
 ROUNDING |= {("bfloat16", torch.bfloat16): 0.04}
-INT4_GROUP = 32
+PACKED = ("int8g", "int4")
 NUM_ROWS = (1, 2, 3, 4, 5, 10, 11, 16, 17, 48, 49, 300)
 
 
-def kept(values: Tensor, form: str) -> dict[str, Tensor]:
-    """The weights of a model with one matrix, "w"."""
-    if form == "int4":
-        rows, columns = values.shape
-        packed = torch.empty(rows, columns // 2, dtype=torch.uint8)
-        groups = torch.empty(rows, columns // INT4_GROUP, 2, dtype=torch.bfloat16)
-        narrow(values, packed, groups)
-        return {"w": packed, "w.scales": groups}
-    target = torch.empty(values.shape, dtype=getattr(torch, form))
-    if form != "int8":
-        narrow(values, target)
-        return {"w": target}
-    scales = torch.empty(len(values), dtype=torch.bfloat16)
-    narrow(values, target, scales)
-    return {"w": target, "w.scales": scales}
-
-
-def exact(weights: dict[str, Tensor]) -> Tensor:
-    """The matrix that is kept, float64."""
-    scales = weights.get("w.scales")
-    if weights["w"].dtype == torch.uint8:
-        assert scales is not None
-        out = torch.empty(weights["w"].shape[0], 2 * weights["w"].shape[1], dtype=torch.float64)
-        unpack(weights["w"], scales, out)
-        return out
-    return weights["w"].double() if scales is None else weights["w"].double() * scales.double().unsqueeze(1)
-
-
 def make(form: str, num_values: int, num_inputs: int, dtype: torch.dtype) -> tuple[Any, Tensor]:
-    """A matrix and its exact values; in int4 larger, if it does not divide into blocks."""
-    if form == "int4":
-        num_values, num_inputs = -(-num_values // PACKED_ROWS) * PACKED_ROWS, -(-num_inputs // INT4_GROUP) * INT4_GROUP
-    weights = kept(torch.randn(num_values, num_inputs, generator=torch.Generator().manual_seed(num_values)) * 0.04, form)
+    """A matrix and its exact values; in int4 and int8g larger, if it does not divide into blocks."""
+    if form in PACKED:
+        num_values, num_inputs = -(-num_values // PACKED_ROWS) * PACKED_ROWS, -(-num_inputs // GROUP) * GROUP
+    weights = keep(torch.randn(num_values, num_inputs, generator=torch.Generator().manual_seed(num_values)) * 0.04, form)
     return matrix_of(weights, "w"), exact(weights)
 
 
@@ -88,28 +59,29 @@ def test_products_are_exact_but_for_rounding(form: str, dtype: torch.dtype, shap
             assert error < ROUNDING[form, dtype] * (1 + (added is not None)), (num_rows, float(error))
 
 
-@pytest.mark.parametrize("form", ["float32", "bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "float16", "int8", "int8g"])
 def test_parts_and_lookups(form: str) -> None:
     matrix, reference = make(form, 200, 64, torch.float32)
     x = torch.randn(3, 64)
-    torch.testing.assert_close(matrix.rows(72, 100).product(x), matrix.product(x)[:, 72:172], rtol=1e-5, atol=1e-5)
-    ids = torch.tensor([0, 199, 7, 7])
+    torch.testing.assert_close(matrix.rows(64, 96).product(x), matrix.product(x)[:, 64:160], rtol=1e-5, atol=1e-5)
+    ids = torch.tensor([[0, 199], [7, 7]])
     for dtype in (torch.float32, torch.bfloat16) if form != "float32" else (torch.float32,):
         found = matrix.lookup(ids, dtype)
         assert found.dtype == dtype
         torch.testing.assert_close(found.double(), reference[ids], rtol=1e-6 if dtype == torch.float32 else 0.004, atol=0)
 
 
+@pytest.mark.parametrize("form", PACKED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_of_a_matrix_in_int4(dtype: torch.dtype) -> None:
+def test_rows_of_a_packed_matrix(form: str, dtype: torch.dtype) -> None:
     """K and V of a fused projection, for instance."""
-    matrix, _ = make("int4", 256, 96, dtype)
+    matrix, _ = make(form, 256, 96, dtype)
     for num_rows in (3, 40):
         x = torch.randn(num_rows, 96).to(dtype)
         torch.testing.assert_close(matrix.rows(64, 96).product(x), matrix.product(x)[:, 64:160])
 
 
-@pytest.mark.parametrize("form", ["bfloat16", "float16", "int8", "int4"])
+@pytest.mark.parametrize("form", ["bfloat16", "float16", "int8", "int8g", "int4"])
 @pytest.mark.parametrize("num_rows", [2, 16, 100])
 @pytest.mark.parametrize("outlier", [1e4, float("inf"), float("nan")])
 def test_an_outlier_stays_in_its_row(form: str, num_rows: int, outlier: float) -> None:
@@ -142,7 +114,7 @@ def w8a8() -> tuple[Any, Tensor]:
     return make("int8", 500, 1024, torch.float32)
 
 
-@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("form", ["int8", "int8g", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_by_integers_are_the_same_bits_in_any_batch(form: str, dtype: torch.dtype) -> None:
     matrix, _ = make(form, 500, 1024, torch.float32)
@@ -218,7 +190,7 @@ def test_rows_in_int8(most: int) -> None:
     assert ((found - x).abs().amax(1) <= steps[[0, 1, 2, 6, 4, 5], 0] * 0.501).all()
 
 
-@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int8g", "int4"])
 def test_rows_that_do_not_fit_are_refused(form: str) -> None:
     matrix, _ = make(form, 192, 128, torch.float32)
     for num_rows in (1, 200):
@@ -226,21 +198,23 @@ def test_rows_that_do_not_fit_are_refused(form: str) -> None:
             matrix.product(torch.zeros(num_rows, 64))
 
 
-@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int8g", "int4"])
 def test_a_product_of_no_rows(form: str) -> None:
     matrix, reference = make(form, 192, 128, torch.float32)
     assert matrix.product(torch.zeros(0, 128), torch.zeros(192)).shape == (0, len(reference))
 
 
-def test_int4_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", PACKED)
+def test_packed_matrices_without_kernels(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch, with activations as they are."""
-    monkeypatch.setattr(int4_kernels, "has_kernel", lambda packed: False)
-    matrix, reference = make("int4", 1504, 512, torch.float32)
+    for kernels in (int4_kernels, int8g_kernels):
+        monkeypatch.setattr(kernels, "has_kernel", lambda packed: False)
+    matrix, reference = make(form, 1504, 512, torch.float32)
     x = torch.randn(3, 512)
     torch.testing.assert_close(matrix.product(x).double(), x.double() @ reference.T, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("form", ["int8", "int8g", "int4"])
 @pytest.mark.parametrize("factor", [1e-26, 1e-20, 1e20, 1e30])
 def test_tiny_and_huge_rows_are_as_exact_as_others(form: str, factor: float) -> None:
     """Their squares are too small or too large for float32. An outlier does not spoil the numbers beside it there, either."""
@@ -316,6 +290,7 @@ LIMITS: dict[WeightFormat, tuple[float, float]] = {
     "bfloat16": (0.04, 0.5),
     "float16": (0.002, 0.05),
     "int8": (0.1, 1.0) if level_of_rows() == FULL else (0.2, 2.0),
+    "int8g": (0.1, 1.0),
     "int4": (1.0, 9.0),
 }
 

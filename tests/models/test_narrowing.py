@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrt.models.checkpoint import narrowing
+from mmrt.models.checkpoint import int8g, narrowing
 from mmrt.models.checkpoint.narrowing import narrow
+from mmrt.tests.models.kept import exact, keep
 from mmrt.tests.settings import examples
 
 
@@ -52,6 +53,36 @@ def test_int8_refuses_numbers_that_are_not_finite(value: float) -> None:
     values[2, 1] = value
     with pytest.raises(ValueError, match="not finite, which int8 cannot hold"):
         quantized(values)
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    magnitude=st.floats(-4, 4),
+    block=st.sampled_from([1, 5000, 1 << 20]),
+    seed=st.integers(0, 99),
+)
+def test_int8g_is_within_half_a_step(shape: tuple[int, int], magnitude: float, block: int, seed: int) -> None:
+    """As int8, of each 32 columns: an outlier makes only its neighbours coarser. Rows are where they are looked up."""
+    torch.manual_seed(seed)
+    values = torch.randn(32 * shape[0], 32 * shape[1]) * 10**magnitude
+    values[3, 5], values[4, :32] = 1000 * values[3, 5], 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(narrowing, "_BLOCK_VALUES", block)
+        kept = keep(values, "int8g")
+    found = exact(kept)
+    groups, error = values.view(len(values), -1, 32), (found - values.double()).abs().view(len(values), -1, 32)
+    assert (error <= 0.501 * 1.004 / 127 * groups.abs().amax(2, keepdim=True)).all()
+    rows = torch.randint(len(values), (3, 2))
+    assert torch.equal(int8g.unpack_rows(kept["w"], kept["w.scales"], rows, torch.float64), found[rows])
+
+
+@pytest.mark.parametrize("form", ["int8g", "int4"])
+def test_packed_formats_refuse_numbers_that_are_not_finite(form: str) -> None:
+    values = torch.zeros(32, 64)
+    values[2, 40] = float("nan")
+    with pytest.raises(ValueError, match=f"not finite, which {form} cannot hold"):
+        keep(values, form)
 
 
 def test_float16_refuses_what_it_cannot_hold() -> None:

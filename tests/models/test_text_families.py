@@ -165,8 +165,8 @@ def test_made_checkpoints_have_the_tensors_of_transformers(tmp_path: Path, famil
     assert all(sum(rows.values()) == expected[name][0] * expected[name][1] for name, rows in parts.items())
     num_values = sum(values.numel() for values in reference.parameters())
     assert weight_bytes(config) == 2 * num_values
-    in_int8 = weight_bytes(replace(config, weights="int8"))
-    assert num_values < in_int8 < 1.02 * num_values
+    in_int8, in_int8g = (weight_bytes(replace(config, weights=form)) for form in ("int8", "int8g"))
+    assert num_values < in_int8 < 1.02 * num_values < in_int8g < 1.09 * num_values
     assert num_values / 2 < weight_bytes(replace(config, weights="int4")) < in_int8
 
 

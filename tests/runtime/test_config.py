@@ -84,7 +84,7 @@ def test_any_text_survives_toml(text: str) -> None:
         ("[slo]\nimage = 3", "slo.image = 3: expected a table [slo.image]"),
         (
             '[model]\nweights = "int3"',
-            "model.weights = \"int3\": expected one of 'auto', 'float32', 'bfloat16', 'float16', 'int8'",
+            "model.weights = \"int3\": expected one of 'auto', 'float32', 'bfloat16', 'float16', 'int8', 'int8g'",
         ),
         (
             '[model]\nweights = "int8"\ndevice = "cuda"',

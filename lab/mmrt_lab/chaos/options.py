@@ -65,9 +65,9 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     def is_exact(self) -> bool:
         """True if a text must equal the undisturbed one: float32 computes it, so that other sums in another batch change no token.
 
-        In bfloat16, int8 and int4 activations are rounded, and a sum of another order may fall to the other side.
+        In bfloat16, int8, int8g and int4 activations are rounded, and a sum of another order may fall to the other side.
         """
-        return self.dtype == "float32" and self.weights not in ("int8", "int4")
+        return self.dtype == "float32" and self.weights not in ("int8", "int8g", "int4")
 
     @property
     def filters(self) -> str:

@@ -24,8 +24,8 @@ from mmrt.models.checkpoint.weight_specs import scales_of
 from mmrt.models.lm.experts import Experts, Routes, route, sum_by_expert
 from mmrt.models.lm.matrices import matrix_of
 
-FORMATS = ("bfloat16", "float16", "float32", "int8", "int4")
-_INT4_GROUP = 32
+FORMATS = ("bfloat16", "float16", "float32", "int8", "int8g", "int4")
+_GROUP = 32
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +144,9 @@ class _Layer:
 def _parts(weights: str, name: str, columns: int) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
     """Tensors that a matrix is kept as: name, dtype, and shape of a row."""
     if weights == "int4":
-        return [(name, torch.uint8, (columns // 2,)), (scales_of(name), torch.bfloat16, (columns // _INT4_GROUP, 2))]
+        return [(name, torch.uint8, (columns // 2,)), (scales_of(name), torch.bfloat16, (columns // _GROUP, 2))]
+    if weights == "int8g":
+        return [(name, torch.int8, (columns,)), (scales_of(name), torch.bfloat16, (columns // _GROUP,))]
     if weights == "int8":
         return [(name, torch.int8, (columns,)), (scales_of(name), torch.bfloat16, ())]
     return [(name, getattr(torch, weights), (columns,))]

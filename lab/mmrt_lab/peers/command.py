@@ -33,7 +33,7 @@ from .figures import Pair, PeersBench, Times, figures_of, rows_of
 from .gguf_file import check_shape, write_gguf
 from .party import MAX_SEQUENCES, Child, Job, started
 
-PEER_WEIGHTS = {"float32": "F32", "bfloat16": "F16", "float16": "F16", "int8": "Q8_0", "int4": "Q4_0"}
+PEER_WEIGHTS = {"float32": "F32", "bfloat16": "F16", "float16": "F16", "int8": "Q8_0", "int8g": "Q8_0", "int4": "Q4_0"}
 SEQUENCES = (0, 1, 4, MAX_SEQUENCES)  # of the jobs: 0 is prefill
 VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 
