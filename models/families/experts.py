@@ -20,16 +20,25 @@ _OTHER_ROUTERS: dict[str, tuple[object, ...]] = {
 def parse_experts(text: JsonObject, num_layers: int) -> list[FeedForwardConfig]:
     """``fields.FeedForwards`` of a decoder some of whose layers have experts, the others an MLP. Raises CheckpointError, also for a
     router of another kind."""
+    return place_experts(text, num_layers, parse_router(text, renormalise=text.boolean("norm_topk_prob", default=False)))
+
+
+def parse_router(text: JsonObject, renormalise: bool) -> MoeConfig:
+    """The experts of a layer. Raises CheckpointError for a router of another kind."""
     for field, neutral in _OTHER_ROUTERS.items():
         if text.has(field) and text.data[field] not in neutral:
             raise text.error(field, f"is {text.data[field]!r}, expected {neutral[-1]!r}; other routers are not supported")
     num_experts = text.integer("num_experts", "num_local_experts", most=1 << 16)
-    experts = MoeConfig(
+    return MoeConfig(
         num_experts=num_experts,
-        top_k=text.integer("num_experts_per_tok", default=8, most=num_experts),
+        top_k=text.integer("num_experts_per_tok", most=num_experts),
         expert_size=text.integer("moe_intermediate_size"),
-        renormalise=text.boolean("norm_topk_prob", default=False),
+        renormalise=renormalise,
     )
+
+
+def place_experts(text: JsonObject, num_layers: int, experts: MoeConfig) -> list[FeedForwardConfig]:
+    """Those of each layer, or its MLP. Raises CheckpointError."""
     step, without = text.integer("decoder_sparse_step", default=1), text.integers("mlp_only_layers", default=())
     has_experts = [index not in without and (index + 1) % step == 0 for index in range(num_layers)]
     if all(has_experts):

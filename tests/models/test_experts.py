@@ -132,6 +132,7 @@ def test_missing_experts_and_wrong_sizes_are_refused_by_name(
         ({"shared_expert_intermediate_size": 32}, "shared_expert_intermediate_size is 32, expected 0"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9, expected an integer from 1 to 8"),
         ({"num_local_experts": ABSENT}, "num_experts is missing"),
+        ({"num_experts_per_tok": ABSENT}, "num_experts_per_tok is missing"),
         ({"moe_intermediate_size": 0}, "moe_intermediate_size is 0"),
         ({"mlp_only_layers": [1.5]}, r"mlp_only_layers is \[1.5\], expected integers"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
 from mmrt.models.families.registry import family_of
+from mmrt.models.lm.rope import Rope
 from mmrt.tests.media.processor_reference import processed
 
 FAMILIES = ("qwen2_vl", "qwen3_vl", "qwen3_5")
@@ -111,8 +113,9 @@ REFUSED: dict[str, dict[str, tuple[object, str]]] = {
         "vision_config__out_hidden_size": (64, r"vision_config.out_hidden_size is 64, expected the decoder's hidden_size \(128\)"),
         "vision_config__num_position_embeddings": (150, "num_position_embeddings is 150, expected the square of a number"),
         "vision_config__deepstack_visual_indexes": ([0, 3, 5], r"\[0, 3, 5\], expected ascending numbers below depth \(5\)"),
-        "text_config__rope_parameters": ({"rope_type": "yarn"}, "rope_type is 'yarn', expected 'default' or 'mrope'"),
-        "text_config__rope_parameters__mrope_section": ([12, 10, 9], r"\[12, 10, 9\], expected three numbers that sum to .* = 32"),
+        "text_config__rope_parameters__rope_type": ("longrope", "rope_type is 'longrope', expected 'default' or 'linear' or"),
+        "text_config__rope_parameters__mrope_section": ([12, 10, 9], r"\[12, 10, 9\], expected three numbers that sum to the 32 pairs"),
+        "text_config__partial_rotary_factor": (0.5, "partial_rotary_factor is 0.5; heads of which a part turns"),
         "text_config__rope_parameters__mrope_interleaved": (False, "mrope_interleaved is false; only axes that take turns"),
         "vision_start_token_id": (1216, "vision_start_token_id is 1216, outside the vocabulary of 1216"),
         "vision_end_token_id": (5000, "vision_end_token_id is 5000, outside the vocabulary of 1216"),
@@ -123,6 +126,7 @@ REFUSED: dict[str, dict[str, tuple[object, str]]] = {
         "vision_config__out_hidden_size": (64, r"vision_config.out_hidden_size is 64, expected the decoder's hidden_size \(128\)"),
         "vision_config__num_position_embeddings": (150, "num_position_embeddings is 150, expected the square of a number"),
         "text_config__rope_parameters__mrope_section": ([4, 2, 1], r"\[4, 2, 1\], expected three numbers that sum to the 8 pairs"),
+        "text_config__rope_parameters__mrope_interleaved": (False, "mrope_interleaved is false; only axes that take turns"),
         "text_config__attn_output_gate": (False, "text_config.attn_output_gate is false"),
         "video_token_id": (ABSENT, "video placeholder id is 248057, outside the vocabulary of 1216"),
         "image_token_id": (ABSENT, "image placeholder id is 248056, outside the vocabulary of 1216"),
@@ -150,6 +154,51 @@ def test_a_configuration_as_transformers_4_wrote_it(directory: Callable[..., Pat
     text["torch_dtype"] = config.pop("dtype")
     (path / "config.json").write_text(json.dumps({**text, **config}))
     assert load_model_config(path) == load_model_config(checkpoints("qwen2_vl"))
+
+
+@pytest.mark.parametrize(("root", "text"), [(True, False), (False, True), (ABSENT, True)], ids=["whole", "text", "text alone"])
+def test_heads_are_tied_where_transformers_ties_them(directory: Callable[..., Path], family: str, root: object, text: object) -> None:
+    """text_config says something else than the whole model in files that transformers 5 wrote."""
+    import transformers
+
+    path = directory(family, tie_word_embeddings=root, text_config__tie_word_embeddings=text)
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(transformers.AutoConfig.from_pretrained(path))
+    assert load_model_config(path).language.tie_embeddings == bool(model.get_expanded_tied_weights_keys(all_submodels=True))
+
+
+SECTIONS = {"qwen3_vl": [12, 10, 10], "qwen3_5": [4, 2, 2]}
+ROPES: dict[str, dict[str, dict[str, Any]]] = {
+    "linear": {"rope_scaling": {"type": "linear", "factor": 2.5}},
+    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 64, "mrope_interleaved": True}},
+    "empty": {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {}},
+}
+
+
+@pytest.mark.parametrize("name", ROPES)
+@pytest.mark.parametrize("family", SECTIONS)
+def test_angles_of_heads_equal_those_of_transformers(directory: Callable[..., Path], family: str, name: str) -> None:
+    import transformers
+
+    rope = {field: {**values, "mrope_section": SECTIONS[family]} if values else {} for field, values in ROPES[name].items()}
+    rope = {"rope_theta": 3e5, **rope}  # beside it, as transformers 4 wrote it
+    path = directory(family, **{f"text_config__{field}": value for field, value in rope.items()})
+    modeling = import_module(f"transformers.models.{family}.modeling_{family}")
+    rotary = {"qwen3_vl": "Qwen3VLTextRotaryEmbedding", "qwen3_5": "Qwen3_5TextRotaryEmbedding"}[family]
+    places = torch.stack([torch.arange(90), torch.arange(90) * 3 % 17, torch.arange(90) * 7 % 23])
+    expected = getattr(modeling, rotary)(transformers.AutoConfig.from_pretrained(path).text_config)(torch.zeros(1), places[:, None])
+    language = load_model_config(path).language
+    for found, theirs in zip(Rope(language.ropes[0], language.heads.head_dim).rotation(places), expected, strict=False):
+        torch.testing.assert_close(found[:, 0], theirs[0, :, : found.shape[-1]])
+
+
+def test_of_two_descriptions_of_positions_the_older_counts(directory: Callable[..., Path], family: str) -> None:
+    import transformers
+
+    rope = transformers.AutoConfig.from_pretrained(directory(family)).text_config.rope_parameters
+    path = directory(family, text_config__rope_scaling={**rope, "rope_theta": 7e5})
+    assert load_model_config(path).language.ropes[0].theta == 7e5
+    assert transformers.AutoConfig.from_pretrained(path).text_config.rope_parameters["rope_theta"] == 7e5
 
 
 def rules_of(path: Path) -> VisionRules:

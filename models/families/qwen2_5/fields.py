@@ -7,6 +7,7 @@ import msgspec
 from ...architecture import AudioConfig, AudioRules, LanguageConfig, RopeConfig, VisionConfig, VisionRules
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ..fields import parse_attention, parse_decoder
+from ..text.ropes import rope_fields
 
 
 def parse_language(text: JsonObject, tie: bool) -> LanguageConfig:
@@ -14,22 +15,21 @@ def parse_language(text: JsonObject, tie: bool) -> LanguageConfig:
     mixer = parse_attention(text)
     if text.has("use_sliding_window") and text.boolean("use_sliding_window"):
         raise text.error("use_sliding_window", "is true; sliding-window attention is not supported")
-    theta, section = parse_mrope(text, mixer.head_dim // 2, default_theta=1e6, default_section=(16, 24, 24))
-    axes = tuple(axis for axis, count in enumerate(section) for _ in range(count))
-    return parse_decoder(text, msgspec.structs.replace(mixer, bias=True, output_bias=False), RopeConfig(theta=theta, axes=axes), tie)
+    rope = _parse_rope(text, mixer.head_dim // 2)
+    return parse_decoder(text, msgspec.structs.replace(mixer, bias=True, output_bias=False), rope, tie)
 
 
-def parse_mrope(text: JsonObject, pairs: int, default_theta: float, default_section: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
-    """Theta, and how many of a head's ``pairs`` turn by each axis (t, h, w). Raises CheckpointError."""
-    rope = text.object("rope_parameters", "rope_scaling")
+def _parse_rope(text: JsonObject, pairs: int) -> RopeConfig:
+    """Each axis has neighbouring ones of a head's ``pairs``."""
+    rope = rope_fields(text)
     kind = rope.text("rope_type", "type", default="default")
     if kind not in ("default", "mrope"):
         raise rope.error("rope_type", f"is {kind!r}, expected 'default' or 'mrope'")
-    section = rope.integers("mrope_section", default=default_section, least=0)
+    section = rope.integers("mrope_section", default=(16, 24, 24), least=0)
     if len(section) != 3 or sum(section) != pairs:
         raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to head_dim / 2 = {pairs}")
-    theta = rope if rope.has("rope_theta") else text
-    return theta.number("rope_theta", default=default_theta), section
+    theta = (rope if rope.has("rope_theta") else text).number("rope_theta", default=1e6)
+    return RopeConfig(theta=theta, axes=tuple(axis for axis, count in enumerate(section) for _ in range(count)))
 
 
 def parse_vision(vision: JsonObject, hidden_size: int, split_qkv: bool = False) -> VisionConfig:

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....schema.media import ItemShape, MediaSpan
-from ...architecture import LanguageConfig, ModelConfig, VisionConfig
+from ...architecture import LanguageConfig, ModelConfig, RopeConfig, VisionConfig, interleaved_axes
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ..qwen2_5 import fields, seeing, tensors
+from ..text.ropes import parse_turns, rope_fields
 from . import clips
 from .times import read_time_tokens
 
@@ -32,12 +33,34 @@ def parse_config(
 ) -> ModelConfig:
     """Map config.json; arguments as those of Qwen2.5's ``seeing.parse_config``. Raises CheckpointError."""
     config = files.required("config.json")
+    is_tied = config.boolean("tie_word_embeddings", default=False)  # text_config's says nothing, as in transformers
+
+    def parse_tied(text: JsonObject, _: bool) -> LanguageConfig:
+        return parse_text(text, is_tied)
+
     return msgspec.structs.replace(
-        seeing.parse_config(files, family, parse_text, parse_tower, clips.parse_rules, vision_start),
+        seeing.parse_config(files, family, parse_tied, parse_tower, clips.parse_rules, vision_start),
         vision_start_token_id=config.integer("vision_start_token_id", default=vision_start, least=0),
         vision_end_token_id=config.integer("vision_end_token_id", default=vision_start + 1, least=0),
         times=read_time_tokens(files.path),
     )
+
+
+def parse_rope(text: JsonObject, pairs: int, default_theta: float, default_section: tuple[int, ...]) -> RopeConfig:
+    """Axes take turns among the ``pairs`` of a head that turn. Raises CheckpointError."""
+    rope = rope_fields(text)
+    if not rope.boolean("mrope_interleaved", default=True):
+        raise rope.error("mrope_interleaved", "is false; only axes that take turns are supported")
+    section = rope.integers("mrope_section", default=default_section)
+    if len(section) != 3 or sum(section) != pairs:
+        raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to the {pairs} pairs that turn")
+    turns = parse_turns(text, 2 * pairs, max_positions(text), default_theta)
+    return msgspec.structs.replace(turns, axes=interleaved_axes(section, pairs))
+
+
+def max_positions(text: JsonObject) -> int:
+    """Tokens of the longest context. Raises CheckpointError."""
+    return text.integer("max_position_embeddings", default=32768)
 
 
 def parse_vision(vision: JsonObject, hidden_size: int) -> VisionConfig:

@@ -20,7 +20,6 @@ from ...architecture import (
     MlpConfig,
     ModelConfig,
     RopeConfig,
-    interleaved_axes,
 )
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from .. import no_media
@@ -30,7 +29,7 @@ from ..qwen2_5 import media, tensors
 from ..qwen2_5.seeing import build_towers as build_vision
 from ..qwen2_5.seeing import video_with_sound
 from ..qwen3 import clips, seeing
-from ..text.ropes import parse_turns, rope_fields
+from ..text.ropes import rope_fields
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +71,7 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
         family="qwen3_5",
         language=_parse_text(text, tied.boolean("tie_word_embeddings", default=False)),
         dtype=parse_dtype(text, root),
-        max_context=_max_positions(text),
+        max_context=seeing.max_positions(text),
         eos_token_ids=parse_eos(files, root, text),
     )
 
@@ -91,10 +90,6 @@ def _parse_text(text: JsonObject, tie: bool) -> LanguageConfig:
         tie_embeddings=tie,
         norm_offset=1.0,
     )
-
-
-def _max_positions(text: JsonObject) -> int:
-    return text.integer("max_position_embeddings", default=32768)
 
 
 def recipes() -> Mapping[str, CheckpointRecipe]:
@@ -139,15 +134,11 @@ def _parse_kinds(text: JsonObject) -> list[str]:
 
 
 def _parse_rope(text: JsonObject, head_dim: int) -> RopeConfig:
-    """Axes take turns among the pairs."""
     rope = rope_fields(text)
     part = (rope if rope.has("partial_rotary_factor") else text).number("partial_rotary_factor", default=0.25, most=1.0)
     if (pairs := int(head_dim * part) // 2) < 1:
         raise rope.error("partial_rotary_factor", f"is {part:g}; of a head of {head_dim} values no pair turns")
-    section = rope.integers("mrope_section", default=(11, 11, 10))
-    if len(section) != 3 or sum(section) != pairs:
-        raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to the {pairs} pairs that turn")
-    return msgspec.structs.replace(parse_turns(text, 2 * pairs, _max_positions(text)), axes=interleaved_axes(section, pairs))
+    return seeing.parse_rope(text, pairs, default_theta=1e4, default_section=(11, 11, 10))
 
 
 def build_towers(config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":

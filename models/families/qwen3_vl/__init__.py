@@ -7,14 +7,15 @@ from importlib import import_module
 
 import msgspec
 
-from ...architecture import FeedForwardConfig, LanguageConfig, ModelConfig, MoeConfig, RopeConfig, VisionConfig, interleaved_axes
+from ...architecture import FeedForwardConfig, LanguageConfig, ModelConfig, VisionConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
-from ..experts import parse_experts
+from ..experts import parse_router, place_experts
 from ..family import CheckpointRecipe
 from ..fields import FeedForwards, parse_attention, parse_decoder, parse_mlps
-from ..qwen2_5 import fields, media, tensors
+from ..qwen2_5 import media, tensors
 from ..qwen2_5.seeing import build_towers, video_with_sound
 from ..qwen3 import clips, seeing
+from ..text.ropes import expect_whole_heads
 
 __all__ = [
     "audio_item",
@@ -50,18 +51,14 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
 
 def _parse_experts(text: JsonObject, num_layers: int) -> list[FeedForwardConfig]:
     """They are weighed so that the weights sum up to 1, whatever the file says."""
-    found = parse_experts(text, num_layers)
-    return [msgspec.structs.replace(one, renormalise=True) if isinstance(one, MoeConfig) else one for one in found]
+    return place_experts(text, num_layers, parse_router(text, renormalise=True))
 
 
 def _parse_text(text: JsonObject, tie: bool, feed_forwards: FeedForwards) -> LanguageConfig:
     mixer = msgspec.structs.replace(parse_attention(text, default_head_dim=128), qk_norm=True)
-    pairs = mixer.head_dim // 2
-    theta, section = fields.parse_mrope(text, pairs, default_theta=5e5, default_section=(24, 20, 20))
-    rope = text.object("rope_parameters", "rope_scaling")
-    if not rope.boolean("mrope_interleaved", default=True):
-        raise rope.error("mrope_interleaved", "is false; only axes that take turns are supported")
-    return parse_decoder(text, mixer, RopeConfig(theta=theta, axes=interleaved_axes(section, pairs)), tie, feed_forwards)
+    expect_whole_heads(text)
+    rope = seeing.parse_rope(text, mixer.head_dim // 2, default_theta=5e5, default_section=(24, 20, 20))
+    return parse_decoder(text, mixer, rope, tie, feed_forwards)
 
 
 def _parse_vision(vision: JsonObject, hidden_size: int) -> VisionConfig:

@@ -21,16 +21,21 @@ def rope_fields(text: JsonObject) -> JsonObject:
 
 def parse_rope(text: JsonObject, head_dim: int, max_positions: int) -> RopeConfig:
     """The embedding of ``text``, whose ``max_position_embeddings`` are ``max_positions``. Raises CheckpointError."""
-    for place in (rope_fields(text), text):
-        if (part := place.number("partial_rotary_factor", default=1.0)) != 1.0:
-            raise place.error("partial_rotary_factor", f"is {part:g}; heads of which a part turns are not supported")
+    expect_whole_heads(text)
     return parse_turns(text, head_dim, max_positions)
 
 
-def parse_turns(text: JsonObject, head_dim: int, max_positions: int) -> RopeConfig:
+def expect_whole_heads(text: JsonObject) -> None:
+    """Raise CheckpointError if a part of each head turns."""
+    for place in (rope_fields(text), text):
+        if (part := place.number("partial_rotary_factor", default=1.0)) != 1.0:
+            raise place.error("partial_rotary_factor", f"is {part:g}; heads of which a part turns are not supported")
+
+
+def parse_turns(text: JsonObject, head_dim: int, max_positions: int, default_theta: float = 1e4) -> RopeConfig:
     """As ``parse_rope``, where ``head_dim`` values of a head turn. Raises CheckpointError."""
     rope = rope_fields(text)
-    theta = (rope if rope.has("rope_theta") else text).number("rope_theta", default=10000.0)
+    theta = (rope if rope.has("rope_theta") else text).number("rope_theta", default=default_theta)
     if theta <= 1:
         raise text.error("rope_theta", f"is {theta:g}, expected more than 1")
     kind = rope.text("rope_type", "type", default="default", choices=_KINDS)
