@@ -201,6 +201,33 @@ def test_of_two_descriptions_of_positions_the_older_counts(directory: Callable[.
     assert transformers.AutoConfig.from_pretrained(path).text_config.rope_parameters["rope_theta"] == 7e5
 
 
+PROCESSED_OTHERWISE: dict[str, tuple[object, str]] = {
+    "do_resize": (False, "is false"),
+    "do_rescale": (False, "is false"),
+    "do_normalize": (False, "is false"),
+    "resample": (2, "is 2, expected 3"),
+    "rescale_factor": (1.0, "is 1, expected 0.00392"),
+    "temporal_patch_size": (1, "is 1, but the vision tower has 2"),
+    "merge_size": (4, "is 4, but the vision tower has 2"),
+}
+
+
+@pytest.mark.parametrize("kind", ["preprocessor_config.json", "video_preprocessor_config.json"])
+@pytest.mark.parametrize("field", [*PROCESSED_OTHERWISE, "num_frames"])
+def test_processors_that_make_other_pixels_are_refused(directory: Callable[..., Path], family: str, kind: str, field: str) -> None:
+    file = directory(family) / kind
+    plain = json.loads(file.read_text()) if file.exists() else {}
+    usual = {"do_resize": True, "resample": 3, "rescale_factor": 0.00392156862745098, "num_frames": None}
+    file.write_text(json.dumps({**plain, **usual}))
+    load_model_config(file.parent)
+    if field == "num_frames" and kind == "preprocessor_config.json":
+        return
+    value, said = PROCESSED_OTHERWISE.get(field, (32, "is 32; only frames by time"))
+    file.write_text(json.dumps({**plain, **usual, field: value}))
+    with pytest.raises(CheckpointError, match=f"{kind}: {field} {said}"):
+        load_model_config(file.parent)
+
+
 def rules_of(path: Path) -> VisionRules:
     rules = load_model_config(path).vision_rules
     assert rules is not None

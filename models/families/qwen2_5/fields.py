@@ -1,5 +1,6 @@
 """Checkpoint reading shared by Qwen's families that see and hear: the fields of decoder, towers and processors."""
 
+import math
 from typing import Any
 
 import msgspec
@@ -8,6 +9,9 @@ from ...architecture import AudioConfig, AudioRules, LanguageConfig, RopeConfig,
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ..fields import parse_attention, parse_decoder
 from ..text.ropes import rope_fields
+
+_STEPS = ("do_resize", "do_rescale", "do_normalize")  # of processors of pixels
+_BICUBIC = 3  # as Pillow numbers filters
 
 
 def parse_language(text: JsonObject, tie: bool) -> LanguageConfig:
@@ -103,6 +107,7 @@ def parse_vision_rules(files: CheckpointFiles, vision: VisionConfig, video_falls
     image, video, sized = processors(files, video_falls_back)
     base, video_size = VisionRules(), sized.object("size")
     rules = image_rules(image, vision, base)
+    check_steps(video, vision)
     return msgspec.structs.replace(
         rules,
         video_min_pixels=_edge(sized, video_size, "min_pixels", "shortest_edge", base.video_min_pixels),
@@ -145,15 +150,33 @@ def image_rules(image: JsonObject, vision: VisionConfig, base: VisionRules) -> V
         image_mean=image.colour("image_mean", default=base.image_mean),
         image_std=image.colour("image_std", default=base.image_std),
     )
-    for name, expected in (("patch_size", vision.patch_size), ("merge_size", vision.merge_size)):
-        if image.integer(name, default=expected) != expected:
-            raise image.error(name, f"is {image.integer(name)}, but the vision tower has {expected}")
+    check_steps(image, vision)
     return rules
 
 
+def check_steps(processor: JsonObject, vision: VisionConfig) -> None:
+    """Raise CheckpointError for an image or video processor that makes other rows of pixels than ours, or other patches than the tower
+    takes."""
+    for name in _STEPS:
+        if not processor.boolean(name, default=True):
+            raise processor.error(name, "is false, which is not supported")
+    for name, number in (("resample", _BICUBIC), ("rescale_factor", 1 / 255)):
+        if not math.isclose(found := processor.number(name, default=number, least=0), number, rel_tol=1e-6):
+            raise processor.error(name, f"is {found:g}, expected {number:g}")
+    for name, size in (
+        ("patch_size", vision.patch_size),
+        ("merge_size", vision.merge_size),
+        ("temporal_patch_size", vision.temporal_patch_size),
+    ):
+        if (found := processor.integer(name, default=size)) != size:
+            raise processor.error(name, f"is {found}, but the vision tower has {size}")
+
+
 def sampling(video: JsonObject) -> dict[str, Any]:
-    """The rules by which frames are taken."""
+    """The rules by which frames are taken. Raises CheckpointError if it is always the same number of them."""
     base = VisionRules()
+    if video.has("num_frames"):
+        raise video.error("num_frames", f"is {video.integer('num_frames')}; only frames by time (fps) are supported")
     return {
         "fps": video.number("fps", default=base.fps),
         "min_frames": video.integer("min_frames", default=base.min_frames),

@@ -26,6 +26,7 @@ def parse_rules(files: CheckpointFiles, vision: VisionConfig) -> VisionRules:
     videos have colours of their own."""
     image, video, _ = fields.processors(files, video_falls_back=True)
     rules, size = fields.image_rules(image, vision, _BASE), video.object("size")
+    fields.check_steps(video, vision)
     for name, found in (("image_mean", rules.image_mean), ("image_std", rules.image_std)):
         if (of_video := video.colour(name, default=_HALF)) != found:
             raise video.error(name, f"is {list(of_video)}, but that of pictures is {list(found)}")
