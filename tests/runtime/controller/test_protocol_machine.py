@@ -47,8 +47,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     def submit(self, seed: int) -> None:
         self.num_requests += 1
         earlier = list(self.run.wanted.values())
-        rng, run = random.Random(seed), self.run
-        run.submit(make_request(rng, self.num_requests, run.now, run.crowded, earlier, has_media=not self.HAS_STATES))
+        self.run.submit(make_request(random.Random(seed), self.num_requests, self.run.now, self.run.crowded, earlier))
 
     @rule(count=st.integers(1, 60))
     def go_on(self, count: int) -> None:
