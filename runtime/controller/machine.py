@@ -294,9 +294,9 @@ class Controller:
             state.waits_for = frozenset({"row"} if state.waiting else ())
             return
         gate = ResourceGate(
+            *[{pool: num_grantable(state, pool) for pool in state.pools_beside(kv)} for kv in state.kv_pools],
             rows=len(state.free_rows),
             media=state.pools["media"].num_free,
-            **{pool: num_grantable(state, pool) for kv in state.kv_pools for pool in state.pools_beside(kv)},
         )
         first = min([r for r in state.live() if r.record.prepared and not r.answer.end_code], key=BY_RANK) if short else None
         is_passed = first is not None and any(
@@ -321,14 +321,14 @@ class Controller:
                     for pool, need in placement.needs.items() if not is_passed else ():
                         gate.charge(pool, need)
                 else:
-                    for pool in placement.needs:
-                        gate.block(pool)
+                    for pool, need in placement.needs.items():
+                        gate.block(pool, is_short=need > state.pools[pool].num_free)
                     make_room(state, request, placement, now)
             elif gate.take(**placement.needs):
                 granted = grant_kv(state, request, placement)
                 assert granted, "the granter gave KV pages that are not free"
                 to_come.add(request)
-        state.waits_for = gate.blocked
+        state.waits_for = gate.short
 
     def _take_effects(self) -> list[Effect]:
         effects, self.state.effects = self.state.effects, []

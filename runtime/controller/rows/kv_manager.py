@@ -98,9 +98,10 @@ def _append(state: ControllerState, request: Request, member: int, count: int) -
 
 def _give_states(state: ControllerState, request: Request, member: int) -> None:
     pool = request.kv_pool
-    bases, log = state.allocate(state_pool(pool), request, 2), state.allocate(log_pool(pool), request, 1)
+    bases = state.allocate(state_pool(pool), request, 2)
+    log = state.allocate(log_pool(pool), request, 0 if request.spec.is_prefill_only else 1)
     assert bases is not None and log is not None, "the granter gave pages of states that are not free"
-    pages = StatePages((bases.pages[0], bases.pages[1]), log.pages[0])
+    pages = StatePages((bases.pages[0], bases.pages[1]), *log.pages)
     state.emit(SetStatePages(request.row, member, list(pages.bases), pages.log))
     request.kv.take_states(member, pages)
 

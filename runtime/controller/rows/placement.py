@@ -7,7 +7,7 @@ has decode alone.
 
 Pages of both pools are granted at once, all or none, so no row keeps pages of one while it waits for the other (TI6): rows cannot wait
 for each other in a circle. The first in order may take both from all that come later. A model with recurrent states has pools of them
-beside each KV pool: each member of a row gets two and a log, for as long as it has KV pages.
+beside each KV pool: each member of a row gets two, and a log if it is to decode, for as long as it has KV pages.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def choose_pools(state: ControllerState, request: Request, lengths: Lengths, wan
     targets = lengths if request.spec.generation.pooling is not None else prefill_targets(lengths, request.answer.committed)
     if len(state.kv_pools) == 1:
         pool = state.kv_pools[0]
-        return _placement(state, targets, wanted, pool, pool, find_hits(state, request, pool), [])
+        return _placement(state, request, targets, wanted, pool, pool, find_hits(state, request, pool), [])
     homes = able_pools(state, "prefill" if request.spec.is_prefill_only else "decode")
     sources = able_pools(state, "prefill") if any(targets) else homes
     options: list[Placement] = []
@@ -54,7 +54,7 @@ def choose_pools(state: ControllerState, request: Request, lengths: Lengths, wan
         pools = [source, *(home for home in homes if home not in sources)] if source in homes else homes
         if state.limits.num_state_pages:
             pools = [source]  # recurrent states are not copied
-        options += [_placement(state, targets, wanted, source, pool, hits, at_home[pool]) for pool in pools]
+        options += [_placement(state, request, targets, wanted, source, pool, hits, at_home[pool]) for pool in pools]
     most = max((option.hits for option in options), key=_num_pages)
     num_anywhere = max(_num_pages(find_hits(state, request, pool)) for pool in state.kv_pools)
     options.sort(key=lambda option: _work(state, option, targets, num_anywhere))
@@ -88,23 +88,30 @@ def leave_pools(state: ControllerState) -> None:
 
 
 def _placement(
-    state: ControllerState, targets: Lengths, wanted: Lengths, source: PoolName, pool: PoolName, hits: Hits, at_home: Hits
+    state: ControllerState,
+    request: Request,
+    targets: Lengths,
+    wanted: Lengths,
+    source: PoolName,
+    pool: PoolName,
+    hits: Hits,
+    at_home: Hits,
 ) -> Placement:
     """Return the placement of a row that is prefilled in ``source``, where the cache has ``hits``, and decoded in ``pool``, where the
     cache has ``at_home`` if that is another one."""
     num_new = -num_saved(state, hits, source)
     if source == pool:
-        return Placement(pool, None, {pool: num_new + sum(wanted), **_state_needs(state, pool, len(wanted))}, hits, [], hits)
+        return Placement(pool, None, {pool: num_new + sum(wanted), **_state_needs(state, request, pool, len(wanted))}, hits, [], hits)
     num_new += sum(num_pages(target, state.limits.kv_page_tokens) for target in targets)
     needs = {pool: sum(wanted) - num_saved(state, at_home, pool), source: num_new}
     return Placement(pool, source, needs, hits, at_home, hits)
 
 
-def _state_needs(state: ControllerState, pool: PoolName, num_members: int) -> dict[PoolName, int]:
-    """Return the pages of recurrent states that a row takes: two and a log of each member."""
+def _state_needs(state: ControllerState, request: Request, pool: PoolName, num_members: int) -> dict[PoolName, int]:
+    """Return the pages of recurrent states that a row takes: two and a log of each member. A log is for decode."""
     if not state.limits.num_state_pages:
         return {}
-    return {state_pool(pool): 2 * num_members, log_pool(pool): num_members}
+    return {state_pool(pool): 2 * num_members, log_pool(pool): 0 if request.spec.is_prefill_only else num_members}
 
 
 def _work(state: ControllerState, option: Placement, targets: Lengths, num_anywhere: int) -> float:

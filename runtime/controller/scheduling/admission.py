@@ -97,33 +97,39 @@ def check_lengths(spec: RequestSpec, lengths: Lengths, limits: Limits) -> int:
 class ResourceGate:
     """Admission over several resources in rank order: a request short of one blocks it for all later requests."""
 
-    def __init__(self, *, rows: int = 0, media: int = 0, **kv: int) -> None:
-        """``kv``: free pages of KV pools and of those beside them, by name."""
-        self._free = {"row": rows, "media": media, **kv}
-        self._kv = frozenset(kv)
+    def __init__(self, *devices: Mapping[str, int], rows: int = 0, media: int = 0) -> None:
+        """``devices``: free pages of each one's KV pool and of those beside it, by name."""
+        self._free = {"row": rows, "media": media}
+        for pools in devices:
+            self._free |= pools
+        self._devices = [frozenset(pools) for pools in devices]
+        self._kv = frozenset().union(*self._devices)
         self._blocked: set[str] = set()
+        self._short: set[str] = set()
 
     def has(self, needs: Mapping[str, int]) -> bool:
         """Return whether ``take`` would take these needs."""
         return all(count <= self._free[resource] and resource not in self._blocked for resource, count in needs.items() if count)
 
     @property
-    def blocked(self) -> frozenset[str]:
+    def short(self) -> frozenset[str]:
         """What requests wait for."""
-        return frozenset(self._blocked)
+        return frozenset(self._short)
 
     @property
     def has_no_kv(self) -> bool:
-        """True if earlier requests wait for pages of every KV pool."""
-        return self._blocked >= self._kv
+        """True if earlier requests wait for KV pages, or what is granted with them, of every device."""
+        return not any([self._blocked.isdisjoint(pools) for pools in self._devices])
 
     def charge(self, resource: str, count: int) -> None:
         """Record resources taken without ``take``."""
         self._free[resource] = max(0, self._free[resource] - count)
 
-    def block(self, resource: str) -> None:
-        """Block a resource that an earlier request waits for."""
+    def block(self, resource: str, *, is_short: bool) -> None:
+        """Block a resource that an earlier request needs. ``is_short``: it waits for it."""
         self._blocked.add(resource)
+        if is_short:
+            self._short.add(resource)
 
     def is_blocked(self, resource: str) -> bool:
         return resource in self._blocked
@@ -136,6 +142,7 @@ class ResourceGate:
             if (short - self._blocked) & self._kv:
                 self.charge("row", needs.get("row", 0))
             self._blocked |= short
+            self._short |= short
             return False
         for resource, count in needs.items():
             self._free[resource] -= count

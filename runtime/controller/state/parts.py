@@ -20,15 +20,15 @@ Tables = tuple[list[int], list[int]]
 
 
 class StatePages(NamedTuple):
-    """A member's pages of recurrent states, and of their log. -1: none."""
+    """A member's pages of recurrent states, and of their log. -1: none. A row without an answer has no log."""
 
     bases: tuple[int, int] = (-1, -1)
     log: int = -1
 
     @property
     def is_whole(self) -> bool:
-        """False also where the words of a grant were not all written."""
-        return self.log >= 0 and -1 not in self.bases
+        """False also where the words of a grant were not all written: those of the bases are the last."""
+        return -1 not in self.bases
 
 
 NO_STATES = StatePages(), StatePages()

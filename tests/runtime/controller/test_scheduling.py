@@ -282,7 +282,7 @@ def test_too_much_waiting_is_503_with_retry_after(load: Load) -> None:
 
 
 def test_a_shortage_blocks_younger_requests_for_that_resource_only() -> None:
-    gate = ResourceGate(rows=3, media=2, kv=4)
+    gate = ResourceGate({"kv": 4}, rows=3, media=2)
     assert not gate.take(row=1, media=3)  # the oldest lacks media pages
     assert gate.take(row=1, kv=3)  # text passes
     assert not gate.take(row=1, media=1)  # younger media does not
@@ -293,11 +293,20 @@ def test_a_shortage_blocks_younger_requests_for_that_resource_only() -> None:
 
 def test_who_is_short_of_kv_pages_keeps_the_row_that_it_could_have() -> None:
     """Else younger ones that need a row alone take it before the pages come free, for ever."""
-    gate = ResourceGate(rows=1, media=1, kv=4)
+    gate = ResourceGate({"kv": 4}, rows=1, media=1)
     assert not gate.take(row=1, kv=5) and not gate.take(row=1, media=1)
-    gate = ResourceGate(rows=2, media=1, kv=4)
+    gate = ResourceGate({"kv": 4}, rows=2, media=1)
     assert not gate.take(row=1, kv=5) and not gate.take(row=1, kv=6), "one that follows keeps none"
     assert gate.take(row=1, media=1)
+
+
+def test_who_is_short_of_states_has_no_use_for_kv_pages() -> None:
+    """A row gets both or none. Whoever looks is told what is short, not what is kept for the first."""
+    gate = ResourceGate({"kv": 9, "state": 2}, {"kv.1": 9, "state.1": 2})
+    assert not gate.take(kv=1, state=4) and not gate.has_no_kv
+    for pool, need in {"kv.1": 1, "state.1": 4}.items():
+        gate.block(pool, is_short=need > 2)
+    assert gate.has_no_kv and gate.short == {"state", "state.1"}
 
 
 page_sets = st.sets(st.integers(0, 12), min_size=1, max_size=5)

@@ -17,7 +17,7 @@ from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.controller_stats import StatsSnapshot
 from mmrt.tests.runtime.controller.test_batches import text as seen
 from mmrt.tests.runtime.controller.test_batches import view
-from mmrt.tests.runtime.controller.test_machine import KEY, Driver, sent, text
+from mmrt.tests.runtime.controller.test_machine import IMAGE, KEY, SHAPE, Driver, image, sent, text
 from mmrt.tests.runtime.controller.test_migration import on_devices
 
 FEW = {"placeholder_ids": {}, "num_state_pages": 4, "num_log_pages": 2}
@@ -91,6 +91,36 @@ def test_states_are_held_until_plan_and_decode_are_done() -> None:
     assert isinstance(drop, m.Drop) and used(driver) == (2, 1), "decode may write them"
     driver.receive("decode", m.Dropped(1, drop.row, drop.row_generation, drop.ticket)).tick()
     assert driver.is_empty
+
+
+def test_the_oldest_waits_for_states_alone_and_gets_those_of_younger_ones() -> None:
+    driver = Driver(**{**FEW, "placeholder_ids": {"image": IMAGE}}, num_rows=8, patience_s=0.5)
+    driver.submit(image(), 1)
+    driver.submit(text(companion_ids=[1, 2]), 2)  # takes all states while the image is analysed
+    driver.receive("gateway", m.Filled(1, 1)).tick()
+    driver.done("video", m.Analysed(SHAPE))
+    old, young = driver.state.requests[1], driver.state.requests[2]
+    assert not old.has_kv and stats_of(driver.state, StatsSnapshot()).waiting_for == ["states"]
+    driver.tick(0.1)
+    driver.tick(0.6)
+    driver.done("prefill")
+    driver.tick()
+    assert old.has_kv and not young.has_kv and old.kv.logs and not young.kv.bases
+
+
+def test_a_row_without_an_answer_has_no_log() -> None:
+    """Nobody decodes it. So its last chunk writes none."""
+    driver = Driver(**FEW)
+    effects = driver.submit(text(9, 0).asking(pooling="last"))
+    assert [(one.states, one.log) for one in effects if isinstance(one, SetStatePages)] == [([0, 1], -1)] and used(driver) == (2, 0)
+    (chunk,) = chunks(driver)
+    assert (chunk.end, chunk.state_to, chunk.log) == (9, 1, -1)
+    driver.submit(text(companion_ids=[1]), KEY + 1)
+    assert list(driver.state.waiting) == [KEY + 1], "there are logs for a pair, and no states"
+    assert stats_of(driver.state, StatsSnapshot()).waiting_for == ["states"]
+    driver.done("prefill")
+    driver.receive("gateway", m.Delivered(1, KEY)).tick()
+    assert used(driver) == (4, 2) and not driver.state.waiting
 
 
 def test_a_preempted_row_begins_anew() -> None:
