@@ -55,8 +55,8 @@ class Source(NamedTuple):
 
 class TensorSpec(NamedTuple):
     """A tensor of the model: its sources, stacked along the first axis. A *matrix* is kept in the format of ``ModelConfig.weights``,
-    anything else in ``dtype``. A *vocabulary*, a matrix with a row for each token, is kept in 8 bits at least: answers depend on it
-    most, and in a large model it is a small part. ``offset`` is added to what the checkpoint has."""
+    anything else in ``dtype``. A *vocabulary*, a matrix with a row for each token, is kept in int8g where others are in int8 or int4:
+    answers depend on it most, and in a large model it is a small part. ``offset`` is added to what the checkpoint has."""
 
     name: str
     shape: Shape
@@ -85,20 +85,17 @@ def stored_parts(spec: TensorSpec, config: ModelConfig, in_8_bits: bool = False)
     row and group of columns, one in int4 a scale and a zero. ``in_8_bits``: a matrix has 8 bits at least."""
     if not spec.is_matrix or config.weights == "auto":
         return (StoredPart(spec.name, config.dtype if spec.dtype == "model" else spec.dtype, spec.shape),)
-    group = 0 if spec.is_vocabulary or in_8_bits else _int4_group(spec, config)
-    if config.weights == "int4" and group:
-        rows, columns = spec.shape
+    if config.weights not in ("int8", "int8g", "int4"):
+        return (StoredPart(spec.name, config.weights, spec.shape),)
+    rows, columns = spec.shape
+    is_wide = spec.is_vocabulary or in_8_bits
+    if config.weights == "int4" and not is_wide and (group := _int4_group(spec, config)):
         scales = StoredPart(scales_of(spec.name), "bfloat16", (rows, columns // group, 2))
         return (StoredPart(spec.name, "uint8", (rows, columns // 2)), scales)
-    if config.weights == "int8g" and _has_blocks(spec, INT8G_COLUMNS):
-        rows, columns = spec.shape
-        return (
-            StoredPart(spec.name, "int8", spec.shape),
-            StoredPart(scales_of(spec.name), "bfloat16", (rows, columns // INT8G_COLUMNS)),
-        )
-    if config.weights in ("int8", "int8g", "int4"):
-        return (StoredPart(spec.name, "int8", spec.shape), StoredPart(scales_of(spec.name), "bfloat16", spec.shape[:1]))
-    return (StoredPart(spec.name, config.weights, spec.shape),)
+    whole = StoredPart(spec.name, "int8", spec.shape)
+    if (config.weights != "int8" or spec.is_vocabulary) and _has_blocks(spec, INT8G_COLUMNS):
+        return (whole, StoredPart(scales_of(spec.name), "bfloat16", (rows, columns // INT8G_COLUMNS)))
+    return (whole, StoredPart(scales_of(spec.name), "bfloat16", (rows,)))
 
 
 def _int4_group(spec: TensorSpec, config: ModelConfig) -> int:

@@ -188,7 +188,7 @@ def test_a_model_computes_with_the_integers(pair: Callable[[str], Pair], name: s
 
 
 def test_what_is_kept_in_int4(pair: Callable[[str], Pair]) -> None:
-    """Embeddings, the output and a matrix that the checkpoint has in full precision take 8 bits."""
+    """Embeddings, the output and a matrix that the checkpoint has in full precision take 8 bits, in groups."""
     quantized, _ = pair("awq")
     config = load_model_config(quantized, weights="int4")
     weights = read_weights(quantized, config)
@@ -200,6 +200,7 @@ def test_what_is_kept_in_int4(pair: Callable[[str], Pair]) -> None:
     assert {name for name, form in forms.items() if form == torch.int8} == {
         "embed", "lm_head", "layers.3.o"
     }  # fmt: skip
+    assert all(weights[f"{name}.scales"].dim() == 2 for name, form in forms.items() if form == torch.int8)
     assert weight_bytes(config) <= sum(tensor.nbytes for tensor in weights.values()) < 1.1 * weight_bytes(config)
 
 
@@ -220,7 +221,8 @@ def test_what_is_kept_in_int4(pair: Callable[[str], Pair]) -> None:
     ids=str,
 )
 def test_groups_of_int4(rows: tuple[int, ...], columns: int, group: int | None, expected: int) -> None:
-    """Columns that share a scale, by the sources' rows and the checkpoint's groups; a matrix that does not divide takes 8 bits."""
+    """Columns that share a scale, by the sources' rows and the checkpoint's groups; a matrix that does not divide takes 8 bits, in
+    groups of 32 columns if it divides into these."""
     language = LanguageConfig(
         vocab_size=8,
         hidden_size=8,
@@ -240,7 +242,8 @@ def test_groups_of_int4(rows: tuple[int, ...], columns: int, group: int | None, 
         assert (matrix.dtype, matrix.shape) == ("uint8", (sum(rows), columns // 2))
         assert scales.shape == (sum(rows), columns // expected, 2)
     else:
-        assert (matrix.dtype, scales.shape) == ("int8", (sum(rows),))
+        in_groups = not columns % 32 and not any(n % 32 for n in rows)
+        assert (matrix.dtype, scales.shape) == ("int8", (sum(rows), columns // 32) if in_groups else (sum(rows),))
 
 
 # --------------------------------------------------------------------------------------------- refusals

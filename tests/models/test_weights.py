@@ -162,6 +162,8 @@ def test_matrices_in_int8_take_a_quarter(checkpoints: Callable[[str], Path]) -> 
     matrices = {name.removesuffix(".scales") for name in small.keys() - plain.keys()}
     assert matrices == {"embed", "lm_head"} | {f"layers.{i}.{n}" for i in range(config.language.num_layers) for n in MATRICES}
     assert all(small[name].dtype == torch.int8 for name in matrices)
+    in_groups = {name for name in matrices if small[f"{name}.scales"].dim() == 2}
+    assert in_groups == {"embed", "lm_head"}  # answers depend on them most
     assert all(torch.equal(small[name], plain[name]) for name in plain.keys() - matrices)
     assert weight_bytes(config) == sum(tensor.nbytes for tensor in small.values()) < 0.6 * weight_bytes(load_model_config(path))
 
