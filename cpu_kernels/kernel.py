@@ -3,8 +3,8 @@
 A product of M rows of activations with a matrix of N rows is made of tiles: some rows of activations by one block of the matrix, which
 stays in cache while all rows of activations are multiplied by it. ``row_kernels``, ``int8_kernels`` and ``int4_kernels`` emit a tile;
 which tiles there are, and which thread computes them, is decided here. Products of many rows (``panel_kernels``) and kernels of other
-operations (``attention_kernel``, ``flash_attention``, ``layer_kernels``, ``part_rows``, ``rounding_kernel``) are products with M = 1:
-what they compute N times is the matrix.
+operations (``attention_kernel``, ``flash_attention``, ``delta_kernels``, ``layer_kernels``, ``part_rows``, ``rounding_kernel``) are
+products with M = 1: what they compute N times is the matrix.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from . import kernel_files
-from .machine_code import FLOAT, INT, POINTER, address, constant, load_word, loop
+from .machine_code import FLOAT, INT, POINTER, address, constant, load_word, loop, minimum
 from .object_code import Image, LoadedCode, link, may_run_code
 from .processor import processor_flags
 from .team import Team
@@ -201,7 +201,7 @@ def _module(tiles: Tiles, block_rows: int | None) -> ir.Module:
             start = builder.mul(builder.atomic_rmw("add", next_part, constant(1), "monotonic"), size)
             builder.cbranch(builder.icmp_signed("<", start, num_values), work, done)
             builder.position_at_end(work)
-            builder.call(span, [call, start, _least(builder, builder.add(start, size), num_values)])
+            builder.call(span, [call, start, minimum(builder, builder.add(start, size), num_values)])
             builder.branch(take)
             builder.position_at_end(done)
     builder.ret_void()
@@ -225,7 +225,7 @@ def _emit_span(module: ir.Module, part: ir.Function, unit: ir.Value) -> ir.Funct
         first, last = (builder.sub(bound, before) for bound in (start, stop))
         first = builder.select(builder.icmp_signed("<", first, constant(0)), constant(0), first)
         place = builder.add(constant(_CALL_WORDS), builder.mul(product, load_word(builder, call, 3)))
-        builder.call(part, [address(builder, call, place, INT), first, _least(builder, last, num_values)])
+        builder.call(part, [address(builder, call, place, INT), first, minimum(builder, last, num_values)])
     builder.ret_void()
     return span
 
@@ -250,7 +250,7 @@ def _emit_part(module: ir.Module, tiles: dict[int, ir.Function], block_rows: int
             _emit_block(builder, tiles, words, start, stop)
     else:
         with loop(builder, start, stop, block_rows) as first:
-            _emit_block(builder, tiles, words, first, _least(builder, builder.add(first, constant(block_rows)), stop))
+            _emit_block(builder, tiles, words, first, minimum(builder, builder.add(first, constant(block_rows)), stop))
     builder.ret_void()
     return part
 
@@ -269,7 +269,3 @@ def _emit_block(builder: ir.IRBuilder, tiles: dict[int, ir.Function], words: ir.
 def _divided(builder: ir.IRBuilder, value: ir.Value, by: ir.Value) -> ir.Value:
     """Rounded up."""
     return builder.udiv(builder.add(value, builder.sub(by, constant(1))), by)
-
-
-def _least(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> ir.Value:
-    return builder.select(builder.icmp_signed("<", one, other), one, other)

@@ -22,15 +22,14 @@ from .machine_code import (
     call_intrinsic,
     clear,
     constant,
-    exponential,
     load_floats,
     load_vector,
     load_word,
     loop,
     multiply_add,
     new_sums,
-    numbers,
     reduce,
+    silu,
     spread,
     to_bfloat16,
 )
@@ -154,10 +153,7 @@ class _SiluMul(_Rows):
         with loop(builder, constant(0), length, self._width) as column:
             place = builder.add(builder.add(first, first), column)
             gate, up = (self.load(builder, gate_up, other) for other in (place, builder.add(place, length)))
-            least = numbers(self._floats, -87.0)
-            gate = builder.select(builder.fcmp_ordered("<", gate, least), least, gate)
-            below = builder.fadd(exponential(builder, builder.fneg(gate)), numbers(self._floats, 1.0))
-            self.store(builder, builder.fmul(builder.fdiv(gate, below), up), out, builder.add(first, column))
+            self.store(builder, builder.fmul(silu(builder, gate), up), out, builder.add(first, column))
 
 
 class _Rotate(_Rows):

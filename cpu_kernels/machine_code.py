@@ -10,6 +10,7 @@ from llvmlite import ir
 INT, FLOAT, POINTER = ir.IntType(64), ir.FloatType(), ir.PointerType()
 
 _UNROLLED = 4  # indices of ``add_outer_products``
+_LINE = 16  # numbers of float32 in a line of cache
 _LANE = 4  # numbers of float32 in 128 bits: most shuffles stay within them
 
 # For the exponential.
@@ -99,16 +100,22 @@ def add_outer_products(
     vectors: ir.Value,
     distance: int,
     count: ir.Value,
+    ahead: tuple[ir.Value, int] | None = None,
 ) -> None:
     """Add the products of numbers and vectors of float32, for each index below ``count``, a multiple of 4, to a row's variables.
 
     ``factors``: where the numbers of each row begin; ``vectors``: where those of index 0 begin, ``distance`` numbers before those of
-    index 1. A row has as many variables as an index has vectors.
+    index 1. A row has as many variables as an index has vectors. ``ahead``: memory that is asked for meanwhile, so many numbers with
+    each index.
     """
     kind = sums[0][0].allocated_type
     with loop(builder, constant(0), count, _UNROLLED) as first:
         for step in range(_UNROLLED):
             index = builder.add(first, constant(step))
+            if ahead is not None:
+                begin = builder.mul(index, constant(ahead[1]))
+                for place in range(0, ahead[1], _LINE):
+                    prefetch(builder, ahead[0], builder.add(begin, constant(place)))
             start = builder.mul(index, constant(distance))
             places = (builder.add(start, constant(number * kind.count)) for number in range(len(sums[0])))
             parts = [load_vector(builder, vectors, place, kind.count) for place in places]
@@ -211,6 +218,39 @@ def exponential(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     exponent = builder.shl(builder.bitcast(shifted, words), ir.Constant(words, [23] * kind.count))
     found = builder.bitcast(builder.add(builder.bitcast(total, words), exponent), kind)
     return builder.select(builder.fcmp_unordered("uno", x, x), x, found)  # a missing number's last bits are no exponent
+
+
+def sigmoid(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """1 / (1 + e^-x) of a vector of float32."""
+    one = numbers(x.type, 1.0)
+    return builder.fdiv(one, builder.fadd(exponential(builder, builder.fneg(x)), one))
+
+
+def silu(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """x / (1 + e^-x) of a vector of float32. Numbers below -87 count as -87, so it is 0 to 36 digits, of -inf too."""
+    least = numbers(x.type, _LEAST)
+    x = builder.select(builder.fcmp_ordered("<", x, least), least, x)
+    return builder.fdiv(x, builder.fadd(exponential(builder, builder.fneg(x)), numbers(x.type, 1.0)))
+
+
+def softplus(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """log(1 + e^x) of a vector of float32: max(x, 0) + log(1 + e^-|x|), the logarithm by the series of 2 artanh(y / (2 + y)), which
+    loses no digits of a small y."""
+    kind = x.type
+    size = call_intrinsic(builder, f"llvm.fabs.v{kind.count}f32", kind, [x])
+    small = exponential(builder, builder.fneg(size))
+    ratio = builder.fdiv(small, builder.fadd(small, numbers(kind, 2.0)))
+    square, total = builder.fmul(ratio, ratio), numbers(kind, 1 / 15)
+    for power in range(6, -1, -1):
+        total = multiply_add(builder, total, square, numbers(kind, 1 / (2 * power + 1)))
+    rest = builder.fmul(builder.fmul(ratio, total), numbers(kind, 2.0))
+    none = numbers(kind, 0.0)
+    return builder.fadd(builder.select(builder.fcmp_ordered(">", x, none), x, none), rest)
+
+
+def minimum(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> ir.Value:
+    """Of int64."""
+    return builder.select(builder.icmp_signed("<", one, other), one, other)
 
 
 def reduce(builder: ir.IRBuilder, values: ir.Value, join: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:

@@ -9,10 +9,12 @@ Shapes: N tokens of all sequences together, W mixed_size, H value heads, F key h
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...cpu_kernels.delta_kernels import PagedDelta
 from ..architecture import DeltaConfig
 from ..state_layout import GRID, border_before
 from .decoder import StateRefs, StateRows
@@ -66,11 +68,12 @@ class Delta(Protocol):
 
 
 class CpuDelta:
-    """``Delta`` in torch: blocks and rows one after another, each in shapes of its own."""
+    """``Delta`` by kernels where there are some; else in torch, blocks and rows one after another, each in shapes of its own."""
 
     def __init__(self, config: DeltaConfig, num_layers: int, epsilon: float, pages: DeltaPages) -> None:
         """``epsilon``: of the output's norm."""
         self._config, self._num_layers, self._epsilon, self._pages = config, num_layers, epsilon, pages
+        self._kernel = PagedDelta.of(pages.parts, torch.tensor(epsilon))
         self._spans: Sequence[tuple[int, int]] = ()
         self._refs: Sequence[StateRefs] = ()
         self._steps: list[tuple[int, int, int]] = []  # of each row: tokens before this step, pages of base and log
@@ -84,17 +87,27 @@ class CpuDelta:
             if start and refs.base_from < 0:
                 raise ValueError(f"a chunk starts at token {start} without the state of those before it")
         self._spans, self._refs = spans, states
+        if self._kernel is not None:
+            starts, ends = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+            pages = np.array([(refs.base_from, refs.base_to, refs.log) for refs in states], dtype=np.int64).reshape(-1, 3)
+            self._kernel.begin_prompts(starts, ends - starts, *pages.T)
 
     def begin_decode(self, lengths: Tensor, states: StateRows) -> None:
+        if self._kernel is not None:
+            self._kernel.begin_steps((lengths - 1).numpy(), states.bases.numpy(), states.logs.numpy())
         self._steps = list(zip((lengths - 1).tolist(), states.bases.tolist(), states.logs.tolist(), strict=True))
 
     def prefill(self, layer: int, weights: DeltaWeights, tokens: Projected) -> Tensor:
+        if self._kernel is not None:
+            return self._kernel.mix(layer, weights, *tokens)
         sizes = [end - start for start, end in self._spans]
         parts = zip(self._spans, self._refs, torch.split(tokens.mixed, sizes), torch.split(tokens.ba, sizes), strict=True)
         outputs = [self._absorb(layer, weights, *part) for part in parts]
         return self._finish(torch.cat(outputs), weights, tokens.z)
 
     def decode(self, layer: int, weights: DeltaWeights, tokens: Projected) -> Tensor:
+        if self._kernel is not None:
+            return self._kernel.mix(layer, weights, *tokens)
         pages = self._pages
         columns = [
             torch.cat((self._columns(layer, log, place, tokens.mixed.dtype), mixed))
@@ -113,6 +126,9 @@ class CpuDelta:
 
     def fold(self, borders: Sequence[int], states: StateRows, targets: Sequence[int]) -> None:
         pages, seen = self._pages, self._config.conv_size - 1
+        if self._kernel is not None:
+            self._kernel.fold(np.array(borders), states.bases.numpy(), np.array(targets), states.logs.numpy())
+            return
         for border, base, log, target in zip(borders, states.bases.tolist(), states.logs.tolist(), targets, strict=True):
             for layer in range(self._num_layers):
                 new = pages.base(layer, target)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...cpu_kernels.delta_kernels import Pages
 from ..architecture import ModelConfig
 from ..checkpoint.weights import torch_dtype
 from ..state_layout import Part, StateLayout, base_parts, log_parts, state_layout
@@ -36,6 +37,11 @@ class DeltaPages:
         base, log = base_parts(delta, config.dtype), log_parts(delta, config.dtype, layout.ring)
         self._states, self._columns = _views(pools.bases, base, num_layers)
         self._keys, self._values, self._decays, self._last_columns = _views(pools.logs, log, num_layers)
+
+    @property
+    def parts(self) -> Pages:
+        """Of all pages, as kernels take them."""
+        return Pages(self._states, self._columns, self._keys, self._values, self._decays, self._last_columns)
 
     def base(self, layer: int, page: int) -> Base:
         """A layer's part of a base, to read or to write."""
