@@ -358,6 +358,8 @@ def test_narrow_weights(tmp_path: Path, form: WeightFormat) -> None:
         ({"layer_types": ["full_attention"] * 8}, "layer_types has full_attention, expected linear_attention and"),
         ({"layer_types": ["linear_attention"]}, "layer_types is .*expected a list of num_hidden_layers"),
         ({"rope_parameters": {"mrope_section": [11, 11, 10]}}, r"mrope_section is \[11, 11, 10\], expected .* the 4 pairs"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.3}}, "partial_rotary_factor is 0.3; 9 of a head's 32 values would turn"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.03}}, "partial_rotary_factor is 0.03; 0 of a head's 32 values"),
         ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim is 1"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -136,9 +136,9 @@ def _parse_kinds(text: JsonObject) -> list[str]:
 def _parse_rope(text: JsonObject, head_dim: int) -> RopeConfig:
     rope = rope_fields(text)
     part = (rope if rope.has("partial_rotary_factor") else text).number("partial_rotary_factor", default=0.25, most=1.0)
-    if (pairs := int(head_dim * part) // 2) < 1:
-        raise rope.error("partial_rotary_factor", f"is {part:g}; of a head of {head_dim} values no pair turns")
-    return seeing.parse_rope(text, pairs, default_theta=1e4, default_section=(11, 11, 10))
+    if (turning := int(head_dim * part)) % 2 or not turning:
+        raise rope.error("partial_rotary_factor", f"is {part:g}; {turning} of a head's {head_dim} values would turn, expected pairs")
+    return seeing.parse_rope(text, turning // 2, default_theta=1e4, default_section=(11, 11, 10))
 
 
 def build_towers(config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":
