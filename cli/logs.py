@@ -17,7 +17,7 @@ from .terminal import Palette
 
 _FOLLOW_POLL_S = 0.2
 _ALL = 1 << 20  # lines: more than the log files keep
-_OTHERS = (SUPERVISOR, "zygote")
+_OTHERS = (SUPERVISOR, "zygote", "front")
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +26,9 @@ def register(app: typer.Typer) -> None:
         actor: Annotated[
             str | None,
             typer.Argument(
-                metavar="ACTOR", help="Only this actor's; also supervisor, zygote.", autocompletion=completed_from((*ACTORS, *_OTHERS))
+                metavar="ACTOR",
+                help="Only this actor's; also supervisor, zygote; front.",
+                autocompletion=completed_from((*ACTORS, *_OTHERS)),
             ),
         ] = None,
         follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,

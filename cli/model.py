@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from ..models.config import load_model_config
@@ -11,6 +12,7 @@ from ..models.families.registry import FAMILIES
 from ..runtime.environment import read_environment
 from ..runtime.errors import UserError
 from ..runtime.process.run import fit_to_machine, running
+from ..runtime.supervisor.run_report import FrontReport
 from .options import Adapter, ConfigFile, Device, Dtype, MaxContext, RunName, configuration, override, run_path
 from .terminal import print_columns
 from .words import aliases_of
@@ -24,15 +26,28 @@ def register(app: typer.Typer) -> None:
     def show(run: RunName = None) -> None:
         """Show the model that the run serves.
 
-        A run has one; another model needs a run of its own (--run). Exits with 1 if no run is up.
+        A run has one, a front (mmrt serve) several. Exits with 1 if no run is up.
         """
         info = running(run_path(run))
+        if info.runs:
+            _show_several(run_path(run))
+            return
         takes = ", ".join(("text", *load_model_config(info.model_path).media_kinds))
         facts = {"MODEL": info.model_name, "TAKES": takes, "DIRECTORY": info.model_path, "ADDRESS": f"{info.endpoint}/v1"}
         print_columns([list(facts), list(facts.values())], left=(0, 1, 2, 3))
 
     _register_check(group)
     _register_make(group)
+
+
+def _show_several(path: Path) -> None:
+    from .status import read_any_report
+
+    report = read_any_report(path)
+    assert isinstance(report, FrontReport)
+    rows = [["MODEL", "STATE", "TAKES", "DIRECTORY", "RUN"]]
+    rows += [[model.name, model.state, ", ".join(model.takes), model.model, model.run] for model in report.models]
+    print_columns(rows, left=range(5))
 
 
 def _register_check(group: typer.Typer) -> None:
@@ -44,12 +59,17 @@ def _register_check(group: typer.Typer) -> None:
         max_context: MaxContext = None,
         dtype: Dtype = None,
         device: Device = None,
+        memory: Annotated[
+            str | None, typer.Option(metavar="SIZE", help='What it may take, as "20 GiB"; default: what the machine has left.')
+        ] = None,
+        json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
     ) -> None:
         """Say what a checkpoint is, and whether it is served.
 
         The memory that it takes, and the number of requests of each length that fit, are shown
         too. Of the weights only headers are read. Exits with 1 if it is not served, and says why.
         """
+        from ..serving.sizes import read_size
         from .model_check import check_model, print_report
         from .up import Plan, checkpoint_of
 
@@ -61,8 +81,9 @@ def _register_check(group: typer.Typer) -> None:
         settings = override(configuration(config, environment), options)
         model, path = checkpoint_of(settings), run_path(None)
         fitted, reason = fit_to_machine(settings, model, path, environment)
-        report = check_model(Plan(path, fitted, model, 0, environment, reason))
-        print_report(report, directory)
+        memory_bytes = None if memory is None else read_size(memory, "--memory")
+        report = check_model(Plan(path, fitted, model, 0, environment, reason), memory_bytes)
+        print(msgspec.json.encode(report.card).decode()) if json else print_report(report, directory)
         raise typer.Exit(1 if report.problems else 0)
 
 

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from ..models.architecture import ModelConfig, WeightFormat
-from ..models.checkpoint.files import missing_files
+from ..models.checkpoint.files import files_of_tensors, missing_files
 from ..models.checkpoint.json_fields import CheckpointFiles
 from ..models.checkpoint.weights import FoundWeights, check_weights
 from ..models.config import weight_bytes
@@ -20,10 +21,12 @@ from ..runtime.errors import ConfigError
 from ..runtime.pools import is_kv_pool
 from ..runtime.process.host_room import read_host_room
 from ..runtime.process.memory_layout import MemoryLayout
+from ..serving.card import Card
 from .up import Plan, layout_of, model_of
 
 _CONTEXTS = (2048, 8192, 32768, 131072)
 _FORMATS: Sequence[WeightFormat] = ("bfloat16", "int8", "int8g", "int4")
+PROCESS_BYTES = 500 << 20  # of a run beside pools, tables and weights: eight processes, a supervisor and a zygote
 _MAX_PROBLEMS = 8  # of one kind that are shown
 _GIB, _MIB = 1 << 30, 1 << 20
 
@@ -34,13 +37,19 @@ class Report:
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
         self.problems: list[str] = []
+        self.facts: dict[str, Any] = {}  # of the model's card
+
+    @property
+    def card(self) -> Card:
+        return Card(**self.facts, problems=tuple(self.problems))
 
     def add(self, name: str, text: str) -> None:
         self.lines.append((name, text))
 
 
-def check_model(plan: Plan) -> Report:
-    """Read a checkpoint's configuration, headers, tokenizer and template. Nothing is loaded."""
+def check_model(plan: Plan, memory_bytes: int | None = None) -> Report:
+    """Read a checkpoint's configuration, headers, tokenizer and template. Nothing is loaded. ``memory_bytes``: that a run may take;
+    None: what the machine has left."""
     report, path = Report(), plan.model
     report.add("directory", str(path))
     try:
@@ -51,14 +60,23 @@ def check_model(plan: Plan) -> Report:
     trained = family_of(model).parse_config(CheckpointFiles(path)).max_context
     report.add("family", model.family)
     report.add("takes", ", ".join(("text", *model.media_kinds)))
+    report.facts |= {"family": model.family, "kinds": model.media_kinds, "max_context": model.max_context}
+    report.facts |= {"hidden_size": model.language.hidden_size, "weight_bytes": _file_bytes(path)}
     absent = missing_files(path, model.null is None)
     report.problems += absent
     _add_weights(report, plan, model, absent)
     _add_text(report, path, model, absent)
     longer = f"; the model was trained for {trained} (--max-model-len)" if trained > model.max_context else ""
     report.add("context", f"{model.max_context} tokens{longer}")
-    _add_memory(report, plan, model)
+    _add_memory(report, plan, model, memory_bytes)
     return report
+
+
+def _file_bytes(path: Path) -> int:
+    try:
+        return sum(file.stat().st_size for file in files_of_tensors(path))
+    except (CheckpointError, OSError):
+        return 0
 
 
 def _add_weights(report: Report, plan: Plan, model: ModelConfig, absent: Sequence[str]) -> None:
@@ -116,26 +134,28 @@ def _add_text(report: Report, path: Path, model: ModelConfig, absent: Sequence[s
     except CheckpointError as error:
         _add_problem(report, path, error, absent)
         return
+    report.facts["takes_tools"] = template.calls_are_known
     takes = ["tools" if template.takes_tools and template.calls_are_known else "", *sorted(template.options)]
     report.add("template", f"takes {', '.join(filter(None, takes))}" if any(takes) else "takes messages alone")
 
 
-def _add_memory(report: Report, plan: Plan, model: ModelConfig) -> None:
+def _add_memory(report: Report, plan: Plan, model: ModelConfig, memory_bytes: int | None) -> None:
     try:
         layout = layout_of(plan)
     except ConfigError as error:
         report.problems.append(str(error))
         return
     weights, device = weight_bytes(model), plan.config.model.device
-    pools = f"{_size(layout.num_bytes)} of pools and tables"
-    if plan.config.model.on_cuda:
-        report.add("memory", f"{pools}; {_size(weights)} of weights on {device}")
-    else:
-        room = read_host_room(plan.path).num_bytes
-        text = f"{pools} and {_size(weights)} of weights, of {_size(room)} that this machine has left"
-        report.add("memory", text)
-        if layout.num_bytes + weights > room:
-            report.problems.append(f'memory: it takes {text}; model.weights = "int8" or "int4" takes less, [memory] has the pools')
+    host = layout.num_bytes + PROCESS_BYTES + (0 if plan.config.model.on_cuda else weights)
+    room = read_host_room(plan.path).num_bytes if memory_bytes is None else memory_bytes
+    whose = "this machine has left" if memory_bytes is None else "it may take"
+    parts = f"{_size(layout.num_bytes)} of pools and tables, about {_size(PROCESS_BYTES)} of processes"
+    parts += f"; {_size(weights)} of weights on {device}" if plan.config.model.on_cuda else f" and {_size(weights)} of weights"
+    text = f"{parts}, of {_size(room)} that {whose}"
+    report.facts["needs_bytes"] = host
+    report.add("memory", text)
+    if host > room:
+        report.problems.append(f'memory: it takes {text}; model.weights = "int8" or "int4" takes less, [memory] has the pools')
     kv_token = model.kv_page_bytes(layout.kv_page_tokens) / layout.kv_page_tokens
     report.add("KV cache", f"{kv_token / 1024:.1f} KiB for a token, in {layout.kv_dtype}")
     for name, text in _rows(layout, model.max_context):

@@ -9,8 +9,9 @@ import msgspec
 import typer
 
 from ..runtime.errors import RunError
-from ..runtime.supervisor.control import StatusReply, StatusRequest, call
-from ..runtime.supervisor.run_report import ActorReport, ComputeReport, RunReport
+from ..runtime.supervisor.control import FrontReply, StatusReply, StatusRequest, call
+from ..runtime.supervisor.run_report import ActorReport, ComputeReport, FrontReport, RunReport
+from ..serving.left_runs import runs_beside
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
 from .keys import Keys
@@ -48,7 +49,7 @@ def register(app: typer.Typer) -> None:
         path = run_path(run)
         if json:
             while True:
-                print(msgspec.json.encode(read_report(path)).decode(), flush=True)
+                print(msgspec.json.encode(read_any_report(path)).decode(), flush=True)
                 if not watch:
                     return
                 time.sleep(_WATCH_S)
@@ -56,26 +57,38 @@ def register(app: typer.Typer) -> None:
 
         console = Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH)
         if not watch:
-            console.print(_render(read_report(path), console.width))
+            console.print(_render(read_any_report(path), console.width))
             return
         from rich.live import Live
 
         with Keys() as keys, Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
             while True:
-                live.update(_render(read_report(path), console.width), refresh=True)
+                live.update(_render(read_any_report(path), console.width), refresh=True)
                 if keys.wait_for_end(_WATCH_S):
                     return
 
 
 def read_report(path: "Path") -> RunReport:
-    """The state of the run in ``path``. Raises RunError when none is up."""
+    """The state of the run in ``path``. Raises RunError when none is up, or it is a front of several models."""
+    report = read_any_report(path)
+    if isinstance(report, FrontReport):
+        raise RunError(f"{path} is the front of several models: name a run of one: {', '.join(model.run for model in report.models)}")
+    return report
+
+
+def read_any_report(path: "Path") -> RunReport | FrontReport:
+    """The state of the run, or the front of several models, in ``path``. Raises RunError when none is up."""
     try:
         reply = call(path, StatusRequest(), timeout_s=5.0)
-        assert isinstance(reply, StatusReply)
+        assert isinstance(reply, StatusReply | FrontReply)
         return reply.report
     except RunError as error:
         if not RunDirectory.is_alive(path):
-            raise RunError(f"no run is up in {path} (mmrt up)") from None
+            left = ", ".join(run.name for run in runs_beside(path))
+            advice = (
+                f"; its front is gone, and runs go on: {left} (mmrt serve finds them, mmrt down ends them)" if left else " (mmrt up)"
+            )
+            raise RunError(f"no run is up in {path}{advice}") from None
         supervisor_error = error
     from ..runtime.supervisor.status_report import report_without_supervisor
 
@@ -86,7 +99,42 @@ def read_report(path: "Path") -> RunReport:
         raise supervisor_error from None
 
 
-def _render(report: RunReport, width: int) -> "Group":
+def _render(report: RunReport | FrontReport, width: int) -> "Group":
+    return _render_front(report) if isinstance(report, FrontReport) else _render_run(report, width)
+
+
+def _render_front(report: FrontReport) -> "Group":
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    models = Table(box=None, header_style="bold", pad_edge=False)
+    for at, name in enumerate(("MODEL", "STATE", "PID", "REQUESTS", "WAIT", "NEEDS MB", "IDLE", "RUN")):
+        models.add_column(name, justify="left" if at in (0, 1, 7) else "right", no_wrap=True)
+    for model in report.models:
+        style = {"ready": "green", "absent": "dim"}.get(model.state, "yellow")
+        models.add_row(
+            f"{model.name}{' (pinned)' * model.pinned}",
+            f"[{style}]{model.state}[/]",
+            str(model.pid or ""),
+            str(model.running),
+            str(model.waiting),
+            f"{model.needs_bytes / 1e6:.0f}" if model.needs_bytes else "",
+            "" if model.idle_s is None else duration(model.idle_s),
+            model.run,
+        )
+    used = sum(model.needs_bytes for model in report.models if model.state != "absent")
+    state = "stopping" if report.is_ending else "ready"
+    return Group(
+        Text.assemble((state, "bold green"), f"  {report.endpoint}/v1  up {duration(report.uptime_s)}"),
+        models,
+        *(Text(f"{model.name}: {model.problem}") for model in report.models if model.problem),
+        Text(f"memory: {used / 1e6:.0f} MB of {report.budget_bytes / 1e6:.0f} are taken"),
+        Text("one model: mmrt status --run RUN, and so mmrt logs, top, down"),
+    )
+
+
+def _render_run(report: RunReport, width: int) -> "Group":
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -60,6 +60,7 @@ class Plan(msgspec.Struct, frozen=True):
     environment: Environment
     dtype_reason: str
     watched_source: Path | None = None  # the package's directory, where edits are to restart actors
+    front: str = ""  # see ``RunInfo``
 
     @property
     def logs(self) -> Path:
@@ -94,6 +95,7 @@ def register(app: typer.Typer) -> None:
             bool, typer.Option("--reload", help="Restart the actors that import what is edited in mmrt's own source.")
         ] = False,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be started.")] = False,
+        front: Annotated[str, typer.Option("--of-front", hidden=True)] = "",
         run: RunName = None,
     ) -> None:
         """Start all actors and serve. Ctrl-C ends the run after its requests; a second one at once.
@@ -119,7 +121,7 @@ def register(app: typer.Typer) -> None:
             "scheduling.preset": preset,
         }
         plan = make_plan(run_path(run), override(settings, options), environment)
-        plan = msgspec.structs.replace(plan, watched_source=PACKAGE_DIRECTORY if reload else None)
+        plan = msgspec.structs.replace(plan, watched_source=PACKAGE_DIRECTORY if reload else None, front=front)
         raise typer.Exit(_show(plan) if dry_run else bring_up(plan, detached=detached))
 
 
@@ -248,7 +250,7 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
 
     setup = RunSetup(
         path=plan.path,
-        info=run_info(plan.config, plan.model, plan.port, plan.dtype_reason),
+        info=msgspec.structs.replace(run_info(plan.config, plan.model, plan.port, plan.dtype_reason), front=plan.front),
         specs=actor_specs(plan.config),
         environment=child_environment(os.environ),
         log_directory=plan.logs,

@@ -7,7 +7,6 @@ import difflib
 from collections.abc import Iterable
 
 ALIASES = {
-    "serve": ("up",),
     "start": ("up",),
     "launch": ("up",),
     "stop": ("down",),
@@ -45,7 +44,15 @@ ADVICE = {
 def expand(arguments: list[str]) -> list[str]:
     """Return a command line with an alias replaced by the command that it means. ``help COMMAND`` is ``COMMAND --help``."""
     words = [*arguments[1:], "--help"] if arguments[:1] == ["help"] else list(arguments)
+    if words[:1] == ["serve"] and not _is_of_several(words[1:]):
+        words[0] = "up"
     return [*ALIASES[words[0]], *words[1:]] if words and words[0] in ALIASES else words
+
+
+def _is_of_several(arguments: list[str]) -> bool:
+    """Return whether ``mmrt serve`` is given a file of models, or asked for help; else it is what other programs call ``mmrt up``."""
+    values_of_options = {after for before, after in zip(arguments, arguments[1:], strict=False) if before in ("--config", "-c")}
+    return any(word.endswith(".toml") and word not in values_of_options or word in ("--help", "-h") for word in arguments)
 
 
 def aliases_of(*command: str) -> list[str]:

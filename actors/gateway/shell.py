@@ -38,9 +38,11 @@ def make_shell(
     is_ending: Callable[[], bool],
     on_http: Callable[[str, str, int], None],
     open_routes: frozenset[str] = frozenset(),
+    *,
+    limits_keys: bool = True,
 ) -> web.Application:
     """Build an application without routes. ``on_http``: is told route, method and status of each answer. ``open_routes``: that need
-    no key, besides those of probes.
+    no key, besides those of probes. ``limits_keys``: each key is held to its limits.
 
     While ``is_ending``, and on extra ``connections``, each answer says that its connection closes, and closes it.
     """
@@ -56,7 +58,7 @@ def make_shell(
             check_host(keys, names),
             origins.preflight,
             authenticate(keys, names, origins, lambda request: request.path in all_open),
-            limit,
+            *((limit,) if limits_keys else ()),
         ],
         client_max_size=server.max_body_mib << 20,
     )
@@ -65,7 +67,8 @@ def make_shell(
         response.headers["Server"] = SERVER_NAME
         origins.mark(request, response)
         apis.mark(request, response)
-        mark_limits(request, response)
+        if limits_keys:
+            mark_limits(request, response)
         _mark_ignored(request, response)
         if is_ending() or connections.is_extra(request):
             response.headers["Connection"] = "close"

@@ -122,20 +122,25 @@ def load_config(path: Path | None = None, api_key: str = "") -> RuntimeConfig:
 
 
 def _load_file(path: Path) -> RuntimeConfig:
+    text = read_text(path)
+    try:
+        return with_files(parse_config(text), path.absolute().parent)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a configuration file. Raises: ConfigError naming the file."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise ConfigError(f"{path}: a configuration has at most {MAX_FILE_BYTES >> 20} MiB, this file has more")
-        text = data.decode()
+        return data.decode()
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
-    try:
-        return _with_files(parse_config(text), path.absolute().parent)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
 
 
 def is_policy_file(policy: str) -> bool:
@@ -143,7 +148,7 @@ def is_policy_file(policy: str) -> bool:
     return policy.endswith(".py")
 
 
-def _with_files(config: RuntimeConfig, directory: Path) -> RuntimeConfig:
+def with_files(config: RuntimeConfig, directory: Path) -> RuntimeConfig:
     """Make the paths of files absolute, from the configuration's directory. Raises ConfigError if a policy has no file."""
     paths = {name: str(directory / path) for name in SERVER_FILES if (path := getattr(config.server, name))}
     config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **paths))
@@ -162,6 +167,11 @@ def _with_files(config: RuntimeConfig, directory: Path) -> RuntimeConfig:
 
 def parse_config(text: str) -> RuntimeConfig:
     """Parse the configuration from TOML ``text``. Raises ConfigError."""
+    return convert_config(parse_toml(text))
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the data of a TOML text, whose numbers and texts have the size that a configuration's may have. Raises ConfigError."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -171,7 +181,7 @@ def parse_config(text: str) -> RuntimeConfig:
     except ValueError:  # of Python's int, which takes no more
         raise ConfigError(f"not valid TOML: a number has more than {sys.get_int_max_str_digits()} digits") from None
     refuse_excess(data)
-    return convert_config(data)
+    return data
 
 
 def convert_config(data: dict[str, Any]) -> RuntimeConfig:

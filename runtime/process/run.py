@@ -81,6 +81,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str = ""
     dtype_reason: str = ""  # why the model is not computed in the checkpoint's dtype
     created_s: float = 0.0  # wall clock; noted by the run directory
+    front: str = ""  # digest of the configuration that a front of several models has started it with; "": no front has
+    runs: tuple[str, ...] = ()  # of a front: the names of the runs of its models
 
     @property
     def endpoint(self) -> str:

@@ -1,4 +1,4 @@
-"""The gateway's end of the control socket (see ``control``): two requests, asked from its event loop."""
+"""The end of the control socket (see ``control``) for event loops: the gateway's, and that of a front of several models."""
 
 import asyncio
 from pathlib import Path
@@ -6,17 +6,15 @@ from pathlib import Path
 from .control import (
     MAX_LINE_BYTES,
     SOCKET_NAME,
-    KillReply,
-    KillRequest,
-    RestartReply,
-    RestartRequest,
+    Reply,
+    Request,
     encode,
     no_supervisor,
     read_reply,
 )
 
 
-async def ask(run: Path, request: RestartRequest | KillRequest) -> RestartReply | KillReply:
+async def ask(run: Path, request: Request) -> Reply:
     """Ask as ``control.call`` does, without a time limit. Raises RunError."""
     try:
         reader, writer = await asyncio.open_unix_connection(run / SOCKET_NAME, limit=MAX_LINE_BYTES)
@@ -29,6 +27,4 @@ async def ask(run: Path, request: RestartRequest | KillRequest) -> RestartReply 
         line = b""
     finally:
         writer.close()
-    reply = read_reply(line, run)
-    assert isinstance(reply, RestartReply | KillReply)
-    return reply
+    return read_reply(line, run)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ..errors import RunError
-from .run_report import RunReport
+from .run_report import FrontReport, RunReport
 
 SOCKET_NAME = "control"
 MAX_LINE_BYTES = 1 << 20
@@ -19,7 +19,7 @@ MAX_DESCRIPTORS = 16  # that come with one reply
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag="status"):
-    """Answered with a StatusReply."""
+    """Answered with a StatusReply, by a front of several models with a FrontReply."""
 
 
 class RestartRequest(msgspec.Struct, frozen=True, tag="restart"):
@@ -66,6 +66,10 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status"):
     report: RunReport
 
 
+class FrontReply(msgspec.Struct, frozen=True, tag="front"):
+    report: FrontReport
+
+
 class RestartReply(msgspec.Struct, frozen=True, tag="restart"):
     """``message`` is for users; after a failure ``log`` holds the last lines of the generation that did not come up."""
 
@@ -104,7 +108,7 @@ class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
     message: str
 
 
-Reply = StatusReply | RestartReply | KillReply | LayoutReply | DebugReply | DownReply | ErrorReply
+Reply = StatusReply | FrontReply | RestartReply | KillReply | LayoutReply | DebugReply | DownReply | ErrorReply
 
 encode = msgspec.json.encode
 decode_request = msgspec.json.Decoder(Request).decode

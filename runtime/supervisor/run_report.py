@@ -1,4 +1,5 @@
-"""The data that ``mmrt status`` shows: made by ``status_report``, sent over the control socket, printed as a table or JSON."""
+"""The data that ``mmrt status`` shows, as a table or JSON: made by ``status_report``, or by a front of several models; sent over the
+control socket."""
 
 import msgspec
 
@@ -75,3 +76,34 @@ class RunReport(msgspec.Struct, kw_only=True):
     requests: RequestsReport
     compute: ComputeReport | None = None
     policy: PolicyReport = NO_POLICY_YET
+
+
+class ModelReport(msgspec.Struct, kw_only=True):
+    """A model of a front. ``run``: the name of its run for ``--run``; ``needs_bytes``: memory of its run, 0 while it is not known;
+    ``problem``: why it cannot be loaded."""
+
+    name: str
+    state: str  # absent, loading, ready, draining
+    run: str
+    run_path: str
+    model: str
+    pinned: bool = False
+    pid: int | None = None
+    running: int = 0
+    waiting: int = 0
+    needs_bytes: int = 0
+    takes: list[str] = []
+    idle_s: float | None = None  # since its last request, while it is ready
+    problem: str = ""
+
+
+class FrontReport(msgspec.Struct, kw_only=True):
+    """The front of several models. ``budget_bytes``: of all runs together."""
+
+    path: str
+    endpoint: str
+    pid: int
+    uptime_s: float
+    budget_bytes: int
+    is_ending: bool
+    models: list[ModelReport]

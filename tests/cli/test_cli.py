@@ -96,7 +96,7 @@ def test_words_of_other_programs_lead_to_the_command(alias: str, capsys: Capture
     [
         ("stpo", "did you mean mmrt stop (mmrt down)"),
         ("strat", "did you mean mmrt start (mmrt up)"),
-        ("serv", "did you mean mmrt serve (mmrt up)"),
+        ("serv", "did you mean mmrt serve?"),
         ("Stop", "did you mean mmrt stop (mmrt down)"),
         ("statsu", "did you mean mmrt status"),
         ("pul", "did you mean mmrt pull"),

@@ -164,7 +164,7 @@ def copy_package(folder: Path) -> Path:
     """
     root = Path(mmrt.__file__).parent
     copy = folder / "mmrt"
-    for part in ("actors", "bench", "cli", "cpu_kernels", "media", "models", "runtime", "schema", "shm", "triton_kernels"):
+    for part in ("actors", "bench", "cli", "cpu_kernels", "media", "models", "runtime", "schema", "serving", "shm", "triton_kernels"):
         shutil.copytree(root / part, copy / part, ignore=shutil.ignore_patterns("*.pyc.*", "demo"))  # compiled files save seconds
     shutil.copy(root / "__init__.py", copy)
     decode = copy / "actors" / "decode" / "running_set.py"

@@ -158,10 +158,12 @@ class Page:
 
     async def _ask(self, request: RestartRequest | KillRequest) -> RestartReply | KillReply:
         try:
-            return await ask(self._run.path, request)
+            reply = await ask(self._run.path, request)
         except RunError as error:
             message = str(error).replace(str(self._run.path), "the run's directory")
             raise RequestError(message, status=503, type="overloaded_error") from None
+        assert isinstance(reply, RestartReply | KillReply)
+        return reply
 
     def _make_trace(self, begin_ns: int, end_ns: int) -> bytes:
         """The names of run and files are none of a browser's business: segments are found by them."""
