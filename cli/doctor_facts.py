@@ -24,9 +24,10 @@ from ..runtime.process.processors import read_processors
 from ..runtime.process.run import fit_to_machine, running
 from ..shm.errors import ShmError
 from ..shm.run_directory import RunDirectory
+from .checkpoints import whole_checkpoint
 from .doctor_checks import Facts, Need, describe_import_end
 from .options import log_directory
-from .up import Plan, check_tensors, layout_of, model_of, whole_checkpoint
+from .plan import Plan, check_tensors, layout_of, model_of
 
 _IMPORT_S = 120.0
 _MODULES = {"pyzmq": "zmq", "pillow": "PIL"}  # of packages that are imported by another name

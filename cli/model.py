@@ -70,8 +70,9 @@ def _register_check(group: typer.Typer) -> None:
         too. Of the weights only headers are read. Exits with 1 if it is not served, and says why.
         """
         from ..serving.sizes import read_size
+        from .checkpoints import checkpoint_of
         from .model_check import check_model, print_report
-        from .up import Plan, checkpoint_of
+        from .plan import Plan
 
         environment = read_environment()
         options = {

@@ -22,7 +22,7 @@ from ..runtime.pools import is_kv_pool
 from ..runtime.process.host_room import read_host_room
 from ..runtime.process.memory_layout import MemoryLayout
 from ..serving.card import Card
-from .up import Plan, layout_of, model_of
+from .plan import Plan, layout_of, model_of
 
 _CONTEXTS = (2048, 8192, 32768, 131072)
 _FORMATS: Sequence[WeightFormat] = ("bfloat16", "int8", "int8g", "int4")

@@ -10,9 +10,10 @@ from ..runtime.errors import RunError
 from ..runtime.process.run import running
 from ..shm.run_directory import RunDirectory
 from .chat import talk
+from .checkpoints import whole_checkpoint
 from .endpoint import find_endpoint
 from .options import RunName, configuration, override, run_path
-from .up import bring_up, make_plan, whole_checkpoint
+from .up import bring_up, make_plan
 
 
 def register(app: typer.Typer) -> None:

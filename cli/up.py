@@ -11,23 +11,19 @@ from typing import Annotated, TextIO
 import msgspec
 import typer
 
-from ..models.architecture import ModelConfig
-from ..models.checkpoint.files import GGUF_SUFFIX, TOKENIZER, adapted_directory, begins_as_gguf, is_first_shard, missing_files
-from ..models.config import facts_of, load_model_config, weight_bytes
-from ..models.errors import CheckpointError
-from ..models.text.vocabulary_check import check_vocabulary
+from ..models.config import weight_bytes
 from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.environment import Environment, read_environment
 from ..runtime.errors import ConfigError, RunError
-from ..runtime.process.host_room import read_host_room
 from ..runtime.process.listening import open_listeners
-from ..runtime.process.memory_layout import MemoryLayout, plan_layout
-from ..runtime.process.run import fit_to_machine, free_port, model_path, run_info
+from ..runtime.process.memory_layout import MemoryLayout
+from ..runtime.process.run import fit_to_machine, free_port, run_info
 from ..runtime.stage_table import devices_of
 from ..runtime.supervisor.launcher import ZYGOTE_STAGES
 from ..runtime.supervisor.specs import actor_specs, child_environment
 from ..runtime.supervisor.supervisor import Reporter, RunSetup, Supervisor
 from ..shm.run_directory import RunDirectory, foreign_parent
+from .checkpoints import whole_checkpoint
 from .daemon import detach
 from .options import (
     Adapter,
@@ -41,30 +37,13 @@ from .options import (
     RunName,
     check_files,
     configuration,
-    log_directory,
     override,
     run_path,
 )
+from .plan import Plan, check_tensors, layout_of, model_of
 from .terminal import JsonReporter, TerminalReporter
 
 PACKAGE_DIRECTORY = Path(__file__).parents[1]
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """All that is known before any process starts."""
-
-    path: Path
-    config: RuntimeConfig
-    model: Path
-    port: int
-    environment: Environment
-    dtype_reason: str
-    watched_source: Path | None = None  # the package's directory, where edits are to restart actors
-    front: str = ""  # see ``RunInfo``
-
-    @property
-    def logs(self) -> Path:
-        return log_directory(self.path, self.environment)
 
 
 def register(app: typer.Typer) -> None:
@@ -158,63 +137,6 @@ def make_plan(path: Path, config: RuntimeConfig, environment: Environment) -> Pl
     return Plan(path, config, model, free_port(config), environment, dtype_reason)
 
 
-def whole_checkpoint(config: RuntimeConfig) -> Path:
-    """Return the checkpoint directory of the configuration, which has every kind of file that a run needs.
-
-    Raises: ConfigError naming those that are missing.
-    """
-    path = checkpoint_of(config)
-    try:
-        has_weights = load_model_config(path).null is None
-    except CheckpointError:  # its configuration is refused where it is read
-        has_weights = True
-    if missing := missing_files(path, has_weights):
-        is_gguf = any(path.glob(f"*{GGUF_SUFFIX}"))
-        advice = "A GGUF file has it as tokenizer.chat_template" if is_gguf else "Get it whole: hf download NAME --local-dir DIR"
-        raise ConfigError(f"model.path = {config.model.path!r} is not a whole checkpoint: {'; '.join(missing)}. {advice}")
-    return path
-
-
-def checkpoint_of(config: RuntimeConfig) -> Path:
-    """Return the checkpoint directory of the configuration. Of a GGUF file, or a directory that holds one, one is made, and of a
-    checkpoint with an adapter another.
-
-    Raises: ConfigError.
-    """
-    home = read_environment().state_home
-    try:
-        path = _plain_checkpoint(config, home)
-        if config.model.adapter:
-            return adapted_directory(path, Path(config.model.adapter).expanduser().absolute(), home / "adapters")
-    except (CheckpointError, RuntimeError) as error:
-        raise ConfigError(f"model.path = {config.model.path!r}: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"model.path = {config.model.path!r} cannot be read: {error.strerror}") from None
-    return path
-
-
-def _plain_checkpoint(config: RuntimeConfig, home: Path) -> Path:
-    file = _gguf_file(Path(config.model.path).expanduser()) if config.model.path else None
-    if file is None:
-        return model_path(msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, adapter="")))
-    from ..models.gguf.directory import gguf_directory  # with torch, which other starts do without here
-
-    return gguf_directory(file.absolute(), home / "gguf")
-
-
-def _gguf_file(path: Path) -> Path | None:
-    """The GGUF file, or first shard, that a path names; None if it names none. Repositories of such files may have the original's
-    config.json as well, but no tokenizer. Raises: CheckpointError for several models, OSError."""
-    if path.is_file() and (path.suffix == GGUF_SUFFIX or begins_as_gguf(path)):
-        return path
-    if not path.is_dir() or (path / "config.json").is_file() and (path / TOKENIZER).is_file():
-        return None
-    found = [file for file in sorted(path.glob(f"*{GGUF_SUFFIX}")) if "mmproj" not in file.name.lower() and is_first_shard(file)]
-    if len(found) > 1:
-        raise CheckpointError(f"holds several models: {', '.join(file.name for file in found)}; name one of the files")
-    return found[0] if found else None
-
-
 def _check_room(plan: Plan, layout: MemoryLayout) -> None:
     """Check that pools and tables fit, weights aside. Sweeps the remains of a dead run of this name first. Raises: RunError."""
     usage = shutil.disk_usage(next(path for path in (plan.path, *plan.path.parents) if path.exists()))
@@ -306,35 +228,3 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
         shared = f", in the process of {process}" if process != name else ""
         shared += f", on device {devices[name]}" if name in devices else ""
         print(f"actor          {name:<12} threads {section.threads}, nice {section.nice}{shared}")
-
-
-def layout_of(plan: Plan) -> MemoryLayout:
-    """Compute how ``memory`` would divide shared memory. Raises ConfigError."""
-    model = model_of(plan)
-    room = None if plan.config.model.on_cuda else read_host_room(plan.path)
-    memory = plan.config.memory
-    return plan_layout(plan.config, facts_of(model, memory.kv_page_tokens, memory.kv_transfer_dtype), model.dtype, room)
-
-
-def check_tensors(plan: Plan) -> None:
-    """Compare the tensors and the vocabulary of a whole checkpoint with its configuration. Raises: ConfigError."""
-    from ..models.checkpoint.weights import check_weights  # it loads torch
-
-    model = model_of(plan)
-    try:
-        problems = () if model.null is not None else check_weights(plan.model, model).problems
-        check_vocabulary(plan.model, model)
-    except CheckpointError as error:
-        problems = (str(error),)
-    if problems:
-        more = f", and {len(problems) - 1} others" if len(problems) > 1 else ""
-        raise ConfigError(f"{problems[0]}{more} (mmrt model check)")
-
-
-def model_of(plan: Plan) -> ModelConfig:
-    """Read the model's configuration, as actors will. Raises ConfigError."""
-    section, memory = plan.config.model, plan.config.memory
-    try:
-        return load_model_config(plan.model, section.dtype, section.max_context, memory.kv_dtype, section.weights)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None

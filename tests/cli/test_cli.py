@@ -323,7 +323,7 @@ def test_what_a_dead_run_has_left_counts_as_room(tmp_path: Path, capsys: Capture
 def test_dry_run_says_why_pools_have_their_sizes(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch, free_mib: int, kv_mib: range, why: str
 ) -> None:
-    monkeypatch.setattr("mmrt.cli.up.read_host_room", lambda path: HostRoom(free_mib << 20, 1 << 40))
+    monkeypatch.setattr("mmrt.cli.plan.read_host_room", lambda path: HostRoom(free_mib << 20, 1 << 40))
     assert run(["up", "--dry-run", "--port", "0"]) == 0
     (line,) = re.findall(r"kv pool .*", capsys.readouterr().out)
     assert why in line

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from mmrt.cli.up import whole_checkpoint
+from mmrt.cli.checkpoints import whole_checkpoint
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.checkpoint.files import gguf_shards
 from mmrt.models.checkpoint.gguf_files import read_gguf
