@@ -9,9 +9,9 @@ from typing import Any, Literal
 import msgspec
 
 Packing = Literal["awq", "gptq", "gptq_v2", "pack-quantized", "int-quantized"]
-Form = Literal["int4", "int8", "bfloat16", "float16", "float32"]
+Form = Literal["int4", "int8", "int8g", "bfloat16", "float16", "float32"]
 
-GROUP_STEP = 32  # int4 has a scale for so many neighbouring columns, or twice, four or eight times as many
+GROUP_STEP = 32  # int4 and int8g have a scale for so many neighbouring columns; int4 also for twice, four or eight times as many
 _METHODS = "'awq', 'gptq', 'fp8' and 'compressed-tensors' are supported"
 _PLACES = ((), ("thinker_config",), ("text_config",))
 _FIELDS = ("quantization_config", "compression_config")
@@ -21,21 +21,26 @@ class IntegerQuantization(msgspec.Struct, frozen=True, kw_only=True, tag="intege
     """Matrices of integers: a value is (integer - zero point) x scale, with a scale for each row and group of columns.
 
     ``group_size`` 0: a group is a whole row. ``symmetric``: zero points are the middle of the integers' range, and are not stored.
-    ``in_order``: a group's columns are neighbours.
+    ``centred``: they are the middle, stored or not. ``in_order``: a group's columns are neighbours.
     """
 
     packing: Packing
     bits: Literal[4, 8]
     group_size: int
     symmetric: bool
+    centred: bool = False
     in_order: bool = True
 
     @property
     def form(self) -> Form:
         """The narrowest format of weights that holds the integers as they are; bfloat16 if none does."""
-        if self.bits == 4 and self.in_order and self.group_size % GROUP_STEP == 0:
+        if self.bits == 8 and not self.group_size and self.symmetric:
+            return "int8"
+        if not self.in_order or self.group_size % GROUP_STEP:
+            return "bfloat16"
+        if self.bits == 4:
             return "int4"
-        return "int8" if self.bits == 8 and not self.group_size and self.symmetric else "bfloat16"
+        return "int8g" if self.symmetric or self.centred else "bfloat16"
 
 
 class Fp8Quantization(msgspec.Struct, frozen=True, kw_only=True, tag="fp8"):
@@ -72,6 +77,7 @@ class _Gptq(msgspec.Struct):
     bits: int = 4
     group_size: int = 128
     desc_act: bool = False
+    sym: bool = True
     checkpoint_format: str = "gptq"
     is_marlin_format: bool = False
 
@@ -152,6 +158,7 @@ def _read_gptq(found: Mapping[str, Any]) -> Quantization:
         bits=8 if gptq.bits == 8 else 4,
         group_size=_group_size(gptq.group_size),
         symmetric=False,
+        centred=gptq.sym,
         in_order=not gptq.desc_act,
     )
 

@@ -25,8 +25,8 @@ BLOCKS = {  # values and bytes of a block
     "MXFP4": (32, 17),
 }
 
-_IQ4 = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.float32)
-_E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.float32)  # twice the numbers
+_IQ4 = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8)
+_E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)  # twice the numbers
 
 
 def _half(block: Tensor) -> Tensor:
@@ -48,25 +48,62 @@ def _fifth_bits(block: Tensor) -> Tensor:
     return ((words >> torch.arange(32, dtype=torch.int32)) & 1).to(torch.uint8) << 4
 
 
-def _q4_0(block: Tensor) -> Tensor:
-    return (_nibbles(block[:, 2:]).float() - 8) * _half(block[:, :2])
+class WholeNumbers(NamedTuple):
+    """Rows of a matrix in groups of 32 columns: values are codes x scales. Codes int8 [n, K]; scales float32 [n, G]."""
+
+    codes: Tensor
+    scales: Tensor
+
+
+def _less(codes: Tensor, middle: int) -> Tensor:
+    """Codes below 128, less ``middle``, with a sign."""
+    return codes.view(torch.int8) - middle
+
+
+def _whole_4_0(block: Tensor) -> WholeNumbers:
+    return WholeNumbers(_less(_nibbles(block[:, 2:]), 8), _half(block[:, :2]))
+
+
+def _whole_5_0(block: Tensor) -> WholeNumbers:
+    return WholeNumbers(_less(_nibbles(block[:, 6:]) | _fifth_bits(block[:, 2:6]), 16), _half(block[:, :2]))
+
+
+def _whole_8_0(block: Tensor) -> WholeNumbers:
+    return WholeNumbers(block[:, 2:].view(torch.int8), _half(block[:, :2]))
+
+
+def _whole_iq4_nl(block: Tensor) -> WholeNumbers:
+    return WholeNumbers(_IQ4[_nibbles(block[:, 2:]).int()], _half(block[:, :2]))
+
+
+def _whole_iq4_xs(block: Tensor) -> WholeNumbers:
+    high, low = block[:, 2:4].contiguous().view(torch.int16).int(), block[:, 4:8].int()
+    groups = [low[:, i // 2] >> 4 * (i % 2) & 15 | (high[:, 0] >> 2 * i & 3) << 4 for i in range(8)]
+    codes = _IQ4[_nibbles(block[:, 8:].reshape(-1, 8, 16)).int()]
+    return WholeNumbers(codes.flatten(1), _half(block[:, :2]) * (torch.stack(groups, 1) - 32).float())
+
+
+def _whole_mxfp4(block: Tensor) -> WholeNumbers:
+    exponents = block[:, :1].int()  # of twice the scale: the table has half of it
+    bits = torch.where(exponents < 2, 0x00200000 << exponents.clamp(max=1), (exponents - 1) << 23)
+    return WholeNumbers(_E2M1[_nibbles(block[:, 1:]).int()], bits.view(torch.float32))
+
+
+def _values_of(whole: Callable[[Tensor], WholeNumbers]) -> Callable[[Tensor], Tensor]:
+    def values(block: Tensor) -> Tensor:
+        codes, scales = whole(block)
+        return (codes.float().view(*scales.shape, -1) * scales.unsqueeze(2)).flatten(1)
+
+    return values
 
 
 def _q4_1(block: Tensor) -> Tensor:
     return _nibbles(block[:, 4:]).float() * _half(block[:, :2]) + _half(block[:, 2:4])
 
 
-def _q5_0(block: Tensor) -> Tensor:
-    return ((_nibbles(block[:, 6:]) | _fifth_bits(block[:, 2:6])).float() - 16) * _half(block[:, :2])
-
-
 def _q5_1(block: Tensor) -> Tensor:
     codes = _nibbles(block[:, 8:]) | _fifth_bits(block[:, 4:8])
     return codes.float() * _half(block[:, :2]) + _half(block[:, 2:4])
-
-
-def _q8_0(block: Tensor) -> Tensor:
-    return _signed(block[:, 2:]) * _half(block[:, :2])
 
 
 def _scales_and_minima(block: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,30 +164,18 @@ def _q6_k(block: Tensor) -> Tensor:
     return ((codes.float() - 32).view(-1, 16, 16) * scales.unsqueeze(2)).flatten(1)
 
 
-def _iq4_nl(block: Tensor) -> Tensor:
-    return _IQ4[_nibbles(block[:, 2:]).int()] * _half(block[:, :2])
-
-
-def _iq4_xs(block: Tensor) -> Tensor:
-    high, low = block[:, 2:4].contiguous().view(torch.int16).int(), block[:, 4:8].int()
-    groups = [low[:, i // 2] >> 4 * (i % 2) & 15 | (high[:, 0] >> 2 * i & 3) << 4 for i in range(8)]
-    scales = _half(block[:, :2]) * (torch.stack(groups, 1) - 32).float()
-    values = _IQ4[_nibbles(block[:, 8:].reshape(-1, 8, 16)).int()]
-    return (values * scales.unsqueeze(2)).flatten(1)
-
-
-def _mxfp4(block: Tensor) -> Tensor:
-    exponents = block[:, :1].int()  # of twice the scale: the table has half of it
-    bits = torch.where(exponents < 2, 0x00200000 << exponents.clamp(max=1), (exponents - 1) << 23)
-    return _E2M1[_nibbles(block[:, 1:]).int()] * bits.view(torch.float32)
-
+_WHOLE: dict[str, Callable[[Tensor], WholeNumbers]] = {
+    **{"Q4_0": _whole_4_0, "Q5_0": _whole_5_0, "Q8_0": _whole_8_0},
+    **{"IQ4_NL": _whole_iq4_nl, "IQ4_XS": _whole_iq4_xs, "MXFP4": _whole_mxfp4},
+}
+INT8G_TYPES = tuple(_WHOLE)
 
 _VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "F32": lambda block: block.contiguous().view(torch.float32),
     "F16": _half,
     "BF16": lambda block: block.contiguous().view(torch.bfloat16).float(),
-    **{"Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0},
-    **{"Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4},
+    **{"Q4_1": _q4_1, "Q5_1": _q5_1, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k},
+    **{kind: _values_of(whole) for kind, whole in _WHOLE.items()},
 }
 READ_TYPES = tuple(_VALUES)
 
@@ -164,6 +189,12 @@ def block_codes(blocks: Tensor, kind: str) -> Codes:
     codes, scales, shifts = _CODES[kind](blocks.reshape(-1, BLOCKS[kind][1]))
     num_rows = len(blocks)
     return Codes(codes.reshape(num_rows, -1), scales.reshape(num_rows, -1), shifts.reshape(num_rows, -1))
+
+
+def whole_numbers(blocks: Tensor, kind: str) -> WholeNumbers:
+    """Those of rows of a matrix of one of ``INT8G_TYPES``: uint8 [rows, bytes of a row]."""
+    codes, scales = _WHOLE[kind](blocks.reshape(-1, BLOCKS[kind][1]))
+    return WholeNumbers(codes.reshape(len(blocks), -1), scales.reshape(len(blocks), -1))
 
 
 def block_values(blocks: Tensor, kind: str) -> Tensor:

@@ -12,8 +12,9 @@ from torch import Tensor
 from ...schema.quantization import GgufQuantization
 from ..architecture import AttentionConfig
 from ..errors import CheckpointError
-from . import int4
-from .gguf_blocks import BLOCKS, INT4_TYPES, READ_TYPES, block_codes, block_values
+from . import int4, int8g
+from .gguf_blocks import BLOCKS, INT4_TYPES, INT8G_TYPES, READ_TYPES, block_codes, block_values, whole_numbers
+from .narrowing import narrow
 from .safetensors_files import DTYPES, StoredTensor
 from .weight_specs import Shape, Source
 
@@ -80,16 +81,27 @@ class BlockMatrix:
             raise ValueError("has a value that is not finite")
         return values
 
-    def write_int4(self, rows: slice, target: Tensor, target_scales: Tensor) -> None:
-        """Write the codes of a matrix of 4 bits as they are. Scales are rounded to bfloat16. Raises: ValueError for scales that are not
-        finite."""
-        found = block_codes(self._data(rows), self._kind)
-        if not bool((found.scales + found.shifts).isfinite().all()):
-            raise ValueError("has a scale that is not finite")
-        int4.pack(*found, target, target_scales)
+    def write(self, rows: slice, target: Tensor, scales: Tensor | None) -> None:
+        """Write rows as ``narrowing.narrow`` does, but codes as they are where the target's format holds them, with scales rounded to
+        bfloat16. Raises: ValueError for values and scales that are not finite."""
+        if scales is not None and scales.dim() == 3 and self._kind in INT4_TYPES:
+            codes, steps, shifts = block_codes(self._data(rows), self._kind)
+            _check_scales(steps + shifts)
+            int4.pack(codes, steps, shifts, target, scales)
+        elif scales is not None and scales.dim() == 2 and self._kind in INT8G_TYPES:
+            whole, steps = whole_numbers(self._data(rows), self._kind)
+            _check_scales(steps)
+            int8g.pack(whole, steps, target, scales)
+        else:
+            narrow(self.values(rows), target, scales)
 
     def _data(self, rows: slice) -> Tensor:
         return self._rows[rows if self._order is None else self._order[rows]]
+
+
+def _check_scales(scales: Tensor) -> None:
+    if not bool(scales.isfinite().all()):
+        raise ValueError("has a scale that is not finite")
 
 
 def _order(num_rows: int, heads: int) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor
 from ...schema.quantization import IntegerQuantization
 from ...schema.weight_layout import INT4_MIDDLE, PACKED_ROWS
 from ..errors import CheckpointError
-from . import int4
+from . import int4, int8g
+from .narrowing import narrow
 from .safetensors_files import StoredTensor
 from .weight_specs import Shape, Source
 
@@ -144,20 +145,34 @@ class Integers:
 
         Raises: ValueError if a group's columns are no neighbours.
         """
-        if self._groups is not None:
-            raise ValueError(
-                "has groups of columns that are no neighbours, which int4 cannot hold: set model.weights to another format"
-            )
+        self._check_order("int4")
         codes, zeros, scales = self.codes(rows)
         repeats = target_scales.shape[1] // self._num_groups
         shifts = (INT4_MIDDLE - zeros) * scales
         int4.pack(codes, scales.repeat_interleave(repeats, 1), shifts.repeat_interleave(repeats, 1), target, target_scales)
+
+    def _check_order(self, form: str) -> None:
+        if self._groups is not None:
+            raise ValueError(
+                f"has groups of columns that are no neighbours, which {form} cannot hold: set model.weights to another format"
+            )
 
     def write_int8(self, rows: slice, target: Tensor, target_scales: Tensor) -> None:
         """Write the codes of a symmetric matrix with one group as they are."""
         codes, _, scales = self.codes(rows)
         target.copy_((codes ^ 128).view(torch.int8))
         target_scales.copy_(scales[:, 0])
+
+    def write_int8g(self, rows: slice, target: Tensor, target_scales: Tensor) -> None:
+        """Write the codes as they are, each scale as often as there are 32 columns in its group; as ``narrow`` does if a zero point is
+        not the middle. Raises: ValueError if a group's columns are no neighbours."""
+        self._check_order("int8g")
+        codes, zeros, scales = self.codes(rows)
+        if not bool((zeros == 1 << 7).all()):
+            narrow(self.values(rows), target, target_scales)
+            return
+        repeats = target_scales.shape[1] // self._num_groups
+        int8g.pack((codes ^ 128).view(torch.int8), scales.repeat_interleave(repeats, 1), target, target_scales)
 
     def codes(self, rows: slice) -> Codes:
         """Unpack rows. Raises: ValueError unless the slice's ends are multiples of 32 or the matrix's own: others may lie

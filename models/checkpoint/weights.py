@@ -308,7 +308,7 @@ def _writer(part: _Stored, files: _Files, config: ModelConfig) -> _Writer:
         assert isinstance(config.quantization, IntegerQuantization)
         return partial(_write_integers, matrix, config.quantization)
     if isinstance(matrix, BlockMatrix):
-        return partial(_write_blocks, matrix, isinstance(part, StoredBlocks) and part.has_4_bits)
+        return partial(_write_blocks, matrix)
     return partial(_write_values, matrix)
 
 
@@ -320,15 +320,12 @@ def _write_sum(
         narrow(matrix.values(rows) + delta(rows), target[at], _rows_of(scales, at))
 
 
-def _write_blocks(matrix: BlockMatrix, has_4_bits: bool, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
-    if not has_4_bits or scales is None or target.dtype != torch.uint8:
-        _write_values(matrix, piece, target, scales)
-        return
+def _write_blocks(matrix: BlockMatrix, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
     for rows, at in _blocks(piece, matrix.shape):
-        matrix.write_int4(rows, target[at], scales[at])
+        matrix.write(rows, target[at], _rows_of(scales, at))
 
 
-def _write_values(matrix: Fp8Matrix | BlockMatrix, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
+def _write_values(matrix: Fp8Matrix, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
     for rows, at in _blocks(piece, matrix.shape):
         narrow(matrix.values(rows), target[at], _rows_of(scales, at))
 
@@ -340,7 +337,9 @@ def _write_integers(
         its = _rows_of(scales, at)
         if its is not None and target.dtype == torch.uint8 and how.form == "int4":
             integers.write_int4(rows, target[at], its)
-        elif its is not None and target.dtype == torch.int8 and how.form == "int8":
+        elif its is not None and its.dim() == 2 and how.form == "int8g":
+            integers.write_int8g(rows, target[at], its)
+        elif its is not None and its.dim() == 1 and how.form == "int8":
             integers.write_int8(rows, target[at], its)
         else:
             narrow(integers.values(rows), target[at], its)

@@ -20,7 +20,7 @@ from ..errors import CheckpointError
 from .fields import ROPE_FACTORS, Contents, check_rope, config_fields, generation_fields
 from .tokenizer import make_tokenizer
 
-_FORMAT = 2  # of the directories: another number makes all anew
+_FORMAT = 3  # of the directories: another number makes all anew
 
 
 def gguf_directory(path: Path, home: Path) -> Path:

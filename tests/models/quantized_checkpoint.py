@@ -65,6 +65,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False, "desc_act": False},
     "packed": compressed("pack-quantized", PACKED),
+    "packed8": compressed("pack-quantized", {**PACKED, "num_bits": 8, "group_size": 2 * GROUP, "symmetric": True}),
     "int8": compressed("int-quantized", {"num_bits": 8, "strategy": "channel", "symmetric": True}),
 }
 

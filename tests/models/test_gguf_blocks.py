@@ -5,7 +5,16 @@ import numpy as np
 import pytest
 import torch
 
-from mmrt.models.checkpoint.gguf_blocks import BLOCKS, INT4_TYPES, READ_TYPES, TYPE_NAMES, block_codes, block_values
+from mmrt.models.checkpoint.gguf_blocks import (
+    BLOCKS,
+    INT4_TYPES,
+    INT8G_TYPES,
+    READ_TYPES,
+    TYPE_NAMES,
+    block_codes,
+    block_values,
+    whole_numbers,
+)
 
 HALVES = {  # where a block has numbers of 16 bits
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
@@ -47,6 +56,14 @@ def test_codes_say_the_same_values(name: str) -> None:
     codes, scales, shifts = block_codes(rows, name)
     values = (codes.view(*scales.shape, 32).double() - 8) * scales.unsqueeze(2) + shifts.unsqueeze(2)
     torch.testing.assert_close(values.flatten(1).float(), block_values(rows, name), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", INT8G_TYPES)
+def test_whole_numbers_say_the_same_values(name: str) -> None:
+    rows = torch.from_numpy(random_rows(name))
+    codes, scales = whole_numbers(rows, name)
+    assert codes.dtype == torch.int8 and codes.shape == (len(rows), 32 * scales.shape[1])
+    assert torch.equal((codes.view(*scales.shape, 32) * scales.unsqueeze(2)).flatten(1), block_values(rows, name))
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("F32", torch.float32), ("F16", torch.float16), ("BF16", torch.bfloat16)])

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
+from mmrt.models.checkpoint import int8g
 from mmrt.models.checkpoint.int4 import unpack
 from mmrt.models.checkpoint.quantized import Integers, _parts, find_integers
 from mmrt.models.checkpoint.safetensors_files import SafetensorsFiles
@@ -26,7 +27,7 @@ from mmrt.models.config import load_model_config, weight_bytes
 from mmrt.models.errors import CheckpointError
 from mmrt.schema.quantization import IntegerQuantization, find_quantization
 from mmrt.tests.models.logits import our_logits
-from mmrt.tests.models.quantized_checkpoint import CONFIGS, GROUP, PACKED, compressed, quantize_checkpoint
+from mmrt.tests.models.quantized_checkpoint import CONFIGS, GROUP, PACKED, compressed, quantize_checkpoint, words
 
 LAYERS_FILE = Path(__file__).with_name("quantized_layers.safetensors")
 
@@ -92,6 +93,34 @@ def test_int8_holds_the_integers_as_they_are(name: str, tmp_path: Path) -> None:
     target, scales = torch.empty(SHAPE, dtype=torch.int8), torch.empty(SHAPE[0], dtype=torch.bfloat16)
     integers.write_int8(slice(0, SHAPE[0]), target, scales)
     assert torch.equal(target.float() * scales.float().unsqueeze(1), expected)
+
+
+@pytest.mark.parametrize("name", ["gptq8", "packed8", "packed8_asymmetric"])
+def test_int8g_holds_integers_around_the_middle_as_they_are(name: str, tmp_path: Path) -> None:
+    """But for scales, which are rounded to bfloat16. Others are rounded, to the nearest."""
+    integers, expected = open_layer(name, tmp_path)
+    packed, scales = torch.empty(SHAPE, dtype=torch.int8), torch.empty(SHAPE[0], SHAPE[1] // 32, dtype=torch.bfloat16)
+    integers.write_int8g(slice(0, SHAPE[0]), packed, scales)
+    found = torch.empty(SHAPE)
+    int8g.unpack(packed, scales, found)
+    groups, error = expected.view(SHAPE[0], -1, 32), (found - expected).view(SHAPE[0], -1, 32).abs()
+    assert (error <= 0.51 * groups.abs().amax(2, keepdim=True) / 127).all()
+    is_centred = bool((integers.codes(slice(0, SHAPE[0])).zeros == 128).all())
+    assert is_centred == (name == "packed8") and (error <= 2**-8 * groups.abs()).all() == is_centred
+
+
+def test_int8g_holds_gptq_as_it_is_where_stored_zero_points_are_the_middle() -> None:
+    known = how("gptq", 8, 64)
+    codes = torch.randint(0, 256, (32, 128), generator=torch.Generator().manual_seed(0)).numpy()
+    codes[0, 0] = 0  # -128
+    steps = torch.rand(2, 32, generator=torch.Generator().manual_seed(1)).bfloat16().float()
+    zeros = torch.full((2, 32), 127).numpy()  # less one
+    integers = integers_of(known, 32, 128, codes=words(codes, 8).t().contiguous(), zeros=words(zeros, 8), scales=steps)
+    packed, scales = torch.empty(32, 128, dtype=torch.int8), torch.empty(32, 4, dtype=torch.bfloat16)
+    integers.write_int8g(slice(0, 32), packed, scales)
+    found = torch.empty(32, 128)
+    int8g.unpack(packed, scales, found)
+    assert torch.equal(found, (torch.from_numpy(codes) - 128) * steps.t().repeat_interleave(64, 1))
 
 
 def integers_of(known: IntegerQuantization, num_rows: int, num_columns: int, **parts: torch.Tensor) -> Integers:
@@ -171,7 +200,7 @@ def test_a_quantized_checkpoint_has_the_values_that_it_says(pair: Callable[[str]
     assert all(torch.equal(found[key], expected[key]) for key in found)
 
 
-@pytest.mark.parametrize(("name", "most"), [("awq", 0.05), ("gptq", 0.05), ("packed", 0.05), ("int8", 0.05)])
+@pytest.mark.parametrize(("name", "most"), [("awq", 0.05), ("gptq", 0.05), ("packed", 0.05), ("packed8", 0.05), ("int8", 0.05)])
 def test_a_model_computes_with_the_integers(pair: Callable[[str], Pair], name: str, most: float) -> None:
     """Its logits are those of the values, but for roundings of activations, of scales, and of matrices that were not quantized or
     do not divide into blocks."""
@@ -300,7 +329,11 @@ def test_what_cannot_be_read_is_refused_by_name(config: Any, message: str) -> No
         (GPTQ, "int4"),
         ({**GPTQ, "format": "gptq_v2"}, "int4"),
         ({**GPTQ, "desc_act": True}, "bfloat16"),
-        ({**GPTQ, "bits": 8}, "bfloat16"),
+        ({**GPTQ, "bits": 8}, "int8g"),
+        ({**GPTQ, "bits": 8, "sym": False}, "bfloat16"),
+        ({**GPTQ, "bits": 8, "desc_act": True}, "bfloat16"),
+        (CONFIGS["packed8"], "int8g"),
+        (compressed("pack-quantized", {**PACKED, "num_bits": 8, "symmetric": False}), "bfloat16"),
         (CONFIGS["packed"], "int4"),
         (compressed("pack-quantized", {**PACKED, "actorder": "group"}), "bfloat16"),
         (compressed("pack-quantized", {"num_bits": 8, "strategy": "channel"}), "int8"),
