@@ -106,11 +106,11 @@ def test_a_quantized_checkpoint_stays_quantized(model: Path, text: str, has_unit
 
 
 @pytest.mark.parametrize(("has_units", "dtype"), [(True, "auto"), (False, "float32")])
-def test_fp8_is_kept_in_bfloat16(model: Path, has_units: bool, dtype: str) -> None:
+def test_fp8_is_kept_in_int8g(model: Path, has_units: bool, dtype: str) -> None:
     quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     (model / "config.json").write_text(json.dumps({"dtype": "bfloat16", "quantization_config": quantization}))
     config, _ = plan_formats(parse_config(""), model, has_units, 7 * MIB)
-    assert (config.model.dtype, config.model.weights) == (dtype, "bfloat16")
+    assert (config.model.dtype, config.model.weights) == (dtype, "int8g")
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x02" + bytes(7) + b"[]", b"\x03" + bytes(7) + b"{}"], ids=repr)
