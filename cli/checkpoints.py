@@ -1,16 +1,20 @@
 """The checkpoint directory of a configuration: the directory that it names, or one made of a GGUF file or for an adapter."""
 
+import shutil
 from pathlib import Path
 
 import msgspec
 
+from ..hub.cache import name_of
 from ..models.checkpoint.files import GGUF_SUFFIX, TOKENIZER, adapted_directory, begins_as_gguf, is_first_shard, missing_files
 from ..models.config import load_model_config
 from ..models.errors import CheckpointError
 from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.environment import read_environment
-from ..runtime.errors import ConfigError
-from ..runtime.process.run import model_path
+from ..runtime.errors import ConfigError, RunError
+from ..runtime.process.run import model_path, running
+from ..shm.errors import ShmError
+from ..shm.run_directory import RunDirectory
 
 
 def whole_checkpoint(config: RuntimeConfig) -> Path:
@@ -25,36 +29,69 @@ def whole_checkpoint(config: RuntimeConfig) -> Path:
         has_weights = True
     if missing := missing_files(path, has_weights):
         is_gguf = any(path.glob(f"*{GGUF_SUFFIX}"))
-        advice = "A GGUF file has it as tokenizer.chat_template" if is_gguf else "Get it whole: hf download NAME --local-dir DIR"
+        advice = "A GGUF file has it as tokenizer.chat_template" if is_gguf else "Get it whole, as by mmrt pull ORG/REPO"
         raise ConfigError(f"model.path = {config.model.path!r} is not a whole checkpoint: {'; '.join(missing)}. {advice}")
     return path
 
 
-def checkpoint_of(config: RuntimeConfig) -> Path:
+def checkpoint_of(config: RuntimeConfig, home: Path | None = None) -> Path:
     """Return the checkpoint directory of the configuration. Of a GGUF file, or a directory that holds one, one is made, and of a
-    checkpoint with an adapter another.
+    checkpoint with an adapter another. ``home``: where; by default among mmrt's state.
 
     Raises: ConfigError.
     """
-    home = read_environment().state_home
+    home = home or read_environment().state_home
     try:
         path = _plain_checkpoint(config, home)
-        if config.model.adapter:
-            return adapted_directory(path, Path(config.model.adapter).expanduser().absolute(), home / "adapters")
     except (CheckpointError, RuntimeError) as error:
         raise ConfigError(f"model.path = {config.model.path!r}: {error}") from None
     except OSError as error:
         raise ConfigError(f"model.path = {config.model.path!r} cannot be read: {error.strerror}") from None
-    return path
+    if not config.model.adapter:
+        return path
+    try:
+        return adapted_directory(path, Path(config.model.adapter).expanduser().absolute(), home / "adapters")
+    except (CheckpointError, RuntimeError) as error:
+        raise ConfigError(f"model.adapter = {config.model.adapter!r}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"model.adapter = {config.model.adapter!r} cannot be read: {error.strerror}") from None
+
+
+def origin_of(config: RuntimeConfig, checkpoint: Path) -> str:
+    """What a run serves where that is not the checkpoint directory itself: a hub's model at its commit, or a GGUF file; and its
+    adapter."""
+    path = Path(config.model.path).expanduser().absolute()
+    name = name_of(path) if config.model.path else None
+    origin = str(name) if name is not None else str(path) if config.model.path else str(checkpoint)
+    return f"{origin} with {Path(config.model.adapter).expanduser().absolute()}" if config.model.adapter else origin
 
 
 def _plain_checkpoint(config: RuntimeConfig, home: Path) -> Path:
     file = _gguf_file(Path(config.model.path).expanduser()) if config.model.path else None
     if file is None:
         return model_path(msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, adapter="")))
-    from ..models.gguf.directory import gguf_directory  # with torch, which other starts do without here
+    from ..models.gguf.directory import gguf_directory, made_directories  # with torch, which other starts do without here
 
-    return gguf_directory(file.absolute(), home / "gguf")
+    found = gguf_directory(file.absolute(), home / "gguf")
+    for made in made_directories(home / "gguf"):
+        if made.is_stale and not is_in_use(made.path):
+            shutil.rmtree(made.path.parent, ignore_errors=True)
+    return found
+
+
+def is_in_use(folder: Path) -> str:
+    """The run that serves a model of a folder, or links to its files; "" if none does."""
+    here = RunDirectory.default_path()
+    for path in {here, *RunDirectory.default_path("default").parent.glob("*/")}:
+        try:
+            info = running(path)
+        except (RunError, ShmError):
+            continue
+        served = Path(info.model_path)
+        files = [Path(info.config.model.path).expanduser(), served, *(file.resolve() for file in served.glob("*"))]
+        if any(file.is_relative_to(folder) for file in files):
+            return path.name
+    return ""
 
 
 def _gguf_file(path: Path) -> Path | None:

@@ -9,7 +9,8 @@ import typer
 from ..runtime.environment import read_environment
 from ..runtime.errors import UserError
 from .doctor_checks import Check, State, diagnose
-from .options import ConfigFile, Device, Host, ModelDir, Port, RunName, configuration, override, run_path
+from .hub_models import with_cached
+from .options import Adapter, ConfigFile, Device, Host, ModelDir, Port, RunName, configuration, override, run_path
 from .terminal import Palette
 
 _COLOURS: dict[State, int] = {"ok": 32, "note": 36, "warning": 33, "failed": 31}
@@ -20,6 +21,7 @@ def register(app: typer.Typer) -> None:
     def doctor(
         config: ConfigFile = None,
         model: ModelDir = None,
+        adapter: Adapter = None,
         device: Device = None,
         host: Host = None,
         port: Port = None,
@@ -34,8 +36,8 @@ def register(app: typer.Typer) -> None:
 
         environment = read_environment()
         try:
-            options = {"model.path": model, "model.device": device, "server.host": host, "server.port": port}
-            found = override(configuration(config, environment), options)
+            options = {"model.path": model, "model.adapter": adapter, "model.device": device, "server.host": host, "server.port": port}
+            found = with_cached(override(configuration(config, environment), options))
         except UserError as error:
             checks = diagnose(read_facts(error, run_path(run), environment))
         else:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 COMMANDS = (
     "up",
     "serve",
+    "pull",
     "down",
     "status",
     "top",

@@ -7,11 +7,12 @@ from typing import Annotated
 import msgspec
 import typer
 
+from ..hub.cache import find_cached
 from ..models.config import load_model_config
 from ..models.families.registry import FAMILIES
 from ..runtime.environment import read_environment
 from ..runtime.errors import UserError
-from ..runtime.process.run import fit_to_machine, running
+from ..runtime.process.run import running
 from ..runtime.supervisor.run_report import FrontReport
 from .options import Adapter, ConfigFile, Device, Dtype, MaxContext, RunName, configuration, override, run_path
 from .terminal import print_columns
@@ -19,10 +20,10 @@ from .words import aliases_of
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Show the model that is served, or check or make one.")
+    group = typer.Typer(no_args_is_help=True, help="Models: that of the run, fetched ones, made ones.")
     app.add_typer(group, name="model")
 
-    @group.command(epilog=f"Also typed: {', '.join(f'mmrt {alias}' for alias in aliases_of('model', 'show'))}.")
+    @group.command(epilog=_also_typed("show"))
     def show(run: RunName = None) -> None:
         """Show the model that the run serves.
 
@@ -33,10 +34,12 @@ def register(app: typer.Typer) -> None:
             _show_several(run_path(run))
             return
         takes = ", ".join(("text", *load_model_config(info.model_path).media_kinds))
-        facts = {"MODEL": info.model_name, "TAKES": takes, "DIRECTORY": info.model_path, "ADDRESS": f"{info.endpoint}/v1"}
+        facts = {"MODEL": info.model_name, "TAKES": takes, "FROM": info.origin or info.model_path, "ADDRESS": f"{info.endpoint}/v1"}
         print_columns([list(facts), list(facts.values())], left=(0, 1, 2, 3))
 
     _register_check(group)
+    _register_list(group)
+    _register_rm(group)
     _register_make(group)
 
 
@@ -53,7 +56,7 @@ def _show_several(path: Path) -> None:
 def _register_check(group: typer.Typer) -> None:
     @group.command()
     def check(
-        directory: Annotated[str, typer.Argument(metavar="MODEL", help="The checkpoint directory, or GGUF file.")],
+        model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint directory, GGUF file, or a hub's ORG/REPO.")],
         config: ConfigFile = None,
         adapter: Adapter = None,
         max_context: MaxContext = None,
@@ -67,25 +70,58 @@ def _register_check(group: typer.Typer) -> None:
         """Say what a checkpoint is, and whether it is served.
 
         The memory that it takes, and the number of requests of each length that fit, are shown
-        too. Of the weights only headers are read. Exits with 1 if it is not served, and says why.
+        too. Of the weights only headers are read, or fetched. Exits with 1 if it is not served, and says why.
         """
         from ..serving.sizes import read_size
-        from .checkpoints import checkpoint_of
-        from .model_check import check_model, print_report
-        from .plan import Plan
+        from .draft_check import check_remote
+        from .hub_models import hub_name, with_cached
+        from .model_check import check_here, print_report
 
         environment = read_environment()
         options = {
-            **{"model.path": directory, "model.adapter": adapter, "model.max_context": max_context},
+            **{"model.path": model, "model.adapter": adapter, "model.max_context": max_context},
             **{"model.dtype": dtype, "model.device": device},
         }
         settings = override(configuration(config, environment), options)
-        model, path = checkpoint_of(settings), run_path(None)
-        fitted, reason = fit_to_machine(settings, model, path, environment)
         memory_bytes = None if memory is None else read_size(memory, "--memory")
-        report = check_model(Plan(path, fitted, model, 0, environment, reason), memory_bytes)
-        print(msgspec.json.encode(report.card).decode()) if json else print_report(report, directory)
+        name = hub_name(settings)
+        if name is None or find_cached(name) is not None:
+            report = check_here(with_cached(settings), model, environment, memory_bytes)
+        else:
+            report = check_remote(name, settings, environment, memory_bytes)
+        print(msgspec.json.encode(report.card).decode()) if json else print_report(report, model)
         raise typer.Exit(1 if report.problems else 0)
+
+
+def _register_list(group: typer.Typer) -> None:
+    @group.command(name="list", epilog=_also_typed("list"))
+    def list_models() -> None:
+        """List the models that were fetched, and what is kept of GGUF files.
+
+        A model that is not whole was interrupted, or refused: mmrt pull goes on.
+        """
+        from .model_list import print_models
+
+        print_models(read_environment())
+
+
+def _register_rm(group: typer.Typer) -> None:
+    @group.command(epilog=_also_typed("rm"))
+    def rm(
+        model: Annotated[str, typer.Argument(metavar="MODEL", help="As mmrt model list has it: ORG/REPO, with :TAG or @REVISION one.")],
+        yes: Annotated[bool, typer.Option("--yes", "-y", help="Without a question.")] = False,
+    ) -> None:
+        """Remove a fetched model, or what is kept of a GGUF file.
+
+        The file itself stays. What a run serves is not removed.
+        """
+        from .model_list import remove
+
+        remove(model, read_environment(), yes=yes)
+
+
+def _also_typed(command: str) -> str:
+    return f"Also typed: {', '.join(f'mmrt {alias}' for alias in aliases_of('model', command))}."
 
 
 def _register_make(group: typer.Typer) -> None:

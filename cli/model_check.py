@@ -17,11 +17,16 @@ from ..models.families.registry import family_of
 from ..models.text.chat_template import ChatTemplate
 from ..models.text.tokenizer import Tokenizer
 from ..models.text.vocabulary_check import check_vocabulary
+from ..runtime.config.runtime_config import RuntimeConfig
+from ..runtime.environment import Environment
 from ..runtime.errors import ConfigError
 from ..runtime.pools import is_kv_pool
 from ..runtime.process.host_room import read_host_room
 from ..runtime.process.memory_layout import MemoryLayout
+from ..runtime.process.run import fit_to_machine
 from ..serving.card import Card
+from .checkpoints import checkpoint_of
+from .options import run_path
 from .plan import Plan, layout_of, model_of
 
 _CONTEXTS = (2048, 8192, 32768, 131072)
@@ -32,11 +37,13 @@ _GIB, _MIB = 1 << 30, 1 << 20
 
 
 class Report:
-    """The lines of one screen: name and text. ``problems``: why the model is not served; none where it is."""
+    """The lines of one screen: name and text. ``problems``: why the model is not served; none where it is. ``shortage``: the one of
+    them that ends when memory becomes free."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
         self.problems: list[str] = []
+        self.shortage = ""
         self.facts: dict[str, Any] = {}  # of the model's card
 
     @property
@@ -47,11 +54,20 @@ class Report:
         self.lines.append((name, text))
 
 
-def check_model(plan: Plan, memory_bytes: int | None = None) -> Report:
+def check_here(
+    config: RuntimeConfig, name: str, environment: Environment, memory_bytes: int | None = None, home: Path | None = None
+) -> Report:
+    """Check the model of a configuration. ``name``: what its user calls it; ``home``: see ``checkpoint_of``. Raises: ConfigError."""
+    path, run = checkpoint_of(config, home), run_path(None)
+    fitted, reason = fit_to_machine(config, path, run, environment)
+    return check_model(Plan(run, fitted, path, 0, environment, reason), name, memory_bytes)
+
+
+def check_model(plan: Plan, name: str, memory_bytes: int | None = None) -> Report:
     """Read a checkpoint's configuration, headers, tokenizer and template. Nothing is loaded. ``memory_bytes``: that a run may take;
     None: what the machine has left."""
     report, path = Report(), plan.model
-    report.add("directory", str(path))
+    report.add("model", name)
     try:
         model = model_of(plan)
     except ConfigError as error:
@@ -155,7 +171,8 @@ def _add_memory(report: Report, plan: Plan, model: ModelConfig, memory_bytes: in
     report.facts["needs_bytes"] = host
     report.add("memory", text)
     if host > room:
-        report.problems.append(f'memory: it takes {text}; model.weights = "int8" or "int4" takes less, [memory] has the pools')
+        report.shortage = f'memory: it takes {text}; model.weights = "int8" or "int4" takes less, [memory] has the pools'
+        report.problems.append(report.shortage)
     kv_token = model.kv_page_bytes(layout.kv_page_tokens) / layout.kv_page_tokens
     report.add("KV cache", f"{kv_token / 1024:.1f} KiB for a token, in {layout.kv_dtype}")
     for name, text in _rows(layout, model.max_context):

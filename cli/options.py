@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 RunName = Annotated[str | None, typer.Option("--run", metavar="NAME", help='Name of the run; default $MMRT_RUN_DIR, or "default".')]
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="TOML configuration; default $MMRT_CONFIG.")]
-ModelDir = Annotated[str | None, typer.Option("--model", "-m", metavar="DIR", help="Checkpoint directory (model.path).")]
+ModelDir = Annotated[
+    str | None,
+    typer.Option("--model", "-m", metavar="MODEL", help="Checkpoint directory, GGUF file, or a hub's ORG/REPO[:TAG] (model.path)."),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Fetch a model by name without a question (model.download).")]
 Adapter = Annotated[
     str | None, typer.Option("--adapter", metavar="DIR", help="LoRA adapter, merged when the model is loaded (model.adapter).")
 ]
@@ -26,6 +30,13 @@ MaxContext = Annotated[
     int | None, typer.Option("--max-model-len", metavar="N", help="Tokens of prompt and answer at most (model.max_context).")
 ]
 Dtype = Annotated[str | None, typer.Option("--dtype", metavar="TYPE", help="auto, float32 or bfloat16 (model.dtype).")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY",
+        help="Key that clients must send (server.api_key). Other users see options in ps; they do not see $MMRT_API_KEY.",
+    ),
+]
 Host = Annotated[str | None, typer.Option("--host", metavar="HOST", help="Where to serve; 0.0.0.0 is everywhere (server.host).")]
 Port = Annotated[int | None, typer.Option("--port", "-p", metavar="N", help="The port; 0 picks a free one (server.port).")]
 

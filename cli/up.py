@@ -17,16 +17,18 @@ from ..runtime.environment import Environment, read_environment
 from ..runtime.errors import ConfigError, RunError
 from ..runtime.process.listening import open_listeners
 from ..runtime.process.memory_layout import MemoryLayout
-from ..runtime.process.run import fit_to_machine, free_port, run_info
+from ..runtime.process.run import RunInfo, fit_to_machine, free_port, run_info
 from ..runtime.stage_table import devices_of
 from ..runtime.supervisor.launcher import ZYGOTE_STAGES
 from ..runtime.supervisor.specs import actor_specs, child_environment
 from ..runtime.supervisor.supervisor import Reporter, RunSetup, Supervisor
 from ..shm.run_directory import RunDirectory, foreign_parent
-from .checkpoints import whole_checkpoint
+from .checkpoints import origin_of, whole_checkpoint
 from .daemon import detach
+from .hub_models import with_cached, with_fetched
 from .options import (
     Adapter,
+    ApiKey,
     ConfigFile,
     Device,
     Dtype,
@@ -35,6 +37,7 @@ from .options import (
     ModelDir,
     Port,
     RunName,
+    Yes,
     check_files,
     configuration,
     override,
@@ -49,7 +52,7 @@ PACKAGE_DIRECTORY = Path(__file__).parents[1]
 def register(app: typer.Typer) -> None:
     @app.command()
     def up(
-        directory: Annotated[str | None, typer.Argument(metavar="MODEL", help="Checkpoint directory, as --model.")] = None,
+        directory: Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model.")] = None,
         config: ConfigFile = None,
         model: ModelDir = None,
         adapter: Adapter = None,
@@ -61,13 +64,7 @@ def register(app: typer.Typer) -> None:
         device: Device = None,
         host: Host = None,
         port: Port = None,
-        api_key: Annotated[
-            str | None,
-            typer.Option(
-                metavar="KEY",
-                help="Key that clients must send (server.api_key). Other users see options in ps; they do not see $MMRT_API_KEY.",
-            ),
-        ] = None,
+        api_key: ApiKey = None,
         preset: Annotated[str | None, typer.Option("--preset", metavar="NAME", help="A baseline: monolithic or split.")] = None,
         detached: Annotated[bool, typer.Option("--detach", "-d", help="Return when the run is ready.")] = False,
         reload: Annotated[
@@ -75,6 +72,7 @@ def register(app: typer.Typer) -> None:
         ] = False,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be started.")] = False,
         front: Annotated[str, typer.Option("--of-front", hidden=True)] = "",
+        yes: Yes = False,
         run: RunName = None,
     ) -> None:
         """Start all actors and serve. Ctrl-C ends the run after its requests; a second one at once.
@@ -99,7 +97,11 @@ def register(app: typer.Typer) -> None:
             "server.api_key": api_key,
             "scheduling.preset": preset,
         }
-        plan = make_plan(run_path(run), override(settings, options), environment)
+        path, chosen = run_path(run), override(settings, options)
+        if not RunDirectory.is_alive(path):  # which is refused below
+            reporter = reporter_of(chosen, environment, sys.stdout)
+            chosen = with_cached(chosen) if dry_run else with_fetched(chosen, environment, reporter, yes=yes)
+        plan = make_plan(path, chosen, environment)
         plan = msgspec.structs.replace(plan, watched_source=PACKAGE_DIRECTORY if reload else None, front=front)
         raise typer.Exit(_show(plan) if dry_run else bring_up(plan, detached=detached))
 
@@ -110,10 +112,15 @@ def bring_up(plan: Plan, *, detached: bool, stream: TextIO = sys.stdout) -> int:
     Returns the exit status. Raises: RunError.
     """
     _check_room(plan, layout_of(plan))
-    reporter = TerminalReporter(stream, plan.environment)
     if detached:
+        reporter = TerminalReporter(stream, plan.environment)
         return detach(lambda pipe: supervise(plan, pipe, hang_up_ends=False), plan.logs / "supervisor.log", reporter)
-    return supervise(plan, JsonReporter(sys.stdout) if plan.config.logging.is_json else reporter)
+    return supervise(plan, reporter_of(plan.config, plan.environment, stream))
+
+
+def reporter_of(config: RuntimeConfig, environment: Environment, stream: TextIO) -> Reporter:
+    """What is told on a stream: objects where logs are JSON, else lines for people."""
+    return JsonReporter(stream) if config.logging.is_json else TerminalReporter(stream, environment)
 
 
 def _show(plan: Plan) -> int:
@@ -172,7 +179,7 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
 
     setup = RunSetup(
         path=plan.path,
-        info=msgspec.structs.replace(run_info(plan.config, plan.model, plan.port, plan.dtype_reason), front=plan.front),
+        info=_info(plan),
         specs=actor_specs(plan.config),
         environment=child_environment(os.environ),
         log_directory=plan.logs,
@@ -189,6 +196,11 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
     return asyncio.run(serve())
 
 
+def _info(plan: Plan) -> RunInfo:
+    found = run_info(plan.config, plan.model, plan.port, plan.dtype_reason)
+    return msgspec.structs.replace(found, front=plan.front, origin=origin_of(plan.config, plan.model))
+
+
 def _is_reachable(host: str) -> bool:
     """Return whether other machines may reach it."""
     try:
@@ -200,7 +212,7 @@ def _is_reachable(host: str) -> bool:
 def _describe(plan: Plan, layout: MemoryLayout) -> None:
     """--dry-run: describe the processes to start, and the shared memory they would take."""
     print(f"run directory  {plan.path}")
-    print(f"model          {plan.model}")
+    print(f"model          {origin_of(plan.config, plan.model)}")
     info = run_info(plan.config, plan.model, plan.port)
     print(f"it takes       {', '.join(('text', *model_of(plan).media_kinds))}")
     print(f"endpoint       {info.endpoint}/v1" + (f", and the page {info.page}" if info.page else ""))

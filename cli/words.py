@@ -12,9 +12,14 @@ ALIASES = {
     "stop": ("down",),
     "shutdown": ("down",),
     "ps": ("status",),
-    "list": ("model", "show"),
-    "ls": ("model", "show"),
-    "models": ("model", "show"),
+    "download": ("pull",),
+    "install": ("pull",),
+    "list": ("model", "list"),
+    "ls": ("model", "list"),
+    "models": ("model", "list"),
+    "rm": ("model", "rm"),
+    "remove": ("model", "rm"),
+    "delete": ("model", "rm"),
     "show": ("model", "show"),
     "generate": ("ask",),
     "complete": ("ask",),
@@ -24,18 +29,10 @@ ALIASES = {
 }
 """The command's words, which take the alias's place."""
 
-_DOWNLOAD = "mmrt downloads nothing; it serves a directory: hf download NAME --local-dir DIR, then mmrt up DIR"
-_REMOVE = "mmrt keeps no models: remove the checkpoint's directory yourself (mmrt cache clear forgets what is kept of requests)"
 ADVICE = {
-    "pull": _DOWNLOAD,
-    "download": _DOWNLOAD,
-    "install": _DOWNLOAD,
-    "rm": _REMOVE,
-    "remove": _REMOVE,
-    "delete": _REMOVE,
     "autoscale": "mmrt changes no run by itself: mmrt advise says what a run should have, mmrt scale gives it that",
     "push": "mmrt publishes no models",
-    "create": "mmrt makes no models of others: mmrt model make has random weights, and hf download NAME --local-dir DIR gets one",
+    "create": "mmrt makes no models of others: mmrt model make has random weights, and mmrt pull ORG/REPO fetches one",
     "kill": "mmrt down --drain 0 ends the run at once; mmrt restart ACTOR replaces one process",
 }
 """Words without a command: what to do instead."""

@@ -32,6 +32,10 @@ _MIN_ALIGNMENT, _MAX_ALIGNMENT = 8, 1 << 20
 _DEFAULT_ALIGNMENT = 32
 
 
+class CutHeaderError(CheckpointError):
+    """A header that goes beyond the end of its file."""
+
+
 class GgufFile(NamedTuple):
     """What a file says: ``metadata`` by key, and ``tensors`` by its own names."""
 
@@ -127,7 +131,7 @@ class _Reader:
     def _cut(self, problem: str) -> CheckpointError:
         if self._end < self._size:
             return CheckpointError(f"{self._path}: {problem}, a header has at most {self._end}")
-        return CheckpointError(f"{self._path}: truncated: {problem}, the file has {self._size}")
+        return CutHeaderError(f"{self._path}: truncated: {problem}, the file has {self._size}")
 
     def _number(self, code: str, what: str) -> Any:
         return struct.unpack(f"<{code}", self._take(struct.calcsize(f"<{code}"), what))[0]
@@ -137,7 +141,7 @@ class _Reader:
         count: int = self._number("Q", f"the number of {what}")
         if count > (self._end - self._at) // least_bytes:
             of = "a header" if self._end < self._size else "the file"
-            raise CheckpointError(f"{self._path}: tells of {count} {what}, more than fit in the {self._end} bytes of {of}")
+            raise CutHeaderError(f"{self._path}: tells of {count} {what}, more than fit in the {self._end} bytes of {of}")
         return count
 
     def _text(self, what: str) -> str:

@@ -5,10 +5,11 @@ All of mmrt then reads it as any checkpoint; the tensors stay where they are (``
 
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,37 @@ from .tokenizer import make_tokenizer
 _FORMAT = 3  # of the directories: another number makes all anew
 
 
+class Made(NamedTuple):
+    """A directory that was made. ``files``: those that it was made of. ``is_stale``: they are gone, or others by now."""
+
+    path: Path
+    files: list[Path]
+    is_stale: bool
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.path.iterdir() if not file.is_symlink())
+
+
+def made_directories(home: Path) -> list[Made]:
+    """All directories that were made below ``home``. Raises: OSError."""
+    found = []
+    for path in sorted(home.glob("*/*/")):
+        files = [Path(os.readlink(file)) for file in sorted(path.glob(f"*{GGUF_SUFFIX}")) if file.is_symlink()]
+        try:
+            is_stale = not files or path.parent.name != _digest(files)
+        except OSError:
+            is_stale = True
+        found.append(Made(path, files, is_stale))
+    return found
+
+
+def _digest(files: list[Path]) -> str:
+    """What tells files from others, and from themselves before a change. Raises: OSError."""
+    marks = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr((_FORMAT, marks)).encode()).hexdigest()[:16]
+
+
 def gguf_directory(path: Path, home: Path) -> Path:
     """Return the directory of the model whose file, or first shard, is ``path``; it is made below ``home`` if it is not there yet.
 
@@ -30,11 +62,9 @@ def gguf_directory(path: Path, home: Path) -> Path:
     """
     shards = gguf_shards(path)
     try:
-        marks = [(str(shard.resolve()), shard.stat().st_size, shard.stat().st_mtime_ns) for shard in shards]
+        made = home / _digest(shards) / model_stem(path)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
-    digest = hashlib.sha256(repr((_FORMAT, marks)).encode()).hexdigest()[:16]
-    made = home / digest / model_stem(path)
     if not (made / "config.json").is_file():
         files = [read_gguf(shard) for shard in shards]
         _write(made, files)

@@ -31,9 +31,10 @@ Device = Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]+)?)$")]
 
 
 class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    path: str = ""  # a Hugging Face checkpoint directory; "" is the demo model, which comes with mmrt
+    path: str = ""  # a checkpoint directory, a GGUF file, or a hub's ORG/REPO; "" is the demo model, which comes with mmrt
     adapter: str = ""  # directory of a LoRA adapter, merged when the model is loaded
-    name: str = ""  # what /v1/models calls it; "" is the directory's name
+    name: str = ""  # what /v1/models calls it; "" is the directory's name, or ORG/REPO
+    download: bool = False  # a model by name that is not in the cache is fetched without a question
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "int8g", "int4"] = (
         "auto"  # format of the language model's matrices, on a CPU

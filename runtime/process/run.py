@@ -57,7 +57,7 @@ def _why_no_checkpoint(given: str, path: Path, is_directory: bool) -> str:
     if not path.exists() and path.suffix == ".gguf":
         return "is not there"
     if not path.exists() and _HUB_NAME.fullmatch(name):
-        return f"{what}, and mmrt downloads nothing: hf download {name} --local-dir DIR, then mmrt up --model DIR"
+        return f"{what} here; a hub may have it: mmrt pull {name}"
     return f"{what}: expected a Hugging Face checkpoint directory"
 
 
@@ -79,6 +79,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: str = __version__
     config: RuntimeConfig = RuntimeConfig()
     model_path: str = ""
+    origin: str = ""  # what its user named where that is another place: a GGUF file, or a hub's model at a commit
     dtype_reason: str = ""  # why the model is not computed in the checkpoint's dtype
     created_s: float = 0.0  # wall clock; noted by the run directory
     front: str = ""  # digest of the configuration that a front of several models has started it with; "": no front has

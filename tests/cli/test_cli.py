@@ -101,8 +101,7 @@ def test_words_of_other_programs_lead_to_the_command(alias: str, capsys: Capture
         ("statsu", "did you mean mmrt status"),
         ("pul", "did you mean mmrt pull"),
         ("nonsense", "No such command 'nonsense': mmrt --help lists all"),
-        ("pull", "mmrt pull: mmrt downloads nothing; it serves a directory: hf download NAME --local-dir DIR, then mmrt up DIR"),
-        ("rm", "mmrt rm: mmrt keeps no models: remove the checkpoint's directory yourself"),
+        ("create", "mmrt create: mmrt makes no models of others: mmrt model make has random weights, and mmrt pull ORG/REPO"),
         ("kill", "mmrt kill: mmrt down --drain 0 ends the run at once; mmrt restart ACTOR replaces one process"),
     ],
 )
@@ -205,10 +204,10 @@ def test_config_show_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         (
             ["up", "--model", "bartowski/Qwen-GGUF"],
             2,
-            "error: model.path = 'bartowski/Qwen-GGUF' is not a directory, and mmrt downloads",
+            "error: model.path = 'bartowski/Qwen-GGUF' is neither a path nor in the cache: mmrt pull bartowski/Qwen-GGUF",
         ),
-        (["up", "--model", "Qwen/Q-3B"], 2, "is not a directory, and mmrt downloads nothing: hf download Qwen/Q-3B --local-dir DIR"),
-        (["up", "--model", "https://huggingface.co/Qwen/Q-3B"], 2, "hf download Qwen/Q-3B --local-dir DIR, then mmrt up --model DIR"),
+        (["up", "--model", "https://huggingface.co/Qwen/Q-3B"], 2, "mmrt pull Qwen/Q-3B fetches it, as do --yes and model.download"),
+        (["up", "--yes", "--model", "Qwen/Q-3B"], 1, "error: HF_HUB_OFFLINE is set, so no hub is asked: unset it to fetch a model"),
         (["ask", "x", "--image", "https://a.org/b.png"], 2, "error: https://a.org/b.png: URLs are not supported; download it"),
         (["ask", "x", "--audio", "http://a.org/b.wav"], 2, "error: http://a.org/b.wav: URLs are not supported; download it"),
         (["ask", "-", "--image", "-"], 2, "standard input (-) can be read once"),
@@ -379,7 +378,7 @@ def test_a_checkpoint_without_a_part_is_no_checkpoint(
     assert run([*arguments, "--port", "0", "--model", str(model)]) == (1 if arguments == ["doctor"] else 2)
     told = capsys.readouterr()
     assert f"model.path = '{model}' is not a whole checkpoint: {said}" in told.err + told.out
-    assert "hf download NAME --local-dir DIR" in told.err + told.out
+    assert "mmrt pull ORG/REPO" in told.err + told.out
 
 
 def test_a_pointer_of_git_lfs_is_no_file(tmp_path: Path, capsys: Captured) -> None:

@@ -1,0 +1,148 @@
+"""Fetch a model from a hub for a command: configuration and headers first, which are judged, then the weights."""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from ..hub.cache import Cached, RepositoryCache, find_cached
+from ..hub.client import Hub
+from ..hub.errors import HubError, ModelNotFoundError
+from ..hub.fetch import check_disk, fetch_files
+from ..hub.headers import draft_checkpoint, draft_gguf
+from ..hub.names import HubName
+from ..hub.repository import RemoteFile, Repository, gguf_files, is_gguf, safetensors_files, small_files
+from ..models.checkpoint.files import INDEX
+from ..runtime.errors import ConfigError
+from ..runtime.supervisor.supervisor import Reporter
+
+_PLACE = "hub"  # in the lines of progress
+_UNASKED_BYTES = 1_000_000_000  # fetched on a terminal without a question
+_PROGRESS_S = 1.0
+
+Judge = Callable[[Path, str], list[str]]
+"""Given a draft of a model, and its name: why it is not served."""
+
+
+class Examined(NamedTuple):
+    """A model before it is fetched. ``draft``: a checkpoint directory, or a GGUF file, with headers alone."""
+
+    repository: Repository
+    small: list[RemoteFile]
+    weights: list[RemoteFile]
+    cache: RepositoryCache
+    draft: Path
+
+    @property
+    def missing_bytes(self) -> int:
+        return self.cache.missing_bytes(self.weights)
+
+
+def agree(name: HubName, num_bytes: int) -> None:
+    pass
+
+
+def ask(name: HubName, num_bytes: int) -> None:
+    """Ask on the terminal. Raises: ConfigError if its user does not agree."""
+    if num_bytes <= _UNASKED_BYTES:
+        return
+    try:
+        answer = input(f"Fetch {size(num_bytes)} of {name}? [Y/n] ")
+    except EOFError:
+        answer = "n"
+    if answer.strip().lower() not in ("", "y", "yes"):
+        raise ConfigError(f"{name} is not fetched")
+
+
+def fetch_model(name: HubName, judge: Judge, reporter: Reporter | None, agree: Callable[[HubName, int], None] = agree) -> Cached:
+    """Fetch what is missing of a model's newest commit: configuration, then headers, which are judged, and then the weights.
+
+    ``reporter`` is told how it goes on. Raises: HubError.
+    """
+    return asyncio.run(_fetch_model(name, judge, reporter, agree))
+
+
+async def _fetch_model(name: HubName, judge: Judge, reporter: Reporter | None, agree: Callable[[HubName, int], None]) -> Cached:
+    async with Hub() as hub:
+        with tempfile.TemporaryDirectory(prefix="mmrt-pull-") as folder:
+            found = await _examine(hub, name, Path(folder))
+            if problems := judge(found.draft, str(name)):
+                more = f", and {len(problems) - 1} others" * (len(problems) > 1)
+                raise HubError(f"{name} is not fetched, as it would not be served: {problems[0]}{more} (mmrt model check {name})")
+        check_disk(found.cache, found.weights)
+        agree(name, found.missing_bytes)
+        total = sum(file.num_bytes for file in found.weights)
+        commit = found.repository.commit[:12]
+        if reporter is not None and found.missing_bytes:
+            reporter.message(f"fetching {size(found.missing_bytes)} of {name} at {commit} into {found.cache.folder}")
+        show = _Show(total, reporter)
+        await fetch_files(hub, found.repository, found.weights, found.cache, show)
+    found.cache.note(name.revision, found.repository.commit)
+    cached = find_cached(HubName(name.repo, name.tag, found.repository.commit))
+    if cached is None:  # nobody should see this; files that another program has put there may lead to it
+        raise HubError(f"{name}: {found.cache.snapshot(found.repository.commit)} is not whole after all; remove it (mmrt model rm)")
+    return cached
+
+
+def examine_model(name: HubName, folder: Path) -> Examined:
+    """Fetch configuration and headers of a model; its draft is made in ``folder``. Raises: HubError."""
+
+    async def examine() -> Examined:
+        async with Hub() as hub:
+            return await _examine(hub, name, folder)
+
+    return asyncio.run(examine())
+
+
+async def _examine(hub: Hub, name: HubName, folder: Path) -> Examined:
+    repository = await hub.repository(name)
+    cache = RepositoryCache(name.repo)
+    names = [file.name for file in repository.files]
+    if is_gguf(name, names):
+        weights = gguf_files(name, repository)
+        return Examined(repository, [], weights, cache, await draft_gguf(hub, repository, weights, cache, folder))
+    if "config.json" not in names:
+        is_adapter = "adapter_config.json" in names
+        what = "is a LoRA adapter: fetch it with `hf download`, and give it to --adapter" if is_adapter else "has no config.json"
+        raise ModelNotFoundError(f"{name.repo} {what}")
+    small = small_files(repository)
+    check_disk(cache, small)
+    await fetch_files(hub, repository, small, cache, lambda _: None)
+    index = next((cache.blob(file).read_bytes() for file in small if file.name == INDEX), None)
+    weights = safetensors_files(repository, index)
+    draft = await draft_checkpoint(hub, repository, small, weights, cache, folder)
+    return Examined(repository, small, weights, cache, draft)
+
+
+class _Show:
+    """Tells how far a fetch is. Called with the bytes that came."""
+
+    def __init__(self, total: int, reporter: Reporter | None) -> None:
+        self._total, self._reporter = total, reporter
+        self._done, self._shown_s = 0, time.monotonic()
+        self._recent = self._done, self._shown_s
+
+    def __call__(self, num_bytes: int) -> None:
+        self._done += num_bytes
+        now_s = time.monotonic()
+        if self._reporter is None or now_s - self._shown_s < _PROGRESS_S:
+            return
+        done, since_s = self._recent
+        rate = (self._done - done) / (now_s - since_s)
+        left = f", {_duration((self._total - self._done) / rate)} left" if rate else ""
+        self._reporter.progress(_PLACE, "fetching", f"{size(self._done)} of {size(self._total)}, {size(rate)}/s{left}")
+        self._shown_s = now_s
+        if now_s - since_s > 10 * _PROGRESS_S:
+            self._recent = self._done, now_s
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes as a hub's pages show them: in powers of ten."""
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

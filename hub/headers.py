@@ -1,0 +1,94 @@
+"""A draft of a model whose weights are not here yet: their headers in sparse files of the full size. What reads headers alone, as
+``mmrt model check`` does, cannot tell it from the model.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..models.checkpoint.gguf_files import CutHeaderError, read_gguf
+from ..models.errors import CheckpointError
+from ..models.gguf.fields import ROPE_FACTORS
+from .cache import RepositoryCache
+from .client import Hub
+from .errors import HubError
+from .fetch import together
+from .repository import RemoteFile, Repository
+
+_FIRST_BYTES = 256 << 10
+_MAX_SAFETENSORS_BYTES = 100 << 20  # of a header, as its reader has it
+_GGUF_BYTES = (2 << 20, 14 << 20, 50 << 20)  # read one after the other, until the header is whole
+_MAX_ROPE_BYTES = 1 << 20
+
+
+async def draft_checkpoint(
+    hub: Hub, repository: Repository, small: Sequence[RemoteFile], weights: Sequence[RemoteFile], cache: RepositoryCache, folder: Path
+) -> Path:
+    """Make a checkpoint directory in ``folder``: links to the small files, which are in the cache, and sparse weights.
+
+    Raises: HubError.
+    """
+    for file in small:
+        (folder / file.name).symlink_to(cache.blob(file))
+    await together(_draft_safetensors(hub, repository, file, cache, folder) for file in weights)
+    return folder
+
+
+async def draft_gguf(hub: Hub, repository: Repository, weights: Sequence[RemoteFile], cache: RepositoryCache, folder: Path) -> Path:
+    """Make GGUF files in ``folder``. Returns the first. Raises: HubError."""
+    await together(_draft_gguf(hub, repository, file, cache, folder) for file in weights)
+    return folder / Path(weights[0].name).name
+
+
+async def _draft_safetensors(hub: Hub, repository: Repository, file: RemoteFile, cache: RepositoryCache, folder: Path) -> None:
+    path = folder / Path(file.name).name
+    if cache.has(file):
+        path.symlink_to(cache.blob(file))
+        return
+    begin = await hub.read(repository, file, 0, _FIRST_BYTES)
+    header_bytes = 8 + int.from_bytes(begin[:8], "little")
+    if len(begin) < header_bytes <= _MAX_SAFETENSORS_BYTES:
+        begin += await hub.read(repository, file, len(begin), header_bytes - len(begin))
+    _write_sparse(path, begin, file.num_bytes)
+
+
+async def _draft_gguf(hub: Hub, repository: Repository, file: RemoteFile, cache: RepositoryCache, folder: Path) -> None:
+    path = folder / Path(file.name).name
+    if cache.has(file):
+        path.symlink_to(cache.blob(file))
+        return
+    begin = b""
+    for num_bytes in _GGUF_BYTES:
+        begin += await hub.read(repository, file, len(begin), num_bytes)
+        path.write_bytes(begin)
+        if len(begin) == file.num_bytes or not _is_cut(path):
+            break
+    _write_sparse(path, begin, file.num_bytes)
+    try:
+        ropes = read_gguf(path).tensors.get(ROPE_FACTORS)
+    except CheckpointError:
+        return  # told by whoever reads the draft
+    if ropes is not None and ropes.num_bytes <= _MAX_ROPE_BYTES:  # the only values that a configuration depends on
+        values = await hub.read(repository, file, ropes.start, ropes.num_bytes)
+        with path.open("r+b") as stream:
+            stream.seek(ropes.start)
+            stream.write(values)
+
+
+def _is_cut(path: Path) -> bool:
+    """Whether a header goes beyond the end of what is here."""
+    try:
+        read_gguf(path)
+    except CutHeaderError:
+        return True
+    except CheckpointError:
+        return False  # as it is of tensors that are not here
+    return False
+
+
+def _write_sparse(path: Path, begin: bytes, num_bytes: int) -> None:
+    try:
+        path.write_bytes(begin[:num_bytes])
+        with path.open("r+b") as stream:
+            stream.truncate(num_bytes)
+    except OSError as error:
+        raise HubError(f"{path}: a file of {num_bytes} bytes cannot be made: {error.strerror} (TMPDIR)") from None
