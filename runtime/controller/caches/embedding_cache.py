@@ -88,42 +88,45 @@ def keep_encoded(state: ControllerState, encoded: Iterable[tuple[Request, Place]
 def num_held_pages(state: ControllerState, request: Request) -> int:
     """Return the embedding pages that count as a request's share of the pool. Those that it cannot give back before its next segment is
     ready, since chunks end on a grid, do not count: it would wait for itself."""
-    return 0 if _keeps_pages(state, request) else state.pools["embedding"].num_owned(owner(request))
-
-
-def waits_for_cache(state: ControllerState, request: Request, place: Place) -> bool:
-    """Return whether a segment will be taken from the cache. One whose pages its row has for an earlier segment, and cannot give back
-    before, is encoded again."""
-    pages = cached_pages(state, request, place)
-    return bool(pages) and not (
-        _keeps_pages(state, request) and not state.pools["embedding"].owned_by(owner(request)).isdisjoint(pages)
-    )
-
-
-def _keeps_pages(state: ControllerState, request: Request) -> bool:
-    tracker = request.media.tracker
-    if state.limits.grid == 1 or tracker is None or tracker.is_ready:
-        return False
-    return request.kv.prefilled[0] >= tracker.ready_prefix(request.targets[0])
+    num_owned, tracker = state.pools["embedding"].num_owned(owner(request)), request.media.tracker
+    if state.limits.grid == 1 or not num_owned or tracker is None or tracker.is_ready:
+        return num_owned
+    if request.kv.prefilled[0] < tracker.ready_prefix(request.targets[0]):
+        return num_owned
+    part = next(tracker.unready())
+    return max(0, num_owned - tracker.num_kept_pages(part.item, part.segment))
 
 
 def take_cached(state: ControllerState, request: Request, reserved: int) -> None:
     """Take segments from the cache, in prompt order, as long as the row may have their pages and ``reserved`` ones stay free.
 
-    A row that has a medium twice takes it again once prefill has read it: it gives pages back as it has got them.
+    A row that has a medium twice takes it again, with the pages that it still has, once all before it are ready: it would keep them
+    while it waits for others.
     """
-    ledger = state.pools["embedding"]
+    ledger, is_next = state.pools["embedding"], True
     for place, segment in request.open_segments():
         if segment.stage == SegmentStage.ENCODING:
+            is_next = False
             continue
         pages = cached_pages(state, request, place) if segment.stage != SegmentStage.PREPROCESSING else []
-        if not pages or not ledger.owned_by(owner(request)).isdisjoint(pages):
+        need = len(set(pages) - ledger.owned_by(owner(request)))
+        if not pages or not is_next and need < len(pages):
             return
         left = ledger.num_free - reserved - sum(map(ledger.cache.is_idle, pages))
-        held, need = num_held_pages(state, request), len(pages)
-        if left < 0 or not may_take(ledger.num_pages, left + need, held, need, request.can_prefill):
+        held = num_held_pages(state, request)
+        if need and (left < 0 or not may_take(ledger.num_pages, left + need, held, need, request.can_prefill)):
             return
         _take(state, request, place, segment, pages)
+
+
+def give_back_read(state: ControllerState, request: Request, pages: Iterable[int]) -> None:
+    """Give back embedding pages of a segment that has no need of them any more, except those that the row has for another, too."""
+    if request.media.has_one_twice:
+        segments = request.record.segments()
+        others = [(place, segment.embedding.pages) for place, segment in segments if segment.embedding is not None]
+        needed = {page for place, held in others for page in request.media.unread(place, held)}
+        pages = [page for page in pages if page not in needed]
+    state.pools["embedding"].retire(owner(request), pages)
 
 
 def _take(state: ControllerState, request: Request, place: Place, segment: SegmentRecord, pages: list[int]) -> None:

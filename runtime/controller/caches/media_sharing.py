@@ -22,7 +22,7 @@ from ..scheduling.types import RequestView, SegmentStage, SegmentView
 from ..state.known_media import MediaKey, media_key
 from ..state.request import Request
 from ..state.state import ControllerState, owner
-from .embedding_cache import cached_pages, take_cached, waits_for_cache
+from .embedding_cache import cached_pages, take_cached
 
 _IN_FLIGHT = (SegmentStage.PREPROCESSING, SegmentStage.ENCODING)
 _ANALYSIS = -1
@@ -258,7 +258,7 @@ def _own_segments(state: ControllerState, work: _Work, request: Request, segment
     for segment in segments:
         piece = _piece(request, segment.item, segment.segment)
         if piece is not None and segment.stage not in _IN_FLIGHT:
-            if work.is_awaited(piece, segment.stage) or waits_for_cache(state, request, (segment.item, segment.segment)):
+            if work.is_awaited(piece, segment.stage) or cached_pages(state, request, (segment.item, segment.segment)):
                 return
         _note(work.ahead, piece, segment.stage)
         yield segment

@@ -19,6 +19,7 @@ from ..scheduling.types import Rank
 from ..state.effects import AppendPages, AppendSourcePages, SetPrefilled
 from ..state.request import Request
 from ..state.state import ControllerState, owner
+from .embedding_cache import give_back_read
 
 PAGES_AT_ONCE = 1024  # of a member, in a plan to load them
 
@@ -230,10 +231,10 @@ def skip_media(state: ControllerState, request: Request) -> bool:
         if part.end <= request.kv.prefilled[0] and (segment.stage != segment.stage.ENCODED or segment.embedding is not None):
             place = part.item, part.segment
             state.pools["patch"].retire(owner(request), segment.patch.pages if segment.patch is not None else ())
-            if segment.embedding is not None:
-                state.pools["embedding"].retire(owner(request), request.media.unread(place, segment.embedding.pages))
+            pages = request.media.unread(place, segment.embedding.pages) if segment.embedding is not None else []
             segment.skip()
             request.media.skip(place)
+            give_back_read(state, request, pages)
             skipped.append(place)
     request.record.forgive(skipped)
     return bool(skipped)

@@ -197,6 +197,7 @@ class Media:
     num_consumed: dict[Place, int] = field(default_factory=dict)  # embedding pages of segments that have been given back
     keys: list[MediaKey | None] = field(default_factory=list)  # per item; none: its media are not shared
     page_keys: dict[int, list[list[bytes]]] = field(default_factory=dict)  # of embedding pages, by item and segment; once computed
+    has_one_twice: bool = False  # of those: embedding pages may be of two of its segments
     is_shared: bool = False  # others may do work of it: a row has equal media, or had, or the cache has some of them
 
     def lay_out(self, tracker: EmbeddingTracker) -> None:
@@ -246,6 +247,8 @@ class Media:
         """Rows with equal media know of it from now on."""
         assert not self.keys
         self.keys = keys
+        known = [key for key in keys if key is not None]
+        self.has_one_twice = len(set(known)) < len(known)
 
     def leave(self) -> None:
         """They no longer do: the row ends."""

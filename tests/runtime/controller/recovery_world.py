@@ -450,8 +450,8 @@ class World:
                     patch.update(segment.patch.pages if segment.patch is not None else ())
                     if segment.embedding is not None:
                         embedding.update(segment.embedding.pages[request.media.num_consumed.get((index, number), 0) :])
-            assert state.pools["patch"].owned_by(owner(request)) == patch
-            assert state.pools["embedding"].owned_by(owner(request)) == embedding
+            assert state.pools["patch"].owned_by(owner(request)) == patch, "a row owns foreign patches, or lacks its own"
+            assert state.pools["embedding"].owned_by(owner(request)) == embedding, "a row owns foreign embeddings, or lacks its own"
             assert request.phase != Phase.DECODE or request.is_finished or not patch | embedding
 
     def outages(self) -> list[Outage]:

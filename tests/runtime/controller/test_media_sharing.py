@@ -160,6 +160,30 @@ def test_a_medium_twice_in_a_request_is_encoded_once() -> None:
     assert driver.is_empty
 
 
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ({}, [(2, 2), (6, 2), (10, 2), (14, 1), (16, 0)]),
+        ({"num_state_pages": 4, "num_log_pages": 2}, [(4, 2), (8, 2), (12, 2), (16, 0)]),
+    ],
+)
+def test_the_pages_of_a_medium_that_comes_twice_are_held_once(states: dict[str, int], expected: list[tuple[int, int]]) -> None:
+    """Until prefill has read both. Where chunks end on a grid it reads the end of the first with the second."""
+    driver = Driver(**ROOM, **states, prefill_budget=4)
+    fill(driver, picture(count=2), 1)
+    for result in (m.Analysed(SHAPE), None):
+        driver.done("video", result)
+    request, pool = driver.state.requests[1], driver.state.pools["embedding"]
+    assert driver.done("encoder") and not list(request.open_segments()) and pool.num_owned(request.row) == 2
+    held = []
+    while not request.is_prefilled:
+        driver.done("prefill")
+        held.append((request.kv.prefilled[0], pool.num_owned(request.row)))
+    assert held == expected
+    end(driver, 1)
+    assert driver.is_empty
+
+
 def test_what_was_evicted_is_encoded_again() -> None:
     driver = Driver(num_embedding_pages=4)
     fill(driver, picture(), 1)
@@ -319,7 +343,9 @@ def test_a_row_shares_its_media_until_they_are_encoded() -> None:
     work(driver)
     assert not any(request.media.is_shared for request in requests)
     fill(driver, picture(count=2), 3)
-    assert driver.state.requests[3].media.is_shared
+    assert not driver.state.requests[3].media.is_shared, "it has taken both"
+    fill(driver, picture(b"new", count=2), 4)
+    assert driver.state.requests[4].media.is_shared
     work(driver)
     assert not any(request.media.is_shared for request in driver.state.requests.values())
 

@@ -2,6 +2,7 @@
 
 from ....bus.messages import Result
 from ....bus.plans import Prefill, PrefillChunk
+from ...caches.embedding_cache import give_back_read
 from ...caches.prefix_cache import name_pages
 from ...rows.poison import absolve
 from ...scheduling.budgets import update
@@ -9,7 +10,7 @@ from ...scheduling.guidance import num_pages
 from ...scheduling.types import ChunkChoice, SegmentStage
 from ...state.effects import SetPrefilled
 from ...state.request import Request
-from ...state.state import ControllerState, owner
+from ...state.state import ControllerState
 from ..plan_dispatch import place_plan
 from .base import Encoded, Kind
 
@@ -85,8 +86,9 @@ def release_consumed(state: ControllerState, request: Request) -> bool:
         segment = request.record.items[part.item].segments[part.segment]
         if segment.stage != SegmentStage.ENCODED or segment.embedding is None:
             continue
-        state.pools["embedding"].retire(owner(request), segment.embedding.pages[request.media.consume(part, prefilled)])
+        pages = segment.embedding.pages[request.media.consume(part, prefilled)]
         if prefilled >= part.end:
             segment.consumed()
             changed = True
+        give_back_read(state, request, pages)
     return changed
