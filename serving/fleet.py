@@ -142,6 +142,11 @@ class Fleet:
             member.tell()
             self._stirred.set()
 
+    def unload(self, member: Member) -> None:
+        """Let the model go as soon as it is idle, until it is asked for again."""
+        member.residence.keep_s = 0.0
+        self._stirred.set()
+
     async def _wait_until_ready(self, member: Member, timeout_s: float) -> None:
         residence = member.residence
         member.num_waiting += 1

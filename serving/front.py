@@ -16,6 +16,7 @@ from aiohttp.typedefs import Handler
 
 from .. import __version__
 from ..actors.gateway import guide
+from ..actors.gateway.apis.ollama.answers import CHAT, GENERATE
 from ..actors.gateway.apis.ollama.requests import read_show
 from ..actors.gateway.apis.openai.answers import json_response
 from ..actors.gateway.apis.routes import OLLAMA_VERSION, is_anthropics
@@ -32,8 +33,9 @@ from .asked import Asked, read_asked
 from .fleet import Fleet, Member
 from .metrics import FrontMetrics
 from .models_file import ModelsFile
-from .relay import SMALL_BYTES, Relay, Request, RunLost, Send, no_room, stream
+from .relay import SMALL_BYTES, Relay, Request, RunLost, Send, no_room, reply, stream
 from .residency import State
+from .waiting import Waiting
 
 RELAYED = (
     ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/v1/responses"), ("POST", "/v1/responses/input_tokens"),
@@ -92,9 +94,19 @@ class Front:
         async def answer(request: Request, send: Send) -> None:
             asked = await _asked_by(http, request)
             member = self._fleet.find(asked.model, is_ollamas=request.path.startswith("/api/"))
-            await self._answer(request, send, member, asked)
+            if not self._is_unloading(member, asked):
+                await self._answer(request, send, member, asked)
+                return
+            self._fleet.unload(member)
+            format = CHAT if "chat" in request.path else GENERATE
+            await reply(send, format.begin("", int(time.time()), member.name, "").line("", done=True, done_reason="unload"))
 
         return await self._serve(http, answer)
+
+    def _is_unloading(self, member: Member, asked: Asked) -> bool:
+        """Return whether Ollama's client asks for nothing but that the model be unloaded, which must not load it first."""
+        is_heard = self._file.front.max_keep_alive_s > 0 or member.residence.state is State.ABSENT
+        return asked.is_empty and asked.keep_s == 0 and is_heard
 
     async def relay_response(self, http: web.Request) -> web.StreamResponse:
         """Send a request about a stored response on to the model that has given it, if it is still loaded: responses end with a run."""
@@ -112,6 +124,17 @@ class Front:
 
     async def _answer(self, request: Request, send: Send, member: Member, asked: Asked) -> None:
         """Raises: RequestError if the model cannot be loaded, or its run is lost again and again."""
+        keep_alive_s = self._file.server.keep_alive_s
+        async with Waiting(send, request.path, member.name, keep_alive_s, asked.is_stream) as waiting:
+            try:
+                await self._answer_from_run(request, send, member, asked, waiting)
+            except RequestError as error:
+                await waiting.stop()
+                if not waiting.has_begun:
+                    raise
+                await waiting.fail(error)
+
+    async def _answer_from_run(self, request: Request, send: Send, member: Member, asked: Asked, waiting: Waiting) -> None:
         request.headers = [(name, value) for name, value in request.headers if name.lower() not in _OF_BROWSERS]
         most_s = self._file.front.max_keep_alive_s
         keep_s = None if asked.keep_s is None or not most_s else min(asked.keep_s, most_s)
@@ -121,7 +144,8 @@ class Front:
                     async with self._relay.ask(request, url) as answer:
                         if id := answer.response.headers.get("X-Request-Id", ""):
                             self._note(request, id, member)
-                        await stream(answer, request.path, send)
+                        await waiting.stop()
+                        await stream(answer, request.path, send, has_begun=waiting.has_begun)
                     return
                 except RunLost as error:
                     log.warning("the run of %s is lost before it has answered: %s", member.name, error)

@@ -7,7 +7,7 @@ that is no stream is cut off.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -157,11 +157,17 @@ class Relay:
         request.body = bytearray()
 
 
-async def stream(answer: Answer, path: str, send: Send) -> None:
-    """Pass the answer on. Raises: ConnectionError if the run is lost in the middle of an answer that is no stream of events."""
+async def stream(answer: Answer, path: str, send: Send, *, has_begun: bool = False) -> None:
+    """Pass the answer on. ``has_begun``: its client has a status and a stream has begun, so that an error becomes its end.
+    Raises: ConnectionError if the run is lost in the middle of an answer that is no stream of events."""
     response, chunk = answer
-    headers = [(name.lower(), value) for name, value in response.raw_headers if name.lower() not in _HOP_HEADERS - {b"content-length"}]
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    if has_begun and response.status != 200:
+        body = chunk + await response.content.read()
+        chunk = _ended_by(path, body, b"\n", is_lines=path.startswith("/api/"))
+    elif not has_begun:
+        kept = _HOP_HEADERS - {b"content-length"}
+        headers = [(name.lower(), value) for name, value in response.raw_headers if name.lower() not in kept]
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
     while chunk:
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
         try:
@@ -169,7 +175,7 @@ async def stream(answer: Answer, path: str, send: Send) -> None:
         except (aiohttp.ClientError, OSError) as error:
             if response.content_type not in _STREAMS:
                 raise ConnectionError(f"the node was lost in the middle of an answer: {error}") from error
-            end = _lost_line(path, chunk) if response.content_type == _LINES else _lost_event(path, chunk)
+            end = end_of_stream(path, _LOST, chunk, is_lines=response.content_type == _LINES)
             await send({"type": "http.response.body", "body": end, "more_body": True})
             break
     await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -177,11 +183,14 @@ async def stream(answer: Answer, path: str, send: Send) -> None:
 
 async def refuse(send: Send, path: str, error: RequestError) -> None:
     """Answer with an error, in the form of the path's API."""
-    body = error_body_of(path)(error)
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % error.retry_after_s))
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    retry = [] if error.retry_after_s is None else [(b"retry-after", b"%d" % error.retry_after_s)]
+    await reply(send, error_body_of(path)(error), error.status, retry)
+
+
+async def reply(send: Send, body: bytes, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    """Answer with an object of JSON."""
+    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": [*own, *headers]})
     await send({"type": "http.response.body", "body": body})
 
 
@@ -218,17 +227,22 @@ async def _pieces(body: bytearray) -> AsyncIterator[bytes]:
         yield bytes(memoryview(body)[start : start + PIECE_BYTES])
 
 
-def _lost_event(path: str, before: bytes) -> bytes:
-    """Return the events that end a stream whose run is lost. No empty line comes behind a comment (``answer_format.COMMENT``)."""
-    body, between = error_body_of(path)(_LOST), b"" if before.endswith(b"\n") else b"\n\n"
+def end_of_stream(path: str, error: RequestError, before: bytes, *, is_lines: bool) -> bytes:
+    """Return what ends a stream of this path's API with an error. ``before``: what stands in front of it."""
+    return _ended_by(path, error_body_of(path)(error), before, is_lines=is_lines)
+
+
+def _ended_by(path: str, body: bytes, before: bytes, *, is_lines: bool) -> bytes:
+    """Return the same for an error's body. A line may have broken off; no empty line comes behind a comment
+    (``answer_format.COMMENT``)."""
+    if is_lines:
+        return (b"" if before.endswith(b"\n") else b"\n") + body.rstrip(b"\n") + b"\n"
+    between = b"" if before.endswith(b"\n") else b"\n\n"
     if path.startswith("/v1/messages"):
         return between + b"event: error\ndata: " + body + b"\n\n"
     if path.startswith("/v1/responses"):
-        event = {"type": "error", "code": "server_error", "message": _LOST.message, "param": None, **msgspec.json.decode(body)}
+        error = msgspec.json.decode(body)
+        message = error["error"]["message"]
+        event = {"type": "error", "code": "server_error", "message": message, "param": None, **error}
         return between + b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
     return between + b"data: " + body + b"\n\ndata: [DONE]\n\n"
-
-
-def _lost_line(path: str, before: bytes) -> bytes:
-    """Return the line that ends a stream of lines, which may have broken off within one."""
-    return (b"" if before.endswith(b"\n") else b"\n") + error_body_of(path)(_LOST) + b"\n"

@@ -11,6 +11,8 @@ from enum import StrEnum
 
 import msgspec
 
+LULL_S = 1.0  # since its last request a model is no idle one yet: a client that waits for one answer soon asks for the next
+
 
 class State(StrEnum):
     ABSENT = "absent"
@@ -105,11 +107,11 @@ def _giving_way(
 ) -> list[Residence]:
     """Return which models give way to the wanted one, which lacks this many bytes; none if that would not be enough."""
     able = [model for model in models if model.can_give_way and model not in leaving]
-    idle = sorted((model for model in able if not model.is_busy), key=lambda model: model.last_used_s)
-    busy = sorted((model for model in able if model.is_busy), key=lambda model: model.ready_since_s)
+    idle = [model for model in able if not model.is_busy and now_s >= model.last_used_s + LULL_S]
+    busy = [model for model in able if model not in idle]
     busy = [model for model in busy if now_s >= max(wanted.waiting_since_s or 0.0, model.ready_since_s) + rules.turn_s]
     found: list[Residence] = []
-    for model in (*idle, *busy):
+    for model in (*sorted(idle, key=lambda model: model.last_used_s), *sorted(busy, key=lambda model: model.ready_since_s)):
         if missing <= 0:
             break
         found.append(model)

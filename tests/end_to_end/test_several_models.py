@@ -1,25 +1,30 @@
 """``mmrt serve``: real runs of two tiny models behind one endpoint, and a front that dies and comes back."""
 
+import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
-import msgspec
 import pytest
 
-from mmrt.cli.status import read_any_report
+from mmrt.cli.status import read_any_report, read_report
 from mmrt.runtime.errors import RunError
 from mmrt.runtime.supervisor.run_report import FrontReport, ModelReport
 from mmrt.tests.end_to_end.conftest import MMRT
 
 QUESTION = [{"role": "user", "content": "What is there to see?"}]
 ANSWER = {"max_tokens": 8, "temperature": 0}
+SWITCHES = int(os.environ.get("MMRT_TEST_SWITCHES", "50"))
 _LOOK_S = 0.05
 
 
@@ -31,7 +36,7 @@ class Several:
         self.environment = {**os.environ, "MMRT_RUN_DIR": str(self.path), "XDG_STATE_HOME": str(folder / "state")}
         self.file = folder / "models.toml"
         tables = "".join(f'[[model]]\nname = "{name}"\npath = "{path}"\n' for name, path in models.items())
-        self.file.write_text(f'[server]\nport = 0\n[front]\nmemory = "{memory}"\nturn_s = {turn_s}\n{tables}')
+        self.file.write_text(f'[server]\nport = {free_port()}\n[front]\nmemory = "{memory}"\nturn_s = {turn_s}\n{tables}')
 
     def mmrt(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -55,6 +60,11 @@ class Several:
         body = {"model": name, "messages": QUESTION, **ANSWER, **more}
         return httpx2.post(f"{self.url}/v1/chat/completions", json=body, timeout=180)
 
+    def starts(self) -> int:
+        """How often a run has become ready, by the log."""
+        (folder,) = (Path(self.environment["XDG_STATE_HOME"]) / "mmrt").glob(self.path.name)
+        return (folder / "front.log").read_text().count(": ready after ")
+
     def kill_front(self) -> None:
         pid = self.report().pid
         os.kill(pid, signal.SIGKILL)
@@ -72,6 +82,12 @@ class Several:
         return found
 
 
+def free_port() -> int:
+    """A port that nobody listens on: the next front has it again."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
 def wait(condition: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
@@ -84,10 +100,22 @@ def text_of(answer: httpx2.Response) -> str:
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
+def streamed(answer: httpx2.Response) -> str:
+    """The text of a stream."""
+    chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+
+
+def kill(pid: int | None) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+
+
 @pytest.fixture
 def two(tmp_path: Path, checkpoints: Callable[[str], Path]) -> Iterator[Several]:
     """A front of two models with memory for one."""
-    front = Several(tmp_path, {"seeing": checkpoints("qwen2_5_vl"), "Org/text": checkpoints("qwen3")}, "1.7 GiB")
+    front = Several(tmp_path, {"seeing": checkpoints("qwen2_5_vl"), "Org/text": checkpoints("qwen3")}, "1.2 GiB")
     front.begin()
     yield front
     front.mmrt("down", "--drain", "0")
@@ -111,8 +139,7 @@ def test_a_model_is_loaded_when_it_is_asked_for_and_outlives_its_front(two: Seve
     two.begin()
     wait(lambda: two.model("seeing").state == "ready", "the run")
     assert text_of(two.ask("seeing")) == answer and two.model("seeing").pid == run.pid, "it was not loaded anew"
-    lines = [line for line in two.ask("seeing", stream=True).text.split("\n\n") if line.startswith("data: {")]
-    assert "".join(json.loads(line[6:])["choices"][0]["delta"].get("content") or "" for line in lines) == answer
+    assert streamed(two.ask("seeing", stream=True)) == answer
     assert "found its run" in two.mmrt("logs", "front").stdout
     told = two.mmrt("restart", "decode").stderr
     assert f"is the front of several models: name the run of one of them, --run {run.run}" in told
@@ -122,6 +149,72 @@ def test_a_model_is_loaded_when_it_is_asked_for_and_outlives_its_front(two: Seve
     wait(lambda: two.left() == [], "an end of everything")  # of a check of a checkpoint, too
 
 
+class Clients:
+    """Clients of both models, until they are told to end. An answer that is whole must be the model's own."""
+
+    def __init__(self, front: Several, answers: dict[str, str]) -> None:
+        self._front = front
+        self._answers = answers
+        self._ended = threading.Event()
+        self.wrong: list[str] = []
+        self.outcomes: Counter[str] = Counter()
+        self._threads = [threading.Thread(target=self._ask_always, args=(random.Random(seed),)) for seed in range(4)]
+
+    def __enter__(self) -> "Clients":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(200)
+
+    def _ask_always(self, chance: random.Random) -> None:
+        while not self._ended.is_set():
+            name, is_stream = chance.choice(sorted(self._answers)), chance.random() < 0.5
+            try:
+                outcome = self._ask(name, is_stream)
+            except httpx2.HTTPError as error:  # the front, or a run within an answer, was killed
+                outcome = type(error).__name__
+            self.outcomes[outcome] += 1
+            time.sleep(chance.random() / (10 if outcome == "right" else 2))
+
+    def _ask(self, name: str, is_stream: bool) -> str:
+        answer = self._front.ask(name, stream=is_stream)
+        if answer.status_code != 200:
+            return f"{answer.status_code}: {answer.json()['error']['message'][:80]}"
+        if is_stream and '"error"' in answer.text:
+            return "a stream ends with an error"
+        text = streamed(answer) if is_stream else text_of(answer)
+        if text != self._answers[name]:
+            self.wrong.append(f"{name}: {answer.text}")
+        return "right"
+
+
 @pytest.mark.slow  # starts of runs take most of it
-def test_models_take_turns_in_the_memory_of_one(two: Several) -> None:
-    msgspec.to_builtins(two.report())
+@pytest.mark.timeout(3600)
+def test_models_take_turns_under_kills_of_runs_and_of_the_front(two: Several) -> None:
+    """50 switches. Nobody gets a wrong answer, and nothing is left."""
+    answers = {name: text_of(two.ask(name)) for name in ("seeing", "Org/text")}
+    chance, num_kills = random.Random(1), Counter[str]()
+    with Clients(two, answers) as clients:
+        while (num_switches := two.starts()) < SWITCHES:
+            time.sleep(chance.uniform(5, 25))
+            what = chance.choice(["run", "actor", "front"])
+            ready = [model for model in two.report().models if model.state == "ready" and model.pid]
+            if what == "front":
+                two.kill_front()
+                two.begin()
+            elif ready and what == "run":
+                kill(ready[0].pid)
+            elif ready:
+                actors = read_report(Path(ready[0].run_path)).actors
+                kill(chance.choice(actors).pid)
+            num_kills[what] += 1
+            assert not clients.wrong
+    print(num_switches, dict(num_kills), dict(clients.outcomes))
+    assert not clients.wrong and clients.outcomes["right"] > 10 * num_switches
+    assert {name: text_of(two.ask(name)) for name in answers} == answers
+    assert two.mmrt("down").stdout.endswith("the front and its runs are down\n")
+    wait(lambda: two.left() == [], "an end of everything")

@@ -37,6 +37,12 @@ def test_the_idle_model_used_longest_ago_gives_way_and_no_more_than_needed() -> 
     assert decide([absent("a", 6, waiting_since_s=99.0), draining, ready("b", 4)], RULES, 100) == Decision(), "memory is on its way"
 
 
+def test_a_lull_between_two_requests_is_no_idle_time() -> None:
+    wanted, lull = absent("a", waiting_since_s=99.0), ready("b", ready_since_s=98.0, last_used_s=100.0)
+    assert decide([wanted, lull], RULES, 100.9) == Decision()
+    assert decide([wanted, lull], RULES, 101) == Decision(drain=("b",))
+
+
 def test_a_busy_model_has_its_turn_first() -> None:
     busy = ready("b", num_running=1, ready_since_s=97.0)
     assert decide([absent("a", waiting_since_s=90.0), busy], RULES, 101.9) == Decision()
