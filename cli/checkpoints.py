@@ -9,6 +9,7 @@ from ..hub.cache import name_of
 from ..models.checkpoint.files import GGUF_SUFFIX, TOKENIZER, adapted_directory, begins_as_gguf, is_first_shard, missing_files
 from ..models.config import load_model_config
 from ..models.errors import CheckpointError
+from ..models.gguf.made import made_directories
 from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.environment import read_environment
 from ..runtime.errors import ConfigError, RunError
@@ -70,7 +71,7 @@ def _plain_checkpoint(config: RuntimeConfig, home: Path) -> Path:
     file = _gguf_file(Path(config.model.path).expanduser()) if config.model.path else None
     if file is None:
         return model_path(msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, adapter="")))
-    from ..models.gguf.directory import gguf_directory, made_directories  # with torch, which other starts do without here
+    from ..models.gguf.directory import gguf_directory  # with torch, which other starts do without here
 
     found = gguf_directory(file.absolute(), home / "gguf")
     for made in made_directories(home / "gguf"):

@@ -14,8 +14,9 @@ from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.environment import Environment
 from ..runtime.errors import ConfigError
 from ..runtime.supervisor.supervisor import Reporter
-from .fetching import Judge, examine_model, size
+from .fetching import Judge, examine_model
 from .model_check import Report, check_here
+from .terminal import size
 
 
 def judge_of(config: RuntimeConfig, environment: Environment, reporter: Reporter | None = None) -> Judge:

@@ -17,6 +17,7 @@ from ..hub.repository import RemoteFile, Repository, gguf_files, is_gguf, safete
 from ..models.checkpoint.files import INDEX
 from ..runtime.errors import ConfigError
 from ..runtime.supervisor.supervisor import Reporter
+from .terminal import JsonReporter, size
 
 _PLACE = "hub"  # in the lines of progress
 _UNASKED_BYTES = 1_000_000_000  # fetched on a terminal without a question
@@ -132,7 +133,11 @@ class _Show:
         done, since_s = self._recent
         rate = (self._done - done) / (now_s - since_s)
         left = f", {_duration((self._total - self._done) / rate)} left" if rate else ""
-        self._reporter.progress(_PLACE, "fetching", f"{size(self._done)} of {size(self._total)}, {size(rate)}/s{left}")
+        text = f"{size(self._done)} of {size(self._total)}, {size(rate)}/s{left}"
+        if isinstance(self._reporter, JsonReporter):  # which has no line to overwrite
+            self._reporter.message(f"fetched {text}")
+        else:
+            self._reporter.progress(_PLACE, "fetching", text)
         self._shown_s = now_s
         if now_s - since_s > 10 * _PROGRESS_S:
             self._recent = self._done, now_s
@@ -141,8 +146,3 @@ class _Show:
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def size(num_bytes: float) -> str:
-    """Bytes as a hub's pages show them: in powers of ten."""
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

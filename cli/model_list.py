@@ -9,12 +9,11 @@ from ..hub.cache import RepositoryCache, cache_root, find_cached
 from ..hub.errors import ModelNotFoundError
 from ..hub.names import HubName, parse_name
 from ..hub.stored import remove_model, stored_models
-from ..models.gguf.directory import Made, made_directories
+from ..models.gguf.made import Made, made_directories
 from ..runtime.environment import Environment
 from ..runtime.errors import RunError, UserError
 from .checkpoints import is_in_use
-from .fetching import size
-from .terminal import print_columns
+from .terminal import print_columns, size
 
 
 def print_models(environment: Environment) -> None:

@@ -29,6 +29,11 @@ def print_columns(rows: Sequence[Sequence[str]], left: Collection[int]) -> None:
         print("  ".join(cell.ljust(width) if at in left else cell.rjust(width) for at, (cell, width) in enumerate(cells)).rstrip())
 
 
+def size(num_bytes: float) -> str:
+    """Bytes as a hub's pages show them: in powers of ten."""
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+
+
 def printable(text: str) -> str:
     """Return a text without control characters that a terminal would obey: another's text must not move its cursor or set its title."""
     return text.translate(_SHOWN)

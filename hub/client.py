@@ -152,7 +152,8 @@ class Hub:
 
 def _redirected(name: HubName, source: URL, location: str) -> URL:
     try:
-        target = source.join(URL(location)) if location else URL()
+        is_encoded = location.isascii() and location.isprintable() and " " not in location
+        target = source.join(URL(location, encoded=is_encoded)) if location else URL()  # signed, so left as it is
         target.origin()
     except ValueError:
         target = URL()

@@ -3,13 +3,11 @@
 All of mmrt then reads it as any checkpoint; the tensors stay where they are (``checkpoint/gguf_files``).
 """
 
-import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,40 +17,10 @@ from ..checkpoint.weights import check_weights
 from ..config import load_model_config
 from ..errors import CheckpointError
 from .fields import ROPE_FACTORS, Contents, check_rope, config_fields, generation_fields
+from .made import digest_of
 from .tokenizer import make_tokenizer
 
 _FORMAT = 3  # of the directories: another number makes all anew
-
-
-class Made(NamedTuple):
-    """A directory that was made. ``files``: those that it was made of. ``is_stale``: they are gone, or others by now."""
-
-    path: Path
-    files: list[Path]
-    is_stale: bool
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(file.stat().st_size for file in self.path.iterdir() if not file.is_symlink())
-
-
-def made_directories(home: Path) -> list[Made]:
-    """All directories that were made below ``home``. Raises: OSError."""
-    found = []
-    for path in sorted(home.glob("*/*/")):
-        files = [Path(os.readlink(file)) for file in sorted(path.glob(f"*{GGUF_SUFFIX}")) if file.is_symlink()]
-        try:
-            is_stale = not files or path.parent.name != _digest(files)
-        except OSError:
-            is_stale = True
-        found.append(Made(path, files, is_stale))
-    return found
-
-
-def _digest(files: list[Path]) -> str:
-    """What tells files from others, and from themselves before a change. Raises: OSError."""
-    marks = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.sha256(repr((_FORMAT, marks)).encode()).hexdigest()[:16]
 
 
 def gguf_directory(path: Path, home: Path) -> Path:
@@ -62,7 +30,7 @@ def gguf_directory(path: Path, home: Path) -> Path:
     """
     shards = gguf_shards(path)
     try:
-        made = home / _digest(shards) / model_stem(path)
+        made = home / digest_of(shards) / model_stem(path)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
     if not (made / "config.json").is_file():

@@ -1,14 +1,22 @@
 """``mmrt pull`` and what it leaves in the cache, against a server that speaks the hub's API."""
 
+import asyncio
+import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
+from mmrt.cli import fetching
 from mmrt.cli.main import run
+from mmrt.runtime.process.host_room import HostRoom
 from mmrt.tests.hub.conftest import COMMIT, FakeHub, digest
 
 Files = dict[str, bytes]
@@ -94,3 +102,113 @@ def test_a_cut_connection_goes_on_where_it_was(served: FakeHub, checkpoint: File
     assert run(["pull", "org/m"]) == 0
     assert [asked for asked in served.ranges(WEIGHTS) if asked.endswith("-")] == ["bytes=200000-", "bytes=400000-"]
     assert (snapshot(tmp_path) / WEIGHTS).read_bytes() == checkpoint[WEIGHTS]
+
+
+def test_after_ctrl_c_the_same_command_goes_on(served: FakeHub, checkpoint: Files, tmp_path: Path) -> None:
+    weights = checkpoint[WEIGHTS]
+    sent = threading.Event()
+
+    async def stall(request: web.Request) -> web.StreamResponse | None:
+        if not request.path.endswith(WEIGHTS) or request.headers.get("Range"):
+            return None
+        response = web.StreamResponse()
+        response.content_length = len(weights)
+        await response.prepare(request)
+        await response.write(weights[:300_000])
+        sent.set()
+        await asyncio.sleep(60)
+        return response
+
+    served.hook = stall
+    own = {"HF_ENDPOINT": served.endpoint, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0"}
+    command = [sys.executable, "-m", "mmrt", "pull", "org/m"]
+    with subprocess.Popen(command, env={**os.environ, **own}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert sent.wait(60)
+        (partial,) = wait_for(lambda: [file for file in tmp_path.glob("cache/*/blobs/*.incomplete") if file.stat().st_size])
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=30)
+    assert process.returncode == 130 and said.endswith("what has come stays: mmrt pull org/m goes on\n"), said
+    assert not (snapshot(tmp_path) / WEIGHTS).exists()
+    kept = partial.stat().st_size
+    served.hook = None
+    assert run(["pull", "org/m"]) == 0
+    assert served.ranges(WEIGHTS)[-1] == f"bytes={kept}-" and 0 < kept <= 300_000
+    assert (snapshot(tmp_path) / WEIGHTS).read_bytes() == weights
+
+
+def wait_for(look: Callable[[], list[Path]]) -> list[Path]:
+    deadline = time.monotonic() + 30
+    while not (found := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+def test_a_new_commit_is_pulled_and_the_old_one_served_until_then(
+    served: FakeHub, checkpoint: Files, tmp_path: Path, capsys: Captured
+) -> None:
+    assert run(["pull", "org/m"]) == 0
+    newer = COMMIT[::-1]
+    served.commits["org/m"] = newer
+    served.repositories["org/m"]["generation_config.json"] = b'{"temperature": 0.5}'
+    served.log.clear()
+    assert run(["model", "check", "org/m"]) == 0
+    assert not served.log
+    assert run(["pull", "org/m"]) == 0
+    assert served.ranges(WEIGHTS) == [], "weights of the same digest are here"
+    assert (snapshot(tmp_path, newer) / WEIGHTS).resolve() == (snapshot(tmp_path) / WEIGHTS).resolve()
+    capsys.readouterr()
+    for name, commit in (("org/m", newer), ("org/m@main", newer), (f"org/m@{COMMIT}", COMMIT)):
+        assert run(["up", name, "--dry-run", "--port", "0"]) == 0
+        assert f"model          org/m@{commit}" in capsys.readouterr().out
+
+
+def test_up_asks_before_it_fetches(served: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """On a terminal, and more than a gigabyte. Without a terminal it has to be said. What is here as a path is no name."""
+    assert run(["up", "org/m", "--port", "0"]) == 2
+    assert "mmrt pull org/m fetches it, as do --yes and model.download = true" in capsys.readouterr().err
+    assert run(["up", "org/m", "--dry-run"]) == 2 and not served.log
+    capsys.readouterr()
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(fetching, "_UNASKED_BYTES", 0)
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "n")
+    assert run(["up", "org/m", "--port", "0"]) == 2
+    assert capsys.readouterr().err == "error: org/m is not fetched\n"
+    assert asked == [f"Fetch {len(served.repositories['org/m'][WEIGHTS]) / 1e6:.1f} MB of org/m? [Y/n] "]
+    assert [asked for asked in served.ranges(WEIGHTS) if not asked.startswith("bytes=0-")] == []
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "m").mkdir(parents=True)
+    served.log.clear()
+    assert run(["up", "org/m", "--port", "0"]) == 2
+    assert "model.path = 'org/m' has no config.json" in capsys.readouterr().err and not served.log
+
+
+def test_memory_that_lacks_now_stops_up_and_not_pull(served: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr("mmrt.cli.model_check.read_host_room", lambda _: HostRoom(1 << 20, 1 << 40))
+    assert run(["up", "org/m", "--yes", "--port", "0"]) == 1
+    assert "org/m is not fetched, as it would not be served: memory: it takes " in capsys.readouterr().err
+    assert served.ranges(WEIGHTS) == ["bytes=0-262143"]
+    monkeypatch.setattr("mmrt.cli.draft_check._memory_bytes", lambda: 1 << 20)  # of the whole machine
+    assert run(["pull", "org/m"]) == 1
+
+
+def test_pull_tells_of_memory_that_lacks_now(served: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr("mmrt.cli.model_check.read_host_room", lambda _: HostRoom(1 << 20, 1 << 40))
+    assert run(["pull", "org/m"]) == 0
+    assert "at present memory: it takes " in capsys.readouterr().out
+
+
+def test_progress_is_told_where_logs_are_json(
+    served: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr(fetching, "_PROGRESS_S", 0.0)
+    config = tmp_path / "mmrt.toml"
+    config.write_text('[logging]\nformat = "json"\n')
+    assert run(["pull", "org/m", "--config", str(config)]) == 0
+    told = [json.loads(line)["message"] for line in capsys.readouterr().out.splitlines()]
+    total = len(served.repositories["org/m"][WEIGHTS]) / 1e6
+    assert any(message.startswith("fetched ") and f" of {total:.1f} MB, " in message for message in told)
+    assert run(["pull", "org/m", "--quiet"]) == 0 and capsys.readouterr().out == ""

@@ -23,6 +23,7 @@ from mmrt.tests.settings import examples
 Files = dict[str, bytes]
 Captured = pytest.CaptureFixture[str]
 WEIGHTS = "model.safetensors"
+SIGNED = "Policy=a%2Fb%7E_c%2B&Signature=%3D"
 
 
 @pytest.fixture
@@ -109,15 +110,18 @@ def test_a_token_stays_with_the_hub(served: FakeHub, monkeypatch: pytest.MonkeyP
 
     async def elsewhere(request: web.Request) -> web.StreamResponse | None:
         if request.host.startswith("127.") and request.path.endswith(WEIGHTS):
-            return web.Response(status=302, headers={"Location": f"http://localhost:{served.port}{request.path}"})
+            return web.Response(status=302, headers={"Location": f"http://localhost:{served.port}{request.path}?{SIGNED}"})
         hosts.append((request.host, request.headers.get("Authorization", "")))
+        queries.update({request.rel_url.raw_query_string} if request.host.startswith("localhost") else ())
         return None
 
     hosts: list[tuple[str, str]] = []
+    queries: set[str] = set()
     served.hook = elsewhere
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert run(["pull", "org/m"]) == 0
     assert {token for host, token in hosts if host.startswith("localhost")} == {""}
+    assert queries == {SIGNED}
     assert {token for host, token in hosts if host.startswith("127.")} == {f"Bearer {TOKEN}"}
 
 

@@ -1,0 +1,41 @@
+"""Directories that were made of GGUF files (``directory``): which there are, and of which files. Without torch."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from ..checkpoint.files import GGUF_SUFFIX
+
+_FORMAT = 2  # of the directories: another number makes all anew
+
+
+class Made(NamedTuple):
+    """A directory that was made. ``files``: those that it was made of. ``is_stale``: they are gone, or others by now."""
+
+    path: Path
+    files: list[Path]
+    is_stale: bool
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.path.iterdir() if not file.is_symlink())
+
+
+def made_directories(home: Path) -> list[Made]:
+    """All directories that were made below ``home``. Raises: OSError."""
+    found = []
+    for path in sorted(home.glob("*/*/")):
+        files = [Path(os.readlink(file)) for file in sorted(path.glob(f"*{GGUF_SUFFIX}")) if file.is_symlink()]
+        try:
+            is_stale = not files or path.parent.name != digest_of(files)
+        except OSError:
+            is_stale = True
+        found.append(Made(path, files, is_stale))
+    return found
+
+
+def digest_of(files: list[Path]) -> str:
+    """What tells files from others, and from themselves before a change. Raises: OSError."""
+    marks = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr((_FORMAT, marks)).encode()).hexdigest()[:16]
