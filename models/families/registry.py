@@ -1,5 +1,5 @@
-"""The registered model families, one line each. Reading a configuration imports only the family that it names. Families of text alone
-share a module.
+"""The registered model families, one line each. Reading a configuration imports only the family that it names. Families of one
+line of models share a module.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,14 @@ FAMILIES: dict[str, Entry] = {
     "qwen2_5_omni": Entry(lambda: import_module(".qwen2_5_omni", __package__), ("qwen2_5_omni", "qwen2_5_omni_thinker")),
     "qwen2_5_vl": Entry(lambda: import_module(".qwen2_5_vl", __package__), ("qwen2_5_vl",)),
     "qwen2_vl": Entry(lambda: import_module(".qwen2_vl", __package__), ("qwen2_vl",)),
-    "qwen3_vl": Entry(lambda: import_module(".qwen3_vl", __package__), ("qwen3_vl", "qwen3_vl_moe")),
+    "qwen3_vl": Entry(lambda: import_module(".qwen3_vl", __package__).QWEN3_VL, ("qwen3_vl",)),
+    "qwen3_vl_moe": Entry(lambda: import_module(".qwen3_vl", __package__).QWEN3_VL_MOE, ("qwen3_vl_moe",)),
     "llama": Entry(lambda: _text().LLAMA, ("llama",)),
     "qwen2": Entry(lambda: _text().QWEN2, ("qwen2",)),
     "qwen3": Entry(lambda: _text().QWEN3, ("qwen3",)),
     "qwen3_moe": Entry(lambda: _text().QWEN3_MOE, ("qwen3_moe",)),
-    "qwen3_5": Entry(lambda: import_module(".qwen3_5", __package__), ("qwen3_5", "qwen3_5_text")),
+    "qwen3_5": Entry(lambda: import_module(".qwen3_5", __package__).QWEN3_5, ("qwen3_5", "qwen3_5_text")),
+    "qwen3_5_moe": Entry(lambda: import_module(".qwen3_5", __package__).QWEN3_5_MOE, ("qwen3_5_moe", "qwen3_5_moe_text")),
     "null": Entry(lambda: import_module(".null", __package__), ("mmrt_null",)),
 }
 

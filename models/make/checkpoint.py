@@ -9,12 +9,13 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
 
 from ..architecture import ModelConfig
-from ..checkpoint.weight_specs import Source
+from ..checkpoint.weight_specs import Shape, Source
 from ..config import load_model_config
 from ..families.family import CheckpointRecipe
 from ..families.registry import FAMILIES, family_named, family_of
@@ -53,7 +54,7 @@ def make_checkpoint(
     ids = write_tokenizer(partial, recipes[shape])
     write_configs(partial, recipes[shape], ids)
     config = load_model_config(partial)
-    _write_weights(partial, config, sorted(ids.values()), seed, progress)
+    _write_weights(partial, config, recipes[shape].are_stacked, sorted(ids.values()), seed, progress)
     partial.rename(out)
 
 
@@ -68,26 +69,46 @@ def write_json(file: Path, data: dict[str, object]) -> None:
     file.write_text(json.dumps(data, indent=2) + "\n")
 
 
+class _Tensor(NamedTuple):
+    """A tensor of the files. Its values are as those of ``source``, which is all of it or a part."""
+
+    name: str
+    shape: Shape
+    source: Source
+
+
+def _tensors(config: ModelConfig, are_stacked: bool) -> list[_Tensor]:
+    found = dict[str, _Tensor]()
+    for source in (source for spec in family_of(config).tensor_specs(config) for source in spec.sources):
+        whole = source.part if are_stacked and source.part is not None else source
+        found.setdefault(whole.name, _Tensor(whole.name, whole.shape, source))
+    return list(found.values())
+
+
 def _write_weights(
-    out: Path, config: ModelConfig, control_ids: list[int], seed: int, progress: Callable[[int, int], None] | None
+    out: Path,
+    config: ModelConfig,
+    are_stacked: bool,
+    control_ids: list[int],
+    seed: int,
+    progress: Callable[[int, int], None] | None,
 ) -> None:
-    family = family_of(config)
-    sources = list({source.name: source for spec in family.tensor_specs(config) for source in spec.sources}.values())
-    if not sources:
+    family, made = family_of(config), _tensors(config, are_stacked)
+    if not made:
         return
     dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
-    num_values = sum(math.prod(source.shape) for source in sources)
+    num_values = sum(math.prod(tensor.shape) for tensor in made)
     total = num_values * dtype.itemsize
-    shards = list(_shards(sources, dtype.itemsize))
+    shards = list(_shards(made, dtype.itemsize))
     normals = _Normals(seed, dtype, repeated=num_values >= _REPEATED_FROM)
     weight_map: dict[str, str] = {}
     mode = stat.S_IMODE((out / "config.json").stat().st_mode)  # the umask's; safetensors keeps a file for its owner alone
     done = 0
     for number, shard in enumerate(shards, 1):
         tensors: dict[str, torch.Tensor] = {}
-        for source in shard:
-            tensors[family.checkpoint_name(source.name)] = _random(source, config, control_ids, normals)
-            done += math.prod(source.shape) * dtype.itemsize
+        for tensor in shard:
+            tensors[family.checkpoint_name(tensor.name)] = _random(tensor, config, control_ids, normals)
+            done += math.prod(tensor.shape) * dtype.itemsize
             if progress is not None:
                 progress(done, total)
         file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
@@ -98,15 +119,15 @@ def _write_weights(
         write_json(out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
-def _shards(sources: list[Source], itemsize: int) -> Iterator[list[Source]]:
-    shard: list[Source] = []
+def _shards(tensors: list[_Tensor], itemsize: int) -> Iterator[list[_Tensor]]:
+    shard: list[_Tensor] = []
     num_bytes = 0
-    for source in sources:
-        size = math.prod(source.shape) * itemsize
+    for tensor in tensors:
+        size = math.prod(tensor.shape) * itemsize
         if shard and num_bytes + size > _SHARD_BYTES:
             yield shard
             shard, num_bytes = [], 0
-        shard.append(source)
+        shard.append(tensor)
         num_bytes += size
     yield shard
 
@@ -133,11 +154,11 @@ class _Normals:
         return values.add_(mean) if mean else values
 
 
-def _random(source: Source, config: ModelConfig, control_ids: list[int], normals: _Normals) -> torch.Tensor:
+def _random(tensor: _Tensor, config: ModelConfig, control_ids: list[int], normals: _Normals) -> torch.Tensor:
     """Values under which a random model's text depends on all of its prompt and does not fall into one token."""
-    mean, std = _distribution(source, config)
-    values = normals.draw(source.shape, mean, std)
-    last = source.name == "lm_head.weight" or (source.name == "language.embed_tokens.weight" and config.language.tie_embeddings)
+    mean, std = _distribution(tensor.source, config)
+    values = normals.draw(tensor.shape, mean, std)
+    last = tensor.name == "lm_head.weight" or (tensor.name == "language.embed_tokens.weight" and config.language.tie_embeddings)
     if last:  # control tokens other than the two that end a turn are never said: their logits are 0 among many random ones
         values[[token for token in control_ids if token not in config.eos_token_ids]] = 0
     return values

@@ -18,7 +18,7 @@ from mmrt.tests.end_to_end.test_media import image_part, num_prompt_tokens, pict
 from mmrt.tests.end_to_end.test_prefill_alone import expected
 from mmrt.tests.end_to_end.test_prefix_cache import PAGE, Answer, whole_pages
 
-FAMILIES = {"qwen2_vl": SeeingOracle, "qwen3_vl": TimedOracle, "qwen3_5": TimedOracle}
+FAMILIES = {"qwen2_vl": SeeingOracle, "qwen3_vl": TimedOracle, "qwen3_5": TimedOracle, "qwen3_5_moe": TimedOracle}
 PLAIN = {"image_url": "image", "video_url": "video"}
 
 
@@ -30,7 +30,7 @@ class Case(NamedTuple):
     @property
     def caches(self) -> bool:
         """Prompts; not those of a model with recurrent states."""
-        return self.family != "qwen3_5"
+        return not self.family.startswith("qwen3_5")
 
     def inputs(self, content: list[dict[str, Any]], media: Media) -> dict[str, Any]:
         """What transformers makes of the same parts."""
@@ -38,7 +38,7 @@ class Case(NamedTuple):
         return self.oracle.inputs([{"role": "user", "content": plain}], media)
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_5", *also_slow("qwen2_vl")])
+@pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_5_moe", *also_slow("qwen2_vl", "qwen3_5")])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[..., Any]) -> Iterator[Case]:
     with launching(tmp_path_factory, checkpoints) as start:
         yield Case(request.param, start(request.param), FAMILIES[request.param](checkpoints(request.param)))

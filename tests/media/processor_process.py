@@ -89,7 +89,7 @@ def processors(checkpoint: str | None):
     if checkpoint is None:
         return Qwen2VLImageProcessor(), Qwen2VLVideoProcessor(**options)
     model_type = json.loads((Path(checkpoint) / "config.json").read_bytes())["model_type"]
-    of_video = Qwen3VLVideoProcessor if model_type in ("qwen3_vl", "qwen3_5") else Qwen2VLVideoProcessor
+    of_video = Qwen3VLVideoProcessor if model_type.startswith("qwen3") else Qwen2VLVideoProcessor
     return Qwen2VLImageProcessor.from_pretrained(checkpoint), of_video.from_pretrained(checkpoint, **options)
 
 

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of both families, transformers' float32 model of each, and the oracle's prompts."""
+"""Tiny checkpoints of the families that see, transformers' float32 model of each, and the oracle's prompts."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -25,10 +25,11 @@ from mmrt.models.state_layout import GRID, state_layout
 from mmrt.models.towers.dispatch import Towers
 from mmrt.models.towers.interface import TowerInput
 from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
+from mmrt.tests.settings import also_slow
 from mmrt.tests.threads import one_thread as one_thread
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-FAMILIES = ("qwen2_5_vl", "qwen2_5_omni", "qwen2_vl", "qwen3_vl", "qwen3_5")
+FAMILIES = ("qwen2_5_vl", "qwen2_5_omni", "qwen2_vl", "qwen3_vl", "qwen3_5_moe", *also_slow("qwen3_5", "qwen3_vl_moe"))
 PAGE_TOKENS = 16
 SECONDS = {"qwen2_5_omni": "video_second_per_grid", "qwen2_5_vl": "second_per_grid_ts"}
 FENCES = {
@@ -291,6 +292,8 @@ def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
                 "qwen2_vl": "Qwen2VLForConditionalGeneration",
                 "qwen3_vl": "Qwen3VLForConditionalGeneration",
                 "qwen3_5": "Qwen3_5ForConditionalGeneration",
+                "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+                "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
                 "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
             }
             reference = getattr(transformers, classes[family]).from_pretrained(path, dtype=torch.float32).eval()

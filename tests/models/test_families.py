@@ -47,9 +47,9 @@ def test_every_family_has_the_members_of_the_interface(name: str) -> None:
 
 
 def home_of(name: str) -> str:
-    """The module or package of a family; those of text alone share one."""
+    """The module or package of a family; those of a line of models, as those of text alone, share one."""
     family: Any = family_named(name)
-    return str(family.__name__ if isinstance(family, ModuleType) else type(family).__module__)
+    return str(family.__name__ if isinstance(family, ModuleType) else getattr(family, "home", type(family).__module__))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -24,7 +24,7 @@ FAMILIES = ("qwen2_5_vl", "qwen2_5_omni", "qwen2_vl", "qwen3_vl", "qwen3_5")
 SENTENCE = "What can you see in this picture? It's 42 über-café 日本語 🙂\n\n  def f(x):\treturn x"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen3_5_moe", "qwen3_vl_moe"])
 def test_transformers_loads_it_whole(checkpoints: Callable[[str], Path], family: str) -> None:
     import transformers
 

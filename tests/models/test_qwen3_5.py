@@ -1,7 +1,7 @@
-"""Qwen3.5's decoder against transformers, over pages that the tests give: base and log, cuts, steps that are done again."""
+"""Qwen3.5's decoder against transformers, over pages that the tests give: base and log, cuts, steps done again, experts."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,11 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmrt.models.architecture import ModelConfig, WeightFormat
-from mmrt.models.checkpoint.weights import read_weights
+from mmrt.cpu_kernels import kernel
+from mmrt.models.architecture import ModelConfig, MoeConfig, WeightFormat
+from mmrt.models.checkpoint.weights import check_weights, read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
-from mmrt.models.families import qwen3_5
+from mmrt.models.families.registry import family_of
 from mmrt.models.lm.decoder import Chunk, StateRefs, StateRows
 from mmrt.models.lm.delta_pages import StatePools
 from mmrt.models.lm.language_model import LanguageModel
@@ -45,6 +46,7 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 7,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]},
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
 VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
 
 
@@ -53,12 +55,12 @@ def save(path: Path, is_text: bool = True, ids: Mapping[str, int] = MappingProxy
     import transformers
 
     torch.manual_seed(0)
-    text = {**SIZES, **fields}
+    text, name = {**SIZES, **fields}, "qwen3_5_moe" if "num_experts" in fields else "qwen3_5"
     if is_text:
-        config = transformers.AutoConfig.for_model("qwen3_5_text", **text)
+        config = transformers.AutoConfig.for_model(f"{name}_text", **text)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     else:
-        config = transformers.AutoConfig.for_model("qwen3_5", text_config=text, vision_config=VISION, **ids)
+        config = transformers.AutoConfig.for_model(name, text_config=text, vision_config=VISION, **ids)
         model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -68,6 +70,8 @@ def save(path: Path, is_text: bool = True, ids: Mapping[str, int] = MappingProxy
                 weight.copy_(torch.linspace(-4, 2.5, weight.numel()))
             elif name.endswith("dt_bias"):
                 weight.copy_(torch.randn_like(weight) - 3)
+            elif name.endswith((".gate.weight", ".shared_expert_gate.weight")):
+                weight.mul_(5)
     model.save_pretrained(path)
     return model
 
@@ -110,12 +114,12 @@ class Rows:
             found.append(self.lm.logits(hidden[0]))
         return torch.cat(found)
 
-    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, StateRows]:
-        """A step that is not counted."""
-        rows = range(len(self.lengths))
-        lengths = torch.tensor(self.lengths) + 1
-        states = StateRows(torch.tensor([self.base(row) for row in rows]), torch.tensor(list(rows)))
-        return self.lm.decode(ids, (lengths - 1).expand(3, -1), lengths, self.tables, states), states
+    def forward(self, ids: torch.Tensor, some: Sequence[int] = ()) -> tuple[torch.Tensor, StateRows]:
+        """A step that is not counted, of all rows or of some."""
+        rows = list(some or range(len(self.lengths)))
+        lengths = torch.tensor(self.lengths)[rows] + 1
+        states = StateRows(torch.tensor([self.base(row) for row in rows]), torch.tensor(rows))
+        return self.lm.decode(ids[rows], (lengths - 1).expand(3, -1), lengths, self.tables[rows], states), states
 
     def step(self, ids: torch.Tensor) -> torch.Tensor:
         logits, states = self.forward(ids)
@@ -161,6 +165,13 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, tie: bool) -> None:
     assert config.language.ropes[0].axes == (0, 1, 2, 0, 1, 2, 0, 0)
 
 
+def test_logits_with_experts_equal_those_of_transformers(tmp_path: Path) -> None:
+    config = check(tmp_path, save(tmp_path, **EXPERTS), num_steps=20)
+    assert config.family == "qwen3_5_moe" and config.media_kinds == ()
+    expected = MoeConfig(num_experts=6, top_k=2, expert_size=24, shared_size=40)
+    assert {layer.feed_forward for layer in config.language.layers} == {expected}
+
+
 def test_as_many_key_heads_as_value_heads_and_layers_in_another_order(tmp_path: Path) -> None:
     kinds = ["full_attention", "linear_attention", "linear_attention", "full_attention", "linear_attention"]
     save_fields = {"linear_num_key_heads": 4, "num_hidden_layers": 5, "layer_types": kinds, "linear_conv_kernel_dim": 3}
@@ -177,22 +188,23 @@ def test_a_made_checkpoint_is_read_by_transformers(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("step", [16, 48, 4096])
-def test_a_checkpoint_with_a_tower_that_transformers_wrote(tmp_path: Path, step: int) -> None:
+@pytest.mark.parametrize(("step", "experts"), [(16, {}), (48, {}), (4096, {}), (32, EXPERTS)], ids=str)
+def test_a_checkpoint_with_a_tower_that_transformers_wrote(tmp_path: Path, step: int, experts: dict[str, int]) -> None:
     """Logits behind a picture and a clip; the files have a draft head too, which is not read."""
     make_checkpoint("tiny", tmp_path / "made", "qwen3_5")
     ids = {name: id for name, id in json.loads((tmp_path / "made/config.json").read_text()).items() if name.endswith("_token_id")}
-    model = save(tmp_path, is_text=False, ids=ids, vocab_size=1216)
+    model = save(tmp_path, is_text=False, ids=ids, vocab_size=1216, **experts)
     for file in (tmp_path / "made").glob("*.json"):
         if file.name not in ("config.json", "generation_config.json"):
             (tmp_path / file.name).write_text(file.read_text())
     extra = load_file(tmp_path / "model.safetensors") | {"mtp.fc.weight": torch.zeros(64, 128)}
     save_file(extra, tmp_path / "model.safetensors", metadata={"format": "pt"})
     config, weights = load_checkpoint(tmp_path)
-    loaded = Loaded(tmp_path, config, qwen3_5, weights, Towers(config, weights), model)  # type: ignore[arg-type]
-    parts = [3, qwen3_5.image_item(config, 75, 331), 4, qwen3_5.video_item(config, 6, 60, 90, 2.0), 2]
+    family = family_of(config)
+    loaded = Loaded(tmp_path, config, family, weights, Towers(config, weights), model)
+    parts = [3, family.image_item(config, 75, 331), 4, family.video_item(config, 6, 60, 90, 2.0), 2]
     prompt = loaded.build_prompt(parts, seed=1)
-    positions, _ = qwen3_5.positions(config, len(prompt.ids), prompt.spans)
+    positions, _ = family.positions(config, len(prompt.ids), prompt.spans)
     np.testing.assert_array_equal(positions, reference_positions(loaded, prompt)[0].numpy())
     expected = reference_logits(loaded, prompt, [5])
     lm, table = loaded.language_model(), torch.arange(64)
@@ -336,6 +348,44 @@ def test_weights_in_float32_and_rows_in_turns(tmp_path: Path) -> None:
     assert weights["layers.0.ba"].dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("is_text", [True, False])
+def test_files_with_one_tensor_for_all_experts(tmp_path: Path, is_text: bool) -> None:
+    """As published ones have it. A configuration without a tower reads the decoder of a checkpoint that has one."""
+    reference, found = save(tmp_path / "apart", is_text, **EXPERTS), []
+    reference.save_pretrained(tmp_path / "stacked", save_original_format=False)
+    for path, num_tensors in ((tmp_path / "apart", 18), (tmp_path / "stacked", 2)):
+        config_file = json.loads((path / "config.json").read_text())
+        config_file.pop("vision_config", None)
+        (path / "config.json").write_text(json.dumps(config_file))
+        names = [name for name in load_file(path / "model.safetensors") if ".layers.0.mlp.experts." in name]
+        assert len(names) == num_tensors
+        config = load_model_config(path)
+        assert not [name for name in check_weights(path, config).unread if "visual" not in name]
+        found.append(read_weights(path, config))
+    assert found[0].keys() == found[1].keys() and all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+NARROW = {"auto": 1e-5, "int8": 0.2, "int8g": 0.2, "int4": 0.6}  # mean errors, in deviations of logits; experts may be exchanged
+
+
+@pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
+@pytest.mark.parametrize("form", NARROW)
+@torch.inference_mode()
+def test_a_step_of_a_row_has_the_same_bits_alone_and_beside_others(tmp_path: Path, form: WeightFormat) -> None:
+    """Of a model that has layers of all kinds: a DeltaNet, attention, experts."""
+    reference = save(tmp_path, **EXPERTS | {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "num_hidden_layers": 4})
+    rows, ids = Rows(tmp_path, 5, weights=form), some_ids(5, 60)
+    for row in range(5):
+        rows.prefill(row, ids[row, : 8 + 9 * row])
+    exact, everyone = reference(input_ids=ids, use_cache=False).logits, torch.arange(5)
+    for _ in range(4):
+        at = torch.tensor(rows.lengths)
+        alone, _ = rows.forward(ids[everyone, at], [3])
+        together = rows.step(ids[everyone, at])
+        assert torch.equal(together[3], alone[0])
+        assert ((together - exact[everyone, at]).abs().mean() / exact.std()) < NARROW[form]
+
+
 @pytest.mark.parametrize("form", ["int8", "int8g", "int4"])
 def test_narrow_weights(tmp_path: Path, form: WeightFormat) -> None:
     """Each row of a matrix is what it is in float32, but for a step of its format; what is no matrix stays."""
@@ -346,6 +396,27 @@ def test_narrow_weights(tmp_path: Path, form: WeightFormat) -> None:
         largest = float(wide[name].abs().max())
         assert 0 < float((values - wide[name]).abs().max()) < largest / (7 if form == "int4" else 100), name
     assert torch.equal(narrow["layers.0.ba"], wide["layers.0.ba"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"shared_expert_intermediate_size": None}, "shared_expert_intermediate_size is missing"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step is 2, expected 1: layers without experts are not supported"),
+        ({"mlp_only_layers": [1]}, r"mlp_only_layers is \[1\], expected \[\]: layers without experts"),
+        ({"n_group": 4}, "n_group is 4, expected 1; other routers"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_experts_that_are_refused(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
+    save(tmp_path, **EXPERTS, num_hidden_layers=4)
+    file = tmp_path / "config.json"
+    config = {**json.loads(file.read_text()), "decoder_sparse_step": 1, "mlp_only_layers": []}
+    file.write_text(json.dumps(config))
+    load_model_config(tmp_path)
+    file.write_text(json.dumps({**config, **fields}))
+    with pytest.raises(CheckpointError, match=said):
+        load_model_config(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,11 @@ from mmrt.models.architecture import MlpConfig, ModelConfig, MoeConfig, WeightFo
 from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError, UnsupportedMediaError
-from mmrt.models.families import qwen3_vl
 from mmrt.models.families.qwen3 import clips
 from mmrt.models.families.qwen3.clips import frames_of
 from mmrt.models.families.qwen3.times import read_time_tokens
+from mmrt.models.families.qwen3_vl import QWEN3_VL
+from mmrt.models.families.registry import family_of
 from mmrt.models.make.tokenizer import write_tokenizer
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.models.towers.dispatch import Towers
@@ -93,7 +94,7 @@ def test_no_frames_without_a_video(config: ModelConfig) -> None:
 @pytest.mark.parametrize("as_pairs", [False, True])
 def test_times_of_a_trained_vocabulary(tmp_path: Path, is_ascii: bool, as_pairs: bool) -> None:
     """It has `` seconds`` as one token, as published ones have; and one whose merges stop within the word."""
-    recipe = qwen3_vl.recipes()["tiny"]
+    recipe = QWEN3_VL.recipes()["tiny"]
     for lines in (["12 seconds <3.4> seconds"] * 50, ["second con on ds seco <3.4>"] * 50):
         write_tokenizer(tmp_path, recipe, lines)
         file = tmp_path / "tokenizer.json"
@@ -283,14 +284,14 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_a_checkpoint_that_transformers_wrote(deep_path: Path, tmp_path: Path, name: str) -> None:
     model = save(tmp_path, deep_path, *CHECKPOINTS[name])
     config, weights = load_checkpoint(tmp_path)
-    loaded = Loaded(tmp_path, config, qwen3_vl, weights, Towers(config, weights), model)  # type: ignore[arg-type]
+    loaded = Loaded(tmp_path, config, family_of(config), weights, Towers(config, weights), model)
     with torch.inference_mode():
-        parts = [3, qwen3_vl.image_item(config, 75, 331), 4, clip(config, [0.0, 0.5, 1.0], 60, 90), 2]
+        parts = [3, QWEN3_VL.image_item(config, 75, 331), 4, clip(config, [0.0, 0.5, 1.0], 60, 90), 2]
         prompt = loaded.build_prompt(parts, seed=1)
         inputs = prompt.reference_inputs
         features = model.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"])
         torch.testing.assert_close(loaded.encode(prompt)[0][0], rows_of(features), rtol=1e-4, atol=1e-4)
-        positions, _ = qwen3_vl.positions(config, len(prompt.ids), prompt.spans)
+        positions, _ = QWEN3_VL.positions(config, len(prompt.ids), prompt.spans)
         np.testing.assert_array_equal(positions, reference_positions(loaded, prompt)[0].numpy())
         expected = reference_logits(loaded, prompt, [5])
         lm, table = loaded.language_model(), torch.arange(64)

@@ -281,6 +281,7 @@ def test_both_spellings_of_tensors_names(checkpoints: Callable[[str], Path], tmp
         read_weights(tmp_path, config)
 
 
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen3_5_moe", "qwen3_vl_moe"])
 def test_greedy_tokens_equal_those_of_generate(models: Callable[[str], Any], family: str) -> None:
     loaded = models(family)
     config, ours = loaded.config, loaded.family
@@ -311,6 +312,8 @@ DRAFT_HEADS = {"0.8b": 0.0204, "2b": 0.0608, "4b": 0.1206, "9b": 0.2433, "27b": 
     [
         *(("qwen2_vl", *size) for size in (("2b", 2.2), ("7b", 8.3), ("72b", 73.4))),
         *(("qwen3_vl", *size) for size in (("2b", 2.13), ("4b", 4.44), ("8b", 8.77), ("32b", 33.4))),
+        *(("qwen3_vl_moe", *size) for size in (("30b-a3b", 31.1), ("235b-a22b", 236))),
+        *(("qwen3_5_moe", *size) for size in (("35b-a3b", 35), ("122b-a10b", 122), ("397b-a17b", 397))),
         *(("qwen3_5", size, whole - DRAFT_HEADS[size]) for size, whole in QWEN3_5.items()),
     ],
 )

@@ -49,6 +49,11 @@ def text_sizes(vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_
     }
 
 
+def expert_sizes(num_experts: int, top_k: int, size: int) -> dict[str, int]:
+    """Of ``text_config``, besides."""
+    return {"num_experts": num_experts, "num_experts_per_tok": top_k, "moe_intermediate_size": size}
+
+
 def _vision(depth: int, hidden: int, inner: int, heads: int) -> dict[str, int]:
     return {"depth": depth, "hidden_size": hidden, "intermediate_size": inner, "num_heads": heads}
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ....schema.media import ItemShape, MediaSpan
 from ...architecture import LanguageConfig, ModelConfig, RopeConfig, VisionConfig, interleaved_axes
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
+from ..fields import parse_dtype, parse_eos
 from ..qwen2_5 import fields, seeing, tensors
 from ..text.ropes import parse_turns, rope_fields
 from . import clips
@@ -43,6 +44,21 @@ def parse_config(
         vision_start_token_id=config.integer("vision_start_token_id", default=vision_start, least=0),
         vision_end_token_id=config.integer("vision_end_token_id", default=vision_start + 1, least=0),
         times=read_time_tokens(files.path),
+    )
+
+
+def parse_text_alone(files: CheckpointFiles, family: str, parse_text: Callable[[JsonObject, bool], LanguageConfig]) -> ModelConfig:
+    """Map config.json of a checkpoint without a tower; the decoder's fields are in ``text_config`` or at the top. Raises
+    CheckpointError."""
+    root = files.required("config.json")
+    text = root.object("text_config") if root.has("text_config") else root
+    tied = root if root.has("tie_word_embeddings") else text
+    return ModelConfig(
+        family=family,
+        language=parse_text(text, tied.boolean("tie_word_embeddings", default=False)),
+        dtype=parse_dtype(text, root),
+        max_context=max_positions(text),
+        eos_token_ids=parse_eos(files, root, text),
     )
 
 

@@ -1,101 +1,46 @@
-"""Qwen3.5: three layers with a DeltaNet for one that attends. As transformers' ``qwen3_5``.
+"""Qwen3.5, also with experts: three layers with a DeltaNet for one that attends. As transformers' ``qwen3_5`` and ``qwen3_5_moe``.
 
 It sees as Qwen3-VL does, without deepstack; a checkpoint without a tower is text alone.
 """
 
-from collections.abc import Mapping, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING
+from functools import partial
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from ....schema.media import MediaKind, MediaSpan
-from ...architecture import (
-    AttentionConfig,
-    DeltaConfig,
-    LanguageConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-    RopeConfig,
-)
-from ...checkpoint.json_fields import CheckpointFiles, JsonObject
-from .. import no_media
-from ..family import CheckpointRecipe
-from ..fields import parse_attention, parse_dtype, parse_eos
-from ..qwen2_5 import media, tensors
-from ..qwen2_5.seeing import build_towers as build_vision
-from ..qwen2_5.seeing import video_with_sound
-from ..qwen3 import clips, seeing
+from ...architecture import AttentionConfig, DeltaConfig, FeedForwardConfig, LanguageConfig, LayerConfig, RopeConfig
+from ...checkpoint.json_fields import JsonObject
+from ..experts import parse_router
+from ..fields import FeedForwards, parse_attention, parse_mlps
+from ..qwen3 import seeing
+from ..qwen3.family import Qwen3Family
 from ..text.ropes import rope_fields
-
-if TYPE_CHECKING:
-    import torch
-
-    from ...towers.interface import Tower
-
-__all__ = [
-    "audio_item",
-    "build_towers",
-    "canonical_name",
-    "checkpoint_name",
-    "image_item",
-    "parse_config",
-    "positions",
-    "recipes",
-    "sample_frames",
-    "tensor_specs",
-    "video_item",
-    "video_with_sound",
-]
-
-
-audio_item, image_item = media.audio_item, media.image_item
-sample_frames, video_item = clips.sample_frames, clips.video_item
-canonical_name, checkpoint_name, tensor_specs = seeing.canonical_name, seeing.checkpoint_name, tensors.tensor_specs
 
 _VISION_START = 248053  # of <|vision_start|>, where the file does not say
 
 
-def parse_config(files: CheckpointFiles) -> ModelConfig:
-    """Map config.json, whose decoder is in ``text_config`` or at the top; without ``vision_config`` it is text alone. Raises
-    CheckpointError."""
-    root = files.required("config.json")
-    if root.has("vision_config"):
-        return seeing.parse_config(files, "qwen3_5", _parse_text, seeing.parse_vision, _VISION_START)
-    text = root.object("text_config") if root.has("text_config") else root
-    tied = root if root.has("tie_word_embeddings") else text
-    return ModelConfig(
-        family="qwen3_5",
-        language=_parse_text(text, tied.boolean("tie_word_embeddings", default=False)),
-        dtype=parse_dtype(text, root),
-        max_context=seeing.max_positions(text),
-        eos_token_ids=parse_eos(files, root, text),
-    )
-
-
-def _parse_text(text: JsonObject, tie: bool) -> LanguageConfig:
+def _parse_text(text: JsonObject, tie: bool, feed_forwards: FeedForwards) -> LanguageConfig:
     text.text("hidden_act", default="silu", choices=("silu",))
     heads = msgspec.structs.replace(_parse_attention(text), gated=True, qk_norm=True)
-    feed_forward = MlpConfig(intermediate_size=text.integer("intermediate_size"))
     mixers: dict[str, AttentionConfig | DeltaConfig] = {"full_attention": heads, "linear_attention": _parse_delta(text)}
+    kinds = _parse_kinds(text)
+    layers = zip(kinds, feed_forwards(text, len(kinds)), strict=True)
     return LanguageConfig(
         vocab_size=text.integer("vocab_size"),
         hidden_size=text.integer("hidden_size"),
         rms_norm_eps=text.number("rms_norm_eps", default=1e-6),
-        layers=tuple(LayerConfig(mixer=mixers[kind], feed_forward=feed_forward) for kind in _parse_kinds(text)),
+        layers=tuple(LayerConfig(mixer=mixers[kind], feed_forward=feed_forward) for kind, feed_forward in layers),
         ropes=(_parse_rope(text, heads.head_dim),),
         tie_embeddings=tie,
         norm_offset=1.0,
     )
 
 
-def recipes() -> Mapping[str, CheckpointRecipe]:
-    # By its name: no actor depends on it.
-    made: dict[str, CheckpointRecipe] = import_module(f"{__package__}.made_checkpoint").recipes()
-    return made
+def _parse_experts(text: JsonObject, num_layers: int) -> list[FeedForwardConfig]:
+    """All layers have some, weighed so that the weights sum up to 1, and one that every token has."""
+    for field, neutral in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
+        if text.has(field) and text.data[field] != neutral:
+            raise text.error(field, f"is {text.data[field]!r}, expected {neutral}: layers without experts are not supported")
+    return [parse_router(text, renormalise=True, has_shared=True)] * num_layers
 
 
 def _parse_attention(text: JsonObject) -> AttentionConfig:
@@ -141,13 +86,9 @@ def _parse_rope(text: JsonObject, head_dim: int) -> RopeConfig:
     return seeing.parse_rope(text, turning // 2, default_theta=1e4, default_section=(11, 11, 10))
 
 
-def build_towers(config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":
-    """See ``Family``."""
-    return {} if config.vision is None else build_vision(config, weights, device)
+def _family(name: str, feed_forwards: FeedForwards) -> Qwen3Family:
+    parse_text = partial(_parse_text, feed_forwards=feed_forwards)
+    return Qwen3Family(name, __name__, parse_text, seeing.parse_vision, _VISION_START, may_be_text=True)
 
 
-def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
-    """See ``Family``."""
-    if config.vision is None:
-        return no_media.positions(config, num_tokens, spans)
-    return seeing.positions(config, num_tokens, spans)
+QWEN3_5, QWEN3_5_MOE = _family("qwen3_5", parse_mlps), _family("qwen3_5_moe", _parse_experts)

@@ -1,9 +1,9 @@
-"""The files of a Qwen3.5 checkpoint that ``mmrt model make`` writes besides weights."""
+"""The files of a checkpoint of Qwen3.5 that ``mmrt model make`` writes besides weights."""
 
 from typing import Any
 
 from ..family import CheckpointRecipe
-from ..qwen2_5.made_checkpoint import Dimensions, text_sizes
+from ..qwen2_5.made_checkpoint import Dimensions, expert_sizes, text_sizes
 from ..qwen2_5.made_seeing import recipe as seeing_recipe
 from ..qwen3.made_vision import LARGE, PROCESSORS, SMALL, vision_config, vision_sizes
 
@@ -31,12 +31,22 @@ _PUBLISHED = {  # and the value heads of their linear layers
     "9b": (_published(False, LARGE, 4096, 12288, 32, 16, 4), 32),
     "27b": (_published(False, LARGE, 5120, 17408, 64, 24, 4), 48),
 }
+_WITH_EXPERTS = {  # the shared one is as wide as the others
+    "35b-a3b": (_published(False, LARGE, 2048, 512, 40, 16, 2), 32, expert_sizes(256, 8, 512)),
+    "122b-a10b": (_published(False, LARGE, 3072, 1024, 48, 32, 2), 64, expert_sizes(256, 8, 1024)),
+    "397b-a17b": (_published(False, LARGE, 4096, 1024, 60, 32, 2), 64, expert_sizes(512, 10, 1024)),
+}
 
 
-def recipes() -> dict[str, CheckpointRecipe]:
+def recipes(family: str) -> dict[str, CheckpointRecipe]:
     """By shape."""
-    return {"tiny": _recipe(_TINY, _TINY_HEADS)} | {
-        shape: _recipe(dimensions, _heads(num_value_heads)) for shape, (dimensions, num_value_heads) in _PUBLISHED.items()
+    if family == "qwen3_5":
+        dense = {shape: _recipe(family, "Qwen3_5", dimensions, _heads(heads)) for shape, (dimensions, heads) in _PUBLISHED.items()}
+        return {"tiny": _recipe(family, "Qwen3_5", _TINY, _TINY_HEADS), **dense}
+    tiny = _TINY_HEADS | _shared(expert_sizes(8, 2, 64))
+    return {"tiny": _recipe(family, "Qwen3_5Moe", _TINY, tiny)} | {
+        shape: _recipe(family, "Qwen3_5Moe", dimensions, _heads(heads) | _shared(experts))
+        for shape, (dimensions, heads, experts) in _WITH_EXPERTS.items()
     }
 
 
@@ -51,6 +61,10 @@ def _heads(num_value_heads: int) -> dict[str, Any]:
     }
 
 
-def _recipe(dimensions: Dimensions, heads: dict[str, Any]) -> CheckpointRecipe:
+def _shared(experts: dict[str, int]) -> dict[str, int]:
+    return {**experts, "shared_expert_intermediate_size": experts["moe_intermediate_size"]}
+
+
+def _recipe(family: str, model: str, dimensions: Dimensions, heads: dict[str, Any]) -> CheckpointRecipe:
     text = {"full_attention_interval": 4, "linear_conv_kernel_dim": 4, "attention_bias": False, **heads}
-    return seeing_recipe(dimensions, "qwen3_5", "Qwen3_5ForConditionalGeneration", vision_config(dimensions), PROCESSORS, text)
+    return seeing_recipe(dimensions, family, f"{model}ForConditionalGeneration", vision_config(dimensions), PROCESSORS, text)

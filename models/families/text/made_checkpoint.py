@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..family import CheckpointRecipe
-from ..qwen2_5.made_checkpoint import PLAIN_TOKENS, generation_config
+from ..qwen2_5.made_checkpoint import PLAIN_TOKENS, expert_sizes, generation_config
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = """\
@@ -41,9 +41,7 @@ def _sizes(
 
 def _experts(num_experts: int, top_k: int, size: int, head_dim: int) -> dict[str, Any]:
     return {
-        "num_experts": num_experts,
-        "num_experts_per_tok": top_k,
-        "moe_intermediate_size": size,
+        **expert_sizes(num_experts, top_k, size),
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
