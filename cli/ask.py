@@ -7,7 +7,7 @@ import typer
 
 from .endpoint import ApiKey, ModelName, Url, find_endpoint, media_part
 from .options import RunName
-from .terminal import printable
+from .terminal import ThoughtView, printable
 
 
 def register(app: typer.Typer) -> None:
@@ -52,10 +52,13 @@ def register(app: typer.Typer) -> None:
             "negative_prompt": negative_prompt,
         }
         text, shown = None, printable if sys.stdout.isatty() else str
+        thoughts = ThoughtView(sys.stderr)
         try:
-            for text in server.stream({key: value for key, value in body.items() if value is not None}):
+            for text in server.stream({key: value for key, value in body.items() if value is not None}, thoughts.add):
+                thoughts.end()
                 print(shown(text), end="", flush=True)
         finally:
+            thoughts.end()
             if text is not None:  # what broke off ends its line, too
                 print(flush=True)
         if server.finish_reason == "length":

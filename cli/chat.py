@@ -13,6 +13,7 @@ from .conversation import COMMANDS, Conversation
 from .endpoint import ApiKey, Endpoint, ModelName, Url, find_endpoint
 from .line_editor import Reader, piped_lines, terminal_lines
 from .options import RunName
+from .terminal import ThoughtView
 
 PROMPT, MORE = ">>> ", "... "
 _BLOCK = '"""'
@@ -110,12 +111,14 @@ class Chat:
     def _ask(self) -> None:
         """Print the answer to the last question as it comes, and keep what was printed."""
         parts: list[str] = []
-        stopped, view = False, view_answer(is_plain=self._is_plain)
+        stopped, view, thoughts = False, view_answer(is_plain=self._is_plain), ThoughtView(sys.stderr)
         try:
             with ExitStack() as ends:
                 ends.callback(view.end)
-                answer = ends.enter_context(closing(self._server.stream(self._conversation.body(self._model))))
+                ends.callback(thoughts.end)
+                answer = ends.enter_context(closing(self._server.stream(self._conversation.body(self._model), thoughts.add)))
                 for text in answer:
+                    thoughts.end()
                     parts.append(text)
                     view.add(text)
         except KeyboardInterrupt:

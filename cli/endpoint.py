@@ -121,11 +121,13 @@ class Endpoint:
         except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError):
             return None
 
-    def stream(self, body: dict[str, Any]) -> Generator[str, None, None]:
-        """Yield the answer's text as it comes. Raises RunError for an error frame, and for a stream that just ends or is none."""
+    def stream(self, body: dict[str, Any], think: Callable[[str], object]) -> Generator[str, None, None]:
+        """Yield the answer's text as it comes, and call ``think`` with the model's thoughts before it.
+
+        Raises RunError for an error frame, and for a stream that just ends or is none."""
         self.finish_reason, self.spent = "", None
         try:
-            yield from self._events(body)
+            yield from self._events(body, think)
         except (OSError, http.client.HTTPException) as error:
             raise RunError(f"the connection broke before the answer was complete: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -133,7 +135,7 @@ class Endpoint:
                 raise
             raise RunError(f"{self.url} does not speak OpenAI's protocol: {type(error).__name__}: {error}") from None
 
-    def _events(self, body: dict[str, Any]) -> Iterator[str]:
+    def _events(self, body: dict[str, Any], think: Callable[[str], object]) -> Iterator[str]:
         began_s, first_s = time.monotonic(), None
         usage: dict[str, Any] = {}
         with self._open("/v1/chat/completions", body) as response:
@@ -153,6 +155,9 @@ class Endpoint:
                 usage = event.get("usage") or usage
                 for choice in event.get("choices", ()):
                     self.finish_reason = choice.get("finish_reason") or self.finish_reason
+                    if thoughts := choice["delta"].get("reasoning_content"):
+                        first_s = time.monotonic() if first_s is None else first_s
+                        think(thoughts)
                     if text := choice["delta"].get("content"):
                         first_s = time.monotonic() if first_s is None else first_s
                         yield text

@@ -39,6 +39,26 @@ def printable(text: str) -> str:
     return text.translate(_SHOWN)
 
 
+class ThoughtView:
+    """Shows a model's thoughts as they come, dimmed, where a stream is a terminal. They are no part of an answer: nothing else gets
+    them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._has_shown = False
+
+    def add(self, thoughts: str) -> None:
+        if self._stream.isatty():
+            self._has_shown = True
+            print(f"\x1b[2m{printable(thoughts)}\x1b[0m", end="", file=self._stream, flush=True)
+
+    def end(self) -> None:
+        """Begin a new paragraph if thoughts were shown since the last call."""
+        if self._has_shown:
+            self._has_shown = False
+            print("\n", file=self._stream, flush=True)
+
+
 class Palette:
     """Formats lines for one stream: with colours if it is a terminal that wants them."""
 

@@ -99,6 +99,7 @@ def load_text_stack(actor: Actor) -> TextStack:
         family=model.family,
         kinds=model.media_kinds,
         takes_tools=template.calls_are_known,
+        thinks=template.thinks,
         max_tool_bytes=actor.config.server.max_tool_schema_kib << 10,
         weight_bytes=sum(file.stat().st_size for file in files_of_tensors(actor.model_path)),
         max_context=layout.max_context,

@@ -19,6 +19,7 @@ import jinja2.parser
 from ..checkpoint.files import template_source
 from ..errors import CheckpointError
 from .bounded_template import STEP, BoundedEnvironment, Deadline, TemplateLimit, check_short
+from .thoughts import CLOSING
 from .tool_calls import OPENING
 
 _PROBE = "a text that no template has"
@@ -32,7 +33,8 @@ class TemplateRefusal(ValueError):
 class ChatTemplate:
     """A compiled chat template; ``special_tokens`` are its variables such as ``bos_token``. ``options``: names of variables that it
     uses, and that clients may give values. ``takes_tools``: it shows functions and calls of them by itself; ``calls_are_known``: in the
-    form that ``tool_calls`` reads."""
+    form that ``tool_calls`` reads. ``thinks``: the model's answers may begin with thoughts (``thoughts``); ``takes_thoughts``: it shows
+    those of earlier answers, which messages have as ``reasoning_content``."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         """Compile. Raises CheckpointError for a template that is not Jinja, or does not end with a message of a few words."""
@@ -48,6 +50,7 @@ class ChatTemplate:
         self.options = frozenset(names - {*environment.globals, *self._variables, *_GIVEN, STEP})
         self.takes_tools = "tools" in names
         self.calls_are_known = not self.takes_tools or OPENING in source
+        self.thinks, self.takes_thoughts = CLOSING in source, "reasoning_content" in source
         self.takes_parts = self._shows_parts()
 
     @classmethod

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from ....models.text.thoughts import ThoughtReader
 from ....models.text.tool_calls import CallPiece, CallReader
 from ....runtime.bus.messages import FinishReason, RequestSpec
 from ....runtime.bus.sampling import Sampling
@@ -21,11 +22,13 @@ from .token_table import Tokens
 
 
 class Usage(NamedTuple):
-    """Tokens of the prompts, of all choices together, and, of the prompts, those whose KV pages were in the prefix cache."""
+    """Tokens of the prompts, of all choices together, and, of the prompts, those whose KV pages were in the prefix cache; of the
+    choices, those of thoughts, with what came along with their ends."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    thought_tokens: int = 0
 
 
 class Ending(NamedTuple):
@@ -42,12 +45,14 @@ class Ending(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A piece of a choice: text, ids if they were asked for, the ``logprobs`` field, None without, and pieces of calls of functions."""
+    """A piece of a choice: text, ids if they were asked for, the ``logprobs`` field, None without, pieces of calls of functions, and
+    thoughts, which come before the text."""
 
     text: str
     ids: list[int]
     logprobs: dict[str, Any] | None
     calls: Sequence[CallPiece] = ()
+    thoughts: str = ""
 
     @property
     def calls_around(self) -> tuple[Sequence[CallPiece], Sequence[CallPiece]]:
@@ -67,17 +72,18 @@ class News(NamedTuple):
     tokens: Tokens | None
     has_echo: bool = False
     calls: Sequence[CallPiece] = ()
+    thoughts: str = ""
 
     @property
     def is_shown(self) -> bool:
         """Return whether there is more than ids and log-probabilities, which go along with other news."""
-        return bool(self.text or self.calls or self.has_echo)
+        return bool(self.text or self.calls or self.thoughts or self.has_echo)
 
 
 class Choice:
     """One choice. ``first``: the request of its prompt's first choice, which has the log-probabilities of the prompt. ``text_of``
     makes the text of the prompt, which comes before the answer; None: it does not. ``format`` makes the ``logprobs``; None: without.
-    ``reader`` finds calls of functions in the answer; None: it has none."""
+    ``reader`` finds calls of functions in the answer, ``thoughts`` its thoughts; None: it has none."""
 
     def __init__(
         self,
@@ -89,16 +95,19 @@ class Choice:
         format: LogprobFormat | None,
         *,
         reader: CallReader | None = None,
+        thoughts: ThoughtReader | None = None,
     ) -> None:
         self.index = index
         self.request = request
         self.first = first
         self.cumulative_logprob = 0.0
         self._alternatives = output.logprobs or 0
+        self._drops_thoughts = output.thoughts == "left out"
         self._text_of = text_of
         self._owes_echo = text_of is not None
         self._format = format
-        self._reader = reader
+        self._reader, self._thoughts = reader, thoughts
+        self.num_thought_tokens = 0
         self._held: list[News] = []  # ids and tokens of text that may become a part of a call
 
     @property
@@ -143,18 +152,30 @@ class Choice:
             self.cumulative_logprob += float(tokens.logprobs.own.sum())
         has_echo, self._owes_echo = self._owes_echo, False
         news = News(text, ids, tokens, has_echo)
-        return news if self._reader is None else self._read(self._reader, news)
+        return news if self._reader is None and self._thoughts is None else self._read(news)
 
-    def _read(self, reader: CallReader, news: News) -> News:
-        """Tell calls from content. Where neither is certain, ids and tokens wait for more, or for the end."""
-        readings = [reader.push(news.text), *([reader.flush()] if self.request.is_over else [])]
-        text, calls = "".join(reading.content for reading in readings), [call for reading in readings for call in reading.calls]
+    def _read(self, news: News) -> News:
+        """Tell thoughts and calls from content. Where nothing is certain, ids and tokens wait for more, or for the end."""
+        is_over, calls = self.request.is_over, list[CallPiece]()
+        thoughts, text = ("", news.text) if self._thoughts is None else self._think(self._thoughts, news.text)
+        if self._reader is not None:
+            readings = [self._reader.push(text), *([self._reader.flush()] if is_over else [])]
+            text, calls = "".join(reading.content for reading in readings), [call for reading in readings for call in reading.calls]
         self._held.append(news)
-        if not (text or calls or self.request.is_over):
+        if not (thoughts or text or calls or is_over):
             return News("", [], None)
         held, self._held = self._held, []
         tokens = [one.tokens for one in held if one.tokens is not None]
-        return News(text, [id for one in held for id in one.ids], Tokens.joined(tokens) if tokens else None, calls=calls)
+        ids = [id for one in held for id in one.ids]
+        return News(text, ids, Tokens.joined(tokens) if tokens else None, calls=calls, thoughts=thoughts)
+
+    def _think(self, reader: ThoughtReader, text: str) -> tuple[str, str]:
+        was_inside = reader.is_inside
+        readings = [reader.push(text), *([reader.flush()] if self.request.is_over else [])]
+        thoughts, content = ("".join(parts) for parts in zip(*readings, strict=True))
+        if thoughts or was_inside or reader.is_inside:
+            self.num_thought_tokens = self.num_tokens
+        return ("" if self._drops_thoughts else thoughts), content
 
     def cost(self, news: News) -> int:
         """Return the number of tokens with which ``piece`` has work."""
@@ -171,7 +192,7 @@ class Choice:
         if self._format is not None:
             answer = self._format.answer(news.tokens)
             logprobs = answer if logprobs is None else joined(logprobs, answer)
-        return Piece(text, news.ids, logprobs, news.calls)
+        return Piece(text, news.ids, logprobs, news.calls, news.thoughts)
 
 
 def specs_of(spec: RequestSpec, output: Output, first_index: int = 0) -> list[RequestSpec]:
@@ -211,7 +232,10 @@ def usage_of(choices: Sequence[Choice]) -> Usage:
     prompts = [choice.request for choice in choices if choice.request is choice.first]
     num_prompt_tokens = sum([request.prompt_tokens() for request in prompts])
     num_cached_tokens = sum([max(0, request.num_cached_tokens) for request in prompts])
-    return Usage(num_prompt_tokens, sum([choice.num_tokens for choice in choices]), num_cached_tokens)
+    num_tokens, num_thought_tokens = (
+        sum(counts) for counts in zip(*[(c.num_tokens, c.num_thought_tokens) for c in choices], strict=True)
+    )
+    return Usage(num_prompt_tokens, num_tokens, num_cached_tokens, num_thought_tokens)
 
 
 def error_of(choices: Sequence[Choice]) -> RequestError | None:

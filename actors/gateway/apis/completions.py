@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from aiohttp import web
 
+from ....models.text.thoughts import ThoughtReader
 from ....models.text.tool_calls import CallReader
 from ....runtime.bus.messages import Generation, RequestSpec
 from ....runtime.config.sections import ServerSection
@@ -270,7 +271,7 @@ class Completions:
         choices = [
             choice
             for number, ids in enumerate((prompt.ids, *prompt.more))
-            for choice in self._submit(asked, msgspec.structs.replace(spec, prompt_ids=ids), number, data, event, now_s)
+            for choice in self._submit(asked, prompt, msgspec.structs.replace(spec, prompt_ids=ids), number, data, event, now_s)
         ]
         if self._tracing is not None:
             self._tracing.begin(choices[0].request.key, id, http.path, http.headers)
@@ -291,7 +292,7 @@ class Completions:
                 spend_tokens(http, usage)
 
     def _submit(
-        self, asked: _Asked, spec: RequestSpec, number: int, media: Sequence[bytes], event: asyncio.Event, now_s: float
+        self, asked: _Asked, prompt: Prompt, spec: RequestSpec, number: int, media: Sequence[bytes], event: asyncio.Event, now_s: float
     ) -> list[Choice]:
         """Submit the requests for the choices of one prompt, the ``number``th of the answer."""
         output = asked.generation.output
@@ -305,7 +306,8 @@ class Completions:
         choices = []
         for index, request in enumerate(requests, first_index):
             format, reader = make and make(self._prompts.tokenizer), tools and CallReader(tools.names)
-            choices.append(Choice(index, request, requests[0], output, text_of, format, reader=reader))
+            thoughts = None if prompt.is_thinking is None or output.thoughts == "inside" else ThoughtReader(prompt.is_thinking)
+            choices.append(Choice(index, request, requests[0], output, text_of, format, reader=reader, thoughts=thoughts))
         return choices
 
     def _max_new_tokens(self, asked: _Asked, spec: RequestSpec) -> int | None:

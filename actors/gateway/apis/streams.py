@@ -184,7 +184,7 @@ class Stream:
             piece = choice.piece(news)
             if is_first:
                 frames.append(self._chunks.role(choice.index, usage))
-            if piece.text or piece.calls or ending is None:
+            if piece.text or piece.calls or piece.thoughts or ending is None:
                 frames.append(self._chunks.text(choice.index, piece, usage))
                 piece = NOTHING
             if ending is not None:

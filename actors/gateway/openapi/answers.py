@@ -56,10 +56,15 @@ PROMPT = object_of(prompt=STRING)
 _IDS = {"token_ids": array(COUNT)}
 _PROMPT_LOGPROBS = {"prompt_logprobs": array(OBJECT_OR_NULL)}
 _USAGE = object_of(
-    prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT, prompt_tokens_details=object_of(cached_tokens=COUNT)
+    {"completion_tokens_details": object_of(reasoning_tokens=COUNT)},
+    prompt_tokens=COUNT,
+    completion_tokens=COUNT,
+    total_tokens=COUNT,
+    prompt_tokens_details=object_of(cached_tokens=COUNT),
 )
 _CALL = object_of(id=STRING, type=constant("function"), function=object_of(name=STRING, arguments=STRING))
-_MESSAGE = object_of({"tool_calls": array(_CALL)}, role=constant("assistant"), content=STRING_OR_NULL, refusal={"type": "null"})
+_OF_MESSAGE = {"reasoning_content": STRING, "tool_calls": array(_CALL)}
+_MESSAGE = object_of(_OF_MESSAGE, role=constant("assistant"), content=STRING_OR_NULL, refusal={"type": "null"})
 _ENDS: Schema = {"enum": ["stop", "length", "tool_calls"]}
 
 
@@ -113,6 +118,8 @@ TRANSCRIPTION = object_of(
 _PART = object_of(type=constant("output_text"), text=STRING, annotations=array(OBJECT), logprobs=array(OBJECT))
 _ITEM_STATUS: Schema = {"enum": ["completed", "incomplete"]}
 _SAID = object_of(type=constant("message"), id=STRING, status=_ITEM_STATUS, role=constant("assistant"), content=array(_PART))
+_THOUGHT = object_of(type=constant("reasoning_text"), text=STRING)
+_THOUGHTS = object_of(type=constant("reasoning"), id=STRING, status=_ITEM_STATUS, summary=array(OBJECT), content=array(_THOUGHT))
 _CALLED = object_of(type=constant("function_call"), id=STRING, status=_ITEM_STATUS, call_id=STRING, name=STRING, arguments=STRING)
 RESPONSE = object_of(
     id=STRING,
@@ -122,7 +129,7 @@ RESPONSE = object_of(
     status=_ITEM_STATUS,
     error={"type": "null"},
     incomplete_details=OBJECT_OR_NULL,
-    output=array({"anyOf": [_SAID, _CALLED]}),
+    output=array({"anyOf": [_SAID, _THOUGHTS, _CALLED]}),
     usage=object_of(
         input_tokens=COUNT,
         input_tokens_details=object_of(cached_tokens=COUNT, cache_write_tokens=COUNT),
@@ -158,13 +165,14 @@ ITEMS = object_of(
 COUNTED = object_of(object=constant("response.input_tokens"), input_tokens=COUNT)
 DELETED = object_of(id=STRING, object=constant("response"), deleted=constant(True))
 
+_THINKING = object_of(type=constant("thinking"), thinking=STRING, signature=STRING)
 _USE = object_of(type=constant("tool_use"), id=STRING, name=STRING, input=OBJECT)
 MESSAGE = object_of(
     id=STRING,
     type=constant("message"),
     role=constant("assistant"),
     model=STRING,
-    content=array({"anyOf": [object_of(type=constant("text"), text=STRING), _USE]}),
+    content=array({"anyOf": [object_of(type=constant("text"), text=STRING), _THINKING, _USE]}),
     stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]},
     stop_sequence=STRING_OR_NULL,
     usage=object_of(input_tokens=COUNT, cache_creation_input_tokens=COUNT, cache_read_input_tokens=COUNT, output_tokens=COUNT),
@@ -172,11 +180,11 @@ MESSAGE = object_of(
 INPUT_TOKENS = object_of(input_tokens=COUNT)
 
 
-def _ollama(**content: Schema) -> Schema:
+def _ollama(_optional: dict[str, Schema] | None = None, /, **content: Schema) -> Schema:
     head = {"model": STRING, "created_at": STRING, **content, "done": constant(True)}
     loaded = object_of(**head, done_reason=constant("load"))
     answered = object_of(
-        {"logprobs": array(OBJECT)},
+        {"logprobs": array(OBJECT), **(_optional or {})},
         **head,
         done_reason={"enum": ["stop", "length"]},
         total_duration=COUNT,
@@ -191,9 +199,9 @@ def _ollama(**content: Schema) -> Schema:
 
 _OLLAMA_CALL = object_of(id=STRING, function=object_of(index=COUNT, name=STRING, arguments=OBJECT))
 OLLAMA_CHAT = _ollama(
-    message=object_of({"tool_calls": array(_OLLAMA_CALL)}, role=constant("assistant"), content=STRING),
+    message=object_of({"thinking": STRING, "tool_calls": array(_OLLAMA_CALL)}, role=constant("assistant"), content=STRING),
 )
-OLLAMA_GENERATE = _ollama(response=STRING)
+OLLAMA_GENERATE = _ollama({"thinking": STRING}, response=STRING)
 _DETAILS = object_of(format=STRING, family=STRING, families=array(STRING))
 _ENTRY = {"name": STRING, "model": STRING, "modified_at": STRING, "size": COUNT, "digest": STRING, "details": _DETAILS}
 OLLAMA_TAGS = object_of(models=array(object_of(**_ENTRY)))

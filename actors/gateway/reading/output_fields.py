@@ -4,6 +4,7 @@ import msgspec
 
 from ....shm.logprob_file import MAX_ALTERNATIVES
 from .fields import Fields, refuse, show
+from .thinking import ThoughtPlace, read_thought_place
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 1 << 20  # of prompts, or of choices, in an answer that is not streamed, unless one that fills the context has more
@@ -11,13 +12,14 @@ MAX_LOGPROBS = 1 << 20  # of prompts, or of choices, in an answer that is not st
 
 class Output(msgspec.Struct, frozen=True):
     """``n`` choices, the best of ``best_of``. ``logprobs`` and ``prompt_logprobs``: with so many alternatives per token; None: without.
-    ``echo``: the prompt is the beginning of each choice's text."""
+    ``echo``: the prompt is the beginning of each choice's text. ``thoughts``: where those of the model are."""
 
     n: int = 1
     best_of: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
+    thoughts: ThoughtPlace = "apart"
 
     def check_prompts(self, num_tokens: int, max_context: int) -> None:
         """Check that an answer about prompts of so many tokens together is not too large for the gateway's memory. Raises:
@@ -42,7 +44,8 @@ def _limit(max_context: int) -> int:
 def read_chat_output(fields: Fields, max_choices: int, stream: bool) -> Output:
     """Take the fields of a chat request. Raises: RequestError."""
     num_choices = fields.take_int("n", 1, max_choices) or 1
-    return Output(num_choices, num_choices, read_logprobs(fields), _read_prompt_logprobs(fields, stream))
+    thoughts = read_thought_place(fields)
+    return Output(num_choices, num_choices, read_logprobs(fields), _read_prompt_logprobs(fields, stream), thoughts=thoughts)
 
 
 def read_logprobs(fields: Fields) -> int | None:

@@ -11,28 +11,34 @@ import msgspec
 
 from ....models.architecture import ModelConfig
 from ....models.text.chat_template import ChatTemplate, TemplateRefusal
+from ....models.text.thoughts import CLOSING, OPENING
 from ....models.text.tokenizer import PromptGuard, Tokenizer
 from ....models.text.tool_prompt import written_out
 from ....runtime.bus.sampling import Sampling
 from ....runtime.errors import RequestError, prompt_too_long
 from .content import Conversation, MediaPart, Message
 from .fields import show
+from .ignored import note
 from .template_fields import OptionValue, TemplateUse, for_template
+from .thinking import SWITCHES
 from .tool_messages import Call
 from .validation import ChatRequest, TextRequest
 
 MAX_BAD_WORD_TOKENS = 2048
+MAX_OPENING_TOKENS = 16  # of a mark that opens thoughts, with the blanks behind it
 _AT_LEAST = "and the prompt has at least so many"  # by its characters: it has not been tokenized
 
 
 class Prompt(NamedTuple):
     """``ids`` with one placeholder per medium, in order; ``companion_ids`` is None where there is no guidance. ``sampling``: the
-    request's, with the ids of words that must not appear. ``more``: ids of other prompts of the request."""
+    request's, with the ids of words that must not appear. ``more``: ids of other prompts of the request. ``is_thinking``: the answer
+    begins within thoughts; None: it has none."""
 
     ids: list[int]
     companion_ids: list[int] | None
     sampling: Sampling
     more: tuple[list[int], ...] = ()
+    is_thinking: bool | None = None
 
     def with_grammar(self, grammar: str) -> "Prompt":
         """Return it for an answer that follows a grammar."""
@@ -76,6 +82,8 @@ class PromptBuilder:
             return Prompt(ids, self._raw(negative_prompt, "negative_prompt", adds) if is_guided else None, sampling, more)
         use = request.template
         options = for_template(use, self._template.options)
+        if generation.grammar is not None:  # which has no place for thoughts
+            options = {**dict.fromkeys(self._template.options & {*SWITCHES}, False), **options}
         ids = self._encode(request.conversation, use, options, "messages", request.tools.shown if request.tools else ())
         companion_ids = None
         if is_guided:
@@ -83,7 +91,15 @@ class PromptBuilder:
             content = (negative_prompt,) if is_list else negative_prompt
             answer = request.conversation.messages[-1:] if use.continues else ()
             companion_ids = self._encode(Conversation((Message("user", content), *answer), ()), use, options, "negative_prompt")
-        return Prompt(ids, companion_ids, sampling)
+        thinks = self._template.thinks and generation.grammar is None
+        return Prompt(ids, companion_ids, sampling, is_thinking=self._ends_within_thoughts(request, ids) if thinks else None)
+
+    def _ends_within_thoughts(self, request: ChatRequest, ids: Sequence[int]) -> bool:
+        if request.template.continues:
+            text = "".join(_texts(request.conversation.messages[-1]))
+            return text.rfind(OPENING) > text.rfind(CLOSING)
+        end = self._tokenizer.decode(ids[-MAX_OPENING_TOKENS:], with_control_tokens=True)
+        return request.template.opens_answer and end.rstrip().endswith(OPENING)
 
     def ids_of(self, conversation: Conversation, use: TemplateUse) -> list[int]:
         """Build the token ids of a conversation alone. Raises: as ``build``."""
@@ -135,17 +151,18 @@ class PromptBuilder:
         field: str,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
-        texts = [text for message in conversation.messages for text in _texts(message)]
-        more = [*tools, *(call.arguments for message in conversation.messages for call in message.calls)]
+        said = conversation.messages if self._template.takes_thoughts else _without_thoughts(conversation.messages, field)
+        texts = [text for message in said for text in _texts(message)]
+        more = [*tools, *(call.arguments for message in said for call in message.calls)]
         self._check_length(self._tokenizer.min_tokens(sum(map(len, texts)) + _num_chars(more)), field, _AT_LEAST)
-        if not self._template.calls_are_known and (tools or any(message.calls for message in conversation.messages)):
+        if not self._template.calls_are_known and (tools or any(message.calls for message in said)):
             raise RequestError("tools: the model's chat template writes calls in a form that mmrt does not read", param="tools")
         guard = PromptGuard(self._tokenizer)
         hidden = guard.hide(texts)
         if use.continues:
             hidden[-1] += guard.mark
         left = iter(hidden)
-        messages = [self._for_template(message, left, guard) for message in conversation.messages]
+        messages = [self._for_template(message, left, guard) for message in said]
         shown = guard.hide_within(list(tools))
         if not self._template.takes_tools:
             messages, shown = written_out(messages, shown), []
@@ -210,6 +227,8 @@ class PromptBuilder:
     def _for_template(self, message: Message, hidden: Iterator[str], guard: PromptGuard) -> dict[str, Any]:
         """Convert a message for the template, with the hidden texts in place of the user's."""
         said: dict[str, Any] = {"role": message.role}
+        if message.thoughts:
+            said["reasoning_content"] = next(hidden)
         if message.name:
             said["name"] = guard.hide_apart(message.name)
         if message.calls:
@@ -232,6 +251,13 @@ def _for_template(call: Call, guard: PromptGuard) -> dict[str, Any]:
     return {"id": guard.hide_within(call.id), "type": "function", "function": function}
 
 
+def _without_thoughts(messages: Sequence[Message], field: str) -> list[Message]:
+    for at, message in enumerate(messages):
+        if message.thoughts:
+            note(f"{field}[{at}].reasoning_content", "the model's chat template has no place for it")
+    return [message._replace(thoughts="") for message in messages]
+
+
 def _num_chars(value: Any) -> int:
     """Characters in the strings of a JSON value, which is not deep."""
     if isinstance(value, str):
@@ -240,6 +266,5 @@ def _num_chars(value: Any) -> int:
 
 
 def _texts(message: Message) -> list[str]:
-    if isinstance(message.content, str):
-        return [message.content]
-    return [part for part in message.content if isinstance(part, str)]
+    content = (message.content,) if isinstance(message.content, str) else message.content
+    return [*([message.thoughts] if message.thoughts else []), *(part for part in content if isinstance(part, str))]

@@ -1,10 +1,10 @@
-"""The fields by which clients turn thoughts on and off, as a value for the model's chat template. Pure.
+"""The fields by which clients turn thoughts on and off, as a value for the model's chat template, and say where they want them. Pure.
 
-A template has a variable for it, or none: then thoughts are part of the text, and the fields have no effect.
+A template has a variable for it, or none: then the model thinks or not, and the fields have no effect.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .fields import Fields, Schema, show
 from .ignored import note, tolerate
@@ -17,6 +17,20 @@ _EFFORT = "reasoning_effort"  # the variable of templates that tell efforts apar
 _OF_TYPES = {"enabled": True, "disabled": False}  # "adaptive" leaves it to the model
 _SCHEMA: Schema = {"anyOf": [{"type": ["boolean", "object"]}, {"enum": list(EFFORTS)}]}
 NO_SWITCH = "the model's chat template has no variable for it"
+
+
+ThoughtPlace = Literal["apart", "inside", "left out"]
+"""Of thoughts in an answer: in a field of their own, in its text as the model wrote them, or nowhere."""
+
+_PLACES: Mapping[str, Mapping[Any, ThoughtPlace]] = {  # by the names of vLLM, OpenRouter, SGLang and llama.cpp
+    "include_reasoning": {True: "apart", False: "left out"},
+    "separate_reasoning": {True: "apart", False: "inside"},
+    "reasoning_split": {True: "apart", False: "inside"},
+    "reasoning_format": {
+        "auto": "apart", "deepseek": "apart", "parsed": "apart", "none": "inside", "raw": "inside", "hidden": "left out"
+    },
+}  # fmt: skip
+PLACE_FIELDS = tuple(_PLACES)
 
 
 class Thinking(NamedTuple):
@@ -55,6 +69,21 @@ def read_thinking(fields: Fields, names: tuple[str, ...] = FIELDS) -> Thinking |
         elif found[1:] != (is_on, effort):
             note(path, f"{found.path} counts")
     return found
+
+
+def read_thought_place(fields: Fields) -> ThoughtPlace:
+    """Take the fields ``PLACE_FIELDS``; the first that says something counts. Raises: RequestError for values that nobody knows, with
+    strict fields."""
+    found: ThoughtPlace | None = None
+    for name, places in _PLACES.items():
+        value = fields.take(name, {"enum": list(places)})
+        if value is None:
+            continue
+        if isinstance(value, bool | str) and value in places:
+            found = found or places[value]
+        else:
+            tolerate(fields.path(name), f"is {show(value)}, supported are {', '.join(map(show, places))}")
+    return found or "apart"
 
 
 def _of_word(path: str, value: Any) -> tuple[bool | None, str]:

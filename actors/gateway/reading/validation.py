@@ -46,7 +46,7 @@ _PROMPTS: Schema = {"anyOf": [_PROMPT, {"type": "array", "minItems": 1, "items":
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits on requests: the model served and the configuration. ``vision_rules`` are the run's (``media_rules``).
-    ``takes_tools``: its chat template can show functions. ``max_tool_bytes``:
+    ``takes_tools``: its chat template can show functions; ``thinks``: answers may begin with thoughts. ``max_tool_bytes``:
     of all functions of a request, as JSON. ``weight_bytes``: of the checkpoint's files."""
 
     model_name: str
@@ -54,6 +54,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     kinds: tuple[MediaKind, ...]
     max_tool_bytes: int = 1 << 20
     takes_tools: bool = True
+    thinks: bool = False
     weight_bytes: int = 0
     max_context: int
     max_choices: int = MAX_CHOICES

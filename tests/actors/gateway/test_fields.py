@@ -88,8 +88,7 @@ def test_the_table_has_what_readers_take() -> None:
 
 
 THOUGHTS: list[dict[str, Any]] = [
-    {"reasoning_content": "thought"},
-    {"reasoning": "thought"},
+    {"reasoning_content": ["thought"]},
     {"reasoning_details": [{"type": "reasoning.text", "text": "t"}]},
     {"thinking_blocks": [{"type": "thinking", "thinking": "t", "signature": "s"}]},
 ]
@@ -100,6 +99,14 @@ def test_thoughts_as_fields(more: dict[str, Any]) -> None:
     asked, found = chat({"messages": [USER, {"role": "assistant", "content": "x", **more}, TAIL]})
     assert said(asked) == [("user", "a"), ("assistant", "x"), ("user", "b")]
     assert list(found.reasons) == [f"messages[].{name}" for name in more]
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_thoughts_as_text_are_kept(name: str) -> None:
+    asked, found = chat({"messages": [USER, {"role": "assistant", "content": "x", name: "thought"}, TAIL]})
+    assert [message.thoughts for message in asked.conversation.messages] == ["", "thought", ""] and not found.reasons
+    _, found = chat({"messages": [{**USER, name: "thought"}]})
+    assert list(found.reasons) == [f"messages[].{name}"]
 
 
 def test_thoughts_as_parts_blocks_and_items() -> None:

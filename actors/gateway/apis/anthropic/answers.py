@@ -13,6 +13,7 @@ from ...reading.validation import Generation, Limits
 from ..openai.answers import rfc3339
 
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+_TEXT = {"type": "text", "text": ""}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -35,7 +36,9 @@ class MessageAnswer:
 
     def choice(self, index: int, piece: Piece, ending: Ending, with_ids: bool) -> dict[str, Any]:
         calls = whole_calls(piece.calls)
-        texts = [{"type": "text", "text": piece.text}] if piece.text or not calls else []
+        texts = [thinking(piece.thoughts)] if piece.thoughts else []
+        if piece.text or not (calls or texts):
+            texts.append({"type": "text", "text": piece.text})
         uses = [self.tool_use(call, arguments_as_sent(call.arguments)) for call in calls]
         return {"content": [*texts, *uses], **_stop_of(ending)}
 
@@ -56,7 +59,7 @@ class MessageAnswer:
 
 
 class MessageEvents:
-    """The events of its stream: see ``Chunks``. Text and each call are a block; text behind a call is another one."""
+    """The events of its stream: see ``Chunks``. Thoughts, text and each call are a block; text behind a call is another one."""
 
     content_type = "text/event-stream; charset=utf-8"
     keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -74,18 +77,21 @@ class MessageEvents:
     def text(self, index: int, piece: Piece, usage: Usage) -> bytes:
         rest, begun = piece.calls_around
         events = [self._arguments(call) for call in rest]  # of the call that is open
+        if piece.thoughts:
+            events += [self._block(thinking("")), self._delta({"type": "thinking_delta", "thinking": piece.thoughts})]
         if piece.text:
-            events += [self._text_block(), self._delta({"type": "text_delta", "text": piece.text})]
+            events += [self._block(_TEXT), self._delta({"type": "text_delta", "text": piece.text})]
         for call in begun:
             events.append(self._arguments(call) if call.name is None else self._begin(self._answer.tool_use(call, {})))
         return b"".join(events)
 
     def finish(self, index: int, ending: Ending, piece: Piece, usage: Usage) -> bytes:
-        begin = self._text_block() if self._index < 0 else b""
+        begin = self._block(_TEXT) if self._index < 0 else b""
         return begin + self._stop() + _event({"type": "message_delta", "delta": _stop_of(ending), "usage": _usage(usage)})
 
-    def _text_block(self) -> bytes:
-        return b"" if self._open == "text" else self._begin({"type": "text", "text": ""})
+    def _block(self, block: dict[str, Any]) -> bytes:
+        """Begin a block unless one of its type is open."""
+        return b"" if self._open == block["type"] else self._begin(block)
 
     def _arguments(self, call: CallPiece) -> bytes:
         return self._delta({"type": "input_json_delta", "partial_json": call.arguments})
@@ -108,6 +114,11 @@ class MessageEvents:
 
     def error(self, error: RequestError) -> bytes:
         return b"event: error\ndata: " + error_body(error) + b"\n\n"
+
+
+def thinking(thoughts: str) -> dict[str, Any]:
+    """Return the block of thoughts. Nobody signs them."""
+    return {"type": "thinking", "thinking": thoughts, "signature": ""}
 
 
 def error_body(error: RequestError) -> bytes:

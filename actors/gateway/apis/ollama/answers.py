@@ -46,20 +46,23 @@ class LineAnswer:
         self._is_chat = is_chat
 
     def choice(self, index: int, piece: Piece, ending: Ending, with_ids: bool) -> dict[str, Any]:
-        return {"text": piece.text, "calls": whole_calls(piece.calls), "ending": ending, "logprobs": _logprobs(piece)}
+        shown = {"text": piece.text, "thoughts": piece.thoughts, "calls": whole_calls(piece.calls)}
+        return {"shown": shown, "ending": ending, "logprobs": _logprobs(piece)}
 
     def whole(self, choices: Sequence[dict[str, Any]], usage: Usage, more: dict[str, Any]) -> bytes:
         (choice,) = choices
-        return self.line(choice["text"], choice["calls"], **choice["logprobs"], **_end(choice["ending"], usage), **more)
+        return self.line(**choice["shown"], **choice["logprobs"], **_end(choice["ending"], usage), **more)
 
     def chunks(self, generation: Generation) -> "Lines":
         return Lines(self)
 
-    def line(self, text: str, calls: Sequence[CallPiece] = (), **more: Any) -> bytes:
-        """Return a line with this text and these whole calls."""
+    def line(self, text: str, calls: Sequence[CallPiece] = (), thoughts: str = "", **more: Any) -> bytes:
+        """Return a line with this text, these thoughts and these whole calls."""
         shown = [shown_call(call, f"call_{self._suffix}_{call.number}") for call in calls]
-        message = {"role": "assistant", "content": text, **({"tool_calls": shown} if shown else {})}
-        return _encode({**self._head, **({"message": message} if self._is_chat else {"response": text}), **more}) + b"\n"
+        thinking = {"thinking": thoughts} if thoughts else {}
+        message = {"role": "assistant", "content": text, **thinking, **({"tool_calls": shown} if shown else {})}
+        said = {"message": message} if self._is_chat else {"response": text, **thinking}
+        return _encode({**self._head, **said, **more}) + b"\n"
 
 
 class Lines:
@@ -79,7 +82,9 @@ class Lines:
         rest, begun = piece.calls_around
         self._pieces += rest
         logprobs = _logprobs(piece)
-        lines = [self._call(), self._answer.line(piece.text, **logprobs, done=False)] if piece.text or logprobs else []
+        lines = []
+        if piece.text or piece.thoughts or logprobs:
+            lines += [self._call(), self._answer.line(piece.text, thoughts=piece.thoughts, **logprobs, done=False)]
         for call in begun:
             if call.name is not None:
                 lines.append(self._call())
@@ -149,7 +154,7 @@ def running_model(limits: Limits, created: int) -> dict[str, Any]:
 def model_details(limits: Limits, created: int) -> dict[str, Any]:
     """Return the model as ``POST /api/show`` describes it."""
     kinds = {"image": "vision", "audio": "audio"}
-    tools = ["tools"] if limits.takes_tools else []
+    tools = [name for name, has in (("tools", limits.takes_tools), ("thinking", limits.thinks)) if has]
     capabilities = ["completion", *tools, *(name for kind, name in kinds.items() if kind in limits.kinds)]
     entry = model_entry(limits, created)
     facts = {"general.architecture": limits.family, f"{limits.family}.context_length": limits.max_context}

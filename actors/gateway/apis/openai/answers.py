@@ -31,7 +31,8 @@ def usage(numbers: Usage) -> dict[str, Any]:
 
 def final_usage(numbers: Usage) -> dict[str, Any]:
     """The usage of a whole answer."""
-    return {**usage(numbers), "prompt_tokens_details": {"cached_tokens": numbers.cached_tokens}}
+    of_answers = {"completion_tokens_details": {"reasoning_tokens": numbers.thought_tokens}} if numbers.thought_tokens else {}
+    return {**usage(numbers), "prompt_tokens_details": {"cached_tokens": numbers.cached_tokens}, **of_answers}
 
 
 def json_response(value: object) -> web.Response:
@@ -62,12 +63,13 @@ class Answer(NamedTuple):
     role: bytes
     nothing: bytes
 
-    def choice(self, text: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def choice(self, text: str, thoughts: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The choice of an answer that is not streamed."""
         if not self.role:
             return {"text": text}
-        content = None if calls and not text else text
-        return {"message": {"role": "assistant", "content": content, "refusal": None, **({"tool_calls": calls} if calls else {})}}
+        message = {"role": "assistant", "content": None if calls and not text else text, "refusal": None}
+        more = {"reasoning_content": thoughts, "tool_calls": calls}
+        return {"message": {**message, **{name: value for name, value in more.items() if value}}}
 
     def begin(self, id: str, created: int, model: str, fingerprint: str) -> "Completion":
         """See ``AnswerFormat``."""
@@ -99,7 +101,8 @@ class Completion:
     def choice(self, index: int, piece: Piece, ending: Ending, with_ids: bool) -> dict[str, Any]:
         """A whole choice."""
         calls = [self.call(index, call) for call in whole_calls(piece.calls)]
-        choice = {"index": index, **self.answer.choice(piece.text, calls), "logprobs": piece.logprobs, "finish_reason": ending.reason}
+        choice = {"index": index, **self.answer.choice(piece.text, piece.thoughts, calls)}
+        choice |= {"logprobs": piece.logprobs, "finish_reason": ending.reason}
         return {**choice, "token_ids": piece.ids} if with_ids else choice
 
     def call(self, choice: int, call: CallPiece) -> dict[str, Any]:
@@ -145,8 +148,10 @@ class ChunkEncoder:
         return self._choice(index) + self._answer.role + self._tail(b"null", NOTHING, usage) if self._answer.role else b""
 
     def text(self, index: int, piece: Piece, usage: Usage) -> bytes:
-        """Chunks of text, and of each piece of a call. Ids and ``logprobs`` are in the first one."""
-        deltas = [] if piece.calls and not piece.text else [self._answer.before + _encode(piece.text) + self._answer.after]
+        """Chunks of thoughts, of text, and of each piece of a call. Ids and ``logprobs`` are in the first one."""
+        deltas = [b'"delta":{"reasoning_content":' + _encode(piece.thoughts) + b"}"] if piece.thoughts else []
+        if piece.text or not (piece.calls or piece.thoughts):
+            deltas.append(self._answer.before + _encode(piece.text) + self._answer.after)
         deltas += [self._call(index, call) for call in piece.calls]
         pieces = [piece] + [NOTHING] * (len(deltas) - 1)
         return b"".join(

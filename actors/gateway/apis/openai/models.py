@@ -28,7 +28,11 @@ def model_entry(limits: Limits, created: int) -> dict[str, Any]:
             "output_modalities": ["text"],
         },
         "top_provider": {"context_length": context, "max_completion_tokens": None, "is_moderated": False},
-        "supported_parameters": [*_PARAMETERS, *(("tools", "tool_choice") if limits.takes_tools else ())],
+        "supported_parameters": [
+            *_PARAMETERS,
+            *(("tools", "tool_choice") if limits.takes_tools else ()),
+            *(("include_reasoning",) if limits.thinks else ()),
+        ],
     }
 
 

@@ -20,22 +20,33 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Item(NamedTuple):
-    """An item of the output: a message, or a call where ``call`` is its beginning. ``number``: of the message or of the call, from 0.
-    ``texts``: its text, or that of its arguments, in pieces."""
+    """An item of the output: a message, thoughts, or a call where ``call`` is its beginning. ``number``: of the message or of the call,
+    from 0. ``texts``: its text, or that of its arguments, in pieces."""
 
     number: int
     call: CallPiece | None
     texts: list[str]
+    is_thoughts: bool = False
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
 
+    @property
+    def is_message(self) -> bool:
+        return self.call is None and not self.is_thoughts
+
+    @property
+    def part_type(self) -> str:
+        """Of the text of a message or of thoughts."""
+        return "reasoning_text" if self.is_thoughts else "output_text"
+
 
 def items_of(piece: Piece) -> list[Item]:
-    """Return the items of a whole answer: its text, unless it is calls alone, and its calls."""
+    """Return the items of a whole answer: its thoughts, its text, unless it is others alone, and its calls."""
     calls = [Item(call.number, call, [call.arguments]) for call in whole_calls(piece.calls)]
-    return [*([Item(0, None, [piece.text])] if piece.text or not calls else []), *calls]
+    thoughts = [Item(0, None, [piece.thoughts], is_thoughts=True)] if piece.thoughts else []
+    return [*thoughts, *([Item(0, None, [piece.text])] if piece.text or not (calls or thoughts) else []), *calls]
 
 
 class Ended(NamedTuple):
@@ -98,7 +109,7 @@ class Response:
 
     def ended(self, items: Sequence[Item], ending: Ending) -> Ended:
         """Return the response that ends with these items."""
-        text = "".join(item.text for item in items if item.call is None)
+        text = "".join(item.text for item in items if item.is_message)
         calls = [Call(self.call_id(item), item.call.name or "", arguments_of(item.text)) for item in items if item.call is not None]
         status = status_of(ending)
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
@@ -116,8 +127,10 @@ class Response:
         """Return the form of an item, which is empty while it is in progress."""
         is_begun = status == "in_progress"
         if item.call is None:
-            content = [] if is_begun else [part(item.text)]
-            return {"type": "message", "id": self.item_id(item), "status": status, "role": "assistant", "content": content}
+            content = [] if is_begun else [part(item)]
+            more: dict[str, Any] = {"summary": []} if item.is_thoughts else {"role": "assistant"}
+            kind = "reasoning" if item.is_thoughts else "message"
+            return {"type": kind, "id": self.item_id(item), "status": status, **more, "content": content}
         called = {"call_id": self.call_id(item), **self.called(item.call), "arguments": "" if is_begun else item.text}
         return {"type": "function_call", "id": self.item_id(item), "status": status, **called}
 
@@ -132,7 +145,7 @@ class Response:
         """Return the id of an item, which no other has."""
         if item.call is not None:
             return f"fc_{self._suffix}_{item.number}"
-        return f"msg_{self._suffix}" + (f"_{item.number}" if item.number else "")
+        return ("rs_" if item.is_thoughts else "msg_") + self._suffix + (f"_{item.number}" if item.number else "")
 
     def call_id(self, item: Item) -> str:
         """Return the id by which the result of a call names it."""
@@ -163,6 +176,8 @@ class ResponseEvents:
     def text(self, index: int, piece: Piece, usage: Usage) -> bytes:
         rest, begun = piece.calls_around
         events = [self._arguments(call.arguments) for call in rest]  # of the call that is open
+        if piece.thoughts:
+            events += [self._open(Item(0, None, [], is_thoughts=True)), self._delta(piece.thoughts)]
         if piece.text:
             events += [self._message(), self._delta(piece.text)]
         for call in begun:
@@ -187,10 +202,14 @@ class ResponseEvents:
         return created + failed + self._event("error", **problem, param=error.param, **msgspec.json.decode(error_body(error)))
 
     def _message(self) -> bytes:
-        """Begin a message unless one is open."""
-        if self._items and self._items[-1].call is None:
+        return self._open(Item(sum(item.is_message for item in self._items), None, []))
+
+    def _open(self, item: Item) -> bytes:
+        """Begin a message or thoughts unless some are open."""
+        last = self._items[-1] if self._items else None
+        if last is not None and last.call is None and last.is_thoughts == item.is_thoughts:
             return b""
-        return self._begin(Item(sum(item.call is None for item in self._items), None, []))
+        return self._begin(item)
 
     def _begin(self, item: Item) -> bytes:
         """Begin an item behind the last one, which ends."""
@@ -198,13 +217,13 @@ class ResponseEvents:
         self._items.append(item)
         shown = self._response.item(item, "in_progress")
         begin = end + self._event("response.output_item.added", output_index=len(self._items) - 1, item=shown)
-        return begin + (self._event("response.content_part.added", **self._part_place, part=part("")) if item.call is None else b"")
+        return begin + (self._event("response.content_part.added", **self._part_place, part=part(item)) if item.call is None else b"")
 
     def _end_item(self, status: str) -> bytes:
         item = self._items[-1]
         if item.call is None:
-            done = self._event("response.output_text.done", **self._part_place, text=item.text, logprobs=[])
-            done += self._event("response.content_part.done", **self._part_place, part=part(item.text))
+            done = self._event(f"response.{item.part_type}.done", **self._part_place, text=item.text, **_logprobs(item))
+            done += self._event("response.content_part.done", **self._part_place, part=part(item))
         else:
             more = {"name": self._response.called(item.call)["name"], "arguments": item.text}
             done = self._event("response.function_call_arguments.done", **self._place, **more)
@@ -212,8 +231,9 @@ class ResponseEvents:
         return done + self._event("response.output_item.done", output_index=len(self._items) - 1, item=shown)
 
     def _delta(self, text: str) -> bytes:
-        self._items[-1].texts.append(text)
-        return self._event("response.output_text.delta", **self._part_place, delta=text, logprobs=[])
+        item = self._items[-1]
+        item.texts.append(text)
+        return self._event(f"response.{item.part_type}.delta", **self._part_place, delta=text, **_logprobs(item))
 
     def _arguments(self, text: str) -> bytes:
         self._items[-1].texts.append(text)
@@ -234,9 +254,14 @@ class ResponseEvents:
         return f"event: {kind}\ndata: ".encode() + data + b"\n\n"
 
 
-def part(text: str) -> dict[str, Any]:
-    """Return the content of a message."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def part(item: Item) -> dict[str, Any]:
+    """Return the content of a message or of thoughts."""
+    return {"type": item.part_type, "text": item.text, **({} if item.is_thoughts else {"annotations": []}), **_logprobs(item)}
+
+
+def _logprobs(item: Item) -> dict[str, Any]:
+    """Return the field, which messages alone have."""
+    return {} if item.is_thoughts else {"logprobs": []}
 
 
 def status_of(ending: Ending) -> str:
@@ -249,6 +274,6 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.thought_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

@@ -43,14 +43,27 @@ export class Answer {
     this.id = chunk.id;
     this.usage = chunk.usage ?? this.usage;
     this.finish = choice?.finish_reason ?? this.finish;
+    const thoughts = choice?.delta.reasoning_content;
     const text = choice?.delta.content;
-    if (!text) return;
+    if (!text && !thoughts) return;
     const now = performance.now();
     if (!this.first) this.meta.replaceChildren(" "); // the files have arrived
     if (this.first) this.longest = Math.max(this.longest, now - this.last);
     this.first ||= now;
     this.last = now;
-    this.markdown.append(text);
+    if (thoughts) this.think(thoughts);
+    if (text) this.markdown.append(text);
+  }
+
+  // Show thoughts above the answer, as plain text; closed once the reader closes them.
+  think(thoughts) {
+    this.around(() => {
+      if (!this.thoughts) {
+        this.thoughts = make("p", { class: "thoughts" });
+        this.element.prepend(make("details", { open: "" }, make("summary", {}, "Thoughts"), this.thoughts));
+      }
+      this.thoughts.append(thoughts);
+    });
   }
 
   // What is known of the answer at its end, as one line.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ..field_rules import Kinds, Place, Rule, only, refused, without_effect
 from ..harmless import EMPTY, FLAG, NOTHING, Harmless, one_of
 from ..thinking import FIELDS as THINKING
-from ..thinking import SWITCHES
+from ..thinking import PLACE_FIELDS, SWITCHES
 from .common import CACHED, FOREIGN_THOUGHTS, NOT_RUN, WORK
 
 _SAMPLING = (
@@ -35,10 +35,10 @@ CHAT = Place(
     (
         *GENERATION, "max_tokens", "max_completion_tokens", "stop", "n", "logprobs", "top_logprobs", "prompt_logprobs", "messages",
         "tools", "tool_choice", "parallel_tool_calls", "mm_processor_kwargs", "media_io_kwargs", "add_generation_prompt",
-        "continue_final_message", "chat_template_kwargs", *THINKING,
+        "continue_final_message", "chat_template_kwargs", *THINKING, *PLACE_FIELDS,
     ),
     {
-        **{name: rule for name, rule in WORK.items() if name not in ("top_logprobs", "media_io_kwargs")},
+        **{name: rule for name, rule in WORK.items() if name not in ("top_logprobs", "media_io_kwargs", *PLACE_FIELDS)},
         **_ELSEWHERE,
         "suffix": only(one_of("")),
         "prompt": only(EMPTY, "give messages, or call POST /v1/completions"),
@@ -89,7 +89,7 @@ _OF_ANSWERS: Mapping[str, Rule] = {
 _NO_FILES = "send its text as a part of type text, or its pages as image_url"
 MESSAGE = Place(
     "messages in chat completions",
-    ("role", "content", "name", "tool_call_id", "tool_calls", "refusal"),
+    ("role", "content", "name", "tool_call_id", "tool_calls", "refusal", "reasoning_content", "reasoning"),
     {
         **_OF_ANSWERS,
         "tool_calls": only(EMPTY, "only messages of role assistant have them"),

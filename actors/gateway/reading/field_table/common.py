@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from ..field_rules import Place, Rule, only, refused, without_effect
 from ..harmless import EMPTY, FLAG, LIST, NOTHING, NUMBER, OBJECT, TEXT, number, of_type, one_of, short_text
+from ..thinking import PLACE_FIELDS
 
-THOUGHTS = "thoughts are part of the text"
 CACHED = "whatever fits is cached"
 FOREIGN_THOUGHTS = "thoughts of an answer are no part of what it said"
 MAX_USER_CHARS = 512
@@ -31,13 +31,8 @@ WORK: Mapping[str, Rule] = {
     "service_tier": without_effect("there is one", one_of("auto", "default", is_done=False)),
     "prediction": without_effect(_FAST),
     "verbosity": without_effect("no served model knows it", one_of("low", "medium", "high", is_done=False)),
-    **dict.fromkeys(
-        (
-            "include_reasoning", "thinking_budget", "thinking_token_budget", "reasoning_format", "reasoning_split",
-            "separate_reasoning", "stream_reasoning",
-        ),
-        without_effect(THOUGHTS),
-    ),
+    **dict.fromkeys((*PLACE_FIELDS, "stream_reasoning"), without_effect("thoughts are where the API has them")),
+    **dict.fromkeys(("thinking_budget", "thinking_token_budget"), without_effect("the model ends its thoughts")),
     **dict.fromkeys(("provider", "models", "route", "transforms", "usage", "session_id", "id_slot"), without_effect(_ONE_MODEL)),
     "spaces_between_special_tokens": without_effect("special tokens are left out of texts", FLAG),
     "add_special_tokens": without_effect("the tokenizer and the template say which there are", FLAG),
