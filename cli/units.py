@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.environment import read_environment
 from ..runtime.errors import RunError
 from ..runtime.process.processors import plan_threads, read_processors
-from ..runtime.process.run import model_path
 from ..runtime.stage_table import ALL_ACTORS
 from ..runtime.supervisor.systemd import TARGET, service_name, unit_files
+from .checkpoints import whole_checkpoint
+from .hub_models import with_cached
 from .options import ConfigFile, RunName, configuration, run_path
 
 
@@ -29,8 +31,7 @@ def register(app: typer.Typer) -> None:
         """
         environment = read_environment()
         effective = configuration(config, environment)
-        model_path(effective)
-        variables = {"MMRT_RUN_DIR": str(run_path(run))}
+        variables = {"MMRT_RUN_DIR": str(run_path(run)), **_made(effective)}
         if file := config or environment.config_file:
             variables["MMRT_CONFIG"] = str(file.absolute())
         files = unit_files(plan_threads(effective, read_processors()), _program(), variables, Path.cwd())
@@ -47,6 +48,18 @@ def register(app: typer.Typer) -> None:
         names = f"{out}/mmrt.target {out}/mmrt-*.s*"
         print(f"  mkdir -p ~/.config/systemd/user && cp {names} ~/.config/systemd/user/ && systemctl --user daemon-reload")
         print(f"  systemctl --user start {TARGET}")
+
+
+def _made(config: RuntimeConfig) -> dict[str, str]:
+    """Variables that name the checkpoint of a configuration that names none itself: a GGUF file, a hub's model, one with an adapter.
+
+    Raises: ConfigError.
+    """
+    found = with_cached(config)
+    checkpoint = whole_checkpoint(found)
+    if not config.model.adapter and (not config.model.path or Path(config.model.path).expanduser().absolute() == checkpoint):
+        return {}
+    return {"MMRT_CHECKPOINT": str(checkpoint)} | ({"MMRT_MODEL_NAME": found.model.name} if found.model.name else {})
 
 
 def _program() -> str:

@@ -21,6 +21,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     run_dir: Path | None = None  # MMRT_RUN_DIR: the run directory to use, for actors the one to attach to
     config_file: Path | None = None  # MMRT_CONFIG: what --config is when it is not given
+    checkpoint: Path | None = None  # MMRT_CHECKPOINT: the directory that `mmrt units` has made of model.path and model.adapter
+    model_name: str = ""  # MMRT_MODEL_NAME: beside it, what model.name is if it is empty
     server_key: str = ""  # MMRT_API_KEY: the key of a server that is started, in place of server.api_key
     notify_socket: str | None = None  # NOTIFY_SOCKET: where sd_notify goes
     lifeline_fd: int | None = None  # MMRT_LIFELINE_FD: see runtime/process/lifeline.py
@@ -56,6 +58,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     return Environment(
         run_dir=path("MMRT_RUN_DIR"),
         config_file=path("MMRT_CONFIG"),
+        checkpoint=path("MMRT_CHECKPOINT"),
+        model_name=environ.get("MMRT_MODEL_NAME", ""),
         server_key=environ.get(SERVER_KEY, ""),
         notify_socket=environ.get("NOTIFY_SOCKET") or None,
         lifeline_fd=number("MMRT_LIFELINE_FD"),

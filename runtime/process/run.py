@@ -25,16 +25,16 @@ from .processors import check_processors, plan_threads, read_processors
 DEFAULT_MODEL = Path(__file__).parents[2] / "models" / "demo"
 _KEY_NAME = "api-key"
 _JOIN_POLL_S = 0.05
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?(@[\w./-]+)?")
 
 
 def model_path(config: RuntimeConfig) -> Path:
     """Return the checkpoint directory of the configuration, or that of the demo model if none is configured.
 
-    Raises: ConfigError if it is not a checkpoint directory, or an adapter has to be merged into it, for which `mmrt up` makes another.
+    Raises: ConfigError if it is not a checkpoint directory, or an adapter has to be merged into it, for which another is made.
     """
     if config.model.adapter:
-        raise ConfigError(f"model.adapter = {config.model.adapter!r}: `mmrt up` takes adapters, and units do not")
+        raise ConfigError(f"model.adapter = {config.model.adapter!r}: `mmrt up` and `mmrt units` make a checkpoint with it")
     try:
         path = Path(config.model.path).expanduser().absolute() if config.model.path else DEFAULT_MODEL
     except RuntimeError as error:
@@ -53,7 +53,7 @@ def _why_no_checkpoint(given: str, path: Path, is_directory: bool) -> str:
     what = "has no config.json" if is_directory else "is not a directory"
     name = given.removeprefix("https://huggingface.co/").rstrip("/")
     if path.is_file() and path.suffix == ".gguf":
-        return "is a GGUF file, which `mmrt up` reads, and units do not: give them a Hugging Face checkpoint directory"
+        return "is a GGUF file, of which `mmrt up` and `mmrt units` make a checkpoint"
     if not path.exists() and path.suffix == ".gguf":
         return "is not there"
     if not path.exists() and _HUB_NAME.fullmatch(name):
@@ -167,6 +167,17 @@ def running(path: Path, otherwise: str = "") -> RunInfo:
         raise RunError(f"no run is up in {path}: start one with `mmrt up`{otherwise}") from None
 
 
+def _configured(environment: Environment) -> tuple[RuntimeConfig, Path]:
+    """The configuration, and its checkpoint directory. Raises: ConfigError."""
+    config = load_config(environment.config_file, environment.server_key)
+    if environment.checkpoint is None:
+        return config, model_path(config)
+    if not (environment.checkpoint / "config.json").is_file():
+        raise ConfigError(f"MMRT_CHECKPOINT = {str(environment.checkpoint)!r} has no config.json by now: `mmrt units` makes another")
+    model = msgspec.structs.replace(config.model, name=config.model.name or environment.model_name)
+    return msgspec.structs.replace(config, model=model), environment.checkpoint
+
+
 def join_run(actor: str, environment: Environment, timeout_s: float = 180.0) -> RunDirectory:
     """Attach ``actor`` to the run in MMRT_RUN_DIR. Without a supervisor ``memory`` makes the run and the others wait for it.
 
@@ -181,8 +192,7 @@ def join_run(actor: str, environment: Environment, timeout_s: float = 180.0) -> 
             if environment.lifeline_fd is not None:
                 raise RunError(f"the run in {path} is gone")
             if actor == "memory":
-                config = load_config(environment.config_file, environment.server_key)
-                model = model_path(config)
+                config, model = _configured(environment)
                 config, why = fit_to_machine(config, model, path, environment)
                 # A port that is configured may be taken: by systemd, which listens on it for the gateway.
                 return create_run(path, run_info(config, model, config.server.port or free_port(config), why))

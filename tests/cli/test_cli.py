@@ -200,6 +200,12 @@ def test_config_show_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         (["logs", "gateway.1"], 2, "no actor 'gateway.1': a run has one gateway"),
         (["debug", "encodr.1"], 2, "no actor 'encodr.1'; did you mean encoder? There are memory"),
         (["up", "a" * 5000], 2, " cannot be read: File name too long"),
+        (
+            ["up", "--adapter", "/no/such"],
+            2,
+            "error: model.adapter = '/no/such': /no/such is not a directory: expected an adapter that",
+        ),
+        (["run", "--adapter", "/no/such"], 2, "error: model.adapter = '/no/such': /no/such is not a directory: expected an adapter"),
         (["up", "--model", "m.gguf"], 2, "error: model.path = 'm.gguf' is not there"),
         (
             ["up", "--model", "bartowski/Qwen-GGUF"],
@@ -419,6 +425,11 @@ def test_dry_run_shows_devices_and_their_pools(tmp_path: Path, capsys: Captured)
     file.write_text(devices + "[memory]\nkv_tokens = 1_000_000_000\n")
     status, error = refused(capsys, *arguments)
     assert status == 1 and "pools and tables need" in error
+
+
+def test_doctor_looks_at_the_adapter(capsys: Captured) -> None:
+    assert run(["doctor", "--adapter", "/no/such", "--port", "0"]) == 1
+    assert re.search(r"failed  configuration .* model\.adapter = '/no/such': /no/such is not a directory", capsys.readouterr().out)
 
 
 def test_units(tmp_path: Path, capsys: Captured) -> None:

@@ -90,3 +90,15 @@ def test_a_directory_of_a_file_that_is_gone_is_removed_when_another_is_made(file
     (tmp_path / "a.gguf").unlink()
     third = made_of("c.gguf")
     assert not first.parent.exists() and second.is_dir() and third.is_dir()
+
+
+def test_units_name_what_is_made_of_a_file(served: FakeHub, tmp_path: Path, capsys: Captured) -> None:
+    config = tmp_path / "mmrt.toml"
+    config.write_text('[model]\npath = "org/m:Q8_0"\n')
+    arguments = ["units", "--config", str(config), "--out", str(tmp_path / "units")]
+    assert run(arguments) == 2
+    assert "mmrt pull org/m:Q8_0 fetches it" in capsys.readouterr().err
+    assert run(["pull", "org/m:Q8_0"]) == run(arguments) == 0
+    (made,) = tmp_path.glob("state/mmrt/gguf/*/m-Q8_0")
+    text = (tmp_path / "units" / "mmrt-memory.service").read_text()
+    assert f'Environment="MMRT_CHECKPOINT={made}"\nEnvironment="MMRT_MODEL_NAME=org/m:Q8_0"\n' in text

@@ -54,7 +54,7 @@ def test_a_configured_model_must_be_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a directory: expected a Hugging Face checkpoint directory"):
         model_path(with_model("/no/such"))
     (tmp_path / "model-q4.gguf").touch()
-    with pytest.raises(ConfigError, match="is a GGUF file, which `mmrt up` reads, and units do not"):
+    with pytest.raises(ConfigError, match="is a GGUF file, of which `mmrt up` and `mmrt units` make a checkpoint"):
         model_path(with_model(tmp_path / "model-q4.gguf"))
     with pytest.raises(ConfigError, match="has no config.json"):
         model_path(with_model(tmp_path))
@@ -94,6 +94,22 @@ def test_without_a_supervisor_memory_makes_the_run_and_the_others_wait(environme
     assert again.run_id == run.run_id, "a memory that starts again joins the live run"
     assert [directory.leave() for directory in (again, joined[0], run)] == [False, False, True]
     assert not run.path.exists()
+
+
+def test_memory_takes_the_checkpoint_that_units_name(environment: Environment, tmp_path: Path) -> None:
+    """Of a configuration whose path is no directory: a GGUF file, or a name."""
+    assert environment.config_file is not None
+    environment.config_file.write_text('[model]\npath = "org/m:Q4_K_M"\n[server]\nport = 0\n')
+    with pytest.raises(ConfigError, match="mmrt pull org/m"):
+        join_run("memory", environment)
+    named = msgspec.structs.replace(environment, checkpoint=tmp_path / "model", model_name="org/m:Q4_K_M")
+    with join_run("memory", named) as run:
+        info = read_run_info(run)
+        assert (info.model_path, info.model_name) == (str(tmp_path / "model"), "org/m:Q4_K_M")
+        assert run.leave()
+    gone = msgspec.structs.replace(named, checkpoint=tmp_path / "gone")
+    with pytest.raises(ConfigError, match="MMRT_CHECKPOINT = '.*/gone' has no config.json by now: `mmrt units` makes another"):
+        join_run("memory", gone)
 
 
 def test_joining_ends_with_a_reason(environment: Environment) -> None:
