@@ -80,7 +80,8 @@ class PageStore:
             secret = _secret_of(directory)  # which also checks that nobody else may write there
             kind = _fingerprint(config, layout, model, directory, go_on)
             secret = _derive(secret, kind)
-            for name, share in SHARES.items():
+            for name in _saved_kinds(layout):
+                share = SHARES[name]
                 path = directory / f"{kind.hex()[:16]}-{name}.pages"
                 max_bytes = int(share * config.cache.max_mib * (1 << 20))
                 files[name] = PageFile.open(path, _derive(secret, b"file"), layout.pools[name].page_bytes, max_bytes)
@@ -98,7 +99,7 @@ class PageStore:
             log.warning("cache.dir %s is not used: %s", directory, why)
             return None
         log.info("cache.dir: there are %s", " and ".join(f"{len(file)} {name} pages" for name, file in files.items()))
-        pools = {kind: [PagePool.attach(run, name) for name in layout.pools if kind_of_pool(name) == kind] for kind in SHARES}
+        pools = {kind: [PagePool.attach(run, name) for name in layout.pools if kind_of_pool(name) == kind] for kind in files}
         return cls(secret, files, pools)
 
     def start(self) -> None:
@@ -191,6 +192,11 @@ def _remove_old(directory: Path, kind: str) -> None:
     for files in sorted(kinds.values(), key=max, reverse=True)[NUM_KINDS - 1 :]:
         with suppress(OSError):  # another run removes it, for example
             all(map(remove_unused, sorted([path for _, path in files])))  # up to the first that a run uses; the era is the last
+
+
+def _saved_kinds(layout: MemoryLayout) -> list[str]:
+    """The pools that have files. KV pages are of no use without the recurrent states at their end, which have none."""
+    return [name for name in SHARES if name != "kv" or not layout.has_states]
 
 
 def _secret_of(directory: Path) -> bytes:

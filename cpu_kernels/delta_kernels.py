@@ -26,6 +26,9 @@ token's a [H]; the norm of the outputs [V]."""
 Numbers = NDArray[np.int64]
 """One for each sequence."""
 
+Snapshots = Sequence[tuple[int, int]]
+"""Borders, and pages for the bases there."""
+
 _KINDS: dict[str, type[Prompts | Steps | Folds]] = {"prompts": Prompts, "steps": Steps, "folds": Folds}
 _LEAST_WORK = 1 << 17  # numbers of states: fewer are left to one thread
 
@@ -52,7 +55,8 @@ class PagedDelta:
         self._addresses = [(*(part[0, layer].data_ptr() for part in pages), bases, logs) for layer in range(pages.states.shape[1])]
         self._weights: dict[int, tuple[DeltaWeights, tuple[int, ...]]] = {}  # of a layer, and where they are
         self._kind, self._num_tokens = "steps", 0
-        self._rows = np.empty((0, ROW_WORDS), dtype=np.int64)
+        self._passes = [np.empty((0, ROW_WORDS), dtype=np.int64)]  # after each other: rows that go on where those before them end
+        self._copies: list[tuple[int, int]] = []  # of bases, after the passes, as (from, to)
         self._scratch = torch.empty(0)  # states of prompts whose bases are not kept
 
     @classmethod
@@ -71,13 +75,23 @@ class PagedDelta:
             _kernel(kind, shape)
         return cls(pages, shape, epsilon)
 
-    def begin_prompts(self, starts: Numbers, counts: Numbers, bases: Numbers, targets: Numbers, logs: Numbers) -> None:
+    def begin_prompts(
+        self,
+        starts: Numbers,
+        counts: Numbers,
+        bases: Numbers,
+        targets: Numbers,
+        logs: Numbers,
+        snapshots: Sequence[Snapshots] = (),
+    ) -> None:
         """Of each sequence: where its new tokens start, a border; how many they are; pages of the base there and for that at the last
-        border after them, and of the log for what is behind that. Pages that are none are negative.
+        border after them, and of the log for what is behind that. Pages that are none are negative. ``snapshots``: of each sequence, if
+        any has some: borders behind its start, in order, and pages for the bases there; such a sequence keeps the last, too.
 
         Raises: ValueError for a start without the base before it, and for pages beyond the pools.
         """
         self._check_pages(bases[starts > 0], targets, logs)
+        self._check_pages(bases[:0], np.array([page for cuts in snapshots for _, page in cuts], dtype=np.int64), logs[:0])
         unkept = np.flatnonzero(targets < 0)
         targets = targets.copy()
         targets[unkept] = -1 - np.arange(len(unkept))  # places in scratch memory
@@ -85,6 +99,8 @@ class PagedDelta:
         if self._scratch.numel() < num_numbers:
             self._scratch = torch.empty(num_numbers)
         self._begin("prompts", counts.cumsum() - counts, counts, starts, bases, targets, logs)
+        if any(snapshots):
+            self._passes, self._copies = _cut(self._passes[0], snapshots)
 
     def begin_steps(self, places: Numbers, bases: Numbers, logs: Numbers) -> None:
         """Of each sequence's new token: its place, and pages of the base at the last border before it and of the log.
@@ -111,7 +127,11 @@ class PagedDelta:
             words += tensor.data_ptr(), stride
         out = torch.empty(num_tokens, widths[1], dtype=shape.stored)
         words += *self._words_of(layer, weights), self._nothing.data_ptr(), out.data_ptr(), self._scratch.data_ptr()
-        self._run(len(self._rows) * shape.key_heads, layer, words, len(self._rows))
+        for rows in self._passes:
+            self._run(rows, len(rows) * shape.key_heads, layer, words, len(rows))
+        for part in (self._pages.states, self._pages.base_columns) if self._copies else ():
+            for source, target in self._copies:
+                part[target, layer].copy_(part[source, layer])
         return out
 
     def fold(self, borders: Numbers, bases: Numbers, targets: Numbers, logs: Numbers) -> None:
@@ -127,7 +147,7 @@ class PagedDelta:
         self._begin("folds", np.zeros_like(borders), np.full_like(borders, grid), starts, bases, targets, logs)
         of_layers = (part.stride(1) * part.element_size() for part in (pages.states, pages.keys))
         num_states = num_layers * len(borders)
-        self._run(num_states * self._shape.value_heads, 0, [len(borders), *of_layers], num_states)
+        self._run(self._passes[0], num_states * self._shape.value_heads, 0, [len(borders), *of_layers], num_states)
         for border, target, log in zip(borders.tolist(), targets.tolist(), logs.tolist(), strict=True):
             places = torch.arange(border - conv_size + 1, border) % conv_size
             torch.index_select(pages.log_columns[log], 1, places, out=pages.base_columns[target])
@@ -141,7 +161,7 @@ class PagedDelta:
                 raise ValueError(f"page {pages.max()} of a pool of {limit}")
 
     def _begin(self, kind: str, *columns: Numbers) -> None:
-        self._kind, self._rows = kind, np.stack(columns, 1)
+        self._kind, self._passes, self._copies = kind, [np.stack(columns, 1)], []
         self._num_tokens = int(columns[1].sum())
 
     def _words_of(self, layer: int, weights: DeltaWeights) -> tuple[int, ...]:
@@ -157,11 +177,31 @@ class PagedDelta:
             self._weights[layer] = weights, words
         return words
 
-    def _run(self, num_items: int, layer: int, words: Sequence[int], num_states: int) -> None:
+    def _run(self, rows: Numbers, num_items: int, layer: int, words: Sequence[int], num_states: int) -> None:
         work = num_states * self._shape.value_heads * self._shape.state_numbers
         num_threads = torch.get_num_threads() if work >= _LEAST_WORK else 1
-        words = (1, num_items, self._rows.ctypes.data, *self._addresses[layer], *words)
+        words = (1, num_items, rows.ctypes.data, *self._addresses[layer], *words)
         _kernel(self._kind, self._shape).run(words, num_threads)
+
+
+def _cut(rows: Numbers, snapshots: Sequence[Snapshots]) -> tuple[list[Numbers], list[tuple[int, int]]]:
+    """Cut sequences at borders that are to be kept, each part beginning from the base that the part before it leaves: a border changes
+    no bit. Returns the parts, first those at the starts, and bases to be copied: those of snapshots at the last border of all."""
+    passes: list[list[list[int]]] = []
+    copies = []
+    for (first, count, start, base, target, log), cuts in zip(rows.tolist(), snapshots, strict=True):
+        end, begun, parts = start + count, start, list[list[int]]()
+        for border, page in cuts:
+            if border == end:
+                copies.append((target, page))
+            else:
+                parts.append([first + begun - start, border - begun, begun, base, page, -1])
+                begun, base = border, page
+        parts.append([first + begun - start, end - begun, begun, base, target, log])
+        passes += [[] for _ in range(len(passes), len(parts))]
+        for part, together in zip(parts, passes, strict=False):
+            together.append(part)
+    return [np.array(together, dtype=np.int64) for together in passes], copies
 
 
 @cache

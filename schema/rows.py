@@ -12,6 +12,9 @@ class Phase(enum.IntEnum):
     ENDING = 3
 
 
+SNAPSHOT_SLOT = 2  # in place of one of a member's two states: nothing is prefilled behind the snapshot that it begins from
+
+
 class EndCode(enum.IntEnum):
     """The reason why decode appends no more ids."""
 

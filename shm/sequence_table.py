@@ -53,6 +53,7 @@ class _Fields:
         self.num_source_pages = layout.add((rows, NUM_MEMBERS), np.uint64)
         self.prefilled = layout.add((rows, NUM_MEMBERS), np.uint64)
         self.state_table = layout.add((rows, NUM_MEMBERS, 2), np.int64)
+        self.snapshot_page = layout.add((rows, NUM_MEMBERS), np.int64)
         self.log_page = layout.add((rows, NUM_MEMBERS), np.int64)
         self.spec_words = layout.add(rows, np.uint64)
         self.state_words = layout.add(rows, np.uint64)
@@ -71,8 +72,9 @@ class SequenceTable:
 
     written by the controller: ``generation`` [R], ``phases`` [R] (generation << 8 | Phase), ``owners`` [R] (generation << 8 |
     number of the decode actor + 1, or 0: none), ``num_pages`` and ``num_source_pages`` [R, M], ``prefilled`` [R, M] (slot << 32 |
-    tokens) uint64; ``state_table`` [R, M, 2] int64: pages of recurrent states, and ``log_page`` [R, M] int64, of the pools beside that
-    in which the row is decoded; -1: none. The slot says which of the two states is that of the prefilled tokens' last border;
+    tokens) uint64; ``state_table`` [R, M, 2] int64: pages of recurrent states, ``snapshot_page`` [R, M]: of one that the cache has,
+    and ``log_page`` [R, M] int64, of the pools beside that in which the row is decoded; -1: none. The slot says which of the two states
+    is that of the prefilled tokens' last border, or that the snapshot is (``SNAPSHOT_SLOT``), until more are prefilled;
     ``block_table`` and ``source_table`` [R, M, max_pages] uint32: pages of the pool in which the row is decoded, and of the one in
     which its prompt is prefilled, where that is another; ``prompt`` [R, M, max_context] int32;
     written by decode: ``counts`` [R] (generation << 32 | committed ids), ``ends`` [R] (generation << 32 | EndCode) uint64;
@@ -94,6 +96,7 @@ class SequenceTable:
         self.num_source_pages: NDArray[np.uint64] = segment.field(fields.num_source_pages)
         self.prefilled: NDArray[np.uint64] = segment.field(fields.prefilled)
         self.state_table: NDArray[np.int64] = segment.field(fields.state_table)
+        self.snapshot_page: NDArray[np.int64] = segment.field(fields.snapshot_page)
         self.log_page: NDArray[np.int64] = segment.field(fields.log_page)
         self.block_table: NDArray[np.uint32] = segment.field(fields.block_table)
         self.source_table: NDArray[np.uint32] = segment.field(fields.source_table)
@@ -145,7 +148,7 @@ class SequenceTable:
     def close(self) -> None:
         """Drop the table's own views; the memory stays mapped while others are around."""
         del self.generation, self.phases, self.owners, self.num_pages, self.num_source_pages, self.prefilled
-        del self.state_table, self.log_page
+        del self.state_table, self.snapshot_page, self.log_page
         del self.block_table, self.source_table, self.prompt, self.counts, self.ends, self.ids
         self.logprobs.close()
         self.vectors.close()
@@ -169,7 +172,7 @@ class SequenceTable:
         """Empty the row's tables of pages: nothing is prefilled."""
         self._check_row(row)
         self.num_pages[row] = self.num_source_pages[row] = self.prefilled[row] = 0
-        self.state_table[row] = self.log_page[row] = -1
+        self.state_table[row] = self.snapshot_page[row] = self.log_page[row] = -1
 
     def set_phase(self, row: int, phase: Phase) -> None:
         """Move the row's current generation to ``phase``; a reader that sees it also sees all earlier writes."""
@@ -202,14 +205,15 @@ class SequenceTable:
         first, second = (self.prefilled[row] >> 32).tolist()
         return first, second
 
-    def state_pages(self, row: int, member: int) -> tuple[tuple[int, int], int]:
-        """A member's pages of recurrent states, and its log; -1 is none."""
+    def state_pages(self, row: int, member: int) -> tuple[tuple[int, int], int, int]:
+        """A member's pages of recurrent states, its log, and the snapshot that it begins from; -1 is none."""
         first, second = self.state_table[row, member].tolist()
-        return (first, second), int(self.log_page[row, member])
+        return (first, second), int(self.log_page[row, member]), int(self.snapshot_page[row, member])
 
-    def set_state_pages(self, row: int, member: int, states: Sequence[int], log: int) -> None:
-        """Give a member its pages of recurrent states, and its log, or none (-1)."""
+    def set_state_pages(self, row: int, member: int, states: Sequence[int], log: int, snapshot: int = -1) -> None:
+        """Give a member its pages of recurrent states, its log, and the snapshot that it begins from, or none (-1)."""
         self._check_row(row)
+        self.snapshot_page[row, member] = snapshot
         self.log_page[row, member] = log
         self.state_table[row, member] = states
 

@@ -114,8 +114,8 @@ class ControllerIO:
                 table.num_source_pages[row] = 0
             case ClearPages(row):
                 table.clear_pages(row)
-            case SetStatePages(row, member, states, log):
-                table.set_state_pages(row, member, states, log)
+            case SetStatePages(row, member, states, log, snapshot):
+                table.set_state_pages(row, member, states, log, snapshot)
             case SetPrefilled(row, member, num_tokens, slot):
                 table.set_prefilled(row, member, num_tokens, slot)
             case SetPhase(row, phase):

@@ -56,7 +56,7 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -
         encode_budget=config.scheduling.encode_budget_tokens,
         rows_per_token=model.rows_per_token(),
         embedding_cache=config.memory.embedding_cache,
-        prefix_cache=config.memory.prefix_cache and not layout.has_states,  # a hit would need the state at its end
+        prefix_cache=config.memory.prefix_cache,
         positions=partial(_positions, model),
     )
 

@@ -70,7 +70,9 @@ async def serve(actor: Actor) -> None:
     if layout.has_states:
         members = layout.pools["log"]
         log.info("%d sequences run at once on a device, of which a guidance pair is two: %s", members.num_pages, members.reason)
-        log.info("prompts are not cached: the model has recurrent states")
+        if limits.prefix_cache:
+            num_snapshots = layout.pools["state"].num_pages - 2 * members.num_pages
+            log.info("the prefix cache keeps up to %d recurrent states beside theirs, where prompts part", num_snapshots)
     snapshot = left_in(io, actors, journaled)._replace(known_costs=costs.load())
     controller = recover(limits, actor.generation, snapshot)
     controller.set_saved(saved)

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...models.lm.decoder import StateRows
+from ...schema.rows import SNAPSHOT_SLOT
 from ...shm.sequence_table import SequenceTable, split_prefilled
 
 Ints = NDArray[np.int64]
@@ -36,6 +37,7 @@ def step_states(table: SequenceTable, row_B: Ints, member_B: Ints, length_B: Int
     assert table.log_page[row_B, member_B].min(initial=0) >= 0, "a row in decode has no log"
     assert table.state_table[row_B, member_B].min(initial=0) >= 0, "a row in decode lacks states"
     prefilled_B, slot_B = split_prefilled(table.prefilled[row_B, member_B])
+    assert slot_B.max(initial=0) < SNAPSHOT_SLOT, "a row in decode has no state of its own"
     slot_B = (slot_B ^ ((length_B - 1) // grid - prefilled_B // grid)) & 1
     bases, logs = table.state_table[row_B, member_B, slot_B], table.log_page[row_B, member_B]
     full = np.flatnonzero(length_B % grid == 0)

@@ -14,11 +14,12 @@ AfterLayer = Callable[[], object]
 class StateRefs:
     """Pages of a chunk's recurrent states (``state_layout``); -1 is none. ``base_from``: of the base at its start, without one the
     sequence begins there. ``base_to``: for the base at the last border, another page. ``log``: for what is behind that, where a decode
-    step is to follow."""
+    step is to follow. ``snapshots``: borders within the chunk, each with a page that gets the base there too."""
 
     base_from: int = -1
     base_to: int = -1
     log: int = -1
+    snapshots: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,8 @@ class CpuDelta:
         if self._kernel is not None:
             starts, ends = np.array(spans, dtype=np.int64).reshape(-1, 2).T
             pages = np.array([(refs.base_from, refs.base_to, refs.log) for refs in states], dtype=np.int64).reshape(-1, 3)
-            self._kernel.begin_prompts(starts, ends - starts, *pages.T)
+            bases, targets, logs = pages.T
+            self._kernel.begin_prompts(starts, ends - starts, bases, targets, logs, [refs.snapshots for refs in states])
 
     def begin_decode(self, lengths: Tensor, states: StateRows) -> None:
         if self._kernel is not None:
@@ -143,7 +144,7 @@ class CpuDelta:
         before = pages.base(layer, refs.base_from).columns if start else mixed.new_zeros(config.conv_size - 1, config.mixed_size)
         columns = torch.cat((before, mixed))
         ready = self._tokens(_convolve(columns.unsqueeze(1), weights.conv).squeeze(1), weights, ba)
-        outputs = []
+        outputs, seen, snapshots = [], config.conv_size - 1, dict(refs.snapshots)
         for at in range(0, end - start, GRID):
             size = min(GRID, end - start - at)
             tokens = Tokens(*(F.pad(part[at : at + size], [0, 0] * (part.dim() - 1) + [0, GRID - size]) for part in ready))
@@ -151,17 +152,22 @@ class CpuDelta:
             outputs.append(out[:size])
             if size == GRID:
                 state = fold(state, known)
+                if (page := snapshots.get(start + at + GRID)) is not None:
+                    self._store(layer, page, state, columns[at + GRID : at + GRID + seen])
             elif refs.log >= 0:
                 pages.append(layer, refs.log, start + at, type(known)(*(part[:size] for part in known)))
-        border, seen = border_before(end), config.conv_size - 1
+        border = border_before(end)
         if refs.base_to >= 0 and border:
-            new = pages.base(layer, refs.base_to)
-            new.state.copy_(state)
-            new.columns.copy_(columns[border - start : border - start + seen])
+            self._store(layer, refs.base_to, state, columns[border - start : border - start + seen])
         if refs.log >= 0:
             kept = min(seen, end)
             pages.append_columns(layer, refs.log, end - kept, columns[-kept:])
         return torch.cat(outputs)
+
+    def _store(self, layer: int, page: int, state: Tensor, columns: Tensor) -> None:
+        new = self._pages.base(layer, page)
+        new.state.copy_(state)
+        new.columns.copy_(columns)
 
     def _state(self, layer: int, page: int, place: int) -> Tensor:
         """The state at the last border before a token's place. At the first there is nothing, whatever the page holds: a prompt of one

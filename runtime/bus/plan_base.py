@@ -122,6 +122,11 @@ class PlanBase(Wire, frozen=True):
         block tables."""
         return {} if self.WRITES is None else {self.WRITES: distinct_pages(run for _, run in self.targets())}
 
+    def snapshots(self, key: RowKey) -> list[int]:
+        """Return the pages that get recurrent states of a row beside its own."""
+        del key
+        return []
+
     def targets(self, key: RowKey | None = None) -> list[Target]:
         """Return the page runs that the plan writes, of one row or of all."""
         pool, parts = self.WRITES, self.parts

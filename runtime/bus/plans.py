@@ -12,7 +12,7 @@ from ...schema.media import ItemShape, SegmentShape
 from ..pools import PoolName
 from .copy_plans import Load, LoadSegments, Transfer
 from .messages import MediaItem, PageRun
-from .plan_base import ChunkPlan, Place, PlanBase, PlanKind, Renumber, TokenChunk, distinct_pages
+from .plan_base import ChunkPlan, Place, PlanBase, PlanKind, Renumber, RowKey, TokenChunk, distinct_pages
 from .wire import Record, checked
 
 _LINEAR = 1024  # tokens or rows up to which attention's quadratic cost is negligible
@@ -150,13 +150,15 @@ class PrefillChunk(TokenChunk, frozen=True):
     preempted row is prefilled again over its prompt and its generated tokens. Both members take the same ids.
 
     Of a model with recurrent states: ``state_from`` is the page with the state at the chunk's start, -1 at that of the prompt;
-    ``state_to`` gets the one at the last border; ``log`` gets what is behind that, where the prompt ends.
+    ``state_to`` gets the one at the last border; ``log`` gets what is behind that, where the prompt ends. ``snapshots``: borders in the
+    chunk, each with a page for the state there.
     """
 
     spans: list[EmbeddingSpan]
     state_from: int = -1
     state_to: int = -1
     log: int = -1
+    snapshots: list[tuple[int, int]] = []
 
 
 class Prefill(ChunkPlan, frozen=True):
@@ -174,6 +176,9 @@ class Prefill(ChunkPlan, frozen=True):
 
     def reads(self) -> dict[PoolName, list[int]]:
         return {"embedding": distinct_pages(span.source for chunk in self.chunks for span in chunk.spans)}
+
+    def snapshots(self, key: RowKey) -> list[int]:
+        return [page for chunk in self.chunks if (chunk.row, chunk.row_generation) == key for _, page in chunk.snapshots]
 
     def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "Prefill":
         """Return the plan with other pages and rows, of generation 1."""

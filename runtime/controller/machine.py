@@ -31,6 +31,7 @@ from ..pools import PoolName
 from ..stage_table import WORKERS, InstanceId, stage_of
 from .caches.cache_eras import clear_caches, note_code
 from .caches.prefix_cache import PagesToCome
+from .caches.snapshots import has_states
 from .plans.kinds.transfer import issue_transfers
 from .plans.plan_dispatch import send_plan
 from .plans.plan_results import finish_plan, skip_plans
@@ -84,8 +85,15 @@ class Controller:
     # ------------------------------------------------------------------------------------------------------ messages
 
     def ended_by(self, message: ToController) -> list[tuple[int, int]]:
-        """Return the rows that this message ends while they decode, as (row, generation): ``on_message`` takes their last words."""
-        if not isinstance(message, _ENDING) or not self.state.limits.prefix_cache:
+        """Return the rows that this message ends while they decode, as (row, generation), or that decode has dropped for good:
+        ``on_message`` takes their last words."""
+        if not self.state.limits.prefix_cache:
+            return []
+        if isinstance(message, Dropped):
+            dropped = self.state.rows[message.row] if 0 <= message.row < len(self.state.rows) else None
+            gives_up = dropped is not None and (dropped.ending or dropped.record.evicting) and has_states(self.state)
+            return [dropped.key_in_table] if dropped is not None and gives_up else []
+        if not isinstance(message, _ENDING):
             return []
         request = self.state.requests.get(message.key)
         is_decoding = request is not None and request.phase == Phase.DECODE and not request.ending

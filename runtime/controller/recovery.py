@@ -231,6 +231,7 @@ def _restore_ledgers(state: ControllerState, keys: Mapping[PoolName, Mapping[int
     for name in state.pools:
         generations = state.pools[name].generations
         state.pools[name] = PageLedger.restore(len(generations), generations, owned[name], used[name], keys.get(name))
+    state.tie_snapshots()
 
 
 def _add_pages(held: dict[PoolName, dict[Holder, list[int]]], holder: Holder, request: Request) -> None:

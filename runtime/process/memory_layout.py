@@ -112,7 +112,9 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
     }
     for device in range(config.num_kv_pools):
         if states.members:
-            pools[state_pool(kv_pool(device))] = PoolLayout(2 * states.members, facts.state_bytes, reason=states.reason)
+            pools[state_pool(kv_pool(device))] = PoolLayout(
+                2 * states.members + states.snapshots, facts.state_bytes, reason=states.reason
+            )
             pools[log_pool(kv_pool(device))] = PoolLayout(states.members, facts.log_bytes, reason=states.reason)
         pools[kv_pool(device)] = PoolLayout(-(-kv.tokens // page), facts.kv_page_bytes, reason=kv.reason)
         if facts.packed_page_bytes:

@@ -23,6 +23,7 @@ NO_MEDIA = "the model takes text alone"  # reason of the size of a pool for medi
 EMBEDDING_SHARE = 0.02  # of the memory available to both pools
 STATE_SHARE = 0.25  # likewise
 LEAST_MEMBERS, MOST_MEMBERS = 2, 16  # sequences with states that run at once: a guidance pair; on a host
+LEAST_SNAPSHOTS, MOST_SNAPSHOTS = 2, 256  # states that the prefix cache keeps beside theirs: those that a guidance pair begins from
 
 
 class PoolSize(NamedTuple):
@@ -33,10 +34,12 @@ class PoolSize(NamedTuple):
 
 
 class StateSize(NamedTuple):
-    """``members``: sequences that run at once on a device, of which a guidance pair has two. ``reason``: for users."""
+    """``members``: sequences that run at once on a device, of which a guidance pair has two. ``snapshots``: states that the prefix
+    cache can have beside theirs. ``reason``: of the former, for users."""
 
     members: int
     reason: str
+    snapshots: int = 0
 
 
 class PoolSizes(NamedTuple):
@@ -59,7 +62,7 @@ def size_for_host(config: RuntimeConfig, facts: ModelFacts, room: HostRoom | Non
         return PoolSizes(embedding, PoolSize(memory.kv_tokens, "memory.kv_tokens"), states)
     least = max(min(KV_TOKENS, num_rows * context), context)
     left_of_each = max(0, left - embedding.tokens * facts.embedding_row_bytes) // config.num_kv_pools
-    left_of_each = max(0, left_of_each - states.members * facts.member_bytes)
+    left_of_each = max(0, left_of_each - states.members * facts.member_bytes - states.snapshots * facts.state_bytes)
     affordable = left_of_each // facts.kv_room_bytes * memory.kv_page_tokens
     num_quick = max(QUICK_BYTES, facts.weight_bytes // 2) // config.num_kv_pools // facts.kv_room_bytes * memory.kv_page_tokens
     kv = _within(least, affordable, max(least, min(HOST_CONTEXTS * context, least + num_quick)), share)
@@ -101,9 +104,19 @@ def _embedding_size(config: RuntimeConfig, facts: ModelFacts, left: int) -> Pool
 def _state_size(config: RuntimeConfig, facts: ModelFacts, left: int) -> StateSize:
     if not facts.state_grid:
         return StateSize(0, "")
+    share = int(STATE_SHARE * left) // config.num_kv_pools
+    size = _running_size(config, share // facts.member_bytes)
+    if not config.memory.prefix_cache:
+        return size
+    quick = max(QUICK_BYTES, facts.weight_bytes // 2) // config.num_kv_pools
+    room = min(share - size.members * facts.member_bytes, quick)
+    return size._replace(snapshots=max(LEAST_SNAPSHOTS, min(MOST_SNAPSHOTS, room // facts.state_bytes)))
+
+
+def _running_size(config: RuntimeConfig, affordable: int) -> StateSize:
+    """``affordable``: sequences whose states the share has room for."""
     if config.memory.max_sequences:
         return StateSize(max(LEAST_MEMBERS, config.memory.max_sequences), "memory.max_sequences")
-    affordable = int(STATE_SHARE * left) // config.num_kv_pools // facts.member_bytes
     if affordable >= MOST_MEMBERS:
         return StateSize(MOST_MEMBERS, f"{MOST_MEMBERS}, the most unless memory.max_sequences is set")
     if affordable <= LEAST_MEMBERS:

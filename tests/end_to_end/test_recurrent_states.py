@@ -5,6 +5,7 @@ itself. All that it has written by then stays, as after any kill -9.
 """
 
 import json
+import random
 import shutil
 import threading
 import urllib.request
@@ -17,9 +18,12 @@ import openai
 import pytest
 import torch
 
+from mmrt.models.state_layout import GRID
 from mmrt.tests.end_to_end.conftest import Server, also_slow, launching
 from mmrt.tests.end_to_end.oracle import check_argmax
+from mmrt.tests.end_to_end.test_prefix_cache import wait_for_stats
 from mmrt.tests.end_to_end.test_text_families import PICTURE, TextOracle
+from mmrt.tests.settings import examples
 
 QUESTION = "What is the colour of the sky on a clear day in the north of the country where you were born? " * 2
 OTHERS = ["Hi", "Tell me a long story. " * 20, "naïve café — ÿ 漢字 🙂"]
@@ -47,13 +51,9 @@ def visit(place):
             os.kill(os.getpid(), signal.SIGKILL)
 """
 PLACES = {  # of each file: the place's name, and the line before which it is, or after
-    "models/lm/delta.py": [
-        ("column of a step", "            pages.append_columns(layer, log, place, column[-1:])\n"),
-        ("entry of a step", "            pages.append(layer, log, place, new)\n"),
-        ("state of a fold", "                new.state.copy_(fold("),
-        ("columns of a fold", "                new.columns.copy_(pages.columns("),
-        ("state of a chunk", "            new.state.copy_(state)\n"),
-        ("columns of a chunk", "            pages.append_columns(layer, refs.log, end"),
+    "models/lm/language_model.py": [
+        ("layer of a chunk", "            if after_layer is not None:\n"),
+        ("layer of a step", "            normed = layer.finish(layer.mixer.decode(normed), hidden)\n"),
     ],
     "actors/decode/running_set.py": [
         ("fold", "            self._model.fold(states.borders, states.full_rows, states.targets)\n"),
@@ -66,16 +66,13 @@ PLACES = {  # of each file: the place's name, and the line before which it is, o
 }
 SCHEDULES = {  # a state at a prompt's first border is made of nothing: deaths there harm nobody, so some come later
     "decode": {
-        "column of a step": [2, 60],
-        "entry of a step": [3, 70],
-        "state of a fold": [2, 14, 26],
-        "columns of a fold": [16, 31],
+        "layer of a step": [3, 90, 150],
         "fold": [1, 6],
         "after the fold": [2, 5, 8],
         "commit": [2, 9],
         "after the commit": [4, 20],
     },
-    "prefill": {"state of a chunk": [2, 5, 8, 14], "columns of a chunk": [1, 8], "end of a plan": [1, 3, 5]},
+    "prefill": {"layer of a chunk": [2, 6, 11], "end of a plan": [1, 3, 5]},
     "controller": {
         "SetStatePages": [1, 2, 5],
         "AppendPages": [2, 4],
@@ -86,6 +83,13 @@ SCHEDULES = {  # a state at a prompt's first border is made of nothing: deaths t
         "SetPhase": [2, 5],
         "ClearPages": [1, 2],
     },
+}
+
+
+CHAT_KILLS = {
+    "decode": ["layer of a step", "fold", "commit"],
+    "prefill": ["layer of a chunk", "end of a plan"],
+    "controller": ["SetStatePages", "WritePlan", "SetPageKeys", "ClearPages"],
 }
 
 
@@ -172,6 +176,34 @@ def metric(server: Server, name: str) -> float:
     return float(next(line.split()[-1] for line in lines if line.startswith(f"{name} ")))
 
 
+class Chat:
+    """A conversation, by ids. Each turn waits until nobody holds what the one before it had."""
+
+    def __init__(self, server: Server, judge: TextOracle, salt: str) -> None:
+        self.server, self.judge, self.salt = server, judge, salt
+        self.ids: list[int] = []
+        self.num_known = 0  # tokens up to the last state of the last answer
+        self.dice = random.Random(salt)
+
+    def turn(self, num_tokens: int, max_tokens: int, **options: Any) -> int:
+        """Ask with so many new tokens, and return how many tokens were cached. The answers are transformers'."""
+        wait_for_stats(self.server, lambda stats: not any(pool.used for pool in stats.pools.values()))
+        prompt = [*self.ids, *(self.dice.randrange(200, 600) for _ in range(num_tokens))]
+        extra = {"return_token_ids": True, "cache_salt": self.salt, "ignore_eos": True}
+        found = self.server.client.completions.create(
+            model=self.server.checkpoint.name, prompt=prompt, max_tokens=max_tokens, temperature=0, extra_body=extra, **options
+        )
+        for choice in found.choices:
+            ids = choice.token_ids  # type: ignore[attr-defined]
+            assert len(ids) == max_tokens
+            self.judge.check_greedy(prompt, ids)
+        self.ids = [*prompt, *ids]
+        self.num_known = (len(self.ids) - 1) // GRID * GRID
+        usage = found.usage
+        assert usage is not None and usage.prompt_tokens_details is not None
+        return int(usage.prompt_tokens_details.cached_tokens or 0)
+
+
 def ask_everything(server: Server, judge: TextOracle, max_tokens: int) -> None:
     """A text, two choices, and a guidance pair at once; all tokens are transformers'."""
     options = {"max_tokens": max_tokens, "extra_body": {"ignore_eos": True}}
@@ -196,6 +228,19 @@ def test_kills_before_every_write_change_nothing(dying: Server, deaths: Deaths, 
     deaths.check(SCHEDULES[victim])
 
 
+@pytest.mark.parametrize("victim", ["controller", *also_slow("decode", "prefill")])
+def test_kills_in_every_turn_of_a_chat_change_nothing(dying: Server, deaths: Deaths, judge: TextOracle, victim: str) -> None:
+    """Each turn goes on behind the last state of the one before it, at the places where the kills are."""
+    chat, num_cached = Chat(dying, judge, f"{victim} dies"), 0
+    for _ in range(examples(9)):
+        deaths.begin({place: [1] for place in CHAT_KILLS[victim]})
+        known, found = chat.num_known, chat.turn(37, 30)
+        assert found % GRID == 0 and found <= known
+        num_cached += found
+        deaths.check({place: [1] for place in CHAT_KILLS[victim]})
+    assert num_cached > 0
+
+
 @pytest.mark.parametrize("budget", [16, *also_slow(40, 2048)])
 def test_eight_at_once(start: Callable[..., Server], judge: TextOracle, budget: int) -> None:
     server = start(f"[scheduling]\nprefill_budget_tokens = {budget}\n")
@@ -204,7 +249,7 @@ def test_eight_at_once(start: Callable[..., Server], judge: TextOracle, budget: 
     for question, (ids,) in zip(questions, found, strict=True):
         judge.check_greedy(judge.ids_of(question), ids)
     server.wait_until_empty()
-    assert {"state", "log"} <= server.status()["pools"].keys() and server.status()["pools"]["state"]["pages"] == 32
+    assert {"state", "log"} <= server.status()["pools"].keys() and server.status()["pools"]["state"]["pages"] == 32 + 256
     server.down()
 
 
@@ -256,10 +301,19 @@ def test_a_checkpoint_without_a_tower_is_served_as_text(text_alone: Server, judg
 def test_the_start_says_how_many_run_at_once(text_alone: Server) -> None:
     log = text_alone.mmrt("logs", "controller").stdout
     assert "5 sequences run at once on a device, of which a guidance pair is two: memory.max_sequences" in log
-    assert "prompts are not cached: the model has recurrent states" in log
-    question = {"model": text_alone.checkpoint.name, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 2}
-    used = [text_alone.client.chat.completions.create(**question).usage for _ in range(2)]
-    assert [usage.prompt_tokens_details.cached_tokens for usage in used] == [0, 0]
+    assert "the prefix cache keeps up to 256 recurrent states beside theirs" in log
+
+
+def test_turns_go_on_behind_what_is_known(text_alone: Server, judge: TextOracle) -> None:
+    chat = Chat(text_alone, judge, "chat")
+    assert chat.turn(50, 40) == 0
+    for num_tokens, max_tokens in ((20, 30), (1, 1), (70, 25), (16, 50)):
+        known = chat.num_known
+        assert chat.turn(num_tokens, max_tokens) == known
+    known = chat.num_known
+    assert chat.turn(61, 20, n=4) >= known
+    again = Chat(text_alone, judge, "chat")
+    assert again.turn(50, 30) == 48, "an equal prompt begins at the end of its last page"
 
 
 def test_a_pooled_prompt(text_alone: Server, judge: TextOracle) -> None:

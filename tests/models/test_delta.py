@@ -128,6 +128,30 @@ def test_cuts_on_the_grid_change_no_bit(config: DeltaConfig, dtype: DType, threa
 
 @each_way
 @each_dtype
+def test_a_snapshot_has_the_bits_of_a_chunk_that_ends_there(config: DeltaConfig, dtype: DType) -> None:
+    """In a call with another sequence; some are at the end of their chunk."""
+    tokens = projected(config, dtype)
+    whole = Layers(config, dtype)
+    expected, base = whole.absorb(tokens), whole.pools.bases[1].clone()
+    mine, outputs = Layers(config, dtype), []
+    for start, end, refs in (
+        (0, 64, StateRefs(-1, 1, -1, ((16, 2), (48, 5), (64, 3)))),
+        (64, LENGTH, StateRefs(3, 0, LOG, ((112, 4),))),
+    ):
+        both = Projected(*(torch.cat((tensor[:32], tensor[start:end])) for tensor in tokens))
+        mine.delta.begin_prefill([(0, 32), (start, end)], [StateRefs(-1, 6, -1, ((32, 7),)), refs])
+        found = [mine.delta.prefill(layer, weights(config), both) for layer in range(NUM_LAYERS)]
+        outputs.append(torch.stack(found)[:, 32:])
+    assert torch.equal(torch.cat(outputs, 1), expected) and torch.equal(mine.pools.bases[0], base)
+    assert torch.equal(mine.pools.logs[LOG], whole.pools.logs[LOG])
+    for page, length in ((2, 16), (5, 48), (3, 64), (4, 112), (7, 32)):
+        alone = Layers(config, dtype)
+        alone.absorb(tokens, (), length)
+        assert torch.equal(mine.pools.bases[page], alone.pools.bases[1]), length
+
+
+@each_way
+@each_dtype
 def test_steps_continue_a_prompt_and_fold_what_they_logged(config: DeltaConfig, dtype: DType) -> None:
     """Prefilling all is as prefilling a part and stepping through the rest, up to rounding."""
     tokens = projected(config, dtype)

@@ -13,13 +13,14 @@ from ....schema.media import MediaSpan
 from ....schema.rows import Phase
 from ...bus.copy_plans import Load, LoadChunk
 from ...bus.messages import RequestSpec
-from ...pools import PoolName
+from ...pools import PoolName, state_pool
 from ..scheduling.page_keys import Medium, PageKeys, content_digest, root_key
 from ..scheduling.types import Rank
 from ..state.effects import AppendPages, AppendSourcePages, SetPrefilled
 from ..state.request import Request
 from ..state.state import ControllerState, owner
 from .embedding_cache import give_back_read
+from .snapshots import Border, announced, cut_to_snapshot, has_states
 
 PAGES_AT_ONCE = 1024  # of a member, in a plan to load them
 
@@ -61,18 +62,21 @@ def learn_ids(request: Request, ids: Sequence[int]) -> None:
 def find_hits(state: ControllerState, request: Request, pool: PoolName = "kv") -> Hits:
     """Return the pages that a row without KV pages would be given from the cache of a pool."""
     cache = state.pools[pool].cache
-    return [cache.find_leading(keys.leading(_num_reusable(request, member))) for member, keys in enumerate(request.caches.keys)]
+    hits = [cache.find_leading(keys.leading(_num_reusable(state, request, member))) for member, keys in enumerate(request.caches.keys)]
+    return [cut_to_snapshot(state, request, pool, member, pages) for member, pages in enumerate(hits)] if has_states(state) else hits
 
 
-def _num_reusable(request: Request, member: int) -> int:
+def _num_reusable(state: ControllerState, request: Request, member: int) -> int:
     """Return how many of a member's leading tokens need not be computed: all but the last, except those from which log-probabilities
-    of the prompt or the mean of its hidden states are to come."""
+    of the prompt or the mean of its hidden states are to come. With recurrent states one more is prefilled: the row's first chunk takes
+    it from the snapshot to states of its own."""
     keys, sampling = request.caches.keys[member], request.spec.generation.sampling
     if member == 0 and request.spec.generation.pooling == "mean":
         return 0
     if member == 0 and sampling.prompt_logprobs is not None:
         return max(0, keys.num_prompt_tokens - 1 - sampling.prompt_logprobs_last) if sampling.prompt_logprobs_last else 0
-    return keys.num_tokens - 1
+    is_read_by_decode = request.spec.generation.pooling is None
+    return max(0, keys.num_tokens - 1 - (has_states(state) and is_read_by_decode))
 
 
 class PagesToCome:
@@ -87,24 +91,50 @@ class PagesToCome:
     def __init__(self, state: ControllerState) -> None:
         self._state = state
         self._page_tokens = state.limits.kv_page_tokens
+        self._has_states = has_states(state)
+        self._snapshots: dict[bool, dict[Border, Rank]] = {}  # for whom, and where: the first of the rows that leave it
         self._ranks: dict[tuple[int, bool], dict[bytes, Rank]] = {}  # by place, for whom, and key: the first of the rows that fill it
 
     def add(self, request: Request) -> None:
         """Note a row that has got its KV pages."""
         for (place, has_media), ranks in self._ranks.items():
             self._note(ranks, place, has_media, request)
+        for has_media, snapshots in self._snapshots.items():
+            self._note_snapshots(snapshots, has_media, request)
 
     def have_next_of(self, request: Request, hits: Hits) -> bool:
         """Return whether a row ahead is about to fill the page behind these hits, of some member."""
         for member, (keys, pages) in enumerate(zip(request.caches.keys, hits, strict=True)):
-            place = len(pages)
-            if (place + 1) * self._page_tokens > _num_reusable(request, member):
+            place, num_reusable = len(pages), _num_reusable(self._state, request, member)
+            if self._has_states:
+                if self._has_snapshot(request, member, place * self._page_tokens, num_reusable):
+                    return True
+                continue
+            if (place + 1) * self._page_tokens > num_reusable:
                 continue
             key = keys.at(place)
             rank = None if key is None else self._filled_at(place, awaits_media(request)).get(key)
             if rank is not None and rank < request.rank:
                 return True
         return False
+
+    def _has_snapshot(self, request: Request, member: int, start: int, end: int) -> bool:
+        """Return whether a row ahead is about to leave a snapshot of these tokens."""
+        has_media, keys = awaits_media(request), request.caches.keys[member]
+        snapshots = self._snapshots.get(has_media)
+        if snapshots is None:
+            snapshots = self._snapshots[has_media] = {}
+            for row in self._state.preparing():
+                self._note_snapshots(snapshots, has_media, row)
+        for (border, key), rank in snapshots.items():
+            if start < border <= end and rank < request.rank and keys.at(border // self._page_tokens - 1) == key:
+                return True
+        return False
+
+    def _note_snapshots(self, snapshots: dict[Border, Rank], has_media: bool, row: Request) -> None:
+        if row.can_prefill and row.caches.keys and (has_media or not awaits_media(row)):
+            for border in announced(self._state, row):
+                snapshots[border] = min(row.rank, snapshots.get(border, row.rank))
 
     def _filled_at(self, place: int, has_media: bool) -> dict[bytes, Rank]:
         """Return the keys of the pages at this place that are to be filled, for a row that awaits media or not."""
@@ -163,7 +193,9 @@ def append_hits(state: ControllerState, request: Request, member: int, pages: li
         return
     num_tokens = len(pages) * state.limits.kv_page_tokens
     append_to_prefill(state, request, member, pages)
-    state.emit(SetPrefilled(request.row, member, num_tokens))
+    if has_states(state):
+        request.kv.begin_from_snapshot(member)
+    state.emit(SetPrefilled(request.row, member, num_tokens, request.kv.slots[member]))
     request.kv.advance(member, 0, num_tokens)
     request.caches.hit(member, len(pages), num_tokens)
 
@@ -196,6 +228,8 @@ def note_hits(state: ControllerState, request: Request) -> None:
 def load_plan(state: ControllerState, request: Request) -> Load | None:
     """Return a plan to load the row's next pages: from the pool of another device where its cache has as many of them as the file, such
     as those of an answer that was decoded there; None if nobody has any."""
+    if has_states(state):
+        return None  # nobody has the states to be loaded with them
     others = [pool for pool in state.kv_pools if pool != request.prefill_pool]
     plans = [Load(chunks_to_load(state, request, state.pools[pool].cache.find_leading), pool) for pool in others]
     if not state.saved["kv"].is_empty:
@@ -213,7 +247,7 @@ def chunks_to_load(state: ControllerState, request: Request, find: FindLeading) 
         first = request.caches.num_named[member]
         start = first * page_tokens
         if request.kv.prefilled[member] == start:
-            names = keys.up_to(_num_reusable(request, member), first)[:PAGES_AT_ONCE]
+            names = keys.up_to(_num_reusable(state, request, member), first)[:PAGES_AT_ONCE]
             slots = find(names)
             if slots:
                 end = start + len(slots) * page_tokens
@@ -242,11 +276,15 @@ def skip_media(state: ControllerState, request: Request) -> bool:
 
 def name_pages(state: ControllerState, request: Request) -> None:
     """Give keys to the pages that the row has filled. No plan may be writing them."""
-    if not request.caches.keys or request.ending or request.record.evicting:
-        return
+    if request.caches.keys and not request.ending and not request.record.evicting:
+        name_filled(state, request)
+
+
+def name_filled(state: ControllerState, request: Request) -> None:
+    """The same for a row that may be giving up its pages: decode, which is about to drop it, still holds them."""
     for member, keys in enumerate(request.caches.keys):
         num_written = request.kv.prefilled[member]
-        if request.phase == Phase.DECODE:
+        if request.phase == Phase.DECODE or request.record.member_of is not None:
             num_written = max(num_written, request.kv.lengths[member] + request.answer.committed - 1)
         first = request.caches.num_named[member]
         if names := keys.up_to(num_written, first):
@@ -261,3 +299,6 @@ def check_unnamed(state: ControllerState, request: Request) -> None:
         first = (length + request.answer.committed - 1) // state.limits.kv_page_tokens
         for page in table[first : first + 1]:
             assert state.pools[request.kv_pool].cache.key_of(page) is None, f"decode would write page {page}, which has a key"
+    for page in request.kv.bases:
+        cache = state.pools[state_pool(request.kv_pool)].cache
+        assert cache.key_of(page) is None, f"decode would write state {page}, which has a key"

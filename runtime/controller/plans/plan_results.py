@@ -40,7 +40,7 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
             request.ownership.plan_done()
         encoded = kind.apply(state, plan, live, result)
     clear_plan(state, inflight)
-    kind.cleared(state, live, encoded)
+    kind.cleared(state, plan, live, encoded)
     for request in inflight.requests:
         settle(state, request)
 

@@ -10,13 +10,14 @@ from collections import Counter
 
 from ....schema.rows import Phase
 from ...pools import PoolName, is_kv_pool, log_pool, state_pool
-from ..caches.prefix_cache import append_hits, append_home_hits, append_to_prefill, load_plan, note_hits, share_hits
+from ..caches.prefix_cache import Hits, append_hits, append_home_hits, append_to_prefill, load_plan, note_hits, share_hits
+from ..caches.snapshots import has_states, snapshots_at
 from ..scheduling.admission import Holder, ResourceGate, choose_victims, pages_ahead, spare_pages_ahead
 from ..scheduling.guidance import Lengths, num_pages, wanted_pages
 from ..state.effects import AppendPages, SetStatePages
 from ..state.parts import StatePages
 from ..state.request import Request
-from ..state.state import BY_RANK, ControllerState, membership
+from ..state.state import BY_RANK, ControllerState, membership, owner
 from .lifecycle import preempt
 from .ownership import hand_over, is_orphan
 from .placement import Placement, able_pools, choose_pools
@@ -65,6 +66,7 @@ def grant_kv(state: ControllerState, request: Request, placement: Placement) -> 
         record.place(*placement[:2])
         state.save(request)
     hits, home = placement.hits, placement.at_home
+    snapshots = _share_snapshots(state, request, hits)
     share_hits(state, request, hits, request.prefill_pool)
     share_hits(state, request, home, request.kv_pool)
     for member, count in enumerate(wanted):
@@ -78,8 +80,8 @@ def grant_kv(state: ControllerState, request: Request, placement: Placement) -> 
             append_home_hits(state, request, member, at_home)
             count -= len(at_home)
         _append(state, request, member, count)
-        if state.limits.num_state_pages:
-            _give_states(state, request, member)
+        if has_states(state):
+            _give_states(state, request, member, snapshots[member] if snapshots else -1)
     request.end_wait()
     if request.caches.keys:
         request.caches.begin(may_load=load_plan(state, request) is not None)
@@ -96,13 +98,24 @@ def _append(state: ControllerState, request: Request, member: int, count: int) -
     request.kv.append(member, run.pages)
 
 
-def _give_states(state: ControllerState, request: Request, member: int) -> None:
+def _share_snapshots(state: ControllerState, request: Request, hits: Hits) -> list[int]:
+    """Make the row an owner of the states at the end of its hits, until it has states of its own. Returns their pages."""
+    if not has_states(state):
+        return []
+    pool = request.kv_pool
+    snapshots = snapshots_at(state, request, pool, list(map(len, hits)))
+    if pages := [page for page in snapshots if page >= 0]:
+        state.pools[state_pool(pool)].share(owner(request), pages)
+    return snapshots
+
+
+def _give_states(state: ControllerState, request: Request, member: int, snapshot: int) -> None:
     pool = request.kv_pool
     bases = state.allocate(state_pool(pool), request, 2)
     log = state.allocate(log_pool(pool), request, 0 if request.spec.is_prefill_only else 1)
     assert bases is not None and log is not None, "the granter gave pages of states that are not free"
-    pages = StatePages((bases.pages[0], bases.pages[1]), *log.pages)
-    state.emit(SetStatePages(request.row, member, list(pages.bases), pages.log))
+    pages = StatePages((bases.pages[0], bases.pages[1]), log.pages[0] if log.pages else -1, snapshot)
+    state.emit(SetStatePages(request.row, member, list(pages.bases), pages.log, snapshot))
     request.kv.take_states(member, pages)
 
 

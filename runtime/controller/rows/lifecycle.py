@@ -8,6 +8,7 @@ from ....schema.rows import Phase
 from ...bus.messages import Failed
 from ...errors import RequestError
 from ..caches.media_sharing import leave
+from ..caches.snapshots import keep_last_states
 from ..scheduling.types import SegmentStage
 from ..state.effects import ClearPages
 from ..state.records import Ended, Refused
@@ -70,6 +71,8 @@ def preempt(state: ControllerState, request: Request) -> None:
     request.end_wait()
     reset_media(state, request, consumed_too=True)
     state.save(request)
+    if request.phase == Phase.PREPARE:
+        keep_last_states(state, request)
     if request.phase == Phase.DECODE:
         state.set_phase(request, Phase.PREPARE)
     state.retire_kv(request)

@@ -14,7 +14,8 @@ from ....schema.rows import Phase
 from ...bus.messages import Admit, Drop
 from ...pools import PoolName
 from ...stage_table import InstanceId, number_of, stage_of
-from ..caches.prefix_cache import check_unnamed
+from ..caches.prefix_cache import check_unnamed, name_filled
+from ..caches.snapshots import has_states, keep_last_states
 from ..state.effects import SetOwner
 from ..state.inflight_plan import LONG_AGO_S
 from ..state.request import Request
@@ -110,7 +111,7 @@ def on_dropped(state: ControllerState, actor: InstanceId, row: int, row_generati
     if request is None or request.row_generation != row_generation or not ticket or request.ownership.drop_ticket != ticket:
         return
     if request.record.member_of == actor:
-        _end_membership(state, request)
+        _end_membership(state, request, is_final=True)
 
 
 def undropped(state: ControllerState) -> set[InstanceId]:
@@ -127,10 +128,15 @@ def on_gone(state: ControllerState, actors: Collection[InstanceId]) -> None:
     """End the memberships that wait for these decode actors: their role locks were free after all effects up to now."""
     for request in list(state.requests_in_rows()) if actors else ():
         if request.ownership.drop_ticket and request.ownership.decode is None and request.record.member_of in actors:
-            _end_membership(state, request)
+            _end_membership(state, request, is_final=False)
 
 
-def _end_membership(state: ControllerState, request: Request) -> None:
+def _end_membership(state: ControllerState, request: Request, *, is_final: bool) -> None:
+    """``is_final``: decode's last words for the row have been read."""
+    gives_up = request.ending or request.record.evicting or request.is_finished
+    if gives_up and (is_final or request.is_finished) and has_states(state) and request.caches.keys:
+        name_filled(state, request)
+        keep_last_states(state, request)
     request.ownership.dropped()
     del state.drops[request.row]
     request.record.leave()

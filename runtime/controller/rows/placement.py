@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ...pools import PoolName, log_pool, state_pool
 from ...stage_table import stage_of
 from ..caches.prefix_cache import Hits, find_hits, find_home_hits, num_saved
+from ..caches.snapshots import has_states, num_waking, snapshots_at
 from ..scheduling.admission import ResourceGate
 from ..scheduling.guidance import Lengths, num_pages, prefill_targets
 from ..state.request import Request
@@ -52,11 +53,11 @@ def choose_pools(state: ControllerState, request: Request, lengths: Lengths, wan
     for source in sources:
         hits = find_hits(state, request, source)
         pools = [source, *(home for home in homes if home not in sources)] if source in homes else homes
-        if state.limits.num_state_pages:
+        if has_states(state):
             pools = [source]  # recurrent states are not copied
         options += [_placement(state, request, targets, wanted, source, pool, hits, at_home[pool]) for pool in pools]
     most = max((option.hits for option in options), key=_num_pages)
-    num_anywhere = max(_num_pages(find_hits(state, request, pool)) for pool in state.kv_pools)
+    num_anywhere = 0 if has_states(state) else max(_num_pages(find_hits(state, request, pool)) for pool in state.kv_pools)
     options.sort(key=lambda option: _work(state, option, targets, num_anywhere))
     return next((option for option in options if gate.has(option.needs)), options[0])._replace(most_hits=most)
 
@@ -69,7 +70,7 @@ def able_pools(state: ControllerState, stage: str) -> Sequence[PoolName]:
     actors = [actor for actor in state.staying if stage_of(actor) == stage]
     unbroken = [actor for actor in actors if not state.is_lost(actor)] or actors
     pools = sorted({state.pool_of(actor) for actor in unbroken}, key=state.kv_pools.index)
-    if stage == "prefill" and state.limits.num_state_pages:
+    if stage == "prefill" and has_states(state):
         homes = able_pools(state, "decode")
         return [pool for pool in homes if pool in pools] or homes
     return pools
@@ -101,17 +102,20 @@ def _placement(
     cache has ``at_home`` if that is another one."""
     num_new = -num_saved(state, hits, source)
     if source == pool:
-        return Placement(pool, None, {pool: num_new + sum(wanted), **_state_needs(state, request, pool, len(wanted))}, hits, [], hits)
+        states = _state_needs(state, request, pool, len(wanted), hits)
+        return Placement(pool, None, {pool: num_new + sum(wanted), **states}, hits, [], hits)
     num_new += sum(num_pages(target, state.limits.kv_page_tokens) for target in targets)
     needs = {pool: sum(wanted) - num_saved(state, at_home, pool), source: num_new}
     return Placement(pool, source, needs, hits, at_home, hits)
 
 
-def _state_needs(state: ControllerState, request: Request, pool: PoolName, num_members: int) -> dict[PoolName, int]:
-    """Return the pages of recurrent states that a row takes: two and a log of each member. A log is for decode."""
-    if not state.limits.num_state_pages:
+def _state_needs(state: ControllerState, request: Request, pool: PoolName, num_members: int, hits: Hits) -> dict[PoolName, int]:
+    """Return the pages of recurrent states that a row takes: two and a log of each member, and those at the end of its hits. A log is
+    for decode."""
+    if not has_states(state):
         return {}
-    return {state_pool(pool): 2 * num_members, log_pool(pool): 0 if request.spec.is_prefill_only else num_members}
+    num_snapshots = num_waking(state, pool, snapshots_at(state, request, pool, list(map(len, hits))))
+    return {state_pool(pool): 2 * num_members + num_snapshots, log_pool(pool): 0 if request.spec.is_prefill_only else num_members}
 
 
 def _work(state: ControllerState, option: Placement, targets: Lengths, num_anywhere: int) -> float:

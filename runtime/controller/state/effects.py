@@ -90,16 +90,17 @@ class ClearPages(_Effect, frozen=True):
 
 
 class SetStatePages(_Effect, frozen=True):
-    """The member has these two pages of recurrent states, and this log: -1 is none."""
+    """The member has these two pages of recurrent states, this log, and begins from this snapshot: -1 is none."""
 
     row: int
     member: int
     states: list[int]
     log: int
+    snapshot: int = -1
 
 
 class SetPrefilled(_Effect, frozen=True):
-    """``slot``: which of the member's two states is that of these tokens' last border."""
+    """``slot``: which of the member's two states is that of these tokens' last border, or ``SNAPSHOT_SLOT``."""
 
     row: int
     member: int

@@ -24,6 +24,7 @@ class PageCache:
         self._number_of = [0] * num_pages  # by page; it grows with every key
         self._idle: OrderedDict[int, None] = OrderedDict()  # the pages that nobody else holds; the first is evicted first
         self._numbers = 0
+        self.follower: PageCache | None = None  # a cache whose pages are of no use without those of this one with the same keys
 
     def __len__(self) -> int:
         return len(self._page_of)
@@ -83,13 +84,22 @@ class PageCache:
             for page in pages:
                 self._idle.pop(page, None)
 
+    def demote(self, keys: Iterable[bytes]) -> None:
+        """Let the pages with these keys go before others, those that are idle."""
+        for key in keys:
+            if (page := self._page_of.get(key)) is not None and page in self._idle:
+                self._idle.move_to_end(page, last=False)
+
     def evict(self, count: int) -> list[int]:
-        """Forget so many idle pages that were used least recently, and return them."""
-        idle, key_of, page_of = self._idle, self._key_of, self._page_of
+        """Forget so many idle pages that were used least recently, and return them. Those of the follower go before its others."""
+        idle, key_of, page_of, keys = self._idle, self._key_of, self._page_of, list[bytes]()
         pages = [idle.popitem(last=False)[0] for _ in range(count)]
         for page in pages:
             key = key_of[page]
             assert key is not None
             del page_of[key]
             key_of[page] = None
+            keys.append(key)
+        if self.follower is not None:
+            self.follower.demote(keys)
         return pages

@@ -117,10 +117,10 @@ class PageLedger:
 
     def name(self, pages: Sequence[int], keys: Collection[bytes]) -> list[int]:
         """Give pages their keys, one each: they are never written again, and the cache keeps them while there is room. They must be
-        owned. Returns the places in the lists of those that got theirs. Nothing changes for a page whose key is in the cache already,
+        held. Returns the places in the lists of those that got theirs. Nothing changes for a page whose key is in the cache already,
         or that has a key: a controller that makes other keys than its predecessor did finds pages of rows under theirs."""
-        owners = self._num_owners
-        assert 0 not in [owners[page] for page in pages], "pages that get keys are retired or free"
+        owners, users = self._num_owners, self._num_users
+        assert 0 not in [owners[page] + users[page] for page in pages], "pages that get keys are free"
         added = self.cache.add(pages, keys)
         for place in added:
             owners[pages[place]] += 1

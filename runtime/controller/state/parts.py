@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ....schema.rows import SNAPSHOT_SLOT
 from ...bus.plan_base import Place
 from ...stage_table import InstanceId
 from ..scheduling.guidance import Lengths
@@ -20,15 +21,21 @@ Tables = tuple[list[int], list[int]]
 
 
 class StatePages(NamedTuple):
-    """A member's pages of recurrent states, and of their log. -1: none. A row without an answer has no log."""
+    """A member's pages of recurrent states, and of their log; and the page of the cache that it begins from. -1: none. A row without an
+    answer has no log."""
 
     bases: tuple[int, int] = (-1, -1)
     log: int = -1
+    snapshot: int = -1
 
     @property
     def is_whole(self) -> bool:
         """False also where the words of a grant were not all written: those of the bases are the last."""
         return -1 not in self.bases
+
+    def at(self, slot: int) -> int:
+        """Return the page of a slot."""
+        return self.snapshot if slot == SNAPSHOT_SLOT else self.bases[slot]
 
 
 NO_STATES = StatePages(), StatePages()
@@ -53,7 +60,7 @@ class Kv:
     prefilled: list[int] = field(default_factory=_none)
     copied: list[int] = field(default_factory=_none)  # tokens whose pages are in both pools: see ``transfer``
     states: tuple[StatePages, StatePages] = NO_STATES
-    slots: list[int] = field(default_factory=_none)  # of their two bases: see ``SequenceTable.prefilled``
+    slots: list[int] = field(default_factory=_none)  # where the state of their prefilled tokens is: see ``SequenceTable.prefilled``
 
     def restore(
         self,
@@ -74,8 +81,10 @@ class Kv:
 
     @property
     def bases(self) -> list[int]:
-        """The pages of recurrent states, of all members."""
-        return [page for member in self.states for page in member.bases if page >= 0]
+        """The pages of recurrent states, of all members: those of the cache as long as nothing is prefilled behind them."""
+        pages = [page for member in self.states for page in member.bases if page >= 0]
+        begun = zip(self.states, self.slots, strict=True)
+        return pages + [member.snapshot for member, slot in begun if slot == SNAPSHOT_SLOT and member.snapshot >= 0]
 
     @property
     def logs(self) -> list[int]:
@@ -98,9 +107,22 @@ class Kv:
         assert self.states[member] == StatePages()
         self.states = (pages, self.states[1]) if member == 0 else (self.states[0], pages)
 
-    def swap_states(self, member: int) -> None:
-        """A chunk has read one state and written the other, which is that of the prefilled tokens now."""
-        self.slots[member] ^= self.states[member].is_whole
+    def next_slot(self, member: int) -> int:
+        """Return where the next chunk's state goes."""
+        return 0 if self.slots[member] == SNAPSHOT_SLOT else 1 - self.slots[member]
+
+    def swap_states(self, member: int) -> int:
+        """A chunk has read one state and written another, which is that of the prefilled tokens now. Returns the page of the cache that
+        nobody will read for it any more, or -1."""
+        pages, slot = self.states[member], self.slots[member]
+        if not pages.is_whole:
+            return -1
+        self.slots[member] = self.next_slot(member)
+        return pages.snapshot if slot == SNAPSHOT_SLOT else -1
+
+    def begin_from_snapshot(self, member: int) -> None:
+        """The state of its prefilled tokens is the cache's."""
+        self.slots[member] = SNAPSHOT_SLOT
 
     def advance(self, member: int, start: int, end: int) -> bool:
         """Tokens [start, end) are prefilled, or were loaded. False if they were before."""

@@ -197,7 +197,7 @@ class Request:
         return self.kv.tables if self.record.source_pool is None else self.kv.source_tables
 
     def granted_pages(self) -> Iterator[tuple[PoolName, list[int]]]:
-        """Yield its KV pages, of both pools, and those of recurrent states."""
+        """Yield its KV pages, of both pools, and those of recurrent states, also of snapshots that a plan in flight makes."""
         for table in self.kv.tables:
             yield self.record.kv_pool, table
         if self.record.source_pool is not None:
@@ -206,6 +206,9 @@ class Request:
         if self.kv.states != NO_STATES:
             yield state_pool(self.record.kv_pool), self.kv.bases
             yield log_pool(self.record.kv_pool), self.kv.logs
+        for plan in self.plans.values():
+            if snapshots := plan.snapshots(self.key_in_table):
+                yield state_pool(self.record.kv_pool), snapshots
 
     def pages_in(self, pool: PoolName) -> set[int]:
         """Return those of a pool."""

@@ -160,6 +160,7 @@ class ControllerState:
             sizes |= dict.fromkeys(map(state_pool, self.kv_pools), limits.num_state_pages)
             sizes |= dict.fromkeys(map(log_pool, self.kv_pools), limits.num_log_pages)
         self.pools = {name: PageLedger(size, self.page_generations.get(name)) for name, size in sizes.items()}
+        self.tie_snapshots()
         self.rows = [None] * limits.num_rows
         self._lists = RowLists(self.rows)
         self.row_generations = [0] * limits.num_rows
@@ -344,6 +345,11 @@ class ControllerState:
     def pools_beside(self, pool: PoolName) -> tuple[PoolName, ...]:
         """Return a KV pool, and the pools of recurrent states of its device."""
         return (pool, state_pool(pool), log_pool(pool)) if self.limits.num_state_pages else (pool,)
+
+    def tie_snapshots(self) -> None:
+        """Let states go from the cache before others once the KV pages under them are gone."""
+        for kv in self.kv_pools if self.limits.num_state_pages else ():
+            self.pools[kv].cache.follower = self.pools[state_pool(kv)].cache
 
     def retire_kv(self, request: Request) -> None:
         """End the row's ownership of KV pages and of recurrent states, in all pools."""

@@ -7,6 +7,7 @@ from mmrt.runtime.controller.rows.kv_manager import wanted_kv
 from mmrt.runtime.controller.scheduling.types import SegmentStage
 from mmrt.runtime.controller.state.inflight_plan import LONG_AGO_S
 from mmrt.runtime.controller.state.state import ControllerState
+from mmrt.runtime.pools import state_pool
 from mmrt.schema.rows import Phase
 
 
@@ -63,3 +64,6 @@ def check_keys(state: ControllerState) -> None:
                 for index, page in enumerate(table):
                     key = cache.key_of(page)
                     assert key is None or names[index : index + 1] == [key], f"page {page} is the wrong one for {request}"
+        own = [page for pages in request.kv.states for page in pages.bases if page >= 0]
+        keyed = [page for page in own if state.pools[state_pool(request.kv_pool)].cache.key_of(page) is not None]
+        assert not keyed or request.record.evicting or request.is_finished, f"states {keyed} have keys, and will be written"

@@ -11,6 +11,7 @@ import numpy as np
 
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.controller.state.state import ControllerState
+from mmrt.runtime.pools import kind_of_pool
 from mmrt.schema.media import MediaSpan
 from mmrt.shm.pool import PagePool
 
@@ -41,7 +42,7 @@ class KVContents:
 
     def __init__(self) -> None:
         self._values: dict[tuple[int, int], list[int]] = {}
-        self._named: dict[bytes, tuple[int, ...]] = {}
+        self._named: dict[tuple[str, bytes], tuple[int, ...]] = {}
 
     def values(self, request: m.RequestSpec, spec: m.SequenceSpec, member: int, tokens: Sequence[int], era: bytes) -> list[int]:
         """Return the value of each of the row's tokens. ``tokens``: the expanded prompt and the generated ones. ``era``: its own."""
@@ -65,10 +66,14 @@ class KVContents:
         """Every key is the controller's, of a page that the cache owns, and stands for one content, which is complete."""
         keys, ledger = pool.read_keys(), state.pools[pool.name]
         assert {page: ledger.cache.key_of(page) for page in ledger.cache.pages()} == keys, "the index is not the controller's"
+        kind = kind_of_pool(pool.name)
+        places = set(range(PAGE_TOKENS)) if kind == "kv" else {0}  # a state is that of its last token
         for page, key in keys.items():
-            assert set(content[page]) == set(range(PAGE_TOKENS)), f"page {page} got its key before its contents"
-            held = tuple(content[page][slot] for slot in range(PAGE_TOKENS))
-            assert self._named.setdefault(key, held) == held, f"page {page} does not hold what its key says"
+            assert set(content[page]) == places, f"{kind} page {page} got its key before its contents"
+            held = tuple(content[page][slot] for slot in sorted(places))
+            assert self._named.setdefault((kind, key), held) == held, f"{kind} page {page} does not hold what its key says"
+            if kind == "state" and (tokens := self._named.get(("kv", key))) is not None:
+                assert held == tokens[-1:], f"state {page} is not that at the end of its key's tokens"
 
     def check_writable(self, pool: PagePool, page: int) -> None:
         assert pool._key_generations[page] != pool.generations[page], f"page {page} is written, and has a key"

@@ -355,7 +355,7 @@ class World:
         if self.saves_pages and self.random.random() < 0.3:
             self.save_pages()
             if self.random.random() < 0.3:
-                self.forget_pages(self.random.choice(("kv", "embedding")))
+                self.forget_pages(self.random.choice(("kv", "embedding") if self.states is None else ("kv", "embedding", "state")))
             if self.io is None:
                 return
             self.find_pages_of_an_earlier_run()
@@ -378,8 +378,9 @@ class World:
                 totals = self.controller.state.totals
                 assert self.limits.policy == "toy" or totals.overruled == totals.illegal == 0
                 check_kept(self.controller.state)
-                for name in self.controller.state.kv_pools:
-                    self.kv.check_index(self.controller.state, self.pools[name], self.content[name])
+                for name in self.pools:
+                    if kind_of_pool(name) in ("kv", "state"):
+                        self.kv.check_index(self.controller.state, self.pools[name], self.content[name])
                 self.check_sources()
 
     def check_sources(self) -> None:
@@ -772,7 +773,7 @@ class World:
                     self.keep("kv", key, dict(enumerate(values[4 * page : 4 * page + 4])))
 
     def of_all_devices(self, pool: str) -> Sequence[str]:
-        return self.controller.state.kv_pools if pool == "kv" else (pool,)
+        return [name for name in self.pools if kind_of_pool(name) == pool]
 
     def keep(self, pool: str, key: bytes, contents: dict) -> None:
         self.saved[pool].setdefault(key, (len(self.saved[pool]), contents))
@@ -1087,14 +1088,21 @@ def with_states(rng: random.Random, limits: Limits) -> Limits:
     """The limits of a run whose model has recurrent states: often few of them."""
     members = rng.choice((2, 2, 3, 5, 12))
     budget = rng.choice((0, 4, 5, 16))
-    pages = {"num_state_pages": 2 * members, "num_log_pages": members}
-    return replace(limits, prefix_cache=False, prefill_budget=budget, **pages)
+    pages = {"num_state_pages": 2 * members + rng.choice((0, 0, 1, 2, 5)), "num_log_pages": members}
+    return replace(limits, prefill_budget=budget, **pages)
 
 
 def make_request(
-    rng: random.Random, key: int, now: float, crowded: bool, earlier: Sequence[Wanted] = (), *, has_media: bool = True
+    rng: random.Random,
+    key: int,
+    now: float,
+    crowded: bool,
+    earlier: Sequence[Wanted] = (),
+    *,
+    has_media: bool = True,
+    goes_on: float = 0.3,
 ) -> Wanted:
-    """``earlier``: requests that it may continue, as the next turn of a chat does."""
+    """``earlier``: requests that it may continue, as the next turn of a chat does. ``goes_on``: how often."""
     ids: list[int] = make_text(rng, rng.choice((0, 1, 5, 12)))
     items, shapes = [], []
     poison = rng.choice(("video", "segment", "encoder", "prefill", "decode")) if rng.random() < 0.05 else ""
@@ -1112,7 +1120,7 @@ def make_request(
     ids = ids or [rng.randint(1, 99)]
     salt = rng.choice((b"", b"", b"other"))
     continued = [] if poison or broken else [before for before in earlier if not before.poison and before.broken is None]
-    if continued and rng.random() < 0.3:
+    if continued and rng.random() < goes_on:
         before = rng.choice(continued)
         is_choice = rng.random() < 0.4  # another choice of the same answer
         more = [] if is_choice else [*map(before.token, range(rng.randint(0, 12))), rng.randint(1, 99)]

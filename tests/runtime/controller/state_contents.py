@@ -28,8 +28,10 @@ class StateContents:
     def chunk(self, chunk: PrefillChunk, kv: str, values: Sequence[int], target: int) -> list[Write]:
         """Check what a chunk reads, and return what it writes. ``target``: tokens of its member that are to be prefilled."""
         assert chunk.start % PAGE_TOKENS == 0 and (chunk.end % PAGE_TOKENS == 0 or chunk.end == target), f"{chunk} is off the grid"
-        bases, log = self._table.state_pages(chunk.row, chunk.member)
-        assert chunk.state_to in bases and chunk.state_from in (bases if chunk.start else (-1,)), f"{chunk} has states of others"
+        bases, log, snapshot = self._table.state_pages(chunk.row, chunk.member)
+        assert chunk.state_to in bases and chunk.state_from in ((*bases, snapshot) if chunk.start else (-1,)), (
+            f"{chunk} has states of others"
+        )
         assert chunk.state_to != chunk.state_from, "a chunk overwrites what it reads"
         assert chunk.log == (log if chunk.end == target else -1)
         if chunk.start:
@@ -38,6 +40,9 @@ class StateContents:
         writes = [self._write(state_pool(kv), chunk.state_to, 0, values[border - 1] if border else 0)]
         if chunk.log >= 0:
             writes += [self._write(log_pool(kv), log, at % PAGE_TOKENS, values[at]) for at in range(border, chunk.end)]
+        for token, page in chunk.snapshots:
+            assert chunk.start < token <= chunk.end and token % PAGE_TOKENS == 0 and page not in bases
+            writes.append(self._write(state_pool(kv), page, 0, values[token - 1]))
         return writes
 
     def token(self, row: int, member: int, kv: str, values: Sequence[int]) -> list[Write]:

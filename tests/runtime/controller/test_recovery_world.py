@@ -25,7 +25,8 @@ def live_through(seed: int, place: Path, *, has_states: bool = False, has_media:
         num_requests, end_s = rng.randint(6, 12) if world.crowded else rng.randint(1, 12), world.now + STORM_S
         for key in range(1, num_requests + 1):
             earlier = list(world.wanted.values())
-            world.submit(make_request(rng, key, world.now, world.crowded, earlier, has_media=has_media))
+            goes_on = 0.7 if has_states else 0.3
+            world.submit(make_request(rng, key, world.now, world.crowded, earlier, has_media=has_media, goes_on=goes_on))
             for _ in range(rng.choice((0, 3, 20))):
                 world.turn()
         while world.now < end_s and not world.is_idle():
@@ -62,7 +63,7 @@ def test_everything_completes_whatever_dies(place: Path) -> None:
 
 def test_recurrent_states_survive_whatever_dies(place: Path) -> None:
     first = int(os.environ.get("MMRT_TEST_SEED") or time.time_ns() % 1_000_000_000)
-    preempted = handed_over = 0
+    preempted = handed_over = cached = 0
     for seed in [*range(examples(10)), TWICE, *range(first, first + NUM_NEW)]:
         try:
             world = live_through(seed, place, has_states=True)
@@ -70,7 +71,8 @@ def test_recurrent_states_survive_whatever_dies(place: Path) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
         preempted += world.num_preempted
         handed_over += world.num_handed_over
-    assert preempted >= NUM_NEW // 4 and handed_over >= NUM_NEW // 4
+        cached += world.num_cached
+    assert cached >= NUM_NEW and preempted >= NUM_NEW // 4 and handed_over >= NUM_NEW // 4
 
 
 @pytest.mark.slow

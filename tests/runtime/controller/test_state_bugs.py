@@ -2,18 +2,26 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mmrt.runtime.bus.messages import Dropped
+from mmrt.runtime.bus.plans import Prefill
 from mmrt.runtime.controller import recovery
-from mmrt.runtime.controller.rows import kv_manager, ownership
+from mmrt.runtime.controller.caches import prefix_cache, snapshots
+from mmrt.runtime.controller.machine import Controller
+from mmrt.runtime.controller.plans.kinds import prefill
+from mmrt.runtime.controller.rows import kv_manager, lifecycle, ownership, placement
 from mmrt.runtime.controller.scheduling.guidance import wanted_pages
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.controller.state.inflight_plan import InflightPlan
 from mmrt.runtime.controller.state.parts import Kv
 from mmrt.runtime.controller.state.request import Request
 from mmrt.runtime.controller.state.state import ControllerState, membership, owner
-from mmrt.runtime.pools import is_kv_pool
+from mmrt.runtime.pools import is_kv_pool, state_pool
+from mmrt.schema.rows import SNAPSHOT_SLOT, Phase
+from mmrt.tests.runtime.controller import recovery_world
 from mmrt.tests.runtime.controller.injected_bugs import Bug, must_find, name_of
 
 SEARCH = random.Random(8).sample(range(10**6), 600)
@@ -44,7 +52,7 @@ def give_states_away_under_decode(patch: pytest.MonkeyPatch) -> None:
 
 def swap_no_states(patch: pytest.MonkeyPatch) -> None:
     """A chunk reads the state that was written before the last one, and overwrites that."""
-    patch.setattr(Kv, "swap_states", lambda kv, member: None)
+    patch.setattr(Kv, "swap_states", lambda kv, member: -1)
 
 
 def end_chunks_anywhere(patch: pytest.MonkeyPatch) -> None:
@@ -85,15 +93,100 @@ def keep_states_when_preempted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ControllerState, "retire_kv", retire_kv)
 
 
+def take_hits_without_their_states(patch: pytest.MonkeyPatch) -> None:
+    """A row goes on at the end of all KV pages that the cache has, from the last state that it has."""
+    cut, at = snapshots.cut_to_snapshot, snapshots.snapshots_at
+
+    def last_states(state: ControllerState, request: Request, pool: str, num_pages: list[int]) -> list[int]:
+        tables = enumerate(num_pages)
+        return at(state, request, pool, [len(cut(state, request, pool, member, [0] * count)) for member, count in tables])
+
+    def uncut(state: ControllerState, request: Request, pool: str, member: int, pages: list[int]) -> list[int]:
+        return pages if cut(state, request, pool, member, pages) else []
+
+    patch.setattr(prefix_cache, "cut_to_snapshot", uncut)
+    patch.setattr(kv_manager, "snapshots_at", last_states)
+    patch.setattr(placement, "snapshots_at", last_states)
+
+
+def forget_the_pages_of_snapshots(patch: pytest.MonkeyPatch) -> None:
+    """A new controller gives the pages away in which a plan leaves snapshots."""
+
+    def recover(*arguments: Any) -> Controller:
+        with pytest.MonkeyPatch.context() as inside:
+            inside.setattr(Prefill, "snapshots", lambda plan, key: [])
+            return recovery.recover(*arguments)
+
+    patch.setattr(recovery_world, "recover", recover)
+
+
+def name_last_states_by_an_old_count(patch: pytest.MonkeyPatch) -> None:
+    """The last words of a row that decode has dropped are not read."""
+    ended_by = Controller.ended_by
+    patch.setattr(Controller, "ended_by", lambda machine, message: [] if isinstance(message, Dropped) else ended_by(machine, message))
+
+
+def name_last_states_before_the_record(patch: pytest.MonkeyPatch) -> None:
+    """A row that is preempted names its states before its record says that it gives them up."""
+    keep, save = lifecycle.keep_last_states, ControllerState.save
+    patch.setattr(lifecycle, "keep_last_states", lambda state, request: None)
+
+    def save_after(state: ControllerState, request: Request) -> None:
+        if request.record.evicting and request.record.member_of is None and request.phase == Phase.PREPARE:
+            keep(state, request)
+        save(state, request)
+
+    patch.setattr(ControllerState, "save", save_after)
+
+
+def write_the_snapshot(patch: pytest.MonkeyPatch) -> None:
+    """The first chunk writes into the page that it reads."""
+
+    def chunk(state: ControllerState, request: Request, choice: Any) -> Any:
+        found = states(state, request, choice)
+        return found if request.kv.slots[choice.member] != SNAPSHOT_SLOT else (found[0], found[0], *found[2:])
+
+    states = prefill._states
+    patch.setattr(prefill, "_states", chunk)
+
+
+def give_the_snapshot_away_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Nobody holds the snapshot that a row is to begin from."""
+    share = kv_manager._share_snapshots
+
+    def share_and_retire(state: ControllerState, request: Request, hits: prefix_cache.Hits) -> list[int]:
+        pages = share(state, request, hits)
+        state.pools[state_pool(request.kv_pool)].retire(owner(request), {page for page in pages if page >= 0})
+        return pages
+
+    patch.setattr(kv_manager, "_share_snapshots", share_and_retire)
+    swap = Kv.swap_states
+    patch.setattr(Kv, "swap_states", lambda kv, member: swap(kv, member) * 0 - 1)
+    pages = InflightPlan.pages
+    patch.setattr(InflightPlan, "pages", lambda plan: [(pool, _without_snapshots(plan, pages)) for pool, pages in pages(plan)])
+
+
+def _without_snapshots(plan: InflightPlan, pages: list[int]) -> list[int]:
+    read = {chunk.state_from for chunk in plan.plan.chunks} if isinstance(plan.plan, Prefill) else set()
+    own = {page for request in plan.requests for states in request.kv.states for page in states.bases}
+    return [page for page in pages if page not in read - own]
+
+
 BUGS: dict[Bug, tuple[int, ...]] = {
-    forget_which_state_is_the_last: (481436, 201568, 735221),
-    give_states_away_under_a_plan: (475143, 51303, 792336),
-    give_states_away_under_decode: (795894, 523259, 539474),
+    forget_which_state_is_the_last: (237718, 393603, 739054),
+    give_states_away_under_a_plan: (314619, 847782),
+    give_states_away_under_decode: (237718, 388404, 393603),
     swap_no_states: (237718, 388404, 393603),
     end_chunks_anywhere: (202497, 739054, 45905),
-    miss_an_interrupted_grant: (420175, 409445, 600965),
-    swap_states_again: (119255, 642954, 336412),
-    keep_states_when_preempted: (393603, 202497, 45905),
+    miss_an_interrupted_grant: (237718, 739054, 795894),
+    swap_states_again: (512404, 312845, 956946),
+    keep_states_when_preempted: (237718, 388404, 393603),
+    take_hits_without_their_states: (259460, 600965, 761268),
+    forget_the_pages_of_snapshots: (739054, 45905, 511078),
+    name_last_states_by_an_old_count: (673047, 270906),
+    name_last_states_before_the_record: (388404, 695166),
+    write_the_snapshot: (388404, 202497, 259460),
+    give_the_snapshot_away_at_once: (388404, 202497, 259460),
 }
 
 

@@ -52,7 +52,7 @@ def test_chunks_take_turns_with_two_states() -> None:
     driver = Driver(**FEW, prefill_budget=5)
     driver.submit(text(12))
     kv = driver.state.requests[KEY].kv
-    (first, second), log = kv.states[0]
+    (first, second), log, _ = kv.states[0]
     seen: list[tuple[int, ...]] = []
     words: list[tuple[int, int]] = []
     while driver.state.requests[KEY].phase == Phase.PREPARE:

@@ -143,10 +143,11 @@ def test_states_have_pools_of_their_own() -> None:
         found = plan_layout(parse_config(text), HYBRID, "bfloat16", HostRoom(int(gib * GIB), 1 << 60)).pools
         return {name: pool.num_pages for name, pool in found.items() if name.startswith(("state", "log"))}
 
-    assert pools(100) == {"state": 32, "log": 16}, "the most"
-    assert pools(0) == {"state": 4, "log": 2}, "a guidance pair"
+    assert pools(100) == {"state": 32 + 64, "log": 16}, "the most, and what half a GiB has room for"
+    assert pools(0) == {"state": 4 + 2, "log": 2}, "a guidance pair, and what it begins from"
     assert 2 < pools(2.0)["log"] < 16
-    assert pools(100, "[memory]\nmax_sequences = 40\n") == {"state": 80, "log": 40}
+    assert pools(100, "[memory]\nmax_sequences = 40\nprefix_cache = false\n") == {"state": 80, "log": 40}
+    assert pools(12, "[memory]\nmax_sequences = 30\n") == {"state": 60 + 21, "log": 30}, "what is left of the share"
     two = pools(100, '[actors]\nlayout = "EPD@a+EPD@b"\n[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n')
     assert [*two] == ["state", "log", "state.1", "log.1"]
 

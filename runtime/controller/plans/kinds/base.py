@@ -39,5 +39,5 @@ class Kind(Generic[P]):
         """Note that the plan is more work than estimated."""
         raise AssertionError("video alone estimates its work")
 
-    def cleared(self, state: ControllerState, live: list[Request], encoded: Encoded) -> None:
+    def cleared(self, state: ControllerState, plan: P, live: list[Request], encoded: Encoded) -> None:
         """Do what has to wait until the plan has left the table: one that is there may be done again."""

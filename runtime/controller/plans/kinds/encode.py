@@ -45,7 +45,7 @@ class EncodeKind(Kind[Encode]):
     def apply(self, state: ControllerState, plan: Encode, live: list[Request], result: Result) -> Encoded:
         return apply_encoded(state, plan, live)
 
-    def cleared(self, state: ControllerState, live: list[Request], encoded: Encoded) -> None:
+    def cleared(self, state: ControllerState, plan: Encode, live: list[Request], encoded: Encoded) -> None:
         keep_encoded(state, encoded)
 
 

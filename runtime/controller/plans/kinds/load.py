@@ -46,7 +46,7 @@ class LoadKind(Kind[Load]):
             apply_loaded(state, request, plan, result)
         return ()
 
-    def cleared(self, state: ControllerState, live: list[Request], encoded: Encoded) -> None:
+    def cleared(self, state: ControllerState, plan: Load, live: list[Request], encoded: Encoded) -> None:
         for request in live:
             name_pages(state, request)
             if request.has_kv and not request.ending:

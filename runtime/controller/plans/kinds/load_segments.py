@@ -50,7 +50,7 @@ class LoadSegmentsKind(Kind[LoadSegments]):
     def apply(self, state: ControllerState, plan: LoadSegments, live: list[Request], result: Result) -> Encoded:
         return apply_encoded(state, plan, live)
 
-    def cleared(self, state: ControllerState, live: list[Request], encoded: Encoded) -> None:
+    def cleared(self, state: ControllerState, plan: LoadSegments, live: list[Request], encoded: Encoded) -> None:
         keep_encoded(state, encoded, are_hits=True)
 
 

@@ -2,15 +2,17 @@
 
 from ....bus.messages import Result
 from ....bus.plans import Prefill, PrefillChunk
+from ....pools import state_pool
 from ...caches.embedding_cache import give_back_read
 from ...caches.prefix_cache import name_pages
+from ...caches.snapshots import allocate_snapshots, keep_snapshots
 from ...rows.poison import absolve
 from ...scheduling.budgets import update
 from ...scheduling.guidance import num_pages
 from ...scheduling.types import ChunkChoice, SegmentStage
 from ...state.effects import SetPrefilled
 from ...state.request import Request
-from ...state.state import ControllerState
+from ...state.state import ControllerState, owner
 from ..plan_dispatch import place_plan
 from .base import Encoded, Kind
 
@@ -34,17 +36,22 @@ def _chunk(state: ControllerState, request: Request, choice: ChunkChoice) -> Pre
             run = request.record.items[part.item].segments[part.segment].embedding
             assert run is not None, "a chunk reaches into a segment without embedding pages"
             spans.append(request.media.tracker.span(part, run, choice.start, choice.end))
-    return PrefillChunk(*request.key_in_table, choice.member, choice.start, choice.end, spans, *_states(request, choice))
+    state_from, state_to, log, snapshots = _states(state, request, choice)
+    tokens = choice.member, choice.start, choice.end
+    return PrefillChunk(*request.key_in_table, *tokens, spans, state_from, state_to, log, snapshots)
 
 
-def _states(request: Request, choice: ChunkChoice) -> tuple[int, int, int]:
-    """Return the pages of recurrent states that a chunk reads and writes, and of the log: see ``PrefillChunk``. None that it reads is
-    written, so a chunk that is done again finds what it found before."""
-    pages, slot = request.kv.states[choice.member], request.kv.slots[choice.member]
+def _states(state: ControllerState, request: Request, choice: ChunkChoice) -> tuple[int, int, int, list[tuple[int, int]]]:
+    """Return the pages of recurrent states that a chunk reads and writes, of the log, and for snapshots: see ``PrefillChunk``. None
+    that it reads is written, so a chunk that is done again finds what it found before."""
+    kv, member = request.kv, choice.member
+    pages = kv.states[member]
     if not pages.is_whole:
-        return -1, -1, -1
-    is_last = choice.end == request.targets[choice.member]
-    return pages.bases[slot] if choice.start else -1, pages.bases[1 - slot], pages.log if is_last else -1
+        return -1, -1, -1, []
+    state_from, state_to = pages.at(kv.slots[member]) if choice.start else -1, pages.at(kv.next_slot(member))
+    assert state.pools[state_pool(request.prefill_pool)].cache.key_of(state_to) is None, f"a chunk would write state {state_to}"
+    log = pages.log if choice.end == request.targets[member] else -1
+    return state_from, state_to, log, allocate_snapshots(state, request, choice)
 
 
 class PrefillKind(Kind[Prefill]):
@@ -61,8 +68,10 @@ class PrefillKind(Kind[Prefill]):
             request = rows.get((chunk.row, chunk.row_generation))
             if request is None or request.record.evicting or not request.kv.advance(chunk.member, chunk.start, chunk.end):
                 continue
-            request.kv.swap_states(chunk.member)
+            snapshot = request.kv.swap_states(chunk.member)
             state.emit(SetPrefilled(request.row, chunk.member, chunk.end, request.kv.slots[chunk.member]))
+            if snapshot >= 0 and snapshot not in request.kv.bases:
+                state.pools[state_pool(request.prefill_pool)].retire(owner(request), [snapshot])
             if chunk.spans and release_consumed(state, request):
                 state.save(request)
         for request in live:
@@ -70,9 +79,10 @@ class PrefillKind(Kind[Prefill]):
                 state.save(request)
         return ()
 
-    def cleared(self, state: ControllerState, live: list[Request], encoded: Encoded) -> None:
+    def cleared(self, state: ControllerState, plan: Prefill, live: list[Request], encoded: Encoded) -> None:
         for request in live:
             name_pages(state, request)
+            keep_snapshots(state, request, plan)
             if request.is_computed:
                 state.ask(request.key, request.gateway_generation)
 

@@ -60,7 +60,7 @@ class TransferKind(Kind[Transfer]):
             _apply_transferred(state, request, plan, result)
         return ()
 
-    def cleared(self, state: ControllerState, live: list[Request], encoded: Encoded) -> None:
+    def cleared(self, state: ControllerState, plan: Transfer, live: list[Request], encoded: Encoded) -> None:
         for request in live:
             leave_source(state, request)
 

@@ -1,0 +1,129 @@
+"""Snapshots: recurrent states that the prefix cache has, each at the end of a page of tokens (pure; rules over ``ControllerState``).
+
+A row of a model with recurrent states can go on behind cached KV pages only where the state at their end is known too. A snapshot has
+the key of the KV page that ends there, in the cache of the pool of states, so one chain of keys finds both. A row reads the snapshot in
+its first chunk alone, and writes pages of its own.
+
+Prefill copies the state in passing, at the borders of a prompt. The last state of a row that gives up its pages is a snapshot as it
+is. Either gets its key when nobody writes it any more: after its plan is cleared, or after decode has dropped the row.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from ....schema.rows import SNAPSHOT_SLOT
+from ...bus.plans import Prefill, PrefillChunk
+from ...pools import PoolName, state_pool
+from ..scheduling.guidance import Lengths
+from ..scheduling.types import ChunkChoice
+from ..state.request import Request
+from ..state.state import ControllerState, owner
+
+Border = tuple[int, bytes]
+"""A place in a prompt, and the key of the page that ends there."""
+
+
+def has_states(state: ControllerState) -> bool:
+    return state.limits.num_state_pages > 0
+
+
+def cut_to_snapshot(state: ControllerState, request: Request, pool: PoolName, member: int, pages: list[int]) -> list[int]:
+    """Return those of a member's hits at whose end the cache has the state."""
+    cache, keys = state.pools[state_pool(pool)].cache, request.caches.keys
+    if 3 * len(keys) > state.limits.num_state_pages:
+        return []  # there is no room for two states of each member beside its snapshot
+    for count in range(len(pages), 0, -1):
+        key = keys[member].at(count - 1)
+        if key is not None and cache.find(key) is not None:
+            return pages[:count]
+    return []
+
+
+def snapshots_at(state: ControllerState, request: Request, pool: PoolName, num_pages: Sequence[int]) -> list[int]:
+    """Return the page with the state at the end of each member's hits; -1 without any. ``num_pages``: of the hits."""
+    found, cache = [], state.pools[state_pool(pool)].cache
+    for keys, count in zip(request.caches.keys, num_pages, strict=True):
+        key = keys.at(count - 1) if count else None
+        page = None if key is None else cache.find(key)
+        assert page is not None or not count, "hits without the state at their end"
+        found.append(-1 if page is None else page)
+    return found
+
+
+def num_waking(state: ControllerState, pool: PoolName, snapshots: Sequence[int]) -> int:
+    """Return how many of these are idle, and count as free until a row reads them."""
+    cache = state.pools[state_pool(pool)].cache
+    return len({page for page in snapshots if page >= 0 and cache.is_idle(page)})
+
+
+def borders(state: ControllerState, request: Request, lengths: Lengths) -> Iterator[tuple[int, int]]:
+    """Yield the places at which prefill leaves snapshots, as (member, tokens). The end of a prompt's last page is one: an equal prompt
+    begins there, and has a token left."""
+    page_tokens = state.limits.kv_page_tokens
+    for member, length in enumerate(lengths):
+        if (border := (length - 2) // page_tokens * page_tokens) > 0:
+            yield member, border
+
+
+def announced(state: ControllerState, request: Request) -> Iterator[Border]:
+    """Yield the borders at which a row is still to leave snapshots."""
+    for member, border in borders(state, request, request.kv.lengths):
+        if request.kv.prefilled[member] < border and (key := request.caches.keys[member].at(_page(state, border))) is not None:
+            yield border, key
+
+
+def allocate_snapshots(state: ControllerState, request: Request, choice: ChunkChoice) -> list[tuple[int, int]]:
+    """Return the borders that a chunk passes, each with a page for the state there: those that the cache lacks, while there is room."""
+    if not request.caches.keys:
+        return []
+    pool, found = state_pool(request.prefill_pool), []
+    for member, border in borders(state, request, request.kv.lengths):
+        if member == choice.member and choice.start < border <= choice.end:
+            key = request.caches.keys[member].at(_page(state, border))
+            if key is not None and state.pools[pool].cache.find(key) is None and (run := state.allocate(pool, request, 1)) is not None:
+                found.append((border, run.pages[0]))
+    return found
+
+
+def keep_snapshots(state: ControllerState, request: Request, plan: Prefill) -> None:
+    """After a plan has left the table: name the snapshots that it has made, if it was done, and give up their pages."""
+    pages = plan.snapshots(request.key_in_table)
+    if not pages or request.ending or request.record.evicting:
+        return
+    pool = state_pool(request.prefill_pool)
+    for chunk in plan.chunks:
+        if (chunk.row, chunk.row_generation) == request.key_in_table:
+            for border, page in chunk.snapshots:
+                if request.kv.prefilled[chunk.member] >= border:
+                    _name(state, request, chunk.member, border, page)
+    state.pools[pool].retire(owner(request), pages)
+
+
+def keep_last_states(state: ControllerState, request: Request) -> None:
+    """Name the last states of a row that gives up its pages, which is recorded. If it has been in decode, its count is the final one,
+    and its membership is about to end."""
+    if not request.caches.keys or not has_states(state):
+        return
+    page_tokens, plan = state.limits.kv_page_tokens, request.prefill_plan
+    written = [chunk.state_to for chunk in plan.chunks if isinstance(chunk, PrefillChunk)] if plan is not None else []
+    for member, length in enumerate(request.kv.lengths):
+        pages, slot, prefilled = request.kv.states[member], request.kv.slots[member], request.kv.prefilled[member]
+        if not pages.is_whole or slot == SNAPSHOT_SLOT:
+            continue
+        end = prefilled
+        if request.record.member_of is not None:
+            end = max(end, length + request.answer.committed - 1)
+            slot = (slot + end // page_tokens - prefilled // page_tokens) % 2
+        if (border := end - end % page_tokens) and (page := pages.at(slot)) not in written:
+            _name(state, request, member, border, page)
+
+
+def _name(state: ControllerState, request: Request, member: int, border: int, page: int) -> None:
+    """Give a page the key of the KV page that ends at the border, which has it too."""
+    number, pool = _page(state, border), request.kv_pool
+    key = request.caches.keys[member].at(number)
+    if key is not None and state.pools[pool].cache.find(key) is not None:
+        state.name_pages(state_pool(pool), [page], [key], number)
+
+
+def _page(state: ControllerState, border: int) -> int:
+    return border // state.limits.kv_page_tokens - 1
