@@ -136,6 +136,9 @@ def _take(state: ControllerState, request: Request, place: Place, segment: Segme
     if patch is not None:
         state.pools["patch"].retire(owner(request), patch.pages)
     request.media.mark_ready(place)
+    part = request.media.part(place)
+    if request.kv.prefilled[0] > part.start:  # it had lost the segment in the middle
+        give_back_read(state, request, pages[request.media.consume(part, request.kv.prefilled[0])])
     request.record.forgive([place])
     request.end_wait()
     state.totals.media_queries += 1
