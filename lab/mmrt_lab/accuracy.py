@@ -3,6 +3,7 @@
 Random text is forced through several computations of one checkpoint: transformers in float32 (the reference), transformers in the
 reduced dtype, and ours (prefill, then one token at a time from paged KV) with each kind of KV cache, with pages of the prompt packed
 as on their way to another device, and weights in the format that is asked for. A flip is an argmax that differs from the reference's.
+With ``--formats`` all formats of weights are compared instead (``formats``).
 """
 
 import argparse
@@ -16,17 +17,20 @@ from rich.console import Console
 from torch import Tensor
 
 from mmrt.bench.environment import Environment, read_environment
-from mmrt.bench.output import JSON_HELP, run_bench
+from mmrt.bench.output import JSON_HELP, progress, run_bench
 from mmrt.bench.render import show_table
 from mmrt.bench.serve.errors import BenchError
 from mmrt.models.architecture import KvDType, ModelConfig, TransferDType, WeightFormat
 from mmrt.models.checkpoint.weights import read_weights, torch_dtype
 from mmrt.models.config import load_model_config
+from mmrt.models.errors import CheckpointError
 from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.kv_packing import KvPacking
 from mmrt.models.lm.language_model import build_language_model
 
 from .extras import need_extra
+from .formats import FormatsBench, measure_formats, show_formats
+from .prose import PROSE
 
 PAGE_TOKENS = 16
 PROMPT_TOKENS = 40
@@ -53,10 +57,14 @@ class AccuracyBench(msgspec.Struct, frozen=True, kw_only=True):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0; 1 without the extra."""
-    about = "Reduced precision against float32. Needs the extra reference."
+    about = "Reduced precision against float32. Needs the extra reference, but for --formats."
     parser = argparse.ArgumentParser(prog="mmrt bench accuracy", description=about)
     add = parser.add_argument
-    add("checkpoint", type=Path, help="a checkpoint directory")
+    add("checkpoint", type=Path, help="a checkpoint directory; with --formats also a GGUF file")
+    add("--formats", action="store_true", help="all formats of weights over a text: memory, loss and time")
+    add("--text", type=Path, metavar="FILE", help="with --formats: force the beginning of this text, not of one that comes with mmrt")
+    add("--text-tokens", type=int, default=512, help="with --formats: tokens of the text (%(default)s)")
+    add("--threads", type=int, default=1, help="with --formats (%(default)s)")
     add("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     add("--weights", choices=get_args(WeightFormat), default="auto", help="format of the language model's matrices: auto is dtype")
     add("--sequences", type=int, default=8)
@@ -64,9 +72,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--seed", type=int, default=0)
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
     options = parser.parse_args(argv)
+    if options.formats:
+        return _compare_formats(parser, options)
     if load_model_config(options.checkpoint).quantization is not None:
         parser.error(f"{options.checkpoint} is quantized: transformers, for comparison, reads it only with other packages")
     bench = run_bench("accuracy", options.json, (BenchError,), lambda _: measure(options), show)
+    return 1 if bench is None else 0
+
+
+def _compare_formats(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    for name in ("text_tokens", "threads"):
+        if (value := getattr(options, name)) < 1:
+            parser.error(f"--{name.replace('_', '-')} {value}: expected 1 or more")
+    try:
+        text = PROSE if options.text is None else options.text.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(f"--text {options.text}: {error}")
+
+    def compare(console: Console) -> FormatsBench:
+        with progress(console) as tell:
+            return measure_formats(options.checkpoint, text, options.text_tokens, options.threads, tell)
+
+    bench = run_bench("accuracy", options.json, (BenchError, CheckpointError), compare, show_formats)
     return 1 if bench is None else 0
 
 

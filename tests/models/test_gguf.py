@@ -284,7 +284,10 @@ def test_a_trained_model_says_what_transformers_says(tmp_path: Path) -> None:
         expected = theirs(ids).logits[:, len(prompt) - 1 : -1]
         logits = our_logits(directory, load_model_config(directory, "float32"), ids, len(prompt))
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
-    assert tokenizer.decode(logits[0].argmax(-1).tolist()) == "The capital of France is Paris."
+    assert tokenizer.decode(ids[0, len(prompt) :].tolist()) == "The capital of France is Paris."
+    for weights in ("float16", "int8", "int8g", "int4"):
+        logits = our_logits(directory, load_model_config(directory, "float32", weights=weights), ids, len(prompt))  # type: ignore[arg-type]
+        assert torch.equal(logits[0].argmax(-1), ids[0, len(prompt) :]), weights
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
