@@ -124,6 +124,13 @@ class Fleet:
             raise RequestError(message, status=404, type="not_found_error", param="model", code="model_not_found")
         return member
 
+    def loaded(self, name: str | None) -> Member:
+        """Return a model that is loaded. Raises: RequestError."""
+        member = self.find(name)
+        if member.residence.state is not State.READY:
+            raise no_room(f"model {member.name!r} is not loaded: {self.describe(member)}")
+        return member
+
     @contextlib.asynccontextmanager
     async def use(self, member: Member, timeout_s: float, keep_s: float | None = None) -> AsyncIterator[str]:
         """Have the model loaded and use its run, at this URL. ``keep_s``: idle time that its client asks for.

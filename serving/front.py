@@ -23,6 +23,7 @@ from ..actors.gateway.apis.routes import OLLAMA_VERSION, is_anthropics
 from ..actors.gateway.connections import Connections
 from ..actors.gateway.keys.api_keys import ApiKeys
 from ..actors.gateway.openapi.document import Description
+from ..actors.gateway.page.guard import PROXIED, TOKEN_HEADER
 from ..actors.gateway.reading.forms import FORM, read_form
 from ..actors.gateway.shell import adder, make_shell
 from ..actors.gateway.watching.metrics import CONTENT_TYPE
@@ -33,6 +34,7 @@ from .asked import Asked, read_asked
 from .fleet import Fleet, Member
 from .metrics import FrontMetrics
 from .models_file import ModelsFile
+from .page import FrontPage
 from .relay import SMALL_BYTES, Relay, Request, RunLost, Send, no_room, reply, stream
 from .residency import State
 from .waiting import Waiting
@@ -211,13 +213,7 @@ class Front:
         """The front's own; ``?model=NAME``: those of the run of a model that is loaded."""
         if (name := http.query.get("model")) is None:
             return web.Response(body=self.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
-        member = self._loaded(name)
-
-        async def answer(request: Request, send: Send) -> None:
-            request.target = request.path
-            await self._pass_on(request, send, member)
-
-        return await self._serve(http, answer)
+        return await self.pass_on(http, self._fleet.loaded(name))
 
     async def describe(self, http: web.Request) -> web.Response:
         """The description of the first model whose checkpoint is known: the others have the same routes."""
@@ -227,22 +223,23 @@ class Front:
                 return await Description(member.card.limits(member.name), needs_key).serve(http)
         raise no_room("no checkpoint has been looked at yet")
 
-    def _loaded(self, name: str | None) -> Member:
-        """Return a model that is loaded. Raises: RequestError."""
-        member = self._fleet.find(name)
-        if member.residence.state is not State.READY:
-            raise RequestError(
-                f"model {member.name!r} is not loaded: {self._fleet.describe(member)}", status=503, type="overloaded_error"
-            )
-        return member
+    async def pass_on(self, http: web.Request, member: Member) -> web.StreamResponse:
+        """Answer from the run of a model that is loaded, without counting it as use. The front has judged who asks."""
 
-    async def _pass_on(self, request: Request, send: Send, member: Member) -> None:
-        """Answer from the run without counting it as use. Raises: RequestError."""
-        try:
-            async with self._relay.ask(request, member.run.url) as answer:
-                await stream(answer, request.path, send)
-        except RunLost as error:
-            raise no_room(f"the run of model {member.name!r} is lost: {error}") from None
+        async def answer(request: Request, send: Send) -> None:
+            request.headers = [(name, value) for name, value in request.headers if not _is_judged(name.lower())]
+            try:
+                async with self._relay.ask(request, member.run.url) as found:
+                    await stream(found, request.path, send)
+            except RunLost as error:
+                raise no_room(f"the run of model {member.name!r} is lost: {error}") from None
+
+        return await self._serve(http, answer)
+
+
+def _is_judged(header: str) -> bool:
+    """Return whether a header says who asks, from where."""
+    return header in (*_OF_BROWSERS, *PROXIED, TOKEN_HEADER.lower()) or header.startswith("x-forwarded-")
 
 
 _OF_STORED = (("GET", ""), ("GET", "/input_items"), ("DELETE", ""))
@@ -259,10 +256,18 @@ async def _asked_by(http: web.Request, request: Request) -> Asked:
 
 
 def build_front_app(
-    front: Front, file: ModelsFile, keys: ApiKeys, connections: Connections, is_ending: Callable[[], bool]
+    front: Front,
+    file: ModelsFile,
+    keys: ApiKeys,
+    connections: Connections,
+    is_ending: Callable[[], bool],
+    page: FrontPage | None = None,
 ) -> web.Application:
-    """Build the application with all routes."""
-    app = make_shell(keys, file.server, connections, is_ending, front.metrics.on_http, limits_keys=False)
+    """Build the application with all routes, those of ``page`` included."""
+    open_routes = frozenset[str]() if page is None else page.open_routes
+    app = make_shell(keys, file.server, connections, is_ending, front.metrics.on_http, open_routes, limits_keys=False)
+    for method, path, handler in () if page is None else page.routes():
+        adder(app, method)(path, handler)
     for method, path, handler in front.routes():
         for one in (path, f"{path}/"):
             adder(app, method)(one, handler)

@@ -18,6 +18,7 @@ from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.errors import RunError
 from ..runtime.process.listening import BACKLOG, connection_limit, open_listeners
 from ..runtime.process.notify import Notifier
+from ..runtime.process.page_token import is_token_needed, page_token
 from ..runtime.process.run import RunInfo, create_run
 from ..runtime.supervisor.control import (
     SOCKET_NAME,
@@ -37,6 +38,7 @@ from ..shm.run_directory import RunDirectory
 from .fleet import Fleet, Member
 from .front import Front, build_front_app
 from .models_file import ModelsFile
+from .page import FrontPage
 from .residency import State
 
 LOG_NAME = "front"
@@ -85,7 +87,8 @@ class FrontServer:
         front = Front(file, self._fleet)
         keys, certificate = ApiKeys(file.server, run.path, lambda: None), Certificate(file.server, lambda: None)
         connections = Connections(connection_limit(file.server.max_connections))
-        app = build_front_app(front, file, keys, connections, self._end.is_set)
+        page = FrontPage(self._fleet, file.server, run.path, front.pass_on) if file.server.page else None
+        app = build_front_app(front, file, keys, connections, self._end.is_set, page)
         runner = Runner(
             app,
             connections,
@@ -150,7 +153,10 @@ class FrontServer:
         notifier.active(f"serving at {self._endpoint}")
         notifier.close()
         self._log(f"serving at {self._endpoint}")
-        self._reporter.ready(self._endpoint, self._page, time.monotonic() - self._began_s)
+        page = self._page
+        if is_token_needed(self._setup.file.server) and (token := page_token(self._setup.path)):
+            page += f"#token={token}"
+        self._reporter.ready(self._endpoint, page, time.monotonic() - self._began_s)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -214,7 +214,7 @@ def test_models_take_turns_under_kills_of_runs_and_of_the_front(two: Several) ->
             num_kills[what] += 1
             assert not clients.wrong
     print(num_switches, dict(num_kills), dict(clients.outcomes))
-    assert not clients.wrong and clients.outcomes["right"] > 10 * num_switches
+    assert not clients.wrong and clients.outcomes["right"] > num_switches
     assert {name: text_of(two.ask(name)) for name in answers} == answers
     assert two.mmrt("down").stdout.endswith("the front and its runs are down\n")
     wait(lambda: two.left() == [], "an end of everything")

@@ -13,11 +13,13 @@ from aiohttp import web
 from mmrt.actors.gateway.connections import Connections
 from mmrt.actors.gateway.keys.api_keys import ApiKeys
 from mmrt.runtime.errors import RunError
+from mmrt.runtime.process.page_token import page_token
 from mmrt.serving import fleet as fleets
 from mmrt.serving.card import Card
 from mmrt.serving.fleet import Fleet, Member
 from mmrt.serving.front import Front, build_front_app
 from mmrt.serving.models_file import ServedModel, load_models
+from mmrt.serving.page import FrontPage
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 NEEDS = 1 << 30
@@ -84,7 +86,8 @@ async def echo(request: web.Request) -> web.StreamResponse:
 class Tried:
     """The front, and what tests look at."""
 
-    def __init__(self, fleet: Fleet, url: str, session: aiohttp.ClientSession) -> None:
+    def __init__(self, fleet: Fleet, url: str, session: aiohttp.ClientSession, token: str) -> None:
+        self.token = token
         self.fleet = fleet
         self.url = url
         self.session = session
@@ -135,14 +138,15 @@ def front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
         fleet = Fleet(models, tmp_path / "front", lambda text: None)
         app_of = Front(models, fleet)
         keys = ApiKeys(models.server, tmp_path, lambda: None)
-        app = build_front_app(app_of, models, keys, Connections(100), lambda: False)
+        page = FrontPage(fleet, models.server, tmp_path, app_of.pass_on)
+        app = build_front_app(app_of, models, keys, Connections(100), lambda: False, page)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         await fleet.begin()
         async with aiohttp.ClientSession() as session:
             try:
-                yield Tried(fleet, f"http://127.0.0.1:{runner.addresses[0][1]}", session)
+                yield Tried(fleet, f"http://127.0.0.1:{runner.addresses[0][1]}", session, page_token(tmp_path))
             finally:
                 await fleet.close(0.0)
                 await runner.cleanup()

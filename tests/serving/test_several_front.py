@@ -367,3 +367,28 @@ def test_bad_bodies_load_nothing(front: Trying) -> None:
         assert answer.status == 200 and tried.run("b").num_starts == 1 and tried.run("a").num_starts == 0
 
     front(test)
+
+
+def test_the_page_shows_and_commands_the_run_of_each_model_to_whom_the_front_lets(front: Trying) -> None:
+    async def test(tried: Tried) -> None:
+        assert "<title>mmrt</title>" in await tried.get("/")
+        assert await tried.get("/page/limits?model=b") == {"max_body_bytes": 64 << 20, "kinds": ["image"]}
+        assert "b has" not in (await tried.get("/page/state?model=b"))["unloaded"]
+        kill = "/page/kill/decode?model=b"
+        assert (await tried.post(kill)).status == 503
+        assert tried.run("b").num_starts == 0, "to look loads nothing"
+        await tried.post(CHAT, model="b")
+        used_s = tried.member("b").residence.last_used_s
+        proxied = {"X-Forwarded-For": "10.0.0.1"}
+        for headers in ({"Origin": FOREIGN}, {"Sec-Fetch-Site": "cross-site"}, proxied):
+            for answer in (
+                await tried.session.get(f"{tried.url}/page/state?model=b", headers=headers),
+                await tried.post(kill, headers),
+            ):
+                assert answer.status == 403, headers
+        seen = await tried.get("/page/state?after=7&model=b", {"Origin": tried.url, "X-Mmrt-Token": tried.token} | proxied)
+        assert seen["path"] == "/page/state" and not {"origin", "x-mmrt-token", "x-forwarded-for"} & set(seen["headers"])
+        assert (await (await tried.post(kill, {"Origin": tried.url})).json())["path"] == "/page/kill/decode"
+        assert tried.member("b").residence.last_used_s == used_s, "to look is no use"
+
+    front(test)

@@ -16,8 +16,8 @@ from aiohttp import web
 from ....runtime.errors import RequestError
 from ..keys.api_keys import CLIENT
 
-_PROXIED = ("forwarded", "x-real-ip", "via", "cf-connecting-ip")  # and x-forwarded-…
-_TOKEN_HEADER = "X-Mmrt-Token"
+PROXIED = ("forwarded", "x-real-ip", "via", "cf-connecting-ip")  # and x-forwarded-…
+TOKEN_HEADER = "X-Mmrt-Token"
 _OTHERWISE = "open the address with #token= that `mmrt up` prints (its token lies in the run directory), or set server.api_key"
 
 
@@ -35,11 +35,11 @@ def check_reader(http: web.Request, access: Access) -> None:
     _check_page(http)
     if access.has_key or _has_token(http, access.token):
         return
-    if _TOKEN_HEADER in http.headers:
+    if TOKEN_HEADER in http.headers:
         raise _refusal("the token is not this run's")
     if not _is_loopback(http.remote or ""):
         raise _refusal(f"without an API key the run is shown on its own machine; you are {http.remote}")
-    if proxied := [name for name in http.headers if name.lower() in _PROXIED or name.lower().startswith("x-forwarded-")]:
+    if proxied := [name for name in http.headers if name.lower() in PROXIED or name.lower().startswith("x-forwarded-")]:
         raise _refusal(f"{proxied[0][:100]}: without an API key the run is not shown behind a proxy")
     if not _is_loopback(_host_name(http.host)):
         raise _refusal(f"Host is {http.host[:100]!r}: without an API key the run is shown as localhost or a loopback address")
@@ -68,7 +68,7 @@ def _check_page(http: web.Request) -> None:
 
 
 def _has_token(http: web.Request, token: str) -> bool:
-    given = http.headers.get(_TOKEN_HEADER, "").encode(errors="surrogateescape")  # a header may be no UTF-8
+    given = http.headers.get(TOKEN_HEADER, "").encode(errors="surrogateescape")  # a header may be no UTF-8
     return token != "" and secrets.compare_digest(given, token.encode())
 
 

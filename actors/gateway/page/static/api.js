@@ -7,6 +7,7 @@ const KEY = "mmrt-api-key";
 const UNREACHABLE = "The server cannot be reached, or it closed the connection. Check that it runs (mmrt status), then try again.";
 const TOKEN = "mmrt-page-token";
 let onUnauthorized = () => {};
+let ofModel = ""; // of several that the server has: the one whose run the page shows
 
 export class ApiError extends Error {
   constructor(message, status, code = "") {
@@ -23,6 +24,7 @@ if (given) {
   history.replaceState(null, "", location.pathname);
 }
 
+export const setModel = (name) => (ofModel = name);
 export const getKey = () => sessionStorage.getItem(KEY) ?? "";
 export const setKey = (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY));
 export const whenUnauthorized = (ask) => (onUnauthorized = ask);
@@ -40,6 +42,7 @@ async function send(path, options = {}) {
   if (path.startsWith("/page/") && sessionStorage.getItem(TOKEN)) headers["X-Mmrt-Token"] = sessionStorage.getItem(TOKEN);
   if (options.body) headers["Content-Type"] = "application/json";
   const whole = { ...options, headers, credentials: "omit", cache: "no-store" };
+  if (ofModel && path.startsWith("/page/")) path += `${path.includes("?") ? "&" : "?"}model=${encodeURIComponent(ofModel)}`;
   const response = await reached(options.tell ? upload(path, whole) : fetch(path, whole));
   if (response.ok) return response;
   const text = await reached(response.text());

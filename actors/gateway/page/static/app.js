@@ -1,8 +1,8 @@
 // The page: views, the key, and one poll a second of the live run while somebody looks at it.
 
-import { getJson, getKey, setKey, whenUnauthorized } from "./api.js";
+import { getJson, getKey, setKey, setModel, whenUnauthorized } from "./api.js";
 import { whenNotKept } from "./archive.js";
-import { $, isWide, say, toggle } from "./dom.js";
+import { $, isWide, make, say, toggle } from "./dom.js";
 import { History } from "./history.js";
 import { keep, kept } from "./kept.js";
 import { Pipeline } from "./pipeline.js";
@@ -71,6 +71,12 @@ async function poll() {
   const key = getKey();
   try {
     const state = await getJson(`/page/state?after=${revision}`, { signal: AbortSignal.timeout(PATIENCE_MS) });
+    if (state.unloaded) {
+      setState(`not loaded: ${state.unloaded}`, "degraded");
+      forgetRun();
+      timer = setTimeout(poll, POLL_MS);
+      return;
+    }
     if (state.epoch !== epoch) {
       waterfall.reset();
       if (revision) {
@@ -97,6 +103,26 @@ async function poll() {
   timer = setTimeout(poll, performance.now() < hurryUntil ? HURRY_POLL_MS : POLL_MS);
 }
 
+// What is shown of a run is of one that has ended, or of another model.
+function forgetRun() {
+  epoch = "";
+  revision = 0;
+  waterfall.reset();
+  pipeline.lost();
+}
+
+// Offer the models where the server has several; return the name of the chosen one.
+function offer(models) {
+  const names = models.map((model) => model.id);
+  const name = names.includes(kept("model")) ? kept("model") : names[0];
+  const isOneOfSeveral = names.length > 1;
+  $("models").hidden = !isOneOfSeveral;
+  $("model").hidden = isOneOfSeveral;
+  $("models").replaceChildren(...names.map((id) => make("option", { value: id, selected: id === name }, id)));
+  setModel(isOneOfSeveral ? name : "");
+  return name;
+}
+
 function hurry() {
   hurryUntil = performance.now() + HURRY_MS;
   clearTimeout(timer);
@@ -108,9 +134,10 @@ async function greet() {
   clearTimeout(greeting);
   try {
     const { data } = await getJson("/v1/models", { signal: AbortSignal.timeout(PATIENCE_MS) });
-    say($("model"), data[0].id);
-    document.title = `${data[0].id} – mmrt`;
-    playground.model = data[0].id;
+    const name = offer(data);
+    say($("model"), name);
+    document.title = `${name} – mmrt`;
+    playground.model = name;
     if (!isLooking() || isClosed) setState("serving", "ready"); // else the poll says more
     playground.learn(await getJson("/page/limits"));
   } catch (error) {
@@ -143,6 +170,12 @@ $("key-dialog").addEventListener("close", () => {
 });
 whenUnauthorized(() => askForKey(getKey() ? "The server does not accept this key." : "The server wants a key."));
 for (const button of document.querySelectorAll("nav [data-view]")) button.addEventListener("click", () => show(button.dataset.view));
+$("models").addEventListener("change", () => {
+  keep("model", $("models").value);
+  forgetRun();
+  greet();
+  poll();
+});
 document.addEventListener("visibilitychange", poll);
 matchMedia("(min-width: 1020px)").addEventListener("change", poll);
 $("fold").addEventListener("click", () => fold(!isFolded()));
