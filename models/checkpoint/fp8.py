@@ -3,7 +3,7 @@
 A value is number x scale, also where the scale's tensor is named ``weight_scale_inv``. Shapes: N rows, K columns.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,8 @@ from torch import Tensor
 from ...schema.quantization import Fp8Quantization
 from ..errors import CheckpointError
 from .safetensors_files import StoredTensor
-from .weight_specs import Shape, Source
+from .stacked import Place, place_of, turned
+from .weight_specs import Part, Shape, Source
 
 _NUMBERS = "F8_E4M3"
 _EXPONENTS = ("U8", "F8_E8M0")  # a byte b says 2 to the power of b - 127
@@ -22,36 +23,71 @@ _ENDINGS = ("_scale_inv", "_scale")
 
 
 class StoredFp8(NamedTuple):
-    """A matrix [N, K] in the files; ``parts`` by the roles "numbers" and "scales"."""
+    """A matrix [N, K] in the files; ``parts`` by the roles "numbers" and "scales". ``names``: of the tensors that they are in."""
 
     name: str
     shape: Shape
-    parts: Mapping[str, StoredTensor]
+    parts: Mapping[str, Place]
+    names: tuple[str, str]
 
     @property
     def file(self) -> Path:
-        return self.parts["numbers"].file
+        return self.parts["numbers"].tensor.file
 
 
 def find_fp8(source: Source, stored: Mapping[str, StoredTensor], how: Fp8Quantization) -> StoredFp8 | None:
-    """The tensors of a matrix if the checkpoint has it in FP8. Raises: CheckpointError for missing scales and wrong shapes."""
-    numbers = stored.get(source.name)
-    if numbers is None or numbers.dtype != _NUMBERS or len(source.shape) != 2:
+    """The tensors of a matrix if the checkpoint has it in FP8, alone or with those of a layer's other experts. Raises: CheckpointError
+    for missing scales and wrong shapes."""
+    if len(source.shape) != 2:
         return None
-    if numbers.shape != source.shape:
-        raise CheckpointError(f"{numbers.file}: tensor {source.name!r} has shape {list(numbers.shape)}, expected {list(source.shape)}")
-    shapes = _scale_shapes(source.shape, how)
+    if _is_fp8(source.name, stored):
+        numbers = _numbers(source.name, stored, (source.shape,))
+        name, scales = _scales(source.name, stored, _scale_shapes(source.shape, how))
+        return StoredFp8(source.name, source.shape, {"numbers": Place(numbers), "scales": Place(scales)}, (source.name, name))
+    if source.part is not None and how.block is not None and source.name not in stored and _is_fp8(source.part.name, stored):
+        return _find_stacked(source, source.part, stored, how.block)
+    return None
+
+
+def _find_stacked(source: Source, part: Part, stored: Mapping[str, StoredTensor], block: tuple[int, int]) -> StoredFp8:
+    numbers = _numbers(part.name, stored, (part.shape, turned(part.shape)))
+    is_turned, num_rows = numbers.shape != part.shape, source.shape[0]
+    if part.first % block[0] or (is_turned and block[0] != block[1]):
+        told = f"expected blocks of as many rows as columns that divide {part.first} rows of an expert"
+        raise CheckpointError(f"{numbers.file}: tensor {part.name!r} has blocks of {list(block)}, {told}")
+    count, rows, columns = part.shape
+    of_scales = Part("", (count, -(-rows // block[0]), -(-columns // block[1])), part.number, part.first // block[0])
+    name, scales = _scales(part.name, stored, (turned(of_scales.shape) if is_turned else of_scales.shape,))
+    places = {
+        "numbers": place_of(part, num_rows, numbers, is_turned),
+        "scales": place_of(of_scales, -(-num_rows // block[0]), scales, is_turned),
+    }
+    return StoredFp8(part.name, source.shape, places, (part.name, name))
+
+
+def _is_fp8(name: str, stored: Mapping[str, StoredTensor]) -> bool:
+    return name in stored and stored[name].dtype == _NUMBERS
+
+
+def _numbers(name: str, stored: Mapping[str, StoredTensor], shapes: Sequence[Shape]) -> StoredTensor:
+    if (numbers := stored[name]).shape not in shapes:
+        raise CheckpointError(f"{numbers.file}: tensor {name!r} has shape {list(numbers.shape)}, expected {list(shapes[0])}")
+    return numbers
+
+
+def _scales(numbers: str, stored: Mapping[str, StoredTensor], shapes: Sequence[Shape]) -> tuple[str, StoredTensor]:
+    """Their name, and the tensor."""
     wanted = " or ".join(str(list(shape)) for shape in shapes)
-    name = next((name for name in (source.name + ending for ending in _ENDINGS) if name in stored), None)
+    name = next((name for name in (numbers + ending for ending in _ENDINGS) if name in stored), None)
     if name is None:
-        raise CheckpointError(f"{numbers.file}: tensor {source.name + _ENDINGS[0]!r} of shape {wanted} is missing")
+        raise CheckpointError(f"{stored[numbers].file}: tensor {numbers + _ENDINGS[0]!r} of shape {wanted} is missing")
     scales = stored[name]
     if scales.shape not in shapes or scales.dtype not in _SCALES:
         told = f"has dtype {scales.dtype} and shape {list(scales.shape)}"
         raise CheckpointError(
             f"{scales.file}: tensor {name!r} {told}, expected {' or '.join(_SCALES)} and {wanted} by quantization_config"
         )
-    return StoredFp8(source.name, source.shape, {"numbers": numbers, "scales": scales})
+    return name, scales
 
 
 def _scale_shapes(shape: Shape, how: Fp8Quantization) -> tuple[Shape, ...]:
@@ -62,7 +98,7 @@ def _scale_shapes(shape: Shape, how: Fp8Quantization) -> tuple[Shape, ...]:
 
 
 class Fp8Matrix:
-    """Values of a matrix in FP8; ``tensors`` by role, as ``StoredFp8.parts``."""
+    """Values of a matrix in FP8; ``tensors`` by role, those of ``StoredFp8.parts``."""
 
     def __init__(self, shape: Shape, tensors: Mapping[str, Tensor], how: Fp8Quantization) -> None:
         """Raises: ValueError for scales that are not finite."""

@@ -6,7 +6,7 @@ The memory actor calls ``write_weights`` once; prefill, decode and encoder call 
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from .gguf_matrices import BlockMatrix, StoredBlocks, find_blocks
 from .narrowing import narrow, row_blocks
 from .quantized import Integers, StoredIntegers, find_integers
 from .safetensors_files import DTYPES, SafetensorsFiles, StoredTensor
+from .stacked import Place, place_of, turned
 from .weight_specs import Part, Shape, Source, TensorSpec, scales_of, stored_parts
 
 ALIGNMENT = 64
@@ -148,7 +149,7 @@ def check_weights(path: Path, config: ModelConfig) -> FoundWeights:
             except CheckpointError as error:
                 problems.append(str(error))
             else:
-                read.update(found.parts.values() if isinstance(found, StoredIntegers | StoredFp8) else [stored[found.name]])
+                read.update(_tensors_of(found, stored))
         tensors = files.tensors
     sizes = Counter[str]()
     for tensor in tensors.values():
@@ -175,23 +176,25 @@ def read_weights(path: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
 
 
 class _StoredNumbers(NamedTuple):
-    """A source that is not quantized. ``columns``: it is these columns of the tensor, transposed."""
+    """A source that is not quantized."""
 
     name: str
-    tensor: StoredTensor
-    columns: slice | None = None
+    place: Place
 
     @property
     def file(self) -> Path:
-        return self.tensor.file
-
-    @property
-    def shape(self) -> Shape:
-        return self.tensor.shape
+        return self.place.tensor.file
 
 
 _Quantized = StoredIntegers | StoredFp8 | StoredBlocks
 _Stored = _StoredNumbers | _Quantized
+
+
+def _tensors_of(found: _Stored, stored: Mapping[str, StoredTensor]) -> Collection[StoredTensor]:
+    """The tensors in the files that it is made of."""
+    if isinstance(found, StoredIntegers):
+        return found.parts.values()
+    return [stored[name] for name in (found.names if isinstance(found, StoredFp8) else (found.name,))]
 
 
 def _choose(path: Path, source: Source, stored: dict[str, StoredTensor], config: ModelConfig) -> _Stored:
@@ -202,16 +205,14 @@ def _choose(path: Path, source: Source, stored: dict[str, StoredTensor], config:
         return _choose_part(part, source.shape, stored[part.name])
     if source.name not in stored:
         raise CheckpointError(f"{path}: tensor {source.name!r} of shape {list(source.shape)} is missing")
-    return _StoredNumbers(source.name, _checked(source.name, stored[source.name], source.shape))
+    return _StoredNumbers(source.name, Place(_checked(source.name, stored[source.name], source.shape)))
 
 
 def _choose_part(part: Part, shape: Shape, tensor: StoredTensor) -> _StoredNumbers:
-    """Of all experts' matrices in one tensor, which some models' checkpoints have transposed, as their shape tells."""
-    count, rows, columns = part.shape
-    if tensor.shape == (count, columns, rows) and rows != columns:
-        whole = _checked(part.name, tensor, (count, columns, rows)).rows(part.number * columns, (columns, rows))
-        return _StoredNumbers(part.name, whole, slice(part.first, part.first + shape[0]))
-    return _StoredNumbers(part.name, _checked(part.name, tensor, part.shape).rows(part.number * rows + part.first, shape))
+    """Of all experts' matrices in one tensor, transposed as its shape tells."""
+    is_turned = part.shape != tensor.shape == turned(part.shape)
+    checked = _checked(part.name, tensor, turned(part.shape) if is_turned else part.shape)
+    return _StoredNumbers(part.name, place_of(part, shape[0], checked, is_turned))
 
 
 def _find_quantized(source: Source, stored: dict[str, StoredTensor], config: ModelConfig) -> _Quantized | None:
@@ -287,15 +288,15 @@ _Matrix = _Plain | Integers | Fp8Matrix | BlockMatrix
 
 def _matrix(part: _Stored, files: _Files, config: ModelConfig) -> _Matrix:
     if isinstance(part, _StoredNumbers):
-        values = _view(files, part.tensor)
-        return _Plain(values if part.columns is None else values[:, part.columns].t())
+        return _Plain(part.place.of(_view(files, part.place.tensor)))
     if isinstance(part, StoredBlocks):
         return BlockMatrix(part, _tensor(files.view(part.tensor), torch.uint8))
-    tensors = {role: _view(files, tensor) for role, tensor in part.parts.items()}
     if isinstance(part, StoredFp8):
         assert isinstance(config.quantization, Fp8Quantization)
-        return Fp8Matrix(part.shape, tensors, config.quantization)
+        places = {role: place.of(_view(files, place.tensor)) for role, place in part.parts.items()}
+        return Fp8Matrix(part.shape, places, config.quantization)
     assert isinstance(config.quantization, IntegerQuantization)
+    tensors = {role: _view(files, tensor) for role, tensor in part.parts.items()}
     return Integers(part.shape, tensors, config.quantization)
 
 

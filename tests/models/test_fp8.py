@@ -17,8 +17,10 @@ from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
 from mmrt.schema.quantization import Fp8Quantization, find_quantization
 from mmrt.tests.models.logits import our_logits
+from mmrt.tests.models.test_qwen3_5 import save as save_hybrid
 from mmrt.tests.models.test_text_families import save
 
+MATRICES = ("_proj.weight", ".in_proj_qkv.weight", ".in_proj_z.weight")
 LARGEST = torch.finfo(torch.float8_e4m3fn).max
 BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 
@@ -72,7 +74,7 @@ def write(source: Path, root: Path, form: Form) -> Pair:
     fp8, plain = (Path(shutil.copytree(source, root / name)) for name in ("fp8", "plain"))
     ours = load_file(source / "model.safetensors")
     theirs = {name: value.float() for name, value in ours.items()}
-    for name in [name for name in ours if name.endswith("_proj.weight")]:
+    for name in [name for name in ours if name.endswith(MATRICES)]:
         numbers, scales, theirs[name] = form.quantize(theirs[name])
         ours |= {name: numbers, name.removesuffix("weight") + form.ending: scales}
         if form.config.get("activation_scheme") == "static":
@@ -108,6 +110,71 @@ def test_a_checkpoint_has_the_values_that_it_says(pair: Callable[[str], Pair], n
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], expected[key]) for key in found)
     assert not check_weights(fp8, load_model_config(fp8)).problems
+
+
+EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 40}
+QUARTERS = Form({**BLOCKS, "weight_block_size": [32, 32]}, 32, 32, "weight_scale_inv")
+
+
+def stack(path: Path, is_turned: bool) -> dict[str, torch.Tensor]:
+    """Put the matrices of a layer's experts, and their scales, into one tensor each."""
+    tensors = load_file(path / "model.safetensors")
+    for experts in (f"model.layers.{layer}.mlp.experts." for layer in range(4)):
+        for ending, own in ((".weight", ""), (".weight_scale_inv", "_scale_inv")):
+            gate, up, down = (
+                torch.stack([tensors.pop(f"{experts}{expert}.{name}_proj{ending}") for expert in range(3)])
+                for name in ("gate", "up", "down")
+            )
+            for name, values in (("gate_up", torch.cat((gate, up), 1)), ("down", down)):
+                tensors[f"{experts}{name}_proj{own}"] = values.transpose(1, 2).contiguous() if is_turned else values
+    return tensors
+
+
+@pytest.fixture(scope="module")
+def with_experts(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Qwen3.5: rows of queries and gates by turns, within blocks; both parts of the mixed columns."""
+    source = tmp_path_factory.mktemp("source")
+    save_hybrid(source, **EXPERTS, hidden_size=96, num_hidden_layers=4)
+    return write(source, tmp_path_factory.mktemp("form"), QUARTERS)
+
+
+@pytest.mark.parametrize("form", ["apart", "stacked", "turned"])
+def test_experts_have_the_values_that_files_say(with_experts: Pair, tmp_path: Path, form: str) -> None:
+    fp8, plain = with_experts
+    path = Path(shutil.copytree(fp8, tmp_path / "copy"))
+    if form != "apart":
+        save_file(stack(path, form == "turned"), path / "model.safetensors", {"format": "pt"})
+    found, expected = (read_weights(each, load_model_config(each, "float32")) for each in (path, plain))
+    assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in found)
+    checked = check_weights(path, load_model_config(path))
+    assert not checked.problems and not checked.unread
+
+
+STACKED = "model.layers.2.mlp.experts."
+BROKEN_STACKS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], list[int]]] = {
+    r"experts.gate_up_proj_scale_inv' of shape \[3, 4, 3\] is missing": (
+        lambda tensors: tensors.pop(f"{STACKED}gate_up_proj_scale_inv"),
+        [32, 32],
+    ),
+    r"experts.down_proj' has shape \[2, 96, 64\], expected \[3, 96, 64\]": (
+        lambda tensors: tensors.update({f"{STACKED}down_proj": tensors[f"{STACKED}down_proj"][:2].clone()}),
+        [32, 32],
+    ),
+    r"gate_up_proj' has blocks of \[48, 32\], expected blocks .* that divide 64 rows of an expert": (lambda tensors: None, [48, 32]),
+}
+
+
+@pytest.mark.parametrize("message", BROKEN_STACKS)
+def test_broken_stacks_of_experts(with_experts: Pair, tmp_path: Path, message: str) -> None:
+    change, block = BROKEN_STACKS[message]
+    path = Path(shutil.copytree(with_experts[0], tmp_path / "copy"))
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"]["weight_block_size"] = block
+    (path / "config.json").write_text(json.dumps(config))
+    tensors = stack(path, is_turned=False)
+    change(tensors)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    assert any(re.search(message, problem) for problem in check_weights(path, load_model_config(path)).problems)
 
 
 @pytest.mark.parametrize("size", [1 << 40, 1 << 70])
