@@ -112,12 +112,15 @@ def test_thoughts_as_text_are_kept(name: str) -> None:
 def test_thoughts_as_parts_blocks_and_items() -> None:
     thinking, redacted = {"type": "thinking", "thinking": "t", "signature": "s"}, {"type": "redacted_thinking", "data": "d"}
     text = {"type": "text", "text": "x"}
-    for ask in (chat, partial(_with_max_tokens, messages)):
+    for ask, thoughts, found_of in (
+        (chat, "", ["messages[].content[].thinking", "messages[].content[].redacted_thinking"]),
+        (partial(_with_max_tokens, messages), "t", ["messages[].content[].signature", "messages[].content[].redacted_thinking"]),
+    ):
         asked, found = ask({"messages": [USER, {"role": "assistant", "content": [thinking, redacted, text]}, TAIL]})
-        assert said(asked)[1] == ("assistant", ("x",))
-        assert list(found.reasons) == ["messages[].content[].thinking", "messages[].content[].redacted_thinking"]
+        assert said(asked)[1] == ("assistant", ("x",)) and asked.conversation.messages[1].thoughts == thoughts
+        assert list(found.reasons) == found_of
         asked, _ = ask({"messages": [USER, {"role": "assistant", "content": [thinking]}, TAIL]})
-        assert said(asked)[1] == ("assistant", "")
+        assert said(asked)[1] == ("assistant", "") and asked.conversation.messages[1].thoughts == thoughts
     for item in ({"summary": []}, {"summary": [{"type": "summary_text", "text": "s"}], "encrypted_content": "e"}):
         reasoning = {"type": "reasoning", "id": "rs_1", **item}
         asked, found = responses({"input": [USER, reasoning, {"role": "assistant", "content": "x"}, TAIL]})

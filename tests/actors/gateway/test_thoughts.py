@@ -140,13 +140,16 @@ def test_given_back_the_template_has_them(stage: Any, tokenizer: Tokenizer) -> N
     stage.run(test)
 
 
-def test_anthropic(stage: Any) -> None:
+def test_anthropic(stage: Any, tokenizer: Tokenizer) -> None:
     async def test(scene: Any) -> None:
         scene.controller.script = scripted(PIECES)
         async with anthropic.AsyncAnthropic(base_url=scene.url, api_key="none", max_retries=0) as client:
             message = await client.messages.create(model="tiny", max_tokens=64, messages=HELLO)
             async with client.messages.stream(model="tiny", max_tokens=64, messages=HELLO) as stream:
                 streamed = await stream.get_final_message()
+            given: Any = [*HELLO, {"role": "assistant", "content": message.content}, *HELLO]
+            await client.messages.create(model="tiny", max_tokens=64, messages=given)
+        assert f"<think>\n{THOUGHTS}\n</think>\n\n" in prompt_of(scene, tokenizer)
         thoughts, text = message.content
         assert (thoughts.type, thoughts.thinking, text.type, text.text) == ("thinking", THOUGHTS, "text", ANSWER)  # type: ignore[union-attr]
         assert [block.to_dict() for block in streamed.content] == [block.to_dict() for block in message.content]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -66,7 +66,7 @@ def _read(fields: Fields, limits: Limits) -> ChatRequest:
     messages: list[Message] = []
     for at, turn in enumerate(check_messages(turns, limits.max_context)):
         messages += reader.read(turn, path := f"messages[{at}]")
-    if len(messages) > 1 and messages[-1] == Message("assistant", "") and turns[-1].get("content"):
+    if len(messages) > 1 and messages[-1]._replace(thoughts="") == Message("assistant", "") and turns[-1].get("content"):
         del messages[-1]  # thoughts alone
     continues = is_continued(messages[-1], path)
     if system not in (None, "", []):  # an empty one says nothing
@@ -88,6 +88,12 @@ def _read_output_config(fields: Fields) -> AskedGrammar | None:
     grammar = take_schema(form)
     settle(form, table.FORMAT)
     return grammar
+
+
+class _Thoughts(NamedTuple):
+    """A block of thoughts."""
+
+    text: str
 
 
 class _TurnReader:
@@ -112,8 +118,9 @@ class _TurnReader:
         if not isinstance(value, list):
             raise refuse(path, f"expected a string or an array of content blocks, got {kind_of(value)}")
         read = [self._read_block(block, f"{path}[{at}]", role) for at, block in enumerate(value)]
-        if not (blocks := [block for block in read if block is not None]):
-            return [Message(role, "")]
+        thoughts = "\n".join(block.text for block in read if isinstance(block, _Thoughts))
+        if not (blocks := [block for block in read if block is not None and not isinstance(block, _Thoughts)]):
+            return [Message(role, "", thoughts=thoughts)]
         messages: list[Message] = []
         for _, group in groupby(blocks, key=lambda block: isinstance(block, Message)):
             found = list(group)
@@ -122,13 +129,17 @@ class _TurnReader:
             calls = tuple(block for block in found if isinstance(block, Call))
             if len(calls) > MAX_CALLS:
                 raise refuse(path, f"has {len(calls)} blocks of type tool_use, the limit is {MAX_CALLS}")
-            messages += results or [Message(role, said or "", calls=calls)]
+            messages += results or [Message(role, said or "", calls=calls, thoughts=thoughts)]
         return messages
 
-    def _read_block(self, value: Any, path: str, role: str) -> str | MediaPart | Call | Message | None:
+    def _read_block(self, value: Any, path: str, role: str) -> "str | MediaPart | Call | Message | _Thoughts | None":
         """Read a block; None if it is passed over."""
         block = Fields(value, path)
         kind, calling = block.take_required("type"), _CALLING.get(role)
+        if kind == "thinking" and role == "assistant":
+            text = block.take_required_str("thinking")
+            settle(block, table.THOUGHTS)
+            return _Thoughts(text)
         if kind != calling:
             return _read_part(block, kind, path, role, self._intake)
         if kind == "tool_result":

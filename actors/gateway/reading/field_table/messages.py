@@ -79,8 +79,8 @@ TURN = Place(
 _FOUND = "give what it found as text"
 BLOCKS = Kinds(
     "blocks in Messages",
-    ("text", "image", "video", "audio", "tool_use", "tool_result"),
-    dict.fromkeys(("thinking", "redacted_thinking"), FOREIGN_THOUGHTS),
+    ("text", "image", "video", "audio", "thinking", "tool_use", "tool_result"),
+    {"thinking": "the model thinks in its own turns", "redacted_thinking": FOREIGN_THOUGHTS},
     {
         "document": "send its text as a block of type text, or its pages as image",
         "search_result": _FOUND,
@@ -101,6 +101,7 @@ BLOCK = Place(
     ("type", "text"),
     {**_SENT, "citations": without_effect("the text has what they are about", EMPTY), "id": without_effect("nothing reads it")},
 )
+THOUGHTS = Place("`thinking`", ("type", "thinking"), {**_SENT, "signature": without_effect("nobody checks it", TEXT)})
 _CALLER = without_effect("calls come from the model alone", one_of({"type": "direct"}))
 CALL = Place("`tool_use`", ("type", "id", "name", "input"), {**_SENT, "caller": _CALLER})
 RESULT = Place(

@@ -60,7 +60,7 @@ OPTIONS = Place(
 ROLES = Kinds("roles in Ollama's messages", ("system", "user", "assistant", "tool"), refused={"developer": "give system"})
 MESSAGE = Place(
     "Ollama's messages",
-    ("role", "content", "images", "tool_calls", "tool_name", "name", "tool_call_id"),
+    ("role", "content", "images", "tool_calls", "tool_name", "name", "tool_call_id", "thinking"),
     {
         "thinking": without_effect(FOREIGN_THOUGHTS, TEXT),
         "tool_calls": only(NOTHING, "only messages of role assistant have them"),
