@@ -3,7 +3,7 @@
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,7 +62,12 @@ def fetch_model(name: HubName, judge: Judge, reporter: Reporter | None, agree: C
 
     ``reporter`` is told how it goes on. Raises: HubError.
     """
-    return asyncio.run(_fetch_model(name, judge, reporter, agree))
+    try:
+        return asyncio.run(_fetch_model(name, judge, reporter, agree))
+    except KeyboardInterrupt:
+        if reporter is not None:
+            reporter.message(f"what has come of {name} stays: the same command goes on")
+        raise
 
 
 async def _fetch_model(name: HubName, judge: Judge, reporter: Reporter | None, agree: Callable[[HubName, int], None]) -> Cached:
@@ -80,7 +85,7 @@ async def _fetch_model(name: HubName, judge: Judge, reporter: Reporter | None, a
             reporter.message(f"fetching {size(found.missing_bytes)} of {name} at {commit} into {found.cache.folder}")
         show = _Show(total, reporter)
         await fetch_files(hub, found.repository, found.weights, found.cache, show)
-    found.cache.note(name.revision, found.repository.commit)
+        found.cache.note(name.revision, found.repository.commit)
     cached = find_cached(HubName(name.repo, name.tag, found.repository.commit))
     if cached is None:  # nobody should see this; files that another program has put there may lead to it
         raise HubError(f"{name}: {found.cache.snapshot(found.repository.commit)} is not whole after all; remove it (mmrt model rm)")
@@ -103,7 +108,8 @@ async def _examine(hub: Hub, name: HubName, folder: Path) -> Examined:
     names = [file.name for file in repository.files]
     if is_gguf(name, names):
         weights = gguf_files(name, repository)
-        return Examined(repository, [], weights, cache, await draft_gguf(hub, repository, weights, cache, folder))
+        draft = await _drafted(draft_gguf(hub, repository, weights, cache, folder), folder)
+        return Examined(repository, [], weights, cache, draft)
     if "config.json" not in names:
         is_adapter = "adapter_config.json" in names
         what = "is a LoRA adapter: fetch it with `hf download`, and give it to --adapter" if is_adapter else "has no config.json"
@@ -113,8 +119,15 @@ async def _examine(hub: Hub, name: HubName, folder: Path) -> Examined:
     await fetch_files(hub, repository, small, cache, lambda _: None)
     index = next((cache.blob(file).read_bytes() for file in small if file.name == INDEX), None)
     weights = safetensors_files(repository, index)
-    draft = await draft_checkpoint(hub, repository, small, weights, cache, folder)
+    draft = await _drafted(draft_checkpoint(hub, repository, small, weights, cache, folder), folder)
     return Examined(repository, small, weights, cache, draft)
+
+
+async def _drafted(draft: Awaitable[Path], folder: Path) -> Path:
+    try:
+        return await draft
+    except OSError as error:
+        raise HubError(f"{folder}: a draft of the model cannot be written: {error.strerror} (TMPDIR)") from None
 
 
 class _Show:

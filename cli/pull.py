@@ -38,11 +38,6 @@ def register(app: typer.Typer) -> None:
         options = {"model.max_context": max_context, "model.dtype": dtype, "model.device": device}
         settings = override(configuration(config, environment), options)
         reporter = None if quiet else reporter_of(settings, environment, sys.stdout)
-        try:
-            found = fetch_model(name, judge_of(settings, environment, reporter), reporter)
-        except KeyboardInterrupt:
-            if reporter is not None:
-                reporter.message(f"what has come stays: mmrt pull {model} goes on")
-            raise
+        found = fetch_model(name, judge_of(settings, environment, reporter), reporter)
         if reporter is not None:
             reporter.message(f"{name} is in {os.path.normpath(found.path)}: mmrt up {model}")

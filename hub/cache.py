@@ -71,14 +71,17 @@ class RepositoryCache:
         return path
 
     def note(self, revision: str, commit: str) -> None:
-        """Note which commit a branch is, so that its name leads to what was fetched. Raises: OSError."""
+        """Note which commit a branch is, so that its name leads to what was fetched. Raises: HubError."""
         if (revision or _MAIN) == commit:
             return
         ref = self.folder / "refs" / (revision or _MAIN)
-        ref.parent.mkdir(parents=True, exist_ok=True)
-        draft = ref.with_name(f".{ref.name}.{os.getpid()}")
-        draft.write_text(commit)
-        os.replace(draft, ref)
+        try:
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            draft = ref.with_name(f".{ref.name}.{os.getpid()}")
+            draft.write_text(commit)
+            os.replace(draft, ref)
+        except OSError as error:
+            raise HubError(f"{ref} cannot be written: {error.strerror}") from None
 
     def commit_of(self, revision: str) -> str | None:
         """The commit that a revision is known to be here."""

@@ -10,7 +10,6 @@ from ..models.errors import CheckpointError
 from ..models.gguf.fields import ROPE_FACTORS
 from .cache import RepositoryCache
 from .client import Hub
-from .errors import HubError
 from .fetch import together
 from .repository import RemoteFile, Repository
 
@@ -25,7 +24,7 @@ async def draft_checkpoint(
 ) -> Path:
     """Make a checkpoint directory in ``folder``: links to the small files, which are in the cache, and sparse weights.
 
-    Raises: HubError.
+    Raises: HubError, OSError.
     """
     for file in small:
         (folder / file.name).symlink_to(cache.blob(file))
@@ -34,7 +33,7 @@ async def draft_checkpoint(
 
 
 async def draft_gguf(hub: Hub, repository: Repository, weights: Sequence[RemoteFile], cache: RepositoryCache, folder: Path) -> Path:
-    """Make GGUF files in ``folder``. Returns the first. Raises: HubError."""
+    """Make GGUF files in ``folder``. Returns the first. Raises: HubError, OSError."""
     await together(_draft_gguf(hub, repository, file, cache, folder) for file in weights)
     return folder / Path(weights[0].name).name
 
@@ -86,9 +85,6 @@ def _is_cut(path: Path) -> bool:
 
 
 def _write_sparse(path: Path, begin: bytes, num_bytes: int) -> None:
-    try:
-        path.write_bytes(begin[:num_bytes])
-        with path.open("r+b") as stream:
-            stream.truncate(num_bytes)
-    except OSError as error:
-        raise HubError(f"{path}: a file of {num_bytes} bytes cannot be made: {error.strerror} (TMPDIR)") from None
+    path.write_bytes(begin[:num_bytes])
+    with path.open("r+b") as stream:
+        stream.truncate(num_bytes)

@@ -25,7 +25,7 @@ class Stored(NamedTuple):
 
 
 def stored_models(root: Path) -> list[Stored]:
-    """All models of the cache that have a configuration or a GGUF file, by name. Raises: HubError."""
+    """All models of the cache that have a configuration, a GGUF file or a part of one, by name. Raises: HubError."""
     from huggingface_hub import scan_cache_dir
 
     if not root.is_dir():
@@ -42,7 +42,7 @@ def stored_models(root: Path) -> list[Stored]:
         for revision in repo.revisions:
             files = {str(file.file_path.relative_to(revision.snapshot_path)): file for file in revision.files}
             names = {HubName(repo.repo_id, tag, revision.commit_hash): list(part) for tag, part in gguf_places(files).items()}
-            if not names and "config.json" in files:
+            if not names and ("config.json" in files or partial):
                 names[HubName(repo.repo_id, "", revision.commit_hash)] = list(files)
             for name, part in names.items():
                 size = sum(files[file].size_on_disk for file in part)

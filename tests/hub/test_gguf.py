@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from mmrt.cli.checkpoints import checkpoint_of, whole_checkpoint
 from mmrt.cli.main import run
@@ -102,3 +103,23 @@ def test_units_name_what_is_made_of_a_file(served: FakeHub, tmp_path: Path, caps
     (made,) = tmp_path.glob("state/mmrt/gguf/*/m-Q8_0")
     text = (tmp_path / "units" / "mmrt-memory.service").read_text()
     assert f'Environment="MMRT_CHECKPOINT={made}"\nEnvironment="MMRT_MODEL_NAME=org/m:Q8_0"\n' in text
+
+
+def test_what_was_interrupted_is_listed_and_removed(served: FakeHub, tmp_path: Path, capsys: Captured) -> None:
+    async def cut(request: web.Request) -> web.StreamResponse | None:
+        is_whole = request.path.endswith(LARGE) and not request.headers.get("Range")
+        return web.Response(status=503) if is_whole else None
+
+    served.hook = cut
+    assert run(["pull", "org/m:Q8_0"]) == 1
+    (partial,) = tmp_path.glob("cache/*/blobs/*.incomplete")
+    partial.write_bytes(served.repositories["org/m"][LARGE][:100_000])
+    assert [line[:4] for line in lines(capsys)] == [["org/m", "0.1", "MB", "no"]]
+    assert run(["rm", "org/m", "--yes"]) == 0 and lines(capsys) == []
+
+
+def test_a_cache_that_cannot_be_written(served: FakeHub, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "cache").write_text("")
+    assert run(["pull", "org/m:Q8_0"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: org/m: ") and line.endswith(" cannot be written: Not a directory")

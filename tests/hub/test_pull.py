@@ -127,7 +127,7 @@ def test_after_ctrl_c_the_same_command_goes_on(served: FakeHub, checkpoint: File
         (partial,) = wait_for(lambda: [file for file in tmp_path.glob("cache/*/blobs/*.incomplete") if file.stat().st_size])
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=30)
-    assert process.returncode == 130 and said.endswith("what has come stays: mmrt pull org/m goes on\n"), said
+    assert process.returncode == 130 and said.endswith("what has come of org/m stays: the same command goes on\n"), said
     assert not (snapshot(tmp_path) / WEIGHTS).exists()
     kept = partial.stat().st_size
     served.hook = None
