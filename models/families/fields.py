@@ -20,6 +20,11 @@ def parse_attention(text: JsonObject, default_head_dim: int = 0) -> AttentionCon
     return AttentionConfig(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, bias=has_biases, output_bias=has_biases)
 
 
+def max_positions(text: JsonObject) -> int:
+    """Tokens of the longest context. Raises CheckpointError."""
+    return text.integer("max_position_embeddings", default=32768)
+
+
 FeedForwards = Callable[[JsonObject, int], list[FeedForwardConfig]]
 """Reads the feed-forward of each layer, so many."""
 

@@ -105,7 +105,7 @@ REFUSED: dict[str, dict[str, tuple[object, str]]] = {
         "vision_config__mlp_ratio": (0, "vision_config.mlp_ratio is 0, expected a number above 0"),
         "text_config__hidden_act": ("gelu", "text_config.hidden_act is 'gelu', expected 'silu'"),
         "text_config__use_sliding_window": (True, "use_sliding_window is true"),
-        "text_config__rope_parameters": ({"rope_type": "yarn"}, "rope_type is 'yarn', expected 'default' or 'mrope'"),
+        "text_config__rope_parameters__rope_type": ("longrope", "rope_type is 'longrope', expected 'default' or 'linear' or"),
         "image_token_id": (5000, "image placeholder id is 5000, outside the vocabulary of 1216"),
     },
     "qwen3_vl": {
@@ -167,7 +167,7 @@ def test_heads_are_tied_where_transformers_ties_them(directory: Callable[..., Pa
     assert load_model_config(path).language.tie_embeddings == bool(model.get_expanded_tied_weights_keys(all_submodels=True))
 
 
-SECTIONS = {"qwen3_vl": [12, 10, 10], "qwen3_5": [4, 2, 2]}
+SECTIONS = {"qwen2_vl": [4, 6, 6], "qwen3_vl": [12, 10, 10], "qwen3_5": [4, 2, 2]}
 ROPES: dict[str, dict[str, dict[str, Any]]] = {
     "linear": {"rope_scaling": {"type": "linear", "factor": 2.5}},
     "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 64, "mrope_interleaved": True}},
@@ -184,7 +184,7 @@ def test_angles_of_heads_equal_those_of_transformers(directory: Callable[..., Pa
     rope = {"rope_theta": 3e5, **rope}  # beside it, as transformers 4 wrote it
     path = directory(family, **{f"text_config__{field}": value for field, value in rope.items()})
     modeling = import_module(f"transformers.models.{family}.modeling_{family}")
-    rotary = {"qwen3_vl": "Qwen3VLTextRotaryEmbedding", "qwen3_5": "Qwen3_5TextRotaryEmbedding"}[family]
+    rotary = {"qwen2_vl": "Qwen2VL", "qwen3_vl": "Qwen3VLText", "qwen3_5": "Qwen3_5Text"}[family] + "RotaryEmbedding"
     places = torch.stack([torch.arange(90), torch.arange(90) * 3 % 17, torch.arange(90) * 7 % 23])
     expected = getattr(modeling, rotary)(transformers.AutoConfig.from_pretrained(path).text_config)(torch.zeros(1), places[:, None])
     language = load_model_config(path).language

@@ -7,8 +7,8 @@ import msgspec
 
 from ...architecture import AudioConfig, AudioRules, LanguageConfig, RopeConfig, VisionConfig, VisionRules
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
-from ..fields import parse_attention, parse_decoder
-from ..text.ropes import rope_fields
+from ..fields import max_positions, parse_attention, parse_decoder
+from ..text.ropes import parse_rope, rope_fields
 
 _STEPS = ("do_resize", "do_rescale", "do_normalize")  # of processors of pixels
 _BICUBIC = 3  # as Pillow numbers filters
@@ -19,21 +19,18 @@ def parse_language(text: JsonObject, tie: bool) -> LanguageConfig:
     mixer = parse_attention(text)
     if text.has("use_sliding_window") and text.boolean("use_sliding_window"):
         raise text.error("use_sliding_window", "is true; sliding-window attention is not supported")
-    rope = _parse_rope(text, mixer.head_dim // 2)
+    rope = _parse_rope(text, mixer.head_dim)
     return parse_decoder(text, msgspec.structs.replace(mixer, bias=True, output_bias=False), rope, tie)
 
 
-def _parse_rope(text: JsonObject, pairs: int) -> RopeConfig:
-    """Each axis has neighbouring ones of a head's ``pairs``."""
-    rope = rope_fields(text)
-    kind = rope.text("rope_type", "type", default="default")
-    if kind not in ("default", "mrope"):
-        raise rope.error("rope_type", f"is {kind!r}, expected 'default' or 'mrope'")
+def _parse_rope(text: JsonObject, head_dim: int) -> RopeConfig:
+    """Each axis has neighbouring ones of a head's pairs."""
+    rope, pairs = rope_fields(text), head_dim // 2
     section = rope.integers("mrope_section", default=(16, 24, 24), least=0)
     if len(section) != 3 or sum(section) != pairs:
         raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to head_dim / 2 = {pairs}")
-    theta = (rope if rope.has("rope_theta") else text).number("rope_theta", default=1e6)
-    return RopeConfig(theta=theta, axes=tuple(axis for axis, count in enumerate(section) for _ in range(count)))
+    axes = tuple(axis for axis, count in enumerate(section) for _ in range(count))
+    return msgspec.structs.replace(parse_rope(text, head_dim, max_positions(text), default_theta=1e6), axes=axes)
 
 
 def parse_vision(vision: JsonObject, hidden_size: int, split_qkv: bool = False) -> VisionConfig:

@@ -11,7 +11,7 @@ from ....schema.media import ItemShape, MediaKind, MediaSpan
 from ...architecture import LanguageConfig, ModelConfig, VisionConfig, VisionRules
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...errors import UnsupportedMediaError
-from ..fields import parse_dtype, parse_eos
+from ..fields import max_positions, parse_dtype, parse_eos
 from . import fields, media
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def parse_config(
         family=family,
         language=language,
         dtype=parse_dtype(config, text),
-        max_context=text.integer("max_position_embeddings", default=32768),
+        max_context=max_positions(text),
         eos_token_ids=parse_eos(files, config, text),
         vision=vision,
         vision_rules=parse_rules(files, vision),

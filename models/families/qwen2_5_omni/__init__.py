@@ -16,7 +16,7 @@ from ...architecture import ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles
 from ...errors import UnsupportedMediaError
 from ..family import CheckpointRecipe
-from ..fields import parse_dtype, parse_eos
+from ..fields import max_positions, parse_dtype, parse_eos
 from ..qwen2_5 import fields, media, tensors
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
         family="qwen2_5_omni",
         language=language,
         dtype=parse_dtype(outer, config, text),
-        max_context=text.integer("max_position_embeddings", default=32768),
+        max_context=max_positions(text),
         eos_token_ids=parse_eos(files, config, text, outer),
         vision=vision,
         audio=audio,

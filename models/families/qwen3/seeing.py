@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ....schema.media import ItemShape, MediaSpan
 from ...architecture import LanguageConfig, ModelConfig, RopeConfig, VisionConfig, interleaved_axes
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
-from ..fields import parse_dtype, parse_eos
+from ..fields import max_positions, parse_dtype, parse_eos
 from ..qwen2_5 import fields, seeing, tensors
 from ..text.ropes import parse_turns, rope_fields
 from . import clips
@@ -72,11 +72,6 @@ def parse_rope(text: JsonObject, pairs: int, default_theta: float, default_secti
         raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to the {pairs} pairs that turn")
     turns = parse_turns(text, 2 * pairs, max_positions(text), default_theta)
     return msgspec.structs.replace(turns, axes=interleaved_axes(section, pairs))
-
-
-def max_positions(text: JsonObject) -> int:
-    """Tokens of the longest context. Raises CheckpointError."""
-    return text.integer("max_position_embeddings", default=32768)
 
 
 def parse_vision(vision: JsonObject, hidden_size: int) -> VisionConfig:

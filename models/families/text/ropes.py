@@ -2,7 +2,7 @@
 
 The formulas are transformers' (``modeling_rope_utils``): linear; llama3 (Llama 3.1); yarn (Peng et al., 2023). "dynamic" turns heads as
 "default" does up to ``max_position_embeddings``, which is the context that is served: beyond, each longer length has angles of its own,
-and K that is stored would not fit them.
+and K that is stored would not fit them. "mrope" is "default" with several axes, as older files say it.
 """
 
 import math
@@ -10,7 +10,7 @@ import math
 from ...architecture import RopeConfig
 from ...checkpoint.json_fields import JsonObject
 
-_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "mrope")
 
 
 def rope_fields(text: JsonObject) -> JsonObject:
@@ -19,10 +19,10 @@ def rope_fields(text: JsonObject) -> JsonObject:
     return rope.object("full_attention") if rope.has("full_attention") else rope  # by kind of layer
 
 
-def parse_rope(text: JsonObject, head_dim: int, max_positions: int) -> RopeConfig:
+def parse_rope(text: JsonObject, head_dim: int, max_positions: int, default_theta: float = 1e4) -> RopeConfig:
     """The embedding of ``text``, whose ``max_position_embeddings`` are ``max_positions``. Raises CheckpointError."""
     expect_whole_heads(text)
-    return parse_turns(text, head_dim, max_positions)
+    return parse_turns(text, head_dim, max_positions, default_theta)
 
 
 def expect_whole_heads(text: JsonObject) -> None:
@@ -39,7 +39,7 @@ def parse_turns(text: JsonObject, head_dim: int, max_positions: int, default_the
     if theta <= 1:
         raise text.error("rope_theta", f"is {theta:g}, expected more than 1")
     kind = rope.text("rope_type", "type", default="default", choices=_KINDS)
-    if kind in ("default", "dynamic"):
+    if kind in ("default", "dynamic", "mrope"):
         return RopeConfig(theta=theta)
     frequencies = [theta ** (-2 * pair / head_dim) for pair in range(head_dim // 2)]
     if kind == "linear":
