@@ -186,7 +186,7 @@ BAD = {
     "rope_parameters.mrope_section is .*sum to head_dim / 2 = 16": set_in(
         "text_config", "rope_parameters", value={"mrope_section": [1, 2, 3]}
     ),
-    "rope_parameters.rope_type is 'yarn'": set_in("text_config", "rope_parameters", value={"rope_type": "yarn"}),
+    "rope_parameters.rope_type is 'longrope'": set_in("text_config", "rope_parameters", "rope_type", value="longrope"),
     "vision_config.out_hidden_size is 64, expected the decoder's": set_in("vision_config", "out_hidden_size", value=64),
     "vision_config is 3, expected an object": set_in("vision_config", value=3),
     "vision_config.hidden_act is 'gelu', expected 'silu'": set_in("vision_config", "hidden_act", value="gelu"),
