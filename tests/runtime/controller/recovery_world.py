@@ -1101,8 +1101,10 @@ def make_request(
     *,
     has_media: bool = True,
     goes_on: float = 0.3,
+    repeats_media: bool = False,
 ) -> Wanted:
-    """``earlier``: requests that it may continue, as the next turn of a chat does. ``goes_on``: how often."""
+    """``earlier``: requests that it may continue, as the next turn of a chat does. ``goes_on``: how often. ``repeats_media``: a medium
+    often comes again, at once or after others."""
     ids: list[int] = make_text(rng, rng.choice((0, 1, 5, 12)))
     items, shapes = [], []
     poison = rng.choice(("video", "segment", "encoder", "prefill", "decode")) if rng.random() < 0.05 else ""
@@ -1117,6 +1119,11 @@ def make_request(
         items.append(medium)
         shapes.append(shape)
         ids += [IMAGE if shape.kind == "image" else VIDEO, rng.randint(1, 99)]
+    while repeats_media and items and not broken and len(items) < 5 and rng.random() < 0.5:
+        again = rng.randrange(len(items))
+        items.append(items[again])
+        shapes.append(shapes[again])
+        ids[-1:] = [IMAGE if shapes[again].kind == "image" else VIDEO, *make_text(rng, rng.choice((1, 2, 4)))]
     ids = ids or [rng.randint(1, 99)]
     salt = rng.choice((b"", b"", b"other"))
     continued = [] if poison or broken else [before for before in earlier if not before.poison and before.broken is None]

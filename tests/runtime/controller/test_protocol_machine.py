@@ -47,7 +47,8 @@ class ProtocolMachine(RuleBasedStateMachine):
     def submit(self, seed: int) -> None:
         self.num_requests += 1
         earlier = list(self.run.wanted.values())
-        self.run.submit(make_request(random.Random(seed), self.num_requests, self.run.now, self.run.crowded, earlier))
+        rng, run = random.Random(seed), self.run
+        run.submit(make_request(rng, self.num_requests, run.now, run.crowded, earlier, repeats_media=self.HAS_STATES))
 
     @rule(count=st.integers(1, 60))
     def go_on(self, count: int) -> None:

@@ -19,7 +19,7 @@ TWICE = 2477  # a row has a medium twice, and keeps pages of the first until the
 LOST = 336  # a row loses the pages of a segment that is read in part, and takes them again
 
 
-def live_through(seed: int, place: Path, *, has_states: bool = False, has_media: bool = True) -> World:
+def live_through(seed: int, place: Path, *, has_states: bool = False, has_media: bool = True, repeats_media: bool = False) -> World:
     world = World(random.Random(seed), place, crowded=seed % 3 == 0, has_states=has_states)
     try:
         rng = world.random
@@ -27,7 +27,11 @@ def live_through(seed: int, place: Path, *, has_states: bool = False, has_media:
         for key in range(1, num_requests + 1):
             earlier = list(world.wanted.values())
             goes_on = 0.7 if has_states else 0.3
-            world.submit(make_request(rng, key, world.now, world.crowded, earlier, has_media=has_media, goes_on=goes_on))
+            world.submit(
+                make_request(
+                    rng, key, world.now, world.crowded, earlier, has_media=has_media, goes_on=goes_on, repeats_media=repeats_media
+                )
+            )
             for _ in range(rng.choice((0, 3, 20))):
                 world.turn()
         while world.now < end_s and not world.is_idle():
@@ -65,9 +69,10 @@ def test_everything_completes_whatever_dies(place: Path) -> None:
 def test_recurrent_states_survive_whatever_dies(place: Path) -> None:
     first = int(os.environ.get("MMRT_TEST_SEED") or time.time_ns() % 1_000_000_000)
     preempted = handed_over = cached = 0
-    for seed in [*range(examples(10)), TWICE, LOST, *range(first, first + NUM_NEW)]:
+    known, new = [*range(examples(10)), TWICE, LOST], range(first, first + NUM_NEW)
+    for seed in [*known, *new]:
         try:
-            world = live_through(seed, place, has_states=True)
+            world = live_through(seed, place, has_states=True, repeats_media=seed in new)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         preempted += world.num_preempted
@@ -81,6 +86,6 @@ def test_everything_completes_whatever_dies_for_long(place: Path) -> None:
     first = time.time_ns() % 1_000_000_000
     for seed in range(first, first + 1920):
         try:
-            live_through(seed, place, has_states=seed % 4 == 0)
+            live_through(seed, place, has_states=seed % 4 == 0, repeats_media=seed % 8 == 0)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error}") from error

@@ -1,6 +1,7 @@
 """The simulated runs find what can be wrong with pages of recurrent states: each of these bugs fails within some seeds."""
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 from mmrt.runtime.bus.messages import Dropped
 from mmrt.runtime.bus.plans import Prefill
 from mmrt.runtime.controller import recovery
-from mmrt.runtime.controller.caches import prefix_cache, snapshots
+from mmrt.runtime.controller.caches import embedding_cache, prefix_cache, snapshots
 from mmrt.runtime.controller.machine import Controller
+from mmrt.runtime.controller.plans import planner
 from mmrt.runtime.controller.plans.kinds import prefill
 from mmrt.runtime.controller.rows import kv_manager, lifecycle, ownership, placement
 from mmrt.runtime.controller.scheduling.guidance import wanted_pages
@@ -23,6 +25,7 @@ from mmrt.runtime.pools import is_kv_pool, state_pool
 from mmrt.schema.rows import SNAPSHOT_SLOT, Phase
 from mmrt.tests.runtime.controller import recovery_world
 from mmrt.tests.runtime.controller.injected_bugs import Bug, must_find, name_of
+from mmrt.tests.settings import also_slow
 
 SEARCH = random.Random(8).sample(range(10**6), 600)
 
@@ -193,11 +196,50 @@ BUGS: dict[Bug, tuple[int, ...]] = {
 @pytest.mark.parametrize("bug", BUGS, ids=name_of)
 def test_the_world_finds(bug: Bug, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
-    must_find(BUGS[bug], place, has_states=True)
+    must_find(BUGS[bug], place, has_states=True, has_media=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=name_of)
 def test_a_search_finds(bug: Bug, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
-    must_find(SEARCH, place, has_states=True)
+    must_find(SEARCH, place, has_states=True, has_media=False)
+
+
+def count_pages_that_wait_for_the_grid(patch: pytest.MonkeyPatch) -> None:
+    """Embedding pages of tokens before a medium, which prefill reads with it, count as the row's share of the pool."""
+
+    def num_held_pages(state: ControllerState, request: Request) -> int:
+        return state.pools["embedding"].num_owned(owner(request))
+
+    for module in (embedding_cache, planner):
+        patch.setattr(module, "num_held_pages", num_held_pages)
+
+
+def forget_that_a_medium_comes_again(patch: pytest.MonkeyPatch) -> None:
+    """Its pages are given back when they have been read the first time."""
+
+    def give_back_read(state: ControllerState, request: Request, pages: Iterable[int]) -> None:
+        state.pools["embedding"].retire(owner(request), pages)
+
+    for module in (prefix_cache, prefill):
+        patch.setattr(module, "give_back_read", give_back_read)
+
+
+BUGS_OF_MEDIA: dict[Bug, tuple[int, ...]] = {
+    count_pages_that_wait_for_the_grid: (3, 18, 15),
+    forget_that_a_medium_comes_again: (32, 59, 84),
+}
+
+
+@pytest.mark.parametrize("bug", [forget_that_a_medium_comes_again, *also_slow(count_pages_that_wait_for_the_grid)], ids=name_of)
+def test_the_world_finds_with_media(bug: Bug, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    must_find(BUGS_OF_MEDIA[bug], place, has_states=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS_OF_MEDIA, ids=name_of)
+def test_a_search_finds_with_media(bug: Bug, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    must_find(range(100), place, has_states=True)
