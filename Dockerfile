@@ -26,13 +26,14 @@ RUN apt-get update \
     && if [ "$VARIANT" = cuda ]; then apt-get install -y --no-install-recommends gcc libc6-dev; fi \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10001 mmrt \
-    && install -d -o mmrt -g mmrt /models /home/mmrt/.local/state/mmrt
+    && install -d -o mmrt -g mmrt /models /home/mmrt/.local/state/mmrt \
+        /home/mmrt/.cache /home/mmrt/.cache/huggingface
 COPY --from=build /opt/mmrt /opt/mmrt
 ENV PATH=/opt/mmrt/bin:$PATH HOME=/home/mmrt PYTHONUNBUFFERED=1
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility,video
 USER 10001:10001
 WORKDIR /home/mmrt
-VOLUME ["/models", "/home/mmrt/.local/state/mmrt"]
+VOLUME ["/models", "/home/mmrt/.local/state/mmrt", "/home/mmrt/.cache/huggingface"]
 EXPOSE 8000
 # A run that does without a part is ready all the same; one that is starting has two minutes.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s \

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from safetensors.torch import load, save
 
 from mmrt.cli import fetching
 from mmrt.cli.main import run
@@ -212,3 +213,20 @@ def test_progress_is_told_where_logs_are_json(
     total = len(served.repositories["org/m"][WEIGHTS]) / 1e6
     assert any(message.startswith("fetched ") and f" of {total:.1f} MB, " in message for message in told)
     assert run(["pull", "org/m", "--quiet"]) == 0 and capsys.readouterr().out == ""
+
+
+def test_of_shards_those_of_the_index_are_pulled(served: FakeHub, checkpoint: Files, tmp_path: Path, capsys: Captured) -> None:
+    tensors = load(checkpoint[WEIGHTS])
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    weight_map = {tensor: names[at % 2] for at, tensor in enumerate(tensors)}
+    shards = {name: save({tensor: tensors[tensor] for tensor in tensors if weight_map[tensor] == name}) for name in names}
+    index = {"model.safetensors.index.json": json.dumps({"metadata": {}, "weight_map": weight_map}).encode()}
+    others = {name: data for name, data in checkpoint.items() if name != WEIGHTS}
+    served.repositories["org/m"] = {**others, **shards, **index, "consolidated.safetensors": checkpoint[WEIGHTS]}
+    assert run(["model", "check", "org/m"]) == 0
+    assert " in 2 files, " in capsys.readouterr().out
+    assert run(["pull", "org/m"]) == 0
+    assert {file.name for file in snapshot(tmp_path).iterdir()} == {*others, *shards, *index}
+    (snapshot(tmp_path) / names[1]).unlink()
+    assert run(["up", "org/m", "--dry-run", "--port", "0"]) == 2, "a part of a model is none"
+    assert run(["pull", "org/m"]) == run(["up", "org/m", "--dry-run", "--port", "0"]) == 0
