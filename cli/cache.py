@@ -19,7 +19,7 @@ from ..runtime.process.memory_layout import EMBEDDING_PAGE_TOKENS, read_layout
 from ..shm.controller_stats import ControllerStats, StatsSnapshot
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
-from .options import RunName, run_path
+from .options import RunName, model_run_path
 from .terminal import print_columns
 
 _PEER = "cache"
@@ -54,13 +54,13 @@ def register(app: typer.Typer) -> None:
         json: Annotated[bool, typer.Option("--json", help="One JSON array instead of a table.")] = False, run: RunName = None
     ) -> None:
         """Show pages, tokens, queries and hits of both caches. Exits with 1 if no run is up."""
-        reports = read_caches(run_path(run))
+        reports = read_caches(model_run_path(run))
         print(msgspec.json.encode(reports).decode()) if json else _print(reports)
 
     @group.command()
     def clear(run: RunName = None) -> None:
         """Forget everything that no running request holds."""
-        for pool in clear_caches(run_path(run)).pools:
+        for pool in clear_caches(model_run_path(run)).pools:
             if pool.num_forgotten or pool.num_held:
                 kept = f", {pool.num_held} kept for running requests" if pool.num_held else ""
                 print(f"{pool.pool}: {pool.num_forgotten} pages forgotten{kept}")

@@ -14,7 +14,7 @@ from ..runtime.observe.inspect_report import ItemReport, RequestReport, RunView
 from ..runtime.observe.request_names import is_named, short_name
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
-from .options import RunName, run_path
+from .options import RunName, model_run_path
 from .terminal import print_columns
 
 _SHOWN_RANGES = 12  # of pages
@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
 
 def look(run: str | None) -> tuple[RunView, list[RequestReport]]:
     """The live requests of a run, and those that are over but still recorded. Raises RunError when no run is up."""
-    path = run_path(run)
+    path = model_run_path(run)
     try:
         with RunDirectory.attach(path, timeout_s=0.5) as directory:
             inspector = Inspector(directory, lambda: read_journal(path))

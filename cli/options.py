@@ -10,6 +10,7 @@ import typer
 from ..runtime.environment import Environment
 from ..runtime.errors import ConfigError
 from ..runtime.stage_table import STAGES, parse_instance, stage_of
+from ..shm.errors import ShmError
 from ..shm.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -46,6 +47,21 @@ def run_path(name: str | None) -> Path:
     if name is not None and (not name or "/" in name or name in (".", "..")):
         raise typer.BadParameter(f"{name!r} is not a name", param_hint="--run")
     return RunDirectory.default_path(name)
+
+
+def model_run_path(name: str | None) -> Path:
+    """The same of a run that has one model. Raises: RunError for a front of several."""
+    from ..runtime.process.run import is_of_several
+
+    path = run_path(name)
+    try:
+        with RunDirectory.attach(path, timeout_s=0) as run:
+            runs = run.info.get("runs")
+    except ShmError:  # whoever needs a run says so
+        return path
+    if runs:
+        raise is_of_several(path, runs)
+    return path
 
 
 def check_actor(name: str, others: Sequence[str] = ()) -> None:

@@ -25,7 +25,7 @@ from ..schema.policy_report import PolicyReport, often
 from ..shm.controller_stats import ControllerStats
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
-from .options import RunName, completed_from, run_path
+from .options import RunName, completed_from, model_run_path
 from .terminal import print_columns
 
 _TRIAL_S = 20.0
@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
     @group.command("list")
     def list_(run: RunName = None) -> None:
         """List the policies; * marks that in charge, if a run is up."""
-        path = run_path(run)
+        path = model_run_path(run)
         report = _read(path) if RunDirectory.is_alive(path) else None
         rows = [["", "POLICY", ""]]
         rows += [["*" if report and report.name == name else "", name, _headline(policy)] for name, policy in POLICIES.items()]
@@ -58,7 +58,7 @@ def register(app: typer.Typer) -> None:
         json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False, run: RunName = None
     ) -> None:
         """Show the policy in charge: its version, what it did, how long its calls took, and why it was last overruled."""
-        report = _read(run_path(run))
+        report = _read(model_run_path(run))
         print(msgspec.json.encode(report).decode()) if json else _print(report)
 
     @group.command("set")
@@ -75,7 +75,7 @@ def register(app: typer.Typer) -> None:
 
         A file is tried first; if it cannot be used, nothing changes and the exit status is 2.
         """
-        path = run_path(run)
+        path = model_run_path(run)
         wanted = _checked(policy)
         _expect_run(path)
         print(set_policy(path, wanted))

@@ -29,7 +29,7 @@ from ..runtime.process.run import read_run_info
 from ..runtime.stage_table import WORKERS, stage_of
 from ..shm.errors import ShmError
 from ..shm.run_directory import RunDirectory
-from .options import RunName, check_actor, completed_from, log_directory, run_path
+from .options import RunName, check_actor, completed_from, log_directory, model_run_path
 
 MAX_REPEAT = 10_000
 _POLL_S = 0.05
@@ -73,7 +73,7 @@ def register(app: typer.Typer) -> None:
         for value, limit, option in ((count, NUM_KEPT, "--count"), (repeat, MAX_REPEAT, "--repeat")):
             if not 1 <= value <= limit:
                 raise typer.BadParameter(f"{value} is not from 1 to {limit}", param_hint=option)
-        path = run_path(run)
+        path = model_run_path(run)
         directory = log_directory(path, read_environment()) / "captures"
         if capture is not None:
             _check_actor(capture, "--capture")

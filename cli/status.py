@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from ..runtime.errors import RunError
+from ..runtime.process.run import is_of_several
 from ..runtime.supervisor.control import FrontReply, StatusReply, StatusRequest, call
 from ..runtime.supervisor.run_report import ActorReport, ComputeReport, FrontReport, RunReport
 from ..serving.left_runs import runs_beside
@@ -72,7 +73,7 @@ def read_report(path: "Path") -> RunReport:
     """The state of the run in ``path``. Raises RunError when none is up, or it is a front of several models."""
     report = read_any_report(path)
     if isinstance(report, FrontReport):
-        raise RunError(f"{path} is the front of several models: name a run of one: {', '.join(model.run for model in report.models)}")
+        raise is_of_several(path, [model.run for model in report.models])
     return report
 
 

@@ -14,7 +14,7 @@ from ..runtime.observe.dumps import SUFFIX, Recording, saved_recordings
 from ..runtime.observe.trace import make_trace, num_requests
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
-from .options import RunName, log_directory, run_path
+from .options import RunName, log_directory, model_run_path
 
 LATEST = "latest"
 
@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
         """
         if last is not None and not 0 < last <= 1e9:
             raise typer.BadParameter(f"{last:g} is not a number of seconds above 0", param_hint="--last")
-        path = run_path(run)
+        path = model_run_path(run)
         directory = log_directory(path, read_environment())
         if crashes:
             for saved in saved_recordings(directory):

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from ..hub.names import parse_name
 from ..runtime.config.errors import explain, refuse_unknown
 from ..runtime.config.runtime_config import RuntimeConfig, convert_config, parse_toml, read_text, to_toml, with_files
 from ..runtime.config.sections import LoggingSection, ModelSection, ServerSection, Wait
@@ -20,9 +21,10 @@ from ..runtime.process.run import DEFAULT_MODEL
 from .sizes import read_size
 
 MAX_MODELS = 64
+MAX_SUFFIX = 40  # characters: sockets allow run directories few
 # Of a run whose file does not say: a run alone takes a share of the memory, one of several must not.
 KV_TOKENS, EMBEDDING_TOKENS = 32768, 16384
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,79}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,159}")
 _OF_FRONT = ("model", "server", "logging")  # sections of a run that are no table of a model
 
 
@@ -50,7 +52,8 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def run_suffix(self) -> str:
         """What the name of its run has behind the front's."""
-        return re.sub(r"[^A-Za-z0-9._-]", "-", self.name)
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", self.name)
+        return name if len(name) <= MAX_SUFFIX else f"{name[: MAX_SUFFIX - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
     @property
     def digest(self) -> str:
@@ -121,12 +124,19 @@ def _convert_model(entry: dict[str, Any], path: str, server: ServerSection, logg
         config = with_files(config, directory)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    name = config.model.name or Path(config.model.path).name.removesuffix(".gguf") or "demo"
+    name = config.model.name or _name_of(config.model.path, directory)
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{path}.name = {show(name)}: expected 1 to 80 letters, digits and . _ : / @ + -, the first a letter or digit"
+            f"{path}.name = {show(name)}: expected 1 to 160 letters, digits and . _ : / @ + -, the first a letter or digit"
         )
     return ServedModel(name=name, config=_of_run(config, name, server, logging, directory), pinned=pinned)
+
+
+def _name_of(path: str, directory: Path) -> str:
+    hub_name = parse_name(path)
+    if hub_name is not None and _found(path, directory) == path:
+        return hub_name.served
+    return Path(path).name.removesuffix(".gguf") or "demo"
 
 
 def _of_run(config: RuntimeConfig, name: str, server: ServerSection, logging: LoggingSection, directory: Path) -> RuntimeConfig:

@@ -19,7 +19,7 @@ from ..runtime.errors import RunError
 from ..runtime.process.listening import BACKLOG, connection_limit, open_listeners
 from ..runtime.process.notify import Notifier
 from ..runtime.process.page_token import is_token_needed, page_token
-from ..runtime.process.run import RunInfo, create_run
+from ..runtime.process.run import RunInfo, create_run, is_of_several
 from ..runtime.supervisor.control import (
     SOCKET_NAME,
     DownReply,
@@ -180,8 +180,7 @@ class FrontServer:
             self._end.set()
             await self._gone.wait()
             return DownReply()
-        runs = ", ".join(f"--run {self._setup.path.name}.{model.run_suffix}" for model in self._setup.file.models)
-        raise RunError(f"{self._setup.path} is the front of several models: name the run of one of them, {runs}")
+        raise is_of_several(self._setup.path, [member.run.path.name for member in self._fleet.members.values()])
 
     def _report(self) -> FrontReport:
         return FrontReport(

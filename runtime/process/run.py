@@ -6,6 +6,7 @@ directory, and the others wait for it.
 
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,11 @@ def _configured(environment: Environment) -> tuple[RuntimeConfig, Path]:
         raise ConfigError(f"MMRT_CHECKPOINT = {str(environment.checkpoint)!r} has no config.json by now: `mmrt units` makes another")
     model = msgspec.structs.replace(config.model, name=config.model.name or environment.model_name)
     return msgspec.structs.replace(config, model=model), environment.checkpoint
+
+
+def is_of_several(path: Path, runs: Sequence[str]) -> RunError:
+    """Return the error about what only the run of one model can do. ``runs``: of the front in ``path``."""
+    return RunError(f"{path} is the front of several models: name the run of one, --run {' or --run '.join(runs)}")
 
 
 def join_run(actor: str, environment: Environment, timeout_s: float = 180.0) -> RunDirectory:

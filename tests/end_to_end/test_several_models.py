@@ -131,7 +131,7 @@ def test_a_model_is_loaded_when_it_is_asked_for_and_outlives_its_front(two: Seve
     assert [model["name"] for model in httpx2.get(f"{two.url}/api/ps").json()["models"]] == ["seeing"]
     shown = two.mmrt("status").stdout
     assert "seeing    ready" in shown and run.run in shown and f"{two.path.name}.Org-text" in shown
-    assert f"seeing    ready   text, image, video  {run.model}" in two.mmrt("list").stdout
+    assert f"seeing    ready   text, image, video  {run.model}" in two.mmrt("show").stdout
 
     two.kill_front()
     with pytest.raises(RunError, match=f"its front is gone, and runs go on: {run.run} "):
@@ -141,8 +141,9 @@ def test_a_model_is_loaded_when_it_is_asked_for_and_outlives_its_front(two: Seve
     assert text_of(two.ask("seeing")) == answer and two.model("seeing").pid == run.pid, "it was not loaded anew"
     assert streamed(two.ask("seeing", stream=True)) == answer
     assert "found its run" in two.mmrt("logs", "front").stdout
-    told = two.mmrt("restart", "decode").stderr
-    assert f"is the front of several models: name the run of one of them, --run {run.run}" in told
+    for command in (["restart", "decode"], ["trace"]):
+        told = two.mmrt(*command)
+        assert told.returncode == 1 and f"is the front of several models: name the run of one, --run {run.run}" in told.stderr
 
     two.kill_front()
     assert f"{run.run}: its front is gone\nthe run is down\n" in two.mmrt("down").stdout

@@ -6,7 +6,7 @@ import pytest
 
 from mmrt.runtime.errors import ConfigError
 from mmrt.runtime.process.run import DEFAULT_MODEL
-from mmrt.serving.models_file import EMBEDDING_TOKENS, KV_TOKENS, ModelsFile, load_models
+from mmrt.serving.models_file import EMBEDDING_TOKENS, KV_TOKENS, MAX_SUFFIX, ModelsFile, load_models
 from mmrt.serving.sizes import read_size
 
 
@@ -39,10 +39,13 @@ def test_runs_have_the_fronts_keys_and_limits_and_serve_it_alone(tmp_path: Path)
         path = "Org/Other"
         max_context = 100_000
         [[model]]
+        [[model]]
+        path = "hf.co/Org/A-model-with-a-very-long-name-that-goes-on:Q4@main"
         """,
         port=7,
     )
-    small, other, demo = found.models
+    small, other, demo, long = found.models
+    assert long.name == "Org/A-model-with-a-very-long-name-that-goes-on:Q4" and len(long.run_suffix) == MAX_SUFFIX
     assert (small.name, small.pinned, small.run_suffix) == ("small", True, "small")
     assert small.config.model.path == str(tmp_path / "small") and small.config.model.name == "small"
     assert (other.config.model.path, other.run_suffix, other.pinned) == ("Org/Other", "Org-Other-Q4", False)
@@ -54,7 +57,7 @@ def test_runs_have_the_fronts_keys_and_limits_and_serve_it_alone(tmp_path: Path)
         server = model.config.server
         assert (server.host, server.port, server.allow_origins, server.max_body_mib) == ("127.0.0.1", 0, (), 5)
         assert (server.api_key, server.api_keys_file) == ("secret", str(tmp_path / "keys.toml"))
-    assert len({model.digest for model in found.models}) == 3
+    assert len({model.digest for model in found.models}) == 4
 
 
 def test_a_run_of_another_configuration_is_another_one(tmp_path: Path) -> None:
@@ -75,8 +78,8 @@ def test_a_run_of_another_configuration_is_another_one(tmp_path: Path) -> None:
         ("[[model]]\n" * 65, "expected `array` of length <= 64"),
         ("[[model]]\nkv_tokens = 1", "unknown key model[0].kv_tokens: a model has adapter, device"),
         ("[[model]]\nserver = 1", "unknown key model[0].server"),
-        ("[[model]]\nname = 'a b'", 'model[0].name = "a b": expected 1 to 80 letters'),
-        (f"[[model]]\nname = '{81 * 'a'}'", "expected 1 to 80 letters"),
+        ("[[model]]\nname = 'a b'", 'model[0].name = "a b": expected 1 to 160 letters'),
+        (f"[[model]]\nname = '{161 * 'a'}'", "expected 1 to 160 letters"),
         ("[[model]]\nname = 3", "model[0]: model.name = 3: expected `str`, got `int`"),
         ("[[model]]\nname = 'a'\n[[model]]\nname = 'a'", 'model[1].name = "a": model[0] has this name'),
         ("[[model]]\nname = 'a/b'\n[[model]]\nname = 'A-b'", 'model[1].name = "A-b": model[0] "a/b" has a run of the same name'),
