@@ -1,4 +1,5 @@
-"""The quantization that a checkpoint was published in, as its config.json describes it: AWQ, GPTQ, FP8 or compressed-tensors. Pure.
+"""The quantization that a checkpoint was published in, as its config.json describes it: AWQ, GPTQ, FP8, NVFP4 or
+compressed-tensors. Pure.
 
 The models read such matrices, and the run chooses the format in which they are kept.
 """
@@ -12,7 +13,7 @@ Packing = Literal["awq", "gptq", "gptq_v2", "pack-quantized", "int-quantized"]
 Form = Literal["int4", "int8", "int8g", "bfloat16", "float16", "float32"]
 
 GROUP_STEP = 32  # int4 and int8g have a scale for so many neighbouring columns; int4 also for twice, four or eight times as many
-_METHODS = "'awq', 'gptq', 'fp8' and 'compressed-tensors' are supported"
+_METHODS = "'awq', 'gptq', 'fp8', 'modelopt' and 'compressed-tensors' are supported"
 _PLACES = ((), ("thinker_config",), ("text_config",))
 _FIELDS = ("quantization_config", "compression_config")
 
@@ -56,6 +57,18 @@ class Fp8Quantization(msgspec.Struct, frozen=True, kw_only=True, tag="fp8"):
         return "int8g"
 
 
+class Nvfp4Quantization(msgspec.Struct, frozen=True, kw_only=True, tag="nvfp4"):
+    """Matrices of NVFP4 (E2M1): a value is number x scale of 16 columns, divided by a scale of the matrix as compressed-tensors has it,
+    or multiplied by ModelOpt's."""
+
+    packing: Literal["compressed-tensors", "modelopt"]
+
+    @property
+    def form(self) -> Form:
+        """int8g has 16 times as many steps as E2M1."""
+        return "int8g"
+
+
 class GgufQuantization(msgspec.Struct, frozen=True, kw_only=True, tag="gguf"):
     """Tensors of GGUF files, each of a type of its own. ``form``: the format of weights for their values. ``permuted``: rows of queries
     and keys lie in the order of architecture "llama", the two halves of a head by turns."""
@@ -64,7 +77,7 @@ class GgufQuantization(msgspec.Struct, frozen=True, kw_only=True, tag="gguf"):
     permuted: bool = False
 
 
-Quantization = IntegerQuantization | Fp8Quantization | GgufQuantization
+Quantization = IntegerQuantization | Fp8Quantization | Nvfp4Quantization | GgufQuantization
 
 
 class _Awq(msgspec.Struct):
@@ -87,6 +100,11 @@ class _Fp8(msgspec.Struct):
     fmt: str = "e4m3"
     weight_block_size: tuple[int, ...] | None = None
     scale_fmt: str = "float"
+
+
+class _ModelOpt(msgspec.Struct):
+    quant_algo: str = ""
+    group_size: int = 16
 
 
 class _Weights(msgspec.Struct, frozen=True):
@@ -129,6 +147,7 @@ def _read(found: Any, where: str) -> Quantization:
         "awq": _read_awq,
         "gptq": _read_gptq,
         "fp8": _read_fp8,
+        "modelopt": _read_modelopt,
         "gguf": _read_gguf,
         "compressed-tensors": _read_compressed_tensors,
     }
@@ -172,6 +191,16 @@ def _read_fp8(found: Mapping[str, Any]) -> Quantization:
     return Fp8Quantization(block=None if fp8.weight_block_size is None else _block("weight_block_size", fp8.weight_block_size))
 
 
+def _read_modelopt(found: Mapping[str, Any]) -> Quantization:
+    """As NVIDIA publishes them. The KV cache's scales do not count."""
+    modelopt = msgspec.convert(found, _ModelOpt)
+    _expect("quant_algo", modelopt.quant_algo, ["FP8", "NVFP4"])
+    if modelopt.quant_algo == "FP8":
+        return Fp8Quantization(block=None)
+    _expect("group_size", modelopt.group_size, [16])
+    return Nvfp4Quantization(packing="modelopt")
+
+
 def _read_gguf(found: Mapping[str, Any]) -> Quantization:
     """As mmrt itself writes it, into the directory that it makes of a file."""
     fields = {name: value for name, value in found.items() if name in ("form", "permuted")}
@@ -198,7 +227,9 @@ def _read_compressed_tensors(found: Mapping[str, Any]) -> Quantization:
         raise ValueError("config_groups have no weights")
     if packing == "float-quantized":
         return _read_compressed_floats(weights)
-    _expect("format", packing, ["pack-quantized", "int-quantized", "float-quantized"])
+    if packing == "nvfp4-pack-quantized":
+        return _read_compressed_nvfp4(weights)
+    _expect("format", packing, ["pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized"])
     _expect("type", weights.type, ["int"])
     _expect("num_bits", weights.num_bits, [4, 8] if packing == "pack-quantized" else [8])
     strategy = weights.strategy or ("group" if (weights.group_size or -1) > 0 else "channel")
@@ -218,6 +249,13 @@ def _read_compressed_floats(weights: _Weights) -> Quantization:
     _expect("symmetric", weights.symmetric, [True])
     _expect("strategy", weights.strategy, ["tensor", "channel", "block"])
     return Fp8Quantization(block=_block("block_structure", weights.block_structure or ()) if weights.strategy == "block" else None)
+
+
+def _read_compressed_nvfp4(weights: _Weights) -> Quantization:
+    _expect("type", weights.type, ["float"])
+    _expect("num_bits", weights.num_bits, [4])
+    _expect("group_size", weights.group_size, [16])
+    return Nvfp4Quantization(packing="compressed-tensors")
 
 
 def _group_size(found: int) -> int:

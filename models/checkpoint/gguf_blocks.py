@@ -26,7 +26,7 @@ BLOCKS = {  # values and bytes of a block
 }
 
 _IQ4 = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8)
-_E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)  # twice the numbers
+TWICE_E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
 
 
 def _half(block: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def _whole_iq4_xs(block: Tensor) -> WholeNumbers:
 def _whole_mxfp4(block: Tensor) -> WholeNumbers:
     exponents = block[:, :1].int()  # of twice the scale: the table has half of it
     bits = torch.where(exponents < 2, 0x00200000 << exponents.clamp(max=1), (exponents - 1) << 23)
-    return WholeNumbers(_E2M1[_nibbles(block[:, 1:]).int()], bits.view(torch.float32))
+    return WholeNumbers(TWICE_E2M1[_nibbles(block[:, 1:]).int()], bits.view(torch.float32))
 
 
 def _values_of(whole: Callable[[Tensor], WholeNumbers]) -> Callable[[Tensor], Tensor]:

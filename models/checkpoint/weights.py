@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from ...schema.quantization import Fp8Quantization, GgufQuantization, IntegerQuantization
+from ...schema.quantization import Fp8Quantization, GgufQuantization, IntegerQuantization, Nvfp4Quantization
 from ...shm.mapping import private_memory
 from ..architecture import ModelConfig
 from ..errors import CheckpointError
@@ -25,6 +25,7 @@ from .fp8 import Fp8Matrix, StoredFp8, find_fp8
 from .gguf_files import GgufFiles
 from .gguf_matrices import BlockMatrix, StoredBlocks, find_blocks
 from .narrowing import narrow, row_blocks
+from .nvfp4 import Nvfp4Matrix, StoredNvfp4, find_nvfp4
 from .quantized import Integers, StoredIntegers, find_integers
 from .safetensors_files import DTYPES, SafetensorsFiles, StoredTensor
 from .stacked import Place, place_of, turned
@@ -186,13 +187,13 @@ class _StoredNumbers(NamedTuple):
         return self.place.tensor.file
 
 
-_Quantized = StoredIntegers | StoredFp8 | StoredBlocks
+_Quantized = StoredIntegers | StoredFp8 | StoredNvfp4 | StoredBlocks
 _Stored = _StoredNumbers | _Quantized
 
 
 def _tensors_of(found: _Stored, stored: Mapping[str, StoredTensor]) -> Collection[StoredTensor]:
     """The tensors in the files that it is made of."""
-    if isinstance(found, StoredIntegers):
+    if isinstance(found, StoredIntegers | StoredNvfp4):
         return found.parts.values()
     return [stored[name] for name in (found.names if isinstance(found, StoredFp8) else (found.name,))]
 
@@ -221,6 +222,8 @@ def _find_quantized(source: Source, stored: dict[str, StoredTensor], config: Mod
             return find_integers(source, stored, how)
         case Fp8Quantization() as how:
             return find_fp8(source, stored, how)
+        case Nvfp4Quantization() as how:
+            return find_nvfp4(source, stored, how)
         case GgufQuantization() as how:
             return find_blocks(source, stored, how, config.language.heads)
         case None:
@@ -283,7 +286,7 @@ class _Plain(NamedTuple):
         return self.tensor[rows].float()
 
 
-_Matrix = _Plain | Integers | Fp8Matrix | BlockMatrix
+_Matrix = _Plain | Integers | Fp8Matrix | Nvfp4Matrix | BlockMatrix
 
 
 def _matrix(part: _Stored, files: _Files, config: ModelConfig) -> _Matrix:
@@ -295,8 +298,11 @@ def _matrix(part: _Stored, files: _Files, config: ModelConfig) -> _Matrix:
         assert isinstance(config.quantization, Fp8Quantization)
         places = {role: place.of(_view(files, place.tensor)) for role, place in part.parts.items()}
         return Fp8Matrix(part.shape, places, config.quantization)
-    assert isinstance(config.quantization, IntegerQuantization)
     tensors = {role: _view(files, tensor) for role, tensor in part.parts.items()}
+    if isinstance(part, StoredNvfp4):
+        assert isinstance(config.quantization, Nvfp4Quantization)
+        return Nvfp4Matrix(part.shape, tensors, config.quantization)
+    assert isinstance(config.quantization, IntegerQuantization)
     return Integers(part.shape, tensors, config.quantization)
 
 
@@ -326,7 +332,7 @@ def _write_blocks(matrix: BlockMatrix, piece: slice, target: torch.Tensor, scale
         matrix.write(rows, target[at], _rows_of(scales, at))
 
 
-def _write_values(matrix: Fp8Matrix, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
+def _write_values(matrix: Fp8Matrix | Nvfp4Matrix, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
     for rows, at in _blocks(piece, matrix.shape):
         narrow(matrix.values(rows), target[at], _rows_of(scales, at))
 

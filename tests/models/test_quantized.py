@@ -285,7 +285,7 @@ AWQ, GPTQ = {"quant_method": "awq", "bits": 4}, {"quant_method": "gptq", "bits":
     [
         (
             {"quant_method": "bitsandbytes"},
-            "quantization_config is of method 'bitsandbytes': 'awq', 'gptq', 'fp8' and 'compressed-tensors' are",
+            "quantization_config is of method 'bitsandbytes': 'awq', 'gptq', 'fp8', 'modelopt' and 'compressed-tensors' are",
         ),
         ({}, "quantization_config is of method None"),
         ([], "quantization_config is of method None"),
