@@ -83,10 +83,12 @@ def _plain_checkpoint(config: RuntimeConfig, home: Path) -> Path:
 def is_in_use(folder: Path) -> str:
     """The run that serves a model of a folder, or links to its files; "" if none does."""
     here = RunDirectory.default_path()
-    for path in {here, *RunDirectory.default_path("default").parent.glob("*/")}:
+    for path in {here, *here.parent.glob(f"{here.name}.*"), *RunDirectory.default_path("default").parent.glob("*/")}:
         try:
             info = running(path)
         except (RunError, ShmError):
+            continue
+        if not info.model_path:  # a front of several models: their runs are beside it
             continue
         served = Path(info.model_path)
         files = [Path(info.config.model.path).expanduser(), served, *(file.resolve() for file in served.glob("*"))]

@@ -73,10 +73,10 @@ def test_what_a_run_serves_is_not_removed(served: FakeHub, tmp_path: Path, capsy
     config = RuntimeConfig(model=ModelSection(path=str(path)))
     made = whole_checkpoint(config)
     capsys.readouterr()
-    with create_run(tmp_path / "run", run_info(config, made, 1)):
+    with create_run(tmp_path / "run.of-front", run_info(config, made, 1)):
         for name in ("org/m", "org/m:q8_0", "m-Q8_0"):
             assert run(["rm", name, "--yes"]) == 1
-            assert f"the run run serves {name}: end it with `mmrt down`" in capsys.readouterr().err
+            assert f"the run run.of-front serves {name}: end it with `mmrt down`" in capsys.readouterr().err
         assert run(["rm", "org/m:f16", "--yes"]) == 0
     assert made.is_dir() and path.is_file()
 
