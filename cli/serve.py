@@ -12,7 +12,7 @@ from ..runtime.errors import RunError
 from ..runtime.supervisor.supervisor import Reporter
 from ..shm.run_directory import RunDirectory
 from .daemon import detach
-from .options import Host, Port, RunName, log_directory, run_path
+from .options import Host, Port, RunName, check_files, log_directory, run_path
 from .terminal import JsonReporter, TerminalReporter
 
 
@@ -33,12 +33,14 @@ def register(app: typer.Typer) -> None:
         Each has a run of its own, which is started when it is asked for. Without FILE, or with a
         checkpoint in its place, this is mmrt up.
         """
+        from ..runtime.config.runtime_config import RuntimeConfig
         from ..serving.models_file import load_models
         from ..serving.server import FrontSetup, serve_front
 
         environment, path = read_environment(), run_path(run)
         options = {"host": host, "port": port, "api_key": api_key or environment.server_key or None}
         models = load_models(file, {name: value for name, value in options.items() if value is not None})
+        check_files(RuntimeConfig(server=models.server))
         if RunDirectory.is_alive(path):
             raise RunError(f"a run is already up in {path}: see `mmrt status`, end it with `mmrt down`, or use --run NAME")
         logs = log_directory(path, environment)

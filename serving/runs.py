@@ -56,6 +56,7 @@ class ModelRun:
 
     async def start(self) -> list[str]:
         """Start it and wait until it is ready. Returns what ``mmrt up`` has printed. Raises: RunError with the reason."""
+        self.pid = 0
         command = [sys.executable, "-P", "-m", "mmrt", "up", "--detach", "--config", "/dev/stdin", "--of-front", self._model.digest]
         pipe, stdout = asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
         with configuration_file(self._model) as file:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mmrt.cli.main import run
 from mmrt.runtime.errors import ConfigError
 from mmrt.runtime.process.run import DEFAULT_MODEL
 from mmrt.serving.models_file import EMBEDDING_TOKENS, KV_TOKENS, MAX_SUFFIX, ModelsFile, load_models
@@ -118,3 +119,24 @@ def test_sizes() -> None:
     for text in ("", "1", "GiB", "-1 GiB", "1 gib", "1 GiBs", "1e3 GiB"):
         with pytest.raises(ConfigError, match="key = "):
             read_size(text, "key")
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "problem"),
+    [
+        ("[server]\napi_keys_file = 'no.toml'\n[[model]]", 2, "no.toml"),
+        ("[server]\nhost = 'a..b'\n[[model]]", 1, "cannot serve on a..b:8000 (server.host, server.port)"),
+        ("[[model]]\npinned = 2", 2, "model[0].pinned = 2: expected true or false"),
+    ],
+)
+def test_the_command_says_what_is_wrong_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, status: int, problem: str
+) -> None:
+    monkeypatch.setenv("MMRT_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    file = tmp_path / "models.toml"
+    file.write_text(text)
+    assert run(["serve", str(file)]) == status
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and problem in error and error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
