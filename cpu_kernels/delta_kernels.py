@@ -88,10 +88,16 @@ class PagedDelta:
         border after them, and of the log for what is behind that. Pages that are none are negative. ``snapshots``: of each sequence, if
         any has some: borders behind its start, in order, and pages for the bases there; such a sequence keeps the last, too.
 
-        Raises: ValueError for a start without the base before it, and for pages beyond the pools.
+        Raises: ValueError for a start without the base before it, for pages beyond the pools, and for snapshots that are not at borders
+        of the new tokens, or have no page.
         """
         self._check_pages(bases[starts > 0], targets, logs)
         self._check_pages(bases[:0], np.array([page for cuts in snapshots for _, page in cuts], dtype=np.int64), logs[:0])
+        for start, count, cuts in zip(starts.tolist(), counts.tolist(), snapshots, strict=False):
+            borders = [start, *(border for border, _ in cuts)]
+            is_ordered = borders == sorted({*borders}) and borders[-1] <= start + count
+            if not is_ordered or any(border % self._shape.grid or page < 0 for border, page in cuts):
+                raise ValueError(f"snapshots {[*cuts]}, as (border, page), of tokens {start} to {start + count}")
         unkept = np.flatnonzero(targets < 0)
         targets = targets.copy()
         targets[unkept] = -1 - np.arange(len(unkept))  # places in scratch memory

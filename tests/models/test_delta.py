@@ -254,6 +254,9 @@ def test_kernels_refuse_what_is_beyond_their_memory() -> None:
         delta.begin_decode(torch.tensor([3]), StateRows(torch.tensor([0]), torch.tensor([-1])))
     with pytest.raises(ValueError, match="page 9 of a pool of 8"):
         delta.begin_prefill([(16, 20)], [StateRefs(9, 1, -1)])
+    for wrong_cuts in (((16, -1),), ((20, 2),), ((32, 2),), ((0, 2),)):  # no page, no border, behind the tokens, before them
+        with pytest.raises(ValueError, match=r"snapshots \[.*\], as \(border, page\), of tokens 0 to 20"):
+            delta.begin_prefill([(0, 20)], [StateRefs(-1, 1, -1, wrong_cuts)])
     with pytest.raises(ValueError, match=r"into pages \[-1\]"):
         delta.fold([16], StateRows(torch.tensor([0]), torch.tensor([0])), [-1])
     delta.begin_prefill([(0, 20)], [StateRefs(-1, 0, -1)])
