@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..runtime.environment import read_environment
 from .endpoint import ApiKey, ModelName, Url, find_endpoint, media_part
 from .options import RunName
 from .terminal import ThoughtView, printable
@@ -52,7 +53,7 @@ def register(app: typer.Typer) -> None:
             "negative_prompt": negative_prompt,
         }
         text, shown = None, printable if sys.stdout.isatty() else str
-        thoughts = ThoughtView(sys.stderr)
+        thoughts = ThoughtView(sys.stderr, is_plain=read_environment().plain_output)
         try:
             for text in server.stream({key: value for key, value in body.items() if value is not None}, thoughts.add):
                 thoughts.end()

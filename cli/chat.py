@@ -111,7 +111,8 @@ class Chat:
     def _ask(self) -> None:
         """Print the answer to the last question as it comes, and keep what was printed."""
         parts: list[str] = []
-        stopped, view, thoughts = False, view_answer(is_plain=self._is_plain), ThoughtView(sys.stderr)
+        stopped, view = False, view_answer(is_plain=self._is_plain)
+        thoughts = ThoughtView(sys.stderr, is_plain=self._is_plain)
         try:
             with ExitStack() as ends:
                 ends.callback(view.end)

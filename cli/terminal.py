@@ -41,16 +41,17 @@ def printable(text: str) -> str:
 
 class ThoughtView:
     """Shows a model's thoughts as they come, dimmed, where a stream is a terminal. They are no part of an answer: nothing else gets
-    them."""
+    them. ``is_plain``: without escape sequences."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, *, is_plain: bool) -> None:
+        self._stream, self._is_plain = stream, is_plain
         self._has_shown = False
 
     def add(self, thoughts: str) -> None:
         if self._stream.isatty():
             self._has_shown = True
-            print(f"\x1b[2m{printable(thoughts)}\x1b[0m", end="", file=self._stream, flush=True)
+            shown = printable(thoughts)
+            print(shown if self._is_plain else f"\x1b[2m{shown}\x1b[0m", end="", file=self._stream, flush=True)
 
     def end(self) -> None:
         """Begin a new paragraph if thoughts were shown since the last call."""
