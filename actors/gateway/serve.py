@@ -94,12 +94,13 @@ def load_text_stack(actor: Actor) -> TextStack:
     placeholders = [model.placeholder_id(kind) for kind in model.media_kinds]
     tokenizer = Tokenizer.load(actor.model_path, control_ids=placeholders)
     template = ChatTemplate.load(actor.model_path, tokenizer.special_tokens)
+    prompts = PromptBuilder(tokenizer, template, model, layout.max_context)
     limits = Limits(
         model_name=actor.config.model.name or actor.model_path.name,
         family=model.family,
         kinds=model.media_kinds,
         takes_tools=template.calls_are_known,
-        thinks=template.thinks,
+        thinks=prompts.thinks,
         max_tool_bytes=actor.config.server.max_tool_schema_kib << 10,
         weight_bytes=sum(file.stat().st_size for file in files_of_tensors(actor.model_path)),
         max_context=layout.max_context,
@@ -109,7 +110,7 @@ def load_text_stack(actor: Actor) -> TextStack:
         media=actor.config.media,
         vision_rules=for_run(model, actor.config.media).vision_rules,
     )
-    return TextStack(limits, PromptBuilder(tokenizer, template, model, layout.max_context))
+    return TextStack(limits, prompts)
 
 
 async def serve(actor: Actor, text: TextStack) -> None:

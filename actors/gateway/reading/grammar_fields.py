@@ -34,11 +34,12 @@ _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "cho
 
 class AskedGrammar(NamedTuple):
     """The grammar asked for; ``field`` is its path in the request, for errors. ``part``: another one that is a part of it, and is
-    checked first so that its errors name its own field."""
+    checked first so that its errors name its own field. ``leaves_text``: any text may come before what has a form."""
 
     source: GrammarSource
     field: str
     part: "AskedGrammar | None" = None
+    leaves_text: bool = False
 
 
 def read_grammar(fields: Fields, other: AskedGrammar | None = None) -> AskedGrammar | None:

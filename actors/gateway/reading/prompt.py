@@ -46,11 +46,13 @@ class Prompt(NamedTuple):
 
 
 class PromptBuilder:
-    """Renders and tokenizes prompts. Threads may share it."""
+    """Renders and tokenizes prompts. Threads may share it. ``thinks``: answers may begin with thoughts that can be told from them."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, model: ModelConfig, max_context: int) -> None:
         self.tokenizer = self._tokenizer = tokenizer
         self._template = template
+        # Special tokens are left out of texts: where the mark is one, nothing shows where thoughts end.
+        self.thinks = template.thinks and CLOSING in tokenizer.decode(tokenizer.encode(CLOSING))
         self._placeholders = {kind: model.placeholder_id(kind) for kind in model.media_kinds}
         self._sound_fences = model.audio_start_token_id, model.audio_end_token_id
         self._vocab_size = model.language.vocab_size
@@ -80,9 +82,12 @@ class PromptBuilder:
             more = tuple(self._raw(prompt, f"prompt[{at}]", adds) for at, prompt in enumerate(request.more_prompts, 1))
             generation.output.check_prompts(sum(map(len, (ids, *more))), self._max_context)
             return Prompt(ids, self._raw(negative_prompt, "negative_prompt", adds) if is_guided else None, sampling, more)
+        if not self._template.takes_thoughts and request.messages_field == "messages":  # those of a kept response are no field
+            _note_thoughts(request.conversation.messages)
         use = request.template
         options = for_template(use, self._template.options)
-        if generation.grammar is not None:  # which has no place for thoughts
+        has_form = generation.grammar is not None and not generation.grammar.leaves_text
+        if has_form:  # which has no place for thoughts
             options = {**dict.fromkeys(self._template.options & {*SWITCHES}, False), **options}
         ids = self._encode(request.conversation, use, options, "messages", request.tools.shown if request.tools else ())
         companion_ids = None
@@ -91,12 +96,12 @@ class PromptBuilder:
             content = (negative_prompt,) if is_list else negative_prompt
             answer = request.conversation.messages[-1:] if use.continues else ()
             companion_ids = self._encode(Conversation((Message("user", content), *answer), ()), use, options, "negative_prompt")
-        thinks = self._template.thinks and generation.grammar is None
+        thinks = self.thinks and not has_form
         return Prompt(ids, companion_ids, sampling, is_thinking=self._ends_within_thoughts(request, ids) if thinks else None)
 
     def _ends_within_thoughts(self, request: ChatRequest, ids: Sequence[int]) -> bool:
         if request.template.continues:
-            text = "".join(_texts(request.conversation.messages[-1]))
+            text = "".join(_said(request.conversation.messages[-1]))
             return text.rfind(OPENING) > text.rfind(CLOSING)
         end = self._tokenizer.decode(ids[-MAX_OPENING_TOKENS:], with_control_tokens=True)
         return request.template.opens_answer and end.rstrip().endswith(OPENING)
@@ -151,7 +156,7 @@ class PromptBuilder:
         field: str,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
-        said = conversation.messages if self._template.takes_thoughts else _without_thoughts(conversation.messages, field)
+        said = conversation.messages if self._template.takes_thoughts else _without_thoughts(conversation.messages)
         texts = [text for message in said for text in _texts(message)]
         more = [*tools, *(call.arguments for message in said for call in message.calls)]
         self._check_length(self._tokenizer.min_tokens(sum(map(len, texts)) + _num_chars(more)), field, _AT_LEAST)
@@ -251,10 +256,13 @@ def _for_template(call: Call, guard: PromptGuard) -> dict[str, Any]:
     return {"id": guard.hide_within(call.id), "type": "function", "function": function}
 
 
-def _without_thoughts(messages: Sequence[Message], field: str) -> list[Message]:
+def _note_thoughts(messages: Sequence[Message]) -> None:
     for at, message in enumerate(messages):
         if message.thoughts:
-            note(f"{field}[{at}].reasoning_content", "the model's chat template has no place for it")
+            note(f"messages[{at}].reasoning_content", "the model's chat template has no place for it")
+
+
+def _without_thoughts(messages: Sequence[Message]) -> list[Message]:
     return [message._replace(thoughts="") for message in messages]
 
 
@@ -266,5 +274,9 @@ def _num_chars(value: Any) -> int:
 
 
 def _texts(message: Message) -> list[str]:
+    return [*([message.thoughts] if message.thoughts else []), *_said(message)]
+
+
+def _said(message: Message) -> list[str]:
     content = (message.content,) if isinstance(message.content, str) else message.content
-    return [*([message.thoughts] if message.thoughts else []), *(part for part in content if isinstance(part, str))]
+    return [part for part in content if isinstance(part, str)]

@@ -93,7 +93,7 @@ def allow_calls(
         answer=None if answer is None or is_required else answer.source,
     )
     try:
-        return use, AskedGrammar(source_of_calls(form), "tools", answer)
+        return use, AskedGrammar(source_of_calls(form), "tools", answer, leaves_text=not is_required and answer is None)
     except GrammarError as error:
         raise refuse("tools", f"{error.message}, all functions together") from None
 

@@ -6,6 +6,7 @@ from typing import Any
 import anthropic
 import ollama
 import pytest
+from tokenizers import Tokenizer as Backend
 
 from mmrt.actors.gateway.reading.prompt import PromptBuilder
 from mmrt.models.architecture import ModelConfig
@@ -110,9 +111,11 @@ def test_a_prompt_whose_template_has_closed_them(stage: Any, tokenizer: Tokenize
     stage.run(test)
 
 
-def test_thoughts_before_calls(stage: Any) -> None:
+@pytest.mark.parametrize("more", [{}, {"strict": True}])
+def test_thoughts_before_calls(stage: Any, tokenizer: Tokenizer, more: dict[str, Any]) -> None:
+    """Strict functions make a grammar, which has a place for any text before a call."""
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
-    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}, **more}}]
 
     async def test(scene: Any) -> None:
         scene.controller.script = scripted([f"Shall I {call}?</think>", call])
@@ -121,6 +124,7 @@ def test_thoughts_before_calls(stage: Any) -> None:
             said = [chunk.choices[0].delta async for chunk in answer] if stream else [answer.choices[0].message]
             assert thoughts_in(said) == f"Shall I {call}?" and not any(part.content for part in said)
             assert "".join(one.function.arguments for part in said for one in part.tool_calls or ()) == '{"city": "Ulm"}'
+            assert prompt_of(scene, tokenizer).endswith("<think>\n")
 
     stage.run(test)
 
@@ -140,16 +144,39 @@ def test_given_back_the_template_has_them(stage: Any, tokenizer: Tokenizer) -> N
     stage.run(test)
 
 
+def test_an_answer_that_is_continued_behind_thoughts_about_their_mark(stage: Any, tokenizer: Tokenizer) -> None:
+    async def test(scene: Any) -> None:
+        scene.controller.script = scripted(["at."])
+        said = {"role": "assistant", "content": "A c", "reasoning_content": "What is <think>?"}
+        more = {"continue_final_message": True, "add_generation_prompt": False}
+        (choice,) = (await scene.client.chat.completions.create(**scene.chat(messages=[*HELLO, said], extra_body=more))).choices
+        assert (thoughts_in([choice.message]), choice.message.content) == ("", "at.")
+        assert prompt_of(scene, tokenizer).endswith("<think>\nWhat is <think>?\n</think>\n\nA c")
+
+    stage.run(test)
+
+
+def test_marks_that_texts_leave_out_tell_nothing(prompts: PromptBuilder, tokenizer: Tokenizer, model: ModelConfig) -> None:
+    """Else all of an answer would be thoughts."""
+    backend = Backend.from_str(tokenizer._backend.to_str())  # type: ignore[attr-defined]
+    backend.add_special_tokens(["<think>", "</think>"])
+    assert prompts.thinks
+    assert not PromptBuilder(Tokenizer(backend, eos_ids=[1]), ChatTemplate(TEMPLATE), model, 2048).thinks
+
+
 def test_anthropic(stage: Any, tokenizer: Tokenizer) -> None:
     async def test(scene: Any) -> None:
         scene.controller.script = scripted(PIECES)
         async with anthropic.AsyncAnthropic(base_url=scene.url, api_key="none", max_retries=0) as client:
             message = await client.messages.create(model="tiny", max_tokens=64, messages=HELLO)
             async with client.messages.stream(model="tiny", max_tokens=64, messages=HELLO) as stream:
+                kinds = [event.type async for event in stream if event.type != "thinking"]
                 streamed = await stream.get_final_message()
             given: Any = [*HELLO, {"role": "assistant", "content": message.content}, *HELLO]
             await client.messages.create(model="tiny", max_tokens=64, messages=given)
         assert f"<think>\n{THOUGHTS}\n</think>\n\n" in prompt_of(scene, tokenizer)
+        ended = kinds.index("content_block_stop")  # clients give back thoughts with a signature alone
+        assert kinds[ended - 2 : ended] == ["content_block_delta", "signature"]
         thoughts, text = message.content
         assert (thoughts.type, thoughts.thinking, text.type, text.text) == ("thinking", THOUGHTS, "text", ANSWER)  # type: ignore[union-attr]
         assert [block.to_dict() for block in streamed.content] == [block.to_dict() for block in message.content]
@@ -170,7 +197,7 @@ def test_ollama(stage: Any) -> None:
     stage.run(test)
 
 
-def test_responses(stage: Any) -> None:
+def test_responses(stage: Any, tokenizer: Tokenizer) -> None:
     async def test(scene: Any) -> None:
         scene.controller.script = scripted(PIECES)
         whole = await scene.client.responses.create(model="tiny", input="hi")
@@ -181,5 +208,8 @@ def test_responses(stage: Any) -> None:
         assert "".join(event.delta for event in events if event.type == "response.reasoning_text.delta") == THOUGHTS
         assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == ANSWER
         assert [item.type for item in events[-1].response.output] == ["reasoning", "message"]
+        for earlier in (whole, events[-1].response):
+            await scene.client.responses.create(model="tiny", input="So?", previous_response_id=earlier.id)
+            assert f"<think>\n{THOUGHTS}\n</think>\n\n{ANSWER}<|im_end|>" in prompt_of(scene, tokenizer)
 
     stage.run(test)

@@ -106,8 +106,10 @@ class MessageEvents:
         return _event({"type": "content_block_delta", "index": self._index, "delta": delta})
 
     def _stop(self) -> bytes:
-        is_open, self._open = bool(self._open), ""
-        return _event({"type": "content_block_stop", "index": self._index}) if is_open else b""
+        """End the block that is open. Clients give thoughts back only with the signature that ended them, even an empty one."""
+        kind, self._open = self._open, ""
+        signature = self._delta({"type": "signature_delta", "signature": ""}) if kind == "thinking" else b""
+        return signature + _event({"type": "content_block_stop", "index": self._index}) if kind else b""
 
     def end(self, usage: Usage) -> bytes:
         return _event({"type": "message_stop"})

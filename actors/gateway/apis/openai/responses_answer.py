@@ -114,7 +114,8 @@ class Response:
         status = status_of(ending)
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         output = [self.item(item, "completed") for item in items[:-1]] + [self.item(items[-1], status)]
-        message = Message("assistant", text, calls=tuple(calls))
+        thoughts = "".join(item.text for item in items if item.is_thoughts)
+        message = Message("assistant", text, calls=tuple(calls), thoughts=thoughts)
         return Ended({**self.object(status, output), "incomplete_details": details}, message)
 
     def object(self, status: str, output: Sequence[dict[str, Any]], error: dict[str, Any] | None = None) -> dict[str, Any]:

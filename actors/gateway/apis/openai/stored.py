@@ -66,7 +66,7 @@ def _num_bytes(conversation: Conversation) -> int:
     texts = [
         part
         for message in conversation.messages
-        for part in ((message.content,) if isinstance(message.content, str) else message.content)
+        for part in (message.thoughts, *((message.content,) if isinstance(message.content, str) else message.content))
     ]
     num_text_bytes = sum(4 * len(text) if isinstance(text, str) else _MESSAGE_BYTES for text in texts)
     calls = [call for message in conversation.messages for call in message.calls]
