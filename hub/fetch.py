@@ -47,7 +47,7 @@ async def fetch_files(
     try:
         cache.snapshot(repository.commit).mkdir(parents=True, exist_ok=True)
         (cache.folder / "blobs").mkdir(exist_ok=True)
-        await together(one(file) for file in files)
+        await together(one(file) for file in {file.digest: file for file in files}.values())  # of equal files one  # of equal files one
         for file in files:
             cache.link(repository.commit, file)
     except OSError as error:

@@ -47,7 +47,7 @@ class FakeHub:
         asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
 
     def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -61,6 +61,13 @@ class FakeHub:
         await site.start()
         self.port = self._runner.addresses[0][1]
         self.endpoint = f"http://127.0.0.1:{self.port}"
+
+    async def _stop(self) -> None:
+        await self._runner.cleanup()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}  # answers that are still stalled
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def ranges(self, name: str) -> list[str]:
         """What was asked of a file."""

@@ -23,17 +23,13 @@ from mmrt.tests.hub.conftest import COMMIT, FakeHub, digest
 Files = dict[str, bytes]
 Captured = pytest.CaptureFixture[str]
 WEIGHTS = "model.safetensors"
+TWINS = {"one.json": b"{}", "other.json": b"{}"}  # files of one digest
 
 
 @pytest.fixture
 def served(hub: FakeHub, checkpoint: Files) -> FakeHub:
-    hub.repositories["org/m"] = {
-        **checkpoint,
-        "README.md": b"# m",
-        "model.py": b"print()",
-        "pytorch_model.bin": b"\x80",
-        "sub/x.json": b"{}",
-    }
+    others = {"README.md": b"# m", "model.py": b"print()", "pytorch_model.bin": b"\x80", "sub/x.json": b"{}"}
+    hub.repositories["org/m"] = {**checkpoint, **TWINS, **others}
     return hub
 
 
@@ -44,7 +40,7 @@ def snapshot(tmp_path: Path, commit: str = COMMIT) -> Path:
 def test_what_is_pulled_is_what_is_served(served: FakeHub, checkpoint: Files, tmp_path: Path, capsys: Captured) -> None:
     assert run(["pull", "org/m"]) == 0
     folder = snapshot(tmp_path)
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == checkpoint  # no program, no pickle, no other folder
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == checkpoint | TWINS  # no program, no pickle, no other folder
     assert os.readlink(folder / WEIGHTS) == f"../../blobs/{digest(checkpoint[WEIGHTS])}"
     assert (folder.parents[1] / "refs" / "main").read_text() == COMMIT
     assert [path for _, path, _, _ in served.log if path.endswith(WEIGHTS)] != []
