@@ -110,6 +110,7 @@ def _sampling_defaults(files: CheckpointFiles) -> SamplingDefaults:
         temperature=found.number("temperature", default=1.0, least=0, most=MAX_TEMPERATURE),
         top_p=found.number("top_p", default=1.0, most=1.0),
         top_k=max(found.integer("top_k", default=0, least=-1), 0),
+        min_p=found.number("min_p", default=0.0, least=0, most=1.0),
     )
 
 

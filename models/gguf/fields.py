@@ -128,6 +128,7 @@ def generation_fields(contents: Contents) -> Fields:
         "temperature": facts.number("general.sampling.temp", default=0.8, least=0),
         "top_k": facts.integer("general.sampling.top_k", default=40, least=-1),
         "top_p": facts.number("general.sampling.top_p", default=0.95, most=1.0),
+        "min_p": facts.number("general.sampling.min_p", default=0.05, least=0, most=1.0),
     }
 
 

@@ -39,7 +39,7 @@ def read_sampling(fields: Fields, defaults: SamplingDefaults, max_context: int) 
         temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
         top_p=top_p,
         top_k=defaults.top_k if top_k is None else max(top_k, 0),  # -1 is off, as in vLLM
-        min_p=_or(fields.take_float("min_p", 0, 1), 0.0),
+        min_p=_or(fields.take_float("min_p", 0, 1), defaults.min_p),
         seed=secrets.randbits(63) if seed in (None, -1) else seed % _INT64,  # -1 is random, as in vLLM
         guidance_scale=_or(fields.take_float("guidance_scale", 0, MAX_GUIDANCE_SCALE), 1.0),
         repetition_penalty=_or(

@@ -196,17 +196,17 @@ def test_rules_about_tokens() -> None:
 
 
 def test_the_checkpoint_says_what_counts_by_default() -> None:
-    defaults = SamplingDefaults(temperature=0.0, top_p=0.8, top_k=20, repetition_penalty=1.05)
+    defaults = SamplingDefaults(temperature=0.0, top_p=0.8, top_k=20, min_p=0.1, repetition_penalty=1.05)
     limits = msgspec.structs.replace(LIMITS, sampling=defaults)
     sampling = read_chat(body(), limits).generation.sampling
     assert (
         sampling.repetition_penalty == 1.05
         and read_chat(body(repetition_penalty=1), limits).generation.sampling.repetition_penalty == 1
     )
-    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.8, 20)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.0, 0.8, 20, 0.1)
     assert read_chat(body(temperature=9e-6), limits).generation.sampling.temperature == 0.0, "nothing is left to chance"
-    sampling = read_chat(body(temperature=1, top_p=1, top_k=-1), limits).generation.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+    sampling = read_chat(body(temperature=1, top_p=1, top_k=-1, min_p=0), limits).generation.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, 0, 0.0)
 
 
 def test_all_fields() -> None:
