@@ -32,18 +32,19 @@ class _State(enum.Enum):
 
 class ThoughtReader:
     """Tells thoughts from content. Blanks around thoughts belong to neither. Marks behind the first closing one are content, as is an
-    answer that does not begin with an opening one, unless the prompt has ended with it."""
+    answer that does not begin with an opening one, unless the prompt has ended with it: then it may be repeated."""
 
     def __init__(self, is_open: bool) -> None:
         """``is_open``: the prompt ended within thoughts."""
-        self._state = _State.INSIDE if is_open else _State.BEFORE
+        self._state = _State.BEFORE
+        self._unmarked = _State.INSIDE if is_open else _State.CONTENT  # what an answer without an opening mark begins with
         self._held = ""
         self._has_begun = False  # thoughts have, other than with blanks
 
     @property
     def is_inside(self) -> bool:
         """Return whether thoughts have begun and not ended."""
-        return self._state is _State.INSIDE
+        return (self._unmarked if self._state is _State.BEFORE else self._state) is _State.INSIDE
 
     def push(self, text: str) -> Thoughts:
         """Return what is certain with this text."""
@@ -70,7 +71,7 @@ class ThoughtReader:
         if begun.startswith(OPENING):
             self._held, self._state = begun.removeprefix(OPENING), _State.INSIDE
         elif at_end or not OPENING.startswith(begun):
-            self._state = _State.CONTENT
+            self._state = self._unmarked
 
     def _think(self, at_end: bool) -> str:
         thoughts, closing, rest = self._held.partition(CLOSING)

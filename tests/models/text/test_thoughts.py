@@ -10,6 +10,8 @@ CASES = [
     (False, "<think>\nA cat?\nYes.\n</think>\n\nA cat.\n", "A cat?\nYes.", "A cat.\n"),
     (False, "\n <think>so</think>yes", "so", "yes"),
     (True, "\nA cat?\n\n</think>\n\nA cat.", "A cat?", "A cat."),
+    (True, "\n<think>\nso</think>yes", "so", "yes"),
+    (True, "<thin", "<thin", ""),
     (True, "no end", "no end", ""),
     (True, "cut </thi", "cut </thi", ""),
     (True, "</think>", "", ""),
