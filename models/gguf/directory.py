@@ -20,7 +20,7 @@ from .fields import ROPE_FACTORS, Contents, check_rope, config_fields, generatio
 from .made import digest_of
 from .tokenizer import make_tokenizer
 
-_FORMAT = 3  # of the directories: another number makes all anew
+_FORMAT = 4  # of the directories: another number makes all anew
 
 
 def gguf_directory(path: Path, home: Path) -> Path:

@@ -16,6 +16,7 @@ Fields = dict[str, Any]
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of Llama 3.1 to 3.3
 _LLAMA_3_CONTEXT = 8192
 END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>")  # some files do not say that these end answers
+_LEAST_VALUES = 300_000_000  # of a model in its codes
 ROPE_FACTORS = "rope_freqs.weight"
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -104,14 +105,15 @@ def config_fields(contents: Contents) -> Fields:
 
 def form_of(contents: Contents) -> str:
     """The format of weights for what most of a file's values are: int4 for the types that it holds code for code, int8g for others in
-    blocks."""
+    blocks. 16 bits for the smallest models: many of their tokens are nearly equal, and activations of 8 bits choose among these in
+    another way, for little memory."""
     sizes: dict[str, int] = {}
     for name, kind in contents.types.items():
         sizes[kind] = sizes.get(kind, 0) + math.prod(contents.shapes[name])
     total = sum(sizes.values())
-    if 2 * sum(sizes.get(kind, 0) for kind in INT4_TYPES) > total:
+    if total >= _LEAST_VALUES and 2 * sum(sizes.get(kind, 0) for kind in INT4_TYPES) > total:
         return "int4"
-    if 2 * sum(size for kind, size in sizes.items() if BLOCKS[kind][0] > 1) > total:
+    if total >= _LEAST_VALUES and 2 * sum(size for kind, size in sizes.items() if BLOCKS[kind][0] > 1) > total:
         return "int8g"
     most = max(sizes, key=lambda kind: sizes[kind], default="")
     return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")

