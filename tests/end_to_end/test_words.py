@@ -1,4 +1,4 @@
-"""Words that newcomers type, in a real run: serve, list, ps, run and stop, and the options of other servers."""
+"""Words that newcomers type, in a real run: serve, show, ps, run and stop, and the options of other servers."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def words(tmp_path: Path) -> Iterator[Server]:
     server.mmrt("down", "--drain", "0")
 
 
-def test_serve_list_ps_run_and_stop(words: Server) -> None:
+def test_serve_show_ps_run_and_stop(words: Server) -> None:
     options = ["--served-model-name", "mine", "--max-model-len", "2048", "--dtype", "float32", "--port", "0", "-d"]
     done = words.mmrt("serve", str(DEFAULT_MODEL), *options, timeout_s=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -41,7 +41,7 @@ def test_serve_list_ps_run_and_stop(words: Server) -> None:
     for actor in words.status()["actors"]:
         assert KEY.encode() not in Path(f"/proc/{actor['pid']}/environ").read_bytes(), actor["name"]
 
-    name, *takes, path, served_at = words.mmrt("list").stdout.splitlines()[1].split()
+    name, *takes, path, served_at = words.mmrt("show").stdout.splitlines()[1].split()
     assert (name, path, served_at) == ("mine", str(DEFAULT_MODEL), f"{url}/v1") and " ".join(takes).startswith("text, ")
     assert "computes on cpu in float32" in words.mmrt("ps").stdout
     done = words.mmrt("run", str(DEFAULT_MODEL), "Hello!")
