@@ -143,7 +143,7 @@ class Front:
         for attempt in range(TRIES):
             async with self._fleet.use(member, self._file.server.request_timeout_s, keep_s) as url:
                 try:
-                    async with self._relay.ask(request, url) as answer:
+                    async with self._relay.ask(request, url, lambda: member.run.has_ended) as answer:
                         if id := answer.response.headers.get("X-Request-Id", ""):
                             self._note(request, id, member)
                         await waiting.stop()

@@ -89,8 +89,9 @@ class Relay:
             self._drop_body(request)
 
     @contextlib.asynccontextmanager
-    async def ask(self, request: Request, url: str) -> AsyncIterator[Answer]:
-        """The answer of the run at this URL, from its first byte on. Raises: RunLost."""
+    async def ask(self, request: Request, url: str, has_ended: Callable[[], bool] = lambda: False) -> AsyncIterator[Answer]:
+        """The answer of the run at this URL, from its first byte on. ``has_ended``: whether the run has ended, whose gateway may refuse
+        requests yet. Raises: RunLost."""
         try:
             try:
                 answer = await self._begin(request, url)
@@ -100,6 +101,9 @@ class Relay:
                 answer = await self._begin(request, url)  # the gateway has just ended, and another takes over
         except (aiohttp.ClientError, OSError) as error:
             raise RunLost(str(error) or type(error).__name__) from error
+        if answer.response.status == 503 and has_ended():
+            answer.response.close()
+            raise RunLost("it has ended")
         self._drop_body(request)
         try:
             yield answer

@@ -6,6 +6,7 @@ A run does not belong to the front's processes: it goes on when the front dies. 
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -95,7 +96,12 @@ class ModelRun:
 
     @property
     def has_ended(self) -> bool:
-        return self._ended is None or self._ended.done()
+        """Whether its supervisor has, even if the loop has not noticed yet."""
+        if self._ended is None or self._ended.done():
+            return True
+        look = select.poll()
+        look.register(self._pidfd, select.POLLIN)
+        return bool(look.poll(0))
 
     async def ended(self) -> None:
         """Wait for the end of its supervisor."""

@@ -14,7 +14,7 @@ from mmrt.actors.gateway.openapi.operations import OPERATIONS
 from mmrt.serving.card import Card
 from mmrt.serving.front import TRIES, Front
 from mmrt.serving.residency import State
-from mmrt.tests.serving.conftest import NEEDS, Handler, Tried
+from mmrt.tests.serving.conftest import NEEDS, Handler, Tried, echo
 
 Trying = Callable[..., None]
 CHAT = "/v1/chat/completions"
@@ -191,6 +191,30 @@ def test_a_request_whose_run_is_lost_gets_the_next_one(front: Trying) -> None:
         lost.clear()
         answer = await tried.post(CHAT)
         assert answer.status == 503 and f"was lost {TRIES} times" in await answer.text() and len(lost) == 2 * TRIES
+
+    front(test)
+
+
+def test_a_gateway_whose_run_has_ended_refuses_nobody(front: Trying) -> None:
+    """It lives a little longer than its supervisor, and says that it is shutting down."""
+
+    async def test(tried: Tried) -> None:
+        run = tried.run("a")
+
+        async def refuse(request: web.Request) -> web.Response:
+            run.handler = echo
+            run._ended.set()
+            return web.json_response({"error": {"message": "the server is shutting down"}}, status=503)
+
+        run.handler = refuse
+        answer = await tried.post(CHAT, x="y")
+        assert (answer.status, run.num_starts) == (200, 2) and (await answer.json())["body"] == '{"x": "y"}'
+
+        async def is_full(request: web.Request) -> web.Response:
+            return web.json_response({"error": {"message": "too much waits"}}, status=503)
+
+        run.handler = is_full
+        assert (await tried.post(CHAT)).status == 503 and run.num_starts == 2
 
     front(test)
 
