@@ -57,6 +57,11 @@ class Generation(Record, frozen=True):
     pooling: Pooling | None = None
 
 
+Borders = tuple[int, int, int]
+"""Where other prompts are likely to part from one, as numbers of ``prompt_ids``: the ends of its first message, of its last one, before
+what opens the answer, and of its last medium; 0: none. A wrong one costs a state that nobody finds, never a wrong answer."""
+
+
 class RequestSpec(Record, frozen=True):
     """A submitted request. ``prompt_ids`` holds one placeholder id per medium, in order; companion ids hold none. Caches serve a
     request only what requests of the same ``salt`` have left in them. A request of lower ``priority`` goes first."""
@@ -69,6 +74,7 @@ class RequestSpec(Record, frozen=True):
     salt: bytes = b""
     priority: int = 0
     clamp_max_new_tokens: bool = False  # where they do not fit, as many as do
+    borders: Borders = (0, 0, 0)
 
     @property
     def is_prefill_only(self) -> bool:

@@ -6,6 +6,7 @@ itself. All that it has written by then stays, as after any kill -9.
 
 import json
 import random
+import secrets
 import shutil
 import threading
 import urllib.request
@@ -185,23 +186,29 @@ class Chat:
         self.num_known = 0  # tokens up to the last state of the last answer
         self.dice = random.Random(salt)
 
-    def turn(self, num_tokens: int, max_tokens: int, **options: Any) -> int:
-        """Ask with so many new tokens, and return how many tokens were cached. The answers are transformers'."""
+    def turn(self, num_tokens: int, max_tokens: int, *, twice: bool = False, **options: Any) -> int:
+        """Ask with so many new tokens, and return how many tokens were cached. The answers are transformers', or, asked ``twice``, the
+        ones without a cache."""
         wait_for_stats(self.server, lambda stats: not any(pool.used for pool in stats.pools.values()))
         prompt = [*self.ids, *(self.dice.randrange(200, 600) for _ in range(num_tokens))]
-        extra = {"return_token_ids": True, "cache_salt": self.salt, "ignore_eos": True}
-        found = self.server.client.completions.create(
-            model=self.server.checkpoint.name, prompt=prompt, max_tokens=max_tokens, temperature=0, extra_body=extra, **options
-        )
+        found = self._ask(self.salt, prompt, max_tokens, **options)
+        alone = self._ask(secrets.token_hex(8), prompt, max_tokens).choices[0].token_ids if twice else []
         for choice in found.choices:
-            ids = choice.token_ids  # type: ignore[attr-defined]
+            ids = choice.token_ids
             assert len(ids) == max_tokens
-            self.judge.check_greedy(prompt, ids)
+            if ids != alone:
+                self.judge.check_greedy(prompt, ids)
         self.ids = [*prompt, *ids]
         self.num_known = (len(self.ids) - 1) // GRID * GRID
         usage = found.usage
         assert usage is not None and usage.prompt_tokens_details is not None
         return int(usage.prompt_tokens_details.cached_tokens or 0)
+
+    def _ask(self, salt: str, prompt: list[int], max_tokens: int, **options: Any) -> Any:
+        extra = {"return_token_ids": True, "cache_salt": salt, "ignore_eos": True}
+        return self.server.client.completions.create(
+            model=self.server.checkpoint.name, prompt=prompt, max_tokens=max_tokens, temperature=0, extra_body=extra, **options
+        )
 
 
 def ask_everything(server: Server, judge: TextOracle, max_tokens: int) -> None:
@@ -314,6 +321,50 @@ def test_turns_go_on_behind_what_is_known(text_alone: Server, judge: TextOracle)
     assert chat.turn(61, 20, n=4) >= known
     again = Chat(text_alone, judge, "chat")
     assert again.turn(50, 30) == 48, "an equal prompt begins at the end of its last page"
+
+
+def test_chats_with_one_system_prompt_and_regenerated_answers(text_alone: Server, judge: TextOracle) -> None:
+    system = {"role": "system", "content": "Be brief, be kind, be exact. " * 40}
+
+    def cached(question: str) -> tuple[int, list[int]]:
+        wait_for_stats(text_alone, lambda stats: not any(pool.used for pool in stats.pools.values()))
+        messages = [system, {"role": "user", "content": question}]
+        ids, used = [], 0
+        for chunk in text_alone.stream(messages, extra_body={"cache_salt": "one"}, stream_options={"include_usage": True}):
+            ids += [id for choice in chunk.choices for id in getattr(choice, "token_ids", None) or []]
+            used = chunk.usage.prompt_tokens_details.cached_tokens if chunk.usage else used
+        prompt = judge.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        found = list(judge.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+        judge.check_greedy(found, ids)
+        end = judge.tokenizer.eos_token_id
+        return used, [(place + 1) // GRID * GRID for place, id in enumerate(found) if id == end]
+
+    first, borders = cached(QUESTION)
+    assert first == 0 and borders[0] > 256
+    assert cached(OTHERS[0])[0] == borders[0], "the end of the system's message"
+    assert cached(QUESTION)[0] == borders[-1], "the end of the user's"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "turns", "user", "answer", "keeps_thoughts"),
+    [(400, 12, 80, 150, True), (400, 12, 80, 150, False), (4000, 4, 800, 150, True)],
+    ids=["chat", "chat without its thoughts", "agent"],
+)
+def test_whole_conversations(
+    start: Callable[..., Server], judge: TextOracle, first: int, turns: int, user: int, answer: int, keeps_thoughts: bool
+) -> None:
+    """Each turn prefills what is new, and a page at most."""
+    server = start()
+    chat = Chat(server, judge, "long")
+    for number in range(turns):
+        known, found = chat.num_known, chat.turn(user + (0 if number else first), answer, twice=True)
+        assert found == known
+        if not keeps_thoughts:
+            length = len(chat.ids) - answer
+            chat.ids = [*chat.ids[:length], *(chat.dice.randrange(200, 600) for _ in range(answer // 3))]
+            chat.num_known = (length - 2) // GRID * GRID
+    server.down()
 
 
 def test_a_pooled_prompt(text_alone: Server, judge: TextOracle) -> None:

@@ -253,6 +253,7 @@ class Completions:
             items=[medium.item for medium in _media_of(asked)],
             max_new_tokens=None,
             companion_ids=prompt.companion_ids,
+            borders=prompt.borders,
             priority=generation.priority,
             clamp_max_new_tokens=generation.clamp_max_tokens,
             salt=salt_of(http, generation.cache_salt),

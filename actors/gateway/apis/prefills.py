@@ -141,7 +141,7 @@ def _spec_of(spec: RequestSpec, row: int, prompt: PromptRow) -> RequestSpec:
     """Return the request to the controller for a row."""
     id = spec.generation.request_id
     spec = spec.asking(request_id=f"{id}.{row}" if row else id, sampling=prompt.sampling, pooling=prompt.pooling)
-    return msgspec.structs.replace(spec, prompt_ids=[*prompt.ids, *prompt.scored])
+    return msgspec.structs.replace(spec, prompt_ids=[*prompt.ids, *prompt.scored], borders=(0, len(prompt.ids), 0))
 
 
 def _found(request: ClientRequest) -> Found:

@@ -14,6 +14,7 @@ from ....models.text.chat_template import ChatTemplate, TemplateRefusal
 from ....models.text.thoughts import CLOSING, OPENING
 from ....models.text.tokenizer import PromptGuard, Tokenizer
 from ....models.text.tool_prompt import written_out
+from ....runtime.bus.messages import Borders
 from ....runtime.bus.sampling import Sampling
 from ....runtime.errors import RequestError, prompt_too_long
 from .content import Conversation, MediaPart, Message
@@ -25,6 +26,7 @@ from .tool_messages import Call
 from .validation import ChatRequest, TextRequest
 
 MAX_BAD_WORD_TOKENS = 2048
+LEAST_TEXT = 256  # tokens behind the last medium: less is prefilled again where another text follows it
 MAX_OPENING_TOKENS = 16  # of a mark that opens thoughts, with the blanks behind it
 _AT_LEAST = "and the prompt has at least so many"  # by its characters: it has not been tokenized
 
@@ -32,13 +34,14 @@ _AT_LEAST = "and the prompt has at least so many"  # by its characters: it has n
 class Prompt(NamedTuple):
     """``ids`` with one placeholder per medium, in order; ``companion_ids`` is None where there is no guidance. ``sampling``: the
     request's, with the ids of words that must not appear. ``more``: ids of other prompts of the request. ``is_thinking``: the answer
-    begins within thoughts; None: it has none."""
+    begins within thoughts; None: it has none. ``borders``: of ``ids``."""
 
     ids: list[int]
     companion_ids: list[int] | None
     sampling: Sampling
     more: tuple[list[int], ...] = ()
     is_thinking: bool | None = None
+    borders: Borders = (0, 0, 0)
 
     def with_grammar(self, grammar: str) -> "Prompt":
         """Return it for an answer that follows a grammar."""
@@ -96,8 +99,8 @@ class PromptBuilder:
             content = (negative_prompt,) if is_list else negative_prompt
             answer = request.conversation.messages[-1:] if use.continues else ()
             companion_ids = self._encode(Conversation((Message("user", content), *answer), ()), use, options, "negative_prompt")
-        thinks = self.thinks and not has_form
-        return Prompt(ids, companion_ids, sampling, is_thinking=self._ends_within_thoughts(request, ids) if thinks else None)
+        is_thinking = self._ends_within_thoughts(request, ids) if self.thinks and not has_form else None
+        return Prompt(ids, companion_ids, sampling, is_thinking=is_thinking, borders=self._borders(ids))
 
     def _ends_within_thoughts(self, request: ChatRequest, ids: Sequence[int]) -> bool:
         if request.template.continues:
@@ -105,6 +108,13 @@ class PromptBuilder:
             return text.rfind(OPENING) > text.rfind(CLOSING)
         end = self._tokenizer.decode(ids[-MAX_OPENING_TOKENS:], with_control_tokens=True)
         return request.template.opens_answer and end.rstrip().endswith(OPENING)
+
+    def _borders(self, ids: list[int]) -> Borders:
+        """Find the ends of messages by the tokens that end an answer: templates put one behind each message."""
+        ends = [place for place, id in enumerate(ids, 1) if id in self._eos_ids] or [0]
+        placeholders = self._placeholders.values()
+        media = next((place for place in range(len(ids), 0, -1) if ids[place - 1] in placeholders), 0) if placeholders else 0
+        return ends[0], ends[-1], media if len(ids) - media >= LEAST_TEXT else 0
 
     def ids_of(self, conversation: Conversation, use: TemplateUse) -> list[int]:
         """Build the token ids of a conversation alone. Raises: as ``build``."""

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from ....schema.rows import SNAPSHOT_SLOT
 from ...bus.plans import Prefill, PrefillChunk
 from ...pools import PoolName, state_pool
-from ..scheduling.guidance import Lengths
 from ..scheduling.types import ChunkChoice
 from ..state.request import Request
 from ..state.state import ControllerState, owner
+
+NEAR_PAGES = 2  # between the end of the last message and that of the prompt: what opens an answer
 
 Border = tuple[int, bytes]
 """A place in a prompt, and the key of the page that ends there."""
@@ -55,20 +56,42 @@ def num_waking(state: ControllerState, pool: PoolName, snapshots: Sequence[int])
     return len({page for page in snapshots if page >= 0 and cache.is_idle(page)})
 
 
-def borders(state: ControllerState, request: Request, lengths: Lengths) -> Iterator[tuple[int, int]]:
-    """Yield the places at which prefill leaves snapshots, as (member, tokens). The end of a prompt's last page is one: an equal prompt
+def set_borders(state: ControllerState, request: Request, places: Sequence[int]) -> None:
+    """Choose the ends of pages at which prefill leaves snapshots. ``places``: the ends of the first message, of the last one and of the
+    last medium, as the gateway has found them. The end of a prompt's last page is one where no message ends near: an equal prompt
     begins there, and has a token left."""
     page_tokens = state.limits.kv_page_tokens
-    for member, length in enumerate(lengths):
-        if (border := (length - 2) // page_tokens * page_tokens) > 0:
-            yield member, border
+    ends = [max(0, keys.num_prompt_tokens - 2) // page_tokens * page_tokens for keys in request.caches.keys]
+    first, last, media = (min(ends[0], place // page_tokens * page_tokens) for place in places)
+    if not last or ends[0] - last > NEAR_PAGES * page_tokens:
+        last = ends[0]
+    chosen: list[int] = []
+    for border in sorted({first, media} - {0}):
+        if border - max(chosen, default=0) >= state.limits.snapshot_tokens:
+            chosen.append(border)
+    request.caches.set_borders([sorted({*chosen, last} - {0}), [end for end in ends[1:] if end]], first)
+
+
+def num_known_pages(state: ControllerState, request: Request) -> int:
+    """Return how many leading KV pages of the first member the cache has, whether or not it has states."""
+    if not has_states(state) or not request.caches.keys:
+        return 0
+    return len(state.pools[request.kv_pool].cache.find_leading(request.caches.keys[0].leading(request.targets[0])))
+
+
+def learn_border(state: ControllerState, request: Request, num_pages: int) -> None:
+    """Note that the cache has so many leading KV pages of a prompt, and no state near their end: other prompts part from it there."""
+    border = num_pages * state.limits.kv_page_tokens
+    if border - request.kv.prefilled[0] >= state.limits.learnt_tokens and border <= request.targets[0]:
+        request.caches.learn_border(border)
 
 
 def announced(state: ControllerState, request: Request) -> Iterator[Border]:
     """Yield the borders at which a row is still to leave snapshots."""
-    for member, border in borders(state, request, request.kv.lengths):
-        if request.kv.prefilled[member] < border and (key := request.caches.keys[member].at(_page(state, border))) is not None:
-            yield border, key
+    for keys, borders, prefilled in zip(request.caches.keys, request.caches.borders, request.kv.prefilled, strict=False):
+        for border in borders:
+            if prefilled < border and (key := keys.at(_page(state, border))) is not None:
+                yield border, key
 
 
 def allocate_snapshots(state: ControllerState, request: Request, choice: ChunkChoice) -> list[tuple[int, int]]:
@@ -76,9 +99,9 @@ def allocate_snapshots(state: ControllerState, request: Request, choice: ChunkCh
     if not request.caches.keys:
         return []
     pool, found = state_pool(request.prefill_pool), []
-    for member, border in borders(state, request, request.kv.lengths):
-        if member == choice.member and choice.start < border <= choice.end:
-            key = request.caches.keys[member].at(_page(state, border))
+    for border in request.caches.borders[choice.member]:
+        if choice.start < border <= choice.end:
+            key = request.caches.keys[choice.member].at(_page(state, border))
             if key is not None and state.pools[pool].cache.find(key) is None and (run := state.allocate(pool, request, 1)) is not None:
                 found.append((border, run.pages[0]))
     return found
@@ -118,11 +141,17 @@ def keep_last_states(state: ControllerState, request: Request) -> None:
 
 
 def _name(state: ControllerState, request: Request, member: int, border: int, page: int) -> None:
-    """Give a page the key of the KV page that ends at the border, which has it too."""
-    number, pool = _page(state, border), request.kv_pool
-    key = request.caches.keys[member].at(number)
-    if key is not None and state.pools[pool].cache.find(key) is not None:
-        state.name_pages(state_pool(pool), [page], [key], number)
+    """Give a page the key of the KV page that ends at the border, which has it too. Of earlier ones in the same chain all but the last
+    go before others, unless prompts part there."""
+    number, pool, keys = _page(state, border), request.kv_pool, request.caches.keys[member]
+    cache, key = state.pools[state_pool(pool)].cache, keys.at(number)
+    if key is None or state.pools[pool].cache.find(key) is None:
+        return
+    state.name_pages(state_pool(pool), [page], [key], number)
+    if member == 0 and border in request.caches.shared_borders:
+        cache.spare(key)
+    older = [earlier for earlier in keys.up_to(border - 1) if cache.find(earlier) is not None]
+    cache.demote([earlier for earlier in older[:-1] if not cache.is_spared(earlier)])
 
 
 def _page(state: ControllerState, border: int) -> int:

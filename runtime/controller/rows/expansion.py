@@ -3,7 +3,7 @@ controller process)."""
 
 from collections.abc import Sequence
 
-from ....schema.media import ItemShape
+from ....schema.media import ItemShape, MediaSpan
 from ...bus.messages import RequestSpec
 from ...errors import RequestError, prompt_too_long
 from ..scheduling.types import Limits
@@ -19,6 +19,13 @@ def check_placeholders(spec: RequestSpec, limits: Limits) -> None:
         raise RequestError(message, param="messages")
     if wanted and spec.prompt_ids[-1] in kinds:
         raise RequestError("the prompt ends in media, text must follow it", param="messages")
+
+
+def expanded_place(spec: RequestSpec, place: int, spans: Sequence[MediaSpan], limits: Limits) -> int:
+    """Return where a place of ``prompt_ids`` lies in the expanded prompt. ``spans``: of its media, there."""
+    placeholders = set(limits.placeholder_ids.values()) if spans else ()
+    before = sum(token in placeholders for token in spec.prompt_ids[:place])
+    return place + sum(sum(segment.num_prompt_tokens for segment in span.shape.segments) - 1 for span in spans[:before])
 
 
 def expand(spec: RequestSpec, shapes: Sequence[ItemShape], limits: Limits) -> tuple[list[int], list[int]]:

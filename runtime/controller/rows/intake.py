@@ -10,6 +10,7 @@ from ...bus.wire import encode
 from ...errors import RequestError
 from ..caches.media_sharing import join, known_shapes, look_up
 from ..caches.prefix_cache import PagesToCome, set_keys
+from ..caches.snapshots import has_states, set_borders
 from ..scheduling.admission import Load, ResourceGate, check_lengths, check_submission, media_pages
 from ..scheduling.guidance import Lengths, member_lengths, num_pages
 from ..scheduling.types import MAX_PARTS, Limits
@@ -19,7 +20,7 @@ from ..state.records import Submitted
 from ..state.request import Request
 from ..state.row_record import MEMBER_BYTES, ItemRecord, RowRecord, SegmentRecord, encode_record
 from ..state.state import BY_RANK, GATEWAY, ControllerState
-from .expansion import check_placeholders, expand
+from .expansion import check_placeholders, expand, expanded_place
 from .kv_manager import grant_kv, wanted_kv
 from .lifecycle import end, fail, failed_message
 from .media_budget import check_pixels
@@ -104,7 +105,7 @@ def admit(state: ControllerState, gate: ResourceGate, to_come: PagesToCome, requ
         request.admission_need = _admission_need(state, request.spec)
         if not request.spec.items:
             request.record.era = state.era
-            set_keys(state, request, prompts_of(request.spec, request.spec.prompt_ids))
+            _set_keys(state, request, prompts_of(request.spec, request.spec.prompt_ids), [])
     media, kv = request.admission_need
     if request.spec.items:
         if gate.take(row=1, media=media):
@@ -242,7 +243,16 @@ def set_layout(
     request.kv.prepare(tuple(map(len, prompts)))
     if shapes:
         request.media.lay_out(_tracker(starts, shapes, state.limits))
-    set_keys(state, request, prompts, [MediaSpan(start, shape) for start, shape in zip(starts, shapes, strict=True)])
+    _set_keys(state, request, prompts, [MediaSpan(start, shape) for start, shape in zip(starts, shapes, strict=True)])
+
+
+def _set_keys(state: ControllerState, request: Request, prompts: tuple[list[int], ...], spans: list[MediaSpan]) -> None:
+    if request.caches.keys:
+        return
+    set_keys(state, request, prompts, spans)
+    if request.caches.keys and has_states(state):
+        spec = request.spec
+        set_borders(state, request, [expanded_place(spec, place, spans, state.limits) for place in spec.borders])
 
 
 def patch_pages(segment: SegmentShape, limits: Limits) -> int:

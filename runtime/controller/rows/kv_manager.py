@@ -11,7 +11,7 @@ from collections import Counter
 from ....schema.rows import Phase
 from ...pools import PoolName, is_kv_pool, log_pool, state_pool
 from ..caches.prefix_cache import Hits, append_hits, append_home_hits, append_to_prefill, load_plan, note_hits, share_hits
-from ..caches.snapshots import has_states, snapshots_at
+from ..caches.snapshots import has_states, learn_border, num_known_pages, snapshots_at
 from ..scheduling.admission import Holder, ResourceGate, choose_victims, pages_ahead, spare_pages_ahead
 from ..scheduling.guidance import Lengths, num_pages, wanted_pages
 from ..state.effects import AppendPages, SetStatePages
@@ -66,7 +66,7 @@ def grant_kv(state: ControllerState, request: Request, placement: Placement) -> 
         record.place(*placement[:2])
         state.save(request)
     hits, home = placement.hits, placement.at_home
-    snapshots = _share_snapshots(state, request, hits)
+    num_known, snapshots = num_known_pages(state, request), _share_snapshots(state, request, hits)
     share_hits(state, request, hits, request.prefill_pool)
     share_hits(state, request, home, request.kv_pool)
     for member, count in enumerate(wanted):
@@ -84,6 +84,7 @@ def grant_kv(state: ControllerState, request: Request, placement: Placement) -> 
             _give_states(state, request, member, snapshots[member] if snapshots else -1)
     request.end_wait()
     if request.caches.keys:
+        learn_border(state, request, num_known)
         request.caches.begin(may_load=load_plan(state, request) is not None)
         note_hits(state, request)
     return True

@@ -50,13 +50,14 @@ def wanted_ids(state: ControllerState, progress: Sequence[Progress], *, all_of_t
 
 
 def note_last_words(state: ControllerState, progress: Sequence[Progress], new_ids: NewIds) -> None:
-    """Name what decode has filled of rows that are about to end."""
+    """Name what decode has filled of rows that are about to end. One that is preempted has more to prefill again."""
     for (row, generation, committed, _), (_, ids) in zip(progress, new_ids, strict=False):
         request = state.rows[row]
         if request is not None and request.row_generation == generation:
             request.answer.commit(committed)
             learn_ids(request, ids)
             name_pages(state, request)
+            state.touch(request)
 
 
 def observe(state: ControllerState, progress: Sequence[Progress], new_ids: NewIds, now: float) -> None:

@@ -10,7 +10,7 @@ Allocation gives a page another generation, so eviction writes nothing, and a ne
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from ....schema.page_key import KEY_BYTES
 
@@ -24,6 +24,7 @@ class PageCache:
         self._number_of = [0] * num_pages  # by page; it grows with every key
         self._idle: OrderedDict[int, None] = OrderedDict()  # the pages that nobody else holds; the first is evicted first
         self._numbers = 0
+        self._spared: set[int] = set()
         self.follower: PageCache | None = None  # a cache whose pages are of no use without those of this one with the same keys
 
     def __len__(self) -> int:
@@ -84,9 +85,17 @@ class PageCache:
             for page in pages:
                 self._idle.pop(page, None)
 
-    def demote(self, keys: Iterable[bytes]) -> None:
-        """Let the pages with these keys go before others, those that are idle."""
-        for key in keys:
+    def spare(self, key: bytes) -> None:
+        """Note that a page is of use to more than one sequence."""
+        if (page := self._page_of.get(key)) is not None:
+            self._spared.add(page)
+
+    def is_spared(self, key: bytes) -> bool:
+        return self._page_of.get(key) in self._spared
+
+    def demote(self, keys: Sequence[bytes]) -> None:
+        """Let the pages with these keys go before others, in this order, those that are idle."""
+        for key in reversed(keys):
             if (page := self._page_of.get(key)) is not None and page in self._idle:
                 self._idle.move_to_end(page, last=False)
 
@@ -99,6 +108,7 @@ class PageCache:
             assert key is not None
             del page_of[key]
             key_of[page] = None
+            self._spared.discard(page)
             keys.append(key)
         if self.follower is not None:
             self.follower.demote(keys)

@@ -160,11 +160,22 @@ class Caches:
     num_named: list[int] = field(default_factory=_none)  # leading pages of ``prefill_tables`` that have got their names
     may_load: bool = False  # files may have the pages behind those; until they have been asked, nothing is prefilled
     num_loads: int = 0  # plans to load pages, since the grant of its KV pages
+    borders: list[list[int]] = field(default_factory=lambda: [[], []])  # tokens at which prefill leaves snapshots, in order
+    shared_borders: tuple[int, int] = (0, 0)  # of them, that of the first message; and one at which other prompts were seen to part
 
     def set_keys(self, keys: tuple[PageKeys, ...]) -> None:
         """Its pages will have these names."""
         assert not self.keys
         self.keys = keys
+
+    def set_borders(self, borders: list[list[int]], first: int) -> None:
+        """Prefill is to leave snapshots there. ``first``: the end of the first message."""
+        self.borders, self.shared_borders = borders, (first, 0)
+
+    def learn_border(self, border: int) -> None:
+        """Another prompt parts from that of the first member there."""
+        self.borders[0] = sorted({*self.borders[0], border})
+        self.shared_borders = self.shared_borders[0], border
 
     def forget_keys(self) -> None:
         """Its names are of another era: it gets others before its grant."""

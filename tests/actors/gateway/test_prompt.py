@@ -335,3 +335,16 @@ def test_a_template_whose_calls_cannot_be_read(tokenizer: Tokenizer, model: Mode
 def test_functions_count_for_the_length_of_the_prompt(prompts: PromptBuilder) -> None:
     with pytest.raises(RequestError, match="messages: prompt is too long"):
         build(prompts, [{"role": "user", "content": "hi"}], tools=[weather("x" * 200_000)])
+
+
+def test_prompts_say_where_others_part_from_them(prompts: PromptBuilder) -> None:
+    """Behind the first message, behind the last, and behind the last medium where much text follows it."""
+    few, much = {"type": "text", "text": "go on"}, {"type": "text", "text": "go on " * 200}
+    system = {"role": "system", "content": "be brief"}
+    for content, is_much in (([few, IMAGE, few], False), ([few, IMAGE, much], True), ([much, few], False)):
+        prompt = build(prompts, [system, {"role": "user", "content": content}])
+        first, last, media = prompt.borders
+        ends = [place for place, id in enumerate(prompt.ids, 1) if id == 1]
+        assert (first, last) == (ends[0], ends[-1]) and first < last < len(prompt.ids)
+        assert bool(media) == is_much and (not media or prompt.ids[media - 1] == prompts._placeholders["image"])
+    assert prompts.build(read_text(json.dumps({"model": "tiny", "prompt": "hi"}).encode(), LIMITS)).borders == (0, 0, 0)

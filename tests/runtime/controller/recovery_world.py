@@ -1089,7 +1089,7 @@ def with_states(rng: random.Random, limits: Limits) -> Limits:
     members = rng.choice((2, 2, 3, 5, 12))
     budget = rng.choice((0, 4, 5, 16))
     pages = {"num_state_pages": 2 * members + rng.choice((0, 0, 1, 2, 5)), "num_log_pages": members}
-    return replace(limits, prefill_budget=budget, **pages)
+    return replace(limits, prefill_budget=budget, snapshot_tokens=8, learnt_tokens=(4, 12)[members % 2], **pages)
 
 
 def make_request(
@@ -1152,6 +1152,7 @@ def make_request(
         max_new,
         companion_ids=companion,
         salt=salt,
+        borders=(dice.randint(0, len(ids)), dice.randint(0, len(ids)), dice.randint(0, len(ids))),
     )
     return Wanted(
         key,

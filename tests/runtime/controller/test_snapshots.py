@@ -1,18 +1,22 @@
 """Recurrent states in the prefix cache: where they are left, who goes on behind them, when they are named and when they go.
 ``test_recovery_world`` has the rest."""
 
+import random
 from typing import Any
 
 import msgspec
+import pytest
 
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
+from mmrt.runtime.controller.rows.expansion import expand, expanded_place
 from mmrt.runtime.controller.rows.lifecycle import preempt
 from mmrt.runtime.controller.state.effects import ClearPlan, Effect, SetPageKeys, SetPrefilled
 from mmrt.runtime.controller.state.page_cache import PageCache
 from mmrt.runtime.stage_table import InstanceId
+from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
 from mmrt.schema.rows import SNAPSHOT_SLOT, EndCode
-from mmrt.tests.runtime.controller.test_machine import Driver, index, sent, text
+from mmrt.tests.runtime.controller.test_machine import IMAGE, Driver, index, limits, sent, text
 
 PAGE = 4
 
@@ -115,6 +119,69 @@ def test_hits_without_a_state_at_their_end_are_none() -> None:
     assert driver.chunk().start == 0
 
 
+def borders_of(driver: Chats, num_tokens: int, borders: m.Borders) -> list[int]:
+    """Where a prompt is to leave snapshots."""
+    driver.submit(text(num_tokens, borders=borders), 1)
+    return driver.state.requests[1].caches.borders[0]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "borders", "expected"),
+    [
+        (50, (0, 0, 0), [48]),
+        (50, (21, 47, 0), [20, 44]),
+        (50, (7, 47, 0), [44]),
+        (50, (21, 47, 27), [20, 44]),
+        (50, (21, 47, 28), [20, 28, 44]),
+        (50, (21, 39, 0), [20, 48]),
+        (50, (50, 99, 0), [48]),
+        (5, (0, 0, 0), []),
+        (7, (4, 5, 0), [4]),
+    ],
+)
+def test_prompts_leave_states_where_messages_end(num_tokens: int, borders: m.Borders, expected: list[int]) -> None:
+    """At ends of pages; the first ones only where they save 8 tokens at least, and that of the prompt where no message ends near."""
+    assert borders_of(Chats(snapshot_tokens=8), num_tokens, borders) == expected
+
+
+def test_borders_lie_behind_media_that_have_become_longer() -> None:
+    shapes = [ItemShape("image", (1, 1, 1), n, [SegmentShape("image", (1, 1, 1), 4, 4, n)]) for n in (5, 1)]
+    spec = m.RequestSpec(m.Generation("r"), [7, IMAGE, 8, 9, IMAGE, 6], [m.MediaItem("image", 1)] * 2, 4)
+    prompt, starts = expand(spec, shapes, limits())
+    spans = [MediaSpan(start, shape) for start, shape in zip(starts, shapes, strict=True)]
+    found = [expanded_place(spec, place, spans, limits()) for place in range(len(spec.prompt_ids) + 1)]
+    assert found == [0, 1, 6, 7, 8, 9, 10] and found[-1] == len(prompt)
+
+
+def test_a_border_is_learnt_where_other_prompts_parted() -> None:
+    """The second prompt leaves a state at the end of what it has in common with the first, and the third goes on there."""
+    driver = Chats(learnt_tokens=12, num_state_pages=5, num_log_pages=1)
+    starts = []
+    for key in range(1, 5):
+        common = list(range(1, 19))
+        driver.submit(m.RequestSpec(m.Generation("r"), [*common, *([30 + key] * 12)], [], 3), key)
+        starts.append(driver.chunk().start)
+        driver.prefill()
+        driver.finish(key, 3)
+    assert starts == [0, 0, 16, 16], "kept though each prompt leaves newer ones, and there is room for few"
+    assert driver.is_empty
+
+
+def test_earlier_states_of_a_chat_go_before_others() -> None:
+    """All but the last two, and that of the first message."""
+    driver = Chats(num_state_pages=2 + 4, num_log_pages=1, snapshot_tokens=8)
+    spec = text(20, 7, borders=(9, 18, 0))
+    for key in range(1, 4):
+        driver.submit(spec, key)
+        driver.prefill()
+        driver.finish(key, 7)
+        spec = msgspec.structs.replace(next_turn(spec, 7), borders=(9, len(spec.prompt_ids) + 8, 0))
+    driver.submit(spec, 9)
+    names = driver.state.requests[9].caches.keys[0].up_to(len(spec.prompt_ids))
+    found = [PAGE * (number + 1) for number, name in enumerate(names) if driver.cache.find(name) is not None]
+    assert found == [8, 32, 36, 44] and driver.chunk().start == 44, "24 made room for the row"
+
+
 def test_choices_of_one_prompt_wait_for_its_snapshot() -> None:
     driver = Chats(prefill_budget=4)
     for key in (1, 2):
@@ -173,6 +240,36 @@ def test_a_pool_too_small_for_a_third_state_of_a_member_has_no_hits() -> None:
         driver.finish(key, 7)
         assert not prefilled(effects)
     assert driver.is_empty
+
+
+@pytest.mark.parametrize(
+    ("first", "turns", "user", "answer", "keeps_thoughts", "expected"),
+    [
+        pytest.param(400, 12, 80, 300, True, 1474, id="chat"),
+        pytest.param(400, 12, 80, 900, False, 4776, id="chat without its thoughts"),
+        pytest.param(6000, 30, 800, 150, True, 30361, id="agent", marks=pytest.mark.slow),
+    ],
+)
+def test_a_conversation_costs_what_is_new(first: int, turns: int, user: int, answer: int, keeps_thoughts: bool, expected: int) -> None:
+    """Tokens to be prefilled, with room for three states of a conversation beside the row's: as simulated for the design."""
+    driver = Chats(kv_page_tokens=16, num_kv_pages=2304, max_context=40000, num_state_pages=6, num_log_pages=1, max_spec_bytes=1 << 20)
+    dice, tail = random.Random(8), [1, 2, 3, 4, 5]
+    history, total = [dice.randrange(100) for _ in range(first)], 0
+    for key in range(1, turns + 1):
+        history += [dice.randrange(100) for _ in range(user)]
+        spec = m.RequestSpec(m.Generation("r"), [*history, *tail], [], answer, borders=(first, len(history), 0))
+        driver.submit(spec, key)
+        while driver.state.plans:
+            chunk = driver.chunk()
+            total += chunk.end - chunk.start
+            driver.done("prefill")
+        for committed in range(16, answer, 16):
+            driver.counts[driver.state.requests[key].row] = (committed, 0)
+            driver.tick(0.1)
+        driver.finish(key, answer)
+        history += [*tail, *range(500, 500 + answer)] if keeps_thoughts else [dice.randrange(100) for _ in range(answer // 3)]
+    assert driver.is_empty and abs(total - expected) <= 16
+    assert len(driver.cache.pages()) <= 6
 
 
 def test_a_state_goes_with_the_kv_pages_under_it() -> None:
