@@ -12,7 +12,7 @@ import pytest
 from mmrt.tests.end_to_end.conftest import Server, also_slow, launching
 from mmrt.tests.end_to_end.oracle import Media, check_argmax
 from mmrt.tests.end_to_end.seeing_oracle import SeeingOracle, TimedOracle
-from mmrt.tests.end_to_end.test_embedding_cache import KNOWN, Asked, work
+from mmrt.tests.end_to_end.test_embedding_cache import KNOWN, NEW, Asked, work
 from mmrt.tests.end_to_end.test_guidance import companion, guided
 from mmrt.tests.end_to_end.test_media import image_part, num_prompt_tokens, picture, text, video
 from mmrt.tests.end_to_end.test_prefill_alone import expected
@@ -87,6 +87,24 @@ def test_known_media_in_a_new_conversation(case: Case) -> None:
         asked = Asked(case.server, content)
         assert (work(case.server, asked) == KNOWN) == (words == "Another:")
         case.oracle.check_greedy(case.inputs(content, media), asked.ids)
+
+
+def test_a_picture_several_times_in_two_requests_at_once(case: Case) -> None:
+    """It is decoded and encoded once, also where chunks end on a grid."""
+    pixels = picture(8, 90, 120)
+    part = image_part(pixels)
+    content = [part, part, text("and"), part, text("Are they the same?")]
+    asked: list[Asked] = []
+    threads = [threading.Thread(target=lambda: asked.append(Asked(case.server, content))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    inputs = case.inputs(content, Media(images=[pixels] * 3))
+    assert len(asked) == 2
+    for one in asked:
+        case.oracle.check_greedy(inputs, one.ids)
+    assert work(case.server, *asked) == NEW
 
 
 @pytest.mark.slow
