@@ -111,7 +111,7 @@ def _render_front(report: FrontReport) -> "Group":
 
     models = Table(box=None, header_style="bold", pad_edge=False)
     for at, name in enumerate(("MODEL", "STATE", "PID", "REQUESTS", "WAIT", "NEEDS MB", "IDLE", "RUN")):
-        models.add_column(name, justify="left" if at in (0, 1, 7) else "right", no_wrap=True)
+        models.add_column(name, justify="left" if at in (0, 1, 7) else "right", no_wrap=name != "RUN", overflow="fold")
     for model in report.models:
         style = {"ready": "green", "absent": "dim"}.get(model.state, "yellow")
         models.add_row(

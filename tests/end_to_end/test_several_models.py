@@ -33,7 +33,7 @@ class Several:
 
     def __init__(self, folder: Path, models: dict[str, Path], memory: str, turn_s: float = 0.5) -> None:
         self.path = Path(f"/dev/shm/mmrt-test-{os.getpid()}-{folder.name}"[:50])
-        self.environment = {**os.environ, "MMRT_RUN_DIR": str(self.path), "XDG_STATE_HOME": str(folder / "state")}
+        self.environment = {**os.environ, "COLUMNS": "200", "MMRT_RUN_DIR": str(self.path), "XDG_STATE_HOME": str(folder / "state")}
         self.file = folder / "models.toml"
         tables = "".join(f'[[model]]\nname = "{name}"\npath = "{path}"\n' for name, path in models.items())
         self.file.write_text(f'[server]\nport = {free_port()}\n[front]\nmemory = "{memory}"\nturn_s = {turn_s}\n{tables}')

@@ -88,7 +88,10 @@ def test_clients_speak_https(stage: Any, files: tuple[Path, Path], monkeypatch: 
         info = RunInfo(config=RuntimeConfig(server=ServerSection(port=port, tls_cert=str(cert), tls_key="-")))
         monkeypatch.setattr(endpoint, "running", lambda *_: info)
         own = endpoint.find_endpoint(None, None, None)
-        assert await asyncio.to_thread(lambda: "".join(own.stream(scene.chat(stream=True)))) == "Hello, größer 😀 world"
+        assert (
+            await asyncio.to_thread(lambda: "".join(own.stream(scene.chat(stream=True), list[str]().append)))
+            == "Hello, größer 😀 world"
+        )
         with pytest.raises(RunError, match="certificate verify failed: self.signed certificate"):
             await asyncio.to_thread(endpoint.Endpoint(scene.url, "").first_model)
         monkeypatch.setenv("SSL_CERT_FILE", str(cert))
