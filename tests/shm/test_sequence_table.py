@@ -273,6 +273,13 @@ def test_a_row_in_use_is_not_begun(table):
         table.begin(1)
 
 
+def test_a_commit_to_an_earlier_life_of_a_row_is_left_out(table):
+    rows, now = np.arange(3), np.array([table.begin(row) for row in range(3)])
+    table.commit(rows, now, np.array([7, 7, 7]))
+    assert table.commit(rows, now - np.array([0, 1, 0]), np.array([8, 9, 8])).tolist() == [2, 0, 2]
+    assert [table.committed(row, now[row]) for row in rows] == [2, 1, 2]
+
+
 @pytest.mark.parametrize("rows", [1, 64])
 def test_commit_is_cheap(run, rows):
     """Well under 50 µs for 64 rows; the bound here only catches loops over rows on a busy machine."""
