@@ -59,8 +59,7 @@ def checkpoint_of(config: RuntimeConfig, home: Path | None = None) -> Path:
 
 
 def origin_of(config: RuntimeConfig, checkpoint: Path) -> str:
-    """What a run serves where that is not the checkpoint directory itself: a hub's model at its commit, or a GGUF file; and its
-    adapter."""
+    """Return how ``mmrt status`` names a run's model and its adapter: a directory, a GGUF file, or a hub's model at its commit."""
     path = Path(config.model.path).expanduser().absolute()
     name = name_of(path) if config.model.path else None
     origin = str(name) if name is not None else str(path) if config.model.path else str(checkpoint)

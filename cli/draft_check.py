@@ -20,7 +20,8 @@ from .terminal import size
 
 
 def judge_of(config: RuntimeConfig, environment: Environment, reporter: Reporter | None = None) -> Judge:
-    """What is asked before a model is fetched. ``reporter``: given, it is told of memory that lacks now alone, which is no reason."""
+    """Return the check of a model before it is fetched. ``reporter`` is told of memory that only lacks now; without one, that is a
+    reason not to fetch."""
 
     def judge(draft: Path, name: str) -> list[str]:
         report = check_draft(draft, name, config, environment)

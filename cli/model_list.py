@@ -52,7 +52,7 @@ def remove(given: str, environment: Environment, *, yes: bool) -> None:
 
 
 def _place(name: HubName) -> Path:
-    """What a run of the model has open: one GGUF file, or anything of the repository."""
+    """Return the path that a run of the model has open: one GGUF file, or the folder of the repository."""
     found = find_cached(name) if name.tag else None
     return RepositoryCache(name.repo).folder if found is None else found.path
 

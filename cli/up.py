@@ -119,7 +119,7 @@ def bring_up(plan: Plan, *, detached: bool, stream: TextIO = sys.stdout) -> int:
 
 
 def reporter_of(config: RuntimeConfig, environment: Environment, stream: TextIO) -> Reporter:
-    """What is told on a stream: objects where logs are JSON, else lines for people."""
+    """Return the reporter of a stream: it writes objects where logs are JSON, else lines for people."""
     return JsonReporter(stream) if config.logging.is_json else TerminalReporter(stream, environment)
 
 

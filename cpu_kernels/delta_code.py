@@ -38,7 +38,6 @@ MIXED, MIXED_STRIDE, Z, Z_STRIDE, BA, BA_STRIDE = range(11, 17)
 CONV, RATES, DT_BIAS, NORM, EPSILON, NOTHING, OUT, SCRATCH = range(17, 25)
 NUM_ROWS, LAYER_BASE_BYTES, LAYER_LOG_BYTES = range(11, 14)  # of a fold
 
-
 _KEYS_AT_ONCE = 4  # rows of a state that are folded together: their sums fit in registers
 BYTE, NONE = ir.IntType(8), ir.Constant(ir.IntType(32), 0)
 
@@ -156,7 +155,7 @@ class Heads(ABC):
         return [spread(builder, total, self.width) for total in sums]
 
     def left(self, builder: ir.IRBuilder, decays: Array, since: ir.Value, until: ir.Value) -> ir.Value:
-        """What is left of a token's part at a later token, a vector of one number."""
+        """Return the factor by which a token's part has decayed at a later token, a vector of one number."""
         late, early = (self.number(builder, decays.of(builder, token), constant(0)) for token in (until, since))
         return exponential(builder, builder.fsub(late, early))
 

@@ -85,8 +85,8 @@ class PagedDelta:
         snapshots: Sequence[Snapshots] = (),
     ) -> None:
         """Of each sequence: where its new tokens start, a border; how many they are; pages of the base there and for that at the last
-        border after them, and of the log for what is behind that. Pages that are none are negative. ``snapshots``: of each sequence, if
-        any has some: borders behind its start, in order, and pages for the bases there; such a sequence keeps the last, too.
+        border after them, and of the log for what is behind that. Pages that are none are negative. ``snapshots``, if any: of
+        each sequence, borders behind its start, in order, with pages for the bases there. Such a sequence has a target, too.
 
         Raises: ValueError for a start without the base before it, for pages beyond the pools, and for snapshots that are not at borders
         of the new tokens, or have no page.

@@ -154,5 +154,5 @@ class Prompts(Mixing):
         return builder.select(is_new, self.new_column(builder, words, row, index), earlier)
 
     def _is_behind(self, builder: ir.IRBuilder, row: Row) -> ir.Value:
-        """Whether something is before the new tokens."""
+        """Return whether tokens come before the new ones."""
         return builder.icmp_signed(">", row.place, constant(0))

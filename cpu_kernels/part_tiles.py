@@ -124,7 +124,7 @@ class PartTiles(ABC):
 
     @abstractmethod
     def scales(self, builder: ir.IRBuilder, scales: ir.Value, place: ir.Value) -> tuple[ir.Value, ...]:
-        """What the format has of a vector of rows and a group, in float32."""
+        """Return the scales of a group for a vector of rows, and its offsets where the format has them, in float32."""
 
     @abstractmethod
     def scaled(

@@ -1,6 +1,5 @@
 """Thoughts come apart from answers: OpenAI's, Anthropic's and Ollama's own clients see them, and give them back."""
 
-import asyncio
 from typing import Any
 
 import anthropic
@@ -12,6 +11,7 @@ from mmrt.actors.gateway.reading.prompt import PromptBuilder
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import Tokenizer
+from mmrt.tests.actors.gateway.test_tool_calls import scripted
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
@@ -29,18 +29,6 @@ HELLO: Any = [{"role": "user", "content": "hi"}]
 def prompts(tokenizer: Tokenizer, model: ModelConfig) -> PromptBuilder:
     """Of a model that thinks."""
     return PromptBuilder(tokenizer, ChatTemplate(TEMPLATE), model, 2048)
-
-
-def scripted(pieces: list[str], finish: str = "stop") -> Any:
-    async def script(play: Any) -> None:
-        play.prepare()
-        await play.grant()
-        for piece in pieces:
-            play.text(piece, num_tokens=1)
-            await asyncio.sleep(0)
-        play.text("", finish, num_tokens=1)
-
-    return script
 
 
 def prompt_of(scene: Any, tokenizer: Tokenizer) -> str:
