@@ -6,7 +6,7 @@ ago first; if that is not enough, busy ones do after a turn: they take no new re
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -84,10 +84,21 @@ def decide(models: Sequence[Residence], rules: Rules, now_s: float) -> Decision:
     return Decision(tuple(model.name for model in start), tuple(model.name for model in drain))
 
 
-def fits(model: Residence, models: Iterable[Residence], budget_bytes: int) -> bool:
-    """Return whether the model could be loaded beside the pinned ones."""
-    pinned = sum(other.needs_bytes or 0 for other in models if other.pinned and other is not model)
-    return (model.needs_bytes or 0) + (0 if model.pinned else pinned) <= budget_bytes
+def fits(model: Residence, models: Sequence[Residence], budget_bytes: int) -> bool:
+    """Return whether the model could be loaded beside the pinned ones, or is one of them."""
+    pinned = _pinned(models, budget_bytes)
+    if model.pinned:
+        return any(model is other for other in pinned)
+    return (model.needs_bytes or 0) + sum(other.needs_bytes or 0 for other in pinned) <= budget_bytes
+
+
+def _pinned(models: Sequence[Residence], budget_bytes: int) -> list[Residence]:
+    """Return the pinned models that are loaded, and those others, in their order, for which there is room beside them."""
+    found = [model for model in models if model.pinned and model.is_held]
+    for model in models:
+        if model.pinned and not model.is_held and sum(one.needs_bytes or 0 for one in (*found, model)) <= budget_bytes:
+            found.append(model)
+    return found
 
 
 def _is_wanted(model: Residence, now_s: float) -> bool:

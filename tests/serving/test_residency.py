@@ -52,6 +52,13 @@ def test_a_busy_model_has_its_turn_first() -> None:
     assert decide([absent("a", waiting_since_s=0.0), loading], RULES, 100) == Decision(), "it will be ready, and then have a turn"
 
 
+def test_pinned_models_that_do_not_fit_together_keep_nobody_out() -> None:
+    first, second = ready("first", 6, pinned=True), absent("second", 6, pinned=True, waiting_since_s=0.0)
+    other = absent("other", 4, waiting_since_s=1.0)
+    assert fits(first, [first, second, other], 10) and not fits(second, [first, second, other], 10)
+    assert decide([first, second, other], RULES, 100) == Decision(start=("other",))
+
+
 def test_what_becomes_free_is_for_who_has_waited_longest() -> None:
     small = absent("small", 3, waiting_since_s=99.0)
     assert decide([absent("a", 8, waiting_since_s=98.0), small, ready("b", num_running=1)], RULES, 100) == Decision()
