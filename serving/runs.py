@@ -21,6 +21,7 @@ from ..runtime.supervisor.ask_supervisor import ask
 from ..runtime.supervisor.control import DownRequest, StatusReply, StatusRequest
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
+from .left_runs import mark_of
 from .models_file import ServedModel
 
 POLL_S = 0.1
@@ -36,6 +37,7 @@ class ModelRun:
         self.url = ""
         self.pid = 0
         self._model = model
+        self._mark = mark_of(path.name.removesuffix(f".{model.run_suffix}"), model.digest)
         self._environ = {name: value for name, value in environ.items() if name not in _NOT_FOR_RUNS} | {"MMRT_RUN_DIR": str(path)}
         self._ended: asyncio.Future[None] | None = None
         self._pidfd = -1
@@ -53,12 +55,12 @@ class ModelRun:
             return False
         if not front:
             raise RunError(f"{self.path} has a run that no front has started: end it (MMRT_RUN_DIR={self.path} mmrt down)")
-        return front == self._model.digest
+        return front == self._mark
 
     async def start(self) -> list[str]:
         """Start it and wait until it is ready. Returns what ``mmrt up`` has printed. Raises: RunError with the reason."""
         self.pid = 0
-        command = [sys.executable, "-P", "-m", "mmrt", "up", "--detach", "--config", "/dev/stdin", "--of-front", self._model.digest]
+        command = [sys.executable, "-P", "-m", "mmrt", "up", "--detach", "--config", "/dev/stdin", "--of-front", self._mark]
         pipe, stdout = asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
         with configuration_file(self._model) as file:
             process = await asyncio.create_subprocess_exec(

@@ -5,8 +5,9 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -44,6 +45,7 @@ from .residency import State
 LOG_NAME = "front"
 IDLE_CONNECTION_S = 75.0
 LAST_ANSWERS_S = 1.0  # for ends of streams to reach their clients
+FILES_EACH = 2  # open for a client: its connection, and that of its request to a run
 
 
 class FrontSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,23 +76,35 @@ class FrontServer:
 
         Raises: RunError if the port is taken, or another run is up in the directory.
         """
-        file = self._setup.file
-        listeners = open_listeners(file.server.host, file.server.port)
-        try:
-            run = self._create_run(int(listeners[0].getsockname()[1]))
-        except BaseException:
+        server = self._setup.file.server
+        async with contextlib.AsyncExitStack() as ends:
+            listeners = open_listeners(server.host, server.port)
             for listener in listeners:
-                listener.close()
-            raise
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", handlers=[_ToLog(self._log)], force=True)
+                ends.callback(listener.close)
+            run = self._create_run(int(listeners[0].getsockname()[1]))
+            ends.callback(self._logs.close)
+            control = ControlServer(run.path / SOCKET_NAME, self._answer)
+            ends.push_async_callback(control.close)
+            ends.callback(self._leave, run)
+            logging.basicConfig(
+                level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", handlers=[_ToLog(self._log)], force=True
+            )
+            await self._serve(run, control, listeners, ends)
+        return 0
+
+    async def _serve(
+        self, run: RunDirectory, control: ControlServer, listeners: Sequence[socket.socket], ends: contextlib.AsyncExitStack
+    ) -> None:
+        """Serve until it is told to end, and end all runs then."""
+        file = self._setup.file
         self._fleet = Fleet(file, run.path, self.say)
         front = Front(file, self._fleet)
+        ends.push_async_callback(front.close)
         keys, certificate = ApiKeys(file.server, run.path, lambda: None), Certificate(file.server, lambda: None)
-        connections = Connections(connection_limit(file.server.max_connections))
+        connections = Connections(connection_limit(file.server.max_connections, FILES_EACH))
         page = FrontPage(self._fleet, file.server, run.path, front.pass_on) if file.server.page else None
-        app = build_front_app(front, file, keys, connections, self._end.is_set, page)
         runner = Runner(
-            app,
+            build_front_app(front, file, keys, connections, self._end.is_set, page),
             connections,
             handler_cancellation=True,
             access_log=None,
@@ -98,31 +112,26 @@ class FrontServer:
             keepalive_timeout=IDLE_CONNECTION_S,
             auto_decompress=False,
         )
-        control = ControlServer(run.path / SOCKET_NAME, self._answer)
-        following = [asyncio.create_task(one.follow()) for one in (keys, certificate)]
-        try:
-            await control.start()
-            self._handle_signals()
-            await self._fleet.begin()
-            await runner.setup()
-            for listener in listeners:
-                await Site(runner, listener, backlog=BACKLOG, ssl_context=certificate.context).start()
-            self._tell_ready()
-            await self._end.wait()
-            self.say("stopping: the runs of all models end")
-            await self._fleet.close(self._drain_s)
-        finally:
-            await runner.cleanup()
-            await front.close()
-            for task in following:
-                task.cancel()
-            with contextlib.suppress(ShmError):
-                run.destroy()
-            self._gone.set()
-            self.say("the front is down")
-            await control.close()
-            self._logs.close()
-        return 0
+        ends.push_async_callback(runner.cleanup)
+        for one in (keys, certificate):
+            ends.callback(asyncio.create_task(one.follow()).cancel)
+        await control.start()
+        self._handle_signals()
+        await self._fleet.begin()
+        await runner.setup()
+        for listener in listeners:
+            await Site(runner, listener, backlog=BACKLOG, ssl_context=certificate.context).start()
+        self._tell_ready()
+        await self._end.wait()
+        self.say("stopping: the runs of all models end")
+        await self._fleet.close(self._drain_s)
+
+    def _leave(self, run: RunDirectory) -> None:
+        """Nobody finds the front any more; the control socket tells so to whoever waits for it."""
+        with contextlib.suppress(ShmError):
+            run.destroy()
+        self._gone.set()
+        self.say("the front is down")
 
     def say(self, text: str) -> None:
         """Tell users, and the log."""
@@ -167,17 +176,22 @@ class FrontServer:
 
     def _on_signal(self) -> None:
         """End; at the second signal without waiting for requests."""
-        if self._end.is_set():
-            self._hurry = asyncio.create_task(self._fleet.close(0.0))
-        self._end.set()
+        self._begin_end(0.0 if self._end.is_set() else None)
+
+    def _begin_end(self, drain_s: float | None) -> None:
+        """End; where that has begun, with less time for requests."""
+        if self._end.is_set() and drain_s is not None:
+            self._hurry = asyncio.create_task(self._fleet.close(drain_s))
+        elif not self._end.is_set():
+            self._drain_s = drain_s
+            self._end.set()
 
     async def _answer(self, request: Request, pid: int) -> Reply:
         """Answer the command line. Raises: RunError for what only the run of one model can do."""
         if isinstance(request, StatusRequest):
             return FrontReply(self._report())
         if isinstance(request, DownRequest):
-            self._drain_s = request.drain_s
-            self._end.set()
+            self._begin_end(request.drain_s)
             await self._gone.wait()
             return DownReply()
         raise is_of_several(self._setup.path, [member.run.path.name for member in self._fleet.members.values()])

@@ -63,14 +63,14 @@ def _check_open_files() -> None:
         raise RunError(f"a process may open {limit} files here (ulimit -n), a run needs at least {MIN_OPEN_FILES}")
 
 
-def connection_limit(configured: int) -> int:
+def connection_limit(configured: int, files_each: int = 1) -> int:
     """Return the number of connections that the gateway may have open, by ``server.max_connections`` (0: as many as this process's
-    limit on open files allows, up to 16,384).
+    limit on open files allows, up to 16,384). Each needs ``files_each`` open files.
 
     Raises: ConfigError if the limit on open files does not allow as many as are configured.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    room = MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, files - _OWN_FILES - EXTRA_CONNECTIONS)
+    room = MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, (files - _OWN_FILES - EXTRA_CONNECTIONS) // files_each)
     if files != resource.RLIM_INFINITY and configured > room:
         raise ConfigError(
             f"server.max_connections = {configured}: a process may open {files} files here (ulimit -n), which allows {room} connections"

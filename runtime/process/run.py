@@ -83,7 +83,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     origin: str = ""  # what its user named where that is another place: a GGUF file, or a hub's model at a commit
     dtype_reason: str = ""  # why the model is not computed in the checkpoint's dtype
     created_s: float = 0.0  # wall clock; noted by the run directory
-    front: str = ""  # digest of the configuration that a front of several models has started it with; "": no front has
+    front: str = ""  # NAME/DIGEST of the front of several models that has started it, and of its configuration; "": none has
     runs: tuple[str, ...] = ()  # of a front: the names of the runs of its models
 
     @property

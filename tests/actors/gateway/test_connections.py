@@ -167,6 +167,7 @@ def test_more_connections_than_files_are_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
     with pytest.raises(ConfigError, match="server.max_connections = 929: a process may open 1024 files here .* allows 928 connections"):
         connection_limit(929)
+    assert connection_limit(0, 2) == 464, "a front has two files for each"
 
 
 @pytest.mark.parametrize(
