@@ -5,12 +5,13 @@ changed: the run checks them, its answer is streamed through byte for byte, and 
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
@@ -49,7 +50,6 @@ RELAYED = (
 
 TRIES = 3  # of a request whose run is lost before it has answered
 PAUSE_S = 0.2  # between them
-MAX_RESPONSES = 1 << 16  # stored responses whose model is remembered; the oldest are forgotten
 _OF_BROWSERS = ("origin", "referer", "cookie", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")  # the front has judged them
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,6 @@ class Front:
         self._fleet = fleet
         self._relay = Relay(file.server.max_body_mib << 20)
         self._created_s = int(time.time())
-        self._responses: OrderedDict[str, Member] = OrderedDict()  # by id
         self.metrics = FrontMetrics(fleet.members.values)
 
     async def close(self) -> None:
@@ -112,11 +111,25 @@ class Front:
 
     async def relay_response(self, http: web.Request) -> web.StreamResponse:
         """Send a request about a stored response on to the model that has given it, if it is still loaded: responses end with a run."""
-        member = self._responses.get(http.match_info["id"])
-        if member is None or member.residence.state is not State.READY:
+
+        async def answer(request: Request, send: Send) -> None:
+            request.headers = [(name, value) for name, value in request.headers if name.lower() not in _OF_BROWSERS]
+            for member in self._fleet.members.values():
+                if member.residence.state is State.READY and await self._answer_if_found(request, send, member):
+                    return
             message = f"response_id: no model that is loaded has a response {http.match_info['id'][:100]!r}"
             raise RequestError(message, status=404, type="not_found_error", param="response_id")
-        return await self._serve(http, partial(self._answer, member=member, asked=Asked()))
+
+        return await self._serve(http, answer)
+
+    async def _answer_if_found(self, request: Request, send: Send, member: Member) -> bool:
+        """Answer from a model that is loaded, unless it answers that there is no such thing."""
+        with contextlib.suppress(RunLost):
+            async with self._relay.ask(request, member.run.url) as answer:
+                if answer.response.status != 404:
+                    await stream(answer, request.path, send)
+                    return True
+        return False
 
     async def _serve(self, http: web.Request, answer: Callable[..., object]) -> web.StreamResponse:
         return await serve_asgi(
@@ -144,8 +157,6 @@ class Front:
             async with self._fleet.use(member, self._file.server.request_timeout_s, keep_s) as url:
                 try:
                     async with self._relay.ask(request, url, lambda: member.run.has_ended) as answer:
-                        if id := answer.response.headers.get("X-Request-Id", ""):
-                            self._note(request, id, member)
                         await waiting.stop()
                         await stream(answer, request.path, send, has_begun=waiting.has_begun)
                     return
@@ -153,12 +164,6 @@ class Front:
                     log.warning("the run of %s is lost before it has answered: %s", member.name, error)
             await asyncio.sleep(PAUSE_S * (attempt + 1))
         raise no_room(f"the run of model {member.name!r} was lost {TRIES} times before it had answered")
-
-    def _note(self, request: Request, id: str, member: Member) -> None:
-        if request.method == "POST" and request.path.startswith("/v1/responses"):
-            self._responses[id] = member
-            if len(self._responses) > MAX_RESPONSES:
-                self._responses.popitem(last=False)
 
     # --------------------------------------------------------------------------------------------------------- lists
 
@@ -182,11 +187,13 @@ class Front:
         return json_response({"models": [lists.ollama_running(member, self._created_s, idle_s, now_s) for member in loaded]})
 
     async def show(self, http: web.Request) -> web.StreamResponse:
-        body = bytearray(await http.read())
-        member = self._fleet.find(read_asked(http.path, body).model, is_ollamas=True)
-        if member.card is not None:
-            read_show(body, member.card.limits(member.name))
-        return json_response(lists.ollama_details(member, self._created_s))
+        async def answer(request: Request, send: Send) -> None:
+            member = self._fleet.find((await _asked_by(http, request)).model, is_ollamas=True)
+            if member.card is not None:
+                read_show(request.body, member.card.limits(member.name))
+            await reply(send, msgspec.json.encode(lists.ollama_details(member, self._created_s)))
+
+        return await self._serve(http, answer)
 
     async def ollama_version(self, _: web.Request) -> web.Response:
         return json_response({"version": OLLAMA_VERSION, "mmrt": __version__})
