@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from ..runtime.errors import RequestError, RunError
 from ..runtime.process.host_room import read_host_room
 from ..runtime.supervisor.ask_supervisor import ask
 from ..runtime.supervisor.control import DownRequest
+from ..shm.errors import ShmError
 from .card import Card
 from .left_runs import runs_beside
 from .models_file import ModelsFile, ServedModel
@@ -25,6 +27,7 @@ from .runs import ModelRun, configuration_file
 TICK_S = 0.5
 RETRY_S = 60.0  # after which a model that could not be loaded is tried again
 MEMORY_SHARE = 0.8  # of what is available, where the file does not say
+log = logging.getLogger(__name__)
 _decode_card = msgspec.json.Decoder(Card).decode
 
 
@@ -79,14 +82,12 @@ class Fleet:
 
     async def begin(self) -> None:
         """Find the runs of an earlier front, and begin to decide."""
-        found = {member.name: member for member in self.members.values() if member.run.is_there()}
-        held = sum(_size_of(member.run.path) for member in found.values())
+        held = sum(_size_of(member.run.path) for member in self.members.values() if member.run.is_there())
         room = read_host_room(self._directory).num_bytes
         budget = self._file.memory_bytes or int(MEMORY_SHARE * (room + held))
         self._rules = msgspec.structs.replace(self._rules, budget_bytes=budget)
         self._say(f"{len(self.members)} models share {budget / 2**30:.1f} GiB")
-        for member in found.values():
-            self._live(member, self._take_over)
+        self._find_left()
         for path in set(runs_beside(self._directory)) - {member.run.path for member in self.members.values()}:
             self._say(f"{path.name}: the file has no such model any more, its run is ended")
             self._tasks.append(asyncio.create_task(_end(path)))
@@ -108,7 +109,7 @@ class Fleet:
             await asyncio.gather(self._lives[member.name], return_exceptions=True)
         with contextlib.suppress(RunError):  # of nobody's front
             if member.run.is_there():
-                member.run.is_mine()
+                await asyncio.to_thread(member.run.is_mine)
                 await member.run.end(drain_s)
 
     # --------------------------------------------------------------------------------------------------- for requests
@@ -197,6 +198,7 @@ class Fleet:
 
     async def _decide_always(self) -> None:
         while True:
+            self._find_left()
             self._want_pinned()
             residences = [member.residence for member in self.members.values()]
             if all(residence.needs_bytes is not None for residence in residences if residence.is_held):
@@ -213,6 +215,13 @@ class Fleet:
         for name in decision.drain:
             self.members[name].residence.state = State.DRAINING
             self.members[name].drained.set()
+
+    def _find_left(self) -> None:
+        """Find runs of an earlier front: those that it was starting come up after its end."""
+        now_s = time.monotonic()
+        for member in self.members.values():
+            if member.residence.state is State.ABSENT and now_s >= member.residence.retry_s and member.run.is_there():
+                self._live(member, self._take_over)
 
     def _want_pinned(self) -> None:
         for member in self.members.values():
@@ -242,10 +251,14 @@ class Fleet:
             if member.run.has_ended and not self.is_closing:
                 self._say(f"{member.name}: its run has ended by itself")
             await member.run.end()
-        except RunError as error:
-            self._fail(member, str(error))
+        except Exception as error:  # of one model: the others are served on
+            if not isinstance(error, RunError | ShmError | OSError):
+                log.exception("%s", member.name)
+            self._fail(member, str(error) or type(error).__name__)
         finally:
             residence.state = State.ABSENT
+            if member.card is None:
+                residence.needs_bytes = None
             member.tell()
             self._stirred.set()
 
@@ -253,14 +266,20 @@ class Fleet:
         """Raises: RunError with the reason."""
         began_s = time.monotonic()
         self._say(f"{member.name}: loading")
-        await member.run.start()
+        try:
+            await member.run.start()
+        except RunError:
+            # One that an earlier front was starting may have come first.
+            if member.run.is_there() and await self._take_over(member):
+                return True
+            raise
         member.num_starts += 1
         self._say(f"{member.name}: ready after {time.monotonic() - began_s:.1f} s at {member.run.url} (run {member.run.path.name})")
         return True
 
     async def _take_over(self, member: Member) -> bool:
         """Take over the run of an earlier front; return whether it serves. One of another configuration is ended. Raises: RunError."""
-        if not member.run.is_mine():
+        if not await asyncio.to_thread(member.run.is_mine):
             self._say(f"{member.name}: its run has another configuration, and is ended")
             await member.run.end()
             return False
@@ -293,15 +312,22 @@ class Fleet:
                 await asyncio.sleep(TICK_S)
                 continue
             member = max(unknown, key=lambda member: (member.residence.is_held, member.is_asked_for))
-            card = await look_at(member.model, self._rules.budget_bytes)
-            if card.problems:
-                self._fail(member, card.problems[0])
-                continue
-            member.card, member.residence.needs_bytes = card, card.needs_bytes
-            if not fits(member.residence, [other.residence for other in self.members.values()], self._rules.budget_bytes):
-                member.card = None
-                self._fail(member, f"it takes {card.needs_bytes / 2**30:.1f} GiB, which the pinned models do not leave (front.memory)")
+            self._judge(member, await look_at(member.model, self._rules.budget_bytes))
             self._stirred.set()
+
+    def _judge(self, member: Member, card: Card) -> None:
+        residence, problem = member.residence, card.problems[0] if card.problems else ""
+        if not problem:
+            residence.needs_bytes = card.needs_bytes
+            if not fits(residence, [other.residence for other in self.members.values()], self._rules.budget_bytes):
+                problem = f"it takes {card.needs_bytes / 2**30:.1f} GiB, which the pinned models do not leave (front.memory)"
+        if not problem:
+            member.card = card
+        elif residence.is_held:  # a run of an earlier front, which has its memory
+            residence.needs_bytes, residence.retry_s = _size_of(member.run.path), time.monotonic() + RETRY_S
+            self._say(f"{member.name}: could not be loaded again: {problem}")
+        else:
+            self._fail(member, problem)
 
     def _is_to_be_looked_at(self, member: Member) -> bool:
         return member.card is None and time.monotonic() >= member.residence.retry_s and (not member.problem or member.is_asked_for)
@@ -329,7 +355,11 @@ def run_path(directory: Path, model: ServedModel) -> Path:
 
 def _size_of(run: Path) -> int:
     """Return the shared memory that a run takes."""
-    return sum(512 * file.stat().st_blocks for file in run.glob("*"))
+    num_bytes = 0
+    for file in run.glob("*"):
+        with contextlib.suppress(OSError):  # the run may be ending
+            num_bytes += 512 * file.stat().st_blocks
+    return num_bytes
 
 
 async def look_at(model: ServedModel, memory_bytes: int) -> Card:
@@ -337,8 +367,11 @@ async def look_at(model: ServedModel, memory_bytes: int) -> Card:
     arguments = ["model", "check", model.config.model.path, "--json", "--memory", f"{max(1, memory_bytes // 10**6)} MB"]
     command = [sys.executable, "-P", "-m", "mmrt", *arguments, "--config", "/dev/stdin"]
     pipe = asyncio.subprocess.PIPE
-    with configuration_file(model) as file:
-        process = await asyncio.create_subprocess_exec(*command, stdin=file, stdout=pipe, stderr=pipe, start_new_session=True)
+    try:
+        with configuration_file(model) as file:
+            process = await asyncio.create_subprocess_exec(*command, stdin=file, stdout=pipe, stderr=pipe, start_new_session=True)
+    except OSError as error:
+        return Card(problems=(f"mmrt model check cannot be started: {error.strerror}",))
     try:
         output, errors = await process.communicate()
     except asyncio.CancelledError:
