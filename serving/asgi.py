@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 from multidict import CIMultiDict
 
+from ..actors.gateway.apis.streams import SLOW_READER_S
 from ..actors.gateway.watching.request_log import REQUEST_ID
 from ..runtime.errors import RequestError
 from .relay import Receive, Scope, Send
@@ -15,8 +16,8 @@ _Message = MutableMapping[str, Any]
 
 
 async def serve_asgi(http: web.Request, application: Callable[[Scope, Receive, Send], Awaitable[None]]) -> web.StreamResponse:
-    """Let the application answer. A client that goes cancels it, so it is never told of that. Where it breaks off an answer, the
-    connection is closed."""
+    """Let the application answer. A client that goes cancels it, so it is never told of that. Where it breaks off an answer, or its
+    client does not read, the connection is closed."""
     exchange = _Exchange(http)
     try:
         await application(exchange.scope, exchange.receive, exchange.send)
@@ -37,6 +38,7 @@ class _Exchange:
             "type": "http",
             "method": http.method,
             "path": http.path,
+            "raw_path": http.rel_url.raw_path.encode("latin-1", "replace"),
             "query_string": http.rel_url.raw_query_string.encode("latin-1", "replace"),
             "headers": [(name.lower(), value) for name, value in http.raw_headers],
         }
@@ -60,7 +62,11 @@ class _Exchange:
             await self.response.prepare(self._http)
             return
         assert self.response is not None
-        if message["body"]:
-            await self.response.write(message["body"])
-        if not message.get("more_body", False):
-            await self.response.write_eof()
+        try:
+            async with asyncio.timeout(SLOW_READER_S):
+                if message["body"]:
+                    await self.response.write(message["body"])
+                if not message.get("more_body", False):
+                    await self.response.write_eof()
+        except TimeoutError:
+            raise ConnectionError("its client reads too slowly") from None

@@ -24,7 +24,8 @@ PIECE_BYTES = 64 * 1024  # of a body, sent at once
 HELD_BODIES = 4  # of the largest size are in memory at once, as at a run
 SMALL_BYTES = 32 * 1024  # bodies up to that are never refused for want of memory, and are read without a thread
 CONNECT_TIMEOUT_S = 5.0
-_HOP_HEADERS = frozenset(b"connection keep-alive transfer-encoding te trailer upgrade expect host content-length".split())
+_OF_PROXIES = b"proxy-connection proxy-authorization".split()
+_HOP_HEADERS = frozenset(b"connection keep-alive transfer-encoding te trailer upgrade expect host content-length".split() + _OF_PROXIES)
 _OWN_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")  # that the client's library would add
 
 Scope = MutableMapping[str, Any]
@@ -51,8 +52,12 @@ class Request:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         query = scope["query_string"].decode("latin-1")
-        self.target = quote(self.path) + (f"?{query}" if query else "")
-        self.headers = [(_text(name), _text(value)) for name, value in scope["headers"] if name not in _HOP_HEADERS]
+        # As its client has written it: what was one segment when the path was judged stays one.
+        raw_path = scope.get("raw_path")
+        self.target = (raw_path.decode("latin-1") if raw_path else quote(self.path)) + (f"?{query}" if query else "")
+        named = b",".join(value for name, value in scope["headers"] if name == b"connection").lower()
+        of_connection = _HOP_HEADERS | {name.strip() for name in named.split(b",")}
+        self.headers = [(_text(name), _text(value)) for name, value in scope["headers"] if name not in of_connection]
         known = dict(scope["headers"])
         self.credentials = known.get(b"authorization", known.get(b"x-api-key", b"")).decode("latin-1")
         self.body = bytearray()
