@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -11,20 +12,26 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from mmrt.cli.main import run as run_command
 from mmrt.cli.status import read_any_report, read_report
 from mmrt.runtime.errors import RunError
 from mmrt.runtime.supervisor.run_report import FrontReport, ModelReport
+from mmrt.shm.errors import ShmError
+from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.conftest import MMRT
 
 QUESTION = [{"role": "user", "content": "What is there to see?"}]
 ANSWER = {"max_tokens": 8, "temperature": 0}
 SWITCHES = int(os.environ.get("MMRT_TEST_SWITCHES", "50"))
+# In turn; the model whose start is killed is not tried again for a minute.
+KILLS = ("run", "actor", "front", "actor", "run", "front", "actor", "start", "run", "front")
 _LOOK_S = 0.05
 
 
@@ -60,10 +67,11 @@ class Several:
         body = {"model": name, "messages": QUESTION, **ANSWER, **more}
         return httpx2.post(f"{self.url}/v1/chat/completions", json=body, timeout=180)
 
-    def starts(self) -> int:
-        """How often a run has become ready, by the log."""
-        (folder,) = (Path(self.environment["XDG_STATE_HOME"]) / "mmrt").glob(self.path.name)
-        return (folder / "front.log").read_text().count(": ready after ")
+    def switches(self) -> int:
+        """How often another model was served than before, by the log."""
+        log = (Path(self.environment["XDG_STATE_HOME"]) / "mmrt" / self.path.name / "front.log").read_text()
+        served = re.findall(r" (\S+): (?:ready after|found its run)", log)
+        return sum(before != after for before, after in pairwise(served))
 
     def kill_front(self) -> None:
         pid = self.report().pid
@@ -121,7 +129,16 @@ def two(tmp_path: Path, checkpoints: Callable[[str], Path]) -> Iterator[Several]
     front.mmrt("down", "--drain", "0")
 
 
-def test_a_model_is_loaded_when_it_is_asked_for_and_outlives_its_front(two: Several) -> None:
+def test_a_model_is_loaded_when_it_is_asked_for_and_outlives_its_front(
+    two: Several, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in two.environment.items():
+        monkeypatch.setenv(name, value)
+
+    def mmrt(*arguments: str) -> "tuple[int, str, str]":  # without another process: imports take most of their time
+        capsys.readouterr()
+        return run_command(arguments), *capsys.readouterr()
+
     listed = httpx2.get(f"{two.url}/v1/models").json()["data"]
     assert [model["id"] for model in listed] == ["seeing", "Org/text"]
     assert {model["status"]["value"] for model in listed} == {"unloaded"}, "nobody has asked"
@@ -129,9 +146,9 @@ def test_a_model_is_loaded_when_it_is_asked_for_and_outlives_its_front(two: Seve
     run = two.model("seeing")
     assert (run.state, run.run, two.model("Org/text").state) == ("ready", f"{two.path.name}.seeing", "absent")
     assert [model["name"] for model in httpx2.get(f"{two.url}/api/ps").json()["models"]] == ["seeing"]
-    shown = two.mmrt("status").stdout
+    shown = mmrt("status")[1]
     assert "seeing    ready" in shown and run.run in shown and f"{two.path.name}.Org-text" in shown
-    assert f"seeing    ready   text, image, video  {run.model}" in two.mmrt("show").stdout
+    assert f"seeing    ready   text, image, video  {run.model}" in mmrt("show")[1]
 
     two.kill_front()
     with pytest.raises(RunError, match=f"its front is gone, and runs go on: {run.run} "):
@@ -140,13 +157,13 @@ def test_a_model_is_loaded_when_it_is_asked_for_and_outlives_its_front(two: Seve
     wait(lambda: two.model("seeing").state == "ready", "the run")
     assert text_of(two.ask("seeing")) == answer and two.model("seeing").pid == run.pid, "it was not loaded anew"
     assert streamed(two.ask("seeing", stream=True)) == answer
-    assert "found its run" in two.mmrt("logs", "front").stdout
+    assert "found its run" in mmrt("logs", "front")[1]
     for command in (["restart", "decode"], ["trace"]):
-        told = two.mmrt(*command)
-        assert told.returncode == 1 and f"is the front of several models: name the run of one, --run {run.run}" in told.stderr
+        status, _, told = mmrt(*command)
+        assert status == 1 and f"is the front of several models: name the run of one, --run {run.run}" in told
 
     two.kill_front()
-    assert f"{run.run}: its front is gone\nthe run is down\n" in two.mmrt("down").stdout
+    assert f"{run.run}: its front is gone\nthe run is down\n" in mmrt("down")[1]
     wait(lambda: two.left() == [], "an end of everything")  # of a check of a checkpoint, too
 
 
@@ -193,28 +210,60 @@ class Clients:
         return "right"
 
 
+class Killer:
+    """Kills processes of a front and of its runs, at any moment of what they do."""
+
+    def __init__(self, front: Several) -> None:
+        self._front = front
+        self._chance = random.Random(1)
+        self.kills: Counter[str] = Counter()
+
+    def strike(self, what: str) -> None:
+        """Kill the front, which is started again; the supervisor or an actor of a run that serves; or a process of one that starts."""
+        if what == "front":
+            time.sleep(self._chance.uniform(0, 8))
+            self._front.kill_front()
+            self._front.begin()
+        elif model := self._find("loading" if what == "start" else "ready"):
+            time.sleep(self._chance.uniform(0, 5 if what == "start" else 0.5))
+            self._kill_one_of(model, what)
+        else:
+            what = "nobody"
+        self.kills[what] += 1
+
+    def _find(self, state: str) -> ModelReport | None:
+        deadline_s = time.monotonic() + 30
+        while time.monotonic() < deadline_s:
+            if found := next((model for model in self._front.report().models if model.state == state), None):
+                return found
+            time.sleep(_LOOK_S)
+        return None
+
+    def _kill_one_of(self, model: ModelReport, what: str) -> None:
+        path = Path(model.run_path)
+        with contextlib.suppress(RunError, ShmError):  # it ends, or has not begun
+            if what == "run":
+                kill(model.pid)
+            elif what == "actor":
+                kill(self._chance.choice(read_report(path).actors).pid)
+            else:
+                with RunDirectory.attach(path, 0.0) as run:
+                    kill(self._chance.choice([pid for pid in run.pids() if pid != os.getpid()]))
+
+
 @pytest.mark.slow  # starts of runs take most of it
 @pytest.mark.timeout(3600)
 def test_models_take_turns_under_kills_of_runs_and_of_the_front(two: Several) -> None:
     """50 switches. Nobody gets a wrong answer, and nothing is left."""
     answers = {name: text_of(two.ask(name)) for name in ("seeing", "Org/text")}
-    chance, num_kills = random.Random(1), Counter[str]()
+    assert answers["seeing"] != answers["Org/text"], "an answer of the other one would be seen"
+    killer = Killer(two)
     with Clients(two, answers) as clients:
-        while (num_switches := two.starts()) < SWITCHES:
-            time.sleep(chance.uniform(5, 25))
-            what = chance.choice(["run", "actor", "front"])
-            ready = [model for model in two.report().models if model.state == "ready" and model.pid]
-            if what == "front":
-                two.kill_front()
-                two.begin()
-            elif ready and what == "run":
-                kill(ready[0].pid)
-            elif ready:
-                actors = read_report(Path(ready[0].run_path)).actors
-                kill(chance.choice(actors).pid)
-            num_kills[what] += 1
+        while (num_switches := two.switches()) < SWITCHES:
+            killer.strike(KILLS[killer.kills.total() % len(KILLS)])
+            wait(lambda before=num_switches: two.switches() > before, "another switch", 300)  # type: ignore[misc]
             assert not clients.wrong
-    print(num_switches, dict(num_kills), dict(clients.outcomes))
+    print(num_switches, dict(killer.kills), dict(clients.outcomes))
     assert not clients.wrong and clients.outcomes["right"] > num_switches
     assert {name: text_of(two.ask(name)) for name in answers} == answers
     assert two.mmrt("down").stdout.endswith("the front and its runs are down\n")
