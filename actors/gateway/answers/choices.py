@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from ....models.text.thoughts import ThoughtReader
+from ....models.text.thoughts import ThoughtReader, Thoughts
 from ....models.text.tool_calls import CallPiece, CallReader
 from ....runtime.bus.messages import FinishReason, RequestSpec
 from ....runtime.bus.sampling import Sampling
@@ -108,6 +108,7 @@ class Choice:
         self._format = format
         self._reader, self._thoughts = reader, thoughts
         self.num_thought_tokens = 0
+        self._told: list[Thoughts] = []  # and not taken
         self._held: list[News] = []  # ids and tokens of text that may become a part of a call
 
     @property
@@ -145,19 +146,28 @@ class Choice:
             return False
         return request.has_text or request.is_over
 
+    def follow(self) -> None:
+        """Tell thoughts from content in what has come, where all is taken at the end: else all of an answer would count as thoughts."""
+        if self._thoughts is not None and self.request.has_text:
+            self._tell(self._thoughts)
+
     def take(self) -> News:
         """Take what has come since the last call, when there is news."""
-        tokens, text, ids = self.request.findings.take(), self.request.take(), self.request.take_ids()
+        if self._thoughts is not None:
+            self._tell(self._thoughts)
+        told, self._told = self._told, []
+        thoughts = "".join(one.thoughts for one in told)
+        text = "".join(one.content for one in told) if self._thoughts is not None else self.request.take()
+        tokens, ids = self.request.findings.take(), self.request.take_ids()
         if tokens is not None:
             self.cumulative_logprob += float(tokens.logprobs.own.sum())
         has_echo, self._owes_echo = self._owes_echo, False
-        news = News(text, ids, tokens, has_echo)
+        news = News(text, ids, tokens, has_echo, thoughts="" if self._drops_thoughts else thoughts)
         return news if self._reader is None and self._thoughts is None else self._read(news)
 
     def _read(self, news: News) -> News:
-        """Tell thoughts and calls from content. Where nothing is certain, ids and tokens wait for more, or for the end."""
-        is_over, calls = self.request.is_over, list[CallPiece]()
-        thoughts, text = ("", news.text) if self._thoughts is None else self._think(self._thoughts, news.text)
+        """Tell calls from content. Where nothing is certain, ids and tokens wait for more, or for the end."""
+        is_over, calls, text, thoughts = self.request.is_over, list[CallPiece](), news.text, news.thoughts
         if self._reader is not None:
             readings = [self._reader.push(text), *([self._reader.flush()] if is_over else [])]
             text, calls = "".join(reading.content for reading in readings), [call for reading in readings for call in reading.calls]
@@ -169,13 +179,12 @@ class Choice:
         ids = [id for one in held for id in one.ids]
         return News(text, ids, Tokens.joined(tokens) if tokens else None, calls=calls, thoughts=thoughts)
 
-    def _think(self, reader: ThoughtReader, text: str) -> tuple[str, str]:
+    def _tell(self, reader: ThoughtReader) -> None:
         was_inside = reader.is_inside
-        readings = [reader.push(text), *([reader.flush()] if self.request.is_over else [])]
-        thoughts, content = ("".join(parts) for parts in zip(*readings, strict=True))
-        if thoughts or was_inside or reader.is_inside:
+        told = [reader.push(self.request.take()), *([reader.flush()] if self.request.is_over else [])]
+        if was_inside or reader.is_inside or any(one.thoughts for one in told):
             self.num_thought_tokens = self.num_tokens
-        return ("" if self._drops_thoughts else thoughts), content
+        self._told += told
 
     def cost(self, news: News) -> int:
         """Return the number of tokens with which ``piece`` has work."""

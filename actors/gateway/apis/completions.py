@@ -323,6 +323,8 @@ class Completions:
         while error_of(choices) is None and not all(choice.request.is_over for choice in choices):
             event.clear()
             await event.wait()
+            for choice in choices:
+                choice.follow()
         if (error := error_of(choices)) is not None:
             raise error
         for choice in choices:

@@ -1,5 +1,6 @@
 """Thoughts come apart from answers: OpenAI's, Anthropic's and Ollama's own clients see them, and give them back."""
 
+import asyncio
 from typing import Any
 
 import anthropic
@@ -36,6 +37,16 @@ def prompt_of(scene: Any, tokenizer: Tokenizer) -> str:
     return tokenizer.decode([*scene.controller.plays.values()][-1].spec.prompt_ids, with_control_tokens=True)
 
 
+async def think_aloud(play: Any) -> None:
+    """Two tokens of thoughts, their end, and more of an answer once the gateway has read that."""
+    play.prepare()
+    await play.grant()
+    play.text("Well.", num_tokens=2)
+    play.text("</think>", num_tokens=1)
+    await asyncio.sleep(0.1)
+    play.text("A cat.", "stop", num_tokens=5)
+
+
 def thoughts_in(parts: list[Any]) -> str:
     return "".join(getattr(part, "reasoning_content", None) or "" for part in parts)
 
@@ -52,6 +63,16 @@ def test_openai(stage: Any, tokenizer: Tokenizer) -> None:
         assert (thoughts_in(chunks), "".join(delta.content or "" for delta in chunks)) == (THOUGHTS, ANSWER)
         kinds = [hasattr(delta, "reasoning_content") for delta in chunks if delta.role is None and delta.model_fields_set]
         assert kinds == sorted(kinds, reverse=True) and prompt_of(scene, tokenizer).endswith("<think>\n")
+
+    stage.run(test)
+
+
+def test_tokens_behind_thoughts_are_none_of_them(stage: Any) -> None:
+    async def test(scene: Any) -> None:
+        scene.controller.script = think_aloud
+        whole = await scene.client.chat.completions.create(**scene.chat(n=2))
+        assert [(choice.message.reasoning_content, choice.message.content) for choice in whole.choices] == [("Well.", "A cat.")] * 2
+        assert (whole.usage.completion_tokens_details.reasoning_tokens, whole.usage.completion_tokens) == (6, 16)
 
     stage.run(test)
 
