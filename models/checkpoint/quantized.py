@@ -145,17 +145,14 @@ class Integers:
 
         Raises: ValueError if a group's columns are no neighbours.
         """
-        self._check_order("int4")
+        if self._groups is not None:
+            raise ValueError(
+                "has groups of columns that are no neighbours, which int4 cannot hold: set model.weights to another format"
+            )
         codes, zeros, scales = self.codes(rows)
         repeats = target_scales.shape[1] // self._num_groups
         shifts = (INT4_MIDDLE - zeros) * scales
         int4.pack(codes, scales.repeat_interleave(repeats, 1), shifts.repeat_interleave(repeats, 1), target, target_scales)
-
-    def _check_order(self, form: str) -> None:
-        if self._groups is not None:
-            raise ValueError(
-                f"has groups of columns that are no neighbours, which {form} cannot hold: set model.weights to another format"
-            )
 
     def write_int8(self, rows: slice, target: Tensor, target_scales: Tensor) -> None:
         """Write the codes of a symmetric matrix with one group as they are."""
@@ -165,10 +162,9 @@ class Integers:
 
     def write_int8g(self, rows: slice, target: Tensor, target_scales: Tensor) -> None:
         """Write the codes as they are, each scale as often as there are 32 columns in its group; as ``narrow`` does if a zero point is
-        not the middle. Raises: ValueError if a group's columns are no neighbours."""
-        self._check_order("int8g")
+        not the middle, or if groups do not divide the columns."""
         codes, zeros, scales = self.codes(rows)
-        if not bool((zeros == 1 << 7).all()):
+        if self._groups is not None or not bool((zeros == 1 << 7).all()):
             narrow(self.values(rows), target, target_scales)
             return
         repeats = target_scales.shape[1] // self._num_groups

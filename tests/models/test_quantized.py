@@ -137,6 +137,18 @@ def test_the_last_group_may_be_smaller() -> None:
     assert torch.equal(found, torch.tensor([-7.0] * 64 + [-14.0] * 32).expand(4, 96))
 
 
+def test_int8g_holds_a_smaller_last_group() -> None:
+    """Rounded as any values are: its columns are in a group of 32, but scales do not repeat evenly."""
+    known = how("pack-quantized", 8, group_size=64, symmetric=True)
+    codes, scales = torch.full((32, 24), 0x7F7F7F7F, dtype=torch.int32), torch.tensor([[1.0, 2.0]]).expand(32, 2)
+    integers = integers_of(known, 32, 96, codes=codes, scales=scales)
+    packed, steps, found = torch.empty(32, 96, dtype=torch.int8), torch.empty(32, 3, dtype=torch.bfloat16), torch.empty(32, 96)
+    assert known.form == "int8g"
+    integers.write_int8g(slice(0, 32), packed, steps)
+    int8g.unpack(packed, steps, found)
+    torch.testing.assert_close(found, integers.values(slice(0, 32)), rtol=2**-7, atol=0)
+
+
 def test_a_group_may_be_larger_than_a_row() -> None:
     codes, scales = torch.full((4, 12), 0x11111111, dtype=torch.int32), torch.ones(4, 1)
     known = how("pack-quantized", group_size=10**30, symmetric=True)
