@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...schema.quantization import Fp8Quantization
 from ..errors import CheckpointError
+from .parts import find_part
 from .safetensors_files import StoredTensor
 from .stacked import Place, place_of, turned
 from .weight_specs import Part, Shape, Source
@@ -77,17 +78,9 @@ def _numbers(name: str, stored: Mapping[str, StoredTensor], shapes: Sequence[Sha
 
 def _scales(numbers: str, stored: Mapping[str, StoredTensor], shapes: Sequence[Shape]) -> tuple[str, StoredTensor]:
     """Their name, and the tensor."""
-    wanted = " or ".join(str(list(shape)) for shape in shapes)
-    name = next((name for name in (numbers + ending for ending in _ENDINGS) if name in stored), None)
-    if name is None:
-        raise CheckpointError(f"{stored[numbers].file}: tensor {numbers + _ENDINGS[0]!r} of shape {wanted} is missing")
-    scales = stored[name]
-    if scales.shape not in shapes or scales.dtype not in _SCALES:
-        told = f"has dtype {scales.dtype} and shape {list(scales.shape)}"
-        raise CheckpointError(
-            f"{scales.file}: tensor {name!r} {told}, expected {' or '.join(_SCALES)} and {wanted} by quantization_config"
-        )
-    return name, scales
+    names = [numbers + ending for ending in _ENDINGS]
+    name = next((name for name in names if name in stored), names[0])
+    return name, find_part(name, stored, _SCALES, shapes, stored[numbers].file)
 
 
 def _scale_shapes(shape: Shape, how: Fp8Quantization) -> tuple[Shape, ...]:

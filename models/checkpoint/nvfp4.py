@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...schema.quantization import Nvfp4Quantization
-from ..errors import CheckpointError
 from .gguf_blocks import TWICE_E2M1
+from .parts import find_part
 from .safetensors_files import StoredTensor
 from .weight_specs import Shape, Source
 
@@ -39,26 +39,13 @@ def find_nvfp4(source: Source, stored: Mapping[str, StoredTensor], how: Nvfp4Qua
     numbers, scales, whole = (source.name + ending for ending in _ENDINGS[how.packing])
     if len(source.shape) != 2 or numbers not in stored or stored[numbers].dtype != "U8":
         return None
-    rows, columns = source.shape
-    return StoredNvfp4(
-        source.name,
-        source.shape,
-        {
-            "numbers": _checked(numbers, stored, "U8", ((rows, -(-columns // 2)),), stored[numbers].file),
-            "scales": _checked(scales, stored, "F8_E4M3", ((rows, -(-columns // GROUP)),), stored[numbers].file),
-            "whole": _checked(whole, stored, "F32", ((1,), ()), stored[numbers].file),
-        },
-    )
-
-
-def _checked(name: str, stored: Mapping[str, StoredTensor], dtype: str, shapes: tuple[Shape, ...], file: Path) -> StoredTensor:
-    tensor, wanted = stored.get(name), " or ".join(str(list(shape)) for shape in shapes)
-    if tensor is None:
-        raise CheckpointError(f"{file}: tensor {name!r} of shape {wanted} is missing")
-    if tensor.dtype != dtype or tensor.shape not in shapes:
-        told = f"has dtype {tensor.dtype} and shape {list(tensor.shape)}"
-        raise CheckpointError(f"{tensor.file}: tensor {name!r} {told}, expected {dtype} and {wanted} by quantization_config")
-    return tensor
+    (rows, columns), file = source.shape, stored[numbers].file
+    parts = {
+        "numbers": find_part(numbers, stored, ("U8",), ((rows, -(-columns // 2)),), file),
+        "scales": find_part(scales, stored, ("F8_E4M3",), ((rows, -(-columns // GROUP)),), file),
+        "whole": find_part(whole, stored, ("F32",), ((1,), ()), file),
+    }
+    return StoredNvfp4(source.name, source.shape, parts)
 
 
 class Nvfp4Matrix:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ...schema.quantization import IntegerQuantization
 from ...schema.weight_layout import INT4_MIDDLE, PACKED_ROWS
-from ..errors import CheckpointError
 from . import int4, int8g
 from .narrowing import narrow
+from .parts import find_part
 from .safetensors_files import StoredTensor
 from .weight_specs import Shape, Source
 
@@ -56,16 +56,8 @@ def find_integers(source: Source, stored: Mapping[str, StoredTensor], how: Integ
         return None
     found: dict[str, StoredTensor] = {}
     for role, part in expected.items():
-        tensor = stored.get(module + part.ending)
-        if tensor is None and not part.required:
-            continue
-        if tensor is None:
-            raise CheckpointError(f"{codes.file}: tensor {module + part.ending!r} of shape {list(part.shape)} is missing")
-        if tensor.shape != part.shape or tensor.dtype not in part.dtypes:
-            told = f"has dtype {tensor.dtype} and shape {list(tensor.shape)}"
-            wanted = f"expected {' or '.join(part.dtypes)} and {list(part.shape)}"
-            raise CheckpointError(f"{tensor.file}: tensor {module + part.ending!r} {told}, {wanted} by quantization_config")
-        found[role] = tensor
+        if part.required or module + part.ending in stored:
+            found[role] = find_part(module + part.ending, stored, part.dtypes, (part.shape,), codes.file)
     return StoredIntegers(source.name, source.shape, found)
 
 
