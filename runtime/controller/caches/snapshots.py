@@ -148,8 +148,9 @@ def _name(state: ControllerState, request: Request, member: int, border: int, pa
     if key is None or state.pools[pool].cache.find(key) is None:
         return
     state.name_pages(state_pool(pool), [page], [key], number)
-    if member == 0 and border in request.caches.shared_borders:
-        cache.spare(key)
+    for place in request.caches.shared_borders if member == 0 else ():  # whoever has left a state there
+        if 0 < place <= border and (shared := keys.at(_page(state, place))) is not None:
+            cache.spare(shared)
     older = [earlier for earlier in keys.up_to(border - 1) if cache.find(earlier) is not None]
     cache.demote([earlier for earlier in older[:-1] if not cache.is_spared(earlier)])
 

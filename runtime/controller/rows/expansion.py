@@ -23,8 +23,9 @@ def check_placeholders(spec: RequestSpec, limits: Limits) -> None:
 
 def expanded_place(spec: RequestSpec, place: int, spans: Sequence[MediaSpan], limits: Limits) -> int:
     """Return where a place of ``prompt_ids`` lies in the expanded prompt. ``spans``: of its media, there."""
-    placeholders = set(limits.placeholder_ids.values()) if spans else ()
-    before = sum(token in placeholders for token in spec.prompt_ids[:place])
+    if not spans:
+        return place
+    before = sum(map(spec.prompt_ids[:place].count, limits.placeholder_ids.values()))
     return place + sum(sum(segment.num_prompt_tokens for segment in span.shape.segments) - 1 for span in spans[:before])
 
 

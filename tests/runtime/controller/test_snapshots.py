@@ -182,6 +182,23 @@ def test_earlier_states_of_a_chat_go_before_others() -> None:
     assert found == [8, 32, 36, 44] and driver.chunk().start == 44, "24 made room for the row"
 
 
+def test_a_state_at_the_first_message_stays_whoever_has_left_it() -> None:
+    """Such as a request before a restart of the controller, or one whose whole prompt it was."""
+    driver = Chats(num_state_pages=2 + 4, num_log_pages=1, snapshot_tokens=8)
+    driver.submit(text(10, 1), 8)
+    driver.prefill()
+    driver.finish(8, 1)
+    spec = text(20, 7, borders=(9, 18, 0))
+    for key in range(1, 4):
+        driver.submit(spec, key)
+        assert driver.chunk().start >= 8
+        driver.prefill()
+        driver.finish(key, 7)
+        spec = msgspec.structs.replace(next_turn(spec, 7), borders=(9, len(spec.prompt_ids) + 8, 0))
+    driver.submit(spec, 9)
+    assert driver.cache.find(driver.state.requests[9].caches.keys[0].up_to(8)[1]) is not None
+
+
 def test_choices_of_one_prompt_wait_for_its_snapshot() -> None:
     driver = Chats(prefill_budget=4)
     for key in (1, 2):
