@@ -89,14 +89,14 @@ class PagedDelta:
         each sequence, borders behind its start, in order, with pages for the bases there. Such a sequence has a target, too.
 
         Raises: ValueError for a start without the base before it, for pages beyond the pools, and for snapshots that are not at borders
-        of the new tokens, or have no page.
+        of the new tokens, or have no page or no target.
         """
         self._check_pages(bases[starts > 0], targets, logs)
         self._check_pages(bases[:0], np.array([page for cuts in snapshots for _, page in cuts], dtype=np.int64), logs[:0])
-        for start, count, cuts in zip(starts.tolist(), counts.tolist(), snapshots, strict=False):
+        for start, count, target, cuts in zip(starts.tolist(), counts.tolist(), targets.tolist(), snapshots, strict=False):
             borders = [start, *(border for border, _ in cuts)]
             is_ordered = borders == sorted({*borders}) and borders[-1] <= start + count
-            if not is_ordered or any(border % self._shape.grid or page < 0 for border, page in cuts):
+            if not is_ordered or any(target < 0 or border % self._shape.grid or page < 0 for border, page in cuts):
                 raise ValueError(f"snapshots {[*cuts]}, as (border, page), of tokens {start} to {start + count}")
         unkept = np.flatnonzero(targets < 0)
         targets = targets.copy()

@@ -257,6 +257,8 @@ def test_kernels_refuse_what_is_beyond_their_memory() -> None:
     for wrong_cuts in (((16, -1),), ((20, 2),), ((32, 2),), ((0, 2),)):  # no page, no border, behind the tokens, before them
         with pytest.raises(ValueError, match=r"snapshots \[.*\], as \(border, page\), of tokens 0 to 20"):
             delta.begin_prefill([(0, 20)], [StateRefs(-1, 1, -1, wrong_cuts)])
+    with pytest.raises(ValueError, match=r"snapshots \[\(16, 2\)\]"):  # the state of the tokens is kept nowhere
+        delta.begin_prefill([(0, 16)], [StateRefs(-1, -1, -1, ((16, 2),))])
     with pytest.raises(ValueError, match=r"into pages \[-1\]"):
         delta.fold([16], StateRows(torch.tensor([0]), torch.tensor([0])), [-1])
     delta.begin_prefill([(0, 20)], [StateRefs(-1, 0, -1)])
