@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from ..hub.cache import name_of
-from ..models.checkpoint.files import GGUF_SUFFIX, TOKENIZER, adapted_directory, begins_as_gguf, is_first_shard, missing_files
+from ..models.checkpoint.files import GGUF_SUFFIX, TOKENIZER, adapted_directory, begins_as_gguf, is_first_shard, is_tower, missing_files
 from ..models.config import load_model_config
 from ..models.errors import CheckpointError
 from ..models.gguf.made import made_directories
@@ -68,11 +68,14 @@ def origin_of(config: RuntimeConfig, checkpoint: Path) -> str:
 
 def _plain_checkpoint(config: RuntimeConfig, home: Path) -> Path:
     file = _gguf_file(Path(config.model.path).expanduser()) if config.model.path else None
+    if file is None and config.model.mmproj:
+        raise CheckpointError(f"is no GGUF file, for which model.mmproj = {config.model.mmproj!r} would be")
     if file is None:
         return model_path(msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, adapter="")))
     from ..models.gguf.directory import gguf_directory  # with torch, which other starts do without here
 
-    found = gguf_directory(file.absolute(), home / "gguf")
+    file, tower = file.absolute(), config.model.mmproj
+    found = gguf_directory(file, home / "gguf", _towers(file), Path(tower).expanduser().absolute() if tower else None)
     for made in made_directories(home / "gguf"):
         if made.is_stale and not is_in_use(made.path):
             shutil.rmtree(made.path.parent, ignore_errors=True)
@@ -96,6 +99,13 @@ def is_in_use(folder: Path) -> str:
     return ""
 
 
+def _towers(file: Path) -> list[Path]:
+    """Files that may have the part of a model that sees: those beside it, and of a hub's repository those at its top."""
+    name = name_of(file)
+    folders = {file.parent} if name is None else {file.parent, next(folder for folder in file.parents if folder.name == name.revision)}
+    return sorted(path for folder in folders for path in folder.glob(f"*{GGUF_SUFFIX}") if is_tower(path))
+
+
 def _gguf_file(path: Path) -> Path | None:
     """The GGUF file, or first shard, that a path names; None if it names none. Repositories of such files may have the original's
     config.json as well, but no tokenizer. Raises: CheckpointError for several models, OSError."""
@@ -103,7 +113,7 @@ def _gguf_file(path: Path) -> Path | None:
         return path
     if not path.is_dir() or (path / "config.json").is_file() and (path / TOKENIZER).is_file():
         return None
-    found = [file for file in sorted(path.glob(f"*{GGUF_SUFFIX}")) if "mmproj" not in file.name.lower() and is_first_shard(file)]
+    found = [file for file in sorted(path.glob(f"*{GGUF_SUFFIX}")) if not is_tower(file) and is_first_shard(file)]
     if len(found) > 1:
         raise CheckpointError(f"holds several models: {', '.join(file.name for file in found)}; name one of the files")
     return found[0] if found else None

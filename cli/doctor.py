@@ -10,7 +10,7 @@ from ..runtime.environment import read_environment
 from ..runtime.errors import UserError
 from .doctor_checks import Check, State, diagnose
 from .hub_models import with_cached
-from .options import Adapter, ConfigFile, Device, Host, ModelDir, Port, RunName, configuration, override, run_path
+from .options import Adapter, ConfigFile, Device, Host, Mmproj, ModelDir, Port, RunName, configuration, override, run_path
 from .terminal import Palette
 
 _COLOURS: dict[State, int] = {"ok": 32, "note": 36, "warning": 33, "failed": 31}
@@ -21,6 +21,7 @@ def register(app: typer.Typer) -> None:
     def doctor(
         config: ConfigFile = None,
         model: ModelDir = None,
+        mmproj: Mmproj = None,
         adapter: Adapter = None,
         device: Device = None,
         host: Host = None,
@@ -36,7 +37,10 @@ def register(app: typer.Typer) -> None:
 
         environment = read_environment()
         try:
-            options = {"model.path": model, "model.adapter": adapter, "model.device": device, "server.host": host, "server.port": port}
+            options = {
+                **{"model.path": model, "model.mmproj": mmproj, "model.adapter": adapter, "model.device": device},
+                **{"server.host": host, "server.port": port},
+            }
             found = with_cached(override(configuration(config, environment), options))
         except UserError as error:
             checks = diagnose(read_facts(error, run_path(run), environment))

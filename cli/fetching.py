@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..hub.cache import Cached, RepositoryCache, find_cached
 from ..hub.client import Hub
@@ -23,6 +23,7 @@ _PLACE = "hub"  # in the lines of progress
 _UNASKED_BYTES = 1_000_000_000  # fetched on a terminal without a question
 _PROGRESS_S = 1.0
 
+T = TypeVar("T")
 Judge = Callable[[Path, str], list[str]]
 """Given a draft of a model, and its name: why it is not served."""
 
@@ -108,8 +109,8 @@ async def _examine(hub: Hub, name: HubName, folder: Path) -> Examined:
     names = [file.name for file in repository.files]
     if is_gguf(name, names):
         weights = gguf_files(name, repository)
-        draft = await _drafted(draft_gguf(hub, repository, weights, cache, folder), folder)
-        return Examined(repository, [], weights, cache, draft)
+        weights = await _drafted(draft_gguf(hub, repository, weights, cache, folder), folder)
+        return Examined(repository, [], weights, cache, folder / Path(weights[0].name).name)
     if "config.json" not in names:
         is_adapter = "adapter_config.json" in names
         what = "is a LoRA adapter: fetch it with `hf download`, and give it to --adapter" if is_adapter else "has no config.json"
@@ -123,7 +124,7 @@ async def _examine(hub: Hub, name: HubName, folder: Path) -> Examined:
     return Examined(repository, small, weights, cache, draft)
 
 
-async def _drafted(draft: Awaitable[Path], folder: Path) -> Path:
+async def _drafted(draft: Awaitable[T], folder: Path) -> T:
     try:
         return await draft
     except OSError as error:

@@ -14,7 +14,7 @@ from ..runtime.environment import read_environment
 from ..runtime.errors import UserError
 from ..runtime.process.run import running
 from ..runtime.supervisor.run_report import FrontReport
-from .options import Adapter, ConfigFile, Device, Dtype, MaxContext, RunName, configuration, override, run_path
+from .options import Adapter, ConfigFile, Device, Dtype, MaxContext, Mmproj, RunName, configuration, override, run_path
 from .terminal import print_columns
 from .words import aliases_of
 
@@ -58,6 +58,7 @@ def _register_check(group: typer.Typer) -> None:
     def check(
         model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint directory, GGUF file, or a hub's ORG/REPO.")],
         config: ConfigFile = None,
+        mmproj: Mmproj = None,
         adapter: Adapter = None,
         max_context: MaxContext = None,
         dtype: Dtype = None,
@@ -79,7 +80,7 @@ def _register_check(group: typer.Typer) -> None:
 
         environment = read_environment()
         options = {
-            **{"model.path": model, "model.adapter": adapter, "model.max_context": max_context},
+            **{"model.path": model, "model.mmproj": mmproj, "model.adapter": adapter, "model.max_context": max_context},
             **{"model.dtype": dtype, "model.device": device},
         }
         settings = override(configuration(config, environment), options)

@@ -23,6 +23,10 @@ ModelDir = Annotated[
     typer.Option("--model", "-m", metavar="MODEL", help="Checkpoint directory, GGUF file, or a hub's ORG/REPO[:TAG] (model.path)."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Fetch a model by name without a question (model.download).")]
+Mmproj = Annotated[
+    str | None,
+    typer.Option("--mmproj", metavar="FILE", help="Part of a GGUF model that sees; default: one that fits beside it (model.mmproj)."),
+]
 Adapter = Annotated[
     str | None, typer.Option("--adapter", metavar="DIR", help="LoRA adapter, merged when the model is loaded (model.adapter).")
 ]

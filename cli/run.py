@@ -13,7 +13,7 @@ from .chat import talk
 from .checkpoints import whole_checkpoint
 from .endpoint import find_endpoint
 from .hub_models import with_cached, with_fetched
-from .options import Adapter, RunName, Yes, configuration, override, run_path
+from .options import Adapter, Mmproj, RunName, Yes, configuration, override, run_path
 from .terminal import TerminalReporter
 from .up import bring_up, make_plan
 
@@ -25,6 +25,7 @@ def register(app: typer.Typer) -> None:
             str | None, typer.Argument(metavar="MODEL", help="As mmrt up has it; default: that of the run, or the demo model.")
         ] = None,
         question: Annotated[str | None, typer.Argument(metavar="QUESTION", help="Ask this alone; default: a conversation.")] = None,
+        mmproj: Mmproj = None,
         adapter: Adapter = None,
         yes: Yes = False,
         run: RunName = None,
@@ -34,12 +35,12 @@ def register(app: typer.Typer) -> None:
         It is mmrt up -d and mmrt chat. The server stays up when the chat ends: mmrt down ends it.
         """
         path, environment = run_path(run), read_environment()
-        config = override(configuration(None, environment), {"model.path": model, "model.adapter": adapter})
+        config = override(configuration(None, environment), {"model.path": model, "model.mmproj": mmproj, "model.adapter": adapter})
         if not RunDirectory.is_alive(path):
             config = with_fetched(config, environment, TerminalReporter(sys.stderr, environment), yes=yes)
             if status := bring_up(make_plan(path, config, environment), detached=True, stream=sys.stderr):
                 raise typer.Exit(status)
-        elif (model or adapter) and str(whole_checkpoint(with_cached(config))) != (info := running(path)).model_path:
+        elif (model or mmproj or adapter) and str(whole_checkpoint(with_cached(config))) != (info := running(path)).model_path:
             served = info.origin or info.model_path
             raise RunError(f"the run in {path} serves {served}: end it with `mmrt down`, or name another run with --run")
         raise typer.Exit(talk(find_endpoint(None, None, run), question=question))

@@ -34,6 +34,7 @@ from .options import (
     Dtype,
     Host,
     MaxContext,
+    Mmproj,
     ModelDir,
     Port,
     RunName,
@@ -55,6 +56,7 @@ def register(app: typer.Typer) -> None:
         directory: Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model.")] = None,
         config: ConfigFile = None,
         model: ModelDir = None,
+        mmproj: Mmproj = None,
         adapter: Adapter = None,
         name: Annotated[
             str | None, typer.Option("--served-model-name", metavar="NAME", help="What clients call it (model.name).")
@@ -87,6 +89,7 @@ def register(app: typer.Typer) -> None:
             raise ConfigError(f"--preset {preset}: the configuration has scheduling.preset = {settings.scheduling.preset!r}")
         options = {
             "model.path": directory if model is None else model,
+            "model.mmproj": mmproj,
             "model.adapter": adapter,
             "model.name": name,
             "model.max_context": max_context,

@@ -5,9 +5,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..models.checkpoint.files import is_tower
 from ..models.checkpoint.gguf_files import CutHeaderError, read_gguf
 from ..models.errors import CheckpointError
-from ..models.gguf.fields import ROPE_FACTORS
+from ..models.gguf.fields import ROPE_FACTORS, towers_of
 from .cache import RepositoryCache
 from .client import Hub
 from .fetch import together
@@ -32,10 +33,26 @@ async def draft_checkpoint(
     return folder
 
 
-async def draft_gguf(hub: Hub, repository: Repository, weights: Sequence[RemoteFile], cache: RepositoryCache, folder: Path) -> Path:
-    """Make GGUF files in ``folder``. Returns the first. Raises: HubError, OSError."""
-    await together(_draft_gguf(hub, repository, file, cache, folder) for file in weights)
-    return folder / Path(weights[0].name).name
+async def draft_gguf(
+    hub: Hub, repository: Repository, weights: Sequence[RemoteFile], cache: RepositoryCache, folder: Path
+) -> list[RemoteFile]:
+    """Make GGUF files in ``folder``. Returns those that the model takes: without a part that sees if mmrt has none of its architecture.
+
+    Raises: HubError, OSError.
+    """
+    shards = [file for file in weights if not is_tower(Path(file.name))]
+    await together(_draft_gguf(hub, repository, file, cache, folder) for file in shards)
+    if len(shards) == len(weights) or not _sees(folder / Path(shards[0].name).name):
+        return shards
+    await together(_draft_gguf(hub, repository, file, cache, folder) for file in weights if file not in shards)
+    return list(weights)
+
+
+def _sees(path: Path) -> bool:
+    try:
+        return bool(towers_of(read_gguf(path).metadata))
+    except CheckpointError:
+        return False  # told by whoever reads the draft
 
 
 async def _draft_safetensors(hub: Hub, repository: Repository, file: RemoteFile, cache: RepositoryCache, folder: Path) -> None:

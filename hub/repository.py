@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..models.checkpoint.files import GGUF_SUFFIX, INDEX, TOKENIZER, is_first_shard, model_stem
+from ..models.checkpoint.files import GGUF_SUFFIX, INDEX, TOKENIZER, best_tower, is_first_shard, is_tower, model_stem
 from .errors import HubError, ModelNotFoundError
 from .names import HubName
 
@@ -127,10 +127,18 @@ def safetensors_files(repository: Repository, index: bytes | None) -> list[Remot
 
 
 def gguf_files(name: HubName, repository: Repository) -> list[RemoteFile]:
-    """The shards of the model that a name's tag chooses, or the usual one. Raises: HubError."""
-    place = _place(choose_gguf(name, [file.name for file in repository.files]))
-    found = [file for file in repository.files if file.name.endswith(GGUF_SUFFIX) and _place(file.name) == place]
-    return _with_digests(repository, found)
+    """The shards of the model that a name's tag chooses, or the usual one; then the file of its part that sees. Raises: HubError."""
+    files = {file.name: file for file in repository.files}
+    first = choose_gguf(name, list(files))
+    shards = [file for file in files if file.endswith(GGUF_SUFFIX) and _place(file) == _place(first)]
+    return _with_digests(repository, [files[file] for file in (*shards, *_tower_of(first, files))])
+
+
+def _tower_of(model: str, files: Iterable[str]) -> list[str]:
+    """The file of the part of a model that sees, if there is one: beside it, or at the repository's top."""
+    near = {Path(model).parent, Path()}
+    found = best_tower(Path(model), (path for path in map(Path, files) if path.parent in near and is_tower(path)))
+    return [] if found is None else [str(found)]
 
 
 def choose_gguf(name: HubName, files: Sequence[str]) -> str:
@@ -168,7 +176,12 @@ def gguf_places(files: Iterable[str]) -> dict[str, list[str]]:
 
 def _is_model(file: str) -> bool:
     name = Path(file).name
-    return name.endswith(GGUF_SUFFIX) and is_first_shard(Path(file)) and not name.lower().startswith(("mmproj", "imatrix"))
+    return (
+        name.endswith(GGUF_SUFFIX)
+        and is_first_shard(Path(file))
+        and not is_tower(Path(name))
+        and not name.lower().startswith("imatrix")
+    )
 
 
 def _stem(file: str) -> str:

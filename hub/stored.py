@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from ..models.checkpoint.files import GGUF_SUFFIX
+from ..models.checkpoint.files import GGUF_SUFFIX, is_tower
 from .cache import PARTIAL, find_cached
 from .errors import HubError, ModelNotFoundError
 from .names import HubName
@@ -87,5 +87,6 @@ def _is_meant(name: HubName, commit: str, refs: frozenset[str]) -> bool:
 
 def _links(name: HubName, snapshot: Path) -> list[Path]:
     files = [str(file.relative_to(snapshot)) for file in snapshot.rglob(f"*{GGUF_SUFFIX}")]
-    first = choose_gguf(name, files)
-    return [snapshot / file for part in gguf_places(files).values() if first in part for file in part]
+    first, places = choose_gguf(name, files), gguf_places(files)
+    towers = [file for file in files if is_tower(Path(file))] if len(places) == 1 else []  # what the last model leaves
+    return [snapshot / file for part in places.values() if first in part for file in (*part, *towers)]

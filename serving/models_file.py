@@ -156,7 +156,8 @@ def _of_run(config: RuntimeConfig, name: str, server: ServerSection, logging: Lo
         },
     )
     path = _found(config.model.path, directory) or str(DEFAULT_MODEL)
-    model = replace(config.model, name=name, path=path, adapter=_found(config.model.adapter, directory))
+    mmproj, adapter = (_found(named, directory) for named in (config.model.mmproj, config.model.adapter))
+    model = replace(config.model, name=name, path=path, mmproj=mmproj, adapter=adapter)
     memory = config.memory
     if not config.model.on_cuda:
         kv_tokens = memory.kv_tokens or max(KV_TOKENS, config.model.max_context)

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ GGUF_SUFFIX = ".gguf"
 GGUF_MAGIC = b"GGUF"
 ADAPTER = "mmrt-adapter"  # in a directory that was made for it: a link to an adapter's directory
 _SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
+_WEIGHTS = re.compile(r"I?Q[1-8](_[0-9A-Z]+)*|B?F16|F32", re.IGNORECASE)  # formats in files' names
+_TOWER_FORMATS = ("f16", "bf16", "f32")  # the one that is taken first in front
 _POINTER = b"version https://git-lfs"  # how a file begins that Git LFS has not fetched
 
 
@@ -126,6 +129,32 @@ def is_first_shard(path: Path) -> bool:
     """Whether a model's files begin with this one."""
     found = _SHARD.fullmatch(path.name)
     return found is None or int(found[2]) == 1
+
+
+def is_tower(path: Path) -> bool:
+    """Whether a GGUF file has, by its name, the part of a model that sees."""
+    return "mmproj" in path.name.lower() and path.suffix == GGUF_SUFFIX
+
+
+def best_tower(model: Path, towers: Iterable[Path]) -> Path | None:
+    """Of several files that may have a model's part that sees, that whose name has most of the words of the model's; of these the
+    nearest, and of these one of 16 bits."""
+
+    def rank(tower: Path) -> tuple[int, bool, int, Path]:
+        shared = _words(tower) & _words(model)
+        form = next((place for place, form in enumerate(_TOWER_FORMATS) if form in _split(tower.stem)), len(_TOWER_FORMATS))
+        return -len(shared), tower.parent != model.parent, form, tower
+
+    return min(towers, key=rank, default=None)
+
+
+def _words(path: Path) -> set[str]:
+    """Those of a file's name, without the format of its weights."""
+    return _split(_WEIGHTS.sub("", path.stem))
+
+
+def _split(name: str) -> set[str]:
+    return set(re.split(r"[-_. ]", name.lower()))
 
 
 def tokenizer_file(path: Path) -> Path:

@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import CheckpointError
 from .files import GGUF_MAGIC
 from .gguf_blocks import BLOCKS, TYPE_NAMES
-from .gguf_names import checkpoint_name, is_experts, name_of_expert
+from .gguf_names import checkpoint_name, deepstack_blocks, has_swapped_names, is_experts, name_of_expert, swapped
 from .safetensors_files import StoredTensor
 
 _VERSIONS = (2, 3)
@@ -55,6 +55,11 @@ def read_gguf(path: Path) -> GgufFile:
     return _Reader(path, mapped).read()
 
 
+def shapes_of(file: GgufFile) -> dict[str, tuple[int, ...]]:
+    """Of its tensors, by name."""
+    return {name: tensor.shape for name, tensor in file.tensors.items()}
+
+
 class GgufFiles:
     """All tensors of a checkpoint directory that was made of GGUF files (``models/gguf``), by the names of its family's checkpoints. A
     context manager; views die with it."""
@@ -66,8 +71,9 @@ class GgufFiles:
         for path in paths:
             file = read_gguf(path)
             self._maps[path] = file.mapped
+            deepstack, are_swapped = deepstack_blocks(file.tensors), has_swapped_names(shapes_of(file))
             for own, tensor in file.tensors.items():
-                for name, part in _parts(own, tensor):
+                for name, part in _parts(swapped(own) if are_swapped else own, tensor, deepstack):
                     if name in self.tensors:
                         raise CheckpointError(f"{path}: tensor {own!r} is also in {self.tensors[name].file.name}")
                     self.tensors[name] = part
@@ -83,10 +89,10 @@ class GgufFiles:
         return memoryview(self._maps[tensor.file])[tensor.start : tensor.start + tensor.num_bytes]
 
 
-def _parts(name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
+def _parts(name: str, tensor: StoredTensor, deepstack: tuple[int, ...]) -> Iterator[tuple[str, StoredTensor]]:
     """A tensor by its name in a checkpoint; one of all experts as one for each. Raises: CheckpointError."""
     if not is_experts(name) or len(tensor.shape) != 3:
-        yield checkpoint_name(name), tensor
+        yield checkpoint_name(name, deepstack), tensor
         return
     experts, rows, columns = tensor.shape
     if experts > _MAX_EXPERTS:

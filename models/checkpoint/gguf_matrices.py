@@ -1,8 +1,8 @@
-"""Matrices of GGUF files whose rows are blocks, or lie in another order than a checkpoint's. ``weights`` calls it, in the memory
-actor."""
+"""Matrices of GGUF files whose rows are blocks, or lie in another order than a checkpoint's, or in several tensors. ``weights`` calls
+it, in the memory actor."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,9 +14,12 @@ from ..architecture import AttentionConfig
 from ..errors import CheckpointError
 from . import int4, int8g
 from .gguf_blocks import BLOCKS, INT4_TYPES, INT8G_TYPES, READ_TYPES, block_codes, block_values, whole_numbers
+from .gguf_names import FRAME
 from .narrowing import narrow
 from .safetensors_files import DTYPES, StoredTensor
 from .weight_specs import Shape, Source
+
+_QKV = ".attn.qkv."
 
 
 class StoredBlocks(NamedTuple):
@@ -40,25 +43,61 @@ class StoredBlocks(NamedTuple):
         return self.tensor.dtype in INT4_TYPES
 
 
+class StoredPieces(NamedTuple):
+    """A tensor that lies in several: rows of each behind one another, or, for ``frames``, each a part of the third axis."""
+
+    name: str
+    shape: Shape
+    pieces: tuple[StoredBlocks, ...]
+    frames: bool
+
+    @property
+    def file(self) -> Path:
+        return self.pieces[0].file
+
+
 def find_blocks(
     source: Source, stored: Mapping[str, StoredTensor], how: GgufQuantization, heads: AttentionConfig
-) -> StoredBlocks | None:
+) -> StoredBlocks | StoredPieces | None:
     """The tensor, unless it is read as that of any checkpoint. Raises: CheckpointError for another shape or a type that is not read."""
+    if (pieces := _find_pieces(source, stored)) is not None:
+        return pieces
     tensor = stored.get(source.name)
     if tensor is None:
         return None
     turned = _turned_heads(source.name, heads) if how.permuted else 0
     if tensor.dtype in DTYPES and not turned:
         return None
-    if tensor.shape != source.shape:
-        raise CheckpointError(f"{tensor.file}: tensor {source.name!r} has shape {list(tensor.shape)}, expected {list(source.shape)}")
+    return _checked(source.name, tensor, source.shape, turned)
+
+
+def _find_pieces(source: Source, stored: Mapping[str, StoredTensor]) -> StoredPieces | None:
+    """What towers have in one tensor and files in several: queries, keys and values, and the patch embedding's frames."""
+    if _QKV in source.name and source.name not in stored:
+        shape = (source.shape[0] // 3, *source.shape[1:])
+        names = [source.name.replace(_QKV, f".attn.{part}.") for part in "qkv"]
+    elif len(source.shape) == 5:
+        shape = (*source.shape[:2], *source.shape[3:])
+        names = [source.name, *(f"{source.name}{FRAME.format(frame)}" for frame in range(1, source.shape[2]))]
+    else:
+        return None
+    if absent := [name for name in names if name not in stored]:
+        if len(absent) == len(names):
+            return None
+        file = next(stored[name].file for name in names if name in stored)
+        raise CheckpointError(f"{file}: tensor {absent[0]!r} of shape {list(shape)} is missing")
+    pieces = tuple(_checked(name, stored[name], shape, 0) for name in names)
+    return StoredPieces(source.name, source.shape, pieces, frames=len(source.shape) == 5)
+
+
+def _checked(name: str, tensor: StoredTensor, shape: Shape, turned: int) -> StoredBlocks:
+    if tensor.shape != shape:
+        raise CheckpointError(f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}, expected {list(shape)}")
     if len(tensor.shape) < 2 and BLOCKS[tensor.dtype][0] > 1:
-        raise CheckpointError(f"{tensor.file}: tensor {source.name!r} is of type {tensor.dtype}, which is none of vectors")
+        raise CheckpointError(f"{tensor.file}: tensor {name!r} is of type {tensor.dtype}, which is none of vectors")
     if tensor.dtype not in READ_TYPES:
-        raise CheckpointError(
-            f"{tensor.file}: tensor {source.name!r} is of type {tensor.dtype}, expected one of {', '.join(READ_TYPES)}"
-        )
-    return StoredBlocks(source.name, tensor, turned)
+        raise CheckpointError(f"{tensor.file}: tensor {name!r} is of type {tensor.dtype}, expected one of {', '.join(READ_TYPES)}")
+    return StoredBlocks(name, tensor, turned)
 
 
 def _turned_heads(name: str, heads: AttentionConfig) -> int:
@@ -97,6 +136,24 @@ class BlockMatrix:
 
     def _data(self, rows: slice) -> Tensor:
         return self._rows[rows if self._order is None else self._order[rows]]
+
+
+class JoinedMatrix:
+    """The values of a tensor that lies in several."""
+
+    def __init__(self, stored: StoredPieces, matrices: Sequence[BlockMatrix]) -> None:
+        self.shape, self._matrices, self._frames = stored.shape, matrices, stored.frames
+
+    def values(self, rows: slice) -> Tensor:
+        """Float32 [n, ...]. Raises: ValueError for values that are not finite."""
+        if self._frames:
+            return torch.stack([matrix.values(rows) for matrix in self._matrices], 2)
+        height, found = self._matrices[0].shape[0], list[Tensor]()
+        for number, matrix in enumerate(self._matrices):
+            first, stop = max(rows.start - number * height, 0), min(rows.stop - number * height, height)
+            if first < stop:
+                found.append(matrix.values(slice(first, stop)))
+        return torch.cat(found)
 
 
 def _check_scales(scales: Tensor) -> None:

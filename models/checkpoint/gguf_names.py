@@ -1,6 +1,8 @@
-"""Names of tensors in GGUF files, and those of the same tensors in a Hugging Face checkpoint: of decoders alone. Pure."""
+"""Names of tensors in GGUF files, and those of the same tensors in a Hugging Face checkpoint: of decoders, and of Qwen's vision towers,
+which lie in files of their own (mmproj). Pure."""
 
 import re
+from collections.abc import Iterable, Mapping
 
 _WHOLE = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -23,14 +25,67 @@ _OF_LAYERS = {
 }
 _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+FRAME = ".{}"  # behind the name of a patch embedding's part: that of a frame behind the first
+PATCHES = "v.patch_embd.weight"
+_OF_TOWERS = {
+    PATCHES: "patch_embed.proj.weight",
+    f"{PATCHES}.1": f"patch_embed.proj.weight{FRAME.format(1)}",
+    "v.patch_embd.bias": "patch_embed.proj.bias",
+    "v.position_embd.weight": "pos_embed.weight",
+    **{
+        f"{theirs}.{end}": f"merger.{ours}.{end}"
+        for theirs, ours in {"v.post_ln": "ln_q", "mm.0": "mlp.0", "mm.2": "mlp.2"}.items()
+        for end in ("weight", "bias")
+    },
+}
+_OF_BLOCKS = {
+    "ln1": "norm1",
+    "ln2": "norm2",
+    "attn_qkv": "attn.qkv",
+    "attn_q": "attn.q",
+    "attn_k": "attn.k",
+    "attn_v": "attn.v",
+    "attn_out": "attn.proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_OF_DEEPSTACK = {"norm": "ln_q", "fc1": "mlp.0", "fc2": "mlp.2"}
+_BLOCK = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)")
+_DEEPSTACK = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(weight|bias)")
 
 
-def checkpoint_name(name: str) -> str:
-    """The name of a tensor in a checkpoint; its own where there is none, so that it is said by it."""
+def checkpoint_name(name: str, deepstack: tuple[int, ...] = ()) -> str:
+    """The name of a tensor in a checkpoint; its own where there is none, so that it is said by it. ``deepstack``: see
+    ``deepstack_blocks``."""
     found = _LAYER.fullmatch(name)
     if found is not None and found[2] in _OF_LAYERS:
         return f"model.layers.{int(found[1])}.{_OF_LAYERS[found[2]]}.{found[3]}"
-    return _WHOLE.get(name, name)
+    found = _BLOCK.fullmatch(name)
+    if found is not None and found[2] in _OF_BLOCKS:
+        return f"visual.blocks.{int(found[1])}.{_OF_BLOCKS[found[2]]}.{found[3]}"
+    found = _DEEPSTACK.fullmatch(name)
+    if found is not None and found[2] in _OF_DEEPSTACK and int(found[1]) in deepstack:
+        return f"visual.deepstack_merger_list.{deepstack.index(int(found[1]))}.{_OF_DEEPSTACK[found[2]]}.{found[3]}"
+    return f"visual.{_OF_TOWERS[name]}" if name in _OF_TOWERS else _WHOLE.get(name, name)
+
+
+def deepstack_blocks(names: Iterable[str]) -> tuple[int, ...]:
+    """The blocks of a tower that a merger stands behind: a file names mergers by them, a checkpoint in their order."""
+    return tuple(sorted({int(found[1]) for name in names if (found := _DEEPSTACK.fullmatch(name))}))
+
+
+def has_swapped_names(shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether a file of these tensors has the matrices of a tower's feed-forwards by each other's names."""
+    down, norm = shapes.get("v.blk.0.ffn_down.weight", ()), shapes.get("v.blk.0.ln1.weight", ())
+    return len(down) == 2 and down[1:] == norm != down[:1]
+
+
+def swapped(name: str) -> str:
+    """The name of a tower's other matrix of a feed-forward: old files have the two by each other's names."""
+    found = _BLOCK.fullmatch(name)
+    other = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}.get(found[2]) if found else None
+    return name if found is None or other is None else f"v.blk.{found[1]}.{other}.{found[3]}"
 
 
 def is_experts(name: str) -> bool:

@@ -23,7 +23,7 @@ from .adapter import Adapter, read_adapter
 from .files import GGUF_SUFFIX, weight_files
 from .fp8 import Fp8Matrix, StoredFp8, find_fp8
 from .gguf_files import GgufFiles
-from .gguf_matrices import BlockMatrix, StoredBlocks, find_blocks
+from .gguf_matrices import BlockMatrix, JoinedMatrix, StoredBlocks, StoredPieces, find_blocks
 from .narrowing import narrow, row_blocks
 from .nvfp4 import Nvfp4Matrix, StoredNvfp4, find_nvfp4
 from .quantized import Integers, StoredIntegers, find_integers
@@ -187,7 +187,7 @@ class _StoredNumbers(NamedTuple):
         return self.place.tensor.file
 
 
-_Quantized = StoredIntegers | StoredFp8 | StoredNvfp4 | StoredBlocks
+_Quantized = StoredIntegers | StoredFp8 | StoredNvfp4 | StoredBlocks | StoredPieces
 _Stored = _StoredNumbers | _Quantized
 
 
@@ -195,6 +195,8 @@ def _tensors_of(found: _Stored, stored: Mapping[str, StoredTensor]) -> Collectio
     """The tensors in the files that it is made of."""
     if isinstance(found, StoredIntegers | StoredNvfp4):
         return found.parts.values()
+    if isinstance(found, StoredPieces):
+        return [piece.tensor for piece in found.pieces]
     return [stored[name] for name in (found.names if isinstance(found, StoredFp8) else (found.name,))]
 
 
@@ -286,7 +288,7 @@ class _Plain(NamedTuple):
         return self.tensor[rows].float()
 
 
-_Matrix = _Plain | Integers | Fp8Matrix | Nvfp4Matrix | BlockMatrix
+_Matrix = _Plain | Integers | Fp8Matrix | Nvfp4Matrix | BlockMatrix | JoinedMatrix
 
 
 def _matrix(part: _Stored, files: _Files, config: ModelConfig) -> _Matrix:
@@ -294,6 +296,8 @@ def _matrix(part: _Stored, files: _Files, config: ModelConfig) -> _Matrix:
         return _Plain(part.place.of(_view(files, part.place.tensor)))
     if isinstance(part, StoredBlocks):
         return BlockMatrix(part, _tensor(files.view(part.tensor), torch.uint8))
+    if isinstance(part, StoredPieces):
+        return JoinedMatrix(part, [BlockMatrix(piece, _tensor(files.view(piece.tensor), torch.uint8)) for piece in part.pieces])
     if isinstance(part, StoredFp8):
         assert isinstance(config.quantization, Fp8Quantization)
         places = {role: place.of(_view(files, place.tensor)) for role, place in part.parts.items()}
@@ -332,7 +336,9 @@ def _write_blocks(matrix: BlockMatrix, piece: slice, target: torch.Tensor, scale
         matrix.write(rows, target[at], _rows_of(scales, at))
 
 
-def _write_values(matrix: Fp8Matrix | Nvfp4Matrix, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
+def _write_values(
+    matrix: Fp8Matrix | Nvfp4Matrix | JoinedMatrix, piece: slice, target: torch.Tensor, scales: torch.Tensor | None
+) -> None:
     for rows, at in _blocks(piece, matrix.shape):
         narrow(matrix.values(rows), target[at], _rows_of(scales, at))
 

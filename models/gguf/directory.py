@@ -5,7 +5,7 @@ All of mmrt then reads it as any checkpoint; the tensors stay where they are (``
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +17,55 @@ from ..checkpoint.weights import check_weights
 from ..config import load_model_config
 from ..errors import CheckpointError
 from .fields import ROPE_FACTORS, Contents, check_rope, config_fields, generation_fields
-from .made import digest_of
+from .made import MADE_OF, digest_of
 from .tokenizer import make_tokenizer
+from .towers import choose_tower, tower_fields
 
-_FORMAT = 4  # of the directories: another number makes all anew
 
-
-def gguf_directory(path: Path, home: Path) -> Path:
+def gguf_directory(path: Path, home: Path, towers: Sequence[Path] = (), tower: Path | None = None) -> Path:
     """Return the directory of the model whose file, or first shard, is ``path``; it is made below ``home`` if it is not there yet.
+    ``tower``: the file of the part that sees; without one that of ``towers`` that fits, if any does.
 
     Raises: CheckpointError for files that cannot be read, and models that are not served.
     """
     shards = gguf_shards(path)
+    others = list(towers) if tower is None else [tower]
     try:
-        made = home / digest_of(shards) / model_stem(path)
+        made = home / digest_of([*shards, *others]) / model_stem(path)
     except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from None
+        raise CheckpointError(f"{error.filename or path}: {error.strerror}") from None
     if not (made / "config.json").is_file():
         files = [read_gguf(shard) for shard in shards]
-        _write(made, files)
+        contents = _contents(files)
+        if tower is None:
+            known = {found.where: found for found in map(_tower_contents, others) if found is not None}
+            chosen = choose_tower(contents, list(known.values()))
+        else:
+            chosen = _contents([read_gguf(tower)])
+        _write(made, contents, chosen, shards, others)
     return made
 
 
-def _write(made: Path, files: list[GgufFile]) -> None:
+def _tower_contents(path: Path) -> Contents | None:
+    """Of a file that may be that of the model's tower; None for one that cannot be read, as that of another model."""
+    try:
+        return _contents([read_gguf(path)])
+    except CheckpointError:
+        return None
+
+
+def _write(made: Path, contents: Contents, tower: Contents | None, shards: list[Path], others: list[Path]) -> None:
     """Write a directory beside its place, and move it there."""
-    contents = _contents(files)
     metadata, config = contents.metadata, config_fields(contents)
     tokenizer, names = make_tokenizer(metadata, contents.where)
-    texts = {
-        "config.json": json.dumps(config, indent=2),
-        "generation_config.json": json.dumps(generation_fields(contents), indent=2),
-        "tokenizer.json": tokenizer,
-        "tokenizer_config.json": json.dumps(names, indent=2, ensure_ascii=False),
+    fields = {
+        "config.json": config,
+        "generation_config.json": generation_fields(contents),
+        "tokenizer_config.json": names,
+        MADE_OF: [str(file.resolve()) for file in (*shards, *others)],
+        **({} if tower is None else tower_fields(contents, tower, config)),
     }
+    texts = {name: json.dumps(value, indent=2, ensure_ascii=False) for name, value in fields.items()} | {"tokenizer.json": tokenizer}
     if isinstance(template := metadata.get("tokenizer.chat_template"), str):
         texts["chat_template.jinja"] = template
     try:
@@ -59,13 +75,18 @@ def _write(made: Path, files: list[GgufFile]) -> None:
             draft.mkdir()
             for name, text in texts.items():
                 (draft / name).write_text(text, encoding="utf-8")
-            for file in files:
-                name = file.path.name if file.path.suffix == GGUF_SUFFIX else f"{file.path.name}{GGUF_SUFFIX}"
-                (draft / name).symlink_to(file.path.resolve())
+            for file in shards:
+                _link(draft, file, file.name)
+            if tower is not None:
+                _link(draft, Path(tower.where), f"mmproj-{Path(tower.where).name}")  # another name than any of the model's
             _check(draft, contents)
             move_directory(draft, made)
     except OSError as error:
         raise CheckpointError(f"{made}: cannot be written: {error.strerror}") from None
+
+
+def _link(folder: Path, file: Path, name: str) -> None:
+    (folder / (name if name.endswith(GGUF_SUFFIX) else f"{name}{GGUF_SUFFIX}")).symlink_to(file.resolve())
 
 
 def _check(draft: Path, contents: Contents) -> None:

@@ -5,6 +5,7 @@ Keys begin with the architecture's name. What a file does not say is as llama.cp
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..checkpoint.gguf_blocks import BLOCKS, INT4_TYPES
@@ -22,11 +23,13 @@ _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 class Architecture(NamedTuple):
-    """``model_type`` of the family that serves it. ``permuted``: see ``GgufQuantization``."""
+    """``model_type`` of the family that serves it. ``permuted``: see ``GgufQuantization``. ``towers``: of a model that sees, the
+    families by ``clip.projector_type`` of the tower's file; without that file it is text alone."""
 
     model_type: str
     permuted: bool = False
     has_experts: bool = False
+    towers: Mapping[str, str] = MappingProxyType({})
 
 
 ARCHITECTURES = {
@@ -34,7 +37,11 @@ ARCHITECTURES = {
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
     "qwen3moe": Architecture("qwen3_moe", has_experts=True),
+    "qwen2vl": Architecture("qwen2", towers={"qwen2vl_merger": "qwen2_vl", "qwen2.5vl_merger": "qwen2_5_vl"}),
+    "qwen3vl": Architecture("qwen3", towers={"qwen3vl_merger": "qwen3_vl"}),
+    "qwen3vlmoe": Architecture("qwen3_moe", has_experts=True, towers={"qwen3vl_merger": "qwen3_vl_moe"}),
 }
+TOWER = "clip"  # the architecture of a file with a tower
 
 
 class Contents(NamedTuple):
@@ -47,9 +54,17 @@ class Contents(NamedTuple):
     rope_factors: tuple[float, ...] = ()
 
 
+def towers_of(metadata: Mapping[str, Any]) -> Mapping[str, str]:
+    """``Architecture.towers`` of a model; none of one that no family serves."""
+    name = metadata.get("general.architecture")
+    return ARCHITECTURES[name].towers if isinstance(name, str) and name in ARCHITECTURES else {}
+
+
 def architecture_of(contents: Contents) -> Architecture:
     """Raises: CheckpointError for one that no family serves."""
     name = contents.metadata.get("general.architecture")
+    if name == TOWER:
+        raise CheckpointError(f"{contents.where}: is the part of a model that sees (mmproj): name the model's file")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise CheckpointError(
             f"{contents.where}: general.architecture is {name!r}, expected one of {', '.join(ARCHITECTURES)}; "

@@ -1,13 +1,12 @@
 """Directories that were made of GGUF files (``directory``): which there are, and of which files. Without torch."""
 
 import hashlib
-import os
+import json
 from pathlib import Path
 from typing import NamedTuple
 
-from ..checkpoint.files import GGUF_SUFFIX
-
-_FORMAT = 2  # of the directories: another number makes all anew
+MADE_OF = "made_of.json"  # in a directory: the files that it depends on, also those that might have been taken
+_FORMAT = 5  # of the directories: another number makes all anew
 
 
 class Made(NamedTuple):
@@ -26,10 +25,11 @@ def made_directories(home: Path) -> list[Made]:
     """All directories that were made below ``home``. Raises: OSError."""
     found = []
     for path in sorted(home.glob("*/*/")):
-        files = [Path(os.readlink(file)) for file in sorted(path.glob(f"*{GGUF_SUFFIX}")) if file.is_symlink()]
+        files = list[Path]()
         try:
-            is_stale = not files or path.parent.name != digest_of(files)
-        except OSError:
+            files = [Path(file) for file in json.loads((path / MADE_OF).read_bytes())]
+            is_stale = path.parent.name != digest_of(files)
+        except (OSError, ValueError, TypeError):
             is_stale = True
         found.append(Made(path, files, is_stale))
     return found

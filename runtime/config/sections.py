@@ -32,6 +32,7 @@ Device = Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]+)?)$")]
 
 class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: str = ""  # a checkpoint directory, a GGUF file, or a hub's ORG/REPO; "" is the demo model, which comes with mmrt
+    mmproj: str = ""  # of a GGUF file: the file of the part that sees; "": one that fits beside it, if there is any
     adapter: str = ""  # directory of a LoRA adapter, merged when the model is loaded
     name: str = ""  # what /v1/models calls it; "" is the directory's name, or ORG/REPO
     download: bool = False  # a model by name that is not in the cache is fetched without a question

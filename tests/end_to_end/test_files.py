@@ -1,8 +1,9 @@
-"""A GGUF file with a LoRA adapter through all processes: tokens are those of transformers for what peft merges."""
+"""GGUF files through all processes: with a LoRA adapter tokens are those of transformers for what peft merges; with the part that sees
+those of the checkpoint."""
 
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import peft
@@ -11,7 +12,11 @@ import torch
 import transformers
 
 from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.oracle import Media
+from mmrt.tests.end_to_end.seeing_oracle import TimedOracle
+from mmrt.tests.end_to_end.test_media import image_part, picture, text
 from mmrt.tests.end_to_end.test_text_families import TextOracle
+from mmrt.tests.models.gguf_files import write_gguf, write_tower
 from mmrt.tests.models.test_gguf import Made
 
 SETTINGS = '[model]\ndtype = "float32"\nweights = "float32"\n'
@@ -64,6 +69,21 @@ def test_without_the_adapter_tokens_are_others(served: tuple[Server, TextOracle]
     ids = answer(server)
     logits = TextOracle(made.plain()).logits(oracle.ids_of(QUESTION), ids)
     assert logits.argmax(1).tolist() != ids
+
+
+def test_a_picture_in_two_files(checkpoints: Callable[..., Path], tmp_path: Path) -> None:
+    """The part that sees lies beside the model."""
+    checkpoint, pixels = checkpoints("qwen3_vl"), picture(1, 60, 97)
+    write_gguf(checkpoint, tmp_path / "vl-F32.gguf")
+    write_tower(checkpoint, tmp_path / "mmproj-F32.gguf")
+    server, oracle = Server(tmp_path, tmp_path / "vl-F32.gguf", SETTINGS), TimedOracle(checkpoint)
+    server.up()
+    try:
+        ids = server.chat([image_part(pixels), text("What is it?")], model="vl-F32", temperature=0)[1]
+        content = [{"type": "image"}, text("What is it?")]
+        oracle.check_greedy(oracle.inputs([{"role": "user", "content": content}], Media(images=[pixels])), ids)
+    finally:
+        server.down()
 
 
 def test_the_run_is_called_by_the_file(served: tuple[Server, TextOracle]) -> None:

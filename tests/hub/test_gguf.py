@@ -13,7 +13,7 @@ from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.config.sections import ModelSection
 from mmrt.runtime.process.run import create_run, run_info
 from mmrt.tests.hub.conftest import COMMIT, FakeHub
-from mmrt.tests.models.gguf_files import write_gguf
+from mmrt.tests.models.gguf_files import write_gguf, write_tower
 
 Captured = pytest.CaptureFixture[str]
 LARGE = "m-Q8_0.gguf"
@@ -116,6 +116,27 @@ def test_what_was_interrupted_is_listed_and_removed(served: FakeHub, tmp_path: P
     partial.write_bytes(served.repositories["org/m"][LARGE][:100_000])
     assert [line[:4] for line in lines(capsys)] == [["org/m", "0.1", "MB", "no"]]
     assert run(["rm", "org/m", "--yes"]) == 0 and lines(capsys) == []
+
+
+def test_the_part_that_sees_comes_and_goes_with_its_model(hub: FakeHub, tmp_path: Path, capsys: Captured) -> None:
+    """Also where models lie in folders of their own; of the parts that of 16 bits."""
+    make_checkpoint("tiny", tmp_path / "vl", "qwen3_vl")
+    for kind in ("F16", "Q8_0"):
+        write_gguf(tmp_path / "vl", tmp_path / f"m-{kind}.gguf", kind)
+        write_tower(tmp_path / "vl", tmp_path / f"mmproj-{kind}.gguf", kind)
+    names = {"F16/m-F16.gguf": "m-F16.gguf", **{name: name for name in ("m-Q8_0.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf")}}
+    hub.repositories["org/vl"] = {name: (tmp_path / file).read_bytes() for name, file in names.items()}
+    assert run(["model", "check", "org/vl:F16"]) == 0
+    assert "takes       text, image, video\n" in capsys.readouterr().out
+    for tag in ("F16", "Q8_0"):
+        assert run(["pull", f"org/vl:{tag}"]) == 0
+        assert run(["model", "check", f"org/vl:{tag}"]) == 0
+        assert "takes       text, image, video\n" in capsys.readouterr().out
+    assert hub.ranges("mmproj-Q8_0.gguf") == []
+    snapshot = tmp_path / "cache" / "models--org--vl" / "snapshots" / COMMIT
+    for tag, left in (("F16", ["m-Q8_0.gguf", "mmproj-F16.gguf"]), ("Q8_0", [])):
+        assert run(["rm", f"org/vl:{tag}", "--yes"]) == 0
+        assert sorted(file.name for file in snapshot.rglob("*.gguf")) == left
 
 
 def test_a_cache_that_cannot_be_written(served: FakeHub, tmp_path: Path, capsys: Captured) -> None:

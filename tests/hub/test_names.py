@@ -1,10 +1,13 @@
 """Names as people type them, and the files that a tag chooses."""
 
+from pathlib import Path
+
 import pytest
 
 from mmrt.hub.errors import ModelNotFoundError
 from mmrt.hub.names import HubName, parse_name
 from mmrt.hub.repository import RemoteFile, Repository, choose_gguf, gguf_files, safetensors_files
+from mmrt.models.checkpoint.files import best_tower
 
 NAMES = {
     "Qwen/Qwen3-8B": HubName("Qwen/Qwen3-8B"),
@@ -77,11 +80,24 @@ def test_a_tag_chooses_a_file(tag: str) -> None:
     assert choose_gguf(HubName("a/b", tag), FILES) == TAGS[tag]
 
 
-def test_all_shards_of_a_model_are_taken() -> None:
+def test_all_shards_of_a_model_are_taken_and_what_sees() -> None:
     repository = Repository("a/b", "0" * 40, tuple(RemoteFile(name, 1, "0" * 64) for name in FILES))
     assert [file.name for file in gguf_files(HubName("a/b", "bf16"), repository)] == [
-        name for name in FILES if name.startswith("BF16/")
+        *(name for name in FILES if name.startswith("BF16/")),
+        "mmproj-m-f16.gguf",
     ]
+
+
+def test_of_several_parts_that_see_that_of_the_model_is_taken() -> None:
+    model = Path("a/Qwen2.5-VL-7B-Instruct-Q8_0.gguf")
+    towers = [
+        "a/mmproj-Qwen2.5-VL-7B-Instruct-Q8_0.gguf",
+        "a/mmproj-Qwen2.5-VL-7B-Instruct-f16.gguf",
+        "a/mmproj-Qwen2.5-VL-3B-bf16.gguf",
+    ]
+    assert best_tower(model, map(Path, towers)) == Path(towers[1])
+    near = ["mmproj-F16.gguf", "a/mmproj-F32.gguf", "a/mmproj-BF16.gguf"]
+    assert best_tower(model, map(Path, near)) == Path(near[2]) and best_tower(model, []) is None
 
 
 def test_a_tag_of_several_files_or_none_lists_them() -> None:

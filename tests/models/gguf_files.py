@@ -11,6 +11,10 @@ from safetensors.torch import load_file
 
 from mmrt.models.config import load_model_config
 
+ARCHITECTURES = {
+    **{"qwen3_moe": "qwen3moe", "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl"},
+    **{"qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"},
+}
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -74,8 +78,9 @@ def write_gguf(
 ) -> Tensors:
     """Write a checkpoint as a file of one type of matrices; vectors are F32. Returns its values by the checkpoint's
     names, where no part is of a ``wider`` type."""
-    config = json.loads((checkpoint / "config.json").read_text())
-    arch = {"qwen3_moe": "qwen3moe"}.get(config["model_type"], config["model_type"])
+    root = json.loads((checkpoint / "config.json").read_text())
+    config = root | root.get("text_config", {})
+    arch = ARCHITECTURES.get(root["model_type"], root["model_type"])
     writer = gguf.GGUFWriter(file, arch)
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
@@ -90,7 +95,11 @@ def write_gguf(
     }
     rope = config.get("rope_parameters") or config.get("rope_scaling") or config
     numbers = {"attention.layer_norm_rms_epsilon": config["rms_norm_eps"], "rope.freq_base": rope.get("rope_theta", 10000.0)}
-    if arch == "qwen3moe":
+    if "mrope_section" in rope:
+        writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
+    if arch.startswith("qwen3vl"):
+        writer.add_num_deepstack_layers(len(root["vision_config"]["deepstack_visual_indexes"]))
+    if "num_experts" in config:
         fields |= {
             "expert_count": config["num_experts"],
             "expert_used_count": config["num_experts_per_tok"],
@@ -107,7 +116,7 @@ def write_gguf(
         writer.add_float32(f"{arch}.{key}", value)
     if tokens:
         _write_tokens(checkpoint, writer)
-    values = {name: value.float() for name, value in load_file(checkpoint / "model.safetensors").items()}
+    values = decoder_of(checkpoint)
     if config.get("tie_word_embeddings"):
         values.pop("lm_head.weight", None)
     written = {name: _rounded(value, kind) if value.dim() == 2 else value for name, value in values.items()}
@@ -126,6 +135,89 @@ def write_gguf(
             writer.add_tensor(name, gguf.quants.quantize(value.numpy(), number), raw_dtype=number)
     finish(writer)
     return written
+
+
+def decoder_of(checkpoint: Path) -> Tensors:
+    """The values of its decoder, by the names of a text model, in which each expert has matrices of its own."""
+    found: Tensors = {}
+    for name, value in load_file(checkpoint / "model.safetensors").items():
+        name = name.replace("model.language_model.", "model.")
+        if "visual." in name:
+            continue
+        if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):
+            before, _, part = name.rpartition(".")
+            halves = dict(zip(("gate_proj", "up_proj"), value.chunk(2, 1), strict=True)) if "gate" in part else {part: value}
+            for own, matrices in halves.items():
+                found |= {f"{before}.{expert}.{own}.weight": matrix.float() for expert, matrix in enumerate(matrices)}
+        else:
+            found[name] = value.float()
+    return found
+
+
+def write_tower(checkpoint: Path, file: Path, kind: str = "F32", changes: dict[str, Any] | None = None, old: bool = False) -> Path:
+    """Write a checkpoint's vision tower as a file of its own. ``kind``: of the blocks' matrices. ``old``: as converters of 2024 have
+    written it: with sizes that are not true, and the matrices of feed-forwards by each other's names."""
+    root = json.loads((checkpoint / "config.json").read_text())
+    family, vision = root["model_type"], root["vision_config"]
+    image = json.loads((checkpoint / "preprocessor_config.json").read_text())
+    writer = gguf.GGUFWriter(file, "clip")
+    projector = {"qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger"}.get(family, "qwen3vl_merger")
+    fields: dict[str, Any] = {
+        "clip.has_vision_encoder": True,
+        "clip.projector_type": projector,
+        "clip.vision.block_count": vision["depth"],
+        "clip.vision.embedding_length": vision.get("embed_dim", vision["hidden_size"]),
+        "clip.vision.feed_forward_length": 0 if old else vision.get("intermediate_size", vision["hidden_size"]),
+        "clip.vision.projection_dim": (root | root.get("text_config", {}))["hidden_size"],
+        "clip.vision.patch_size": vision["patch_size"],
+        "clip.vision.attention.head_count": vision["num_heads"],
+        "clip.vision.attention.layer_norm_epsilon": 1e-6,
+        "clip.vision.image_mean": image["image_mean"],
+        "clip.vision.image_std": image["image_std"],
+    }
+    if family == "qwen2_5_vl":
+        fields["clip.vision.n_wa_pattern"] = vision["fullatt_block_indexes"][0] + 1
+    if projector == "qwen3vl_merger":
+        deep = vision.get("deepstack_visual_indexes", [])
+        fields["clip.vision.spatial_merge_size"] = vision["spatial_merge_size"]
+        fields["clip.vision.is_deepstack_layers"] = [block in deep for block in range(vision["depth"])]
+    for key, value in (fields | (changes or {})).items():
+        if value is not None:
+            element = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
+            writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value), element)
+    number = gguf.GGMLQuantizationType[kind]
+    for name, tensor in _tower_tensors(checkpoint, vision, projector, old).items():
+        if ".blk." in name and tensor.dim() == 2 and kind != "F32":
+            writer.add_tensor(name, gguf.quants.quantize(tensor.numpy(), number), raw_dtype=number)
+        else:
+            writer.add_tensor(name, tensor.contiguous().numpy())
+    finish(writer)
+    return file
+
+
+def _tower_tensors(checkpoint: Path, vision: dict[str, Any], projector: str, old: bool) -> Tensors:
+    """By the names of the package's own map, but for those that llama.cpp's converter gives itself."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["depth"])
+    own = {"merger.norm": "v.post_ln", "merger.linear_fc1": "mm.0", "merger.linear_fc2": "mm.2"}
+    deep = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}
+    found: Tensors = {}
+    for name, tensor in load_file(checkpoint / "model.safetensors").items():
+        name = name.removeprefix("model.")
+        if not name.startswith("visual."):
+            continue
+        value, (module, _, end) = tensor.float(), name.rpartition(".")
+        if name == "visual.patch_embed.proj.weight":
+            found |= {"v.patch_embd.weight": value[:, :, 0], "v.patch_embd.weight.1": value[:, :, 1]}
+        elif module.startswith("visual.deepstack_merger_list."):
+            number, part = module.removeprefix("visual.deepstack_merger_list.").split(".")
+            found[f"v.deepstack.{vision['deepstack_visual_indexes'][int(number)]}.{deep[part]}.{end}"] = value
+        elif module.endswith("attn.qkv") and projector != "qwen3vl_merger":
+            for part, piece in zip("qkv", value.chunk(3), strict=True):
+                found[f"{names.get_name(module).removesuffix('qkv')}{part}.{end}"] = piece
+        else:
+            found[f"{own.get(module.removeprefix('visual.')) or names.get_name(module)}.{end}"] = value
+    swap = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"} if old else {}
+    return {".".join(swap.get(part, part) for part in name.split(".")): value for name, value in found.items()}
 
 
 def copy_field(field: Any, writer: Any) -> None:

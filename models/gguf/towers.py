@@ -1,0 +1,156 @@
+"""The vision tower of a model in GGUF, which has a file of its own (mmproj): its fields of config.json and of the processors' files,
+and which of several files belongs to a model. Pure.
+
+What such a file does not say (limits of pixels, rules for videos) is as the family's published checkpoints have it.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..checkpoint.files import best_tower
+from ..checkpoint.gguf_names import deepstack_blocks, has_swapped_names
+from ..checkpoint.json_fields import JsonObject
+from ..errors import CheckpointError
+from .fields import TOWER, Contents, Fields, architecture_of, towers_of
+
+_VISION = "clip.vision."
+_EPSILON = 1e-6  # of the towers' norms
+_MERGED = "mm.2.weight"  # the last matrix: its rows are the decoder's width
+_IDS = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+}
+
+
+class _Published(NamedTuple):
+    """``sections`` of rope, where an old file does not say."""
+
+    sections: tuple[int, int, int]
+    min_pixels: int
+    max_pixels: int
+    video: Fields
+
+
+_PUBLISHED = {
+    "qwen2": _Published((16, 24, 24), 56 * 56, 16384 * 28 * 28, {}),
+    "qwen3": _Published((24, 20, 20), 256 * 256, 4096 * 4096, {"shortest_edge": 4 * 32 * 32, "longest_edge": 24576 * 32 * 32}),
+}
+
+
+def tower_fields(contents: Contents, tower: Contents, config: Fields) -> dict[str, Fields]:
+    """The files of a checkpoint that a tower adds or changes, by their names. ``config``: config.json of the decoder alone. Raises:
+    CheckpointError naming the file, the key and the value, also for a tower of another model."""
+    family, name = _family(contents, tower), contents.metadata["general.architecture"]
+    facts, text = _facts(tower), JsonObject(contents.metadata, contents.where)
+    published = _PUBLISHED["qwen2" if name == "qwen2vl" else "qwen3"]
+    tokens: Sequence[str] = contents.metadata.get("tokenizer.ggml.tokens") or []
+    if absent := [token for token in _IDS.values() if token not in tokens]:
+        raise CheckpointError(f"{contents.where}: tokenizer.ggml.tokens has no {absent[0]!r}, which stands at media")
+    sections = text.integers(f"{name}.rope.dimension_sections", default=published.sections)[:3]
+    colours: Fields = {"image_mean": facts.colour("image_mean"), "image_std": facts.colour("image_std")}
+    image = {
+        **colours,
+        "min_pixels": facts.integer("image_min_pixels", default=published.min_pixels),
+        "max_pixels": facts.integer("image_max_pixels", default=published.max_pixels),
+    }
+    return {
+        "config.json": {
+            **config,
+            "model_type": family,
+            "rope_parameters": {**config["rope_parameters"], "mrope_section": list(sections)},
+            "vision_config": _vision_fields(contents, tower, facts, family),
+            **{field: tokens.index(token) for field, token in _IDS.items()},
+        },
+        "preprocessor_config.json": image,
+        **({"video_preprocessor_config.json": {**colours, "size": published.video}} if published.video else {}),
+    }
+
+
+def choose_tower(contents: Contents, towers: Sequence[Contents]) -> Contents | None:
+    """The tower that fits a model, if any does."""
+    known = towers_of(contents.metadata)
+    width = contents.shapes.get("token_embd.weight", ())[-1:]
+    fitting = {Path(tower.where): tower for tower in towers if _kind(tower) in known and tower.shapes.get(_MERGED, ())[:1] == width}
+    chosen = best_tower(Path(contents.where), fitting)
+    return None if chosen is None else fitting[chosen]
+
+
+def _facts(tower: Contents) -> JsonObject:
+    own = {key.removeprefix(_VISION): value for key, value in tower.metadata.items() if key.startswith(_VISION)}
+    return JsonObject(own, tower.where, _VISION.removesuffix("."))
+
+
+def _kind(tower: Contents) -> str | None:
+    found = tower.metadata.get("clip.projector_type", tower.metadata.get(f"{_VISION}projector_type"))
+    return found if isinstance(found, str) else None
+
+
+def _family(contents: Contents, tower: Contents) -> str:
+    """The family of a model with this tower. Raises: CheckpointError if it has none, or the file is none of a tower."""
+    towers, name = architecture_of(contents).towers, contents.metadata["general.architecture"]
+    if not towers:
+        raise CheckpointError(f"{contents.where}: general.architecture is {name!r}, which takes no pictures: leave the mmproj file out")
+    if (found := tower.metadata.get("general.architecture")) != TOWER:
+        raise CheckpointError(f"{tower.where}: is no mmproj file: general.architecture is {found!r}, expected {TOWER!r}")
+    kind = _kind(tower)
+    if kind is None or kind not in towers:
+        expected = " or ".join(map(repr, towers))
+        raise CheckpointError(f"{tower.where}: clip.projector_type is {kind!r}, expected {expected} for a model of architecture {name}")
+    return towers[kind]
+
+
+def _shape(tower: Contents, name: str) -> tuple[int, ...]:
+    found = tower.shapes.get(name, ())
+    if len(found) != 2:
+        raise CheckpointError(f"{tower.where}: tensor {name!r} is missing, or has not 2 axes")
+    return found
+
+
+def _vision_fields(contents: Contents, tower: Contents, facts: JsonObject, family: str) -> Fields:
+    """vision_config. The width of feed-forwards and rows is that of the tensors: older files tell another."""
+    depth, width, rows = facts.integer("block_count", most=1000), facts.integer("embedding_length"), _shape(tower, _MERGED)[0]
+    if rows != (hidden := contents.shapes["token_embd.weight"][1]):
+        raise CheckpointError(
+            f"{tower.where}: makes rows of {rows} values, {Path(contents.where).name} has {hidden}: it is of another model"
+        )
+    if not math.isclose(epsilon := facts.number("attention.layer_norm_epsilon", default=_EPSILON), _EPSILON, rel_tol=1e-3):
+        raise facts.error("attention.layer_norm_epsilon", f"is {epsilon:g}, expected {_EPSILON:g}")
+    up = "v.blk.0.ffn_down.weight" if has_swapped_names(tower.shapes) else "v.blk.0.ffn_up.weight"
+    inner = _shape(tower, up)[0]
+    fields: Fields = {
+        "depth": depth,
+        "num_heads": facts.integer("attention.head_count"),
+        "patch_size": facts.integer("patch_size"),
+        "temporal_patch_size": 2,
+        "spatial_merge_size": facts.integer("spatial_merge_size", default=2),
+    }
+    if family == "qwen2_vl":
+        if inner % width:
+            raise CheckpointError(f"{tower.where}: tensor {up!r} has {inner} rows, expected a multiple of {width}")
+        return {**fields, "embed_dim": width, "hidden_size": rows, "mlp_ratio": inner // width}
+    fields |= {"hidden_size": width, "intermediate_size": inner, "out_hidden_size": rows}
+    if family == "qwen2_5_vl":
+        every = facts.integer("n_wa_pattern")
+        whole = list(range(every - 1, depth, every))
+        window = facts.integer("window_size", default=112)
+        return {**fields, "fullatt_block_indexes": whole, "window_size": window, "tokens_per_second": 2}
+    positions = _shape(tower, "v.position_embd.weight")[0]
+    return {**fields, "num_position_embeddings": positions, "deepstack_visual_indexes": list(_deepstack(contents, tower))}
+
+
+def _deepstack(contents: Contents, tower: Contents) -> tuple[int, ...]:
+    """The blocks that a merger stands behind. Raises: CheckpointError if the tower's flags, or the model, tell otherwise."""
+    blocks, key = deepstack_blocks(tower.types), f"{contents.metadata['general.architecture']}.n_deepstack_layers"
+    flags = tower.metadata.get(f"{_VISION}is_deepstack_layers", [])
+    told = [block for block, flag in enumerate(flags) if flag] if isinstance(flags, list) else flags
+    if told != list(blocks):
+        raise CheckpointError(f"{tower.where}: clip.vision.is_deepstack_layers tells of blocks {told}, tensors are of {list(blocks)}")
+    count = JsonObject(contents.metadata, contents.where).integer(key, default=len(blocks), least=0)
+    if count != len(blocks):
+        model = Path(contents.where).name
+        raise CheckpointError(f"{tower.where}: has {len(blocks)} mergers of deepstack, {model} {count}: it is of another model")
+    return blocks
