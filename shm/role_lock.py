@@ -68,16 +68,12 @@ class RoleLock:
         self._fd = -1
         _live.add(self)
 
-    def open(self) -> None:
-        """Open the file, for a process that soon may open none there."""
-        if self._fd < 0:
-            self._fd = open_lock(self._path)
-
     def try_acquire(self) -> bool:
         """Take the lock if it is free; True also if this process has it already."""
         if self.held:
             return True
-        self.open()
+        if self._fd < 0:
+            self._fd = open_lock(self._path)
         if not try_lock(self._fd, EXCLUSIVE):
             return False
         _write_word(self._fd, _HOLDER, os.getpid())

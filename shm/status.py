@@ -170,19 +170,15 @@ class ActorTable:
     def _membership(self, number: int) -> int:
         return int(self._segment.words[self._memberships + number]) & 0xFF
 
-    def map_row(self, actor: str) -> memoryview:
-        """Map an actor's row for writing, for ``writer``. Raises: ValueError for an actor that is not in the table."""
-        if actor not in self._own:
-            row = Field(self._row(actor) * 8, (_ROW_WORDS,), np.dtype(np.uint64))
-            self._own[actor] = self._segment.part_to_write(row).data.cast("B").cast("Q")
-        return self._own[actor]
-
     def writer(self, actor: str, generation: int) -> "ActorStatus":
         """Take over an actor's row, cleared, in state STARTING. The caller holds the role lock.
 
         Raises: ValueError for an actor that is not in the table.
         """
-        return ActorStatus(self.map_row(actor), generation)
+        if actor not in self._own:
+            row = Field(self._row(actor) * 8, (_ROW_WORDS,), np.dtype(np.uint64))
+            self._own[actor] = self._segment.part_to_write(row).data.cast("B").cast("Q")
+        return ActorStatus(self._own[actor], generation)
 
     def read(self, actor: str) -> ActorReading:
         """Look at an actor's row. Raises: ValueError for an actor that is not in the table."""

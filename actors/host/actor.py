@@ -9,6 +9,7 @@ import ctypes
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,10 +19,9 @@ from typing import TYPE_CHECKING
 from ...models.architecture import ModelConfig
 from ...models.config import load_model_config
 from ...runtime.bus.messages import Hello, ToActor, ToController, Welcome
-from ...runtime.bus.transport import ActorSocket
+from ...runtime.bus.transport import ActorSocket, listen_for_controller
 from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.environment import read_environment
-from ...runtime.errors import RunError
 from ...runtime.observe.dumps import save_crash
 from ...runtime.observe.flight import Kind
 from ...runtime.pools import kv_pool
@@ -81,15 +81,15 @@ class Actor:
         self.death: Death | None = None  # of the previous process, in the middle of a step; known once active
         self.failure: BaseException | None = None  # that ended ``main``, and nothing explained
         self.last_exit: ExitNote | None = None  # of the previous process, if one was left; known once active
-        self.is_confined = False  # it may not open what is in the run directory any more
+        self.is_confined = False  # it can connect to nothing, and open nothing in the run directory, any more
         self.follows_a_death = False  # the previous process did not end in order, whatever its work; known once active
         self.turn = FreeTurn()  # around a plan or step
-        self._own: tuple[ActorTable, FlightRecorder] | None = None
         self._flight: FlightWriter | None = None
         self._started_ns = time.monotonic_ns()
         self._standby_ns = 0
         self._code = 0
         self._bus: ActorSocket | None = None
+        self._listening: socket.socket | None = None
         self._terminated = False
         self._hello_at_s = 0.0
         self._watchdog_at_s = 0.0
@@ -151,22 +151,14 @@ class Actor:
         if self.ending:
             raise Ending
 
-    def open_own(self) -> tuple[ActorTable, FlightRecorder]:
-        """Open what this actor alone writes: its role lock, its status words, its flight recorder. For one that soon may open nothing
-        there, once ``memory`` has made every segment; it also gets a newer number if another process has acted meanwhile."""
-        if self._own is None:
-            self.role.open()
-            table = ActorTable.attach(self.run)
-            table.map_row(self.name)
-            self._own = table, FlightRecorder.attach(self.run, self.name)
-            if table.read(self.name).generation > self.generation:
-                self._renumber()
-        return self._own
+    def hold_connections(self) -> None:
+        """Make the connections that a confined process needs: it can connect to nothing, and opens nothing in the run directory.
 
-    def _renumber(self) -> None:
-        if self.is_confined:
-            raise RunError(f"another process of {self.name} has acted since generation {self.generation} began")
-        self.generation = self.notifier.generation = next_generation(self.run, self.name)
+        For the active generation: the controller finds it by its name. The bus's threads begin later, and are as confined as it is.
+        """
+        self._listening = listen_for_controller(self.run.path, self.name)
+        self.notifier.connect()
+        self.is_confined = True
 
     def become_active(self) -> ActorStatus:
         """Report a warm standby, wait for the role lock, and open the status words. Raises Ending.
@@ -178,16 +170,16 @@ class Actor:
         self._standby_ns = time.monotonic_ns()
         while not self.role.try_acquire():
             self.pause(POLL_S)
-        table, recorder = self.open_own()
+        table = ActorTable.attach(self.run)
         self.status = self._take_over(table)
-        self._flight = recorder.writer(self.generation)
+        self._flight = FlightRecorder.attach(self.run, self.name).writer(self.generation)
         return self.status
 
     def _take_over(self, table: ActorTable) -> ActorStatus:
         """Read how the previous process died, and take over its words."""
         last, kills = table.read(self.name), oom_kills()
         if last.generation > self.generation:  # another process has acted since this one got its number, say while it was in pdb
-            self._renumber()
+            self.generation = self.notifier.generation = next_generation(self.run, self.name)
         note = read_exit_note(self.run.path, self.name, last.pid)
         if last.step_deadline_ns and self.lifeline.fd is not None:
             patient_until_s = time.monotonic() + NOTE_S
@@ -243,7 +235,7 @@ class Actor:
     def bus(self) -> ActorSocket:
         """The socket to the controller, opened at first use."""
         if self._bus is None:
-            self._bus = ActorSocket(self.run.path, self.name, self.generation)
+            self._bus = ActorSocket(self.run.path, self.name, self.generation, self._listening)
         return self._bus
 
     def receive(self) -> list[ToActor]:

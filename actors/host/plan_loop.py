@@ -48,21 +48,8 @@ def serve_plans(
     device_pages: DevicePages = NO_PAGES,
     is_aside: Callable[[Plan], bool] | None = None,
 ) -> None:
-    """Become active and do plans until told to end. ``rows`` tells which are still wanted; ``device_pages`` are those that only this
-    process can capture; ``is_aside`` tells, in the loop's thread, which are done in the other thread."""
-    with ThreadPoolExecutor(1, f"{actor.name} aside") as thread:  # however this ends: nothing is written after that
-        loop = _Loop(actor, execute, rows, device_pages, thread)
-        actor.serving()
-        while not actor.ending:
-            loop.take()
-            loop.finish_aside()
-            begun = None if loop.is_stuck else loop.next_plan(is_aside)
-            loop.begin_aside()
-            if begun is not None:
-                loop.do(begun)
-            elif loop.is_stuck or not loop.queue:
-                actor.wait(IDLE_S)
-        loop.finish_aside(may_wait=True)
+    """Become active and do plans until told to end. See ``PlanLoop``."""
+    PlanLoop(actor, rows, device_pages).serve(execute, is_aside)
 
 
 @dataclass(frozen=True)
@@ -76,21 +63,18 @@ class _Begun:
     started_ns: int
 
 
-class _Loop:
-    """State of ``serve_plans`` between two turns."""
+class PlanLoop:
+    """The loop, and its state between two turns. Once it is made the actor is active and all is open; ``serve`` opens nothing more."""
 
-    def __init__(
-        self, actor: Actor, execute: Execute, rows: SequenceTable, device_pages: DevicePages, thread: ThreadPoolExecutor
-    ) -> None:
+    def __init__(self, actor: Actor, rows: SequenceTable, device_pages: DevicePages = NO_PAGES) -> None:
+        """Become active. ``rows`` tells which plans are still wanted; ``device_pages`` are those that only this process can capture."""
         self._actor = actor
-        self._execute = execute
         self._rows = rows
         self._table = PlanTable.attach(actor.run, writable=False)
         self._results: OrderedDict[int, PlanDone] = OrderedDict()
-        self.queue: deque[Run] = deque()
+        self._queue: deque[Run] = deque()
         self._later: deque[tuple[Run, Plan]] = deque()  # for the other thread
         self._aside: tuple[_Begun, Future[Result]] | None = None
-        self._thread = thread
         self._status = actor.become_active()
         self._status.set_crashes(0)  # the controller knows the cause of their death
         worst_s = self._status.step_cost_ns / 1e9
@@ -99,12 +83,29 @@ class _Loop:
         self._flight = PlanFlight(actor.flight)
         self._capture = PlanCapture(actor.run, actor.name, actor.config.memory.kv_page_tokens, device_pages)
 
+    def serve(self, execute: Execute, is_aside: Callable[[Plan], bool] | None = None) -> None:
+        """Do plans until told to end. ``is_aside`` tells, in the loop's thread, which are done in the other thread."""
+        self._execute = execute
+        actor = self._actor
+        with ThreadPoolExecutor(1, f"{actor.name} aside") as self._thread:  # however this ends: nothing is written after that
+            actor.serving()
+            while not actor.ending:
+                self._take()
+                self._finish_aside()
+                begun = None if self._is_stuck else self._next_plan(is_aside)
+                self._begin_aside()
+                if begun is not None:
+                    self._do(begun)
+                elif self._is_stuck or not self._queue:
+                    actor.wait(IDLE_S)
+            self._finish_aside(may_wait=True)
+
     @property
-    def is_stuck(self) -> bool:
+    def _is_stuck(self) -> bool:
         """Return whether the other thread's plan is late. Its step then stays where the watchdog sees it."""
         return self._aside is not None and 0 < self._status.step_deadline_ns < time.monotonic_ns()
 
-    def take(self) -> None:
+    def _take(self) -> None:
         """Receive commands: queue some, answer others at once."""
         actor, results = self._actor, self._results
         for message in actor.receive():
@@ -117,18 +118,18 @@ class _Loop:
                 results[message.plan_id] = PlanDone(actor.name, actor.generation, message.plan_id, 0.0, Died())
                 actor.send(results[message.plan_id])
             elif not self._holds(message.plan_id):
-                self.queue.append(message)
+                self._queue.append(message)
                 self._flight.arrived(message.plan_id)
 
     def _holds(self, plan_id: int) -> bool:
-        is_waiting = any(command.plan_id == plan_id for command in (*self.queue, *(command for command, _ in self._later)))
+        is_waiting = any(command.plan_id == plan_id for command in (*self._queue, *(command for command, _ in self._later)))
         return is_waiting or (self._aside is not None and self._aside[0].plan_id == plan_id)
 
-    def next_plan(self, is_aside: Callable[[Plan], bool] | None) -> _Begun | None:
+    def _next_plan(self, is_aside: Callable[[Plan], bool] | None) -> _Begun | None:
         """Return the next plan of the queue. One for the other thread waits for its turn there."""
-        if not self.queue:
+        if not self._queue:
             return None
-        command = self.queue.popleft()
+        command = self._queue.popleft()
         payload = self._table.read(command.slot, command.plan_id)
         if payload is None or command.plan_id in self._results:
             self._flight.skipped(command.plan_id)
@@ -145,7 +146,7 @@ class _Loop:
         captured = self._capture.before(command.plan_id, wanted) if wanted is not None else None
         return _Begun(command.plan_id, plan, wanted, captured, started_ns)
 
-    def do(self, begun: _Begun) -> None:
+    def _do(self, begun: _Begun) -> None:
         """Do one step in this thread, with a deadline from the time of such steps so far."""
         if (plan := begun.wanted) is None:
             self._finish(begun, Skipped())
@@ -163,7 +164,7 @@ class _Loop:
             self._finish(begun, result, waited_ns)
         self._watch_aside()
 
-    def begin_aside(self) -> None:
+    def _begin_aside(self) -> None:
         """Give the other thread a plan if it has none."""
         while self._later and self._aside is None:
             begun = self._begin(*self._later.popleft())
@@ -182,7 +183,7 @@ class _Loop:
             spent_s = (time.monotonic_ns() - begun.started_ns) / 1e9
             self._status.begin_step(begun.plan_id, max(0.0, self._limit.ceiling_s - spent_s))
 
-    def finish_aside(self, may_wait: bool = False) -> None:
+    def _finish_aside(self, may_wait: bool = False) -> None:
         """Answer the plan of the other thread if it is done, or wait until it is if ``may_wait``."""
         if self._aside is None or not (may_wait or self._aside[1].done()):
             return
@@ -200,7 +201,7 @@ class _Loop:
         self._results[begun.plan_id] = done
         if len(self._results) > KEPT_RESULTS:
             self._results.popitem(last=False)
-        self._flight.done(begun.plan_id, begun.plan, begun.started_ns, result, len(self.queue) + len(self._later))
+        self._flight.done(begun.plan_id, begun.plan, begun.started_ns, result, len(self._queue) + len(self._later))
         self._capture.after(begun.captured, result)
         self._actor.send(done)
 

@@ -1,7 +1,7 @@
 """The sandbox that the video actor enters before it reads any media: an attacker who takes it over through a decoder gains little.
 
-Nothing here can be undone, and all later threads inherit it. Still allowed: reading programs, libraries and the kernel's files, what
-the caller names, and connecting to unix sockets that have a path, such as the bus. What is mapped already stays so; no mapping can be
+Nothing here can be undone, and all later threads inherit it. Still allowed: reading programs, libraries and the kernel's files, and
+what the caller names; using the connections that there are, and accepting more. What is mapped already stays so; no mapping can be
 made to reach further into its file, and no file that it is of can be cut.
 """
 

@@ -1,7 +1,7 @@
-"""A filter that permanently forbids this process the system calls that decoding never needs: seccomp(2), assembled by hand.
+"""A filter that permanently leaves this process the system calls that decoding needs: seccomp(2), assembled by hand.
 
-Forbidden calls answer EPERM, so that a library that merely tries one goes on. It is a deny-list: an allow-list would have to know
-what every version of libc, torch and FFmpeg calls, and would kill the process for a file where it does not. ``sandbox`` installs it.
+Any other call kills the process, so an attacker has one attempt. Calls that a library is known to try, and does without, are refused:
+they answer EPERM; those that this list is too old to know answer ENOSYS, as on an older kernel. ``sandbox`` installs it.
 """
 
 import ctypes
@@ -10,35 +10,56 @@ import os
 import platform
 from collections.abc import Iterator
 
-_NUMBERS = {  # of x86-64
-    # other programs, and other processes
-    "execve": 59, "execveat": 322, "fork": 57, "vfork": 58, "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311,
-    "process_madvise": 440, "pidfd_open": 434, "pidfd_getfd": 438, "pidfd_send_signal": 424, "kcmp": 312, "tkill": 200,
-    "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "setpriority": 141,
-    "ioprio_set": 251, "migrate_pages": 256, "move_pages": 279,
-    "shmget": 29, "shmat": 30, "shmctl": 31, "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "semget": 64, "semop": 65,
-    "semtimedop": 220, "semctl": 66,
-    # connections that others begin
-    "bind": 49, "listen": 50, "accept": 43, "accept4": 288,
-    # what Landlock leaves open: owner, mode, times and attributes of any file, and before its version 3 the length
-    "chmod": 90, "fchmod": 91, "fchmodat": 268, "fchmodat2": 452, "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260,
-    "utime": 132, "utimes": 235, "futimesat": 261, "utimensat": 280, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190,
-    "setxattrat": 463, "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199, "removexattrat": 466, "file_setattr": 469,
-    # readers of shared memory die where a file is shorter than its mapping, and a mapping that grows reaches what is not this process's
-    "truncate": 76, "ftruncate": 77, "fallocate": 285, "mremap": 25, "remap_file_pages": 216,
-    # the machine
-    "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "setns": 308, "unshare": 272, "open_tree": 428, "move_mount": 429,
-    "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442, "swapon": 167, "swapoff": 168, "reboot": 169,
-    "sethostname": 170, "setdomainname": 171, "init_module": 175, "finit_module": 313, "delete_module": 176, "kexec_load": 246,
-    "kexec_file_load": 320, "iopl": 172, "ioperm": 173, "acct": 163, "quotactl": 179, "settimeofday": 164, "clock_settime": 227,
-    "clock_adjtime": 305, "adjtimex": 159, "syslog": 103, "mknod": 133, "mknodat": 259, "open_by_handle_at": 304,
-    # large parts of the kernel that nothing here needs; io_uring would open sockets and files past this filter
-    "bpf": 321, "perf_event_open": 298, "userfaultfd": 323, "keyctl": 250, "add_key": 248, "request_key": 249, "io_uring_setup": 425,
-    "io_uring_enter": 426, "io_uring_register": 427, "personality": 135, "modify_ldt": 154, "vmsplice": 278,
+# Numbers of x86-64.
+_ALLOWED = {
+    "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7, "lseek": 8, "mprotect": 10,
+    "munmap": 11, "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "pread64": 17, "pwrite64": 18,
+    "readv": 19, "writev": 20, "access": 21, "pipe": 22, "select": 23, "sched_yield": 24, "msync": 26, "mincore": 27, "dup": 32,
+    "dup2": 33, "pause": 34, "nanosleep": 35, "alarm": 37, "getpid": 39, "recvfrom": 45, "recvmsg": 47, "shutdown": 48,
+    "getsockname": 51, "getpeername": 52, "setsockopt": 54, "getsockopt": 55, "exit": 60, "uname": 63, "flock": 73, "fsync": 74,
+    "fdatasync": 75, "getdents": 78, "getcwd": 79, "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "unlink": 87,
+    "readlink": 89, "umask": 95, "gettimeofday": 96, "getrlimit": 97, "getrusage": 98, "sysinfo": 99, "times": 100, "getuid": 102,
+    "getgid": 104, "geteuid": 107, "getegid": 108, "getppid": 110, "getpgrp": 111, "getgroups": 115, "getresuid": 118,
+    "getresgid": 120, "getpgid": 121, "getsid": 124, "capget": 125, "rt_sigpending": 127, "rt_sigtimedwait": 128,
+    "rt_sigsuspend": 130, "sigaltstack": 131, "statfs": 137, "fstatfs": 138, "getpriority": 140, "sched_getparam": 143,
+    "sched_getscheduler": 145, "sched_get_priority_max": 146, "sched_get_priority_min": 147, "prctl": 157, "arch_prctl": 158,
+    "setrlimit": 160, "gettid": 186, "time": 201, "futex": 202, "sched_getaffinity": 204, "getdents64": 217, "set_tid_address": 218,
+    "restart_syscall": 219, "fadvise64": 221, "clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230, "exit_group": 231,
+    "epoll_wait": 232, "epoll_ctl": 233, "get_mempolicy": 239, "openat": 257, "mkdirat": 258, "newfstatat": 262, "unlinkat": 263,
+    "renameat": 264, "readlinkat": 267, "faccessat": 269, "pselect6": 270, "ppoll": 271, "set_robust_list": 273,
+    "get_robust_list": 274, "epoll_pwait": 281, "accept4": 288, "eventfd2": 290, "epoll_create1": 291, "dup3": 292, "pipe2": 293,
+    "preadv": 295, "pwritev": 296, "getcpu": 309, "sched_getattr": 315, "renameat2": 316, "getrandom": 318, "membarrier": 324,
+    "preadv2": 327, "statx": 332, "rseq": 334, "openat2": 437, "faccessat2": 439, "epoll_pwait2": 441,
 }  # fmt: skip
-_CUDA_NEEDS = frozenset({"bind", "listen"})  # its driver listens on an abstract socket of its own, or does not start
-_SOCKET, _SOCKETPAIR, _CLONE, _CLONE3, _KILL, _TGKILL, _PRLIMIT, _SECCOMP = 41, 53, 56, 435, 62, 234, 302, 317
-_COMMANDS = {  # by number and argument
+_REFUSED = {  # what a library tries, and does without
+    # sockets: libc looks for a name service
+    "socket": 41, "socketpair": 53,
+    # processes: Python asks other programs about the machine
+    "fork": 57, "vfork": 58, "pidfd_open": 434, "wait4": 61, "waitid": 247, "setpgid": 109, "setsid": 112,
+    # readers of shared memory die where a file is shorter than its mapping; a mapping that grows reaches what is not this process's
+    "mremap": 25, "truncate": 76, "ftruncate": 77, "fallocate": 285,
+    # files: owner, mode, times and attributes, which Landlock leaves open
+    "chmod": 90, "fchmod": 91, "fchmodat": 268, "fchmodat2": 452, "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260,
+    "utime": 132, "utimes": 235, "futimesat": 261, "utimensat": 280, "link": 86, "symlink": 88, "linkat": 265, "symlinkat": 266,
+    "chdir": 80, "fchdir": 81, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "removexattr": 197, "lremovexattr": 198,
+    "fremovexattr": 199, "getxattr": 191, "lgetxattr": 192, "fgetxattr": 193, "listxattr": 194, "llistxattr": 195,
+    "flistxattr": 196, "inotify_init1": 294, "inotify_init": 253, "copy_file_range": 326, "sendfile": 40, "splice": 275,
+    "readahead": 187,
+    # memory that no limit counts, and where memory lies
+    "memfd_create": 319, "mlock": 149, "munlock": 150, "mlock2": 325, "mbind": 237, "set_mempolicy": 238, "move_pages": 279,
+    "pkey_alloc": 330, "pkey_mprotect": 329, "pkey_free": 331,
+    # processors and clocks
+    "sched_setaffinity": 203, "setpriority": 141, "sched_setparam": 142, "sched_setattr": 314, "ioprio_set": 251, "setitimer": 38,
+    "getitimer": 36, "timer_create": 222, "timerfd_create": 283, "signalfd4": 289, "perf_event_open": 298, "capset": 126,
+}  # fmt: skip
+_FIRST_UNKNOWN = 470  # what came after this list was made: libc has something else where it is not there
+_CUDA_NEEDS = {  # its driver listens on an abstract socket of its own, or does not start; the rest is not known to be needed
+    "bind": 49, "listen": 50, "mlock": 149, "munlock": 150, "sched_setaffinity": 203, "mbind": 237, "set_mempolicy": 238,
+    "memfd_create": 319,
+}  # fmt: skip
+_MMAP, _SOCKET, _SENDTO, _CLONE, _CLONE3, _KILL, _TGKILL = 9, 41, 44, 56, 435, 62, 234
+_SCHED_SETSCHEDULER, _PRLIMIT, _SECCOMP = 144, 302, 317
+_COMMANDS = {  # that kill, by number and argument
     # fcntl: a file that sends signals to any process
     (72, 1): {"F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15},
     # ioctl: a terminal that types; the same signals
@@ -47,12 +68,15 @@ _COMMANDS = {  # by number and argument
     (28, 2): {"MADV_REMOVE": 9},
 }
 _AF_UNIX = 1
+_SCHED_OTHER = 0
 _CLONE_THREAD = 0x10000
+_SHARED_AND_ANONYMOUS = 0x21  # of mmap
 _X32 = 0x40000000  # system calls of the x32 interface, which have numbers of their own
 _AUDIT_ARCH_X86_64 = 0xC000003E
 _SET_MODE_FILTER, _FLAG_TSYNC = 1, 1
 
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # classic BPF
+_AND = 0x54
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT, _ARGUMENT_BYTES = 0, 4, 16, 8  # in struct seccomp_data
 
@@ -67,58 +91,92 @@ class _Program(ctypes.Structure):
 
 _Line = tuple[int, int, int, int]  # code, k, instructions to skip if true, if false
 _REFUSE: _Line = (_RETURN, _ERRNO | errno.EPERM, 0, 0)
+_UNKNOWN: _Line = (_RETURN, _ERRNO | errno.ENOSYS, 0, 0)
+_PERMIT: _Line = (_RETURN, _ALLOW, 0, 0)
+_END: _Line = (_RETURN, _KILL_PROCESS, 0, 0)
 
 
 def _program(pid: int, cuda: bool) -> Iterator[_Line]:
     yield _LOAD, _ARCH_AT, 0, 0
     yield _JUMP_EQUAL, _AUDIT_ARCH_X86_64, 1, 0
-    yield _RETURN, _KILL_PROCESS, 0, 0
+    yield _END
     yield _LOAD, _NUMBER_AT, 0, 0
     yield _JUMP_AT_LEAST, _X32, 0, 1
-    yield _REFUSE
-    for number in (_SOCKET, _SOCKETPAIR):
-        yield from _unless(number, _JUMP_EQUAL, _AF_UNIX)  # the bus
-    yield from _unless(_CLONE, _JUMP_BITS, _CLONE_THREAD)
-    yield from _unless(_KILL, _JUMP_EQUAL, pid)
-    yield from _unless(_TGKILL, _JUMP_EQUAL, pid)
-    yield from _unless(_PRLIMIT, _JUMP_EQUAL, 0)  # its own limits alone
-    yield from _refuse(_CLONE3, errno.ENOSYS)  # its flags lie in memory, where no filter looks: libc then takes clone
+    yield _END
+    for number in _ALLOWED.values():
+        yield from _answer(number, _PERMIT)
+    if cuda:
+        yield from _unless(_SOCKET, 0, _JUMP_EQUAL, _AF_UNIX, _REFUSE)
+        for number in _CUDA_NEEDS.values():
+            yield from _answer(number, _PERMIT)
+    yield from _unless(_CLONE, 0, _JUMP_BITS, _CLONE_THREAD, _REFUSE)
+    for number in (_KILL, _TGKILL):
+        yield from _unless(number, 0, _JUMP_EQUAL, pid, _END)
+    yield from _unless(_PRLIMIT, 0, _JUMP_EQUAL, 0, _END)  # its own limits alone
+    yield from _unless(_SCHED_SETSCHEDULER, 1, _JUMP_EQUAL, _SCHED_OTHER, _REFUSE)  # zmq, to each thread of its own
+    yield from _unless_null(_SENDTO, 4)  # an address
+    yield from _unless_private(_MMAP, 3)
+    yield from _answer(
+        _CLONE3, (_RETURN, _ERRNO | errno.ENOSYS, 0, 0)
+    )  # its flags lie in memory, where no filter looks: libc takes clone
     for (number, argument), commands in _COMMANDS.items():
-        yield from _refuse_commands(number, argument, list(commands.values()))
-    for name, number in _NUMBERS.items():
-        if not (cuda and name in _CUDA_NEEDS):
-            yield from _refuse(number, errno.EPERM)
-    yield _RETURN, _ALLOW, 0, 0
+        yield from _without(number, argument, list(commands.values()))
+    for number in _REFUSED.values():
+        yield from _answer(number, _REFUSE)
+    yield _JUMP_AT_LEAST, _FIRST_UNKNOWN, 0, 1
+    yield _UNKNOWN
+    yield _REFUSE if cuda else _END  # nobody has tried what its driver calls
 
 
-def _refuse(number: int, error: int) -> Iterator[_Line]:
+def _answer(number: int, answer: _Line) -> Iterator[_Line]:
     yield _JUMP_EQUAL, number, 0, 1
-    yield _RETURN, _ERRNO | error, 0, 0
+    yield answer
 
 
-def _unless(number: int, test: int, value: int) -> Iterator[_Line]:
-    """Refuse ``number`` unless the lower half of its first argument passes the test; the upper one means nothing to these calls."""
+def _unless(number: int, argument: int, test: int, value: int, answer: _Line) -> Iterator[_Line]:
+    """Answer ``number`` so unless the lower half of this argument, counted from 0, passes the test; the upper one means nothing."""
     yield _JUMP_EQUAL, number, 0, 4
-    yield _LOAD, _ARGUMENTS_AT, 0, 0
+    yield _LOAD, _ARGUMENTS_AT + argument * _ARGUMENT_BYTES, 0, 0
     yield test, value, 1, 0
+    yield answer
+    yield _PERMIT
+
+
+def _unless_null(number: int, argument: int) -> Iterator[_Line]:
+    """Kill at ``number`` unless this argument, counted from 0, is a null pointer."""
+    yield _JUMP_EQUAL, number, 0, 6
+    yield _LOAD, _ARGUMENTS_AT + argument * _ARGUMENT_BYTES, 0, 0
+    yield _JUMP_EQUAL, 0, 0, 2
+    yield _LOAD, _ARGUMENTS_AT + argument * _ARGUMENT_BYTES + _ARGUMENT_BYTES // 2, 0, 0
+    yield _JUMP_EQUAL, 0, 1, 0
+    yield _END
+    yield _PERMIT
+
+
+def _unless_private(number: int, argument: int) -> Iterator[_Line]:
+    """Refuse mmap of memory that is shared and no file's, which no limit counts."""
+    yield _JUMP_EQUAL, number, 0, 5
+    yield _LOAD, _ARGUMENTS_AT + argument * _ARGUMENT_BYTES, 0, 0
+    yield _AND, _SHARED_AND_ANONYMOUS, 0, 0
+    yield _JUMP_EQUAL, _SHARED_AND_ANONYMOUS, 0, 1
     yield _REFUSE
-    yield _RETURN, _ALLOW, 0, 0
+    yield _PERMIT
 
 
-def _refuse_commands(number: int, argument: int, commands: list[int]) -> Iterator[_Line]:
-    """Refuse ``number`` where the lower half of this argument, counted from 0, is one of these."""
+def _without(number: int, argument: int, commands: list[int]) -> Iterator[_Line]:
+    """Permit ``number`` unless the lower half of this argument, counted from 0, is one of these."""
     yield _JUMP_EQUAL, number, 0, 2 * len(commands) + 2
     yield _LOAD, _ARGUMENTS_AT + argument * _ARGUMENT_BYTES, 0, 0
     for command in commands:
-        yield from _refuse(command, errno.EPERM)
-    yield _RETURN, _ALLOW, 0, 0
+        yield from _answer(command, _END)
+    yield _PERMIT
 
 
 def forbid_system_calls(*, cuda: bool = False) -> None:
     """Install the filter for all threads of this process, which has no new privileges already. Raises: OSError.
 
-    ``cuda``: bind and listen are left, without which CUDA does not start. Connections still cannot be accepted, and Landlock grants
-    no names in the file system: only abstract names can be bound, and only this process's own threads can connect to them.
+    ``cuda``: what CUDA needs to start is left, unix sockets among it, and nothing else kills. Landlock grants no names in the file
+    system: only abstract names can be bound. None can be connected to.
     """
     if (machine := platform.machine()) != "x86_64":
         raise OSError(errno.ENOSYS, f"there is no filter for {machine}")

@@ -36,7 +36,7 @@ from ...shm.sequence_table import SequenceTable
 from ..host.actor import Actor
 from ..host.media_rules import for_medium, for_run
 from ..host.plan_checks import still_wanted
-from ..host.plan_loop import serve_plans
+from ..host.plan_loop import PlanLoop
 from .items import OpenItem, open_item
 from .sandbox import allow_cpu_time, enter_sandbox, memory_left
 
@@ -68,8 +68,8 @@ def main(actor: Actor) -> None:
     actor.wait_for_layout()
     media, patches = PagePool.attach(actor.run, "media", writable=False), PagePool.attach_to_fill(actor.run, "patch")
     rows = SequenceTable.attach(actor.run, writable=False)
-    actor.open_own()
-    actor.is_confined = True
+    plans = PlanLoop(actor, rows)
+    actor.hold_connections()
     enter_sandbox(
         memory_bytes=num_engines * (CACHE_BYTES + THREAD_BYTES + min(num_engines, MAX_THREADS) * STACK_BYTES)
         + CACHE_BYTES
@@ -109,7 +109,7 @@ def main(actor: Actor) -> None:
         return worker.execute(plan, alone=is_cautious())
 
     with closing(small), closing(large):  # one for each thread that does plans; an item is always the same one's
-        serve_plans(actor, execute, rows, is_aside=is_aside)
+        plans.serve(execute, is_aside)
 
 
 def _readable(run: RunDirectory) -> list[Path]:

@@ -1,5 +1,8 @@
 """The bus: the controller's ROUTER and every actor's DEALER over ``ipc://`` in the run directory. Only this module imports zmq.
 
+Actors connect to the controller. One that is confined can connect to nothing, so the controller connects to it: to a socket that
+was made before, and at which each new controller finds it again.
+
 Messages can be lost, so nothing here waits for delivery: ``send`` returns whether the message left, and a caller that needs an
 answer sends again. Frames that do not decode are dropped and logged. Peers are checked by their credentials (SO_PEERCRED): only
 messages of this user's processes are accepted, in addition to the run directory's mode 0700, and a process that is confined, as the
@@ -9,6 +12,7 @@ video actor is, speaks for an actor of that stage alone.
 import asyncio
 import logging
 import os
+import socket
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +22,7 @@ import msgspec
 import zmq
 
 from ...shm.confined import is_confined
+from ...shm.named_socket import bind_in_place
 from ..stage_table import InstanceId
 from . import messages, wire
 from .faults import bus_faults
@@ -29,14 +34,21 @@ SOCKET_NAME = "bus"
 _HIGH_WATER_MARK = 10_000
 _DRAIN_LIMIT = 256
 _CONFINED_STAGE = "video"
+_BACKLOG = 4
 _MAX_SPEAKERS = 1024
 
 
-def _endpoint(run: Path) -> str:
-    path = run / SOCKET_NAME
+def _path(run: Path, actor: str = "") -> Path:
+    """The socket of the controller, or of a confined actor."""
+    path = run / (f"{actor}.{SOCKET_NAME}" if actor else SOCKET_NAME)
     if len(os.fsencode(path)) > 107:
         raise ValueError(f"socket path has {len(os.fsencode(path))} bytes, the system's limit is 107: {path}")
-    return f"ipc://{path}"
+    return path
+
+
+def listen_for_controller(run: Path, actor: str) -> socket.socket:
+    """Make the socket at which the controller finds ``actor``, in the place of its predecessor's; give it to ``ActorSocket``."""
+    return bind_in_place(_path(run, actor), socket.SOCK_STREAM, _BACKLOG)
 
 
 def _configure(socket: zmq.Socket[bytes]) -> None:
@@ -54,14 +66,16 @@ class ControllerSocket:
     """The controller's end. ``fd`` is edge-triggered: after it fires and after every send, receive until empty."""
 
     def __init__(self, run: Path) -> None:
-        endpoint = _endpoint(run)
+        path = _path(run)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         _configure(self._socket)
         self._socket.router_mandatory = True
         self._socket.router_handover = True
-        self._socket.bind(endpoint)
-        (run / SOCKET_NAME).chmod(0o600)
+        self._socket.bind(f"ipc://{path}")
+        path.chmod(0o600)
+        self._socket.immediate = True  # each connection is a new peer; else it would keep the first one's name
+        self._socket.connect(f"ipc://{_path(run, _CONFINED_STAGE)}")
         self.fd = int(self._socket.FD)
         self._own_uid = str(os.getuid())
         self._speakers: OrderedDict[tuple[bytes, str], bool] = OrderedDict()  # name and pid: whether it may have that name
@@ -137,14 +151,18 @@ class ControllerSocket:
 class ActorSocket:
     """An actor's end. A plain loop uses ``poll``; an asyncio one ``drain_in_loop``."""
 
-    def __init__(self, run: Path, actor: str, generation: int) -> None:
-        endpoint = _endpoint(run)
+    def __init__(self, run: Path, actor: str, generation: int, listening: socket.socket | None = None) -> None:
+        """``listening``: of ``listen_for_controller``, where the controller connects; else this connects to the controller."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         _configure(self._socket)
         self._socket.immediate = True
         self._socket.routing_id = f"{actor}:{generation}".encode()
-        self._socket.connect(endpoint)
+        if listening is None:
+            self._socket.connect(f"ipc://{_path(run)}")
+        else:
+            self._socket.setsockopt(zmq.USE_FD, listening.detach())
+            self._socket.bind(f"ipc://{_path(run, actor)}")
         self.fd = int(self._socket.FD)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)

@@ -33,9 +33,19 @@ class Notifier:
         self._state: tuple[str, ...] = ()  # repeated with every beat, in case it was lost
         self._status_at_s = 0.0
         self._socket: socket.socket | None = None
+        self._is_connected = False
         if address:
             self._address = "\0" + address[1:] if address.startswith("@") else address
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+
+    def connect(self) -> None:
+        """Find the receiver once and for all, for a process that soon may look for nobody. Without one there is nobody to tell."""
+        if self._socket is not None:
+            try:
+                self._socket.connect(self._address)
+                self._is_connected = True
+            except OSError:
+                self.close()
 
     def ready(self, status: str = "ready") -> None:
         """Report a warm standby: everything that can be done without the role lock is done."""
@@ -77,8 +87,12 @@ class Notifier:
             return
         lines = (*assignments, f"X_MMRT_ACTOR={self.actor}", f"X_MMRT_GENERATION={self.generation}")
         self._socket.settimeout(timeout_s)
+        datagram = "\n".join(lines).encode()
         try:
-            self._socket.sendto("\n".join(lines).encode(), self._address)
+            if self._is_connected:
+                self._socket.send(datagram)
+            else:
+                self._socket.sendto(datagram, self._address)
         except OSError:
             return
 

@@ -1,6 +1,7 @@
 """Run in a process of its own: the video actor of a run, whose first plan is an attack on the other processes of the run.
 
-usage: attacker.py RUN; the attacks' outcomes go to standard output as JSON: "done", or the name of the error.
+usage: attacker.py RUN; the attacks' outcomes go to standard output as JSON: "done", or the name of the error. An attack that kills
+is made by a fork of the process, which enters the sandbox as it does; its outcome is the signal.
 """
 
 import ctypes
@@ -9,6 +10,8 @@ import fcntl
 import json
 import mmap
 import os
+import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,16 +19,19 @@ from pathlib import Path
 import numpy as np
 
 from mmrt.actors.host.actor import Actor, Ending
-from mmrt.actors.video import worker
+from mmrt.actors.video import sandbox, worker
+from mmrt.actors.video.sandbox import enter_sandbox
 from mmrt.runtime.process.lifeline import Lifeline
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 
+SOCKETS = ("bus", "control", "notify", "device", "gateway.bell")
 CONTROL = (
     "run.json", "api-key", "journal", "saved-pages", "tuning", "endpoint", "outages", "keys", "page-secret", "layout", "LOCK",
-    "decode.lock", "generations.lock", "notes/decode.exit", "notes/capture-decode", "bus", "control",
+    "decode.lock", "generations.lock", "notes/decode.exit", "notes/capture-decode", *SOCKETS,
 )  # fmt: skip
+PTRACE_ATTACH, PROCESS_VM_READV, PIDFD_GETFD, LANDLOCK_RESTRICT_SELF = 16, 310, 438, 446
 MADV_REMOVE, MREMAP_MAYMOVE = 9, 1
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mremap.restype = ctypes.c_void_p
@@ -92,8 +98,43 @@ def give_back(at: int) -> None:
     check(libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(mmap.PAGESIZE), MADV_REMOVE))
 
 
+def deadly(actor: Actor) -> dict[str, Callable[[], object]]:
+    theirs, run, own = os.getppid(), actor.run.path, actor.notifier._socket
+    assert own is not None
+    patches = PagePool.attach_to_fill(actor.run, "patch")
+    return {
+        "give patches back": lambda: give_back(address(patches, "data")),
+        **{f"connect to {name}": lambda name=name: own.connect(str(run / name)) for name in ("bus", "control")},  # type: ignore[misc]
+        "send to a bell": lambda: own.sendto(b"!", str(run / "gateway.bell")),
+        "send a descriptor": lambda: socket.send_fds(own, [b"!"], [0]),
+        "run a program": lambda: os.execv("/bin/true", ["true"]),
+        "kill another": lambda: os.kill(theirs, 0),
+        "trace another": lambda: libc.ptrace(PTRACE_ATTACH, theirs, 0, 0),
+        "read another's memory": lambda: libc.syscall(PROCESS_VM_READV, theirs, 0, 0, 0, 0, 0),
+        "take another's descriptor": lambda: libc.syscall(PIDFD_GETFD, 0, 0, 0),
+        "leave the sandbox": lambda: libc.unshare(0x10000000),
+        "enter another": lambda: libc.syscall(LANDLOCK_RESTRICT_SELF, -1, 0),
+    }
+
+
+def fate(action: Callable[[], object], enter: Callable[[], object]) -> str:
+    """What becomes of a fork that enters the sandbox and does that."""
+    pid = os.fork()
+    if not pid:
+        try:
+            enter()
+            action()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return signal.Signals(-status).name if status < 0 else f"status {status}"
+
+
 def attack(actor: Actor, media: PagePool, patches: PagePool) -> None:
     run = actor.run.path
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
+        found[f"make a socket of {kind.name}"] = attempt(lambda kind=kind: socket.socket(socket.AF_UNIX, kind))  # type: ignore[misc]
     for name in CONTROL:
         found[f"read {name}"] = attempt((run / name).read_bytes)
         found[f"replace {name}"] = attempt(lambda name=name: replace(run / name))  # type: ignore[misc]
@@ -111,7 +152,6 @@ def attack(actor: Actor, media: PagePool, patches: PagePool) -> None:
     for what in ("generations", "_keys", "_key_generations"):
         found[f"write {what} of patches"] = attempt(lambda what=what: let_write(address(patches, what)))  # type: ignore[misc]
     found["write media"] = attempt(lambda: let_write(address(media, "data")))
-    found["give patches back"] = attempt(lambda: give_back(address(patches, "data")))
     found["grow a mapping"] = attempt(lambda: grow(address(patches, "data")))
 
 
@@ -121,7 +161,7 @@ def can_list(run: Path) -> bool:
 
 
 def main(run: Path) -> None:
-    actor = Actor(InstanceId("video"), RunDirectory.attach(run), Lifeline(None), None)
+    actor = Actor(InstanceId("video"), RunDirectory.attach(run), Lifeline(None), str(run / "notify"))
     SEGMENTS.extend(path for path in run.iterdir() if path.suffix == f".{actor.run.run_id}")
     pools: list[PagePool] = []
 
@@ -132,15 +172,23 @@ def main(run: Path) -> None:
         def close(self) -> None:
             pass
 
-    def serve(actor: Actor, *_: object, **__: object) -> None:
-        actor.become_active()
+    def serve(*_: object) -> None:
         actor.serving()
         pools[1].scatter_rows([0], np.arange(4, dtype=np.uint8).reshape(1, 4))  # what it is for
         attack(actor, *pools)
         raise Ending
 
     worker.VideoWorker = Worker  # type: ignore[misc, assignment]
-    worker.serve_plans = serve
+
+    def enter(**limits: object) -> None:
+        places = sandbox._code()  # which takes its time, and is the same in each
+        sandbox._code = lambda: places
+        for name, action in deadly(actor).items():
+            found[name] = fate(action, lambda: enter_sandbox(**limits))  # type: ignore[arg-type]
+        enter_sandbox(**limits)  # type: ignore[arg-type]
+
+    worker.enter_sandbox = enter  # type: ignore[assignment]
+    worker.PlanLoop.serve = serve  # type: ignore[method-assign, assignment]
     found["key in its configuration"] = actor.config.server.api_key or "none"
     try:
         worker.main(actor)

@@ -1,6 +1,6 @@
 """Run in a process of its own: enter the sandbox, try what is forbidden and what is not, print what came of it as JSON.
 
-usage: sandboxed.py RUN CAPTURES ELSEWHERE BUS [VIDEO]; BUS is an ipc socket that echoes, VIDEO a file to decode.
+usage: sandboxed.py RUN CAPTURES ELSEWHERE [VIDEO]; an echo connects to the bus of "video" in RUN, VIDEO is a file to decode.
 """
 
 import base64
@@ -10,6 +10,7 @@ import importlib
 import io
 import json
 import logging
+import mmap
 import os
 import resource
 import signal
@@ -20,17 +21,18 @@ import termios
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-import zmq
 from PIL import Image
 
-from mmrt.actors.video import sandbox, seccomp
+from mmrt.actors.video import sandbox
 from mmrt.actors.video.sandbox import enter_sandbox, memory_left
 from mmrt.media.limits import MediaLimits
 from mmrt.media.video import decode_frames
 from mmrt.media.video_info import analyse
+from mmrt.runtime.bus.messages import Hello
+from mmrt.runtime.bus.transport import ActorSocket, listen_for_controller
+from mmrt.runtime.process.notify import Notifier
 
 MEMORY_BYTES = 512 << 20
 FILE_BYTES = 1 << 20
@@ -54,13 +56,32 @@ def write(path: Path, num_bytes: int = 10) -> None:
             left -= file.write(bytes(left))
 
 
-def echo(endpoint: str) -> None:
+def dies(action: Callable[[], object]) -> str:
+    """The outcome in a process of its own, which enters the sandbox and may be killed."""
+    pid = os.fork()
+    if not pid:
+        try:
+            enter_sandbox(memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES)
+            action()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"status {os.waitstatus_to_exitcode(status)}"
+
+
+def echo(run: Path, listening: socket.socket) -> None:
     """What the actor's bus does, with a context and threads that begin only now."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-        dealer.linger = 0
-        dealer.connect(endpoint)
-        dealer.send(b"are you there?")
-        assert dealer.poll(10_000) and dealer.recv() == b"are you there?"
+    bus = ActorSocket(run, "video", 1, listening)
+    while not bus.send(Hello("video", 1, 1, True)):
+        bus.poll(0.01)
+    while not bus.receive():
+        bus.poll(10)
+    bus.close()
+
+
+def notify(notifier: Notifier) -> None:
+    notifier.ready()
 
 
 def in_a_thread(action: Callable[[], object]) -> str:
@@ -113,8 +134,10 @@ def landlock_version() -> int:
         return 0
 
 
-def main(run: Path, captures: Path, elsewhere: Path, bus: str, video: bytes) -> None:
-    theirs = os.getppid()
+def main(run: Path, captures: Path, elsewhere: Path, video: bytes) -> None:
+    theirs, version = os.getppid(), landlock_version()
+    listening, notifier = listen_for_controller(run, "video"), Notifier(str(run / "notify"), "video")
+    notifier.connect()
     readable, _ = os.pipe()
     given = socket.socket()
     listener = socket.create_server(("127.0.0.1", 0))
@@ -122,29 +145,37 @@ def main(run: Path, captures: Path, elsewhere: Path, bus: str, video: bytes) -> 
     abstract = socket.socket(socket.AF_UNIX)
     abstract.bind("")  # Linux gives it a name
     abstract.listen()
+    ours, _ = socket.socketpair()
+    datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    deadly: dict[str, Callable[[], object]] = {
+        "execve": lambda: os.execv(sys.executable, [sys.executable, "-c", "print('executed')"]),
+        "kill": lambda: os.kill(theirs, 0),
+        "limits of others": lambda: resource.prlimit(theirs, resource.RLIMIT_CORE),
+        "connect what was open": lambda: given.connect(listener.getsockname()),
+        "connect to the run": lambda: datagrams.connect(str(run / "notify")),
+        "send to the run": lambda: datagrams.sendto(b"READY=1", str(run / "notify")),
+        "send descriptors": lambda: socket.send_fds(ours, [b"x"], [readable]),
+        "listen": lambda: given.bind(("127.0.0.1", 0)),
+        "owner of a file": lambda: fcntl.fcntl(readable, fcntl.F_SETOWN, theirs),
+        "signal of a file": lambda: fcntl.fcntl(readable, fcntl.F_SETSIG, signal.SIGKILL),
+        "owner of a socket": lambda: fcntl.ioctl(given, 0x8901, theirs.to_bytes(4, sys.byteorder)),
+        "type": lambda: fcntl.ioctl(readable, termios.TIOCSTI, b"x"),
+    }
+    deaths = {what: dies(action) for what, action in deadly.items()}
     readables = [elsewhere / "given", run / "notes"]
     enter_sandbox(memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES, readable=readables, writable=[captures])
     forbidden: dict[str, Callable[[], object]] = {
         "connect": connect,
         "udp": lambda: socket.socket(socket.AF_INET6, socket.SOCK_DGRAM),
         "netlink": lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW),
-        "execve": lambda: os.execv(sys.executable, [sys.executable, "-c", "print('executed')"]),
         "fork": os.fork,
         "subprocess": lambda: subprocess.run(["true"], check=False),
         "posix_spawn": lambda: os.posix_spawn("/bin/true", ["true"], {}),
-        "kill": lambda: os.kill(theirs, 0),
         "pidfd": lambda: os.pidfd_open(theirs),
-        "limits of others": lambda: resource.prlimit(theirs, resource.RLIMIT_CORE),
         "bind": lambda: socket.socket(socket.AF_UNIX).bind(""),
-        "accept": listener.accept,
-        "connect what was open": lambda: given.connect(listener.getsockname()),
         "abstract": lambda: socket.socket(socket.AF_UNIX).connect(abstract.getsockname()),
         "rmdir": (elsewhere / "empty").rmdir,
         "niceness of others": lambda: os.setpriority(os.PRIO_PROCESS, theirs, 19),
-        "owner of a file": lambda: fcntl.fcntl(readable, fcntl.F_SETOWN, theirs),
-        "signal of a file": lambda: fcntl.fcntl(readable, fcntl.F_SETSIG, signal.SIGKILL),
-        "owner of a socket": lambda: fcntl.ioctl(given, 0x8901, theirs.to_bytes(4, sys.byteorder)),
-        "type": lambda: fcntl.ioctl(readable, termios.TIOCSTI, b"x"),
         "memory of others": lambda: Path(f"/proc/{theirs}/mem").open("rb").close(),
         "environment of others": Path(f"/proc/{theirs}/environ").read_bytes,
         "chmod": lambda: (elsewhere / "old").chmod(0o777),
@@ -170,6 +201,8 @@ def main(run: Path, captures: Path, elsewhere: Path, bus: str, video: bytes) -> 
         "remove in the run": (run / "secret").unlink,
         "large file": lambda: write(captures / "large", 2 * FILE_BYTES),
         "memory": lambda: bytearray(2 * MEMORY_BYTES),
+        "memory without a limit": lambda: mmap.mmap(-1, 4096),
+        "file in memory": lambda: os.memfd_create("x"),
         "core": lambda: resource.setrlimit(resource.RLIMIT_CORE, (4096, 4096)),
     }
     allowed: dict[str, Callable[[], object]] = {
@@ -182,20 +215,21 @@ def main(run: Path, captures: Path, elsewhere: Path, bus: str, video: bytes) -> 
         "capture": lambda: (write(captures / "part"), os.replace(captures / "part", captures / "whole"), os.listdir(captures)),
         "remove a capture": (captures / "old").unlink,
         "null": lambda: write(Path(os.devnull)),
-        "bus": lambda: echo(bus),
+        "bus": lambda: echo(run, listening),
+        "notify": lambda: notify(notifier),
         "kill itself": lambda: os.kill(os.getpid(), 0),
         "decode": lambda: decode(video),
     }
     outcome = {
-        "system calls": {name: attempt(partial(sandbox._syscall, number, -1, -1, -1)) for name, number in seccomp._NUMBERS.items()},
+        "deaths": deaths,
         "forbidden": {what: attempt(action) for what, action in forbidden.items()},
-        "in a thread": {what: in_a_thread(forbidden[what]) for what in ("connect", "execve", "write")},
+        "in a thread": {what: in_a_thread(forbidden[what]) for what in ("connect", "fork", "write")},
         "allowed": {what: attempt(action) for what, action in allowed.items()},
         "status": Path("/proc/self/status").read_text(),
         "core": resource.getrlimit(resource.RLIMIT_CORE),
         "memory left": memory_left(),
         "kept": [name for fd in os.listdir("/proc/self/fd") if (name := target(fd)).startswith("/proc/")],
-        "landlock": landlock_version(),
+        "landlock": version,
     }
     print(json.dumps(outcome), flush=True)
     os.kill(os.getpid(), signal.SIGSEGV)
@@ -204,4 +238,4 @@ def main(run: Path, captures: Path, elsewhere: Path, bus: str, video: bytes) -> 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     arguments = sys.argv[1:]
-    main(*(Path(path) for path in arguments[:3]), arguments[3], Path(arguments[4]).read_bytes())
+    main(*(Path(path) for path in arguments[:3]), Path(arguments[3]).read_bytes())

@@ -4,8 +4,11 @@ The process enters the sandbox as always; then it tries in earnest what would gi
 """
 
 import json
+import select
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,11 @@ from mmrt.runtime.config.sections import MemorySection, ServerSection
 from mmrt.runtime.process.lifeline import Lifeline
 from mmrt.runtime.process.run import DEFAULT_MODEL, create_run, read_run_info, run_info
 from mmrt.runtime.stage_table import InstanceId
+from mmrt.shm.named_socket import bind_in_place
 from mmrt.shm.pool import PagePool
 from mmrt.shm.role_lock import RoleLock
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.tests.actors.video.attacker import CONTROL
+from mmrt.tests.actors.video.attacker import CONTROL, SOCKETS
 
 ATTACKER = Path(__file__).with_name("attacker.py")
 CONFIG = RuntimeConfig(
@@ -35,12 +39,19 @@ CONFIG = RuntimeConfig(
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The outcomes of all attacks, and what the run's directory holds before and after them."""
     place = tmp_path_factory.mktemp("attack")
-    with create_run(place / "run", run_info(CONFIG, DEFAULT_MODEL, 1)) as run, pytest.MonkeyPatch.context() as patch:
+    with (
+        create_run(place / "run", run_info(CONFIG, DEFAULT_MODEL, 1)) as run,
+        pytest.MonkeyPatch.context() as patch,
+        ExitStack() as stack,
+    ):
         patch.setenv("XDG_STATE_HOME", str(place / "state"))
         memory.build(Actor(InstanceId("memory"), run, Lifeline(None), None))
         for name in CONTROL:
             if not (run.path / name).exists():
                 (run.path / name).write_text(name)
+        for name in set(SOCKETS) & set(CONTROL):
+            (run.path / name).unlink()
+        listeners = [stack.enter_context(bind_in_place(run.path / name, socket.SOCK_DGRAM)) for name in SOCKETS]
         before = contents(run.path)
         done = subprocess.run([sys.executable, ATTACKER, str(run.path)], capture_output=True, text=True, timeout=60)
         assert done.stdout, done.stderr
@@ -48,7 +59,19 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             pytest.skip(done.stderr)
         first = bytes(PagePool.attach(run, "patch", writable=False).page(0)[:4])
         held = RoleLock.is_held(run, "decode")
-        yield {"found": json.loads(done.stdout), "before": before, "after": contents(run.path), "patch": first, "held": held}
+        said = [listener.recv(1 << 16) for listener in listeners if has_heard(listener)]
+        yield {
+            "said": said,
+            "found": json.loads(done.stdout),
+            "before": before,
+            "after": contents(run.path),
+            "patch": first,
+            "held": held,
+        }
+
+
+def has_heard(listener: socket.socket) -> bool:
+    return bool(select.select([listener], [], [], 0)[0])
 
 
 def contents(run: Path) -> dict[str, bytes]:
@@ -63,6 +86,16 @@ def test_nothing_that_control_reads_can_be_written_or_removed(outcome: dict[str,
     for what in ("replace", "overwrite", "remove"):
         assert {name: found[f"{what} {name}"] for name in CONTROL} == dict.fromkeys(CONTROL, "EACCES")
     assert outcome["before"] == outcome["after"]
+
+
+def test_nobody_can_be_reached(outcome: dict[str, Any]) -> None:
+    """By connections that it makes, and by those that it has; and nobody is told more than the supervisor."""
+    found = outcome["found"]
+    ways = [name for name in found if name.startswith(("connect", "send", "run", "kill", "trace", "take another", "leave", "enter"))]
+    assert len(ways) == 10 and {found[way] for way in (*ways, "read another's memory")} == {"SIGSYS"}
+    kinds = [name for name in found if name.startswith("make a socket")]
+    assert len(kinds) == 3 and {found[kind] for kind in kinds} == {"EPERM"}
+    assert all(b"X_MMRT_ACTOR=video" in datagram for datagram in outcome["said"])
 
 
 def test_nothing_of_it_can_be_read_but_notes(outcome: dict[str, Any]) -> None:
@@ -89,7 +122,7 @@ def test_no_memory_can_be_cut_or_given_back_or_opened_to_be_written(outcome: dic
     for name in segments:
         assert (found[f"overwrite {name}"], found[f"cut {name}"], found[f"remove {name}"]) == ("EACCES",) * 3
         assert found[f"truncate {name}"] in ("EACCES", "EPERM")
-    assert (found["cut what is open"], found["give patches back"], found["grow a mapping"]) == ("EPERM",) * 3
+    assert (found["cut what is open"], found["grow a mapping"], found["give patches back"]) == ("EPERM", "EPERM", "SIGSYS")
 
 
 def test_of_the_patches_it_writes_the_pages_alone(outcome: dict[str, Any]) -> None:

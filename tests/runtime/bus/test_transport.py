@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from mmrt.runtime.bus import messages, wire
-from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_loop
+from mmrt.runtime.bus.transport import ActorSocket, ControllerSocket, drain_in_loop, listen_for_controller
 
 
 @pytest.fixture
@@ -72,6 +72,31 @@ def test_a_new_controller_is_found_again(tmp_path: Path, decode: ActorSocket, co
         received += successor.receive()
     assert received[0] == ("decode", 7, hello())
     successor.close()
+
+
+def test_a_controller_connects_to_one_that_is_confined_and_so_does_its_successor(tmp_path: Path, controller: ControllerSocket) -> None:
+    """Each generation makes the socket anew, under its own name on the bus."""
+    video: ActorSocket | None = None
+    for generation in (1, 2):
+        if video is not None:
+            video.close()
+        video = ActorSocket(tmp_path, "video", generation, listen_for_controller(tmp_path, "video"))
+        send_until_gone(video, hello())
+        assert receive_some(controller) == [("video", generation, hello())]
+        assert controller.send("video", generation, messages.Welcome(3))
+        assert receive_some(video) == [messages.Welcome(3)]
+    controller.close()
+    successor = ControllerSocket(tmp_path)
+    received: list[object] = []
+    while not received:
+        video.send(hello())
+        select.select([successor.fd], [], [], 0.05)
+        received += successor.receive()
+    assert received[0] == ("video", 2, hello())
+    assert successor.send("video", 2, messages.Welcome(4))
+    assert receive_some(video) == [messages.Welcome(4)]
+    successor.close()
+    video.close()
 
 
 @pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x93\xa5Hello", wire.encode(messages.Welcome(1)), b"\xff" * 100])
