@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from ...models.architecture import ModelConfig
+from ...models.families.item_check import fault_of
 from ...models.families.registry import family_of
 from ...runtime.config.runtime_config import RuntimeConfig, is_policy_file
 from ...runtime.config.sections import ObjectiveSection
@@ -58,6 +59,7 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -
         embedding_cache=config.memory.embedding_cache,
         prefix_cache=config.memory.prefix_cache,
         positions=partial(_positions, model),
+        fault_of=partial(fault_of, model),
     )
 
 

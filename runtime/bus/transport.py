@@ -12,6 +12,7 @@ video actor is, speaks for an actor of that stage alone.
 import asyncio
 import logging
 import os
+import re
 import socket
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ _DRAIN_LIMIT = 256
 _CONFINED_STAGE = "video"
 _BACKLOG = 4
 _MAX_SPEAKERS = 1024
+_GENERATION = re.compile("[0-9]{1,18}")  # it goes into words of 64 bits
 
 
 def _path(run: Path, actor: str = "") -> Path:
@@ -96,6 +98,8 @@ class ControllerSocket:
                 continue
             try:
                 actor, generation = name.decode().rsplit(":", 1)
+                if not _GENERATION.fullmatch(generation):
+                    raise ValueError(f"{generation!r} is no generation")
                 message = messages.decode_to_controller(body[0].buffer)
                 received.append((InstanceId(actor), int(generation), message))
             except (msgspec.DecodeError, ValueError, IndexError) as error:
@@ -118,7 +122,7 @@ class ControllerSocket:
         """Return whether the process may have that name. Before it is confined a process has no reason to claim another's."""
         speaker = name, pid
         if speaker not in self._speakers:
-            is_own = name.startswith((f"{_CONFINED_STAGE}:".encode(), f"{_CONFINED_STAGE}.".encode()))
+            is_own = name.startswith(f"{_CONFINED_STAGE}:".encode())
             self._speakers[speaker] = is_own or not is_confined(int(pid))
             if not self._speakers[speaker]:
                 log.warning("ignored messages from %r: process %s is confined, and speaks for %s alone", name, pid, _CONFINED_STAGE)

@@ -179,7 +179,7 @@ def test_what_decodes_media_gets_no_descriptors(open_directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "is_heard"), [("video", True), ("video.1", True), ("decode", False), ("gateway", False), ("videos", False)]
+    ("name", "is_heard"), [("video", True), ("video.1", False), ("decode", False), ("gateway", False), ("videos", False)]
 )
 def test_what_decodes_media_speaks_on_the_bus_for_itself_alone(open_directory: Path, name: str, is_heard: bool) -> None:
     controller = ControllerSocket(open_directory)

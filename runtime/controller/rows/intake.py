@@ -179,7 +179,12 @@ def prepare_analysed(state: ControllerState) -> None:
 
 
 def set_shape(state: ControllerState, request: Request, item: int, shape: ItemShape) -> bool:
-    """Record an analysis. Returns False for a request that fails by it: its record outgrows the row."""
+    """Record an analysis. Returns False for a request that fails by it: it contradicts itself, or its record outgrows the row."""
+    medium = request.spec.items[item]
+    if fault := state.limits.fault_of(medium.kind, shape):
+        message = f"{medium.path}: the analysis of the {medium.kind} contradicts itself: {fault}"
+        fail(state, request, RequestError(message, status=500, type="internal_error"))
+        return False
     request.record.items[item].shape = shape
     try:
         check_record(state, request)

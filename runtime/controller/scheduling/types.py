@@ -4,13 +4,13 @@ The controller builds a ``View`` of its state, a policy answers with a ``StepPla
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from ....schema.media import MediaKind
+from ....schema.media import ItemShape, MediaKind
 from ...bus.messages import RequestSpec
 from ...config.runtime_config import MAX_STEP_TOKENS
 from ...stage_table import ACTORS, InstanceId
@@ -107,6 +107,7 @@ class Limits:
     snapshot_tokens: int = 256  # least between the first snapshots of a prompt: a copy of its states is worth that
     learnt_tokens: int = 1024  # that a prompt has in common with others behind its last snapshot: it leaves one there
     positions: Positions = indices
+    fault_of: Callable[[MediaKind, ItemShape], str] = lambda kind, shape: ""  # what contradicts what in the shape of such an item
 
     @property
     def grid(self) -> int:
