@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json.
 
-A file has tokens, merges and the name of an expression that splits texts (``tokenizer.ggml.pre``). The expressions are those of the
-models' own tokenizers.
+A file of kind "gpt2" has tokens, merges and the name of an expression that splits texts (``tokenizer.ggml.pre``): the expressions are
+those of the models' own tokenizers. One of kind "llama" has tokens and scores, see ``sentence_pieces``.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
 from ..text.tokenizer_trial import MAX_ADDED_TOKENS
 from .fields import END_TOKENS, token_of
+from .sentence_pieces import make_pieces
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -44,12 +45,31 @@ SPLITTINGS = {
 
 def make_tokenizer(metadata: Mapping[str, Any], where: str) -> tuple[str, dict[str, Any]]:
     """tokenizer.json and the fields of tokenizer_config.json. Raises: CheckpointError naming the key and its value."""
-    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "")
-    if kind != "gpt2":
-        raise CheckpointError(f"{where}: tokenizer.ggml.model is {kind!r}, expected 'gpt2' (byte-level BPE)")
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama"):
+        raise CheckpointError(f"{where}: tokenizer.ggml.model is {kind!r}, expected 'gpt2' (byte-level BPE) or 'llama' (SentencePiece)")
+    tokens, kinds = _tokens(metadata, where)
+    named = {name: token_of(metadata, f"{name}_token_id", tokens) for name in ("bos", "eos", "unknown", "padding")}
+    facts = JsonObject(metadata, where)
+    if kind == "llama":
+        begins, has_prefix = True, facts.boolean("tokenizer.ggml.add_space_prefix", default=True)
+        scores = metadata.get("tokenizer.ggml.scores")
+        tokenizer = make_pieces(tokens, kinds, scores, where, unknown=named["unknown"], has_prefix=has_prefix)
+    else:
+        tokenizer, begins = _byte_level(metadata, tokens, where)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _of_kind(_CONTROL, tokens, kinds)])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in _of_kind(_USER_DEFINED, tokens, kinds)])
+    if facts.boolean("tokenizer.ggml.add_bos_token", default=begins) and (bos := named["bos"]) is not None:
+        tokenizer.post_processor = _beginning(bos, tokens.index(bos), where)
+    names = {"bos_token": named["bos"], "eos_token": named["eos"], "unk_token": named["unknown"], "pad_token": named["padding"]}
+    return tokenizer.to_str(), {name: token for name, token in names.items() if token is not None}
+
+
+def _byte_level(metadata: Mapping[str, Any], tokens: list[str], where: str) -> tuple[tokenizers.Tokenizer, bool]:
+    """The tokenizer without added tokens, and whether texts begin with bos_token unless the file says otherwise."""
+    pre = metadata.get("tokenizer.ggml.pre", "")
     if not isinstance(pre, str) or pre not in SPLITTINGS:
         raise CheckpointError(f"{where}: tokenizer.ggml.pre is {pre!r}, expected one of {', '.join(SPLITTINGS)}")
-    tokens, kinds = _tokens(metadata, where)
     splitting = SPLITTINGS[pre]
     merges = list[tuple[str, str]]()
     for pair in _strings(metadata, "tokenizer.ggml.merges", where):
@@ -66,14 +86,7 @@ def make_tokenizer(metadata: Mapping[str, Any], where: str) -> tuple[str, dict[s
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(splitting)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _of_kind(_CONTROL, tokens, kinds)])
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in _of_kind(_USER_DEFINED, tokens, kinds)])
-    named = {name: token_of(metadata, f"{name}_token_id", tokens) for name in ("bos", "eos", "unknown", "padding")}
-    begins = JsonObject(metadata, where).boolean("tokenizer.ggml.add_bos_token", default=splitting.begins)
-    if begins and (bos := named["bos"]) is not None:
-        tokenizer.post_processor = _beginning(bos, vocabulary[bos], where)
-    names = {"bos_token": named["bos"], "eos_token": named["eos"], "unk_token": named["unknown"], "pad_token": named["padding"]}
-    return tokenizer.to_str(), {name: token for name, token in names.items() if token is not None}
+    return tokenizer, splitting.begins
 
 
 def _beginning(token: str, number: int, where: str) -> processors.PostProcessor:

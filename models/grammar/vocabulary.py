@@ -57,7 +57,7 @@ class GrammarVocabulary:
 
     def _encode(self, text: bytes) -> list[int]:
         guard = PromptGuard(self._tokenizer)
-        return guard.encode(guard.hide([text.decode("utf-8", "replace")])[0])
+        return guard.encode(guard.hide([text.decode("utf-8", "replace")])[0], begins=False)
 
 
 def load_vocabulary(path: Path, model: ModelConfig) -> GrammarVocabulary:

@@ -17,6 +17,7 @@ import tokenizers
 
 from ..checkpoint.files import tokenizer_file
 from ..errors import CheckpointError
+from . import sentence_pieces
 from .tokenizer_trial import check_number, check_tokenizer
 
 _SENTINEL = re.compile("x|([0-9]+)y")  # behind a request's nonce
@@ -43,10 +44,12 @@ class Tokenizer:
         self.eos_ids = frozenset(eos_ids)
         self.special_tokens = dict(special_tokens or {})
         added = backend.get_added_tokens_decoder()
+        self._added = frozenset(added)
         special = {id for id, token in added.items() if token.special}
         control = special | set(control_ids)
         self.control_ids = {token.content: id for id, token in added.items() if id in control}
-        self.token_bytes = _token_bytes(backend, special)
+        self._going_on = sentence_pieces.going_on(backend) if sentence_pieces.has_pieces(backend) else None
+        self.token_bytes = _token_bytes(backend, special) if self._going_on is None else sentence_pieces.piece_bytes(backend, special)
         self.vocab_size = len(self.token_bytes)
         self._special_text = {id: token.content for id, token in added.items() if id in special}
         self._longest_token_chars = max((len(token) for token in backend.get_vocab()), default=1)
@@ -58,7 +61,8 @@ class Tokenizer:
         """Read a checkpoint directory. ``control_ids`` are ids (media placeholders) that are control tokens whatever the file says.
 
         Raises:
-            CheckpointError: a file is missing, malformed, or takes too long to load; or the decoder is not a byte-level one.
+            CheckpointError: a file is missing, malformed, or takes too long to load; or is of another kind than byte-level BPE and
+                SentencePiece.
         """
         file = tokenizer_file(path)
         check_tokenizer(file)
@@ -83,6 +87,25 @@ class Tokenizer:
         """``encode`` of each text, without holding the GIL."""
         return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
+    def encode_going_on(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of texts that go on another; ``encode_pieces`` of a tokenizer that puts no space in front."""
+        if self._going_on is None:
+            return self.encode_pieces(texts)
+        return [encoding.ids for encoding in self._going_on.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_parts(self, parts: Sequence[tuple[str, Sequence[int]]], begins: bool) -> list[int]:
+        """Ids of one text that is cut into parts, ids behind each. ``begins``: nothing stands in front of it."""
+        texts = [text for text, _ in parts]
+        opening = self.encode_pieces(texts)
+        within = opening if self._going_on is None else self.encode_going_on(texts)
+        found: list[int] = []
+        for number, (_, behind) in enumerate(parts):
+            found += (opening if begins else within)[number]
+            if behind or found:  # what follows an added token begins anew
+                begins = not behind and found[-1] in self._added
+            found += behind
+        return found
+
     def encode_prompt(self, text: str) -> list[int]:
         """``encode`` of a text without a template, with the tokens that the file puts around any: Llama 3 begins with one."""
         return self._backend.encode_batch_fast([text])[0].ids
@@ -93,7 +116,10 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], with_control_tokens: bool = False) -> str:
         """The whole text at once. Without control tokens it is what the joined deltas equal."""
-        return self._backend.decode(list(ids), skip_special_tokens=not with_control_tokens)
+        if self._going_on is None:
+            return self._backend.decode(list(ids), skip_special_tokens=not with_control_tokens)
+        bytes_of = self.bytes_of if with_control_tokens else lambda id: self.token_bytes[id] if 0 <= id < self.vocab_size else b""
+        return b"".join(map(bytes_of, ids)).decode("utf-8", "replace")
 
     def bytes_of(self, id: int) -> bytes:
         """Return the bytes of one token, a control token's name included; none for an id without a token."""
@@ -108,17 +134,18 @@ class Tokenizer:
     def _encode_literally(self) -> dict[str, list[int]]:
         """Return the ids of each control token's characters."""
         control, literal = frozenset(self.control_ids.values()), dict[str, list[int]]()
-        self._backend.encode_special_tokens = True
+        backend = self._going_on or self._backend
+        backend.encode_special_tokens = True
         try:
             for content in self.control_ids:
-                ids = self._backend.encode(content, add_special_tokens=False).ids
+                ids = backend.encode(content, add_special_tokens=False).ids
                 if not control.isdisjoint(ids):  # a control token that the file does not call special: no piece of it is one
-                    ids = [id for char in content for id in self._backend.encode(char, add_special_tokens=False).ids]
+                    ids = [id for char in content for id in backend.encode(char, add_special_tokens=False).ids]
                 if not control.isdisjoint(ids):
                     raise ValueError(f"control token {content!r} cannot be written as text")
                 literal[content] = ids
         finally:
-            self._backend.encode_special_tokens = False
+            backend.encode_special_tokens = False
         return literal
 
 
@@ -198,8 +225,8 @@ class PromptGuard:
         before, mark, _ = rendered.rpartition(self.mark)
         return before.replace(self.mark, "") if mark else None
 
-    def encode(self, rendered: str) -> list[int]:
-        """Token ids of a rendered template that contains hidden strings."""
+    def encode(self, rendered: str, begins: bool = True) -> list[int]:
+        """Token ids of a rendered template that contains hidden strings. ``begins``: it does not go on another text."""
         first, *rest = rendered.split(self._nonce)
         pieces = [first]
         after: list[list[int]] = []  # ids that follow each piece
@@ -211,12 +238,7 @@ class PromptGuard:
             after.append([] if index is None else self._tokenizer.encode_control_token_as_text(self._words.contents[int(index)]))
             pieces.append(text[found.end() :])
         after.append([])
-        return [
-            id
-            for ids, literal in zip(self._tokenizer.encode_pieces(pieces), after, strict=True)
-            for part in (ids, literal)
-            for id in part
-        ]
+        return self._tokenizer.encode_parts(list(zip(pieces, after, strict=True)), begins)
 
     def _replace(self, found: re.Match[str]) -> str:
         return f"{self._nonce}{self._words.numbers[found.group()]}y"
@@ -259,7 +281,7 @@ def _token_bytes(backend: tokenizers.Tokenizer, special: Collection[int]) -> lis
         ValueError: another kind of decoder.
     """
     if not isinstance(backend.decoder, tokenizers.decoders.ByteLevel):
-        raise ValueError(f"the decoder is {backend.decoder}, only ByteLevel is supported")
+        raise ValueError(f"the decoder is {backend.decoder}, only ByteLevel is supported, and SentencePiece's with bytes")
     vocabulary = backend.get_vocab(with_added_tokens=True)
     table = [b""] * (max(vocabulary.values(), default=-1) + 1)
     byte_of = _byte_of_char()

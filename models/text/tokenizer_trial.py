@@ -62,8 +62,10 @@ def _is_known(part: msgspec.Raw) -> bool:
 
 def _is_fast(part: object) -> bool:
     match part:
-        case None | {"type": "NFC" | "ByteLevel"}:
+        case None | {"type": "NFC" | "ByteLevel" | "Prepend"}:
             return True
+        case {"type": "Replace", "pattern": {"String": str()}, "content": str(text)}:
+            return len(text) == 1
         case {"type": "Split", "pattern": {"String": str()}}:
             return True
         case {"type": "Split", "pattern": {"Regex": str(pattern)}}:

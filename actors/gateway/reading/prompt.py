@@ -127,7 +127,7 @@ class PromptBuilder:
     def answer_ids(self, text: str) -> list[int]:
         """Return the ids of an answer to a prompt, with the token that ends it. Control tokens in it are text."""
         guard = PromptGuard(self._tokenizer)
-        return [*guard.encode(guard.hide([text])[0]), self._end_of_answer]
+        return [*guard.encode(guard.hide([text])[0], begins=False), self._end_of_answer]
 
     @cached_property
     def _end_of_answer(self) -> int:
@@ -145,7 +145,7 @@ class PromptBuilder:
         """Return the ids of each word at the start of a text and, where these differ in the first id alone, behind a space, as vLLM."""
         found: list[list[int]] = []
         for word in words:
-            bare, spaced = self._tokenizer.encode_pieces([word.lstrip(), f" {word.lstrip()}"])
+            bare, spaced = self._tokenizer.encode_going_on([word.lstrip(), f" {word.lstrip()}"])
             found.append(bare)
             if spaced[0] != bare[0] and len(spaced) == len(bare):
                 found.append(spaced)
