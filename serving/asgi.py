@@ -21,6 +21,9 @@ async def serve_asgi(http: web.Request, application: Callable[[Scope, Receive, S
     exchange = _Exchange(http)
     try:
         await application(exchange.scope, exchange.receive, exchange.send)
+    except asyncio.CancelledError:
+        if not exchange.is_whole:
+            raise  # else its client has all of the answer, and went while the application was tidying up
     except ConnectionError:
         if http.transport is not None:
             http.transport.abort()
@@ -34,6 +37,7 @@ class _Exchange:
         self._http = http
         self._has_ended = False
         self.response: web.StreamResponse | None = None
+        self.is_whole = False  # the answer has been sent
         self.scope: Scope = {
             "type": "http",
             "method": http.method,
@@ -67,6 +71,7 @@ class _Exchange:
                 if message["body"]:
                     await self.response.write(message["body"])
                 if not message.get("more_body", False):
+                    self.is_whole = True
                     await self.response.write_eof()
         except TimeoutError:
             raise ConnectionError("its client reads too slowly") from None

@@ -1,8 +1,8 @@
 """A relay: sends a request on to a run and streams the bytes of its answer back. Neither is changed.
 
-It speaks ASGI to what serves its clients. Who owns one decides which run gets a request. A run that is lost before the first byte of an
-answer is reported, so that its owner can try again; a stream that is lost later ends with an error as its API has it, and an answer
-that is no stream is cut off.
+It speaks ASGI to what serves its clients. Who owns one decides which run gets a request. A run that is lost before the first byte of
+an answer, or in the middle of a short one, is reported, so that its owner can try again. A stream that is lost later ends with an error
+as its API has it, and a long answer that is no stream is cut off.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from ..runtime.errors import RequestError
 MAX_BODY_BYTES = 64 << 20  # as a run's server.max_body_mib by default
 PIECE_BYTES = 64 * 1024  # of a body, sent at once
 HELD_BODIES = 4  # of the largest size are in memory at once, as at a run
+SHORT_BYTES = 1 << 20  # an answer of a known length up to that is passed on when it is whole: until then its run may be lost
 SMALL_BYTES = 32 * 1024  # bodies up to that are never refused for want of memory, and are read without a thread
 CONNECT_TIMEOUT_S = 5.0
 _OF_PROXIES = b"proxy-connection proxy-authorization".split()
@@ -65,7 +66,7 @@ class Request:
 
 class Answer(NamedTuple):
     response: aiohttp.ClientResponse
-    first: bytes  # of the body
+    first: bytes  # of the body; all of a short one
 
 
 class Relay:
@@ -121,7 +122,8 @@ class Relay:
         data = _pieces(request.body) if request.body else None
         response = await self._connections().request(request.method, target, data=data, headers=headers, allow_redirects=False)
         try:
-            return Answer(response, await response.content.readany())
+            is_short = 0 < (response.content_length or 0) <= SHORT_BYTES
+            return Answer(response, await (response.content.read() if is_short else response.content.readany()))
         except BaseException:
             response.close()
             raise

@@ -5,13 +5,16 @@ import errno
 import io
 import json
 from collections.abc import Callable
+from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from mmrt.runtime.errors import RunError
 from mmrt.serving import asgi, fleet
 from mmrt.serving.card import Card
+from mmrt.serving.relay import reply
 from mmrt.serving.residency import State
 from mmrt.tests.serving.conftest import Tried, echo
 from mmrt.tests.serving.test_several_front import streaming
@@ -87,6 +90,54 @@ def test_a_client_that_does_not_read_holds_no_model(front: Trying, monkeypatch: 
         writer.close()
 
     front(test, "[server]\nrequest_timeout_s = 20\n[front]\nturn_s = 0.1\n")
+
+
+def test_a_client_that_goes_with_its_answer_has_gone_too_early_for_nobody() -> None:
+    returned = asyncio.Event()
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await reply(send, b"{}")
+        await asyncio.sleep(10)  # tidying up
+
+    async def handle(http: web.Request) -> web.StreamResponse:
+        response = await asgi.serve_asgi(http, answer)
+        returned.set()
+        return response
+
+    async def test() -> None:
+        app = web.Application()
+        app.router.add_get("/", handle)
+        runner = web.AppRunner(app, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with asyncio.timeout(5), aiohttp.ClientSession() as session:
+            answer = await session.get(f"http://127.0.0.1:{runner.addresses[0][1]}/")
+            assert await answer.read() == b"{}"
+            await session.close()
+            await returned.wait()
+        await runner.cleanup()
+
+    asyncio.run(test())
+
+
+def test_a_run_that_is_lost_in_the_middle_of_a_short_answer_is_lost_before_it(front: Trying) -> None:
+    async def test(tried: Tried) -> None:
+        run = tried.run("a")
+
+        async def cut(request: web.Request) -> web.StreamResponse:
+            run.handler = echo
+            response = web.StreamResponse(headers={"content-type": "application/json", "content-length": "100"})
+            await response.prepare(request)
+            await response.write(b'{"half": ')
+            assert request.transport is not None
+            request.transport.close()
+            return response
+
+        run.handler = cut
+        answer = await tried.post(CHAT, x="y")
+        assert answer.status == 200 and (await answer.json())["body"] == '{"x": "y"}'
+
+    front(test)
 
 
 def test_what_a_start_or_a_check_may_raise_costs_one_model(front: Trying, monkeypatch: pytest.MonkeyPatch) -> None:
