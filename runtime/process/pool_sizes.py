@@ -14,7 +14,8 @@ from .device_room import DeviceRoom, pool_bytes, working_bytes
 from .host_room import HostRoom
 
 HOST_SHARE = 0.25  # of free memory after the weights: the rest is for processes, their activations, and whatever else the machine does
-KV_TOKENS = 65536  # least, or all contexts that can run where that is less
+KV_TOKENS = 65536  # least, or all contexts that can run where that is less; fewer, down to one context, where memory is scarce
+SCARCE_SHARE = 0.5  # of free memory after the weights, which the least may take
 HOST_CONTEXTS = 16  # most, on the host
 QUICK_BYTES = 512 << 20  # most above the least, on the host, or half of the weights: reserving a GiB costs 0.3 s of the start
 EMBEDDING_TOKENS, MAX_EMBEDDING_TOKENS = 16384, 131072  # least, most; the largest picture that Qwen's processors make has the former
@@ -60,10 +61,17 @@ def size_for_host(config: RuntimeConfig, facts: ModelFacts, room: HostRoom | Non
     states = _state_size(config, facts, left)
     if memory.kv_tokens:
         return PoolSizes(embedding, PoolSize(memory.kv_tokens, "memory.kv_tokens"), states)
-    least = max(min(KV_TOKENS, num_rows * context), context)
-    left_of_each = max(0, left - embedding.tokens * facts.embedding_row_bytes) // config.num_kv_pools
-    left_of_each = max(0, left_of_each - states.members * facts.member_bytes - states.snapshots * facts.state_bytes)
-    affordable = left_of_each // facts.kv_room_bytes * memory.kv_page_tokens
+
+    def affordable_of(num_bytes: int) -> int:
+        """Return the tokens of each pool that all pools' memory has room for."""
+        of_each = max(0, num_bytes - embedding.tokens * facts.embedding_row_bytes) // config.num_kv_pools
+        of_each = max(0, of_each - states.members * facts.member_bytes - states.snapshots * facts.state_bytes)
+        return of_each // facts.kv_room_bytes * memory.kv_page_tokens
+
+    affordable, least = affordable_of(left), min(KV_TOKENS, num_rows * context)
+    if room is not None:
+        least = min(least, affordable_of(int(SCARCE_SHARE * max(0, free - facts.weight_bytes))))
+    least = max(least, context)
     num_quick = max(QUICK_BYTES, facts.weight_bytes // 2) // config.num_kv_pools // facts.kv_room_bytes * memory.kv_page_tokens
     kv = _within(least, affordable, max(least, min(HOST_CONTEXTS * context, least + num_quick)), share)
     return PoolSizes(embedding, kv, states)

@@ -72,13 +72,15 @@ def test_on_the_host_pools_take_a_share_of_what_is_available() -> None:
     kv, embedding = on_host(15 + 4 * 10)
     assert kv * 57344 + embedding * 7168 == pytest.approx(10 * GIB, rel=0.01), "a quarter of what the weights leave"
     assert embedding * 7168 == pytest.approx(0.02 * 10 * GIB, rel=0.01)
-    assert on_host(10) == on_host(0) == (65536, 16384), "never less than running requests need"
+    assert on_host(15 + 2 * 4) == (65536, 16384), "running requests need so many"
+    assert 15 << 10 < on_host(15 + 2 * 2)[0] < 65536, "half of what the weights leave, where memory is scarce"
+    assert on_host(10) == on_host(0) == (32768, 16384), "never less than one context"
     assert on_host(4000)[0] == pytest.approx(65536 + 7.5 * GIB / 57344, rel=0.001), "half of the weights: the start stays quick"
     assert on_host(4000, msgspec.structs.replace(QWEN_7B, kv_page_bytes=16 * 512)) == (16 * 32768, 131072), "all that will be filled"
     assert on_host(4000, kv_tokens=1600, embedding_tokens=320) == (1600, 320)
     assert on_host(4000, kv_tokens=1600) == (1600, 131072)
     shared = HostRoom(memory_bytes=4000 * GIB, shared_bytes=1 * GIB)
-    assert plan_layout(RuntimeConfig(), QWEN_7B, "bfloat16", shared).pools["kv"].num_pages * 16 == 65536
+    assert plan_layout(RuntimeConfig(), QWEN_7B, "bfloat16", shared).pools["kv"].num_pages * 16 == 32768
 
 
 def test_wide_rows_of_embeddings_are_fewer() -> None:
