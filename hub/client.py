@@ -39,13 +39,18 @@ class Hub:
         from huggingface_hub import constants, get_token
 
         self.endpoint = constants.ENDPOINT.rstrip("/")
+        self.shown = _shown(self.endpoint)
         if constants.HF_HUB_OFFLINE:
             raise HubError("HF_HUB_OFFLINE is set, so no hub is asked: unset it to fetch a model")
         try:
             self._origin = URL(self.endpoint).origin()
         except ValueError:
-            raise HubError(f"HF_ENDPOINT = {self.endpoint!r} is not the address of a hub, as https://huggingface.co") from None
+            raise HubError(f"HF_ENDPOINT = {self.shown!r} is not the address of a hub, as https://huggingface.co") from None
         self._token = get_token()
+        if self._token and URL(self.endpoint).user is not None:  # one header has either
+            raise HubError(
+                f"HF_ENDPOINT has a password for {self.shown}, and there is a token (HF_TOKEN, hf auth login): leave one of them out"
+            )
         self._parts = asyncio.Semaphore(_MAX_PARTS)
 
     async def __aenter__(self) -> Self:
@@ -108,7 +113,7 @@ class Hub:
     def unreachable(self, name: HubName, problem: str) -> HubError:
         """The error about a hub that does not answer."""
         mirror = "" if "huggingface.co" in self.endpoint else " (HF_ENDPOINT)"
-        return HubError(f"{name}: {self.endpoint}{mirror} does not answer: {problem}; what has come is kept, try again")
+        return HubError(f"{name}: {self.shown}{mirror} does not answer: {problem}; what has come is kept, try again")
 
     @asynccontextmanager
     async def _get(self, name: HubName, url: str, headers: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -123,14 +128,14 @@ class Hub:
                     yield response
                     return
                 target = _redirected(name, target, response.headers.get("Location", ""))
-        raise HubError(f"{name}: {self.endpoint} redirects more than {_MAX_REDIRECTS} times")
+        raise HubError(f"{name}: {self.shown} redirects more than {_MAX_REDIRECTS} times")
 
     def _check(self, name: HubName, response: aiohttp.ClientResponse) -> None:
         """Raise what a status means: HubError where a person has to act, InterruptedFetchError where time helps."""
         status, code = response.status, response.headers.get("X-Error-Code", "")
         if status in (200, 206):
             return
-        page = f"{self.endpoint}/{name.repo}"
+        page = f"{self.shown}/{name.repo}"
         has_token = "the token (HF_TOKEN, hf auth login) does not open it" if self._token else "then set HF_TOKEN, or `hf auth login`"
         if code == "GatedRepo":
             raise HubError(f"{name.repo} is gated: accept its terms at {page}; {has_token}")
@@ -139,15 +144,21 @@ class Hub:
         if code == "EntryNotFound":
             raise HubError(f"{name.repo}: the hub lists a file that it does not have ({response.url.path[-80:]})")
         if status == 401 and self._token and code != "RepoNotFound":
-            raise HubError(f"{name.repo}: {self.endpoint} does not accept the token: make another, and set HF_TOKEN or `hf auth login`")
+            raise HubError(f"{name.repo}: {self.shown} does not accept the token: make another, and set HF_TOKEN or `hf auth login`")
         if code == "RepoNotFound" or status in (401, 404):
             private = "its token may not read it" if self._token else "needs HF_TOKEN, or `hf auth login`"
-            raise ModelNotFoundError(f"{self.endpoint} has no model {name.repo}, or it is private and {private}")
+            raise ModelNotFoundError(f"{self.shown} has no model {name.repo}, or it is private and {private}")
         if status in (403, 451):
-            raise HubError(f"{name.repo}: {self.endpoint} refuses access (status {status}): see {page}")
+            raise HubError(f"{name.repo}: {self.shown} refuses access (status {status}): see {page}")
         if status in (408, 429) or status >= 500:
             raise InterruptedFetchError(f"status {status}" + (", too many requests: wait some minutes" if status == 429 else ""))
-        raise HubError(f"{name.repo}: {self.endpoint} answers with status {status}, expected 200")
+        raise HubError(f"{name.repo}: {self.shown} answers with status {status}, expected 200")
+
+
+def _shown(endpoint: str) -> str:
+    """A hub's address as messages have it: without the password that a mirror's may hold."""
+    scheme, mark, rest = endpoint.rpartition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
 
 def _redirected(name: HubName, source: URL, location: str) -> URL:

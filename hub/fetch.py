@@ -47,7 +47,7 @@ async def fetch_files(
     try:
         cache.snapshot(repository.commit).mkdir(parents=True, exist_ok=True)
         (cache.folder / "blobs").mkdir(exist_ok=True)
-        await together(one(file) for file in {file.digest: file for file in files}.values())  # of equal files one  # of equal files one
+        await together(one(file) for file in {file.digest: file for file in files}.values())  # of equal files one
         for file in files:
             cache.link(repository.commit, file)
     except OSError as error:
@@ -76,8 +76,12 @@ async def _fetch(hub: Hub, repository: Repository, file: RemoteFile, cache: Repo
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise HubError(f"{repository.name}: another mmrt fetches {file.name}: wait for it") from None
+        if cache.has(file):  # another has just ended it; this file is its, or an empty one
+            partial.unlink(missing_ok=True)
+            progress(file.num_bytes)
+            return
         await _Download(hub, repository, file, stream, progress).run()
-        os.fsync(stream.fileno())
+        await asyncio.to_thread(os.fsync, stream.fileno())  # gigabytes that are not on the disk yet
         os.replace(partial, cache.blob(file))
 
 
@@ -91,7 +95,7 @@ class _Download:
 
     async def run(self) -> None:
         """Raises: HubError; what has come stays in the stream, unless its contents are wrong."""
-        self._read_beginning()
+        await self._read_beginning()
         failures, problem = 0, "it sends nothing"
         while self._at < self._file.num_bytes:
             if failures == _TRIES:
@@ -111,12 +115,13 @@ class _Download:
                 f"its digest is {self._digest.hexdigest()[:12]}, expected {self._file.digest[:12]}; fetch it again, or from elsewhere"
             )
 
-    def _read_beginning(self) -> None:
-        """Take what an earlier try has left."""
+    async def _read_beginning(self) -> None:
+        """Take what an earlier try has left. Other files, and Ctrl-C, get their turn meanwhile."""
         while piece := self._stream.read(_HASHED_BYTES):
             self._take(piece)
             if self._at > self._file.num_bytes:  # nobody writes so much; begin anew
                 raise self._too_long()
+            await asyncio.sleep(0)
 
     async def _receive(self) -> None:
         async with self._hub.open(self._repository, self._file, self._at) as pieces:

@@ -17,6 +17,7 @@ from .names import HubName
 MAX_ANSWER_BYTES = 32 << 20
 _MAX_SMALL_BYTES = 256 << 20  # of all files beside the weights
 _MAX_FILE_BYTES = 1 << 44
+_MAX_WEIGHT_FILES = 1000  # large models have some 200
 _MAX_NAME = 400
 _SMALL = (".json", ".jinja", ".model", ".txt")  # configuration, tokenizer, template; never programs or pickles
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -214,7 +215,9 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _with_digests(repository: Repository, files: list[RemoteFile]) -> list[RemoteFile]:
-    """Raise HubError for a file whose contents could not be checked."""
+    """Raise HubError for a file whose contents could not be checked, and for more than a model has."""
+    if len(files) > _MAX_WEIGHT_FILES:
+        raise HubError(f"{repository.name}: the model has {len(files)} files there, expected at most {_MAX_WEIGHT_FILES}")
     if unknown := next((file.name for file in files if not file.digest), None):
         raise HubError(f"{repository.name}: the hub tells no digest of {unknown}, by which it would be checked")
     return files

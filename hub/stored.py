@@ -38,7 +38,7 @@ def stored_models(root: Path) -> list[Stored]:
     for repo in repos:
         if repo.repo_type != "model":
             continue
-        partial = sum(file.stat().st_size for file in repo.repo_path.glob(f"blobs/*{PARTIAL}"))
+        partial = sum(_size(file) for file in repo.repo_path.glob(f"blobs/*{PARTIAL}"))
         for revision in repo.revisions:
             files = {str(file.file_path.relative_to(revision.snapshot_path)): file for file in revision.files}
             names = {HubName(repo.repo_id, tag, revision.commit_hash): list(part) for tag, part in gguf_places(files).items()}
@@ -50,6 +50,13 @@ def stored_models(root: Path) -> list[Stored]:
                 is_whole = find_cached(name, root) is not None
                 found.append(Stored(name, size + (0 if is_whole else partial), used_s, is_whole, repo.repo_path))
     return sorted(found)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:  # its pull has just ended
+        return 0
 
 
 def remove_model(name: HubName, root: Path) -> int:

@@ -57,7 +57,7 @@ ONEDNN_PRIMITIVES = "128"
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the actors' environment: all variables except those for this process alone and its secret, plus settings common to all."""
+    """Return the actors' environment: all variables except those for this process alone and secrets, plus settings common to all."""
     own = (
         "NOTIFY_SOCKET",
         "WATCHDOG_USEC",
@@ -67,6 +67,8 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
         "MMRT_LIFELINE_FD",
         "MMRT_LISTEN_FDS",
         SERVER_KEY,
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
     )
     inherited = {key: value for key, value in environ.items() if key not in own}
     return inherited | {

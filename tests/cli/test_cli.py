@@ -410,6 +410,7 @@ def test_options_replace_what_the_configuration_says(tmp_path: Path, monkeypatch
     assert run(["config", "show", "--config", str(file)]) == 0
     assert parse_config(capsys.readouterr().out).server.api_key == "of the environment"
     assert "MMRT_API_KEY" not in child_environment(os.environ), "a decoder of media has no use for it"
+    assert "HF_TOKEN" not in child_environment({"HF_TOKEN": "hf_x"}), "nor for a hub's"
 
 
 def test_dry_run_shows_devices_and_their_pools(tmp_path: Path, capsys: Captured) -> None:
