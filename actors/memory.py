@@ -195,6 +195,7 @@ def make_tables(actor: Actor, layout: MemoryLayout) -> None:
     for name in (*actors, SUPERVISOR):
         FlightRecorder.create(run, name)
     for name, pool in layout.pools.items():
+        _tell_reserved(actor, 0 if pool.on_device else pool.num_bytes, f"the {name} pool")
         PagePool.create(run, name, pool.num_pages, pool.page_bytes, on_device=pool.on_device)
     SequenceTable.create(
         run,
@@ -208,6 +209,13 @@ def make_tables(actor: Actor, layout: MemoryLayout) -> None:
     Ring.create(run, "deltas", DELTA_RING_BYTES)
 
 
+def _tell_reserved(actor: Actor, num_bytes: int, what: str) -> None:
+    """Tell what is reserved next, if that takes noticeable time."""
+    if num_bytes >= 1 << 30:
+        go_on(actor)
+        actor.notifier.status(f"reserving {num_bytes / 1e6:.0f} MB for {what}")
+
+
 def load_weights(actor: Actor, store: DeviceStore | None = None) -> None:
     """Write the weights in the layout that is computed with, into a segment or to the device, and publish them with their index."""
     segment: Segment | None = None
@@ -217,6 +225,7 @@ def load_weights(actor: Actor, store: DeviceStore | None = None) -> None:
         if store is not None:
             return store.allocate(WEIGHTS_SEGMENT, num_bytes)
         path = actor.run.segment_path(WEIGHTS_SEGMENT)
+        _tell_reserved(actor, num_bytes, "weights")
         segment = Segment.create(path, HEADER_BYTES + num_bytes, kind="raw", publish=False)
         num_huge = segment.use_huge_pages(lambda: go_on(actor))
         log.info("%.0f of %.0f MB for weights are in huge pages", num_huge / 1e6, segment.num_bytes / 1e6)

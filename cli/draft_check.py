@@ -19,15 +19,16 @@ from .model_check import Report, check_here
 from .terminal import size
 
 
-def judge_of(config: RuntimeConfig, environment: Environment, reporter: Reporter | None = None) -> Judge:
-    """Return the check of a model before it is fetched. ``reporter`` is told of memory that only lacks now; without one, that is a
-    reason not to fetch."""
+def judge_of(config: RuntimeConfig, environment: Environment, reporter: Reporter | None, *, is_for_now: bool) -> Judge:
+    """Return the check of a model before it is fetched. Memory that only lacks now is a reason not to fetch it if it ``is_for_now``;
+    else ``reporter`` is told."""
 
     def judge(draft: Path, name: str) -> list[str]:
         report = check_draft(draft, name, config, environment)
-        if not report.shortage or reporter is None or report.facts["needs_bytes"] > _memory_bytes():
+        if not report.shortage or is_for_now or report.facts["needs_bytes"] > _memory_bytes():
             return report.problems
-        reporter.message(f"at present {report.shortage}")
+        if reporter is not None:
+            reporter.message(f"it could not be served at present: {report.shortage}")
         return [problem for problem in report.problems if problem != report.shortage]
 
     return judge

@@ -73,6 +73,8 @@ def fetch_model(name: HubName, judge: Judge, reporter: Reporter | None, agree: C
 
 async def _fetch_model(name: HubName, judge: Judge, reporter: Reporter | None, agree: Callable[[HubName, int], None]) -> Cached:
     async with Hub() as hub:
+        if reporter is not None:
+            reporter.progress(_PLACE, "asking", f"asking {hub.shown} about {name}, and reading its headers")
         with tempfile.TemporaryDirectory(prefix="mmrt-pull-") as folder:
             found = await _examine(hub, name, Path(folder))
             if problems := judge(found.draft, str(name)):
@@ -80,11 +82,10 @@ async def _fetch_model(name: HubName, judge: Judge, reporter: Reporter | None, a
                 raise HubError(f"{name} is not fetched, as it would not be served: {problems[0]}{more} (mmrt model check {name})")
         check_disk(found.cache, found.weights)
         agree(name, found.missing_bytes)
-        total = sum(file.num_bytes for file in found.weights)
         commit = found.repository.commit[:12]
         if reporter is not None and found.missing_bytes:
             reporter.message(f"fetching {size(found.missing_bytes)} of {name} at {commit} into {found.cache.folder}")
-        show = _Show(total, reporter)
+        show = _Show(sum(file.num_bytes for file in found.weights), found.missing_bytes, reporter)
         await fetch_files(hub, found.repository, found.weights, found.cache, show)
         found.cache.note(name.revision, found.repository.commit)
     cached = find_cached(HubName(name.repo, name.tag, found.repository.commit))
@@ -132,29 +133,33 @@ async def _drafted(draft: Awaitable[T], folder: Path) -> T:
 
 
 class _Show:
-    """Tells how far a fetch is. Called with the bytes that came."""
+    """Tells how far a fetch is. Called with the bytes that came, and with those that were there, ``missing`` of ``total`` not being."""
 
-    def __init__(self, total: int, reporter: Reporter | None) -> None:
+    def __init__(self, total: int, missing: int, reporter: Reporter | None) -> None:
         self._total, self._reporter = total, reporter
+        self._there = total - missing  # of which the rate says nothing: they are read again, or not at all
         self._done, self._shown_s = 0, time.monotonic()
-        self._recent = self._done, self._shown_s
+        self._recent = self._there, self._shown_s
 
     def __call__(self, num_bytes: int) -> None:
         self._done += num_bytes
         now_s = time.monotonic()
         if self._reporter is None or now_s - self._shown_s < _PROGRESS_S:
             return
+        text = f"{size(self._done)} of {size(self._total)}"
         done, since_s = self._recent
-        rate = (self._done - done) / (now_s - since_s)
-        left = f", {_duration((self._total - self._done) / rate)} left" if rate else ""
-        text = f"{size(self._done)} of {size(self._total)}, {size(rate)}/s{left}"
+        if self._done > done:
+            rate = (self._done - done) / (now_s - since_s)
+            text += f", {size(rate)}/s, {_duration((self._total - self._done) / rate)} left"
+        elif self._done <= self._there:
+            text += ", read again"
         if isinstance(self._reporter, JsonReporter):  # which has no line to overwrite
             self._reporter.message(f"fetched {text}")
         else:
             self._reporter.progress(_PLACE, "fetching", text)
         self._shown_s = now_s
         if now_s - since_s > 10 * _PROGRESS_S:
-            self._recent = self._done, now_s
+            self._recent = max(self._there, self._done), now_s
 
 
 def _duration(seconds: float) -> str:

@@ -53,7 +53,8 @@ def with_fetched(config: RuntimeConfig, environment: Environment, reporter: "Rep
         from .draft_check import judge_of
         from .fetching import agree, ask, fetch_model  # with torch and aiohttp, which other starts do without here
 
-        found = fetch_model(name, judge_of(config, environment), reporter, agree if yes or config.model.download else ask)
+        judge = judge_of(config, environment, reporter, is_for_now=True)
+        found = fetch_model(name, judge, reporter, agree if yes or config.model.download else ask)
     else:
         reporter.message(f"{name} is taken as it was fetched, at commit {found.commit[:12]}: mmrt pull {name} asks for a newer one")
     return _placed(config, name, found)

@@ -38,6 +38,6 @@ def register(app: typer.Typer) -> None:
         options = {"model.max_context": max_context, "model.dtype": dtype, "model.device": device}
         settings = override(configuration(config, environment), options)
         reporter = None if quiet else reporter_of(settings, environment, sys.stdout)
-        found = fetch_model(name, judge_of(settings, environment, reporter), reporter)
+        found = fetch_model(name, judge_of(settings, environment, reporter, is_for_now=False), reporter)
         if reporter is not None:
             reporter.message(f"{name} is in {os.path.normpath(found.path)}: mmrt up {model}")

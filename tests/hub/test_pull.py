@@ -195,7 +195,10 @@ def test_memory_that_lacks_now_stops_up_and_not_pull(served: FakeHub, monkeypatc
 def test_pull_tells_of_memory_that_lacks_now(served: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setattr("mmrt.cli.model_check.read_host_room", lambda _: HostRoom(1 << 20, 1 << 40))
     assert run(["pull", "org/m"]) == 0
-    assert "at present memory: it takes " in capsys.readouterr().out
+    assert "it could not be served at present: memory: it takes " in capsys.readouterr().out
+    assert run(["model", "rm", "org/m", "--yes"]) == 0
+    capsys.readouterr()
+    assert run(["pull", "org/m", "--quiet"]) == 0 and capsys.readouterr().out == "", "it decides alike"
 
 
 def test_progress_is_told_where_logs_are_json(
