@@ -89,9 +89,9 @@ def _convert(data: dict[str, Any], directory: Path) -> ModelsFile:
     entries = data.get("model", [])
     if isinstance(entries, dict):
         raise ConfigError("model: is one table, expected an array of tables: write [[model]] above each")
+    refuse_unknown(data, _File)
     if not entries:
         raise ConfigError("model: there is none, expected at least one table [[model]]")
-    refuse_unknown(data, _File)
     try:
         file = msgspec.convert(data, _File)
     except msgspec.ValidationError as error:

@@ -73,6 +73,7 @@ def test_a_run_of_another_configuration_is_another_one(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ("", "model: there is none, expected at least one table [[model]]"),
+        ("[[models]]\nname = 'a'", "unknown key 'models': did you mean 'model'?"),
         ("model = 3", "model = 3: expected `array`, got `int`"),
         ("[model]\nname = 'a'", "model: is one table, expected an array of tables: write [[model]] above each"),
         ("model = [1]", "model[0] = 1: expected `object`, got `int`"),
