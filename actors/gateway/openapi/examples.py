@@ -131,6 +131,7 @@ def responses(kinds: Kinds) -> list[Body]:
         {"role": "user", "content": "Hello!"},
         {"role": "user", "content": parts},
         {"type": "message", "role": "user", "content": parts},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "They greet me."}]},
         {"type": "function_call", "call_id": "call_1", "name": "weather", "namespace": "town", "arguments": _ARGUMENTS},
         {"type": "function_call_output", "call_id": "call_1", "output": "Sunny"},
         {"type": "function_call_output", "call_id": "call_1", "output": parts},

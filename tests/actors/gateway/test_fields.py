@@ -121,10 +121,41 @@ def test_thoughts_as_parts_blocks_and_items() -> None:
         assert list(found.reasons) == found_of
         asked, _ = ask({"messages": [USER, {"role": "assistant", "content": [thinking]}, TAIL]})
         assert said(asked)[1] == ("assistant", "") and asked.conversation.messages[1].thoughts == thoughts
-    for item in ({"summary": []}, {"summary": [{"type": "summary_text", "text": "s"}], "encrypted_content": "e"}):
-        reasoning = {"type": "reasoning", "id": "rs_1", **item}
-        asked, found = responses({"input": [USER, reasoning, {"role": "assistant", "content": "x"}, TAIL]})
-        assert said(asked) == [("user", "a"), ("assistant", "x"), ("user", "b")] and list(found.reasons) == ["input[].reasoning"]
+    kept = {"content": [{"type": "reasoning_text", "text": text} for text in ("t", "u")]}
+    summary = {"summary": [{"type": "summary_text", "text": "s"}], "encrypted_content": "e"}
+    for item, thoughts, found_of in (
+        ({"summary": []}, "", []),
+        (summary, "", ["input[].summary", "input[].encrypted_content"]),
+        (kept, "t\nu", []),
+    ):
+        asked, found = responses({"input": [USER, {"type": "reasoning", **item}, {"role": "assistant", "content": "x"}, TAIL]})
+        assert said(asked) == [("user", "a"), ("assistant", "x"), ("user", "b")]
+        assert asked.conversation.messages[1].thoughts == thoughts and [*found.reasons] == found_of
+
+
+def test_thoughts_among_items_of_an_answer() -> None:
+    """Before a call, between calls, and where the answer was cut behind them; at the end nothing follows."""
+    thoughts = [{"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]} for text in "tuvw"]
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "r"}
+    asked, _ = responses(
+        {
+            "input": [
+                USER, thoughts[0], call, result, {"role": "assistant", "content": "x"}, thoughts[1], {**call, "call_id": "d"},
+                {**result, "call_id": "d"}, thoughts[2], TAIL, thoughts[3],
+            ]
+        }
+    )  # fmt: skip
+    found = [(message.role, message.content, message.thoughts, len(message.calls)) for message in asked.conversation.messages]
+    assert found == [
+        ("user", "a", "", 0),
+        ("assistant", "", "t", 1),
+        ("tool", "r", "", 0),
+        ("assistant", "x", "u", 1),
+        ("tool", "r", "", 0),
+        ("assistant", "", "v", 0),
+        ("user", "b", "", 0),
+    ]
 
 
 def _with_max_tokens(ask: Callable[[dict[str, Any]], Any], body: dict[str, Any]) -> Any:

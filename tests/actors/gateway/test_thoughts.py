@@ -220,5 +220,10 @@ def test_responses(stage: Any, tokenizer: Tokenizer) -> None:
         for earlier in (whole, events[-1].response):
             await scene.client.responses.create(model="tiny", input="So?", previous_response_id=earlier.id)
             assert f"<think>\n{THOUGHTS}\n</think>\n\n{ANSWER}<|im_end|>" in prompt_of(scene, tokenizer)
+            given = [*HELLO, *earlier.to_dict()["output"], *HELLO]
+            again = await scene.client.responses.create(model="tiny", input=given)
+            assert prompt_of(scene, tokenizer).count(f"<think>\n{THOUGHTS}\n</think>\n\n{ANSWER}<|im_end|>") == 1
+            kinds = [item.type for item in (await scene.client.responses.input_items.list(again.id, order="asc")).data]
+            assert kinds == ["message", "reasoning", "message", "message"]
 
     stage.run(test)

@@ -28,7 +28,7 @@ QUERY: Mapping[str, Schema] = {
     "after": STRING,
     "include[]": {"type": "array", "items": {"enum": list(_INCLUDES)}},
 }
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 _CONTENTS = {"message": "content", "function_call_output": "output"}  # the field with text or parts
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode

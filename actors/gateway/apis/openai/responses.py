@@ -24,7 +24,7 @@ from ...reading.validation import ChatRequest, Limits, check_grammar, read_gener
 from .input_items import Item, item_of, item_of_text, with_ids
 from .responses_answer import ID_PREFIX, Response, ResponseEvents, output_of, response_of
 from .responses_parts import read_content
-from .responses_tools import CallItems, namespaces_of, offered, read_tools
+from .responses_tools import AnswerItems, namespaces_of, offered, read_tools
 from .stored import StoredResponses
 
 _MAX_ID_CHARS = 64
@@ -136,7 +136,7 @@ class Exchange:
                 raise refuse("input", "is empty")
             self._items.append(item_of_text(value))
             return (*earlier, Message("user", value))
-        calls = CallItems(earlier, intake)
+        items = AnswerItems(earlier, intake)
         for at, item in enumerate(check_messages(value, max_context, "input")):
             path = f"input[{at}]"
             fields = Fields(item, path)
@@ -148,12 +148,12 @@ class Exchange:
                 kind = fields.take("type")
             if passes_over(table.ITEMS, kind or "message", path):
                 continue
-            if not calls.read(kind, fields):
-                calls.messages.append(_read_message(fields, path, intake))
+            if not items.read(kind, fields):
+                items.add(_read_message(fields, path, intake))
             self._items.append(item_of(item))
-        if len(calls.messages) == len(earlier):
+        if len(items.messages) == len(earlier):
             raise refuse("input", "has no message: all its items are passed over")
-        return tuple(calls.messages)
+        return tuple(items.messages)
 
     def _referred(self, reference: Fields) -> dict[str, Any]:
         """Return the item that a reference names: one of a response that is kept."""

@@ -1,4 +1,4 @@
-"""Functions in OpenAI's Responses API: ``tools``, ``tool_choice``, and items of calls and of their results. Pure."""
+"""Functions in OpenAI's Responses API: ``tools``, ``tool_choice``, and items of answers: calls, their results, thoughts. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -104,18 +104,22 @@ def _read_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
     return read_allowed(fields, lambda entry: entry, tools)
 
 
-class CallItems:
-    """Reads the items of calls and of their results into ``messages``, a conversation that goes on. ``intake`` reads media."""
+class AnswerItems:
+    """Reads the items of calls, of their results and of thoughts into ``messages``, a conversation that goes on. Thoughts belong to
+    what the assistant says next. ``intake`` reads media."""
 
     def __init__(self, earlier: Sequence[Message], intake: MediaIntake) -> None:
         self.messages = list(earlier)
         self._intake = intake
         self._call_ids = {call.id for message in earlier for call in message.calls}
+        self._thoughts: list[str] = []  # of an answer whose other items are to come
 
     def read(self, kind: Any, item: Fields) -> bool:
         """Read an item. Returns whether its ``kind`` is one of these. Raises: RequestError."""
         if kind == "function_call":
-            self._add(_read_call(item), item)
+            self._add_call(_read_call(item), item)
+        elif kind == "reasoning":
+            self._thoughts += _read_thoughts(item)
         elif kind == "function_call_output":
             id = read_id(item, "call_id")
             check_known(id, self._call_ids, item.path("call_id"))
@@ -126,15 +130,42 @@ class CallItems:
             return False
         return True
 
-    def _add(self, call: Call, item: Fields) -> None:
+    def add(self, message: Message) -> None:
+        """Add a message. Thoughts behind which the assistant says nothing are an answer."""
+        if message.role == "assistant":
+            message = self._with_thoughts(message)
+        elif self._thoughts:
+            self.messages.append(self._with_thoughts(Message("assistant", "")))
+        self.messages.append(message)
+
+    def _with_thoughts(self, message: Message) -> Message:
+        """Return the message with the thoughts that came before it."""
+        told, self._thoughts = [message.thoughts, *self._thoughts], []
+        return message._replace(thoughts="\n".join(filter(None, told)))
+
+    def _add_call(self, call: Call, item: Fields) -> None:
         """Add a call to the answer that it is a part of: the assistant's message before it, or one without text."""
         self._call_ids.add(call.id)
         if not self.messages or self.messages[-1].role != "assistant":
             self.messages.append(Message("assistant", ""))
-        last = self.messages[-1]
+        last = self._with_thoughts(self.messages[-1])
         if len(last.calls) == MAX_CALLS:
             raise refuse(item.path("type"), f"is the {MAX_CALLS + 1}th function_call of one answer, the limit is {MAX_CALLS}")
         self.messages[-1] = last._replace(calls=(*last.calls, call))
+
+
+def _read_thoughts(item: Fields) -> list[str]:
+    """Read the parts of an item of thoughts. Those of other servers' answers have none: a summary says something else."""
+    texts, value = list[str](), item.take("content")
+    if not isinstance(value, list | None):
+        raise refuse(item.path("content"), f"expected an array of parts, got {kind_of(value)}")
+    for at, one in enumerate(value or ()):
+        part = Fields(one, f"{item.path('content')}[{at}]")
+        part.take_choice("type", ("reasoning_text",))
+        texts.append(part.take_required_str("text"))
+        settle(part, table.THOUGHT)
+    settle(item, table.REASONING)
+    return texts
 
 
 def _read_call(item: Fields) -> Call:

@@ -64,9 +64,8 @@ FORMAT = Place("`text.format` of Responses", ("type",))
 
 ITEMS = Kinds(
     "items of Responses",
-    ("message", "function_call", "function_call_output", "item_reference"),
+    ("message", "reasoning", "function_call", "function_call_output", "item_reference"),
     {
-        "reasoning": FOREIGN_THOUGHTS,
         "web_search_call": "the message after it has what was found",
     },
     {
@@ -90,6 +89,16 @@ _OF_ITEMS: Mapping[str, Rule] = {
 }
 ROLES = Kinds("roles in Responses", ("system", "developer", "user", "assistant"), refused={"tool": "give function_call_output"})
 MESSAGE = Place("messages in Responses", ("type", "role", "content"), {**_OF_ITEMS, "phase": without_effect("nothing reads it", TEXT)})
+REASONING = Place(
+    "`reasoning`",
+    ("type", "content"),
+    {
+        **_OF_ITEMS,
+        "summary": without_effect(FOREIGN_THOUGHTS, EMPTY),
+        "encrypted_content": without_effect("OpenAI's servers alone can read it"),
+    },
+)
+THOUGHT = Place("parts of `reasoning`", ("type", "text"))
 _CALLER = without_effect("calls come from the model alone", one_of({"type": "direct"}))
 CALL = Place("`function_call`", ("type", "call_id", "name", "arguments", "namespace"), {**_OF_ITEMS, "caller": _CALLER})
 RESULT = Place(
