@@ -4,6 +4,7 @@ Importing it does not load torch; only its towers do, when they are built.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -36,6 +37,12 @@ class CheckpointRecipe(NamedTuple):
     chat_template: str
     files: Callable[[Mapping[str, int]], dict[str, dict[str, Any]]]
     are_stacked: bool = False
+
+
+def made_recipes(package: str | None, *family: str) -> Mapping[str, CheckpointRecipe]:
+    """The recipes in the module ``made_checkpoint`` of a family's package, by its name: no actor depends on it."""
+    made: dict[str, CheckpointRecipe] = import_module(".made_checkpoint", package).recipes(*family)
+    return made
 
 
 class Family(Protocol):

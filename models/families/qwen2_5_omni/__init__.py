@@ -15,7 +15,7 @@ from ....schema.media import ItemShape, MediaKind, MediaSpan, SegmentShape
 from ...architecture import ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles
 from ...errors import UnsupportedMediaError
-from ..family import CheckpointRecipe
+from ..family import CheckpointRecipe, made_recipes
 from ..fields import max_positions, parse_dtype, parse_eos
 from ..qwen2_5 import fields, media, tensors
 
@@ -115,6 +115,4 @@ def build_towers(config: ModelConfig, weights: "dict[str, torch.Tensor]", device
 
 
 def recipes() -> Mapping[str, CheckpointRecipe]:
-    # By its name: no actor depends on it.
-    made: dict[str, CheckpointRecipe] = import_module(f"{__package__}.made_checkpoint").recipes()
-    return made
+    return made_recipes(__package__)

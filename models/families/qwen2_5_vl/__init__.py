@@ -1,7 +1,6 @@
 """Qwen2.5-VL: text, images and video. Its decoder and positions as in transformers' ``qwen2_5_vl``."""
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 
 import msgspec
 import numpy as np
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 from ....schema.media import ItemShape, MediaSpan
 from ...architecture import ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles
-from ..family import CheckpointRecipe
+from ..family import CheckpointRecipe, made_recipes
 from ..qwen2_5 import fields, media, seeing, tensors
 
 audio_item, image_item, sample_frames = media.audio_item, media.image_item, media.sample_frames
@@ -38,6 +37,4 @@ def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) 
 
 
 def recipes() -> Mapping[str, CheckpointRecipe]:
-    # By its name: no actor depends on it.
-    made: dict[str, CheckpointRecipe] = import_module(f"{__package__}.made_checkpoint").recipes()
-    return made
+    return made_recipes(__package__)

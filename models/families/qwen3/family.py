@@ -1,7 +1,6 @@
 """The families that see as Qwen3-VL does: what their ``Family`` has in common."""
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +10,7 @@ from ....schema.media import MediaKind, MediaSpan
 from ...architecture import LanguageConfig, ModelConfig, VisionConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from .. import no_media
-from ..family import CheckpointRecipe
+from ..family import CheckpointRecipe, made_recipes
 from ..qwen2_5 import media, tensors
 from ..qwen2_5.seeing import build_towers, video_with_sound
 from . import clips, seeing
@@ -46,9 +45,7 @@ class Qwen3Family:
         return seeing.parse_config(files, self._name, self._parse_text, self._parse_tower, self._vision_start)
 
     def recipes(self) -> Mapping[str, CheckpointRecipe]:
-        # By its name: no actor depends on it.
-        made: dict[str, CheckpointRecipe] = import_module(".made_checkpoint", self.home).recipes(self._name)
-        return made
+        return made_recipes(self.home, self._name)
 
     def build_towers(self, config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":
         return {} if config.vision is None else build_towers(config, weights, device)

@@ -5,12 +5,12 @@ It sees as Qwen3-VL does, without deepstack; a checkpoint without a tower is tex
 
 from functools import partial
 
-import msgspec
+from msgspec.structs import replace
 
-from ...architecture import AttentionConfig, DeltaConfig, FeedForwardConfig, LanguageConfig, LayerConfig, RopeConfig
+from ...architecture import AttentionConfig, DeltaConfig, FeedForwardConfig, LanguageConfig, RopeConfig
 from ...checkpoint.json_fields import JsonObject
 from ..experts import parse_router
-from ..fields import FeedForwards, parse_attention, parse_mlps
+from ..fields import FeedForwards, parse_attention, parse_decoder, parse_mlps
 from ..qwen3 import seeing
 from ..qwen3.family import Qwen3Family
 from ..text.ropes import rope_fields
@@ -19,20 +19,11 @@ _VISION_START = 248053  # of <|vision_start|>, where the file does not say
 
 
 def _parse_text(text: JsonObject, tie: bool, feed_forwards: FeedForwards) -> LanguageConfig:
-    text.text("hidden_act", default="silu", choices=("silu",))
-    heads = msgspec.structs.replace(_parse_attention(text), gated=True, qk_norm=True)
+    heads = replace(_parse_attention(text), gated=True, qk_norm=True)
     mixers: dict[str, AttentionConfig | DeltaConfig] = {"full_attention": heads, "linear_attention": _parse_delta(text)}
-    kinds = _parse_kinds(text)
-    layers = zip(kinds, feed_forwards(text, len(kinds)), strict=True)
-    return LanguageConfig(
-        vocab_size=text.integer("vocab_size"),
-        hidden_size=text.integer("hidden_size"),
-        rms_norm_eps=text.number("rms_norm_eps", default=1e-6),
-        layers=tuple(LayerConfig(mixer=mixers[kind], feed_forward=feed_forward) for kind, feed_forward in layers),
-        ropes=(_parse_rope(text, heads.head_dim),),
-        tie_embeddings=tie,
-        norm_offset=1.0,
-    )
+    decoder = parse_decoder(text, heads, _parse_rope(text, heads.head_dim), tie, feed_forwards)
+    layers = zip(decoder.layers, _parse_kinds(text, decoder.num_layers), strict=True)
+    return replace(decoder, layers=tuple(replace(layer, mixer=mixers[kind]) for layer, kind in layers), norm_offset=1.0)
 
 
 def _parse_experts(text: JsonObject, num_layers: int) -> list[FeedForwardConfig]:
@@ -64,9 +55,8 @@ def _parse_delta(text: JsonObject) -> DeltaConfig:
     return delta
 
 
-def _parse_kinds(text: JsonObject) -> list[str]:
+def _parse_kinds(text: JsonObject, count: int) -> list[str]:
     """The mixer of each layer."""
-    count = text.integer("num_hidden_layers", most=1000)
     interval = text.integer("full_attention_interval", default=4)
     kinds = text.data.get("layer_types")
     if kinds is None:

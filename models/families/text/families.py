@@ -2,7 +2,6 @@
 these names."""
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 
 from msgspec.structs import replace
 
@@ -10,7 +9,7 @@ from ...architecture import AttentionConfig, ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from .. import no_media
 from ..experts import parse_experts
-from ..family import CheckpointRecipe
+from ..family import CheckpointRecipe, made_recipes
 from ..fields import FeedForwards, parse_attention, parse_mlps
 from . import checkpoint
 
@@ -37,9 +36,7 @@ class TextFamily:
         return checkpoint.parse_text_config(files, self._name, mixer, self._max_positions, self._feed_forwards)
 
     def recipes(self) -> Mapping[str, CheckpointRecipe]:
-        # By its name: no actor depends on it.
-        made: dict[str, CheckpointRecipe] = import_module(".made_checkpoint", __package__).recipes(self._name)
-        return made
+        return made_recipes(__package__, self._name)
 
     tensor_specs = staticmethod(checkpoint.tensor_specs)
     canonical_name = staticmethod(checkpoint.canonical_name)
