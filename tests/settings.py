@@ -1,6 +1,7 @@
 """Settings of all suites, as a plugin: one thread computes, nothing is fetched, no deadlines for examples, short names of folders."""
 
 import gc
+import importlib
 import os
 import shutil
 import tempfile
@@ -34,6 +35,18 @@ def examples(count: int) -> int:
 def also_slow(*values: Any) -> list[Any]:
     """Values of a parameter that only the slow lane has; tuples are values of several parameters."""
     return [pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow) for value in values]
+
+
+class ImportedLater:
+    """A module that is imported when a test first uses it: each worker collects all files, and runs the tests of a few."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):
+            raise AttributeError(attribute)  # pytest asks what lies in a file of tests for its marks
+        return getattr(importlib.import_module(self._name), attribute)
 
 
 settings.register_profile("mmrt", deadline=None, max_examples=examples(100))  # machines are shared: a slow example is no failure

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoTokenizer, Qwen2_5OmniThinkerForConditionalGeneration, WhisperFeatureExtractor
-from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
+from mmrt.tests.settings import ImportedLater
+
+transformers: Any = ImportedLater("transformers")
+omni: Any = ImportedLater("transformers.models.qwen2_5_omni.processing_qwen2_5_omni")
+qwen2_vl: Any = ImportedLater("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
 TIE = 1e-4
 MERGE = 4  # patches per token
 
@@ -41,21 +43,21 @@ class Media:
 class Oracle:
     """An omni checkpoint in transformers, float32. For other families see ``seeing_oracle``."""
 
-    def __init__(self, checkpoint: Path, model: Any = Qwen2_5OmniThinkerForConditionalGeneration) -> None:
-        """``model``: the class that loads it."""
+    def __init__(self, checkpoint: Path, model: str = "Qwen2_5OmniThinkerForConditionalGeneration") -> None:
+        """``model``: the class of transformers that loads it."""
         torch.set_num_threads(1)
-        self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-        self.model = model.from_pretrained(checkpoint, dtype=torch.float32).eval()
-        self.images = Qwen2VLImageProcessorPil.from_pretrained(checkpoint, do_resize=False)
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+        self.model = getattr(transformers, model).from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self.images = qwen2_vl.Qwen2VLImageProcessorPil.from_pretrained(checkpoint, do_resize=False)
         self.image_pixels = _pixels(checkpoint / "preprocessor_config.json", (56 * 56, 28 * 28 * 1280))
         self.video_pixels = _pixels(checkpoint / "video_preprocessor_config.json", (128 * 28 * 28, 768 * 28 * 28))
-        self.sounds = WhisperFeatureExtractor(feature_size=128)
+        self.sounds = transformers.WhisperFeatureExtractor(feature_size=128)
         config = self.model.config
         names = ("video_token", "audio_token", "audio_bos_token", "audio_eos_token")
         self.processor = SimpleNamespace(
             **{name: getattr(self.tokenizer, name, None) for name in names},
             video_processor=SimpleNamespace(merge_size=2),
-            get_chunked_index=partial(Qwen2_5OmniProcessor.get_chunked_index, None),
+            get_chunked_index=partial(omni.Qwen2_5OmniProcessor.get_chunked_index, None),
         )
         self.placeholders = {
             "image": config.image_token_id,
@@ -106,7 +108,7 @@ class Oracle:
     def _with_sound_track(self, found: dict[str, Any], video: int, num_audio_tokens: int) -> list[int]:
         """What transformers' processor puts in place of a video; it wants torchvision to be made, this part of it does not."""
         videos = {name: found[name].numpy() for name in ("video_grid_thw", "video_second_per_grid")}
-        text = Qwen2_5OmniProcessor.replace_video_with_audio_token(
+        text = omni.Qwen2_5OmniProcessor.replace_video_with_audio_token(
             self.processor,
             videos,
             video,
@@ -120,7 +122,7 @@ class Oracle:
 
     def _size(self, frames: NDArray[np.uint8], bounds: tuple[int, int]) -> tuple[int, int]:
         """The height and width that pictures are resized to."""
-        return smart_resize(*frames.shape[1:3], 2 * self.images.patch_size, *bounds)
+        return qwen2_vl.smart_resize(*frames.shape[1:3], 2 * self.images.patch_size, *bounds)
 
     def _clip_size(self, frames: NDArray[np.uint8], bounds: tuple[int, int]) -> tuple[int, int]:
         return self._size(frames, bounds)

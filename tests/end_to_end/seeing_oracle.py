@@ -8,19 +8,20 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForImageTextToText
-from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from mmrt.tests.end_to_end.oracle import Media, Oracle
 from mmrt.tests.end_to_end.test_media import sample
 from mmrt.tests.models.test_items import function_of_transformers
+from mmrt.tests.settings import ImportedLater
+
+qwen3_vl: Any = ImportedLater("transformers.models.qwen3_vl.processing_qwen3_vl")
 
 
 class SeeingOracle(Oracle):
     """A checkpoint of Qwen2-VL in transformers, float32."""
 
     def __init__(self, checkpoint: Path) -> None:
-        super().__init__(checkpoint, AutoModelForImageTextToText)
+        super().__init__(checkpoint, "AutoModelForImageTextToText")
         if not (checkpoint / "video_preprocessor_config.json").exists():
             self.video_pixels = self.image_pixels
 
@@ -81,10 +82,10 @@ def text_of_clip(grid: list[int], metadata: Any) -> str:
         video_token="<|video_pad|>",
         vision_start_token="<|vision_start|>",
         vision_end_token="<|vision_end|>",
-        _calculate_timestamps=partial(Qwen3VLProcessor._calculate_timestamps, None),
+        _calculate_timestamps=partial(qwen3_vl.Qwen3VLProcessor._calculate_timestamps, None),
     )
     metadata = SimpleNamespace(fps=metadata.fps, frames_indices=[*metadata.frames_indices])  # the processor appends to them
-    text: str = Qwen3VLProcessor.replace_video_token(
+    text: str = qwen3_vl.Qwen3VLProcessor.replace_video_token(
         processor, {"video_grid_thw": torch.tensor([grid]), "video_metadata": [metadata]}, 0
     )
     return text

@@ -5,8 +5,8 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-import peft
 import pytest
 import torch
 import transformers
@@ -18,7 +18,9 @@ from mmrt.tests.end_to_end.test_media import image_part, picture, text
 from mmrt.tests.end_to_end.test_text_families import TextOracle
 from mmrt.tests.models.gguf_files import write_gguf, write_tower
 from mmrt.tests.models.test_gguf import Made
+from mmrt.tests.settings import ImportedLater
 
+peft: Any = ImportedLater("peft")
 SETTINGS = '[model]\ndtype = "float32"\nweights = "float32"\n'
 NAME = "qwen2-Q8_0+adapter"
 QUESTION = "What is the colour of the sky on a clear day?"

@@ -3,13 +3,14 @@
 import base64
 from typing import Any
 
-import anthropic
 import ollama
 import pytest
 
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.test_media import image_part, picture, text
+from mmrt.tests.settings import ImportedLater
 
+anthropic: Any = ImportedLater("anthropic")
 PICTURE = image_part(picture(1, 150, 200))
 BASE64 = PICTURE["image_url"]["url"].partition("base64,")[2]
 QUESTION = [PICTURE, text("What is it?")]

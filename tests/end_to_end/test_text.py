@@ -5,11 +5,11 @@ import threading
 from typing import Any
 from urllib.request import Request, urlopen
 
-from transformers import AutoTokenizer
-
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.oracle import Oracle
+from mmrt.tests.settings import ImportedLater
 
+transformers: Any = ImportedLater("transformers")
 QUESTIONS = ["Hi", "What is the colour of the sky on a clear day?", "Tell me a story. " * 20, "1 2 3 4", "naïve café — ÿ 漢字 🙂"]
 
 
@@ -89,7 +89,7 @@ def test_tokens_of_a_conversation_are_those_of_transformers(server: Server) -> N
         with urlopen(Request(f"{server.url}/{route}", data, {"Content-Type": "application/json"})) as answer:
             return json.load(answer)
 
-    theirs = AutoTokenizer.from_pretrained(server.checkpoint)
+    theirs = transformers.AutoTokenizer.from_pretrained(server.checkpoint)
     plain = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello, world!"}]
     expected = theirs.apply_chat_template(plain, add_generation_prompt=True, tokenize=False)
     found = post("tokenize", messages=plain)

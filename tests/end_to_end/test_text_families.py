@@ -10,10 +10,11 @@ from typing import Any
 import openai
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mmrt.tests.end_to_end.conftest import Server, also_slow
+from mmrt.tests.settings import ImportedLater
 
+transformers: Any = ImportedLater("transformers")
 TIE = 1e-4
 QUESTIONS = ["Hi", "What is the colour of the sky on a clear day?", "Tell me a long story. " * 60, "naïve café — ÿ 漢字 🙂"]
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
@@ -23,8 +24,8 @@ class TextOracle:
     """A checkpoint in transformers, float32."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
     def ids_of(self, question: str) -> list[int]:
         text = self.tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False)

@@ -4,7 +4,6 @@ calls are valid."""
 import json
 from typing import Any, Literal
 
-import anthropic
 import httpx2
 import jsonschema
 import openai
@@ -13,7 +12,9 @@ from pydantic import BaseModel, Field
 
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.settings import ImportedLater
 
+anthropic: Any = ImportedLater("anthropic")
 WEATHER: dict[str, Any] = {
     "type": "object",
     "properties": {

@@ -1,20 +1,22 @@
 """Log-mel frames against WhisperFeatureExtractor as Qwen2.5-Omni's processor uses it (padded, then masked), bit for bit."""
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
-from transformers import WhisperFeatureExtractor
 
 from mmrt.media.mel import LogMel, mel_filters, num_mel_frames
 from mmrt.models.architecture import AudioRules
+from mmrt.tests.settings import ImportedLater
 
+transformers: Any = ImportedLater("transformers")
 LENGTHS = (1, 2, 159, 160, 161, 400, 799, 1000, 16000, 31840, 32001, 33333)
 
 
 @functools.cache
-def extractor(num_bins: int, seconds: int) -> WhisperFeatureExtractor:
-    return WhisperFeatureExtractor(feature_size=num_bins, chunk_length=seconds)
+def extractor(num_bins: int, seconds: int) -> Any:
+    return transformers.WhisperFeatureExtractor(feature_size=num_bins, chunk_length=seconds)
 
 
 def signal(kind: str, num_samples: int) -> np.ndarray:

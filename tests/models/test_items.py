@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.config import load_model_config
@@ -24,7 +23,9 @@ from mmrt.models.families.qwen2_5 import media
 from mmrt.models.families.qwen2_5.media import MAX_SEGMENT_MEL_FRAMES, MAX_SEGMENT_PATCHES, audio_tokens, smart_resize
 from mmrt.models.families.registry import family_of
 from mmrt.schema.media import ItemShape
-from mmrt.tests.settings import examples
+from mmrt.tests.settings import ImportedLater, examples
+
+theirs: Any = ImportedLater("transformers.models.qwen2_5_omni.processing_qwen2_5_omni")
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +123,11 @@ def test_a_sound_track_takes_turns_as_in_transformers(omni: ModelConfig, frames:
         audio_token="A",
         audio_bos_token="",
         audio_eos_token="",
-        get_chunked_index=partial(Qwen2_5OmniProcessor.get_chunked_index, None),
+        get_chunked_index=partial(theirs.Qwen2_5OmniProcessor.get_chunked_index, None),
     )
     videos = {"video_grid_thw": np.array([item.grid]), "video_second_per_grid": [2 / fps]}
     sounds = {"num_audio_tokens": [audio_tokens(mel_frames)]}
-    expected = Qwen2_5OmniProcessor.replace_video_with_audio_token(
+    expected = theirs.Qwen2_5OmniProcessor.replace_video_with_audio_token(
         processor, videos, 0, sounds, 0, position_id_per_seconds=25, seconds_per_chunk=2.0
     )
     assert "".join(part.num_tokens * part.kind[0].upper() for part in item.segments) == expected

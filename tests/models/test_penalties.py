@@ -1,17 +1,19 @@
 """Penalties against transformers' repetition processor, and against the other two in words."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from mmrt.models.architecture import MIN_REPETITION_PENALTY
 from mmrt.models.sampling.interface import SamplingRows
 from mmrt.models.sampling.penalties import Counts, History, Penalties
 from mmrt.models.sampling.sampler import CpuSampler
-from mmrt.tests.settings import examples
+from mmrt.tests.settings import ImportedLater, examples
 
+theirs: Any = ImportedLater("transformers.generation.logits_process")
 VOCABULARY = 60
 Ids = st.lists(st.integers(0, VOCABULARY - 1), max_size=30)
 
@@ -32,7 +34,7 @@ def test_repetition_is_transformers(prompt: list[int], answer: list[int], repeti
     expected = logits.clone()
     ids = torch.tensor([prompt + answer], dtype=torch.int64)
     if ids.numel():
-        expected[1:2] = RepetitionPenaltyLogitsProcessor(float(np.float32(repetition)))(ids, logits[1:2].clone())
+        expected[1:2] = theirs.RepetitionPenaltyLogitsProcessor(float(np.float32(repetition)))(ids, logits[1:2].clone())
     Counts([history(prompt, answer)], VOCABULARY).penalise(logits, penalties([1], repetition))
     torch.testing.assert_close(logits, expected, rtol=1e-6, atol=0)
 

@@ -5,7 +5,6 @@ import base64
 import json
 from typing import Any
 
-import anthropic
 import msgspec
 import pytest
 
@@ -20,7 +19,9 @@ from mmrt.models.architecture import VisionRules
 from mmrt.models.grammar.source import source_of_schema
 from mmrt.runtime.errors import RequestError
 from mmrt.tests.actors.gateway.description import check_described
+from mmrt.tests.settings import ImportedLater
 
+anthropic: Any = ImportedLater("anthropic")
 TEXT = "Hello, größer 😀 world"
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(30)).decode()
 USER = {"role": "user", "content": "hi"}
@@ -34,7 +35,7 @@ def read(limits: Limits, **fields: Any) -> ChatRequest:
     return asked
 
 
-def client_of(scene: Any, **more: Any) -> anthropic.AsyncAnthropic:
+def client_of(scene: Any, **more: Any) -> Any:
     return anthropic.AsyncAnthropic(base_url=scene.url, api_key="none", max_retries=0, timeout=20, **more)
 
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 from typing import Any
 
-import anthropic
 import pytest
 
 from mmrt.actors.gateway.apis.anthropic.messages import read_count
@@ -18,7 +17,9 @@ from mmrt.models.grammar.source import JSON_OBJECT
 from mmrt.runtime.errors import RequestError
 from mmrt.tests.actors.gateway.test_anthropic import IMAGE, USER, client_of, read
 from mmrt.tests.actors.gateway.test_tool_calls import CALL, PIECES, scripted
+from mmrt.tests.settings import ImportedLater
 
+anthropic: Any = ImportedLater("anthropic")
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 USE = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Ulm"}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "Rain."}
@@ -215,7 +216,6 @@ def test_calls_whole_and_in_a_stream(stage: Any) -> None:
     stage.run(test)
 
 
-@anthropic.beta_async_tool
 async def weather(city: str) -> str:
     """Tell the weather.
 
@@ -236,7 +236,7 @@ def test_the_clients_own_tool_runner(stage: Any, stream: bool) -> None:
             await scripted(next(answers))(play)
 
         scene.controller.script = script
-        asked: Any = {"model": "tiny", "max_tokens": 9, "messages": [USER], "tools": [weather]}
+        asked: Any = {"model": "tiny", "max_tokens": 9, "messages": [USER], "tools": [anthropic.beta_async_tool(weather)]}
         async with client_of(scene) as client:
             runner = client.beta.messages.tool_runner(**asked, stream=stream)
             messages = [await one.get_final_message() if stream else one async for one in runner]

@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-import anthropic
 import ollama
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -13,7 +12,9 @@ from mmrt.models.architecture import ModelConfig
 from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.tests.actors.gateway.test_tool_calls import scripted
+from mmrt.tests.settings import ImportedLater
 
+anthropic: Any = ImportedLater("anthropic")
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.reasoning_content %}<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif %}"

@@ -4,12 +4,13 @@ import json
 import re
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
 from mmrt.runtime.errors import RequestError, answer_too_long, prompt_too_long
+from mmrt.tests.settings import ImportedLater
 
+anthropic: Any = ImportedLater("anthropic")
 LONG = "word " * 3000  # the context has 2048 tokens
 USER: Any = [{"role": "user", "content": LONG}]
 # What classifiers look for, by the names of their projects. Each list is enough by itself: most see the text alone.
