@@ -387,6 +387,27 @@ def test_a_module_that_cannot_be_imported_is_the_actors_to_report(forking: "ToyR
     assert b"zygote" in Path(f"/proc/{forking.pid('decode')}/cmdline").read_bytes()
 
 
+TORCH = """
+from torch import _meta_registrations
+class cuda:
+    is_initialized = staticmethod(lambda: False)
+open("{seen}", "w").close()
+"""
+
+
+def test_torch_is_imported_without_what_only_compilers_need(forking: "ToyRun") -> None:
+    """Here torch has the needless part, by the name that the zygote knows; there it has not."""
+    assert sys.modules["torch._meta_registrations"].__file__
+    part = forking.toys / "torch"
+    part.mkdir()
+    (part / "__init__.py").write_text(TORCH.format(seen=part / "seen"))
+    (part / "_meta_registrations.py").write_text("import no_such_module")
+    forking.environment["TOY_MODULES"] = "torch"
+    forking.start("memory", "decode")
+    forking.wait_for("ready")
+    assert (part / "seen").exists()
+
+
 def test_a_killed_supervisor_leaves_nothing(forking: "ToyRun") -> None:
     forking.start("memory", "decode")
     forking.wait_for("ready")
