@@ -25,6 +25,7 @@ def words(tmp_path: Path) -> Iterator[Server]:
     server.mmrt("down", "--drain", "0")
 
 
+@pytest.mark.slow  # a model by name is served, shown, run and stopped in test_hub
 def test_serve_show_ps_run_and_stop(words: Server) -> None:
     options = ["--served-model-name", "mine", "--max-model-len", "2048", "--dtype", "float32", "--port", "0", "-d"]
     done = words.mmrt("serve", str(DEFAULT_MODEL), *options, timeout_s=300)
