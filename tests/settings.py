@@ -102,6 +102,7 @@ _SHARED_RUNS = {  # a file that is missing here starts one more run, on another 
     "server": {"test_bad_input", "test_faults", "test_guidance", "test_logits", "test_media", "test_other_apis", "test_penalties"}
     | {"test_policy", "test_prefill_alone", "test_sound_tracks", "test_structured_output", "test_text", "test_tool_calls"}
     | {"test_devices", "test_terminal", "test_tools"},
+    "breakable": {"test_outages", "test_scale", "test_unsupervised"},
     "processors": {"test_preprocess", "test_transparency", "test_frames"},  # of transformers, imported once by a process of its own
 }
 _FOLDER = pytest.StashKey[str]()

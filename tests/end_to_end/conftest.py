@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -22,11 +23,13 @@ import mmrt
 from mmrt.cli.status import read_report
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.runtime.process.run import DEFAULT_MODEL
+from mmrt.runtime.supervisor.control import DownRequest, call
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.oracle import Oracle
 from mmrt.tests.settings import also_slow as also_slow
 
 MMRT = [sys.executable, "-m", "mmrt.cli.main"]
+BREAKABLE = "[supervisor]\nrestart_limit = 2\nbackoff_s = 0.05\n"
 _LOOK_S = 0.05
 _LAUNCH = "    def _launch(self, batch: Batch, step: _Step) -> None:\n"
 
@@ -96,13 +99,21 @@ class Server:
     def down(self) -> None:
         self.client.close()
         pids = [found["pid"] for found in self.status()["actors"]]
-        done = self.mmrt("down", "--drain", "1")
-        assert done.returncode == 0, done.stdout + done.stderr
+        self._end()
         assert not self.run_path.exists()
         assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()] and not ours(self.run_path)
         address = urllib.parse.urlsplit(self.url)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((address.hostname, address.port), timeout=5)
+
+    def _end(self) -> None:
+        """What ``mmrt down --drain 1`` does, without a process for it."""
+        gone = os.pidfd_open(self.status()["supervisor_pid"])
+        try:
+            call(self.run_path, DownRequest(1.0), timeout_s=None)
+            assert select.select([gone], [], [], 60)[0], "a supervisor that does not end"
+        finally:
+            os.close(gone)
 
     def chat(self, content: Any, **options: Any) -> tuple[str, list[int]]:
         """A streamed answer: text and token ids."""
@@ -230,6 +241,19 @@ def own(_own: Server) -> Iterator[Server]:
     yield _own
     _own.wait(lambda status: bool(status["ready"]), "a whole run")
     _own.wait_until_empty()
+
+
+@pytest.fixture(scope="session")
+def breakable_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package that ``breakable`` runs."""
+    return copy_package(tmp_path_factory.mktemp("breakable"))
+
+
+@pytest.fixture(scope="session")
+def breakable(tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[[str], Path], breakable_source: Path) -> Iterator[Server]:
+    """The run whose code tests break, whose layout they change, and whose supervisor the last of them kills."""
+    with launching(tmp_path_factory, checkpoints) as start:
+        yield start(settings=BREAKABLE, source=breakable_source)
 
 
 @pytest.fixture(scope="session")

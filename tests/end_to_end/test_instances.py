@@ -14,7 +14,7 @@ from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.conftest import Server, also_slow
 from mmrt.tests.end_to_end.oracle import Media, Oracle
 from mmrt.tests.end_to_end.test_media import check, image_part, picture, text
-from mmrt.tests.end_to_end.test_restart import Streams, processes, undisturbed
+from mmrt.tests.end_to_end.test_restart import Streams, check_an_edit_of_decode, processes, undisturbed
 
 SETTINGS = '[actors]\nlayout = "2E+2P+D"\n[supervisor]\nrestart_limit = 20\n'
 ACTORS = (
@@ -24,7 +24,7 @@ ACTORS = (
 
 @pytest.fixture(scope="module")
 def several(launch: Callable[..., Server], source: Path) -> Server:
-    return launch(settings=SETTINGS, source=source)
+    return launch("qwen2_5_omni", SETTINGS, "--reload", source=source)
 
 
 def at_once(server: Server, count: int) -> list[list[int]]:
@@ -60,6 +60,10 @@ def test_work_goes_to_the_other_while_one_does_not_get_on(several: Server, stage
         several.kill(stage, signal.SIGCONT)
     after = steps(several)
     assert after[f"{stage}.1"] > before[f"{stage}.1"]
+
+
+def test_an_edit_restarts_who_imports_it(several: Server, source: Path) -> None:
+    check_an_edit_of_decode(several, source)
 
 
 def steps(server: Server) -> dict[str, int]:

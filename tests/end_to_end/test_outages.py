@@ -17,17 +17,22 @@ import openai
 import pytest
 
 from mmrt.runtime.stage_table import STAGES, stage_of
-from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.conftest import BREAKABLE, Server
 from mmrt.tests.end_to_end.test_media import image_part, picture, text
 
-SETTINGS = "[supervisor]\nrestart_limit = 2\nbackoff_s = 0.05\n"
 CONTENT = [image_part(picture(1, 56, 56)), text("What is it?")]
 TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def own(launch: Callable[..., Server], source: Path) -> Server:
-    return launch(settings=SETTINGS, source=source)
+def own(breakable: Server) -> Iterator[Server]:
+    yield breakable
+    breakable.wait(lambda status: bool(status["ready"]), "a whole run")
+
+
+@pytest.fixture(scope="module")
+def source(breakable_source: Path) -> Path:
+    return breakable_source
 
 
 @contextmanager
@@ -151,7 +156,7 @@ def test_clients_are_told_so_while_the_gateway_crashes_in_a_loop(own: Server, so
 @pytest.mark.slow
 def test_a_controller_that_crashes_in_a_loop_ends_the_run(launch: Callable[..., Server], source: Path) -> None:
     """The reason is the last line of the log."""
-    server = launch(settings=SETTINGS, source=source)
+    server = launch(settings=BREAKABLE, source=source)
     supervisor = server.status()["supervisor_pid"]
     file = source / "actors" / "controller" / "serve.py"
     before = file.read_text()

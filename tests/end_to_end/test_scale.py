@@ -19,13 +19,15 @@ from mmrt.tests.end_to_end.test_decodes import STORY, check, handed_over, owners
 from mmrt.tests.end_to_end.test_instances import at_once
 from mmrt.tests.end_to_end.test_restart import LONG, PROMPT, Streams, processes, undisturbed
 
-SETTINGS = "[supervisor]\nrestart_limit = 2\nbackoff_s = 0.05\n"
+
+@pytest.fixture(scope="module")
+def live(breakable: Server) -> Server:
+    return breakable
 
 
 @pytest.fixture(scope="module")
-def live(launch: Callable[..., Server], source: Path) -> Server:
-    """A run of a copy of the package, so that its code can be broken."""
-    return launch(settings=SETTINGS, source=source)
+def source(breakable_source: Path) -> Path:
+    return breakable_source
 
 
 def scale(server: Server, *orders: str) -> str:

@@ -21,8 +21,7 @@ from mmrt.runtime.observe.breakdown import PARTS
 from mmrt.runtime.observe.dumps import saved_recordings
 from mmrt.runtime.observe.request_names import short_name
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.tests.end_to_end.conftest import MMRT, Server, also_slow
-from mmrt.tests.end_to_end.test_lifecycle import ours
+from mmrt.tests.end_to_end.conftest import MMRT, Server, also_slow, ours
 from mmrt.tests.end_to_end.test_media import image_part, picture, sound, text, video
 from mmrt.tests.runtime.observe.trace_schema import Event, check_trace
 

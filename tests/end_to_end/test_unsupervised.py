@@ -13,7 +13,7 @@ import pytest
 
 from mmrt.runtime.process.listening import open_listeners
 from mmrt.runtime.stage_table import ACTORS
-from mmrt.tests.end_to_end.conftest import MMRT, Server
+from mmrt.tests.end_to_end.conftest import MMRT, Server, ours
 
 READY_S = 90.0
 ACTIVATE = """
@@ -84,3 +84,13 @@ def test_a_gateway_that_is_given_its_socket(services: tuple[Server, Services]) -
     assert server.chat("Hello")[0] == text, "it waited in the queue"
     assert run.stop() == [0] * len(ACTORS), run.logs.read_text()
     assert not server.run_path.exists()
+
+
+def test_kill_9_of_the_supervisor_ends_the_run(breakable: Server) -> None:
+    """The last test of this run."""
+    os.kill(breakable.status()["supervisor_pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while breakable.run_path.exists() or ours(breakable.run_path):
+        assert time.monotonic() < deadline, f"left: {ours(breakable.run_path)}, {list(breakable.run_path.glob('*'))}"
+        time.sleep(0.05)
+    breakable.client.close()
