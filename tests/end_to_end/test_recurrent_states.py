@@ -248,37 +248,54 @@ def test_kills_in_every_turn_of_a_chat_change_nothing(dying: Server, deaths: Dea
     assert num_cached > 0
 
 
-@pytest.mark.parametrize("budget", [16, *also_slow(40, 2048)])
-def test_eight_at_once(start: Callable[..., Server], judge: TextOracle, budget: int) -> None:
-    server = start(f"[scheduling]\nprefill_budget_tokens = {budget}\n")
+def check_eight_at_once(server: Server, judge: TextOracle) -> None:
     questions = [*OTHERS, QUESTION, *(f"{number} {QUESTION}" for number in range(4))]
     found = at_once(*(lambda question=question: answers(server, question) for question in questions))
     for question, (ids,) in zip(questions, found, strict=True):
         judge.check_greedy(judge.ids_of(question), ids)
     server.wait_until_empty()
+
+
+def test_eight_at_once(dying: Server, judge: TextOracle) -> None:
+    """Six of them run, and prefill takes several steps for each; nobody dies."""
+    check_eight_at_once(dying, judge)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [16, 40, 2048])
+def test_eight_at_once_with_other_budgets(start: Callable[..., Server], judge: TextOracle, budget: int) -> None:
+    server = start(f"[scheduling]\nprefill_budget_tokens = {budget}\n")
+    check_eight_at_once(server, judge)
     assert {"state", "log"} <= server.status()["pools"].keys() and server.status()["pools"]["state"]["pages"] == 32 + 256
     server.down()
 
 
+@pytest.mark.slow  # by day pairs wait in test_pairs_wait_for_states
 def test_rows_wait_for_states_and_are_preempted(start: Callable[..., Server], judge: TextOracle) -> None:
     """Two pairs of which one can run, and more text than there are KV pages for."""
     server = start("[memory]\nmax_sequences = 3\nkv_tokens = 400\n[model]\nmax_context = 320\n")
-    options = {"max_tokens": 150, "extra_body": {"ignore_eos": True, "guidance_scale": 1.5}}
-    threads = [threading.Thread(target=lambda: pairs.append(answers(server, QUESTION, **options)[0])) for _ in range(2)]
-    pairs: list[list[int]] = []
-    for thread in threads:
-        thread.start()
-    server.wait(lambda status: "states" in status["requests"]["waiting_for"], "a pair that waits for states")
-    for thread in threads:
-        thread.join()
-    for ids in pairs:
-        check_guided(judge, QUESTION, ids, 1.5)
+    check_pairs_that_wait(server, judge, 2)
     options = {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
     for (ids,) in at_once(*(lambda: answers(server, QUESTION, **options) for _ in range(3))):
         judge.check_greedy(judge.ids_of(QUESTION), ids)
     assert metric(server, "mmrt_preemptions_total") > 0
     server.wait_until_empty()
     server.down()
+
+
+def check_pairs_that_wait(server: Server, judge: TextOracle, count: int) -> None:
+    """So many pairs at once, of which one cannot run before another ends."""
+    options = {"max_tokens": 150, "extra_body": {"ignore_eos": True, "guidance_scale": 1.5}}
+    threads = [threading.Thread(target=lambda: pairs.append(answers(server, QUESTION, **options)[0])) for _ in range(count)]
+    pairs: list[list[int]] = []
+    for thread in threads:
+        thread.start()
+    server.wait(lambda status: "states" in status["requests"]["waiting_for"], "a pair that waits for states")
+    for thread in threads:
+        thread.join()
+    assert len(pairs) == count
+    for ids in pairs:
+        check_guided(judge, QUESTION, ids, 1.5)
 
 
 @pytest.fixture(scope="module")
@@ -303,6 +320,10 @@ def test_a_checkpoint_without_a_tower_is_served_as_text(text_alone: Server, judg
         text_alone.chat(content)
     checked = text_alone.mmrt("model", "check", str(text_alone.checkpoint))
     assert checked.returncode == 0 and "not read    model.visual.* (45 tensors)\n" in checked.stdout
+
+
+def test_pairs_wait_for_states(text_alone: Server, judge: TextOracle) -> None:
+    check_pairs_that_wait(text_alone, judge, 3)
 
 
 def test_the_start_says_how_many_run_at_once(text_alone: Server) -> None:

@@ -38,7 +38,7 @@ class Case(NamedTuple):
         return self.oracle.inputs([{"role": "user", "content": plain}], media)
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_5_moe", *also_slow("qwen2_vl", "qwen3_5")])
+@pytest.fixture(scope="module", params=["qwen3_vl", *also_slow("qwen2_vl", "qwen3_5", "qwen3_5_moe")])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[..., Any]) -> Iterator[Case]:
     with launching(tmp_path_factory, checkpoints) as start:
         yield Case(request.param, start(request.param), FAMILIES[request.param](checkpoints(request.param)))
