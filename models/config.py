@@ -1,6 +1,7 @@
 """Load a checkpoint directory's configuration, find its family, and tell the memory that it needs. Pure: torch is not imported."""
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +21,7 @@ from .architecture import (
     WeightFormat,
 )
 from .checkpoint.json_fields import CheckpointFiles
-from .checkpoint.weight_specs import stored_parts
+from .checkpoint.weight_specs import TensorSpec, stored_parts
 from .errors import CheckpointError
 from .families.registry import FAMILIES, family_name, family_named, family_of
 from .state_layout import GRID, state_layout
@@ -73,7 +74,11 @@ def load_model_config(
 
 def weight_bytes(config: ModelConfig) -> int:
     """Bytes of the model's weights as they are kept."""
-    specs = family_of(config).tensor_specs(config)
+    return kept_bytes(family_of(config).tensor_specs(config), config)
+
+
+def kept_bytes(specs: Iterable[TensorSpec], config: ModelConfig) -> int:
+    """Bytes of these tensors of the model as they are kept."""
     return sum(DTYPE_BYTES[part.dtype] * math.prod(part.shape) for spec in specs for part in stored_parts(spec, config))
 
 

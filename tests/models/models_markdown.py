@@ -3,13 +3,14 @@
 import math
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from mmrt.models.architecture import ModelConfig
-from mmrt.models.config import NULL_TYPE, facts_of, load_model_config, weight_bytes
+from mmrt.models.checkpoint.weight_specs import TensorSpec
+from mmrt.models.config import NULL_TYPE, facts_of, kept_bytes, load_model_config
 from mmrt.models.families.family import CheckpointRecipe
 from mmrt.models.families.registry import FAMILIES, family_named, family_of
 from mmrt.models.make.checkpoint import write_configs
@@ -45,7 +46,8 @@ def _of_family(name: str, model_types: tuple[str, ...]) -> Iterator[tuple[str, .
             continue
         config = _config(recipe)
         takes = ", ".join(("text", *config.media_kinds))
-        yield (*first, takes, size, _parameters(config), _weights(config), _gib(_row_bytes(config)))
+        specs = tuple(family_of(config).tensor_specs(config))  # of experts there are many thousands
+        yield (*first, takes, size, _parameters(specs), _weights(specs, config), _gib(_row_bytes(config)))
 
 
 def _config(recipe: CheckpointRecipe) -> ModelConfig:
@@ -56,13 +58,13 @@ def _config(recipe: CheckpointRecipe) -> ModelConfig:
         return load_model_config(folder, "bfloat16")
 
 
-def _parameters(config: ModelConfig) -> str:
-    number = sum(math.prod(spec.shape) for spec in family_of(config).tensor_specs(config))
+def _parameters(specs: Sequence[TensorSpec]) -> str:
+    number = sum(math.prod(spec.shape) for spec in specs)
     return f"{number / 1e9:.1f} billion" if number >= 1e9 else f"{number / 1e6:.0f} million"
 
 
-def _weights(config: ModelConfig) -> str:
-    sizes = (weight_bytes(replace(config, weights=name)) for name in ("auto", "int8", "int4"))
+def _weights(specs: Sequence[TensorSpec], config: ModelConfig) -> str:
+    sizes = (kept_bytes(specs, replace(config, weights=name)) for name in ("auto", "int8", "int4"))
     return ", ".join(f"{size / 2**30:.1f}" for size in sizes) + " GiB"
 
 
