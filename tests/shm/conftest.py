@@ -23,6 +23,7 @@ STORMS_S = [
     pytest.param(30.0, marks=pytest.mark.slow),
 ]  # a storm ends then
 MIN_KILLS = 20
+MAX_STEPS, LEAST_STEPS = 3000, 100  # a child dies before one of so many instructions; of fewer where it ends before them
 LIFE_S = 0.02  # a child whose instruction never comes is killed wherever it is, after so much processor time
 MAX_LIFE_S = 10 * LIFE_S  # after so much time, if it waits
 
@@ -33,6 +34,8 @@ class Crashed(BaseException):
 
 class Child:
     """A forked child; ``wait`` gives its exit status, negative for a signal."""
+
+    is_of_steps = False  # it was to die before one of its first instructions
 
     def __init__(self, body: Callable[[], object], before: Callable[[], object] = lambda: None) -> None:
         with warnings.catch_warnings():
@@ -89,6 +92,7 @@ class Crashes:
         self.storm_s = storm_s
         self.seed = seed
         self.random = random.Random(seed)
+        self.reach = MAX_STEPS
 
     @staticmethod
     def codes(*functions: Callable[..., object]) -> frozenset[CodeType]:
@@ -117,12 +121,14 @@ class Crashes:
         """A child that kills itself at a random line of ``codes``, or before a random instruction."""
         lines = sorted({(code, line) for code in codes for _, _, line in code.co_lines() if line}, key=str)
         target = self.random.choice(lines) if self.random.random() < 0.5 else None
-        steps = self.random.choice((0, 0, 1, 2, 4, 19)) if target else self.random.randrange(3000)
+        steps = self.random.choice((0, 0, 1, 2, 4, 19)) if target else self.random.randrange(self.reach)
 
         def act() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        return Child(body, lambda: sys.settrace(_tracer(codes, _Countdown(steps, act, target))))
+        child = Child(body, lambda: sys.settrace(_tracer(codes, _Countdown(steps, act, target))))
+        child.is_of_steps = target is None
+        return child
 
     def storm(
         self, spawn: Callable[[], Child], observe: Callable[[], object], kills: int, enough: Callable[[], bool] = lambda: True
@@ -142,6 +148,8 @@ class Crashes:
             status = child.kill()
             assert status in (0, -signal.SIGKILL), f"a child failed (seed {self.seed})"
             killed += status != 0
+            if child.is_of_steps:
+                self.reach = min(self.reach * 5 // 4, MAX_STEPS) if status else max(self.reach * 3 // 4, LEAST_STEPS)
             observe()
 
 

@@ -65,14 +65,15 @@ def graph() -> dict[str, frozenset[str]]:
 
 IMPORTS = """
 import importlib, json, os, sys
-import torch  # what takes its time is imported once, as by a zygote
+import torch, numpy, aiohttp.web, av, jinja2, llvmlite.binding, PIL.Image, safetensors, tokenizers, uvloop, zmq  # once, as by a zygote
 for actor, roots in json.loads(sys.argv[1]).items():
     if not os.fork():
         for name in roots:
             importlib.import_module(name)
         print(json.dumps({actor: [name for name in sys.modules if name.split(".")[0] == "mmrt"]}))
         assert "transformers" not in sys.modules, "a reference for tests and benches, not for a run"
-        sys.exit()
+        sys.stdout.flush()
+        os._exit(0)  # without what torch does at the end
     assert os.wait()[1] == 0, actor
 """
 
