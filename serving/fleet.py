@@ -107,7 +107,7 @@ class Fleet:
         if member.residence.state is State.LOADING:
             self._lives[member.name].cancel()
             await asyncio.gather(self._lives[member.name], return_exceptions=True)
-        with contextlib.suppress(RunError):  # of nobody's front
+        with contextlib.suppress(RunError, ShmError):  # of nobody's front, or not to be looked at
             if member.run.is_there():
                 await asyncio.to_thread(member.run.is_mine)
                 await member.run.end(drain_s)
@@ -220,8 +220,13 @@ class Fleet:
         """Find runs of an earlier front: those that it was starting come up after its end."""
         now_s = time.monotonic()
         for member in self.members.values():
-            if member.residence.state is State.ABSENT and now_s >= member.residence.retry_s and member.run.is_there():
-                self._live(member, self._take_over)
+            if member.residence.state is not State.ABSENT or now_s < member.residence.retry_s:
+                continue
+            try:
+                if member.run.is_there():
+                    self._live(member, self._take_over)
+            except ShmError as error:
+                self._fail(member, str(error))
 
     def _want_pinned(self) -> None:
         for member in self.members.values():

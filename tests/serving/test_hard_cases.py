@@ -16,6 +16,7 @@ from mmrt.serving import asgi, fleet
 from mmrt.serving.card import Card
 from mmrt.serving.relay import reply
 from mmrt.serving.residency import State
+from mmrt.shm.errors import ShmError
 from mmrt.tests.serving.conftest import Tried, echo
 from mmrt.tests.serving.test_several_front import streaming
 
@@ -197,8 +198,17 @@ def test_a_run_that_an_earlier_front_was_starting_is_taken_over(front: Trying, m
     async def found() -> bool:
         return True
 
+    async def cannot_be_seen(tried: Tried) -> None:
+        def refuse() -> bool:
+            raise ShmError("run.a cannot be used: Permission denied")
+
+        monkeypatch.setattr(tried.run("a"), "is_there", refuse)
+        assert (await tried.post(CHAT, model="b")).status == 200
+        assert "Permission denied" in await (await tried.post(CHAT, model="a")).text()
+
     front(comes_first)
     front(comes_later)
+    front(cannot_be_seen)
 
 
 def test_a_run_whose_model_cannot_be_looked_at_any_more_holds_up_nobody(front: Trying) -> None:
