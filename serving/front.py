@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import aiohttp
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -33,7 +34,7 @@ from . import lists
 from .asgi import serve_asgi
 from .asked import Asked, read_asked
 from .fleet import Fleet, Member
-from .metrics import FrontMetrics
+from .metrics import FrontMetrics, merge
 from .models_file import ModelsFile
 from .page import FrontPage
 from .relay import SMALL_BYTES, Relay, Request, RunLost, Send, no_room, reply, stream
@@ -50,6 +51,7 @@ RELAYED = (
 
 TRIES = 3  # of a request whose run is lost before it has answered
 PAUSE_S = 0.2  # between them
+METRICS_S = 2.0  # that runs have to tell their metrics
 _OF_BROWSERS = ("origin", "referer", "cookie", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")  # the front has judged them
 
 log = logging.getLogger(__name__)
@@ -217,10 +219,26 @@ class Front:
         return json_response({"status": "ready", "models": {member.name: member.residence.state for member in members}})
 
     async def render_metrics(self, http: web.Request) -> web.StreamResponse:
-        """The front's own; ``?model=NAME``: those of the run of a model that is loaded."""
-        if (name := http.query.get("model")) is None:
-            return web.Response(body=self.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
-        return await self.pass_on(http, self._fleet.loaded(name))
+        """The front's own, and those of all runs; ``?model=NAME``: of the run of a model that is loaded, as it has them."""
+        if (name := http.query.get("model")) is not None:
+            return await self.pass_on(http, self._fleet.loaded(name))
+
+        async def answer(request: Request, send: Send) -> None:
+            loaded = [member for member in self._fleet.members.values() if member.residence.state is State.READY]
+            texts = await asyncio.gather(*(self._metrics_of(request, member) for member in loaded))
+            told = {member.name: text for member, text in zip(loaded, texts, strict=True) if text}
+            body = self.metrics.render() + await asyncio.to_thread(merge, told)
+            await reply(send, body, content_type=CONTENT_TYPE)
+
+        return await self._serve(http, answer)
+
+    async def _metrics_of(self, request: Request, member: Member) -> str:
+        """Return what a run answers; "" if it does not."""
+        with contextlib.suppress(RunLost, TimeoutError, aiohttp.ClientError, UnicodeDecodeError):
+            async with asyncio.timeout(METRICS_S), self._relay.ask(request, member.run.url) as answer:
+                body = answer.first + await answer.response.content.read()
+                return body.decode() if answer.response.status == 200 else ""
+        return ""
 
     async def describe(self, http: web.Request) -> web.Response:
         """The description of the first model whose checkpoint is known: the others have the same routes."""
@@ -272,7 +290,7 @@ def build_front_app(
 ) -> web.Application:
     """Build the application with all routes, those of ``page`` included."""
     open_routes = frozenset[str]() if page is None else page.open_routes
-    app = make_shell(keys, file.server, connections, is_ending, front.metrics.on_http, open_routes, limits_keys=False)
+    app = make_shell(keys, file.server, connections, is_ending, front.metrics.on_http, open_routes)
     for method, path, handler in () if page is None else page.routes():
         adder(app, method)(path, handler)
     for method, path, handler in front.routes():

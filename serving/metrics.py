@@ -1,9 +1,10 @@
-"""The front's own metrics. Those of a model's run are the run's: ``GET /metrics?model=NAME``."""
+"""The metrics of a front: its own, and those of its runs with the label ``model``."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from .fleet import Member
@@ -25,6 +26,7 @@ class FrontMetrics(Collector):
         self._http.labels(handler, method, f"{status // 100}xx").inc()
 
     def render(self) -> bytes:
+        """Return the front's own."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -39,3 +41,31 @@ class FrontMetrics(Collector):
             waiting.add_metric([member.name], member.num_waiting)
             starts.add_metric([member.name], member.num_starts)
         yield from (states, running, waiting, starts)
+
+
+def merge(of_runs: Mapping[str, str]) -> bytes:
+    """Return the metrics of all runs, each sample with its model. ``of_runs``: what each has answered, by model; what are no metrics is
+    left out."""
+    families: dict[str, Metric] = {}
+    for model, text in of_runs.items():
+        for family in _read(text):
+            merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            merged.samples += [sample._replace(labels={**sample.labels, "model": model}) for sample in family.samples]
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Given(families.values()))
+    return generate_latest(registry)
+
+
+def _read(text: str) -> list[Metric]:
+    try:
+        return list(text_string_to_metric_families(text))
+    except ValueError:
+        return []
+
+
+class _Given(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families

@@ -198,9 +198,15 @@ async def refuse(send: Send, path: str, error: RequestError) -> None:
     await reply(send, error_body_of(path)(error), error.status, retry)
 
 
-async def reply(send: Send, body: bytes, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-    """Answer with an object of JSON."""
-    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+async def reply(
+    send: Send,
+    body: bytes,
+    status: int = 200,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+    content_type: str = "application/json",
+) -> None:
+    """Answer with a whole body."""
+    own = [(b"content-type", content_type.encode()), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": [*own, *headers]})
     await send({"type": "http.response.body", "body": body})
 

@@ -100,7 +100,7 @@ class FrontServer:
         self._fleet = Fleet(file, run.path, self.say)
         front = Front(file, self._fleet)
         ends.push_async_callback(front.close)
-        keys, certificate = ApiKeys(file.server, run.path, lambda: None), Certificate(file.server, lambda: None)
+        keys, certificate = ApiKeys(file.server, run.path, lambda: None, of_front=True), Certificate(file.server, lambda: None)
         connections = Connections(connection_limit(file.server.max_connections, FILES_EACH))
         page = FrontPage(self._fleet, file.server, run.path, front.pass_on) if file.server.page else None
         runner = Runner(

@@ -38,11 +38,9 @@ def make_shell(
     is_ending: Callable[[], bool],
     on_http: Callable[[str, str, int], None],
     open_routes: frozenset[str] = frozenset(),
-    *,
-    limits_keys: bool = True,
 ) -> web.Application:
     """Build an application without routes. ``on_http``: is told route, method and status of each answer. ``open_routes``: that need
-    no key, besides those of probes. ``limits_keys``: each key is held to its limits.
+    no key, besides those of probes.
 
     While ``is_ending``, and on extra ``connections``, each answer says that its connection closes, and closes it.
     """
@@ -58,7 +56,7 @@ def make_shell(
             check_host(keys, names),
             origins.preflight,
             authenticate(keys, names, origins, lambda request: request.path in all_open),
-            *((limit,) if limits_keys else ()),
+            limit,
         ],
         client_max_size=server.max_body_mib << 20,
     )
@@ -67,8 +65,7 @@ def make_shell(
         response.headers["Server"] = SERVER_NAME
         origins.mark(request, response)
         apis.mark(request, response)
-        if limits_keys:
-            mark_limits(request, response)
+        mark_limits(request, response)
         _mark_ignored(request, response)
         if is_ending() or connections.is_extra(request):
             response.headers["Connection"] = "close"

@@ -137,7 +137,7 @@ def front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
         models = load_models(file, {})
         fleet = Fleet(models, tmp_path / "front", lambda text: None)
         app_of = Front(models, fleet)
-        keys = ApiKeys(models.server, tmp_path, lambda: None)
+        keys = ApiKeys(models.server, tmp_path, lambda: None, of_front=True)
         page = FrontPage(fleet, models.server, tmp_path, app_of.pass_on)
         app = build_front_app(app_of, models, keys, Connections(100), lambda: False, page)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None)

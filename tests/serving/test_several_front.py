@@ -1,11 +1,13 @@
 """The front: requests wait for their model, answers come through as they are, and lists load nothing."""
 
 import asyncio
+import hashlib
 import io
 import json
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -364,6 +366,57 @@ def test_keys_are_asked_for_and_passed_on_and_pages_of_others_are_refused(front:
 
     front(with_key, '[server]\napi_key = "secret"\n')
     front(without)
+
+
+def test_metrics_of_all_runs_are_told_together(front: Trying) -> None:
+    text = (
+        "# HELP mmrt_requests_total Ended requests.\n# TYPE mmrt_requests_total counter\n"
+        'mmrt_requests_total{outcome="stop"} %d\n# HELP mmrt_up Up.\n# TYPE mmrt_up gauge\nmmrt_up 1.0\n'
+    )
+
+    def telling(number: int) -> Handler:
+        async def tell(request: web.Request) -> web.Response:
+            assert request.path == "/metrics" and request.headers["Authorization"] == "Bearer x"
+            return web.Response(text=text % number)
+
+        return tell
+
+    async def test(tried: Tried) -> None:
+        for at, name in enumerate("ab"):
+            await tried.post(CHAT, model=name)
+            tried.run(name).handler = telling(at + 3)
+        told = await tried.get("/metrics", {"Authorization": "Bearer x"})
+        assert told.count("# TYPE mmrt_requests_total counter\n") == 1 and told.count("# TYPE mmrt_up gauge\n") == 1
+        for line in (
+            'requests_total{model="a",outcome="stop"} 3.0',
+            'requests_total{model="b",outcome="stop"} 4.0',
+            'up{model="b"} 1.0',
+        ):
+            assert f"mmrt_{line}\n" in told
+        assert 'mmrt_front_model_state{model="a",state="ready"} 1.0' in told
+        tried.run("a").handler = streaming(b"no metrics", pause_s=0.5)
+        tried.run("b").handler = telling(5)
+        assert 'mmrt_requests_total{model="b",outcome="stop"} 5.0' in await tried.get("/metrics", {"Authorization": "Bearer x"})
+
+    front(test, '[front]\nmemory = "3 GiB"\n')
+
+
+def test_a_key_may_ask_all_models_together_as_often_as_it_may(front: Trying, tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    digest = hashlib.sha256(b"secret").hexdigest()
+    file.write_text(f'[[key]]\nname = "alice"\nsha256 = "{digest}"\nrequests_per_minute = 1\ntokens_per_minute = 9\n')
+    file.chmod(0o600)
+    key = {"Authorization": "Bearer secret"}
+
+    async def test(tried: Tried) -> None:
+        tried.run("a").handler = streaming(b"data: {}\n\n")
+        answer = await tried.post(CHAT, key, model="a")
+        assert (answer.status, answer.headers["x-ratelimit-remaining-requests"]) == (200, "0")
+        assert "x-ratelimit-limit-tokens" not in answer.headers, "tokens are the run's to count"
+        refused = await tried.post(CHAT, key, model="b")
+        assert refused.status == 429 and "1 requests per minute" in await refused.text()
+
+    front(test, f'[server]\napi_keys_file = "{file}"\n')
 
 
 def test_a_stored_response_is_at_its_model(front: Trying) -> None:

@@ -57,11 +57,13 @@ _decode_kept = msgspec.msgpack.Decoder(tuple[ApiKey, ...]).decode
 
 
 class ApiKeys:
-    """The keys of a server. ``fault``: what is wrong with the file, "" if nothing is. ``report`` is called when that changes."""
+    """The keys of a server. ``fault``: what is wrong with the file, "" if nothing is. ``report`` is called when that changes.
+    ``of_front``: of several models; it counts requests of all, and each run the tokens of its own."""
 
-    def __init__(self, server: ServerSection, run: Path, report: Callable[[], None]) -> None:
+    def __init__(self, server: ServerSection, run: Path, report: Callable[[], None], *, of_front: bool = False) -> None:
         """Read the file, or what is kept of the last good one. Raises: ConfigError if there is neither."""
         self._report = report
+        self._of_front = of_front
         self._kept = run / KEPT_NAME
         self._file = Path(server.api_keys_file) if server.api_keys_file else None
         self._watch = FileWatch() if self._file is None else FileWatch(self._file)
@@ -135,7 +137,7 @@ class ApiKeys:
         for key in (*self._configured, *keys):
             client = self._clients[key.name] = before.get(key.name) or Client(key)
             client.key = key
-            client.quota.limit(key, now_s)
+            client.quota.limit(msgspec.structs.replace(key, tokens_per_minute=0) if self._of_front else key, now_s)
 
     def _keep(self, keys: tuple[ApiKey, ...]) -> None:
         part = self._kept.with_name(f".{KEPT_NAME}.{os.getpid()}")
