@@ -55,6 +55,7 @@ class _Fields:
         self.state_table = layout.add((rows, NUM_MEMBERS, 2), np.int64)
         self.snapshot_page = layout.add((rows, NUM_MEMBERS), np.int64)
         self.log_page = layout.add((rows, NUM_MEMBERS), np.int64)
+        self.source_states = layout.add((rows, NUM_MEMBERS, 4), np.int64)
         self.spec_words = layout.add(rows, np.uint64)
         self.state_words = layout.add(rows, np.uint64)
         self.counts = layout.add(rows, np.uint64)
@@ -73,8 +74,9 @@ class SequenceTable:
     written by the controller: ``generation`` [R], ``phases`` [R] (generation << 8 | Phase), ``owners`` [R] (generation << 8 |
     number of the decode actor + 1, or 0: none), ``num_pages`` and ``num_source_pages`` [R, M], ``prefilled`` [R, M] (slot << 32 |
     tokens) uint64; ``state_table`` [R, M, 2] int64: pages of recurrent states, ``snapshot_page`` [R, M]: of one that the cache has,
-    and ``log_page`` [R, M] int64, of the pools beside that in which the row is decoded; -1: none. The slot says which of the two states
-    is that of the prefilled tokens' last border, or that the snapshot is (``SNAPSHOT_SLOT``), until more are prefilled;
+    and ``log_page`` [R, M] int64, of the pools beside that in which the row is decoded; -1: none; ``source_states`` [R, M, 4] int64:
+    the same (two states, log, snapshot) beside that in which its prompt is prefilled, where that is another. The slot says which of the
+    two states is that of the prefilled tokens' last border, or that the snapshot is (``SNAPSHOT_SLOT``), until more are prefilled;
     ``block_table`` and ``source_table`` [R, M, max_pages] uint32: pages of the pool in which the row is decoded, and of the one in
     which its prompt is prefilled, where that is another; ``prompt`` [R, M, max_context] int32;
     written by decode: ``counts`` [R] (generation << 32 | committed ids), ``ends`` [R] (generation << 32 | EndCode) uint64;
@@ -98,6 +100,7 @@ class SequenceTable:
         self.state_table: NDArray[np.int64] = segment.field(fields.state_table)
         self.snapshot_page: NDArray[np.int64] = segment.field(fields.snapshot_page)
         self.log_page: NDArray[np.int64] = segment.field(fields.log_page)
+        self.source_states: NDArray[np.int64] = segment.field(fields.source_states)
         self.block_table: NDArray[np.uint32] = segment.field(fields.block_table)
         self.source_table: NDArray[np.uint32] = segment.field(fields.source_table)
         self.prompt: NDArray[np.int32] = segment.field(fields.prompt)
@@ -148,7 +151,7 @@ class SequenceTable:
     def close(self) -> None:
         """Drop the table's own views; the memory stays mapped while others are around."""
         del self.generation, self.phases, self.owners, self.num_pages, self.num_source_pages, self.prefilled
-        del self.state_table, self.snapshot_page, self.log_page
+        del self.state_table, self.snapshot_page, self.log_page, self.source_states
         del self.block_table, self.source_table, self.prompt, self.counts, self.ends, self.ids
         self.logprobs.close()
         self.vectors.close()
@@ -172,7 +175,14 @@ class SequenceTable:
         """Empty the row's tables of pages: nothing is prefilled."""
         self._check_row(row)
         self.num_pages[row] = self.num_source_pages[row] = self.prefilled[row] = 0
-        self.state_table[row] = self.snapshot_page[row] = self.log_page[row] = -1
+        self.state_table[row] = self.snapshot_page[row] = self.log_page[row] = self.source_states[row] = -1
+
+    def clear_source(self, row: int) -> None:
+        """Empty the row's tables of pages of another pool than its own: that of KV pages last."""
+        self._check_row(row)
+        self.source_states[row] = -1
+        fence()
+        self.num_source_pages[row] = 0
 
     def set_phase(self, row: int, phase: Phase) -> None:
         """Move the row's current generation to ``phase``; a reader that sees it also sees all earlier writes."""
@@ -216,6 +226,18 @@ class SequenceTable:
         self.snapshot_page[row, member] = snapshot
         self.log_page[row, member] = log
         self.state_table[row, member] = states
+
+    def source_state_pages(self, row: int, member: int) -> tuple[tuple[int, int], int, int]:
+        """The same, beside the pool in which its prompt is prefilled, where that is another."""
+        first, second, log, snapshot = self.source_states[row, member].tolist()
+        return (first, second), log, snapshot
+
+    def set_source_state_pages(self, row: int, member: int, states: Sequence[int], log: int, snapshot: int = -1) -> None:
+        """Give a member such pages beside the pool in which its prompt is prefilled, where that is another: the states last."""
+        self._check_row(row)
+        self.source_states[row, member, 2:] = log, snapshot
+        fence()
+        self.source_states[row, member, :2] = states
 
     def write_prompt(self, row: int, member: int, ids: Sequence[int] | NDArray[Any]) -> None:
         """Write the prompt ids of one member. Raises: ValueError above ``max_context``."""

@@ -22,6 +22,7 @@ from ...runtime.controller.state.effects import (
     SetPageKeys,
     SetPhase,
     SetPrefilled,
+    SetSourceStatePages,
     SetStatePages,
     WriteJournal,
     WritePlan,
@@ -111,11 +112,13 @@ class ControllerIO:
             case AppendSourcePages(row, member, pages):
                 table.append_source_pages(row, member, pages)
             case ClearSource(row):
-                table.num_source_pages[row] = 0
+                table.clear_source(row)
             case ClearPages(row):
                 table.clear_pages(row)
             case SetStatePages(row, member, states, log, snapshot):
                 table.set_state_pages(row, member, states, log, snapshot)
+            case SetSourceStatePages(row, member, states, log, snapshot):
+                table.set_source_state_pages(row, member, states, log, snapshot)
             case SetPrefilled(row, member, num_tokens, slot):
                 table.set_prefilled(row, member, num_tokens, slot)
             case SetPhase(row, phase):
@@ -145,10 +148,10 @@ class ControllerIO:
             number = table.owner(row, generation)
             owner = None if number is None else instance_id("decode", number)
             prefilled, slots = table.num_prefilled(row), table.state_slots(row)
-            states = (StatePages(*table.state_pages(row, 0)), StatePages(*table.state_pages(row, 1)))
-            rows.append(
-                RowSnapshot(row, generation, phase, tables, prefilled, committed, end_code, state, ids, owner, source, states, slots)
-            )
+            readers = table.state_pages, table.source_state_pages
+            states = [(StatePages(*read(row, 0)), StatePages(*read(row, 1))) for read in readers]
+            words = tables, prefilled, committed, end_code, state, ids, owner, source, *states, slots
+            rows.append(RowSnapshot(row, generation, phase, *words))
         plans = [PlanSnapshot(plan.slot, plan.plan_id, self.actors[plan.actor], plan.payload) for plan in self.plans.live()]
         generations = {name: pool.generations.tolist() for name, pool in self.pools.items()}
         keys = {name: pool.read_keys() for name, pool in self.pools.items()}

@@ -14,6 +14,7 @@ from ...models.lm.kv_packing import KvPacking
 from ...runtime.bus.copy_plans import Transfer
 from ...runtime.bus.messages import ItemError, PlanDone, Result, Run, Skipped, Transferred
 from ...runtime.bus.plans import Plan, decode_plan
+from ...runtime.pools import log_pool, state_pool
 from ...shm.plan_table import PlanTable
 from ...shm.pool import PagePool
 from ...shm.sequence_table import SequenceTable
@@ -25,6 +26,7 @@ from ..host.plan_flight import PlanFlight
 log = logging.getLogger(__name__)
 
 COPY_S = 0.005  # between two steps
+STATE_PART_BYTES = 1 << 20  # of a recurrent state, between two looks at the clock
 KEPT_RESULTS = 256
 
 ReadPage = Callable[[int], tuple[memoryview, int]]
@@ -42,6 +44,7 @@ class PageCopier:
         self._page_tokens = page_tokens
         self._packing = packing
         self._plans = PlanTable.attach(actor.run, writable=False)
+        self._pools: dict[str, PagePool] = {}
         self._sources: dict[str, ReadPage] = {}
         self._queue: deque[Run] = deque()
         self._results: OrderedDict[int, PlanDone] = OrderedDict()
@@ -113,11 +116,27 @@ class PageCopier:
                 contents, num_bytes = source(page)
                 self._kv.page(target)[:] = contents
                 yield num_bytes
+            for pool_beside, pages in ((state_pool, chunk.state), (log_pool, chunk.log)):
+                if pages is not None:
+                    yield from self._copy_state(pool_beside(plan.source), pool_beside(self._kv.name), *pages)
+
+    def _copy_state(self, source: str, target: str, page: int, to: int) -> Iterator[int]:
+        """Copy a page of recurrent states, or of their log, part by part."""
+        contents, place = self._pool(source, writable=False).page(page), self._pool(target, writable=True).page(to)
+        for start in range(0, len(contents), STATE_PART_BYTES):
+            part = contents[start : start + STATE_PART_BYTES]
+            place[start : start + len(part)] = part
+            yield len(part)
+
+    def _pool(self, name: str, *, writable: bool) -> PagePool:
+        if name not in self._pools:
+            self._pools[name] = PagePool.attach(self._actor.run, name, writable=writable)
+        return self._pools[name]
 
     def _reader(self, name: str) -> ReadPage:
         """Return what reads the pages of another device's pool. This process never writes there."""
         if name not in self._sources:
-            pool = PagePool.attach(self._actor.run, name, writable=False)
+            pool = self._pool(name, writable=False)
             packed = None if self._packing is None else PackedPages(self._actor, pool, self._packing, writable=False)
             self._sources[name] = (lambda page: (pool.page(page), pool.page_bytes)) if packed is None else packed.read
         return self._sources[name]

@@ -94,7 +94,12 @@ class LoadSegments(PlanBase, frozen=True):
 
 class TransferChunk(TokenChunk, frozen=True):
     """The pages of these tokens: from those of its source table to those in the same places of its block
-    table. ``start`` is the first token of a page."""
+    table. ``start`` is the first token of a page.
+
+    The last one of a member whose model has recurrent states names the pages of its state and its log: (from, to)."""
+
+    state: tuple[int, int] | None = None
+    log: tuple[int, int] | None = None
 
 
 class Transfer(ChunkPlan, frozen=True):

@@ -53,6 +53,7 @@ class RowSnapshot(NamedTuple):
     decode: InstanceId | None = None  # the owner
     source_tables: tuple[list[int], list[int]] = ([], [])
     states: tuple[StatePages, StatePages] = NO_STATES
+    source_states: tuple[StatePages, StatePages] = NO_STATES
     slots: tuple[int, int] = (0, 0)
 
 
@@ -127,7 +128,7 @@ def _restore_row(state: ControllerState, row: RowSnapshot) -> None:
     if is_over:
         request.begin_end()
     request.ownership.give(row.decode)
-    request.kv.restore(row.block_tables, row.source_tables, row.prefilled, row.states, row.slots)
+    request.kv.restore(row.block_tables, row.source_tables, row.prefilled, row.states, row.source_states, row.slots)
     request.answer.restore(row.committed, row.ids, row.end_code)
     state.rows[row.row] = request
 
@@ -160,7 +161,7 @@ def _normalise(state: ControllerState, request: Request, targets: list[Target]) 
     prompt, starts = expand(spec, shapes, state.limits)
     set_layout(state, request, prompts_of(spec, prompt), starts, shapes)
     if request.phase == Phase.PREPARE and not record.evicting:
-        if record.source_pool is None and any(request.kv.source_tables):
+        if record.source_pool is None and request.kv.has_source:
             state.emit(ClearSource(request.row))  # all pages have been copied
             request.kv.leave_source()
         if not _has_pages(state, request):
@@ -177,7 +178,8 @@ def _has_pages(state: ControllerState, request: Request) -> bool:
     least = wanted_pages(request.kv.lengths, request.answer.committed, request.record.max_new_tokens, page_tokens, ahead_pages=0)
     source = () if request.record.source_pool is None else [num_pages(target, page_tokens) for target in request.targets]
     needs = [*zip(request.kv.tables, least, strict=False), *zip(request.kv.source_tables, source, strict=False)]
-    has_states = not state.limits.num_state_pages or all(pages.is_whole for pages in request.kv.states[: len(least)])
+    states = [*request.kv.states[: len(least)], *(() if request.record.source_pool is None else request.kv.source_states[: len(least)])]
+    has_states = not state.limits.num_state_pages or all(pages.is_whole for pages in states)
     return has_states and all(len(table) >= count for table, count in needs)
 
 

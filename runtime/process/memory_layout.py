@@ -13,7 +13,7 @@ from ...shm.flight_recorder import NUM_RECORDS, RECORD_BYTES
 from ..config.runtime_config import RuntimeConfig
 from ..errors import ConfigError
 from ..pools import kv_pool, log_pool, packed_pool, state_pool
-from ..stage_table import ACTORS, device_pools, stage_of
+from ..stage_table import ACTORS, device_pools
 from .device_room import DeviceRoom
 from .host_room import HostRoom
 from .pool_sizes import NO_MEDIA, size_for_device, size_for_host
@@ -92,7 +92,7 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
     page, mebibyte = memory.kv_page_tokens, 1 << 20
     num_rows = memory.max_sequences or (CUDA_SEQUENCES if config.model.on_cuda else CPU_SEQUENCES)
     if facts.state_grid:
-        check_states(config, facts.state_grid)
+        _check_states(config, facts.state_grid)
     if isinstance(room, DeviceRoom):
         embedding, kv, states = size_for_device(config, facts, room, num_rows)
     else:
@@ -137,7 +137,7 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
     )
 
 
-def check_states(config: RuntimeConfig, grid: int) -> None:
+def _check_states(config: RuntimeConfig, grid: int) -> None:
     """Check what a model with recurrent states asks of a run, whose states are kept every ``grid`` tokens. Raises: ConfigError."""
     if config.model.on_cuda:
         raise ConfigError(f"model.device is {config.model.device!r}: models with recurrent states run on a CPU only")
@@ -146,15 +146,6 @@ def check_states(config: RuntimeConfig, grid: int) -> None:
     budget = config.scheduling.prefill_budget_tokens
     if 0 < budget < grid:
         raise ConfigError(f"scheduling.prefill_budget_tokens is {budget}: the model's recurrent states need {grid} at least")
-    devices: dict[str, set[int]] = {"prefill": set(), "decode": set()}
-    for actor in config.instances:
-        if (stage := stage_of(actor)) in devices:
-            devices[stage].add(config.actor_devices.get(actor, 0))
-    if lacking := sorted(devices["decode"] - devices["prefill"]):
-        raise ConfigError(
-            f"actors.layout is {config.actors.layout!r}: device {lacking[0]} has a decode and no prefill, and recurrent states are not "
-            "copied between devices"
-        )
 
 
 def write_layout(run: Path, layout: MemoryLayout) -> None:

@@ -17,7 +17,6 @@ from ...shm.status import ActorTable, Membership
 from ..config.runtime_config import RuntimeConfig, with_layout
 from ..errors import ConfigError, RunError
 from ..process.host_room import read_host_room
-from ..process.memory_layout import check_states, read_layout
 from ..stage_table import ALL_ACTORS, InstanceId, devices_of, join_layouts, scale_layout, stage_of
 from .actor_tasks import ActorTasks
 from .handover import expect_free
@@ -76,7 +75,6 @@ class Scaling:
             raise RunError(str(error)) from None
         layout, before, after = config.actors.layout, host.config.processes, config.processes
         self._expect_up()
-        self._check_states(config)
         for name in before.keys() & after.keys():
             if before[name] != after[name]:
                 has, wants = " and ".join(before[name]), " and ".join(after[name])
@@ -111,15 +109,6 @@ class Scaling:
     def _expect_up(self) -> None:
         if not self._host.can_scale:
             raise RunError("the run is starting or ending: its layout can be changed while it serves")
-
-    def _check_states(self, config: RuntimeConfig) -> None:
-        """Raise RunError unless the model's recurrent states, if it has any, can be kept under this configuration."""
-        memory = read_layout(self._run.path)
-        if memory is not None and memory.has_states:
-            try:
-                check_states(config, memory.kv_page_tokens)
-            except ConfigError as error:
-                raise RunError(str(error)) from None
 
     def _check_room(self, new: Sequence[InstanceId]) -> None:
         """Raise RunError unless there is memory for more processes. Each needs what one of its stage has besides weights and pools."""

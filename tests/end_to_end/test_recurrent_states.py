@@ -9,9 +9,11 @@ import random
 import secrets
 import shutil
 import threading
+import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,11 @@ PLACES = {  # of each file: the place's name, and the line before which it is, o
     ],
     "actors/prefill.py": [("end of a plan", "        return Done()\n")],
     "actors/controller/io.py": [("effects", "        match effect:\n")],
+    "actors/decode/page_copier.py": [
+        ("copied page", "                yield num_bytes\n"),
+        ("part of a state", "            place[start : start + len(part)] = part\n"),
+        ("after a part of a state", "            place[start : start + len(part)] = part\n"),
+    ],
 }
 SCHEDULES = {  # a state at a prompt's first border is made of nothing: deaths there harm nobody, so some come later
     "decode": {
@@ -86,6 +93,12 @@ SCHEDULES = {  # a state at a prompt's first border is made of nothing: deaths t
     },
 }
 
+COPY_SCHEDULES = {  # a copy of a state has one part, and one of its log
+    "decode": {"copied page": [2, 20], "part of a state": [1, 4, 8], "after a part of a state": [2, 6]},
+    "prefill": {"layer of a chunk": [4, 9], "end of a plan": [2, 5]},
+    "controller": {"SetSourceStatePages": [1, 3], "ClearSource": [1, 2], "WritePlan": [2, 5], "ClearPlan": [4]},
+    "memory": {"part of a state": [1]},
+}
 
 CHAT_KILLS = {
     "decode": ["layer of a step", "fold", "commit"],
@@ -105,6 +118,13 @@ class Deaths:
             file.unlink()
         (self.folder / "new").write_text(json.dumps(schedule))
         (self.folder / "new").rename(self.folder / "schedule")
+
+    def wait(self, place: str) -> None:
+        """Wait until somebody has come there."""
+        until_s = time.monotonic() + 30
+        while not (self.folder / place).exists():
+            assert time.monotonic() < until_s, f"nobody came to {place}"
+            time.sleep(0.001)
 
     def check(self, schedule: dict[str, list[int]]) -> None:
         """Everybody has died that was to die."""
@@ -233,6 +253,29 @@ def test_kills_before_every_write_change_nothing(dying: Server, deaths: Deaths, 
     ask_everything(dying, judge, max_tokens=40)
     dying.wait_until_empty()
     deaths.check(SCHEDULES[victim])
+
+
+@pytest.fixture(scope="module")
+def apart(start: Callable[..., Server], deaths: Deaths, source: Path) -> Server:
+    """A run whose prompts are prefilled on one device and decoded on another."""
+    settings = "[scheduling]\nprefill_budget_tokens = 32\n[memory]\nmax_sequences = 6\n"
+    layout = '[actors]\nlayout = "EP@left+D@right"\n[[devices]]\nname = "left"\n[[devices]]\nname = "right"\n'
+    return start(settings + layout, source=source)
+
+
+@pytest.mark.parametrize("victim", ["decode", "memory", *also_slow("prefill", "controller")])
+def test_kills_while_states_are_copied_change_nothing(apart: Server, deaths: Deaths, judge: TextOracle, victim: str) -> None:
+    before = metric(apart, "mmrt_kv_transferred_bytes_total")
+    deaths.begin(COPY_SCHEDULES[victim])
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask_everything, apart, judge, 40)
+        if victim == "memory":
+            deaths.wait("part of a state")
+            apart.kill("memory")
+        asking.result()
+    apart.wait_until_empty()
+    deaths.check(COPY_SCHEDULES[victim])
+    assert metric(apart, "mmrt_kv_transferred_bytes_total") > before
 
 
 @pytest.mark.parametrize("victim", ["controller", *also_slow("decode", "prefill")])

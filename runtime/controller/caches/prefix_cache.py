@@ -61,9 +61,14 @@ def learn_ids(request: Request, ids: Sequence[int]) -> None:
 
 def find_hits(state: ControllerState, request: Request, pool: PoolName = "kv") -> Hits:
     """Return the pages that a row without KV pages would be given from the cache of a pool."""
-    cache = state.pools[pool].cache
-    hits = [cache.find_leading(keys.leading(_num_reusable(state, request, member))) for member, keys in enumerate(request.caches.keys)]
+    hits = _find_pages(state, request, pool)
     return [cut_to_snapshot(state, request, pool, member, pages) for member, pages in enumerate(hits)] if has_states(state) else hits
+
+
+def _find_pages(state: ControllerState, request: Request, pool: PoolName) -> Hits:
+    """Return the leading pages that the cache of a pool has, whether or not it has the states at their ends."""
+    cache = state.pools[pool].cache
+    return [cache.find_leading(keys.leading(_num_reusable(state, request, member))) for member, keys in enumerate(request.caches.keys)]
 
 
 def _num_reusable(state: ControllerState, request: Request, member: int) -> int:
@@ -168,7 +173,7 @@ def find_home_hits(state: ControllerState, request: Request, pool: PoolName, tar
     """Return the pages that the cache of ``pool`` has of a row that would be decoded there and prefilled on another device: they need
     not be copied. At least one token of each member is: the copy of the last ones ends the row's stay elsewhere."""
     page_tokens = state.limits.kv_page_tokens
-    found = find_hits(state, request, pool)
+    found = _find_pages(state, request, pool)
     return [pages[: max(0, target - 1) // page_tokens] for pages, target in zip(found, targets, strict=False)]
 
 
@@ -299,6 +304,6 @@ def check_unnamed(state: ControllerState, request: Request) -> None:
         first = (length + request.answer.committed - 1) // state.limits.kv_page_tokens
         for page in table[first : first + 1]:
             assert state.pools[request.kv_pool].cache.key_of(page) is None, f"decode would write page {page}, which has a key"
-    for page in request.kv.bases:
+    for page in request.kv.bases(request.kv.states):
         cache = state.pools[state_pool(request.kv_pool)].cache
         assert cache.key_of(page) is None, f"decode would write state {page}, which has a key"

@@ -76,7 +76,7 @@ def num_known_pages(state: ControllerState, request: Request) -> int:
     """Return how many leading KV pages of the first member the cache has, whether or not it has states."""
     if not has_states(state) or not request.caches.keys:
         return 0
-    return len(state.pools[request.kv_pool].cache.find_leading(request.caches.keys[0].leading(request.targets[0])))
+    return len(state.pools[request.prefill_pool].cache.find_leading(request.caches.keys[0].leading(request.targets[0])))
 
 
 def learn_border(state: ControllerState, request: Request, num_pages: int) -> None:
@@ -129,7 +129,7 @@ def keep_last_states(state: ControllerState, request: Request) -> None:
     page_tokens, plan = state.limits.kv_page_tokens, request.prefill_plan
     written = [chunk.state_to for chunk in plan.chunks if isinstance(chunk, PrefillChunk)] if plan is not None else []
     for member, length in enumerate(request.kv.lengths):
-        pages, slot, prefilled = request.kv.states[member], request.kv.slots[member], request.kv.prefilled[member]
+        pages, slot, prefilled = request.kv.prefill_states[member], request.kv.slots[member], request.kv.prefilled[member]
         if not pages.is_whole or slot == SNAPSHOT_SLOT:
             continue
         end = prefilled
@@ -143,7 +143,7 @@ def keep_last_states(state: ControllerState, request: Request) -> None:
 def _name(state: ControllerState, request: Request, member: int, border: int, page: int) -> None:
     """Give a page the key of the KV page that ends at the border, which has it too. Of earlier ones in the same chain all but the last
     go before others, unless prompts part there."""
-    number, pool, keys = _page(state, border), request.kv_pool, request.caches.keys[member]
+    number, pool, keys = _page(state, border), request.prefill_pool, request.caches.keys[member]
     cache, key = state.pools[state_pool(pool)].cache, keys.at(number)
     if key is None or state.pools[pool].cache.find(key) is None:
         return

@@ -14,7 +14,7 @@ from ..caches.prefix_cache import Hits, append_hits, append_home_hits, append_to
 from ..caches.snapshots import has_states, learn_border, num_known_pages, snapshots_at
 from ..scheduling.admission import Holder, ResourceGate, choose_victims, pages_ahead, spare_pages_ahead
 from ..scheduling.guidance import Lengths, num_pages, wanted_pages
-from ..state.effects import AppendPages, SetStatePages
+from ..state.effects import AppendPages, SetSourceStatePages, SetStatePages
 from ..state.parts import StatePages
 from ..state.request import Request
 from ..state.state import BY_RANK, ControllerState, membership, owner
@@ -103,7 +103,7 @@ def _share_snapshots(state: ControllerState, request: Request, hits: Hits) -> li
     """Make the row an owner of the states at the end of its hits, until it has states of its own. Returns their pages."""
     if not has_states(state):
         return []
-    pool = request.kv_pool
+    pool = request.prefill_pool
     snapshots = snapshots_at(state, request, pool, list(map(len, hits)))
     if pages := [page for page in snapshots if page >= 0]:
         state.pools[state_pool(pool)].share(owner(request), pages)
@@ -111,13 +111,25 @@ def _share_snapshots(state: ControllerState, request: Request, hits: Hits) -> li
 
 
 def _give_states(state: ControllerState, request: Request, member: int, snapshot: int) -> None:
-    pool = request.kv_pool
+    """Give a member its states in the row's own pool, and where its prompt is prefilled, if that is another."""
+    if request.record.source_pool is None:
+        pages = _allocate_states(state, request, request.kv_pool, snapshot)
+        state.emit(SetStatePages(request.row, member, list(pages.bases), pages.log, snapshot))
+        request.kv.take_states(member, pages)
+    else:
+        pages = _allocate_states(state, request, request.kv_pool, -1)
+        state.emit(SetStatePages(request.row, member, list(pages.bases), pages.log))
+        request.kv.take_states(member, pages)
+        pages = _allocate_states(state, request, request.prefill_pool, snapshot)
+        state.emit(SetSourceStatePages(request.row, member, list(pages.bases), pages.log, snapshot))
+        request.kv.take_source_states(member, pages)
+
+
+def _allocate_states(state: ControllerState, request: Request, pool: PoolName, snapshot: int) -> StatePages:
     bases = state.allocate(state_pool(pool), request, 2)
     log = state.allocate(log_pool(pool), request, 0 if request.spec.is_prefill_only else 1)
     assert bases is not None and log is not None, "the granter gave pages of states that are not free"
-    pages = StatePages((bases.pages[0], bases.pages[1]), log.pages[0] if log.pages else -1, snapshot)
-    state.emit(SetStatePages(request.row, member, list(pages.bases), pages.log, snapshot))
-    request.kv.take_states(member, pages)
+    return StatePages((bases.pages[0], bases.pages[1]), log.pages[0] if log.pages else -1, snapshot)
 
 
 def _append_source(state: ControllerState, request: Request, member: int, count: int) -> None:

@@ -7,7 +7,7 @@ has decode alone.
 
 Pages of both pools are granted at once, all or none, so no row keeps pages of one while it waits for the other (TI6): rows cannot wait
 for each other in a circle. The first in order may take both from all that come later. A model with recurrent states has pools of them
-beside each KV pool: each member of a row gets two, and a log if it is to decode, for as long as it has KV pages.
+beside each KV pool: each member of a row gets two, and a log if it is to decode, for as long as it has KV pages there.
 """
 
 from collections.abc import Sequence
@@ -53,27 +53,20 @@ def choose_pools(state: ControllerState, request: Request, lengths: Lengths, wan
     for source in sources:
         hits = find_hits(state, request, source)
         pools = [source, *(home for home in homes if home not in sources)] if source in homes else homes
-        if has_states(state):
-            pools = [source]  # recurrent states are not copied
         options += [_placement(state, request, targets, wanted, source, pool, hits, at_home[pool]) for pool in pools]
     most = max((option.hits for option in options), key=_num_pages)
-    num_anywhere = 0 if has_states(state) else max(_num_pages(find_hits(state, request, pool)) for pool in state.kv_pools)
+    num_anywhere = max(_num_pages(find_hits(state, request, pool)) for pool in state.kv_pools)
     options.sort(key=lambda option: _work(state, option, targets, num_anywhere))
     return next((option for option in options if gate.has(option.needs)), options[0])._replace(most_hits=most)
 
 
 def able_pools(state: ControllerState, stage: str) -> Sequence[PoolName]:
-    """Return the pools of devices with an actor of the stage that gets work: one that is not lost, where there is any. A prompt with
-    recurrent states is prefilled where it is decoded."""
+    """Return the pools of devices with an actor of the stage that gets work: one that is not lost, where there is any."""
     if len(state.kv_pools) == 1:
         return state.kv_pools
     actors = [actor for actor in state.staying if stage_of(actor) == stage]
     unbroken = [actor for actor in actors if not state.is_lost(actor)] or actors
-    pools = sorted({state.pool_of(actor) for actor in unbroken}, key=state.kv_pools.index)
-    if stage == "prefill" and has_states(state):
-        homes = able_pools(state, "decode")
-        return [pool for pool in homes if pool in pools] or homes
-    return pools
+    return sorted({state.pool_of(actor) for actor in unbroken}, key=state.kv_pools.index)
 
 
 def leave_pools(state: ControllerState) -> None:
@@ -101,20 +94,20 @@ def _placement(
     """Return the placement of a row that is prefilled in ``source``, where the cache has ``hits``, and decoded in ``pool``, where the
     cache has ``at_home`` if that is another one."""
     num_new = -num_saved(state, hits, source)
+    states = _state_needs(state, request, source, len(wanted), hits)
     if source == pool:
-        states = _state_needs(state, request, pool, len(wanted), hits)
         return Placement(pool, None, {pool: num_new + sum(wanted), **states}, hits, [], hits)
     num_new += sum(num_pages(target, state.limits.kv_page_tokens) for target in targets)
     needs = {pool: sum(wanted) - num_saved(state, at_home, pool), source: num_new}
-    return Placement(pool, source, needs, hits, at_home, hits)
+    return Placement(pool, source, needs | states | _state_needs(state, request, pool, len(wanted), []), hits, at_home, hits)
 
 
 def _state_needs(state: ControllerState, request: Request, pool: PoolName, num_members: int, hits: Hits) -> dict[PoolName, int]:
-    """Return the pages of recurrent states that a row takes: two and a log of each member, and those at the end of its hits. A log is
-    for decode."""
+    """Return the pages of recurrent states that a row takes in a pool: two and a log of each member, and those at the end of its hits.
+    A log is for decode."""
     if not has_states(state):
         return {}
-    num_snapshots = num_waking(state, pool, snapshots_at(state, request, pool, list(map(len, hits))))
+    num_snapshots = num_waking(state, pool, snapshots_at(state, request, pool, list(map(len, hits)))) if hits else 0
     return {state_pool(pool): 2 * num_members + num_snapshots, log_pool(pool): 0 if request.spec.is_prefill_only else num_members}
 
 

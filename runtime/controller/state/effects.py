@@ -99,6 +99,16 @@ class SetStatePages(_Effect, frozen=True):
     snapshot: int = -1
 
 
+class SetSourceStatePages(_Effect, frozen=True):
+    """The same beside the pool in which the row is prefilled, where that is not its own."""
+
+    row: int
+    member: int
+    states: list[int]
+    log: int
+    snapshot: int = -1
+
+
 class SetPrefilled(_Effect, frozen=True):
     """``slot``: which of the member's two states is that of these tokens' last border, or ``SNAPSHOT_SLOT``."""
 
@@ -150,6 +160,7 @@ Effect = (
     | ClearSource
     | ClearPages
     | SetStatePages
+    | SetSourceStatePages
     | SetPrefilled
     | SetPhase
     | SetOwner

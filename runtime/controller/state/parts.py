@@ -60,6 +60,7 @@ class Kv:
     prefilled: list[int] = field(default_factory=_none)
     copied: list[int] = field(default_factory=_none)  # tokens whose pages are in both pools: see ``transfer``
     states: tuple[StatePages, StatePages] = NO_STATES
+    source_states: tuple[StatePages, StatePages] = NO_STATES  # likewise
     slots: list[int] = field(default_factory=_none)  # where the state of their prefilled tokens is: see ``SequenceTable.prefilled``
 
     def restore(
@@ -68,28 +69,34 @@ class Kv:
         source_tables: Tables,
         prefilled: Sequence[int],
         states: tuple[StatePages, StatePages],
+        source_states: tuple[StatePages, StatePages],
         slots: Sequence[int],
     ) -> None:
         """Take the words of a row from memory."""
         assert self.is_empty
         self.tables, self.source_tables, self.prefilled = tables, source_tables, list(prefilled)
-        self.states, self.slots = states, list(slots)
+        self.states, self.source_states, self.slots = states, source_states, list(slots)
 
     @property
     def is_empty(self) -> bool:
-        return not (any(self.tables) or any(self.source_tables) or any(self.prefilled) or self.states != NO_STATES)
+        return not (any(self.tables) or any(self.prefilled) or self.states != NO_STATES or self.has_source)
 
     @property
-    def bases(self) -> list[int]:
-        """The pages of recurrent states, of all members: those of the cache as long as nothing is prefilled behind them."""
-        pages = [page for member in self.states for page in member.bases if page >= 0]
-        begun = zip(self.states, self.slots, strict=True)
+    def has_source(self) -> bool:
+        """True if it has pages of another pool than its own."""
+        return any(self.source_tables) or self.source_states != NO_STATES
+
+    @property
+    def prefill_states(self) -> tuple[StatePages, StatePages]:
+        """The states of its prompts while they are prefilled."""
+        return self.source_states if self.source_states != NO_STATES else self.states
+
+    def bases(self, states: tuple[StatePages, StatePages]) -> list[int]:
+        """Return the pages of recurrent states, of all members: those of the cache as long as nothing is prefilled behind them.
+        ``states``: in its own pool, or where its prompt is prefilled."""
+        pages = [page for member in states for page in member.bases if page >= 0]
+        begun = zip(states, self.slots, strict=True)
         return pages + [member.snapshot for member, slot in begun if slot == SNAPSHOT_SLOT and member.snapshot >= 0]
-
-    @property
-    def logs(self) -> list[int]:
-        """The pages of their logs."""
-        return [member.log for member in self.states if member.log >= 0]
 
     def prepare(self, lengths: Lengths) -> None:
         """The prompts are known."""
@@ -107,6 +114,11 @@ class Kv:
         assert self.states[member] == StatePages()
         self.states = (pages, self.states[1]) if member == 0 else (self.states[0], pages)
 
+    def take_source_states(self, member: int, pages: StatePages) -> None:
+        """The same, where its prompt is prefilled, if that is another pool."""
+        assert self.source_states[member] == StatePages()
+        self.source_states = (pages, self.source_states[1]) if member == 0 else (self.source_states[0], pages)
+
     def next_slot(self, member: int) -> int:
         """Return where the next chunk's state goes."""
         return 0 if self.slots[member] == SNAPSHOT_SLOT else 1 - self.slots[member]
@@ -114,7 +126,7 @@ class Kv:
     def swap_states(self, member: int) -> int:
         """A chunk has read one state and written another, which is that of the prefilled tokens now. Returns the page of the cache that
         nobody will read for it any more, or -1."""
-        pages, slot = self.states[member], self.slots[member]
+        pages, slot = self.prefill_states[member], self.slots[member]
         if not pages.is_whole:
             return -1
         self.slots[member] = self.next_slot(member)
@@ -142,13 +154,13 @@ class Kv:
 
     def leave_source(self) -> None:
         """All pages are copied: the row has those of its own pool alone."""
-        assert any(self.source_tables)
-        self.source_tables, self.copied = _no_pages(), _none()
+        assert self.has_source
+        self.source_tables, self.source_states, self.copied = _no_pages(), NO_STATES, _none()
 
     def clear(self) -> None:
         """All pages are given back."""
         self.tables, self.source_tables, self.prefilled, self.copied = _no_pages(), _no_pages(), _none(), _none()
-        self.states, self.slots = NO_STATES, _none()
+        self.states, self.source_states, self.slots = NO_STATES, NO_STATES, _none()
 
 
 @dataclass(slots=True, eq=False)

@@ -203,12 +203,13 @@ class Request:
         if self.record.source_pool is not None:
             for table in self.kv.source_tables:
                 yield self.record.source_pool, table
-        if self.kv.states != NO_STATES:
-            yield state_pool(self.record.kv_pool), self.kv.bases
-            yield log_pool(self.record.kv_pool), self.kv.logs
+        for pool, states in ((self.record.kv_pool, self.kv.states), (self.record.source_pool, self.kv.source_states)):
+            if pool is not None and states != NO_STATES:
+                yield state_pool(pool), self.kv.bases(states)
+                yield log_pool(pool), [member.log for member in states if member.log >= 0]
         for plan in self.plans.values():
             if snapshots := plan.snapshots(self.key_in_table):
-                yield state_pool(self.record.kv_pool), snapshots
+                yield state_pool(self.prefill_pool), snapshots
 
     def pages_in(self, pool: PoolName) -> set[int]:
         """Return those of a pool."""

@@ -48,8 +48,8 @@ class Place:
         actor: Any = SimpleNamespace(run=self.run, name="decode", generation=generation, flight=flight, send=self.sent.append)
         return PageCopier(actor, self.target, self.table, 16)
 
-    def order(self, start: int, end: int, number: int = 1) -> Run:
-        plan = Transfer("kv", [TransferChunk(0, int(self.table.generation[0]), 0, start, end)])
+    def order(self, start: int, end: int, number: int = 1, **states: tuple[int, int]) -> Run:
+        plan = Transfer("kv", [TransferChunk(0, int(self.table.generation[0]), 0, start, end, **states)])
         self.plans.write(0, number, 0, encode(plan))
         return Run(1, 0, number)
 
@@ -90,6 +90,28 @@ def test_a_copy_gives_way_to_a_step(place: Place, monkeypatch: pytest.MonkeyPatc
     while place.copier.is_busy:
         place.copier.go_on()
     assert place.held == "GADF\0" and place.results == [(1, Transferred(4 * PAGE_BYTES))], "all of it counts"
+
+
+def test_a_state_and_its_log_are_copied_behind_the_pages_part_by_part(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = {name: PagePool.create(place.run, name, 3, 100) for name in ("state", "state.1", "log", "log.1")}
+    state, log = bytes(range(100)), bytes(range(100, 200))
+    pools["state"].write_bytes([2], state)
+    pools["log"].write_bytes([0], log)
+    times = iter(range(100))
+    monkeypatch.setattr(page_copier, "COPY_S", 1.5)
+    monkeypatch.setattr(page_copier, "STATE_PART_BYTES", 30)
+    monkeypatch.setattr(page_copier.time, "monotonic", lambda: float(next(times)))
+    place.copier.take(place.order(48, 50, state=(2, 1), log=(0, 2)))
+    seen = set()
+    while place.copier.is_busy:
+        place.copier.go_on()
+        seen.add(bytes(pools["state.1"].page(1)))
+    assert {state[:n].ljust(100, b"\0") for n in (0, 30, 60, 90, 100)} >= seen and len(seen) > 2
+    assert bytes(pools["state.1"].page(1)) == state and bytes(pools["log.1"].page(2)) == log
+    assert place.results == [(1, Transferred(PAGE_BYTES + 200))] and place.held == "\0\0\0F\0"
+    assert not pools["state.1"].data[[0, 2]].any() and not pools["log.1"].data[:2].any(), "other pages stay"
+    for pool in pools.values():
+        pool.close()
 
 
 def test_an_order_that_comes_again_is_answered_and_not_done_again(place: Place) -> None:

@@ -64,6 +64,12 @@ def check_keys(state: ControllerState) -> None:
                 for index, page in enumerate(table):
                     key = cache.key_of(page)
                     assert key is None or names[index : index + 1] == [key], f"page {page} is the wrong one for {request}"
-        own = [page for pages in request.kv.states for page in pages.bases if page >= 0]
-        keyed = [page for page in own if state.pools[state_pool(request.kv_pool)].cache.key_of(page) is not None]
+        both = ((request.kv_pool, request.kv.states), (request.prefill_pool, request.kv.prefill_states))
+        keyed = [
+            page
+            for pool, members in both
+            for pages in members
+            for page in pages.bases
+            if page >= 0 and state.pools[state_pool(pool)].cache.key_of(page) is not None
+        ]
         assert not keyed or request.record.evicting or request.is_finished, f"states {keyed} have keys, and will be written"

@@ -38,7 +38,7 @@ from mmrt.runtime.controller.state.effects import SetPageGenerations
 from mmrt.runtime.controller.state.row_record import decode_record
 from mmrt.runtime.controller.state.state import owner
 from mmrt.runtime.errors import RequestError
-from mmrt.runtime.pools import kind_of_pool, kv_pool, pools_of
+from mmrt.runtime.pools import kind_of_pool, kv_pool, log_pool, pools_of, state_pool
 from mmrt.runtime.process.crash_cause import Death
 from mmrt.runtime.stage_table import InstanceId, actors_of, devices_of, number_of, stage_of
 from mmrt.schema.media import ItemShape, SegmentShape
@@ -66,8 +66,6 @@ LAYOUTS = (
     "P@0+EPD@1",
     "2E@0+P@0+P@1+D@0+D@1",
 )
-
-STATE_LAYOUTS = ("E+P+D", "E+P+2D", "2E+3P+3D", "EPD@0+EPD@1", "E@0+2P@0+P@1+2D@1", "2E@0+P@0+P@1+D@0+D@1")
 
 
 class Crashed(Exception):
@@ -149,7 +147,7 @@ class World:
         self.random = rng
         self.now = 1000.0
         self.crowded = crowded
-        layout = rng.choice(layouts or (STATE_LAYOUTS if has_states else LAYOUTS))
+        layout = rng.choice(layouts or LAYOUTS)
         devices = devices_of(layout)
         self.limits = Limits(
             policy=policy,
@@ -392,10 +390,13 @@ class World:
             for name in [pool for kv in state.kv_pools for pool in state.pools_beside(kv)]:
                 assert state.pools[name].owned_by(owner(request)) == request.pages_in(name), f"{request.key} owns others of {name}"
             if self.states is not None:
-                found = [pages.is_whole for pages in request.kv.states]
-                assert found == [request.has_kv, request.has_kv and len(request.kv.lengths) > 1], "a row lacks states, or has too many"
+                wanted = [request.has_kv, request.has_kv and len(request.kv.lengths) > 1]
+                assert [pages.is_whole for pages in request.kv.states] == wanted, "a row lacks states, or has too many"
+                theirs = [pages.is_whole for pages in request.kv.source_states]
+                needs_both = request.record.source_pool is not None
+                assert theirs == [needs_both and want for want in wanted], "a row has states of one pool alone"
             if request.record.source_pool is None or not request.has_kv:
-                assert request.kv.source_tables == ([], []), "pages of another pool are held for nothing"
+                assert not request.kv.has_source, "pages of another pool are held for nothing"
                 continue
             assert request.phase == Phase.PREPARE and request.record.source_pool != request.kv_pool
             needs = [-(-target // 4) for target in request.targets]
@@ -418,7 +419,7 @@ class World:
         for name in list(self.gone if not self.storm or self.random.random() < 0.01 else ()):
             self.gone.discard(name)
             self.processes[name].up_s = self.now
-            if name in self.devices and self.states is None and self.random.random() < 0.5:
+            if name in self.devices and self.random.random() < 0.5:
                 self.devices[name] = self.random.randrange(self.limits.num_devices)
         if not self.storm:
             self.leaving.clear()
@@ -816,6 +817,8 @@ class World:
             assert plan.source != kv and chunk.start % 4 == 0 and (chunk.end % 4 == 0 or chunk.end == len(tokens) - 1)
             source = self.table.source_pages(chunk.row, chunk.member).tolist()
             copied = {(plan.source, page) for page in source[chunk.start // 4 : -(-chunk.end // 4)]}
+            for pool_beside, pages in ((state_pool, chunk.state), (log_pool, chunk.log)):
+                copied |= {(pool_beside(plan.source), pages[0])} if pages is not None else set()
             for process in self.processes.values():
                 if process.step is not None and process.step_name == 0:  # of a worker
                     assert not copied & {write[:2] for write in process.step[1]}, "a page is copied while prefill writes it"
@@ -824,6 +827,8 @@ class World:
                 self.check_kv(plan.source, source, position, values[position])
                 page = target[position // 4]
                 writes.append((kv, page, int(self.pools[kv].generations[page]), position % 4, values[position]))
+            if self.states is not None:
+                writes += self.states.transfer(chunk, plan.source, kv, values, len(tokens) - 1)
         return writes
 
     def finish_writes(self, step: tuple, share: float) -> m.Result:

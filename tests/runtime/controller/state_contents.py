@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mmrt.actors.decode.state_pages import step_states
+from mmrt.runtime.bus.copy_plans import TransferChunk
 from mmrt.runtime.bus.plans import PrefillChunk
 from mmrt.runtime.pools import log_pool, state_pool
 from mmrt.shm.pool import PagePool
@@ -28,7 +29,9 @@ class StateContents:
     def chunk(self, chunk: PrefillChunk, kv: str, values: Sequence[int], target: int) -> list[Write]:
         """Check what a chunk reads, and return what it writes. ``target``: tokens of its member that are to be prefilled."""
         assert chunk.start % PAGE_TOKENS == 0 and (chunk.end % PAGE_TOKENS == 0 or chunk.end == target), f"{chunk} is off the grid"
-        bases, log, snapshot = self._table.state_pages(chunk.row, chunk.member)
+        has_source = len(self._table.source_pages(chunk.row, chunk.member)) > 0
+        pages_of = self._table.source_state_pages if has_source else self._table.state_pages
+        bases, log, snapshot = pages_of(chunk.row, chunk.member)
         assert chunk.state_to in bases and chunk.state_from in ((*bases, snapshot) if chunk.start else (-1,)), (
             f"{chunk} has states of others"
         )
@@ -45,6 +48,24 @@ class StateContents:
             writes.append(self._write(state_pool(kv), page, 0, values[token - 1]))
         return writes
 
+    def transfer(self, chunk: TransferChunk, source: str, kv: str, values: Sequence[int], target: int) -> list[Write]:
+        """Check what a copy reads, and return what it writes: with the last tokens of a member their state and their log."""
+        if chunk.end < target:
+            assert chunk.state is None and chunk.log is None
+            return []
+        assert chunk.state is not None and chunk.log is not None
+        ours, theirs = (pages_of(chunk.row, chunk.member) for pages_of in (self._table.state_pages, self._table.source_state_pages))
+        slot = self._table.state_slots(chunk.row)[chunk.member]
+        assert chunk.state == (theirs[0][slot], ours[0][slot]) and chunk.log == (theirs[1], ours[1])
+        border = target - target % PAGE_TOKENS
+        if border:
+            self._check_base(source, chunk.state[0], values[border - 1])
+        writes = [self._write(state_pool(kv), chunk.state[1], 0, values[border - 1] if border else 0)]
+        for at in range(border, target):
+            self._check_log(source, chunk.log[0], at, values[at])
+            writes.append(self._write(log_pool(kv), chunk.log[1], at % PAGE_TOKENS, values[at]))
+        return writes
+
     def token(self, row: int, member: int, kv: str, values: Sequence[int]) -> list[Write]:
         """Check what a step reads for a member that has so many tokens, the step's included, and return what it writes."""
         length = len(values)
@@ -55,8 +76,7 @@ class StateContents:
         if border:
             self._check_base(kv, base, values[border - 1])
         for at in range(border, last):
-            found = self._content[log_pool(kv)][log].get(at % PAGE_TOKENS)
-            assert found == values[at], f"a log holds {found} where {values[at]} should be"
+            self._check_log(kv, log, at, values[at])
         writes = [self._write(log_pool(kv), log, last % PAGE_TOKENS, values[last])]
         if step.full:
             assert step.borders == [length] and step.targets != [base]
@@ -66,6 +86,10 @@ class StateContents:
     def _check_base(self, kv: str, page: int, value: int) -> None:
         found = self._content[state_pool(kv)][page].get(0)
         assert found == value, f"a state is {found} where {value} should be"
+
+    def _check_log(self, kv: str, page: int, at: int, value: int) -> None:
+        found = self._content[log_pool(kv)][page].get(at % PAGE_TOKENS)
+        assert found == value, f"a log holds {found} where {value} should be"
 
     def _write(self, pool: str, page: int, slot: int, value: int) -> Write:
         return pool, page, int(self._pools[pool].generations[page]), slot, value

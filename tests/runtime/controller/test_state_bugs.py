@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mmrt.runtime.bus.copy_plans import Transfer
 from mmrt.runtime.bus.messages import Dropped
 from mmrt.runtime.bus.plans import Prefill
 from mmrt.runtime.controller import recovery
@@ -175,6 +176,42 @@ def _without_snapshots(plan: InflightPlan, pages: list[int]) -> list[int]:
     return [page for page in pages if page not in read - own]
 
 
+def give_states_away_under_a_copy(patch: pytest.MonkeyPatch) -> None:
+    """A plan that copies holds no states where they were prefilled."""
+    pages = InflightPlan.pages
+
+    def without_source(plan: InflightPlan) -> list[tuple[str, list[int]]]:
+        if not isinstance(plan.plan, Transfer):
+            return list(pages(plan))
+        return [held for held in pages(plan) if is_kv_pool(held[0]) or held[0] != state_pool(plan.plan.source)]
+
+    patch.setattr(InflightPlan, "pages", without_source)
+
+
+def name_states_where_they_are_not(patch: pytest.MonkeyPatch) -> None:
+    """States of a row that is prefilled on another device get their keys in the cache of its own."""
+
+    def name(state: ControllerState, request: Request, *which: int) -> None:
+        with pytest.MonkeyPatch.context() as inside:
+            inside.setattr(Request, "prefill_pool", property(lambda request: request.kv_pool))
+            named(state, request, *which)
+
+    named = snapshots._name
+    patch.setattr(snapshots, "_name", name)
+
+
+def keep_states_where_they_were_prefilled(patch: pytest.MonkeyPatch) -> None:
+    """A row whose states have been copied reads and writes those that it has left."""
+    leave = Kv.leave_source
+
+    def leave_source(kv: Kv) -> None:
+        states = kv.source_states
+        leave(kv)
+        kv.states = tuple(ours._replace(log=theirs.log) for ours, theirs in zip(kv.states, states, strict=True))
+
+    patch.setattr(Kv, "leave_source", leave_source)
+
+
 BUGS: dict[Bug, tuple[int, ...]] = {
     forget_which_state_is_the_last: (237718, 393603, 739054),
     give_states_away_under_a_plan: (339852,),
@@ -190,6 +227,9 @@ BUGS: dict[Bug, tuple[int, ...]] = {
     name_last_states_before_the_record: (388404, 695166),
     write_the_snapshot: (388404, 202497, 259460),
     give_the_snapshot_away_at_once: (388404, 202497, 259460),
+    give_states_away_under_a_copy: (),
+    name_states_where_they_are_not: (),
+    keep_states_where_they_were_prefilled: (),
 }
 
 

@@ -6,18 +6,26 @@ import pytest
 from mmrt.actors.controller.counts import stats_of
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
+from mmrt.runtime.bus.copy_plans import Transfer, TransferChunk
 from mmrt.runtime.controller.rows.lifecycle import preempt
 from mmrt.runtime.controller.scheduling.batches import PrefillBatch
 from mmrt.runtime.controller.scheduling.legality import check
 from mmrt.runtime.controller.scheduling.types import ChunkChoice, MemberView, RequestView, StepLimits, StepPlan
-from mmrt.runtime.controller.state.effects import ClearPages, Effect, SetPrefilled, SetStatePages
-from mmrt.runtime.stage_table import InstanceId
-from mmrt.schema.outage import Outage
+from mmrt.runtime.controller.state.effects import (
+    ClearPages,
+    ClearSource,
+    Effect,
+    SetPhase,
+    SetPrefilled,
+    SetSourceStatePages,
+    SetStatePages,
+    WriteState,
+)
 from mmrt.schema.rows import EndCode, Phase
 from mmrt.shm.controller_stats import StatsSnapshot
 from mmrt.tests.runtime.controller.test_batches import text as seen
 from mmrt.tests.runtime.controller.test_batches import view
-from mmrt.tests.runtime.controller.test_machine import IMAGE, KEY, SHAPE, Driver, image, sent, text
+from mmrt.tests.runtime.controller.test_machine import IMAGE, KEY, SHAPE, Driver, image, index, sent, text
 from mmrt.tests.runtime.controller.test_migration import on_devices
 
 FEW = {"placeholder_ids": {}, "num_state_pages": 4, "num_log_pages": 2}
@@ -105,7 +113,7 @@ def test_the_oldest_waits_for_states_alone_and_gets_those_of_younger_ones() -> N
     driver.tick(0.6)
     driver.done("prefill")
     driver.tick()
-    assert old.has_kv and not young.has_kv and old.kv.logs and not young.kv.bases
+    assert old.has_kv and not young.has_kv and old.kv.states[0].log >= 0 and young.kv.is_empty
 
 
 def test_a_row_without_an_answer_has_no_log() -> None:
@@ -141,23 +149,52 @@ def test_a_preempted_row_begins_anew() -> None:
     assert (chunk.start, chunk.end, chunk.state_from) == (0, 7, -1)
 
 
-def test_a_prompt_is_prefilled_where_it_is_decoded() -> None:
-    """States are not copied from one device to another. Where a device loses one of the two stages, its rows go to another."""
-    driver = on_devices("EPD@0+EPD@1", **FEW)
-    driver.receive("prefill.1", m.Hello("prefill.1", 1, 1, True)).receive("decode.1", m.Hello("decode.1", 1, 1, True))
-    for key in (KEY, KEY + 1):
-        driver.submit(text(9), key)
-    rows = [driver.state.requests[key].record for key in (KEY, KEY + 1)]
-    assert [(row.kv_pool, row.source_pool) for row in rows] == [("kv", None), ("kv.1", None)]
-    driver.machine.set_outages(
-        [Outage(InstanceId("decode"), "it crashes", 200.0), Outage(InstanceId("prefill.1"), "it crashes", 200.0)]
-    )
-    driver.done("prefill")
-    driver.tick()
-    assert {request.kv_pool for request in driver.state.requests.values() if request.has_kv} <= {"kv.1"}
-    driver.machine.set_outages([])
-    driver.tick()
-    assert {request.record.source_pool for request in driver.state.requests.values()} == {None}
+def test_states_are_copied_with_the_last_tokens_and_then_given_back() -> None:
+    """A row has states on both devices, all or none. The copies keep their slot: the count tells decode which one is valid."""
+    driver = on_devices("EP@0+D@1", **FEW, prefill_budget=4)
+    effects = driver.submit(text(7, companion_ids=[1, 2]))
+    assert given(effects) == [(0, 0), (0, 1)] and [effect.member for effect in effects if isinstance(effect, SetSourceStatePages)] == [
+        0,
+        1,
+    ]
+    driver.submit(text(5), KEY + 1)
+    assert held_states(driver) == [(4, 2), (4, 2)] and driver.state.requests[KEY + 1].row < 0, "nobody has states of one device alone"
+    request = driver.state.requests[KEY]
+    theirs, ours = request.kv.source_states, request.kv.states
+    slots, seen = [0, 0], []
+    while request.phase == Phase.PREPARE:
+        for inflight in list(driver.state.plans.values()):
+            for chunk in inflight.plan.chunks:
+                if isinstance(chunk, TransferChunk):
+                    seen.append((chunk.member, chunk.start, chunk.end, chunk.state, chunk.log))
+                else:
+                    assert isinstance(chunk, p.PrefillChunk) and chunk.state_to in theirs[chunk.member].bases
+                    slots[chunk.member] = theirs[chunk.member].bases.index(chunk.state_to)
+            effects = driver.done(inflight.actor, m.Transferred(8) if isinstance(inflight.plan, Transfer) else None)
+    last = [((theirs[at].bases[slot], ours[at].bases[slot]), (theirs[at].log, ours[at].log)) for at, slot in enumerate(slots)]
+    assert sorted(seen) == [(0, 0, 4, None, None), (0, 4, 6, *last[0]), (1, 0, 1, *last[1])]
+    assert index(effects, WriteState) < index(effects, ClearSource) < index(effects, SetPhase)
+    assert held_states(driver) == [(0, 0), (4, 2)] and driver.state.requests[KEY + 1].row < 0
+    finish(driver)
+    assert held_states(driver) == [(2, 1), (2, 1)]
+
+
+def held_states(driver: Driver) -> list[tuple[int, int]]:
+    """Pages of states and logs that are not free, by device."""
+    return [(driver.state.pools[f"state{end}"].num_used, driver.state.pools[f"log{end}"].num_used) for end in ("", ".1")]
+
+
+@pytest.mark.parametrize("is_prefilled", [False, True])
+def test_states_on_both_devices_are_free_after_a_preemption(is_prefilled: bool) -> None:
+    driver = on_devices("EP@0+D@1", **FEW)
+    driver.submit(text(7))
+    if is_prefilled:
+        driver.done("prefill")
+    preempt(driver.state, driver.state.requests[KEY])
+    driver.receive("gateway", m.Cancel(1, KEY)).tick()
+    assert held_states(driver) == [(2, 1), (2, 1)], "a plan may still touch them"
+    driver.done(*(("decode", m.Transferred(8)) if is_prefilled else ("prefill", None)))
+    assert held_states(driver) == [(0, 0), (0, 0)]
 
 
 @pytest.mark.parametrize(

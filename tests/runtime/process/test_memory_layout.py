@@ -160,7 +160,6 @@ def test_states_have_pools_of_their_own() -> None:
         ('[model]\ndevice = "cuda:0"\n', "recurrent states run on a CPU only"),
         ("[memory]\nkv_page_tokens = 32\n", "kv_page_tokens is 32: .* need 16"),
         ("[scheduling]\nprefill_budget_tokens = 8\n", "prefill_budget_tokens is 8: .* need 16 at least"),
-        ('[actors]\nlayout = "EP@a+D@b"\n[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n', "device 1 has a decode and no prefill"),
     ],
 )
 def test_runs_that_cannot_keep_states_are_refused(text: str, said: str) -> None:

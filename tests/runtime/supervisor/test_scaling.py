@@ -13,7 +13,6 @@ import pytest
 from mmrt.runtime.config.runtime_config import RuntimeConfig, parse_config
 from mmrt.runtime.errors import RunError
 from mmrt.runtime.process.host_room import HostRoom
-from mmrt.runtime.process.memory_layout import plan_layout, write_layout
 from mmrt.runtime.process.run import run_info
 from mmrt.runtime.supervisor import scaling
 from mmrt.runtime.supervisor.managed_actor import SupervisedActor
@@ -21,7 +20,6 @@ from mmrt.runtime.supervisor.processes import anonymous_bytes
 from mmrt.runtime.supervisor.scaling import Scaling
 from mmrt.runtime.supervisor.specs import actor_specs
 from mmrt.runtime.supervisor.supervisor import RunSetup, Supervisor
-from mmrt.schema.model_facts import ModelFacts
 from mmrt.shm.errors import SpaceError
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.status import ActorTable
@@ -170,14 +168,6 @@ def test_one_that_is_being_replaced_does_not_leave(place: RunDirectory) -> None:
 def test_a_layout_on_a_device_is_fixed(place: RunDirectory) -> None:
     changer, _ = scaling_of(place, '[model]\ndevice = "cuda"\n')
     assert refused(changer.scale("decode", 2)).startswith("on cuda pools take the memory that processes leave")
-
-
-def test_recurrent_states_need_a_prefill_on_the_device_of_each_decode(place: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = '[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n'
-    changer, _ = scaling_of(place, devices + '[actors]\nlayout = "EPD@a+P@b+D@b"\n')
-    facts = ModelFacts(4096, 64, 256, 64, state_bytes=64, log_bytes=64, state_grid=16)
-    write_layout(place.path, plan_layout(RuntimeConfig(), facts, "float32"))
-    assert "device 1 has a decode and no prefill" in refused(changer.change("EPD@a+D@b"))
 
 
 def test_a_process_stays_on_its_device(place: RunDirectory) -> None:

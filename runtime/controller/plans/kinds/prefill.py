@@ -45,7 +45,7 @@ def _states(state: ControllerState, request: Request, choice: ChunkChoice) -> tu
     """Return the pages of recurrent states that a chunk reads and writes, of the log, and for snapshots: see ``PrefillChunk``. None
     that it reads is written, so a chunk that is done again finds what it found before."""
     kv, member = request.kv, choice.member
-    pages = kv.states[member]
+    pages = kv.prefill_states[member]
     if not pages.is_whole:
         return -1, -1, -1, []
     state_from, state_to = pages.at(kv.slots[member]) if choice.start else -1, pages.at(kv.next_slot(member))
@@ -70,7 +70,7 @@ class PrefillKind(Kind[Prefill]):
                 continue
             snapshot = request.kv.swap_states(chunk.member)
             state.emit(SetPrefilled(request.row, chunk.member, chunk.end, request.kv.slots[chunk.member]))
-            if snapshot >= 0 and snapshot not in request.kv.bases:
+            if snapshot >= 0 and snapshot not in request.kv.bases(request.kv.prefill_states):
                 state.pools[state_pool(request.prefill_pool)].retire(owner(request), [snapshot])
             if chunk.spans and release_consumed(state, request):
                 state.save(request)

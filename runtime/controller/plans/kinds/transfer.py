@@ -1,8 +1,8 @@
 """Plans to copy KV pages from the pool in which a row was prefilled to its own: migration (TI6-TI8, KT1).
 
 A decode actor of the row's own device copies them (pull), since it may write there: by a plan of its own kind, whole pages while
-prefill fills later ones, and the last one at the end of the prompt. A row has one such plan at a time. Pages that a prefill plan may
-still write are not copied.
+prefill fills later ones, and the last one at the end of the prompt, with the recurrent state if the model has any. A row has one such
+plan at a time. Pages that a prefill plan may still write are not copied.
 
 Leading pages that the cache of the row's own pool has are shared at the grant, and not copied.
 
@@ -47,8 +47,16 @@ def _filled(state: ControllerState, request: Request) -> list[TransferChunk]:
             num_filled -= num_filled % page_tokens
         end = min(num_filled, start + PAGES_AT_ONCE * page_tokens)
         if start < end:
-            chunks.append(TransferChunk(*request.key_in_table, member, start, end))
+            chunks.append(TransferChunk(*request.key_in_table, member, start, end, *_states(request, member, end)))
     return chunks
+
+
+def _states(request: Request, member: int, end: int) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+    """Return the pages of a member's state and log, here and there, once all its tokens are in them. They keep their slot."""
+    ours, theirs, slot = request.kv.states[member], request.kv.source_states[member], request.kv.slots[member]
+    if not ours.is_whole or end < request.targets[member]:
+        return None, None
+    return (theirs.at(slot), ours.at(slot)), (theirs.log, ours.log)
 
 
 class TransferKind(Kind[Transfer]):
@@ -93,7 +101,8 @@ def leave_source(state: ControllerState, request: Request) -> None:
     record.leave_source()
     state.save(request)
     state.emit(ClearSource(request.row))
-    state.pools[source].retire(owner(request))
+    for pool in state.pools_beside(source):
+        state.pools[pool].retire(owner(request))
     request.kv.leave_source()
     request.caches.forget_names()
     name_pages(state, request)
