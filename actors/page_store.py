@@ -42,13 +42,15 @@ from .weights_digest import weights_digests
 log = logging.getLogger(__name__)
 
 SHARES = {"kv": 7 / 8, "embedding": 1 / 8}  # of the bytes allowed
+STATE_SHARES = {"kv": 4 / 8, "state": 3 / 8, "embedding": 1 / 8}  # of a model with recurrent states
+STATE_REST_S = 10.0  # before a state is saved: it is large, and of a conversation that goes on at once another one soon follows
 SAVE_S = 1.0  # between looks at the pools
 KEEP_S = 30.0  # between marks of the pages that the pools still have, which are overwritten last
 LAST_SAVE_S = 2.0  # at the end of the run, at most
 NUM_KINDS = 4  # models or settings whose files are kept
 _NICE = 19
 _SLOW_WRITE_S = 1.0  # of one page
-_FILE = re.compile(f"([0-9a-f]{{16}})-(({'|'.join(SHARES)})[.]pages|pages[.]era)")
+_FILE = re.compile(f"([0-9a-f]{{16}})-(({'|'.join(STATE_SHARES)})[.]pages|pages[.]era)")
 
 
 class PageStore:
@@ -62,6 +64,7 @@ class PageStore:
         self.secret = secret
         self._files = files
         self._pools = pools
+        self._named_s: dict[tuple[str, int], tuple[int, float]] = {}  # states that rest: when they were first seen, by pool and page
         self._seen = {name: [np.zeros(pool.num_pages, np.uint64) for pool in of_kind] for name, of_kind in pools.items()}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._save_until_ended, name="mmrt-pages", daemon=True)
@@ -80,11 +83,13 @@ class PageStore:
             secret = _secret_of(directory)  # which also checks that nobody else may write there
             kind = _fingerprint(config, layout, model, directory, go_on)
             secret = _derive(secret, kind)
-            for name in _saved_kinds(layout):
-                share = SHARES[name]
+            for name, share in _shares(layout).items():
                 path = directory / f"{kind.hex()[:16]}-{name}.pages"
                 max_bytes = int(share * config.cache.max_mib * (1 << 20))
                 files[name] = PageFile.open(path, _derive(secret, b"file"), layout.pools[name].page_bytes, max_bytes)
+                if not files[name].num_slots:
+                    room = f"cache.max_mib is {config.cache.max_mib}, of which {name} pages get {share:.0%}"
+                    log.warning("cache.dir: %s: one needs %.1f MiB, and none is saved", room, files[name].page_bytes / (1 << 20))
                 if files[name].was_foreign:
                     log.warning("cache.dir: emptied %s: it had other pages or another secret", path)
                 saved[name] = SavedPages(str(path), _derive(secret, b"file"), files[name].page_bytes)
@@ -139,12 +144,21 @@ class PageStore:
                 for page, generation, key, depth in pool.named_since(seen):
                     if self._ended.is_set() if until_s is None else time.monotonic() > until_s:
                         return
+                    if name == "state" and until_s is None and not self._has_rested(pool, page, generation):
+                        continue
                     if key not in file or file.read(key) is None:  # damaged: it could not be loaded, and has been made anew
                         contents = pool.copy(page, generation)
                         if contents is None:
                             continue
-                        file.write(key, contents, depth)
+                        file.write(key, contents, 0 if name == "state" else depth)  # a state is of use without those before it
                     seen[page] = generation
+
+    def _has_rested(self, pool: PagePool, page: int, generation: int) -> bool:
+        """Return whether a page got its key some time ago."""
+        place, now = (pool.name, page), time.monotonic()
+        if place not in self._named_s or self._named_s[place][0] != generation:
+            self._named_s[place] = generation, now
+        return now - self._named_s[place][1] >= STATE_REST_S
 
     def _keep(self) -> None:
         """Mark the pages that the pools still have, and save again those that a full file has lost. Raises: OSError."""
@@ -172,7 +186,7 @@ def _fingerprint(config: RuntimeConfig, layout: MemoryLayout, model: Path, direc
         "media": msgspec.structs.replace(config.media, fetch=FetchSection()),  # wherever they come from
         "dtypes": (layout.dtype, layout.weights, layout.kv_dtype, layout.kv_page_tokens, layout.device),
         "transfer": config.memory.kv_transfer_dtype,  # pages that were packed on their way differ from others
-        "pages": [(name, layout.pools[name].page_bytes) for name in SHARES],
+        "pages": [(name, layout.pools[name].page_bytes) for name in _shares(layout)],
     }
     return blake2b(msgspec.msgpack.encode(facts), digest_size=32).digest()
 
@@ -194,9 +208,9 @@ def _remove_old(directory: Path, kind: str) -> None:
             all(map(remove_unused, sorted([path for _, path in files])))  # up to the first that a run uses; the era is the last
 
 
-def _saved_kinds(layout: MemoryLayout) -> list[str]:
-    """The pools that have files. KV pages are of no use without the recurrent states at their end, which have none."""
-    return [name for name in SHARES if name != "kv" or not layout.has_states]
+def _shares(layout: MemoryLayout) -> dict[str, float]:
+    """The shares of the pools that have files. States come behind the KV pages under them, which are of no use alone."""
+    return STATE_SHARES if layout.has_states else SHARES
 
 
 def _secret_of(directory: Path) -> bytes:

@@ -20,6 +20,7 @@ from ..models.sampling.logprobs import logprobs_of
 from ..runtime.bus.copy_plans import Load
 from ..runtime.bus.messages import Done, Result, SequenceSpec, decode_sequence_spec
 from ..runtime.bus.plans import Plan, Prefill, PrefillChunk
+from ..runtime.pools import state_pool
 from ..runtime.process.saved_pages import cache_directory
 from ..shm.logprob_file import PROMPT
 from ..shm.pool import PagePool
@@ -54,7 +55,9 @@ def main(actor: Actor) -> None:
     table = SequenceTable.attach(actor.run)
     actor.open_turn(completion.wait)
     worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, completion, actor.turn.after_layer)
-    loader = PageLoader(actor.run, kv, cache_directory(actor.config))
+    cache = cache_directory(actor.config)
+    states = PageLoader(actor.run, PagePool.attach(actor.run, state_pool(actor.kv_pool)), cache) if layout.has_states else None
+    loader = PageLoader(actor.run, kv, cache, states)
     packing = open_packing(actor, layout.kv_page_tokens)
     packed = None if packing is None else PackedPages(actor, kv, packing, writable=True)
 

@@ -74,9 +74,9 @@ class SequenceTable:
     written by the controller: ``generation`` [R], ``phases`` [R] (generation << 8 | Phase), ``owners`` [R] (generation << 8 |
     number of the decode actor + 1, or 0: none), ``num_pages`` and ``num_source_pages`` [R, M], ``prefilled`` [R, M] (slot << 32 |
     tokens) uint64; ``state_table`` [R, M, 2] int64: pages of recurrent states, ``snapshot_page`` [R, M]: of one that the cache has,
-    and ``log_page`` [R, M] int64, of the pools beside that in which the row is decoded; -1: none; ``source_states`` [R, M, 4] int64:
-    the same (two states, log, snapshot) beside that in which its prompt is prefilled, where that is another. The slot says which of the
-    two states is that of the prefilled tokens' last border, or that the snapshot is (``SNAPSHOT_SLOT``), until more are prefilled;
+    and ``log_page`` [R, M] int64, of the pools beside that in which the row is decoded, -1: none; ``source_states`` [R, M, 4]: the same
+    (states, log, snapshot) where its prompt is prefilled, if elsewhere. The slot says which state is that of the prefilled tokens' last
+    border: the first, the second, or the snapshot (``SNAPSHOT_SLOT``), until more are prefilled;
     ``block_table`` and ``source_table`` [R, M, max_pages] uint32: pages of the pool in which the row is decoded, and of the one in
     which its prompt is prefilled, where that is another; ``prompt`` [R, M, max_context] int32;
     written by decode: ``counts`` [R] (generation << 32 | committed ids), ``ends`` [R] (generation << 32 | EndCode) uint64;
@@ -179,9 +179,7 @@ class SequenceTable:
 
     def clear_source(self, row: int) -> None:
         """Empty the row's tables of pages of another pool than its own: that of KV pages last."""
-        self._check_row(row)
         self.source_states[row] = -1
-        fence()
         self.num_source_pages[row] = 0
 
     def set_phase(self, row: int, phase: Phase) -> None:
@@ -229,14 +227,12 @@ class SequenceTable:
 
     def source_state_pages(self, row: int, member: int) -> tuple[tuple[int, int], int, int]:
         """The same, beside the pool in which its prompt is prefilled, where that is another."""
-        first, second, log, snapshot = self.source_states[row, member].tolist()
-        return (first, second), log, snapshot
+        *states, log, snapshot = self.source_states[row, member].tolist()
+        return (states[0], states[1]), log, snapshot
 
     def set_source_state_pages(self, row: int, member: int, states: Sequence[int], log: int, snapshot: int = -1) -> None:
         """Give a member such pages beside the pool in which its prompt is prefilled, where that is another: the states last."""
-        self._check_row(row)
         self.source_states[row, member, 2:] = log, snapshot
-        fence()
         self.source_states[row, member, :2] = states
 
     def write_prompt(self, row: int, member: int, ids: Sequence[int] | NDArray[Any]) -> None:

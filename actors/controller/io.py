@@ -29,8 +29,8 @@ from ...runtime.controller.state.effects import (
     WriteSpec,
     WriteState,
 )
-from ...runtime.controller.state.parts import StatePages
 from ...runtime.controller.state.records import JournalState
+from ...runtime.controller.state.state_pages import StatePages
 from ...runtime.pools import pools_of
 from ...runtime.process.saved_pages import keep_era, read_era
 from ...runtime.stage_table import InstanceId, instance_id, number_of

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...runtime.pools import PoolName, pools_of
+from ...runtime.pools import PoolName
 from ...runtime.process.saved_pages import read_saved_pages
 from ...shm.page_file import PageFileReader
 
@@ -39,9 +39,7 @@ class SavedFiles:
             if not self._readers:
                 saved = read_saved_pages(self._run, self._cache)
                 self._readers = {
-                    pool: PageFileReader.open(Path(saved[pool].path), saved[pool].secret, saved[pool].page_bytes)
-                    for pool in pools_of(1)
-                    if pool in saved
+                    pool: PageFileReader.open(Path(of_pool.path), of_pool.secret, of_pool.page_bytes) for pool, of_pool in saved.items()
                 }
             for pool, reader in self._readers.items():
                 written_ns = reader.written_ns()

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...runtime.bus.copy_plans import Load, LoadSegments
+from ...runtime.bus.copy_plans import Load, LoadedState, LoadSegments
 from ...runtime.bus.messages import Loaded
-from ...runtime.pools import kind_of_pool
+from ...runtime.pools import kind_of_pool, state_pool
 from ...runtime.process.saved_pages import read_saved_pages
 from ...shm.page_file import PageFileReader
 from ...shm.pool import PagePool
@@ -25,17 +25,19 @@ LEAST_PAGES = 4  # of a chunk in that time: a slower disk is asked for no more
 class PageLoader:
     """Loads pages of one pool. It opens what it reads when it is first asked. A file that cannot be read has no pages."""
 
-    def __init__(self, run: RunDirectory, pool: PagePool, cache: Path) -> None:
-        """``cache``: where the configuration has the files."""
+    def __init__(self, run: RunDirectory, pool: PagePool, cache: Path, states: "PageLoader | None" = None) -> None:
+        """``cache``: where the configuration has the files. ``states``: what loads the recurrent states of a model that has some."""
         self._run = run
         self._cache = cache
         self._pool = pool
+        self._states = states
         self._reader: PageFileReader | None = None
         self._others: dict[str, PagePool] = {}
 
     def load_chunks(self, plan: Load, table: SequenceTable) -> Loaded:
-        """Load leading pages of each chunk into the pages of its row, as far as the source has them and time allows."""
-        ends, more, num_copied = list[int](), list[bool](), 0
+        """Load leading pages of each chunk into the pages of its row, as far as the source has them and time allows; and behind them
+        all the state at their end."""
+        ends, more, states, num_copied = list[int](), list[bool](), list[bool](), 0
         for chunk in plan.chunks:
             page_tokens = (chunk.end - chunk.start) // len(chunk.keys)
             pages = table.prefill_pages(chunk.row, chunk.member)[chunk.start // page_tokens : chunk.end // page_tokens].tolist()
@@ -47,7 +49,20 @@ class PageLoader:
                 num_loaded, is_late = self._load(pages, chunk.keys, chunk.slots, until_s)
             ends.append(chunk.start + num_loaded * page_tokens)
             more.append(num_loaded >= LEAST_PAGES if is_late else num_loaded == len(pages))
-        return Loaded(ends, more, num_copied * self._pool.page_bytes)
+            states.append(num_loaded == len(pages) and self._load_state(chunk.state, plan.source))
+        return Loaded(ends, more, num_copied * self._pool.page_bytes, states if self._states is not None else [])
+
+    def _load_state(self, state: LoadedState | None, source: str) -> bool:
+        """Load a state into the page of its row, and from there into that of the cache. Returns whether it is there."""
+        if state is None or self._states is None:
+            return False
+        if source:
+            self._states._copy([state.target], state_pool(source), [state.slot], float("inf"))
+        elif not self._states._load([state.target], [state.key], [state.slot])[0]:
+            return False
+        if state.snapshot >= 0:
+            self._states._pool.page(state.snapshot)[:] = self._states._pool.page(state.target)
+        return True
 
     def load_segments(self, plan: LoadSegments) -> Loaded:
         """Load the pages of segments, of each all or none; of all but the first only while there is time."""

@@ -5,18 +5,29 @@ from itertools import chain
 
 import msgspec
 
-from ..pools import PoolName
+from ..pools import PoolName, state_pool
 from .messages import Loaded, PageRun, Result, Transferred
-from .plan_base import ChunkPlan, PlanBase, PlanKind, Renumber, TokenChunk
+from .plan_base import ChunkPlan, PlanBase, PlanKind, Renumber, RowKey, TokenChunk
 from .wire import Record
+
+
+class LoadedState(Record, frozen=True):
+    """A recurrent state to be loaded: of this key, in this slot of the file of states, or on this page of another pool. It goes to the
+    page ``target``, and to ``snapshot``, if that is not -1, for the cache."""
+
+    key: bytes
+    slot: int
+    target: int
+    snapshot: int = -1
 
 
 class LoadChunk(TokenChunk, frozen=True):
     """Tokens to be loaded: whole pages, which have these keys, in these slots of the file, or on these pages of
-    another pool. They go where the row's block table says."""
+    another pool. They go where the row's block table says. ``state``: the one at their end, after which they count."""
 
     keys: list[bytes]
     slots: list[int]
+    state: LoadedState | None = None
 
 
 class Load(ChunkPlan, frozen=True):
@@ -37,7 +48,22 @@ class Load(ChunkPlan, frozen=True):
 
     def reads(self) -> dict[PoolName, list[int]]:
         """Return the pages of the other pool: they stay until the plan is done."""
-        return {self.source: list(dict.fromkeys(chain(*(chunk.slots for chunk in self.chunks))))} if self.source else {}
+        if not self.source:
+            return {}
+        states = [chunk.state.slot for chunk in self.chunks if chunk.state is not None]
+        kv = {self.source: list(dict.fromkeys(chain(*(chunk.slots for chunk in self.chunks))))}
+        return kv | ({state_pool(self.source): list(dict.fromkeys(states))} if states else {})
+
+    def snapshots(self, key: RowKey) -> list[tuple[int, int, int]]:
+        """See ``PlanBase.snapshots``."""
+        return [
+            (chunk.member, chunk.end, chunk.state.snapshot)
+            for chunk in self.chunks
+            if (chunk.row, chunk.row_generation) == key and chunk.state is not None and chunk.state.snapshot >= 0
+        ]
+
+    def states_written(self) -> list[int]:
+        return [chunk.state.target for chunk in self.chunks if chunk.state is not None]
 
     def units_done(self, result: Result) -> int:
         if not isinstance(result, Loaded):

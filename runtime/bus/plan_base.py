@@ -122,9 +122,13 @@ class PlanBase(Wire, frozen=True):
         block tables."""
         return {} if self.WRITES is None else {self.WRITES: distinct_pages(run for _, run in self.targets())}
 
-    def snapshots(self, key: RowKey) -> list[int]:
-        """Return the pages that get recurrent states of a row beside its own."""
+    def snapshots(self, key: RowKey) -> list[tuple[int, int, int]]:
+        """Return the pages that get recurrent states of a row beside its own: (member, tokens, page)."""
         del key
+        return []
+
+    def states_written(self) -> list[int]:
+        """Return the rows' own pages of recurrent states that the plan writes."""
         return []
 
     def targets(self, key: RowKey | None = None) -> list[Target]:

@@ -177,8 +177,12 @@ class Prefill(ChunkPlan, frozen=True):
     def reads(self) -> dict[PoolName, list[int]]:
         return {"embedding": distinct_pages(span.source for chunk in self.chunks for span in chunk.spans)}
 
-    def snapshots(self, key: RowKey) -> list[int]:
-        return [page for chunk in self.chunks if (chunk.row, chunk.row_generation) == key for _, page in chunk.snapshots]
+    def snapshots(self, key: RowKey) -> list[tuple[int, int, int]]:
+        chunks = [chunk for chunk in self.chunks if (chunk.row, chunk.row_generation) == key]
+        return [(chunk.member, border, page) for chunk in chunks for border, page in chunk.snapshots]
+
+    def states_written(self) -> list[int]:
+        return [chunk.state_to for chunk in self.chunks]
 
     def renumbered(self, run: Renumber, row: Callable[[int], int]) -> "Prefill":
         """Return the plan with other pages and rows, of generation 1."""

@@ -29,11 +29,11 @@ from .scheduling.types import Limits, SegmentStage
 from .state.effects import ClearPages, ClearSource
 from .state.inflight_plan import InflightPlan
 from .state.pages import Owner, PageLedger, User
-from .state.parts import NO_STATES, StatePages
 from .state.records import JournalState
 from .state.request import Request
 from .state.row_record import RowRecord, decode_record
 from .state.state import ControllerState, membership, owner
+from .state.state_pages import NO_STATES, StatePages
 
 Holder = TypeVar("Holder", Owner, User)
 

@@ -7,7 +7,7 @@ import pytest
 
 from mmrt.actors.host import page_loader
 from mmrt.actors.host.page_loader import PageLoader
-from mmrt.runtime.bus.copy_plans import Load, LoadChunk, LoadPart, LoadSegments
+from mmrt.runtime.bus.copy_plans import Load, LoadChunk, LoadedState, LoadPart, LoadSegments
 from mmrt.runtime.bus.messages import Loaded, PageRun
 from mmrt.runtime.process.saved_pages import SavedFiles, SavedPages, write_saved_files
 from mmrt.shm.errors import StalePage
@@ -30,12 +30,19 @@ class Run:
         self.table.append_pages(0, 0, [7, 2, 5, 3, 6])
         self.path = path / "pages"
         self.file = PageFile.open(self.path, SECRET, 32, 1 << 16)
+        self.states = PagePool.create(self.directory, "state", 4, 64)
+        self.state_file = PageFile.open(path / "states", SECRET, 64, 1 << 16)
         self.loader = PageLoader(self.directory, self.kv, path)
+        self.loader_of_both = PageLoader(self.directory, self.kv, path, PageLoader(self.directory, self.states, path))
 
     def tell(self, **changes: object) -> None:
         """Tell the run of the file."""
         fields = {"path": str(self.path), "secret": SECRET, "page_bytes": 32} | changes
-        write_saved_files(self.directory.path, SavedFiles({"kv": SavedPages(**fields)}, str(self.path.with_name("era"))))  # type: ignore[arg-type]
+        saved = {
+            "kv": SavedPages(**fields),  # type: ignore[arg-type]
+            "state": SavedPages(str(self.path.with_name("states")), SECRET, 64),
+        }
+        write_saved_files(self.directory.path, SavedFiles(saved, str(self.path.with_name("era"))))
 
     def fill(self) -> None:
         self.tell()
@@ -57,6 +64,11 @@ class Run:
         loaded = self.loader.load_chunks(Load([chunk], "kv.1"), self.table)
         other.close()
         return loaded
+
+    def load_with_state(self, numbers: list[int], state: LoadedState, source: str = "") -> Loaded:
+        keys = [KEYS[number] for number in numbers]
+        chunk = LoadChunk(0, int(self.table.generation[0]), 0, 0, 16 * len(keys), keys, numbers, state)
+        return self.loader_of_both.load_chunks(Load([chunk], source), self.table)
 
     def load_segments(self, *segments: list[int]) -> Loaded:
         """Into the pages with the numbers of their contents."""
@@ -82,7 +94,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
     run = Run(tmp_path)
     yield run
     run.file.close()
-    for part in (run.kv, run.table):
+    run.state_file.close()
+    for part in (run.kv, run.states, run.table):
         part.close()
     run.directory.destroy()
 
@@ -164,3 +177,31 @@ def test_pages_of_another_pool_go_where_the_block_table_says(run: Run) -> None:
     assert run.fetch(1, [4, 0, 6]) == Loaded([64], [True], 96)
     assert [run.contents()[page] for page in (2, 5, 3)] == [ord("e"), ord("a"), ord("g")]
     assert run.contents()[7] == 0 == run.contents()[6]
+
+
+def test_a_state_comes_behind_all_its_pages(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    run.fill()
+    run.state_file.write(KEYS[1], b"s" * 64)
+    assert run.load_with_state([0, 1], LoadedState(KEYS[1], 0, 2, 3)) == Loaded([32], [True], 0, [True])
+    assert bytes(run.states.data[:, 0]) == b"\0\0ss" and run.contents()[7:8] + run.contents()[2:3] == b"AB"
+    run.states.data[:] = 0
+    run.file._forget(KEYS[1])
+    assert run.load_with_state([0, 1], LoadedState(KEYS[1], 0, 2)) == Loaded([16], [False], 0, [False])
+    assert not run.states.data.any(), "without the second page it is of no use"
+    assert run.load_with_state([0], LoadedState(KEYS[0], 0, 2)) == Loaded([16], [True], 0, [False]), "the slot has another state"
+    data = bytearray(run.path.with_name("states").read_bytes())
+    data[data.index(b"s" * 64)] ^= 1
+    run.path.with_name("states").write_bytes(data)
+    assert run.load_with_state([0], LoadedState(KEYS[1], 0, 2)) == Loaded([16], [True], 0, [False])
+    assert "saved state pages cannot be read: the page in slot 0 is not as it was written" in caplog.text
+    assert not run.states.data.any()
+
+
+def test_a_state_of_another_device(run: Run) -> None:
+    others = [PagePool.create(run.directory, name, 8, size) for name, size in (("kv.1", 32), ("state.1", 64))]
+    others[0].write_bytes([3], b"k" * 32)
+    others[1].write_bytes([6], b"t" * 64)
+    assert run.load_with_state([3], LoadedState(KEYS[0], 6, 1), "kv.1") == Loaded([16], [True], 32, [True])
+    assert bytes(run.states.data[:, 0]) == b"\0t\0\0" and run.contents()[7:8] == b"k"
+    for other in others:
+        other.close()

@@ -372,3 +372,42 @@ def test_a_full_disk_costs_pages_and_nothing_else(
     run.store._thread.join(10)
     assert "pages are no longer saved: there is no room" in caplog.text
     run.end()
+
+
+HYBRID = msgspec.structs.replace(LAYOUT, pools={**SIZES, "state": PoolLayout(6, 96), "log": PoolLayout(2, 32)})
+
+
+def test_states_are_saved_with_the_pages_under_them_once_they_have_rested(
+    start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start(HYBRID)
+    run.name("state", 0, "soon gone")
+    run.name("kv", 0, "under it")
+    wait_until(lambda: run.saved("kv") == {"under it": "under it"})
+    assert run.saved("state") == {}, "another may soon follow"
+    run.name("state", 0, "stays")
+    monkeypatch.setattr(page_store, "STATE_REST_S", 0.0)
+    wait_until(lambda: run.saved("state") == {"stays": "stays"})
+    monkeypatch.setattr(page_store, "STATE_REST_S", 100.0)
+    run.name("state", 1, "the last")
+    run.end()
+    run = start(HYBRID)
+    assert run.saved("state") == {"stays": "stays", "the last": "the last"} and run.saved("kv") == {"under it": "under it"}
+    run.end()
+    run = start(msgspec.structs.replace(HYBRID, pools={**HYBRID.pools, "state": PoolLayout(6, 128)}))
+    assert run.saved("state") == run.saved("kv") == {}, "states of another size are of another model"
+    run.end()
+
+
+def test_a_state_without_room_in_its_file_is_named_at_the_start(start: Callable[..., Run], caplog: pytest.LogCaptureFixture) -> None:
+    run = start(msgspec.structs.replace(HYBRID, pools={**HYBRID.pools, "state": PoolLayout(2, 1 << 20)}))
+    assert "cache.max_mib is 1, of which state pages get 38%: one needs 1.0 MiB, and none is saved" in caplog.text
+    run.name("state", 1, "large")
+    run.end()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until_s
+        time.sleep(0.005)

@@ -278,6 +278,16 @@ def test_kills_while_states_are_copied_change_nothing(apart: Server, deaths: Dea
     assert metric(apart, "mmrt_kv_transferred_bytes_total") > before
 
 
+def test_turns_go_on_behind_an_answer_of_another_device(apart: Server, deaths: Deaths, judge: TextOracle) -> None:
+    """Prefill loads its pages and its last state, also when it is killed in each turn."""
+    chat = Chat(apart, judge, "of two devices")
+    assert chat.turn(50, 40) == 0
+    for num_tokens, kills in ((20, {}), (30, {"end of a plan": [1]})):
+        deaths.begin(kills)
+        known = chat.num_known
+        assert chat.turn(num_tokens, 30) == known
+
+
 @pytest.mark.parametrize("victim", ["controller", *also_slow("decode", "prefill")])
 def test_kills_in_every_turn_of_a_chat_change_nothing(dying: Server, deaths: Deaths, judge: TextOracle, victim: str) -> None:
     """Each turn goes on behind the last state of the one before it, at the places where the kills are."""
@@ -385,6 +395,18 @@ def test_turns_go_on_behind_what_is_known(text_alone: Server, judge: TextOracle)
     assert chat.turn(61, 20, n=4) >= known
     again = Chat(text_alone, judge, "chat")
     assert again.turn(50, 30) == 48, "an equal prompt begins at the end of its last page"
+
+
+def test_a_chat_goes_on_in_the_next_run(start: Callable[..., Server], judge: TextOracle, tmp_path: Path) -> None:
+    """Its pages and its states are in files."""
+    settings = f'[cache]\ndir = "{tmp_path / "pages"}"\n'
+    chat = Chat(start(settings), judge, "saved")
+    assert chat.turn(150, 40) == 0
+    chat.server.wait_until_empty()
+    chat.server.down()
+    chat.server = start(settings)
+    known = chat.num_known
+    assert chat.turn(20, 30, n=2) == known
 
 
 def test_chats_with_one_system_prompt_and_regenerated_answers(text_alone: Server, judge: TextOracle) -> None:

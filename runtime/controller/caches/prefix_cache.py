@@ -11,7 +11,7 @@ from functools import partial
 
 from ....schema.media import MediaSpan
 from ....schema.rows import Phase
-from ...bus.copy_plans import Load, LoadChunk
+from ...bus.copy_plans import Load, LoadChunk, LoadedState
 from ...bus.messages import RequestSpec
 from ...pools import PoolName, state_pool
 from ..scheduling.page_keys import Medium, PageKeys, content_digest, root_key
@@ -28,6 +28,8 @@ Hits = list[list[int]]
 """Pages per member."""
 FindLeading = Callable[[list[bytes]], list[int]]
 """Return where the pages of the leading keys are, up to the first that is nowhere."""
+FindState = Callable[[bytes], int | None]
+"""Return where the recurrent state at the end of the page with this key is, if it is anywhere."""
 
 
 def set_keys(state: ControllerState, request: Request, prompts: Sequence[Sequence[int]], spans: Sequence[MediaSpan] = ()) -> None:
@@ -233,31 +235,47 @@ def note_hits(state: ControllerState, request: Request) -> None:
 def load_plan(state: ControllerState, request: Request) -> Load | None:
     """Return a plan to load the row's next pages: from the pool of another device where its cache has as many of them as the file, such
     as those of an answer that was decoded there; None if nobody has any."""
-    if has_states(state):
-        return None  # nobody has the states to be loaded with them
-    others = [pool for pool in state.kv_pools if pool != request.prefill_pool]
-    plans = [Load(chunks_to_load(state, request, state.pools[pool].cache.find_leading), pool) for pool in others]
+    caches = {pool: state.pools[pool].cache for pool in state.kv_pools if pool != request.prefill_pool}
+    find_state = {pool: state.pools[state_pool(pool)].cache.find for pool in caches if has_states(state)}
+    plans = [Load(chunks_to_load(state, request, caches[pool].find_leading, find_state.get(pool)), pool) for pool in caches]
     if not state.saved["kv"].is_empty:
-        plans.append(Load(chunks_to_load(state, request, state.saved["kv"].find_leading)))
+        find = state.saved["state"].find if has_states(state) else None
+        plans.append(Load(chunks_to_load(state, request, state.saved["kv"].find_leading, find)))
     best = max(plans, key=lambda plan: plan.units, default=None)
     return best if best is not None and best.chunks else None
 
 
-def chunks_to_load(state: ControllerState, request: Request, find: FindLeading) -> list[LoadChunk]:
+def chunks_to_load(state: ControllerState, request: Request, find: FindLeading, find_state: FindState | None = None) -> list[LoadChunk]:
     """Return the whole pages behind those that have keys, as far as ``find`` has them, nothing of them is prefilled and decode writes
-    none of them."""
+    none of them. ``find_state``: of a model with recurrent states; nothing is loaded behind the last one that it has."""
     page_tokens = state.limits.kv_page_tokens
     chunks = []
     for member, keys in enumerate(request.caches.keys):
         first = request.caches.num_named[member]
-        start = first * page_tokens
-        if request.kv.prefilled[member] == start:
-            names = keys.up_to(_num_reusable(state, request, member), first)[:PAGES_AT_ONCE]
-            slots = find(names)
-            if slots:
-                end = start + len(slots) * page_tokens
-                chunks.append(LoadChunk(*request.key_in_table, member, start, end, names[: len(slots)], slots))
+        if request.kv.prefilled[member] != first * page_tokens:
+            continue
+        names = keys.up_to(_num_reusable(state, request, member), first)
+        slots = find(names if find_state is not None else names[:PAGES_AT_ONCE])
+        begin, end, loaded = 0, len(slots), None
+        if find_state is not None:
+            begin, end, loaded = _up_to_state(request, member, names[: len(slots)], find_state)
+        if begin < end:
+            tokens = (first + begin) * page_tokens, (first + end) * page_tokens
+            chunks.append(LoadChunk(*request.key_in_table, member, *tokens, names[begin:end], slots[begin:end], loaded))
     return chunks
+
+
+def _up_to_state(request: Request, member: int, names: list[bytes], find_state: FindState) -> tuple[int, int, LoadedState | None]:
+    """Return which of these pages are to be loaded next, as (first, last + 1), to reach the last one at whose end there is a state; and
+    with the last pages this state. Pages that have been loaded already wait for it."""
+    last = next((number for number in range(len(names) - 1, -1, -1) if find_state(names[number]) is not None), -1)
+    begin = min(request.caches.num_waiting[member], last)
+    end = min(last + 1, begin + PAGES_AT_ONCE)
+    if last < 0 or end <= last:
+        return max(0, begin), end, None
+    slot = find_state(names[last])
+    assert slot is not None
+    return begin, end, LoadedState(names[last], slot, request.kv.prefill_states[member].at(request.kv.next_slot(member)))
 
 
 def skip_media(state: ControllerState, request: Request) -> bool:

@@ -4,14 +4,18 @@ A row of a model with recurrent states can go on behind cached KV pages only whe
 the key of the KV page that ends there, in the cache of the pool of states, so one chain of keys finds both. A row reads the snapshot in
 its first chunk alone, and writes pages of its own.
 
-Prefill copies the state in passing, at the borders of a prompt. The last state of a row that gives up its pages is a snapshot as it
-is. Either gets its key when nobody writes it any more: after its plan is cleared, or after decode has dropped the row.
+Prefill copies the state in passing, at the borders of a prompt, and one that it loads from a file or from another pool. The last
+state of a row that gives up its pages is a snapshot as it is. Each gets its key when nobody writes it any more: after its plan is
+cleared, or after decode has dropped the row.
 """
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from ....schema.rows import SNAPSHOT_SLOT
-from ...bus.plans import Prefill, PrefillChunk
+from ...bus.copy_plans import Load
+from ...bus.plans import Plan
 from ...pools import PoolName, state_pool
 from ..scheduling.types import ChunkChoice
 from ..state.request import Request
@@ -107,18 +111,34 @@ def allocate_snapshots(state: ControllerState, request: Request, choice: ChunkCh
     return found
 
 
-def keep_snapshots(state: ControllerState, request: Request, plan: Prefill) -> None:
-    """After a plan has left the table: name the snapshots that it has made, if it was done, and give up their pages."""
-    pages = plan.snapshots(request.key_in_table)
-    if not pages or request.ending or request.record.evicting:
-        return
-    pool = state_pool(request.prefill_pool)
+def load_for_all(state: ControllerState, request: Request, plan: Load) -> Load:
+    """Return the plan with pages for the cache to keep the states that it loads: those that the cache lacks, while there is room."""
+    pool, chunks = state_pool(request.prefill_pool), []
     for chunk in plan.chunks:
-        if (chunk.row, chunk.row_generation) == request.key_in_table:
-            for border, page in chunk.snapshots:
-                if request.kv.prefilled[chunk.member] >= border:
-                    _name(state, request, chunk.member, border, page)
-    state.pools[pool].retire(owner(request), pages)
+        loaded = chunk.state
+        if loaded is not None and state.pools[pool].cache.find(loaded.key) is None:
+            run = state.allocate(pool, request, 1)
+            loaded = msgspec.structs.replace(loaded, snapshot=-1 if run is None else run.pages[0])
+        chunks.append(msgspec.structs.replace(chunk, state=loaded))
+    return Load(chunks, plan.source)
+
+
+def take_state(state: ControllerState, request: Request, member: int) -> None:
+    """A plan has written the state of a member's tokens: nobody reads the one before it for the row any more."""
+    snapshot = request.kv.swap_states(member)
+    if snapshot >= 0 and snapshot not in request.kv.bases(request.kv.prefill_states):
+        state.pools[state_pool(request.prefill_pool)].retire(owner(request), [snapshot])
+
+
+def keep_snapshots(state: ControllerState, request: Request, plan: Plan) -> None:
+    """After a plan has left the table: name the snapshots that it has made, if it was done, and give up their pages."""
+    made = plan.snapshots(request.key_in_table)
+    if not made or request.ending or request.record.evicting:
+        return
+    for member, border, page in made:
+        if request.kv.prefilled[member] >= border:
+            _name(state, request, member, border, page)
+    state.pools[state_pool(request.prefill_pool)].retire(owner(request), [page for _, _, page in made])
 
 
 def keep_last_states(state: ControllerState, request: Request) -> None:
@@ -127,7 +147,7 @@ def keep_last_states(state: ControllerState, request: Request) -> None:
     if not request.caches.keys or not has_states(state):
         return
     page_tokens, plan = state.limits.kv_page_tokens, request.prefill_plan
-    written = [chunk.state_to for chunk in plan.chunks if isinstance(chunk, PrefillChunk)] if plan is not None else []
+    written = plan.states_written() if plan is not None else []
     for member, length in enumerate(request.kv.lengths):
         pages, slot, prefilled = request.kv.prefill_states[member], request.kv.slots[member], request.kv.prefilled[member]
         if not pages.is_whole or slot == SNAPSHOT_SLOT:

@@ -15,9 +15,9 @@ from ..caches.snapshots import has_states, learn_border, num_known_pages, snapsh
 from ..scheduling.admission import Holder, ResourceGate, choose_victims, pages_ahead, spare_pages_ahead
 from ..scheduling.guidance import Lengths, num_pages, wanted_pages
 from ..state.effects import AppendPages, SetSourceStatePages, SetStatePages
-from ..state.parts import StatePages
 from ..state.request import Request
 from ..state.state import BY_RANK, ControllerState, membership, owner
+from ..state.state_pages import StatePages
 from .lifecycle import preempt
 from .ownership import hand_over, is_orphan
 from .placement import Placement, able_pools, choose_pools

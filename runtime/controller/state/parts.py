@@ -6,7 +6,6 @@ A method that needs a certain state asserts it; other modules read fields and ca
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ....schema.rows import SNAPSHOT_SLOT
 from ...bus.plan_base import Place
@@ -15,30 +14,10 @@ from ..scheduling.guidance import Lengths
 from ..scheduling.page_keys import PageKeys
 from .embedding_tracker import EmbeddingTracker, Part
 from .known_media import MediaKey
+from .state_pages import NO_STATES, StatePages
 
 Tables = tuple[list[int], list[int]]
 """Pages per member."""
-
-
-class StatePages(NamedTuple):
-    """A member's pages of recurrent states, and of their log; and the page of the cache that it begins from. -1: none. A row without an
-    answer has no log."""
-
-    bases: tuple[int, int] = (-1, -1)
-    log: int = -1
-    snapshot: int = -1
-
-    @property
-    def is_whole(self) -> bool:
-        """False also where the words of a grant were not all written: those of the bases are the last."""
-        return -1 not in self.bases
-
-    def at(self, slot: int) -> int:
-        """Return the page of a slot."""
-        return self.snapshot if slot == SNAPSHOT_SLOT else self.bases[slot]
-
-
-NO_STATES = StatePages(), StatePages()
 
 
 def _no_pages() -> Tables:
@@ -172,6 +151,7 @@ class Caches:
     num_named: list[int] = field(default_factory=_none)  # leading pages of ``prefill_tables`` that have got their names
     may_load: bool = False  # files may have the pages behind those; until they have been asked, nothing is prefilled
     num_loads: int = 0  # plans to load pages, since the grant of its KV pages
+    num_waiting: list[int] = field(default_factory=_none)  # pages that were loaded, and count once the state at their end is
     borders: list[list[int]] = field(default_factory=lambda: [[], []])  # tokens at which prefill leaves snapshots, in order
     shared_borders: tuple[int, int] = (0, 0)  # of them, that of the first message; and one at which other prompts were seen to part
 
@@ -206,7 +186,7 @@ class Caches:
 
     def begin(self, *, may_load: bool) -> None:
         """KV pages are granted. ``may_load``: files or other pools may have pages that the cache lacks."""
-        self.may_load, self.num_loads = may_load, 0
+        self.may_load, self.num_loads, self.num_waiting = may_load, 0, _none()
 
     def load(self) -> None:
         """A plan loads pages."""
@@ -215,7 +195,11 @@ class Caches:
 
     def loaded(self, member: int, end: int) -> None:
         """Tokens up to ``end`` were loaded."""
-        self.num_cached[member] = end
+        self.num_cached[member], self.num_waiting[member] = end, 0
+
+    def load_before_state(self, member: int, num_pages: int) -> None:
+        """So many pages behind those with names were loaded. They count once the state at their end is loaded as well."""
+        self.num_waiting[member] = max(num_pages, self.num_waiting[member])
 
     def end_loading(self, *, may_load: bool = False) -> None:
         """Nobody has more pages, or, by ``may_load``, the answer of a plan leaves that open."""

@@ -16,8 +16,9 @@ from ..scheduling.guidance import Lengths, is_prefilled, prefill_targets
 from ..scheduling.types import Rank, SegmentStage
 from .derived import Derived, Left
 from .known_media import MediaKey
-from .parts import NO_STATES, Answer, Caches, Kv, Media, Ownership, Tables
+from .parts import Answer, Caches, Kv, Media, Ownership, Tables
 from .row_record import RowRecord, SegmentRecord
+from .state_pages import NO_STATES
 
 _NEXT = {
     Phase.FREE: (Phase.PREPARE,),
@@ -209,7 +210,7 @@ class Request:
                 yield log_pool(pool), [member.log for member in states if member.log >= 0]
         for plan in self.plans.values():
             if snapshots := plan.snapshots(self.key_in_table):
-                yield state_pool(self.prefill_pool), snapshots
+                yield state_pool(self.prefill_pool), [page for _, _, page in snapshots]
 
     def pages_in(self, pool: PoolName) -> set[int]:
         """Return those of a pool."""

@@ -36,12 +36,16 @@ class SavedIndex:
         self._lacking -= made
         return bool(made)
 
+    def find(self, key: bytes) -> int | None:
+        """Return the slot of a page; None if the file lacks it."""
+        return None if key in self._lacking else self._slot_of.get(key)
+
     def find_leading(self, keys: Iterable[bytes]) -> list[int]:
         """Return the slots of the leading pages, up to the first that the file lacks."""
         slots: list[int] = []
         for key in keys if self._slot_of else ():
-            slot = self._slot_of.get(key)
-            if slot is None or key in self._lacking:
+            slot = self.find(key)
+            if slot is None:
                 break
             slots.append(slot)
         return slots

@@ -199,8 +199,9 @@ class World:
         self.content: dict[str, list[dict]] = {name: [{} for _ in range(pool.num_pages)] for name, pool in self.pools.items()}
         self.kv = KVContents()
         self.states = StateContents(self.table, self.pools, self.content) if has_states else None
-        self.saved: dict[str, dict[bytes, tuple[int, dict]]] = {"kv": {}, "embedding": {}}  # pages in files: key -> slot, contents
-        self.damaged: set[bytes] = set()  # of them: they cannot be read
+        kinds = ("kv", "embedding", "state")
+        self.saved: dict[str, dict[bytes, tuple[int, dict]]] = {kind: {} for kind in kinds}  # pages in files: key -> slot, contents
+        self.damaged: set[tuple[str, bytes]] = set()  # of them: they cannot be read
         self.looked_up: set[tuple[int, int]] = set()  # rows that were compared with the files of an earlier run
         self.network: list[tuple[float, str, int, bytes]] = []  # (not before, to, generation of the actor, message)
         self.storm = True
@@ -232,7 +233,7 @@ class World:
         self.num_crashes = self.num_preempted = self.num_evicted = self.num_cached = self.num_loaded = self.num_loaded_segments = (
             self.num_fetched
         ) = 0
-        self.num_transferred = 0
+        self.num_transferred = self.num_loaded_states = 0
 
     # ------------------------------------------------------------------------------------------------ plumbing
 
@@ -638,7 +639,8 @@ class World:
                     writes.append(("embedding", page, generation, 0, (medium, segment, index)))
         elif isinstance(plan, Load):
             found = [self.begin_load(chunk, kv, writes, plan.source) for chunk in plan.chunks]
-            return writes, m.Loaded([end for end, _ in found], [more for _, more in found], len(writes) if plan.source else 0)
+            ends, more, states = map(list, zip(*found, strict=True))
+            return writes, m.Loaded(ends, more, len(writes) if plan.source else 0, states)
         elif isinstance(plan, LoadSegments):
             found = [self.begin_segment(part, writes, at) for at, part in enumerate(plan.parts)]
             return writes, m.Loaded([end for end, _ in found], [more for _, more in found])
@@ -702,7 +704,7 @@ class World:
         if self.states is not None:
             writes += self.states.chunk(chunk, kv, values, len(tokens) - (spec.generation.pooling is None))
 
-    def begin_load(self, chunk: LoadChunk, kv: str, writes: list, source: str) -> tuple[int, bool]:
+    def begin_load(self, chunk: LoadChunk, kv: str, writes: list, source: str) -> tuple[int, bool, bool]:
         generation, _ = self.table.phase(chunk.row)
         assert generation == chunk.row_generation, "pages are loaded for a row that is gone"
         assert chunk.end - chunk.start == 4 * len(chunk.keys) and chunk.start % 4 == 0
@@ -721,7 +723,23 @@ class World:
             found += 1
             self.num_fetched += bool(source)
         self.num_loaded += found
-        return chunk.start + 4 * found, more
+        has_state = found == len(chunk.keys) and chunk.state is not None and self.begin_load_of_state(chunk, kv, writes, source)
+        return chunk.start + 4 * found, more, has_state
+
+    def begin_load_of_state(self, chunk: LoadChunk, kv: str, writes: list, source: str) -> bool:
+        loaded, pool = chunk.state, state_pool(kv)
+        assert self.states is not None and loaded is not None and loaded.key == chunk.keys[-1]
+        self.states.check_load(chunk)
+        if source:
+            keys = self.pools[state_pool(source)].read_keys()
+            assert keys.get(loaded.slot) == loaded.key, "a state was given away while a plan reads it"
+        contents = self.content[state_pool(source)][loaded.slot] if source else self.read_saved("state", loaded.key, loaded.slot)
+        if contents is None:
+            return False
+        for page in (loaded.target, loaded.snapshot) if loaded.snapshot >= 0 else (loaded.target,):
+            writes.append((pool, page, int(self.pools[pool].generations[page]), 0, contents[0]))
+        self.num_loaded_states += 1
+        return True
 
     def begin_segment(self, part: LoadPart, writes: list, at: int) -> tuple[int, bool]:
         self.check_run("embedding", part.target)
@@ -737,7 +755,7 @@ class World:
 
     def read_saved(self, pool: str, key: bytes, slot: int) -> dict | None:
         found, contents = self.saved[pool].get(key, (-1, None))
-        return contents if found == slot and key not in self.damaged else None
+        return contents if found == slot and (pool, key) not in self.damaged else None
 
     def save_pages(self, share: float = 0.5) -> None:
         """Some of the pages with keys are written to files, again where they were damaged. Some there are overwritten, or damaged."""
@@ -745,14 +763,14 @@ class World:
             for name in self.of_all_devices(pool):
                 for page, key in self.pools[name].read_keys().items():
                     if self.random.random() < share:
-                        if key in self.damaged:
-                            self.damaged.discard(key)
+                        if (pool, key) in self.damaged:
+                            self.damaged.discard((pool, key))
                             saved.pop(key, None)
                         self.keep(pool, key, dict(self.content[name][page]))
             if self.storm:
                 for key in [key for key in saved if self.random.random() < 0.01]:
                     del saved[key]
-                self.damaged.update([key for key in saved if self.random.random() < 0.03])
+                self.damaged.update([(pool, key) for key in saved if self.random.random() < 0.03])
 
     def find_pages_of_an_earlier_run(self) -> None:
         """Files have what some rows are about to make."""
@@ -772,6 +790,8 @@ class World:
                 values = self.kv.values(wanted.spec, spec, member, tokens, era)
                 for page, key in enumerate(keys.up_to(len(tokens)) if self.random.random() < 0.5 else ()):
                     self.keep("kv", key, dict(enumerate(values[4 * page : 4 * page + 4])))
+                    if self.states is not None and self.random.random() < 0.5:
+                        self.keep("state", key, {0: values[4 * page + 3]})
 
     def of_all_devices(self, pool: str) -> Sequence[str]:
         return [name for name in self.pools if kind_of_pool(name) == pool]

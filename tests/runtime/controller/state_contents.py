@@ -9,9 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from mmrt.actors.decode.state_pages import step_states
-from mmrt.runtime.bus.copy_plans import TransferChunk
+from mmrt.runtime.bus.copy_plans import LoadChunk, TransferChunk
+from mmrt.runtime.bus.plan_base import TokenChunk
 from mmrt.runtime.bus.plans import PrefillChunk
 from mmrt.runtime.pools import log_pool, state_pool
+from mmrt.schema.rows import SNAPSHOT_SLOT
 from mmrt.shm.pool import PagePool
 from mmrt.shm.sequence_table import SequenceTable
 from mmrt.tests.runtime.controller.kv_contents import PAGE_TOKENS
@@ -29,9 +31,7 @@ class StateContents:
     def chunk(self, chunk: PrefillChunk, kv: str, values: Sequence[int], target: int) -> list[Write]:
         """Check what a chunk reads, and return what it writes. ``target``: tokens of its member that are to be prefilled."""
         assert chunk.start % PAGE_TOKENS == 0 and (chunk.end % PAGE_TOKENS == 0 or chunk.end == target), f"{chunk} is off the grid"
-        has_source = len(self._table.source_pages(chunk.row, chunk.member)) > 0
-        pages_of = self._table.source_state_pages if has_source else self._table.state_pages
-        bases, log, snapshot = pages_of(chunk.row, chunk.member)
+        bases, log, snapshot = self._pages(chunk)
         assert chunk.state_to in bases and chunk.state_from in ((*bases, snapshot) if chunk.start else (-1,)), (
             f"{chunk} has states of others"
         )
@@ -47,6 +47,21 @@ class StateContents:
             assert chunk.start < token <= chunk.end and token % PAGE_TOKENS == 0 and page not in bases
             writes.append(self._write(state_pool(kv), page, 0, values[token - 1]))
         return writes
+
+    def check_load(self, chunk: LoadChunk) -> None:
+        """A state goes to a page of its row that does not have the one of the tokens before it."""
+        loaded, member = chunk.state, chunk.member
+        assert loaded is not None
+        bases, _, snapshot = self._pages(chunk)
+        slot = self._table.state_slots(chunk.row)[member]
+        current = snapshot if slot == SNAPSHOT_SLOT else bases[slot]
+        assert loaded.target in bases and loaded.snapshot not in bases
+        has_tokens = self._table.num_prefilled(chunk.row)[member] > 0
+        assert not has_tokens or loaded.target != current, "the state of prefilled tokens is overwritten"
+
+    def _pages(self, chunk: TokenChunk) -> tuple[tuple[int, int], int, int]:
+        has_source = len(self._table.source_pages(chunk.row, chunk.member)) > 0
+        return (self._table.source_state_pages if has_source else self._table.state_pages)(chunk.row, chunk.member)
 
     def transfer(self, chunk: TransferChunk, source: str, kv: str, values: Sequence[int], target: int) -> list[Write]:
         """Check what a copy reads, and return what it writes: with the last tokens of a member their state and their log."""

@@ -5,6 +5,7 @@ A bug is one line of the rules that is another one here. If a test finds nothing
 
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,7 +14,6 @@ import pytest
 from mmrt.runtime.bus.copy_plans import Load, LoadChunk
 from mmrt.runtime.bus.messages import Loaded
 from mmrt.runtime.controller.caches import prefix_cache
-from mmrt.runtime.controller.caches.prefix_cache import FindLeading
 from mmrt.runtime.controller.plans import plan_results
 from mmrt.runtime.controller.plans.kinds import load, prefill
 from mmrt.runtime.controller.plans.plan_dispatch import clear_plan
@@ -139,8 +139,8 @@ def load_another_page(patch: pytest.MonkeyPatch) -> None:
     """Pages are loaded into the places of others."""
     chunks_to_load = prefix_cache.chunks_to_load
 
-    def shifted(state: ControllerState, request: Request, find: FindLeading) -> list[LoadChunk]:
-        chunks = chunks_to_load(state, request, find)
+    def shifted(state: ControllerState, request: Request, *find: Any) -> list[LoadChunk]:
+        chunks = chunks_to_load(state, request, *find)
         replace = msgspec.structs.replace
         return [replace(c, keys=[*c.keys[1:], c.keys[0]], slots=[*c.slots[1:], c.slots[0]]) for c in chunks]
 

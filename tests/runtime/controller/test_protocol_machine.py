@@ -22,6 +22,9 @@ ACTORS = ("video", "encoder", "prefill", "decode", "decode.1", "gateway")
 SEEDS = st.integers(0, 2**32)
 
 
+KINDS = ("kv", "embedding", "state")  # of pools with files; states where the model has recurrent ones
+
+
 class ProtocolMachine(RuleBasedStateMachine):
     """One run. The world's own dice only choose between equals: which plan is done first, how long a pause is."""
 
@@ -109,7 +112,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     def take_row(self) -> None:
         self.run.take_row()
 
-    @rule(pool=st.sampled_from(("kv", "embedding")))
+    @rule(pool=st.sampled_from(KINDS))
     @precondition(lambda self: self.world is not None and self.world.io is not None)
     def only_files_have(self, pool: str) -> None:
         """All that the cache holds is saved, and then evicted; the controller knows the file."""
@@ -117,11 +120,11 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.run.look_for_pages()
         self.run.forget_pages(pool)
 
-    @rule(pool=st.sampled_from(("kv", "embedding")))
+    @rule(pool=st.sampled_from(KINDS))
     def damage_files(self, pool: str) -> None:
-        self.run.damaged.update(self.run.saved[pool])
+        self.run.damaged.update((pool, key) for key in self.run.saved[pool])
 
-    @rule(pool=st.sampled_from(("kv", "embedding")))
+    @rule(pool=st.sampled_from(KINDS))
     def lose_files(self, pool: str) -> None:
         """Their pages are overwritten, and nobody has looked yet."""
         self.run.saved[pool].clear()

@@ -2,21 +2,29 @@
 ``test_recovery_world`` has the rest."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
+from mmrt.runtime.bus.copy_plans import Load, LoadChunk
+from mmrt.runtime.controller.caches import prefix_cache
 from mmrt.runtime.controller.rows.expansion import expand, expanded_place
 from mmrt.runtime.controller.rows.lifecycle import preempt
 from mmrt.runtime.controller.state.effects import ClearPlan, Effect, SetPageKeys, SetPrefilled
 from mmrt.runtime.controller.state.page_cache import PageCache
+from mmrt.runtime.controller.state.request import Request
+from mmrt.runtime.controller.state.state_pages import StatePages
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
 from mmrt.schema.rows import SNAPSHOT_SLOT, EndCode
 from mmrt.tests.runtime.controller.test_machine import IMAGE, Driver, index, limits, sent, text
+from mmrt.tests.settings import examples
 
 PAGE = 4
 
@@ -300,3 +308,108 @@ def test_a_state_goes_with_the_kv_pages_under_it() -> None:
         states.rest([page])
     assert kv.evict(1) == [0] and states.evict(1) == [0] and states.evict(1) == [2]
     assert kv.evict(1) == [1] and states.evict(2) == [1, 3]
+
+
+def saved(driver: Chats, num_tokens: int, states: Sequence[int]) -> None:
+    """Files of an earlier run have the pages of a prompt, and states at these places."""
+    key = 90 + num_tokens
+    driver.submit(text(num_tokens), key)
+    names = driver.state.requests[key].caches.keys[0].up_to(num_tokens)
+    driver.prefill()
+    driver.finish(key, 1)
+    for pool in ("kv", "state"):
+        driver.state.pools[pool].forget_idle()
+    found = {"kv": {name: 10 + at for at, name in enumerate(names)}, "state": {names[at // PAGE - 1]: at for at in states}}
+    driver.machine.set_saved(found)
+
+
+def loading(driver: Chats) -> LoadChunk:
+    _, plan = driver.plan("prefill")
+    assert isinstance(plan, Load)
+    (chunk,) = plan.chunks
+    return chunk
+
+
+def test_a_prompt_is_loaded_up_to_the_last_state_that_the_file_has() -> None:
+    driver = Chats()
+    saved(driver, 31, (8, 20))
+    driver.submit(text(31), 1)
+    chunk, kv = loading(driver), driver.state.requests[1].kv
+    assert (chunk.start, chunk.end, chunk.slots) == (0, 20, [10, 11, 12, 13, 14]) and chunk.state is not None
+    (first, second) = kv.states[0].bases
+    assert (chunk.state.slot, chunk.state.target) == (20, second) and chunk.state.snapshot not in (-1, first, second)
+    effects = driver.done("prefill", m.Loaded([20], [True], 0, [True]))
+    assert prefilled(effects) == [(20, 1)] and named(effects, "kv") == [4, 8, 12, 16, 20]
+    assert named(effects) == [20] and index(effects, ClearPlan) < index(effects, SetPageKeys), "the next one need not load it"
+    following = driver.chunk()
+    assert (following.start, following.state_from, following.state_to) == (20, second, first)
+    assert driver.state.totals.cached_tokens == 20
+    driver.prefill()
+    driver.finish(1, 1)
+    driver.submit(text(31), 2)
+    assert driver.state.requests[2].kv.slots[0] == SNAPSHOT_SLOT
+    driver.prefill()
+    driver.finish(2, 1)
+    assert driver.is_empty
+
+
+def test_pages_wait_for_their_state_and_a_lost_one_gives_way_to_one_before_it() -> None:
+    driver = Chats()
+    saved(driver, 31, (8, 20))
+    driver.submit(text(31), 1)
+    assert prefilled(driver.done("prefill", m.Loaded([12], [True], 0, [False]))) == [], "time was short"
+    chunk = loading(driver)
+    assert (chunk.start, chunk.end) == (12, 20) and chunk.state is not None and chunk.state.slot == 20
+    effects = driver.done("prefill", m.Loaded([20], [True], 0, [False]))
+    assert prefilled(effects) == named(effects) == [], "the state was damaged"
+    chunk = loading(driver)
+    assert (chunk.start, chunk.end) == (4, 8) and chunk.state is not None and chunk.state.slot == 8
+    assert prefilled(driver.done("prefill", m.Loaded([8], [True], 0, [True]))) == [(8, 1)]
+    assert driver.chunk().start == 8 and driver.state.totals.cached_tokens == 8
+    driver.prefill()
+    driver.finish(1, 1)
+    assert driver.is_empty
+
+
+@pytest.mark.parametrize("states", [(), (8,)])
+def test_what_cannot_be_loaded_is_computed(states: Sequence[int]) -> None:
+    driver = Chats()
+    saved(driver, 31, states)
+    driver.submit(text(31), 1)
+    if states:
+        driver.done("prefill", m.Loaded([4], [False], 0, [False]))  # the file lacks the second page
+    assert (driver.chunk().start, driver.chunk().state_from) == (0, -1)
+    driver.prefill()
+    driver.finish(1, 1)
+    assert driver.is_empty
+
+
+@settings(max_examples=examples(200))
+@given(st.integers(1, 40), st.sets(st.integers(0, 39)), st.integers(1, 8), st.lists(st.integers(0, 8), max_size=60), st.randoms())
+def test_pieces_reach_the_last_state_that_can_be_loaded(
+    num_pages: int, states: set[int], at_once: int, loaded: list[int], dice: random.Random
+) -> None:
+    """Each plan loads pages behind those that were loaded, at most so many, or what is left; some states turn out to be lost."""
+    names = [bytes([number]) for number in range(num_pages)]
+    known = {number for number in states if number < num_pages}
+    request = Request(1, 1, 1, text(9))
+    request.kv.take_states(0, StatePages((5, 6), 7))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefix_cache, "PAGES_AT_ONCE", at_once)
+        present: set[int] = set()
+        for _ in range(2 * num_pages + len(loaded)):
+            found = prefix_cache._up_to_state(request, 0, names, lambda key: key[0] if key[0] in known else None)
+            begin, end, state = found
+            if begin >= end:
+                break
+            assert end - begin <= at_once and {*range(begin)} <= present, "pages are left out that are not there"
+            count = min(loaded.pop(), end - begin) if loaded else end - begin
+            present |= {*range(begin, begin + count)}
+            if state is not None and count == end - begin:
+                assert (state.key, state.slot, state.target) == (names[end - 1], end - 1, 6) and end - 1 == max(known)
+                if dice.random() < 0.5:
+                    assert {*range(end)} <= present
+                    return
+                known.discard(end - 1)
+            request.caches.load_before_state(0, begin + count)
+        assert not known

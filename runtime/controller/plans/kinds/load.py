@@ -3,6 +3,7 @@
 from ....bus.copy_plans import Load
 from ....bus.messages import Loaded, Result
 from ...caches.prefix_cache import load_plan, name_pages, note_hits
+from ...caches.snapshots import has_states, keep_snapshots, load_for_all, take_state
 from ...state.effects import SetPrefilled
 from ...state.request import Request
 from ...state.state import BY_RANK, ControllerState
@@ -30,7 +31,7 @@ def issue_loads(state: ControllerState, now: float) -> None:
         elif credit(state, "prefill", request.prefill_pool) and not (request.caches.num_loads and goes_on):
             goes_on = goes_on or request.caches.num_loads > 0
             request.caches.load()
-            place_plan(state, plan, [request], now, request.prefill_pool)
+            place_plan(state, load_for_all(state, request, plan), [request], now, request.prefill_pool)
 
 
 class LoadKind(Kind[Load]):
@@ -49,6 +50,7 @@ class LoadKind(Kind[Load]):
     def cleared(self, state: ControllerState, plan: Load, live: list[Request], encoded: Encoded) -> None:
         for request in live:
             name_pages(state, request)
+            keep_snapshots(state, request, plan)
             if request.has_kv and not request.ending:
                 note_hits(state, request)
             if request.is_computed:
@@ -59,9 +61,18 @@ def apply_loaded(state: ControllerState, request: Request, plan: Load, result: L
     """Record the pages that have been loaded."""
     request.caches.end_loading(may_load=any(result.more))
     state.totals.transferred_bytes += result.num_bytes
-    for chunk, end, may_ask_again in zip(plan.chunks, result.ends, result.more, strict=True):
+    states = result.states or [False] * len(plan.chunks)
+    for chunk, end, may_ask_again, has_state in zip(plan.chunks, result.ends, result.more, states, strict=True):
+        member, page_tokens = chunk.member, state.limits.kv_page_tokens
         if not may_ask_again and not plan.source:
-            state.saved["kv"].note_lacking(chunk.keys[(end - chunk.start) // state.limits.kv_page_tokens])
-        if not request.record.evicting and request.kv.advance(chunk.member, chunk.start, end):
-            request.caches.loaded(chunk.member, end)
-            state.emit(SetPrefilled(request.row, chunk.member, end))
+            state.saved["kv"].note_lacking(chunk.keys[(end - chunk.start) // page_tokens])
+        if request.record.evicting:
+            continue
+        if has_states(state) and not has_state:
+            request.caches.load_before_state(member, end // page_tokens - request.caches.num_named[member])
+            if chunk.state is not None and end == chunk.end and not plan.source:
+                state.saved["state"].note_lacking(chunk.state.key)
+        elif request.kv.advance(member, request.kv.prefilled[member] if has_state else chunk.start, end):
+            request.caches.loaded(member, end)
+            take_state(state, request, member)
+            state.emit(SetPrefilled(request.row, member, end, request.kv.slots[member]))

@@ -5,14 +5,14 @@ from ....bus.plans import Prefill, PrefillChunk
 from ....pools import state_pool
 from ...caches.embedding_cache import give_back_read
 from ...caches.prefix_cache import name_pages
-from ...caches.snapshots import allocate_snapshots, keep_snapshots
+from ...caches.snapshots import allocate_snapshots, keep_snapshots, take_state
 from ...rows.poison import absolve
 from ...scheduling.budgets import update
 from ...scheduling.guidance import num_pages
 from ...scheduling.types import ChunkChoice, SegmentStage
 from ...state.effects import SetPrefilled
 from ...state.request import Request
-from ...state.state import ControllerState, owner
+from ...state.state import ControllerState
 from ..plan_dispatch import place_plan
 from .base import Encoded, Kind
 
@@ -68,10 +68,8 @@ class PrefillKind(Kind[Prefill]):
             request = rows.get((chunk.row, chunk.row_generation))
             if request is None or request.record.evicting or not request.kv.advance(chunk.member, chunk.start, chunk.end):
                 continue
-            snapshot = request.kv.swap_states(chunk.member)
+            take_state(state, request, chunk.member)
             state.emit(SetPrefilled(request.row, chunk.member, chunk.end, request.kv.slots[chunk.member]))
-            if snapshot >= 0 and snapshot not in request.kv.bases(request.kv.prefill_states):
-                state.pools[state_pool(request.prefill_pool)].retire(owner(request), [snapshot])
             if chunk.spans and release_consumed(state, request):
                 state.save(request)
         for request in live:
