@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...schema.quantization import IntegerQuantization
-from ...schema.weight_layout import INT4_MIDDLE, PACKED_ROWS
+from ...schema.weight_layout import INT4_MIDDLE, INT8_MOST, PACKED_ROWS
 from . import int4, int8g
 from .narrowing import narrow
 from .parts import find_part
@@ -153,14 +153,16 @@ class Integers:
         target_scales.copy_(scales[:, 0])
 
     def write_int8g(self, rows: slice, target: Tensor, target_scales: Tensor) -> None:
-        """Write the codes as they are, each scale as often as there are 32 columns in its group; as ``narrow`` does if a zero point is
-        not the middle, or if groups do not divide the columns."""
+        """Write the codes as they are, less their zero points, each scale as often as there are 32 columns in its group; as ``narrow``
+        does where these do not divide it, or where a difference takes more than 8 bits."""
         codes, zeros, scales = self.codes(rows)
-        if self._groups is not None or not bool((zeros == 1 << 7).all()):
-            narrow(self.values(rows), target, target_scales)
-            return
-        repeats = target_scales.shape[1] // self._num_groups
-        int8g.pack((codes ^ 128).view(torch.int8), scales.repeat_interleave(repeats, 1), target, target_scales)
+        repeats, rest = divmod(target_scales.shape[1], self._num_groups)
+        if self._groups is None and not rest:
+            whole = codes.short().view(len(codes), self._num_groups, -1).sub_(zeros.short().unsqueeze(2))
+            if -128 <= int(whole.min()) and int(whole.max()) <= INT8_MOST:
+                int8g.pack(whole.flatten(1).to(torch.int8), scales.repeat_interleave(repeats, 1), target, target_scales)
+                return
+        narrow(self.values(rows), target, target_scales)
 
     def codes(self, rows: slice) -> Codes:
         """Unpack rows. Raises: ValueError unless the slice's ends are multiples of 32 or the matrix's own: others may lie

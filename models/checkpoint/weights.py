@@ -350,7 +350,7 @@ def _write_integers(
         its = _rows_of(scales, at)
         if its is not None and target.dtype == torch.uint8 and how.form == "int4":
             integers.write_int4(rows, target[at], its)
-        elif its is not None and its.dim() == 2 and how.form == "int8g":
+        elif its is not None and its.dim() == 2:
             integers.write_int8g(rows, target[at], its)
         elif its is not None and its.dim() == 1 and how.form == "int8":
             integers.write_int8(rows, target[at], its)

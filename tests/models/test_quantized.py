@@ -95,8 +95,8 @@ def test_int8_holds_the_integers_as_they_are(name: str, tmp_path: Path) -> None:
     assert torch.equal(target.float() * scales.float().unsqueeze(1), expected)
 
 
-@pytest.mark.parametrize("name", ["gptq8", "packed8", "packed8_asymmetric"])
-def test_int8g_holds_integers_around_the_middle_as_they_are(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", LAYERS)
+def test_int8g_holds_integers_near_their_zero_points_as_they_are(name: str, tmp_path: Path) -> None:
     """But for scales, which are rounded to bfloat16. Others are rounded, to the nearest."""
     integers, expected = open_layer(name, tmp_path)
     packed, scales = torch.empty(SHAPE, dtype=torch.int8), torch.empty(SHAPE[0], SHAPE[1] // 32, dtype=torch.bfloat16)
@@ -105,8 +105,10 @@ def test_int8g_holds_integers_around_the_middle_as_they_are(name: str, tmp_path:
     int8g.unpack(packed, scales, found)
     groups, error = expected.view(SHAPE[0], -1, 32), (found - expected).view(SHAPE[0], -1, 32).abs()
     assert (error <= 0.51 * groups.abs().amax(2, keepdim=True) / 127).all()
-    is_centred = bool((integers.codes(slice(0, SHAPE[0])).zeros == 128).all())
-    assert is_centred == (name == "packed8") and (error <= 2**-8 * groups.abs()).all() == is_centred
+    zeros = integers.codes(slice(0, SHAPE[0])).zeros
+    is_near = bool((zeros == 128).all()) if LAYERS[name].bits == 8 else LAYERS[name].in_order
+    assert is_near == (name not in ("gptq4_act_order", "gptq8", "packed8_asymmetric", "int8_asymmetric"))
+    assert (error <= 2**-8 * groups.abs()).all() == is_near
 
 
 def test_int8g_holds_gptq_as_it_is_where_stored_zero_points_are_the_middle() -> None:
