@@ -150,7 +150,7 @@ def _add_text(report: Report, path: Path, model: ModelConfig, absent: Sequence[s
     except CheckpointError as error:
         _add_problem(report, path, error, absent)
         return
-    report.facts["takes_tools"] = template.calls_are_known
+    report.facts |= {"takes_tools": template.calls_are_known, "thinks": template.tells_thoughts(tokenizer)}
     takes = ["tools" if template.takes_tools and template.calls_are_known else "", *sorted(template.options)]
     report.add("template", f"takes {', '.join(filter(None, takes))}" if any(takes) else "takes messages alone")
 

@@ -13,6 +13,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     family: str = ""
     kinds: tuple[MediaKind, ...] = ()
     takes_tools: bool = False
+    thinks: bool = False
     max_context: int = 0
     hidden_size: int = 0
     weight_bytes: int = 0
@@ -26,6 +27,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
             family=self.family,
             kinds=self.kinds,
             takes_tools=self.takes_tools,
+            thinks=self.thinks,
             max_context=self.max_context,
             hidden_size=self.hidden_size,
             weight_bytes=self.weight_bytes,

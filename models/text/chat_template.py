@@ -20,6 +20,7 @@ from ..checkpoint.files import template_source
 from ..errors import CheckpointError
 from .bounded_template import STEP, BoundedEnvironment, Deadline, TemplateLimit, check_short
 from .thoughts import CLOSING
+from .tokenizer import Tokenizer
 from .tool_calls import OPENING
 
 _PROBE = "a text that no template has"
@@ -52,6 +53,11 @@ class ChatTemplate:
         self.calls_are_known = not self.takes_tools or OPENING in source
         self.thinks, self.takes_thoughts = CLOSING in source, "reasoning_content" in source
         self.takes_parts = self._shows_parts()
+
+    def tells_thoughts(self, tokenizer: Tokenizer) -> bool:
+        """Return whether thoughts can be told from answers. Special tokens are left out of texts: where the mark is one, nothing shows
+        where thoughts end."""
+        return self.thinks and CLOSING in tokenizer.decode(tokenizer.encode(CLOSING))
 
     @classmethod
     def load(cls, path: Path, special_tokens: Mapping[str, str] | None = None) -> "ChatTemplate":

@@ -5,13 +5,16 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mmrt.actors.gateway.apis.ollama.answers import model_details
 from mmrt.cli.main import run
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.runtime.process.run import DEFAULT_MODEL
+from mmrt.serving.card import Card
 
 Captured = pytest.CaptureFixture[str]
 Change = Callable[[Path], None]
@@ -50,6 +53,20 @@ def test_a_whole_checkpoint_is_told_on_one_screen(capsys: Captured) -> None:
     assert lines["tokenizer"] == "1536 tokens, of a vocabulary of 1536"
     assert lines["served"] == f"yes: mmrt up {DEFAULT_MODEL}"
     assert "not read" not in lines
+
+
+def test_a_card_says_what_a_front_lists_of_a_model_that_is_not_loaded(qwen3: Path, tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "thinking"
+    shutil.copytree(qwen3, path)
+    (path / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.content }}</think>{% endfor %}{{ tools }}<tool_call>"
+    )
+    capabilities = []
+    for checkpoint in (qwen3, path):
+        assert run(["model", "check", str(checkpoint), "--json"]) == 0
+        card = msgspec.json.decode(capsys.readouterr().out, type=Card)
+        capabilities.append(model_details(card.limits("m"), 0)["capabilities"])
+    assert capabilities == [["completion", "tools"], ["completion", "tools", "thinking"]]
 
 
 def test_rows_at_once_follow_the_pool(qwen3: Path, tmp_path: Path, capsys: Captured) -> None:

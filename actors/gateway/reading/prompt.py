@@ -54,8 +54,7 @@ class PromptBuilder:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, model: ModelConfig, max_context: int) -> None:
         self.tokenizer = self._tokenizer = tokenizer
         self._template = template
-        # Special tokens are left out of texts: where the mark is one, nothing shows where thoughts end.
-        self.thinks = template.thinks and CLOSING in tokenizer.decode(tokenizer.encode(CLOSING))
+        self.thinks = template.tells_thoughts(tokenizer)
         self._placeholders = {kind: model.placeholder_id(kind) for kind in model.media_kinds}
         self._sound_fences = model.audio_start_token_id, model.audio_end_token_id
         self._vocab_size = model.language.vocab_size
