@@ -21,7 +21,7 @@ from ..runtime.observe.replay_capture import (
     CaptureOrder,
     capture_live,
     is_carried_out,
-    order_path,
+    is_ordered,
     withdraw_order,
     write_order,
 )
@@ -135,7 +135,7 @@ def _capture(path: Path, actor: str, count: int, directory: Path, out: Path | No
     try:
         deadline_s = time.monotonic() + wait_s
         # Not attached meanwhile: a run that ends removes its memory only when no process is attached.
-        while order_path(path, actor).exists() and not is_carried_out(actor, order) and time.monotonic() < deadline_s:
+        while is_ordered(path, actor) and not is_carried_out(actor, order) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
         is_done = is_carried_out(actor, order)
     finally:

@@ -12,7 +12,7 @@ plan it is not; ``is_aside`` therefore says no for a while after a death.
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from ...runtime.bus.messages import Died, ItemError, PlanDone, Result, Run, Skip
 from ...runtime.bus.plans import Plan, decode_plan
 from ...runtime.observe.capture import Capture
 from ...runtime.observe.replay_capture import DevicePages, PlanCapture
+from ...runtime.pools import PoolName
 from ...shm.plan_table import PlanTable
 from ...shm.sequence_table import SequenceTable
 from .actor import Actor
@@ -82,6 +83,10 @@ class PlanLoop:
         self._limit = StepLimit(actor.config.supervisor.watchdog_s, ceiling_s, worst_s, LEAST_UNITS)
         self._flight = PlanFlight(actor.flight)
         self._capture = PlanCapture(actor.run, actor.name, actor.config.memory.kv_page_tokens, device_pages)
+
+    def prepare_captures(self, pools: Iterable[PoolName]) -> None:
+        """Open what captures of plans need, for a process that soon may open nothing."""
+        self._capture.prepare(pools)
 
     def serve(self, execute: Execute, is_aside: Callable[[Plan], bool] | None = None) -> None:
         """Do plans until told to end. ``is_aside`` tells, in the loop's thread, which are done in the other thread."""

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from traceback import clear_frames
 from typing import TypeVar
 
@@ -31,7 +30,6 @@ from ...runtime.config.sections import MediaSection
 from ...runtime.environment import read_environment
 from ...schema.media import MediaKind
 from ...shm.pool import PagePool
-from ...shm.run_directory import NOTES, RunDirectory
 from ...shm.sequence_table import SequenceTable
 from ..host.actor import Actor
 from ..host.media_rules import for_medium, for_run
@@ -69,6 +67,7 @@ def main(actor: Actor) -> None:
     media, patches = PagePool.attach(actor.run, "media", writable=False), PagePool.attach_to_fill(actor.run, "patch")
     rows = SequenceTable.attach(actor.run, writable=False)
     plans = PlanLoop(actor, rows)
+    plans.prepare_captures(("media", "patch"))
     actor.hold_connections()
     enter_sandbox(
         memory_bytes=num_engines * (CACHE_BYTES + THREAD_BYTES + min(num_engines, MAX_THREADS) * STACK_BYTES)
@@ -79,7 +78,7 @@ def main(actor: Actor) -> None:
         + BYTES_PER_PIXEL * (actor.config.media.max_pixels + SMALL_WORK)
         + (CUDA_BYTES if _uses_gpu(actor.config) else 0),
         file_bytes=RECORDING_BYTES + media.data.nbytes + 2 * patches.data.nbytes,
-        readable=[*_readable(actor.run), *([] if environment.fault_file is None else [environment.fault_file])],
+        readable=[] if environment.fault_file is None else [environment.fault_file],
         writable=[captures],
         cuda=_uses_gpu(actor.config),
     )
@@ -110,11 +109,6 @@ def main(actor: Actor) -> None:
 
     with closing(small), closing(large):  # one for each thread that does plans; an item is always the same one's
         plans.serve(execute, is_aside)
-
-
-def _readable(run: RunDirectory) -> list[Path]:
-    """What may still be opened in the run directory: plans and their media and patches, for captures, and notes to this actor."""
-    return [run.path / NOTES, *(run.segment_path(name) for name in ("plans", "pool-media", "pool-patch"))]
 
 
 def _uses_gpu(config: RuntimeConfig) -> bool:

@@ -8,7 +8,9 @@ outside.
 import logging
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from ...shm.run_directory import NOTES, RunDirectory
 from ...shm.sequence_table import SequenceTable
 from ..bus.messages import Result, decode_sequence_spec
 from ..bus.plans import Plan, decode_plan
-from ..pools import kv_pool
+from ..pools import PoolName, kv_pool
 from ..process.run import read_run_info
 from ..stage_table import InstanceId
 from .capture import Capture, CapturedRow, captures_in, make_header
@@ -32,6 +34,7 @@ from .dumps import actors_of_run
 log = logging.getLogger(__name__)
 
 NUM_KEPT = 8  # of each actor
+_MAX_ORDER_BYTES = 1 << 14
 
 Pages = dict[str, list[int]]
 DevicePages = Mapping[str, Callable[[list[int]], NDArray[Any]]]
@@ -50,13 +53,25 @@ _decode_order = msgspec.json.Decoder(CaptureOrder).decode
 
 
 def order_path(run: Path, actor: str) -> Path:
-    """Return the path of the order for an actor."""
+    """Return the path of the order for an actor: a file that stays the same one, since the actor may not open another; empty: none."""
     return run / NOTES / f"capture-{actor}"
 
 
 def write_order(run: Path, actor: str, order: CaptureOrder) -> None:
-    """Write an order, or replace it."""
-    _write_whole(order_path(run, actor), msgspec.json.encode(order))
+    """Write an order in the place of any other. An actor that looks at it too early sees none, or the beginning of one."""
+    fd = os.open(order_path(run, actor), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, msgspec.json.encode(order))
+    finally:
+        os.close(fd)
+
+
+def is_ordered(run: Path, actor: str) -> bool:
+    """Return whether there is an order that nobody has withdrawn."""
+    try:
+        return order_path(run, actor).stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 def is_carried_out(actor: str, order: CaptureOrder) -> bool:
@@ -70,8 +85,9 @@ def is_carried_out(actor: str, order: CaptureOrder) -> bool:
 
 def withdraw_order(run: Path, actor: str, order: CaptureOrder) -> None:
     """Remove an order, carried out or not."""
-    for path in (order_path(run, actor), _done_path(order, actor)):
-        path.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        os.truncate(order_path(run, actor), 0)
+    _done_path(order, actor).unlink(missing_ok=True)
 
 
 def _done_path(order: CaptureOrder, actor: str) -> Path:
@@ -92,18 +108,25 @@ class PlanCapture:
         self._run = run
         self._actor = actor
         self._device_pages = device_pages
-        self._order_path = os.fspath(order_path(run.path, actor))
+        self._orders = os.open(order_path(run.path, actor), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        weakref.finalize(self, os.close, self._orders)
         self._memory: _Memory | None = None
         self._page_tokens = page_tokens
         self._began_s: dict[int, float] = {}  # by plan: video does two at once
         self._num_captured: dict[int, int] = {}  # by order
 
+    def prepare(self, pools: Iterable[PoolName]) -> None:
+        """Map the pools that its plans use, for a process that soon may open none."""
+        self._memory = _Memory(self._run, self._actor, self._page_tokens, self._device_pages)
+        for pool in pools:
+            self._memory.open_pool(pool)
+
     def before(self, plan_id: int, plan: Plan) -> Capture | None:
         """Capture the plan's inputs if there is an order; they are in a file before the plan begins."""
-        if not plan.COMPUTES or not os.path.exists(self._order_path):
+        if not plan.COMPUTES or not (written := os.pread(self._orders, _MAX_ORDER_BYTES, 0)):
             return None
         try:
-            order = _decode_order(Path(self._order_path).read_bytes())
+            order = _decode_order(written)
             if self._num_captured.get(order.number, 0) >= order.count:
                 return None  # nobody has withdrawn it yet
             if self._memory is None:
@@ -124,7 +147,9 @@ class PlanCapture:
             return
         elapsed_s = time.monotonic() - self._began_s.pop(capture.header.plan_id)
         try:
-            order = _decode_order(Path(self._order_path).read_bytes())
+            if not (written := os.pread(self._orders, _MAX_ORDER_BYTES, 0)):
+                return  # the order has been withdrawn
+            order = _decode_order(written)
             directory = Path(order.directory)
             self._memory.finished(capture, result, elapsed_s).save(directory / capture.file_name)
             for old in captures_in(directory, self._actor)[:-NUM_KEPT]:
@@ -132,8 +157,6 @@ class PlanCapture:
             self._num_captured[order.number] = num_captured = self._num_captured.get(order.number, 0) + 1
             if num_captured == order.count:
                 _write_whole(_done_path(order, self._actor), b"%d" % order.number)
-        except FileNotFoundError:
-            return  # the order has been withdrawn
         except (OSError, ValueError) as error:
             log.warning("the result of plan %x cannot be captured: %s", capture.header.plan_id, error)
 
@@ -189,7 +212,7 @@ class _Memory:
             plan=plan,
             run_id=self._run.run_id,
             info=read_run_info(self._run),
-            page_bytes={pool: self._pool(pool).page_bytes for pool in inputs},
+            page_bytes={pool: self.open_pool(pool).page_bytes for pool in inputs},
             pages=(inputs, dict(written.items())),
             rows=rows,
             max_context=self._table.max_context if rows else 1,
@@ -237,20 +260,21 @@ class _Memory:
             self._rows_table = SequenceTable.attach(self._run, writable=False)
         return self._rows_table
 
-    def _pool(self, name: str) -> PagePool:
+    def open_pool(self, name: str) -> PagePool:
+        """Map a pool for reading, once."""
         if name not in self._pools:
             self._pools[name] = PagePool.attach(self._run, self._kv if name == "kv" else name, writable=False)
         return self._pools[name]
 
     def _copy(self, pool: str, pages: list[int]) -> NDArray[Any]:
-        num_pages = self._pool(pool).num_pages
+        num_pages = self.open_pool(pool).num_pages
         if any(not 0 <= page < num_pages for page in pages):
             raise ShmError(f"page {max(pages)} is outside pool {pool!r} ({num_pages} pages)")
         if pool in self._device_pages:
             return self._device_pages[pool](pages)
-        if self._pool(pool).on_device:
+        if self.open_pool(pool).on_device:
             raise ShmError(f"pages of pool {pool!r} lie on a CUDA device, where only the actor itself can copy them")
-        copied: NDArray[Any] = self._pool(pool).data[np.array(pages, dtype=np.int64)]
+        copied: NDArray[Any] = self.open_pool(pool).data[np.array(pages, dtype=np.int64)]
         return copied
 
 

@@ -34,6 +34,7 @@ from mmrt.runtime.observe.replay_capture import (
     PlanCapture,
     capture_live,
     is_carried_out,
+    is_ordered,
     order_path,
     withdraw_order,
     write_order,
@@ -185,7 +186,7 @@ def test_video(run: RunDirectory, tiny: tuple[ModelConfig, Weights], checkpoint:
     order.do(2, PreprocessSegment(4, 9, 0, 0, item, found.shape, source, target), worker.execute)
     assert is_carried_out("video", order.given) and order.capture.before(3, Analyse(4, 9, 0, item, source)) is None
     withdraw_order(run.path, "video", order.given)
-    assert not is_carried_out("video", order.given) and not order_path(run.path, "video").exists()
+    assert not is_carried_out("video", order.given) and not is_ordered(run.path, "video")
     for capture in order.taken():
         with Replay.open(capture, checkpoint) as replay:
             outcome = replay.run(repeat=2)

@@ -10,6 +10,7 @@ from mmrt.cli.main import run
 from mmrt.cli.replay import find_capture
 from mmrt.runtime.errors import RunError, UserError
 from mmrt.runtime.observe.inspect_report import RequestReport
+from mmrt.runtime.observe.replay_capture import is_ordered
 from mmrt.runtime.observe.request_names import is_named, short_name
 from mmrt.runtime.stage_table import actors_of
 from mmrt.shm.flight_recorder import FlightRecorder
@@ -100,14 +101,14 @@ def test_no_plan_in_time_leaves_no_order(tmp_path: Path, capsys: Captured) -> No
         waited, failed = capsys.readouterr().err.splitlines()
         assert waited == "waiting up to 0.1 s (--wait) for the next plan of encoder: ask the server something"
         assert "encoder was given no plan within 0.1 s (--wait)" in failed
-        assert not (tmp_path / "run" / "notes" / "capture-encoder").exists()
+        assert not is_ordered(tmp_path / "run", "encoder")
 
 
 def test_an_actor_that_the_run_has_not_is_refused_at_once(tmp_path: Path, capsys: Captured) -> None:
     with RunDirectory.create(tmp_path / "run", {"config": {}}) as directory, closing(ActorTable.create(directory, actors_of("2E+P+D"))):
         assert run(["replay", "--capture", "encoder.2"]) == 1
         assert "no actor 'encoder.2' in this run; there are memory, " in (error := capsys.readouterr().err) and "encoder.1, " in error
-        assert not (tmp_path / "run" / "notes" / "capture-encoder.2").exists()
+        assert not is_ordered(tmp_path / "run", "encoder.2")
 
 
 def report(request_id: str, key: str, stage: str = "decoding") -> RequestReport:

@@ -19,6 +19,7 @@ import pytest
 
 from mmrt.runtime.observe.breakdown import PARTS
 from mmrt.runtime.observe.dumps import saved_recordings
+from mmrt.runtime.observe.replay_capture import is_ordered
 from mmrt.runtime.observe.request_names import short_name
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.conftest import MMRT, Server, also_slow, ours
@@ -244,8 +245,7 @@ def test_a_captured_plan_comes_out_the_same_alone(server: Server, actor: str, tm
     file = tmp_path / "plan.safetensors"
     command = [*MMRT, "replay", "--capture", actor, "--out", str(file)]
     with subprocess.Popen(command, env=server.environment, stdout=subprocess.PIPE, text=True) as capturing:
-        order = server.run_path / "notes" / f"capture-{actor}"
-        while not order.exists():
+        while not is_ordered(server.run_path, actor):
             assert capturing.poll() is None
             time.sleep(0.01)
         ask(server, [image_part(picture(3, 200, 180)), text("What is it?")])
@@ -266,7 +266,7 @@ def test_a_captured_plan_comes_out_the_same_alone(server: Server, actor: str, tm
 @pytest.mark.slow
 def test_the_last_captured_plan_and_one_by_its_id(server: Server) -> None:
     with subprocess.Popen([*MMRT, "replay", "--capture", "prefill"], env=server.environment, stdout=subprocess.PIPE, text=True) as one:
-        while not (server.run_path / "notes" / "capture-prefill").exists():
+        while not is_ordered(server.run_path, "prefill"):
             time.sleep(0.01)
         ask(server, "Hello there.")
         printed = one.communicate(timeout=60)[0]

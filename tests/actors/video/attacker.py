@@ -29,7 +29,7 @@ from mmrt.shm.run_directory import RunDirectory
 SOCKETS = ("bus", "control", "notify", "device", "gateway.bell")
 CONTROL = (
     "run.json", "api-key", "journal", "saved-pages", "tuning", "endpoint", "outages", "keys", "page-secret", "layout", "LOCK",
-    "decode.lock", "generations.lock", "notes/decode.exit", "notes/capture-decode", *SOCKETS,
+    "decode.lock", "generations.lock", "notes/decode.exit", "notes/capture-decode", "notes/capture-video", *SOCKETS,
 )  # fmt: skip
 PTRACE_ATTACH, PROCESS_VM_READV, PIDFD_GETFD, LANDLOCK_RESTRICT_SELF = 16, 310, 438, 446
 MADV_REMOVE, MREMAP_MAYMOVE = 9, 1
@@ -144,6 +144,7 @@ def attack(actor: Actor, media: PagePool, patches: PagePool) -> None:
         found[f"take the role of {actor_name}"] = attempt(lambda name=actor_name: take_role(run / f"{name}.lock"))  # type: ignore[misc]
     segments = sorted(path for path in run.iterdir() if path.suffix == f".{actor.run.run_id}") if can_list(run) else SEGMENTS
     for path in segments:
+        found[f"read {path.stem}"] = attempt(lambda path=path: path.open("rb").close())  # type: ignore[misc]
         found[f"overwrite {path.stem}"] = attempt(lambda path=path: overwrite(path))  # type: ignore[misc]
         found[f"cut {path.stem}"] = attempt(lambda path=path: cut(path))  # type: ignore[misc]
         found[f"truncate {path.stem}"] = attempt(lambda path=path: os.truncate(path, path.stat().st_size))  # type: ignore[misc]

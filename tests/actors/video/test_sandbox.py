@@ -373,6 +373,9 @@ def test_the_actor_enters_it_before_its_first_plan_and_ends_its_threads_after_th
         def __init__(self, actor: Actor, rows: object) -> None:
             calls.append(("active",))
 
+        def prepare_captures(self, pools: object) -> None:
+            assert pools == ("media", "patch")
+
         def serve(self, execute: Callable[[object], object], is_aside: Callable[[object], bool]) -> None:
             assert (is_aside(small), is_aside(large)) == (False, not follows_a_death)
             assert [execute(small), execute(large)] == ["result", "result"]
@@ -393,8 +396,7 @@ def test_the_actor_enters_it_before_its_first_plan_and_ends_its_threads_after_th
     assert (active[0], held[0], entered[0]) == ("active", "hold", "sandbox")
     limits: dict[str, Any] = entered[1]  # type: ignore[assignment]
     assert limits["writable"] == [tmp_path / "state" / "mmrt" / "run" / "captures"] and limits["writable"][0].is_dir()
-    segments = [run.segment_path(name) for name in ("plans", "pool-media", "pool-patch")]
-    assert limits["readable"] == [run.path / "notes", *segments, tmp_path / "faults"] and not limits["cuda"]
+    assert limits["readable"] == [tmp_path / "faults"] and not limits["cuda"]
     assert limits["memory_bytes"] > 2 * worker.CACHE_BYTES and limits["file_bytes"] > 3 * 2 * 4096
     each = [("cpu", 360.0), ("close unwanted",)]
     done = [*each, ("execute", "small", follows_a_death), *each, ("execute", "large", False)]
