@@ -54,6 +54,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     gpus: Sequence[str]
     gpu_driver: str
     sandbox_problem: str
+    namespace_problem: str
     logs: str
     logs_problem: str
     dead_runs: Mapping[str, int]  # bytes by name
@@ -214,7 +215,8 @@ def _gpu(facts: Facts) -> Check:
 def _sandbox(facts: Facts) -> Check:
     if facts.sandbox_problem:
         return Check("sandbox", "warning", f"{facts.sandbox_problem}: take media from clients that you trust")
-    return Check("sandbox", "ok", "media are decoded in a process without rights")
+    lacks = f", though in no namespaces of its own: {facts.namespace_problem}" if facts.namespace_problem else ""
+    return Check("sandbox", "ok", f"media are decoded in a process without rights{lacks}")
 
 
 def _logs(facts: Facts) -> Check:

@@ -33,7 +33,7 @@ _IMPORT_S = 120.0
 _MODULES = {"pyzmq": "zmq", "pillow": "PIL"}  # of packages that are imported by another name
 _LOAD = "import importlib, sys\nfor name in sys.argv[1:]:\n    print(name, flush=True)\n    importlib.import_module(name)"
 _ENTER = (
-    "import pathlib, sys\nfrom mmrt.actors.video.sandbox import enter_sandbox\n"
+    "import pathlib, sys\nfrom mmrt.actors.video.sandbox import enter_namespaces, enter_sandbox\nprint(enter_namespaces())\n"
     "enter_sandbox(writable=[pathlib.Path(sys.argv[1])], memory_bytes=1 << 30, file_bytes=1 << 20)"
 )
 
@@ -52,6 +52,7 @@ def read_facts(config: RuntimeConfig | UserError, run: Path, environment: Enviro
             problem = error
     place = next(path for path in (run, *run.parents) if path.exists())
     logs = log_directory(run, environment)
+    sandbox_problem, namespace_problem = _sandbox_problems()
     return Facts(
         system=platform.system(),
         machine=platform.machine(),
@@ -78,7 +79,8 @@ def read_facts(config: RuntimeConfig | UserError, run: Path, environment: Enviro
         has_bfloat16=has_bfloat16_units(environment.cpu_capability),
         gpus=gpu_names(),
         gpu_driver=gpu_driver(),
-        sandbox_problem=_sandbox_problem(),
+        sandbox_problem=sandbox_problem,
+        namespace_problem=namespace_problem,
         logs=str(logs),
         logs_problem=_write_problem(logs),
         dead_runs=_dead_runs(run),
@@ -190,11 +192,12 @@ def gpu_driver(proc: Path = Path("/proc")) -> str:
     return found[1] if found else "unknown"
 
 
-def _sandbox_problem() -> str:
-    """Enter the video process's sandbox, in a process that ends then; return what this system does not restrict."""
+def _sandbox_problems() -> tuple[str, str]:
+    """Enter the video process's sandbox, in a process that ends then; return what this system does not restrict, and why it gives no
+    namespaces."""
     with tempfile.TemporaryDirectory(prefix="mmrt-doctor-") as folder:
         done = subprocess.run([sys.executable, "-c", _ENTER, folder], capture_output=True, text=True)
-    return (done.stderr.strip().splitlines() or [""])[-1]
+    return (done.stderr.strip().splitlines() or [""])[-1], done.stdout.strip()
 
 
 def _write_problem(directory: Path) -> str:

@@ -24,7 +24,10 @@ MAX_OPEN_FILES = 256
 # Less than any core has, so that no file is made; and other than 0 it keeps the kernel from piping a core to a program, too.
 NO_CORE_BYTES = 1
 
+MAX_THREADS = 1024
+
 _PR_SET_NO_NEW_PRIVS = 38
+_NAMESPACES = 0x10000000 | 0x40000000 | 0x08000000 | 0x04000000 | 0x00020000  # CLONE_NEWUSER, NEWNET, NEWIPC, NEWUTS, NEWNS
 _CAPABILITY_VERSION_3 = 0x20080522
 
 
@@ -54,6 +57,18 @@ def enter_sandbox(
         missing.append(f"the {num_threads - 1} threads that it has already")
     if missing:
         log.warning("media are decoded with more rights than needed: this system does not restrict %s", ", ".join(missing))
+
+
+def enter_namespaces() -> str:
+    """Give this process, which has one thread, a user, network, System V and mounts of its own; and then its threads have a limit.
+
+    They protect nothing that the sandbox does not, and hold where it has a hole. Returns why this system refuses; "" if it does not.
+    """
+    if _libc().unshare(_NAMESPACES) != 0:
+        return os.strerror(ctypes.get_errno())
+    lowered = _lesser(MAX_THREADS, resource.getrlimit(resource.RLIMIT_NPROC)[1])
+    resource.setrlimit(resource.RLIMIT_NPROC, (lowered, lowered))  # it counts those of this user in these namespaces; root has none
+    return ""
 
 
 def allow_cpu_time(seconds: float) -> None:
@@ -88,7 +103,7 @@ def _drop_capabilities() -> None:
 def _limit_resources(memory_bytes: int, file_bytes: int) -> None:
     """RLIMIT_DATA counts private memory alone, unlike RLIMIT_AS neither the pools nor what libraries reserve and never touch.
 
-    RLIMIT_NPROC counts all processes of the user: the filter prevents new ones of this process.
+    The filter prevents new processes; ``enter_namespaces`` limits threads.
     """
     data_pages = int(Path("/proc/self/statm").read_text().split()[5])
     limits = {

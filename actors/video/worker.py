@@ -36,7 +36,7 @@ from ..host.media_rules import for_medium, for_run
 from ..host.plan_checks import still_wanted
 from ..host.plan_loop import PlanLoop
 from .items import OpenItem, open_item
-from .sandbox import allow_cpu_time, enter_sandbox, memory_left
+from .sandbox import allow_cpu_time, enter_namespaces, enter_sandbox, memory_left
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,8 @@ def main(actor: Actor) -> None:
     plans = PlanLoop(actor, rows)
     plans.prepare_captures(("media", "patch"))
     actor.hold_connections()
+    if not _uses_gpu(actor.config) and (problem := enter_namespaces()):  # with CUDA nobody has tried
+        log.info("this process has no namespaces of its own: %s", problem)
     enter_sandbox(
         memory_bytes=num_engines * (CACHE_BYTES + THREAD_BYTES + min(num_engines, MAX_THREADS) * STACK_BYTES)
         + CACHE_BYTES

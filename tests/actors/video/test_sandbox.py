@@ -281,6 +281,30 @@ def child(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=30)
 
 
+NAMESPACES = """
+import os, resource
+from pathlib import Path
+from mmrt.actors.video.sandbox import MAX_THREADS, enter_namespaces, enter_sandbox
+def names():
+    return {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in ("user", "net", "ipc", "uts", "mnt", "pid")}
+before = names()
+problem = enter_namespaces()
+enter_sandbox(memory_bytes=1 << 28, file_bytes=100)
+print(problem, *sorted(kind for kind, name in names().items() if name != before[kind]))
+links = [line.split(":")[0].strip() for line in Path("/proc/self/net/dev").read_text().splitlines() if ":" in line]
+print(*links, resource.getrlimit(resource.RLIMIT_NPROC)[1] <= MAX_THREADS)
+print([line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff")])
+"""
+
+
+def test_it_has_namespaces_of_its_own_without_a_right_in_them() -> None:
+    done = child(NAMESPACES)
+    said, *rest = done.stdout.splitlines()
+    if said.endswith("not permitted") or "No space" in said:
+        pytest.skip(said)
+    assert (said.split(), rest) == (["ipc", "mnt", "net", "user", "uts"], ["lo True", f"['CapEff:\\t{'0' * 16}']"]), done.stderr
+
+
 def test_cpu_time_ends_the_process_unless_it_is_granted_again() -> None:
     code = """
 from mmrt.actors.video.sandbox import allow_cpu_time
@@ -386,6 +410,7 @@ def test_the_actor_enters_it_before_its_first_plan_and_ends_its_threads_after_th
     monkeypatch.setattr(worker, "VideoWorker", Worker)
     monkeypatch.setattr(worker, "PlanLoop", Plans)
     monkeypatch.setattr(worker.SequenceTable, "attach", lambda *_, **__: None)
+    monkeypatch.setattr(worker, "enter_namespaces", lambda: "not tried")
     monkeypatch.setattr(worker, "enter_sandbox", lambda **limits: calls.append(("sandbox", limits)))
     monkeypatch.setattr(worker, "allow_cpu_time", lambda seconds: calls.append(("cpu", seconds)))
     monkeypatch.setattr(worker.os, "sched_getaffinity", lambda _: {0, 1})
