@@ -10,12 +10,15 @@ import logging
 import os
 import resource
 import signal
+import ssl
 import sys
 import threading
 from pathlib import Path
 
 import uvloop
 
+from ....runtime.config.fetch import FetchSection
+from ...host.landlock import confine_to_files
 from ..reading.url_rules import FetchError
 from .download import MAX_HELD_BYTES, Downloader, SystemNames
 from .frames import MAX_FETCHES, Ask, Fetched, decode_ask, decode_rules, frame, read_frame
@@ -26,6 +29,7 @@ log = logging.getLogger(__name__)
 MEMORY_BYTES = 3 * MAX_HELD_BYTES + (256 << 20)
 _NUM_FILES = 512
 _STACK_BYTES = 1 << 20  # of a thread that resolves a name: those of all threads count as memory
+_SYSTEM = ("/etc", "/run/systemd/resolve", "/run/resolvconf", "/var/cache/nscd")  # names of hosts, authorities of TLS
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
 
@@ -97,12 +101,27 @@ async def _serve() -> None:
     target = asyncio.StreamWriter(transport, protocol, None, loop)
     try:
         rules = decode_rules(await read_frame(source))
+        confine(rules)
         worker = Worker(Downloader(rules, SystemNames(MAX_FETCHES).addresses_of), target)
         target.write(frame(Fetched(0)))
         while True:
             worker.take(decode_ask(await read_frame(source)))
     except EOFError:
         os._exit(0)  # name servers may keep threads
+
+
+def confine(rules: FetchSection) -> None:
+    """Give up all files but code, those that the rules allow, and what says names and authorities. Before any thread begins.
+
+    A root that is put in the place of another afterwards is not seen.
+    """
+    paths = ssl.get_default_verify_paths()
+    named = (paths.cafile, paths.capath, *(os.environ.get(name) for name in (paths.openssl_cafile_env, paths.openssl_capath_env)))
+    readable = [*_SYSTEM, *filter(None, named), *rules.allowed_roots]
+    try:
+        confine_to_files([Path(os.path.realpath(path)) for path in readable], (), has_network=True)
+    except OSError as error:
+        log.warning("media are fetched with more rights than needed: this system does not restrict files (%s)", error.strerror)
 
 
 def _limit(kind: int, value: int) -> None:

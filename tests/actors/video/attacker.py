@@ -18,8 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from mmrt.actors.host import landlock
 from mmrt.actors.host.actor import Actor, Ending
-from mmrt.actors.video import sandbox, worker
+from mmrt.actors.video import worker
 from mmrt.actors.video.sandbox import enter_sandbox
 from mmrt.runtime.process.lifeline import Lifeline
 from mmrt.runtime.stage_table import InstanceId
@@ -131,6 +132,16 @@ def fate(action: Callable[[], object], enter: Callable[[], object]) -> str:
     return signal.Signals(-status).name if status < 0 else f"status {status}"
 
 
+def mapped(run: RunDirectory) -> dict[str, str]:
+    """What is mapped of the run, by its segments: how."""
+    rights: dict[str, set[str]] = {}
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        _, mode, *_, name = line.split()
+        if name.startswith(f"{run.path}/"):
+            rights.setdefault(Path(name).stem, set()).add(mode)
+    return {name: " ".join(sorted(modes)) for name, modes in rights.items()}
+
+
 def attack(actor: Actor, media: PagePool, patches: PagePool) -> None:
     run = actor.run.path
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
@@ -177,13 +188,14 @@ def main(run: Path) -> None:
         actor.serving()
         pools[1].scatter_rows([0], np.arange(4, dtype=np.uint8).reshape(1, 4))  # what it is for
         attack(actor, *pools)
+        found.update({f"map {name}": rights for name, rights in mapped(actor.run).items()})
         raise Ending
 
     worker.VideoWorker = Worker  # type: ignore[misc, assignment]
 
     def enter(**limits: object) -> None:
-        places = sandbox._code()  # which takes its time, and is the same in each
-        sandbox._code = lambda: places
+        places = landlock._code()  # which takes its time, and is the same in each
+        landlock._code = lambda: places
         for name, action in deadly(actor).items():
             found[name] = fate(action, lambda: enter_sandbox(**limits))  # type: ignore[arg-type]
         enter_sandbox(**limits)  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from mmrt.actors.host import landlock
 from mmrt.actors.video import sandbox
 from mmrt.actors.video.sandbox import enter_sandbox, memory_left
 from mmrt.media.limits import MediaLimits
@@ -129,7 +130,7 @@ def target(fd: str) -> str:
 
 def landlock_version() -> int:
     try:
-        return sandbox._syscall(sandbox._CREATE_RULESET, None, 0, sandbox._VERSION)
+        return landlock.system_call(landlock._CREATE_RULESET, None, 0, landlock._VERSION)
     except OSError:
         return 0
 

@@ -124,6 +124,12 @@ def test_no_memory_can_be_cut_or_given_back_or_opened_to_be_written(outcome: dic
     assert (found["cut what is open"], found["grow a mapping"], found["give patches back"]) == ("EPERM", "EPERM", "SIGSYS")
 
 
+def test_it_maps_what_it_needs_alone(outcome: dict[str, Any]) -> None:
+    mapped = {name.removeprefix("map "): rights for name, rights in outcome["found"].items() if name.startswith("map ")}
+    reads, own = ("plans", "pool-media", "sequences"), ("actors", "flight-video")  # of the actors its own row
+    assert mapped == dict.fromkeys(reads, "r--s") | dict.fromkeys(own, "rw-s") | {"pool-patch": "r--s rw-s"}
+
+
 def test_of_the_patches_it_writes_the_pages_alone(outcome: dict[str, Any]) -> None:
     assert outcome["patch"] == bytes(range(4))
     words = ("generations", "_keys", "_key_generations")

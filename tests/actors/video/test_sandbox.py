@@ -132,6 +132,7 @@ def test_every_system_call_kills_but_those_that_are_needed_or_tried() -> None:
 
 SYSTEM_CALLS = """
 import errno, os, signal, sys
+from mmrt.actors.host import landlock
 from mmrt.actors.video import sandbox, seccomp
 sandbox._renounce_new_privileges()
 for number in map(int, sys.argv[1:]):
@@ -139,7 +140,7 @@ for number in map(int, sys.argv[1:]):
     if not pid:
         seccomp.forbid_system_calls()
         try:
-            sandbox._syscall(number, -1, -1, -1)
+            landlock.system_call(number, -1, -1, -1)
         except OSError as error:
             os._exit(error.errno)
         os._exit(0)
@@ -330,7 +331,7 @@ from mmrt.actors.video import sandbox
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 platform.machine = lambda: "pdp11"
 def refuse(*paths): raise OSError(errno.EOPNOTSUPP, "no Landlock")
-sandbox._confine_to_files = refuse
+sandbox.confine_to_files = refuse
 sandbox.enter_sandbox(memory_bytes=1 << 28, file_bytes=100)
 try:
     (Path({str(tmp_path)!r}) / "file").write_bytes(bytes(101))

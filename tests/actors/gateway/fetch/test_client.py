@@ -4,6 +4,8 @@ import asyncio
 import os
 import re
 import signal
+import socket
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -247,3 +249,61 @@ def test_the_same_words_for_all_that_cannot_be_reached() -> None:
         assert scene.server.requests == []
 
     run(test)
+
+
+CONFINED = """
+import errno, os, socket, ssl, subprocess, sys
+from pathlib import Path
+from mmrt.actors.gateway.fetch.process import confine
+from mmrt.runtime.config.fetch import FetchSection
+place = Path(sys.argv[1])
+confine(FetchSection(allowed_roots=(str(place / "root"),)))
+def attempt(action):
+    try:
+        action()
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return "done"
+parent = f"/proc/{os.getppid()}"
+print(
+    attempt((place / "root" / "file").read_bytes), attempt(lambda: socket.getaddrinfo("localhost", 1)),
+    attempt(lambda: socket.create_connection(("127.0.0.1", int(sys.argv[2])))), attempt(ssl.create_default_context),
+)
+print(
+    attempt((place / "secret").read_bytes), attempt(lambda: os.listdir(place)), attempt(Path(parent, "environ").read_bytes),
+    attempt(lambda: (place / "root" / "new").write_bytes(b"x")), attempt((place / "root" / "file").unlink),
+    attempt(lambda: os.execv("/bin/true", ["true"])),
+)
+"""
+
+
+def test_it_reads_what_it_is_allowed_and_needs_alone(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    for name in ("root/file", "secret"):
+        (tmp_path / name).write_text(name)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        arguments = [str(tmp_path), str(listener.getsockname()[1])]
+        done = subprocess.run([sys.executable, "-c", CONFINED, *arguments], capture_output=True, text=True, timeout=60)
+    if "does not restrict files" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.stdout.splitlines() == [" ".join(["done"] * 4), " ".join(["EACCES"] * 6)], done.stderr
+
+
+def test_the_process_confines_itself_before_its_first_fetch(tmp_path: Path) -> None:
+    """A directory in the place of a root is another one, and was not allowed."""
+    root = tmp_path / "root"
+
+    async def main() -> None:
+        client, found = FetchClient(FetchSection(allowed_roots=(str(root),), timeout_s=15)), []
+        for _ in range(2):
+            root.mkdir()
+            (root / "a.png").write_bytes(PICTURE)
+            try:
+                found.append(await client.fetch(f"file://{root}/a.png", MIB))
+            except FetchError as error:
+                found.append(error.status)
+            root.rename(tmp_path / f"old{len(found)}")
+        await client.close()
+        assert found == [PICTURE, 422]
+
+    uvloop.run(main())
