@@ -32,6 +32,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     axes: tuple[int, ...] = ()  # of each pair: 0 t, 1 h, 2 w; empty: all of a head turns by t
     stretch: tuple[float, ...] = ()  # by which each pair turns more slowly, for a longer context; empty: none does
     factor: float = 1.0  # of cosines and sines
+    has_neighbours: bool = False  # values 2 j and 2 j + 1 are pair j in the checkpoint; loading gives them the places of other ropes
 
 
 def interleaved_axes(section: Sequence[int], pairs: int) -> tuple[int, ...]:
@@ -71,6 +72,7 @@ class MlpConfig(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
     """A feed-forward: SwiGLU."""
 
     intermediate_size: int
+    is_fused: bool = False  # the checkpoint has one matrix for gate and up
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -97,10 +99,12 @@ FeedForwardConfig = MlpConfig | MoeConfig
 
 
 class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A layer: its mixer, then its feed-forward, each after an RMSNorm and added to the residual stream."""
+    """A layer: its mixer, then its feed-forward, each after an RMSNorm and added to the residual stream. ``has_output_norms``: what is
+    added goes through an RMSNorm, too."""
 
     mixer: AttentionConfig | DeltaConfig
     feed_forward: FeedForwardConfig
+    has_output_norms: bool = False
 
 
 class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +149,7 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A vision tower, as Qwen's. A family whose tower has more fields adds them in a subclass."""
+    """A vision tower, as Qwen's and GLM's. A family whose tower has more fields adds them in a subclass."""
 
     depth: int
     hidden_size: int
@@ -164,6 +168,9 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     position_side: int = 0  # of the square table of learned positions; 0: there is none
     deepstack_blocks: tuple[int, ...] = ()  # behind which rows for the decoder's first layers are taken
     split_qkv: bool = False  # the tower has three projections in place of a fused one
+    norm_eps: float = 1e-6
+    qk_norm: bool = False  # an RMSNorm of each query head and key head
+    merger_size: int = 0  # width of a SwiGLU that ends the merger, behind a convolution and a projection; 0: two matrices are all
 
 
 class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from . import int4, int8g
 from .narrowing import narrow
 from .parts import find_part
 from .safetensors_files import StoredTensor
+from .values import Order, reordered
 from .weight_specs import Shape, Source
 
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # places in a word of rows 0 to 7
@@ -104,11 +105,13 @@ class Codes(NamedTuple):
 
 
 class Integers:
-    """A quantized matrix of this shape; ``tensors`` by role, as ``StoredIntegers.parts``."""
+    """A quantized matrix of this shape; ``tensors`` by role, as ``StoredIntegers.parts``. With an ``order``, rows are as the model has
+    them."""
 
     def __init__(self, shape: Shape, tensors: Mapping[str, Tensor], how: IntegerQuantization) -> None:
         """Raises: ValueError for groups that do not exist."""
         self.shape, self._tensors, self._how = shape, tensors, how
+        self.order: Order = ()
         self._num_groups = tensors["scales"].shape[0 if how.packing in ("awq", "gptq", "gptq_v2") else 1]
         self._groups = self._groups_of_columns()
 
@@ -179,7 +182,7 @@ class Integers:
         found = read(rows)
         if not bool(found.scales.isfinite().all()):
             raise ValueError("has a scale that is not finite")
-        return found
+        return Codes(*(reordered(part, self.order) for part in found))
 
     def _read_awq(self, rows: slice) -> Codes:
         """AutoAWQ's "gemm": words along the rows."""

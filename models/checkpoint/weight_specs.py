@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from ...schema.quantization import IntegerQuantization
 from ...schema.weight_layout import INT8G_COLUMNS, PACKED_ROWS
-from ..architecture import AttentionConfig, DeltaConfig, FeedForwardConfig, LanguageConfig, ModelConfig, MoeConfig
+from ..architecture import AttentionConfig, DeltaConfig, FeedForwardConfig, LanguageConfig, ModelConfig, MoeConfig, RopeConfig
 
 Shape = tuple[int, ...]
 
@@ -36,12 +36,14 @@ class Interleaved(NamedTuple):
 
 class Source(NamedTuple):
     """A checkpoint tensor; ``name`` starts with ``language.``, ``vision.``, ``audio.`` or is ``lm_head.weight``. ``interleaved``: only
-    these rows of it are used. ``part``: its place in another tensor, for checkpoints that lack this one."""
+    these rows of it are used. ``part``: its place in another tensor, for checkpoints that lack this one. ``order``: within each so many
+    rows, which of them are the model's first, second and so on; empty: as they are."""
 
     name: str
     shape: Shape
     interleaved: Interleaved | None = None
     part: Part | None = None
+    order: tuple[int, ...] = ()
 
     def pieces(self) -> Iterator[slice]:
         """The rows that are used, in order."""
@@ -153,6 +155,9 @@ def language_specs(lm: LanguageConfig) -> Iterator[TensorSpec]:
         else:
             yield from _attention_specs(lm, layer.mixer, name, f"{source}self_attn.")
         yield _norm(lm, f"{name}post_norm", f"{source}post_attention_layernorm.weight", hidden)
+        if layer.has_output_norms:
+            yield _norm(lm, f"{name}mixed_norm", f"{source}post_self_attn_layernorm.weight", hidden)
+            yield _norm(lm, f"{name}output_norm", f"{source}post_mlp_layernorm.weight", hidden)
         yield from _feed_forward_specs(layer.feed_forward, hidden, name, f"{source}mlp.")
     yield _norm(lm, "norm", "language.norm.weight", hidden)
     if not lm.tie_embeddings:
@@ -160,6 +165,25 @@ def language_specs(lm: LanguageConfig) -> Iterator[TensorSpec]:
 
 
 def _attention_specs(lm: LanguageConfig, attention: AttentionConfig, name: str, source: str) -> Iterator[TensorSpec]:
+    order = _turning_order(lm.ropes[attention.rope], attention.head_dim)
+    for spec in _attention_parts(lm, attention, name, source):
+        yield spec._replace(sources=tuple(part._replace(order=order) if _turns(part) else part for part in spec.sources))
+
+
+def _turning_order(rope: RopeConfig, head_dim: int) -> tuple[int, ...]:
+    """The order of a head's values in which the halves of pairs stand apart; empty where they do."""
+    if not rope.has_neighbours:
+        return ()
+    turning = 2 * len(rope.axes) or head_dim
+    return (*range(0, turning, 2), *range(1, turning, 2), *range(turning, head_dim))
+
+
+def _turns(source: Source) -> bool:
+    """Return whether it makes or norms queries or keys."""
+    return source.name.split(".")[-2] in ("q_proj", "k_proj", "q_norm", "k_norm")
+
+
+def _attention_parts(lm: LanguageConfig, attention: AttentionConfig, name: str, source: str) -> Iterator[TensorSpec]:
     hidden, head_dim = lm.hidden_size, attention.head_dim
     q, kv = attention.num_heads * head_dim, attention.num_kv_heads * head_dim
     rows = {"q": q, "k": kv, "v": kv}
@@ -195,7 +219,7 @@ def _delta_specs(delta: DeltaConfig, hidden: int, name: str, source: str) -> Ite
 
 def _feed_forward_specs(config: FeedForwardConfig, hidden: int, name: str, source: str) -> Iterator[TensorSpec]:
     if not isinstance(config, MoeConfig):
-        yield from _mlp_specs(config.intermediate_size, hidden, name, source)
+        yield from _mlp_specs(config.intermediate_size, hidden, name, source, config.is_fused)
         return
     yield _single(f"{name}router", f"{source}gate.weight", config.num_experts, hidden)
     yield from _experts_specs(config, hidden, f"{name}experts_", f"{source}experts.")
@@ -204,8 +228,9 @@ def _feed_forward_specs(config: FeedForwardConfig, hidden: int, name: str, sourc
         yield _single(f"{name}shared_router", f"{source}shared_expert_gate.weight", 1, hidden)
 
 
-def _mlp_specs(inner: int, hidden: int, name: str, source: str) -> Iterator[TensorSpec]:
-    yield _matrix(_fused(f"{name}gate_up", source, {"gate_proj.weight": inner, "up_proj.weight": inner}, (hidden,)))
+def _mlp_specs(inner: int, hidden: int, name: str, source: str, is_fused: bool = False) -> Iterator[TensorSpec]:
+    parts = {"gate_up_proj.weight": 2 * inner} if is_fused else {"gate_proj.weight": inner, "up_proj.weight": inner}
+    yield _matrix(_fused(f"{name}gate_up", source, parts, (hidden,)))
     yield _matrix(_single(f"{name}down", f"{source}down_proj.weight", hidden, inner))
 
 

@@ -29,6 +29,7 @@ from .nvfp4 import Nvfp4Matrix, StoredNvfp4, find_nvfp4
 from .quantized import Integers, StoredIntegers, find_integers
 from .safetensors_files import DTYPES, SafetensorsFiles, StoredTensor
 from .stacked import Place, place_of, turned
+from .values import Order, Plain, Reordered, Sum, Values
 from .weight_specs import Part, Shape, Source, TensorSpec, scales_of, stored_parts
 
 ALIGNMENT = 64
@@ -259,8 +260,10 @@ def _fill(
     row = 0
     for source, part in zip(spec.sources, parts, strict=True):
         try:
-            delta = None if adapter is None else adapter.delta_of(source.name)
-            write = _writer(part, files, config) if delta is None else partial(_write_sum, _matrix(part, files, config), delta)
+            matrix = _matrix(part, files, config)
+            if adapter is not None and (delta := adapter.delta_of(source.name)) is not None:
+                matrix = Sum(matrix, delta)
+            write = _writer(_in_order(matrix, source.order), config)
             for piece in source.pieces():
                 rows = slice(row, row + piece.stop - piece.start)
                 write(piece, target[rows], _rows_of(scales, rows))
@@ -275,25 +278,12 @@ _Writer = Callable[[slice, torch.Tensor, torch.Tensor | None], None]
 """Writes these rows of a checkpoint's tensor to a target and its scales."""
 
 
-class _Plain(NamedTuple):
-    """Values of a tensor that is not quantized."""
-
-    tensor: torch.Tensor
-
-    @property
-    def shape(self) -> Shape:
-        return tuple(self.tensor.shape)
-
-    def values(self, rows: slice) -> torch.Tensor:
-        return self.tensor[rows].float()
-
-
-_Matrix = _Plain | Integers | Fp8Matrix | Nvfp4Matrix | BlockMatrix | JoinedMatrix
+_Matrix = Plain | Integers | Fp8Matrix | Nvfp4Matrix | BlockMatrix | JoinedMatrix | Sum | Reordered
 
 
 def _matrix(part: _Stored, files: _Files, config: ModelConfig) -> _Matrix:
     if isinstance(part, _StoredNumbers):
-        return _Plain(part.place.of(_view(files, part.place.tensor)))
+        return Plain(part.place.of(_view(files, part.place.tensor)))
     if isinstance(part, StoredBlocks):
         return BlockMatrix(part, _tensor(files.view(part.tensor), torch.uint8))
     if isinstance(part, StoredPieces):
@@ -310,10 +300,17 @@ def _matrix(part: _Stored, files: _Files, config: ModelConfig) -> _Matrix:
     return Integers(part.shape, tensors, config.quantization)
 
 
-def _writer(part: _Stored, files: _Files, config: ModelConfig) -> _Writer:
+def _in_order(matrix: _Matrix, order: Order) -> _Matrix:
+    """In the model's order."""
+    if not order or not isinstance(matrix, Integers):
+        return Reordered(matrix, order) if order else matrix
+    matrix.order = order  # its integers have to be reordered before they are packed
+    return matrix
+
+
+def _writer(matrix: _Matrix, config: ModelConfig) -> _Writer:
     """As they are if the target's format holds them."""
-    matrix = _matrix(part, files, config)
-    if isinstance(matrix, _Plain):
+    if isinstance(matrix, Plain):
         return lambda rows, target, scales: narrow(matrix.tensor[rows], target, scales)
     if isinstance(matrix, Integers):
         assert isinstance(config.quantization, IntegerQuantization)
@@ -323,30 +320,20 @@ def _writer(part: _Stored, files: _Files, config: ModelConfig) -> _Writer:
     return partial(_write_values, matrix)
 
 
-def _write_sum(
-    matrix: _Matrix, delta: Callable[[slice], torch.Tensor], piece: slice, target: torch.Tensor, scales: torch.Tensor | None
-) -> None:
-    """With what an adapter adds."""
-    for rows, at in _blocks(piece, matrix.shape):
-        narrow(matrix.values(rows) + delta(rows), target[at], _rows_of(scales, at))
-
-
 def _write_blocks(matrix: BlockMatrix, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
-    for rows, at in _blocks(piece, matrix.shape):
+    for rows, at in _blocks(piece, matrix):
         matrix.write(rows, target[at], _rows_of(scales, at))
 
 
-def _write_values(
-    matrix: Fp8Matrix | Nvfp4Matrix | JoinedMatrix, piece: slice, target: torch.Tensor, scales: torch.Tensor | None
-) -> None:
-    for rows, at in _blocks(piece, matrix.shape):
+def _write_values(matrix: Values, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
+    for rows, at in _blocks(piece, matrix):
         narrow(matrix.values(rows), target[at], _rows_of(scales, at))
 
 
 def _write_integers(
     integers: Integers, how: IntegerQuantization, piece: slice, target: torch.Tensor, scales: torch.Tensor | None
 ) -> None:
-    for rows, at in _blocks(piece, integers.shape):
+    for rows, at in _blocks(piece, integers):
         its = _rows_of(scales, at)
         if its is not None and target.dtype == torch.uint8 and how.form == "int4":
             integers.write_int4(rows, target[at], its)
@@ -358,9 +345,10 @@ def _write_integers(
             narrow(integers.values(rows), target[at], its)
 
 
-def _blocks(piece: slice, shape: Shape) -> Iterator[tuple[slice, slice]]:
+def _blocks(piece: slice, matrix: Values) -> Iterator[tuple[slice, slice]]:
     """Rows of a matrix that are read at once, and their places in the target of ``piece``."""
-    for rows in row_blocks(piece, math.prod(shape[1:])):
+    order = matrix.order if isinstance(matrix, Reordered | Integers) else ()
+    for rows in row_blocks(piece, math.prod(matrix.shape[1:]), unit=len(order) or 1):
         yield rows, slice(rows.start - piece.start, rows.stop - piece.start)
 
 

@@ -25,8 +25,8 @@ class CheckpointRecipe(NamedTuple):
     """The files that ``mmrt model make`` writes besides random weights, for one shape of a family.
 
     ``special_tokens`` and ``plain_tokens`` are added to the vocabulary in this order, as its last; ``token_names`` are their names in
-    tokenizer_config.json. ``files`` makes the JSON files, including config.json, from the ids of the added tokens. ``are_stacked``: the
-    experts of a layer are together in a tensor, since transformers reads no others.
+    tokenizer_config.json, and ``end`` is the one that it says ends a text. ``files`` makes the JSON files, including config.json, from
+    the ids of the added tokens. ``are_stacked``: the experts of a layer are together in a tensor, since transformers reads no others.
     """
 
     vocab_size: int
@@ -37,6 +37,7 @@ class CheckpointRecipe(NamedTuple):
     chat_template: str
     files: Callable[[Mapping[str, int]], dict[str, dict[str, Any]]]
     are_stacked: bool = False
+    end: str = "<|im_end|>"
 
 
 def made_recipes(package: str | None, *family: str) -> Mapping[str, CheckpointRecipe]:

@@ -112,19 +112,25 @@ class Layer:
         self._following = weights["norm" if is_last else f"layers.{index + 1}.input_norm"]
         self.mixer = _mixer(config, index, weights, operations)
         self._feed_forward = feed_forward_of(kinds.feed_forward, index, weights, operations)
+        names = ("mixed_norm", "output_norm") if kinds.has_output_norms else ()
+        self._output_norms = [weights[f"layers.{index}.{name}"] for name in names]
         self._operations = operations
 
     def finish(self, mixed: Tensor, hidden: Tensor, deep: Sequence[tuple[Tensor, Tensor]] = ()) -> Tensor:
         """Add the mixer's output, then the feed-forward's, to the residual stream ``hidden``, in place. Returns the stream normed for
         what follows. ``deep``: parts of the stream, and what is added to them besides."""
-        normed = self._operations.add_norm(mixed, hidden, self._post_norm)
-        output = self._feed_forward(normed)
+        normed = self._operations.add_norm(self._output(0, mixed), hidden, self._post_norm)
+        output = self._output(1, self._feed_forward(normed))
         if not deep:
             return self._operations.add_norm(output, hidden, self._following)
         hidden += output
         for part, added in deep:
             part += added
         return self._operations.norm(hidden, self._following)
+
+    def _output(self, number: int, values: Tensor) -> Tensor:
+        """What is added of the mixer's output (0), or of the feed-forward's (1)."""
+        return self._operations.norm(values, self._output_norms[number]) if self._output_norms else values
 
 
 def _mixer(config: LanguageConfig, index: int, weights: Weights, operations: Operations) -> Mixer:

@@ -50,7 +50,7 @@ def write_tokenizer(out: Path, recipe: CheckpointRecipe, corpus: Sequence[str] |
         "clean_up_tokenization_spaces": False,
         "add_prefix_space": False,
         "bos_token": None,
-        "eos_token": "<|im_end|>",
+        "eos_token": recipe.end,
         "pad_token": "<|endoftext|>",
         "unk_token": None,
         "extra_special_tokens": dict(recipe.token_names),

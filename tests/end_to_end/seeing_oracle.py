@@ -74,6 +74,16 @@ class TimedOracle(SeeingOracle):
         return ids
 
 
+class GlmOracle(SeeingOracle):
+    """A checkpoint of GLM-OCR, whose bounds on pixels are those of a picture that counts twice. It takes no videos here."""
+
+    def _size(self, frames: NDArray[np.uint8], bounds: tuple[int, int]) -> tuple[int, int]:
+        from transformers.models.glm46v.image_processing_pil_glm46v import smart_resize
+
+        size: tuple[int, int] = smart_resize(2, *frames.shape[1:3], 2, 28, *bounds)
+        return size
+
+
 def text_of_clip(grid: list[int], metadata: Any) -> str:
     """What transformers' processor puts in place of a video; it wants torchvision to be made, this part of it does not. ``metadata``:
     the file's ``fps``, and the sampled ``frames_indices``."""

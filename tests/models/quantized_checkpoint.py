@@ -80,7 +80,7 @@ def quantize_checkpoint(source: Path, root: Path, config: dict[str, Any], spared
     ours, theirs = dict(tensors), dict(tensors)
     for name, value in tensors.items():
         module = name.removesuffix(".weight")
-        if module.endswith("_proj") and module != name and "model.layers." in name and spared not in name:
+        if module.endswith("_proj") and module != name and ".layers." in name and spared not in name:
             packed, theirs[name] = quantize(value, known)
             del ours[name]
             ours |= {f"{module}.{part}": tensor for part, tensor in packed.items()}

@@ -14,7 +14,7 @@ from mmrt.actors.host.embedding_pages import DeviceEmbeddingPages, HostEmbedding
 from mmrt.actors.host.shared_tensors import copy_pages
 from mmrt.actors.prefill import PrefillWorker
 from mmrt.cli.replay_worker import Replay
-from mmrt.models.architecture import DType, KvDType, ModelConfig
+from mmrt.models.architecture import DType, KvDType, ModelConfig, VisionConfig
 from mmrt.models.checkpoint.weights import attach_weights, torch_dtype, write_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.families.qwen2_5 import vision_tower
@@ -65,7 +65,7 @@ def moved(weights: Weights, device: torch.device) -> Weights:
 
 @pytest.mark.parametrize(
     "tiny",
-    ["qwen2_5_omni", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_5_vl", "qwen2_vl", "qwen3_vl"))],
+    ["qwen2_5_omni", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "glm_ocr"))],
     indirect=True,
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), pytest.param("bfloat16", 5e-2, marks=pytest.mark.slow)])
@@ -93,15 +93,20 @@ def test_a_vision_tower_sees_the_same_by_kernels(
 def by_kernels(towers: Towers, config: ModelConfig) -> Towers:
     """What ``Towers`` does on a CUDA device."""
     assert config.vision is not None
-    towers._towers["image"].operations = TritonVisionOperations()  # type: ignore[attr-defined]
+    towers._towers["image"].operations = TritonVisionOperations(config.vision.norm_eps)  # type: ignore[attr-defined]
     return towers
 
 
 def test_heads_of_a_tower_that_the_kernels_cannot_do_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vision_tower, "TorchVisionOperations", lambda device: device)
+    monkeypatch.setattr(vision_tower, "TorchVisionOperations", lambda _, device: device)
     cuda = torch.device("cuda", 1)
-    assert vision_tower.operations_for(72, torch.bfloat16, cuda) == cuda
-    assert isinstance(vision_tower.operations_for(80, torch.bfloat16, cuda), TritonVisionOperations)
+    tower = VisionConfig(
+        depth=1, hidden_size=144, intermediate_size=8, num_heads=2, in_channels=3, patch_size=14, temporal_patch_size=2, merge_size=2,
+        out_hidden_size=8,
+    )  # fmt: skip
+    assert vision_tower.operations_for(tower, torch.bfloat16, cuda) == cuda
+    of_80 = msgspec.structs.replace(tower, hidden_size=160)
+    assert isinstance(vision_tower.operations_for(of_80, torch.bfloat16, cuda), TritonVisionOperations)
 
 
 @pytest.mark.parametrize("tiny", ["qwen2_5_omni", "qwen3_vl"], indirect=True)

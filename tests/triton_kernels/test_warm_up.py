@@ -92,7 +92,7 @@ def watch() -> dict[str, set[str]]:
 def encoder(run: RunDirectory, config: ModelConfig, weights: dict[str, torch.Tensor], device: torch.device) -> Stages:
     towers, pages = Towers(config, weights, device), embedding_pages(run, "encoder", config, device)
     assert config.vision is not None and config.vision_rules is not None
-    towers._towers["image"].operations = TritonVisionOperations()  # type: ignore[attr-defined]
+    towers._towers["image"].operations = TritonVisionOperations(config.vision.norm_eps)  # type: ignore[attr-defined]
     row_bytes = config.vision_rules.row_bytes
 
     def warm_up() -> None:

@@ -19,18 +19,18 @@ def parse_language(text: JsonObject, tie: bool) -> LanguageConfig:
     mixer = parse_attention(text)
     if text.has("use_sliding_window") and text.boolean("use_sliding_window"):
         raise text.error("use_sliding_window", "is true; sliding-window attention is not supported")
-    rope = _parse_rope(text, mixer.head_dim)
+    rope = parse_sections(text, mixer.head_dim // 2, default_theta=1e6, default_section=(16, 24, 24))
     return parse_decoder(text, msgspec.structs.replace(mixer, bias=True, output_bias=False), rope, tie)
 
 
-def _parse_rope(text: JsonObject, head_dim: int) -> RopeConfig:
-    """Each axis has neighbouring ones of a head's pairs."""
-    rope, pairs = rope_fields(text), head_dim // 2
-    section = rope.integers("mrope_section", default=(16, 24, 24), least=0)
+def parse_sections(text: JsonObject, pairs: int, default_theta: float, default_section: tuple[int, ...]) -> RopeConfig:
+    """Each axis has neighbouring ones of the ``pairs`` of a head. Raises CheckpointError."""
+    rope = rope_fields(text)
+    section = rope.integers("mrope_section", default=default_section, least=0)
     if len(section) != 3 or sum(section) != pairs:
         raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to head_dim / 2 = {pairs}")
     axes = tuple(axis for axis, count in enumerate(section) for _ in range(count))
-    return msgspec.structs.replace(parse_rope(text, head_dim, max_positions(text), default_theta=1e6), axes=axes)
+    return msgspec.structs.replace(parse_rope(text, 2 * pairs, max_positions(text), default_theta), axes=axes)
 
 
 def parse_vision(vision: JsonObject, hidden_size: int, split_qkv: bool = False) -> VisionConfig:

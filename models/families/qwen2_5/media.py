@@ -26,33 +26,56 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
     """
     if min(height, width) < 1:
         raise UnsupportedMediaError(f"picture of {width}x{height} pixels is empty")
+    return _fit(height, width, factor, (min_pixels, max_pixels))
+
+
+def resize_frames(rules: VisionRules, num_frames: int, size: tuple[int, int], bounds: tuple[int, int]) -> tuple[int, int]:
+    """As ``smart_resize``, with bounds of the area of all frames together; small ones are first enlarged to a token's side."""
+    height, width = size
+    if min(size) < 1:
+        raise UnsupportedMediaError(f"picture of {width}x{height} pixels is empty")
+    patch, factor = rules.temporal_patch_size, rules.patch_size * rules.merge_size
+    if min(size) < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    return _fit(height, width, factor, bounds, num_frames, round(num_frames / patch) * patch)
+
+
+def _fit(height: int, width: int, factor: int, bounds: tuple[int, int], num_frames: int = 1, num_whole: int = 1) -> tuple[int, int]:
+    """``num_whole``: frames that count where sizes are multiples of ``factor``."""
     ratio = max(height, width) / min(height, width)
     if ratio > MAX_ASPECT_RATIO:
         raise UnsupportedMediaError(f"aspect ratio of {width}x{height} is {ratio:.0f}, above the limit of {MAX_ASPECT_RATIO}")
     h_bar, w_bar = round(height / factor) * factor, round(width / factor) * factor
-    if h_bar * w_bar > max_pixels:
-        beta = math.sqrt((height * width) / max_pixels)
+    least, most = bounds
+    if num_whole * h_bar * w_bar > most:
+        beta = math.sqrt(num_frames * height * width / most)
         h_bar = max(factor, math.floor(height / beta / factor) * factor)
         w_bar = max(factor, math.floor(width / beta / factor) * factor)
-    elif h_bar * w_bar < min_pixels:
-        beta = math.sqrt(min_pixels / (height * width))
+    elif num_whole * h_bar * w_bar < least:
+        beta = math.sqrt(least / (num_frames * height * width))
         h_bar = math.ceil(height * beta / factor) * factor
         w_bar = math.ceil(width * beta / factor) * factor
     return h_bar, w_bar
 
 
 def vision_rules(config: ModelConfig, kind: MediaKind) -> VisionRules:
-    """The model's vision rules. Raises UnsupportedMediaError if it has no vision tower."""
-    if config.vision_rules is None:
+    """The model's vision rules. Raises UnsupportedMediaError if it takes no media of this kind."""
+    rules = config.vision_rules
+    if rules is None or (kind == "video" and not rules.max_frames):
         raise UnsupportedMediaError(f"this model takes no {kind}")
-    return config.vision_rules
+    return rules
 
 
 def image_item(config: ModelConfig, height: int, width: int) -> ItemShape:
     rules = vision_rules(config, "image")
     factor = rules.patch_size * rules.merge_size
-    h, w = smart_resize(height, width, factor, rules.min_pixels, rules.max_pixels)
-    grid = (1, h // rules.patch_size, w // rules.patch_size)
+    return image_item_of(rules, smart_resize(height, width, factor, rules.min_pixels, rules.max_pixels))
+
+
+def image_item_of(rules: VisionRules, size: tuple[int, int]) -> ItemShape:
+    """A picture that is resized to this height and width."""
+    grid = (1, size[0] // rules.patch_size, size[1] // rules.patch_size)
     segment = vision_segment(rules, "image", grid)
     return ItemShape(kind="image", grid=grid, num_tokens=segment.num_tokens, segments=[segment])
 

@@ -1,4 +1,4 @@
-"""The common parts of Qwen's families that see and do not hear: Qwen2-VL and its successors."""
+"""The common parts of families that see and do not hear: Qwen2-VL and its successors, and GLM's."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -26,11 +26,11 @@ def parse_config(
     parse_text: Callable[[JsonObject, bool], LanguageConfig],
     parse_tower: Callable[[JsonObject, int], VisionConfig],
     parse_rules: Callable[[CheckpointFiles, VisionConfig], VisionRules],
-    vision_start: int = 151652,
+    placeholder: int = 151655,
 ) -> ModelConfig:
     """Map config.json, nested (text_config) or flat, of a model that sees pictures and videos. ``parse_text`` gets the decoder's fields
     and whether its embeddings are tied, ``parse_tower`` the tower's fields and the decoder's width, ``parse_rules`` the files and the
-    tower. ``vision_start``: the id of ``<|vision_start|>``, which other ids of vision follow where the file does not name them. Raises
+    tower. ``placeholder``: the id that stands for a picture where the file does not say; that of a video follows it. Raises
     CheckpointError."""
     config = files.required("config.json")
     text = config.object("text_config") if config.has("text_config") else config
@@ -45,8 +45,8 @@ def parse_config(
         eos_token_ids=parse_eos(files, config, text),
         vision=vision,
         vision_rules=parse_rules(files, vision),
-        image_token_id=config.integer("image_token_id", default=vision_start + 3, least=0),
-        video_token_id=config.integer("video_token_id", default=vision_start + 4, least=0),
+        image_token_id=config.integer("image_token_id", default=placeholder, least=0),
+        video_token_id=config.integer("video_token_id", default=placeholder + 1, least=0),
     )
 
 
@@ -80,6 +80,15 @@ def positions(
         return max(item.grid[1:]) // merge
 
     return media.fill_positions(num_tokens, spans, merge, temporal, advance)
+
+
+def positions_by_patch(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
+    """Those where a temporal patch of a video stands one behind the one before it."""
+
+    def temporal(item: ItemShape) -> NDArray[np.int64]:
+        return np.arange(item.grid[0])
+
+    return positions(config, num_tokens, spans, temporal)
 
 
 def build_towers(config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":

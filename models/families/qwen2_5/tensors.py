@@ -1,4 +1,4 @@
-"""Tensors of Qwen's families that see and hear: those of their towers, and their names in checkpoints.
+"""Tensors of Qwen's families that see and hear, and of GLM's: those of their towers, and their names in checkpoints.
 
 Tower tensors keep the names that transformers gives to Qwen2.5's, after ``vision.`` and ``audio.``.
 """
@@ -37,17 +37,36 @@ def vision_specs(vision: VisionConfig) -> Iterator[TensorSpec]:
                 yield from linear(f"{block}attn.{part}", hidden, hidden)
         else:
             yield from linear(f"{block}attn.qkv", 3 * hidden, hidden)
+        if vision.qk_norm:
+            for part in "qk":
+                yield same(f"{block}attn.{part}_norm.weight", hidden // vision.num_heads)
         yield from linear(f"{block}attn.proj", hidden, hidden)
         if vision.feed_forward == "swiglu":
             yield from linear(f"{block}mlp.gate_proj", inner, hidden)
         yield from linear(f"{block}mlp.up_proj", inner, hidden)
         yield from linear(f"{block}mlp.down_proj", hidden, inner)
+    if vision.merger_size:
+        yield from _gated_merger_specs(vision)
+        return
     merged = hidden * vision.merge_size**2
     mergers = {"vision.merger": hidden, **{f"vision.deepstack_merger_list.{i}": merged for i in range(len(vision.deepstack_blocks))}}
     for merger, normed in mergers.items():
         yield from _norm(vision, f"{merger}.ln_q", normed)
         yield from linear(f"{merger}.mlp.0", merged, merged)
         yield from linear(f"{merger}.mlp.2", vision.out_hidden_size, merged)
+
+
+def _gated_merger_specs(vision: VisionConfig) -> Iterator[TensorSpec]:
+    out, inner = vision.out_hidden_size, vision.merger_size
+    yield from _norm(vision, "vision.merger.ln_q", vision.hidden_size)
+    yield same("vision.merger.downsample.weight", out, vision.hidden_size, vision.merge_size, vision.merge_size)
+    yield same("vision.merger.downsample.bias", out)
+    yield same("vision.merger.proj.weight", out, out)
+    yield same("vision.merger.post_projection_norm.weight", out)
+    yield same("vision.merger.post_projection_norm.bias", out)
+    for name in ("gate_proj", "up_proj"):
+        yield same(f"vision.merger.{name}.weight", inner, out)
+    yield same("vision.merger.down_proj.weight", out, inner)
 
 
 def _norm(vision: VisionConfig, name: str, width: int) -> Iterator[TensorSpec]:
@@ -100,7 +119,16 @@ def renamed(name: str, names: Mapping[str, str]) -> str:
 
 def checkpoint_name(name: str) -> str:
     """See ``Family``."""
-    for ours, theirs in (("language.", "model."), ("vision.", "visual."), ("audio.", "audio_tower.")):
+    return _placed(name, {"language.": "model.", "vision.": "visual.", "audio.": "audio_tower."})
+
+
+def nested_name(name: str) -> str:
+    """As ``checkpoint_name``, for models whose decoder and tower are both within ``model.``."""
+    return _placed(name, {"language.": "model.language_model.", "vision.": "model.visual."})
+
+
+def _placed(name: str, parts: Mapping[str, str]) -> str:
+    for ours, theirs in parts.items():
         if name.startswith(ours):
             return theirs + name.removeprefix(ours)
     return name

@@ -15,8 +15,6 @@ from ...lm.layer_ops import rms_norm
 from ...lm.rope import rotate
 from ...towers.sequences import Sequences, attend
 
-EPSILON = 1e-6  # of the norms
-
 
 class Norm(NamedTuple):
     """Weights [H]."""
@@ -31,7 +29,7 @@ class Norm(NamedTuple):
 
 
 class VisionOperations(Protocol):
-    """One forward at a time: ``begin`` first."""
+    """One forward at a time: ``begin`` first. Its epsilon is that of all norms."""
 
     def begin(self, angles: Tensor) -> None:
         """The angles by which heads turn, float32 [T, head size / 2]."""
@@ -39,6 +37,10 @@ class VisionOperations(Protocol):
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """The norm of x [T, H]."""
+        ...
+
+    def norm_heads(self, heads: Tensor, weight: Tensor) -> None:
+        """The RMSNorm of each head, with ``weight`` [head size], in place."""
         ...
 
     def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
@@ -61,8 +63,8 @@ class VisionOperations(Protocol):
 class TorchVisionOperations:
     """``VisionOperations`` one by one, in torch."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._epsilon = torch.tensor(EPSILON, device=device)
+    def __init__(self, epsilon: float, device: torch.device) -> None:
+        self._number, self._epsilon = epsilon, torch.tensor(epsilon, device=device)
         self.begin(torch.empty(0, 0))
 
     def begin(self, angles: Tensor) -> None:
@@ -70,7 +72,10 @@ class TorchVisionOperations:
         self._rotation = angles.cos().unsqueeze(1), sin, -sin
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        return rms_norm(x, norm.weight, self._epsilon) if norm.bias is None else layer_norm(x, norm)
+        return rms_norm(x, norm.weight, self._epsilon) if norm.bias is None else layer_norm(x, norm, self._number)
+
+    def norm_heads(self, heads: Tensor, weight: Tensor) -> None:
+        heads.copy_(rms_norm(heads, weight, self._epsilon))
 
     def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
         return self.norm(residual.add_(x), norm)
@@ -86,6 +91,6 @@ class TorchVisionOperations:
         return F.silu(gate, inplace=True).mul_(up)
 
 
-def layer_norm(x: Tensor, norm: Norm) -> Tensor:
+def layer_norm(x: Tensor, norm: Norm, epsilon: float) -> Tensor:
     """LayerNorm of x [T, H], on any device."""
-    return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, EPSILON)
+    return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, epsilon)

@@ -1,5 +1,5 @@
-"""The vision tower that Qwen's families share: its norms, feed-forwards and windows are as the configuration says. Weights are views,
-never copied; activations that are not gated are torch's everywhere.
+"""The vision tower that Qwen's and GLM's families share: its norms, feed-forwards, windows and merger are as the configuration says.
+Weights are views, never copied; activations that are not gated are torch's everywhere.
 
 Shapes: T patches; merge_size x merge_size patches that become a token stand together.
 """
@@ -20,10 +20,11 @@ from ...towers.interface import TowerInput
 from ...towers.linear import Linear
 from ...towers.sequences import Sequences
 from .vision_geometry import Geometry, geometry
-from .vision_operations import Norm, TorchVisionOperations, VisionOperations
+from .vision_operations import Norm, TorchVisionOperations, VisionOperations, layer_norm
 
 _ROPE_THETA = 10_000.0
 _QUICK = 1.702
+_MERGER_EPSILON = 1e-5  # of a gated merger's norm, whatever the configuration says
 
 
 class VisionTower:
@@ -43,13 +44,13 @@ class VisionTower:
         self._dtype = patch_embed.dtype
         self._table = weights["vision.pos_embed.weight"] if config.position_side else None
         self._blocks = [_Block(config, weights, i) for i in range(config.depth)]
-        self._merger = _Merger(weights, "vision.merger")
+        self._merger = (_GatedMerger if config.merger_size else _Merger)(weights, "vision.merger")
         self._deep = [_DeepMerger(weights, f"vision.deepstack_merger_list.{i}") for i in range(len(config.deepstack_blocks))]
         # On the CPU as in transformers, so that the angles are the same.
         axis_dim = head_dim // 2
         frequencies = 1.0 / _ROPE_THETA ** (torch.arange(0, axis_dim, 2, dtype=torch.float32) / axis_dim)
         self._frequencies = frequencies.to(device)
-        self.operations = operations_for(head_dim, self._dtype, device)
+        self.operations = operations_for(config, self._dtype, device)
 
     def encode(self, parts: Sequence[TowerInput], after_layer: AfterLayer | None = None) -> list[Tensor]:
         grids = [part.grid for part in parts]
@@ -75,7 +76,7 @@ class VisionTower:
                 tokens.append(next(deep)(hidden.view(len(order), -1), operations))
             if after_layer is not None:
                 after_layer()
-        merged = torch.cat([self._merger(normed.view(len(order), -1)), *tokens], 1)
+        merged = torch.cat([self._merger(normed.view(len(order), -1), operations), *tokens], 1)
         return torch.empty_like(merged).index_copy_(0, order, merged)
 
     def _normalised(self, parts: Sequence[NDArray[Any]]) -> Tensor:
@@ -87,14 +88,17 @@ class VisionTower:
         return pixels.sub_(self._mean).div_(self._std).to(self._dtype)
 
 
-def operations_for(head_dim: int, dtype: torch.dtype, device: torch.device) -> VisionOperations:
+def operations_for(config: VisionConfig, dtype: torch.dtype, device: torch.device) -> VisionOperations:
     """Triton's kernels on a CUDA device for heads of a size that they have, torch's operations otherwise."""
+    head_dim = config.hidden_size // config.num_heads
     if device.type == "cuda":
         from .triton_vision import HEAD_DIMS, TritonVisionOperations  # Triton is imported only here: never on the CPU
 
-        return TritonVisionOperations() if head_dim in HEAD_DIMS else TorchVisionOperations(device)
-    prepare(head_dim, dtype)
-    return TorchVisionOperations(device)
+        if head_dim in HEAD_DIMS:
+            return TritonVisionOperations(config.norm_eps)
+    else:
+        prepare(head_dim, dtype)
+    return TorchVisionOperations(config.norm_eps, device)
 
 
 class _Merger:
@@ -103,9 +107,27 @@ class _Merger:
     def __init__(self, weights: dict[str, Tensor], name: str) -> None:
         self._first, self._second = (Linear.of(weights, f"{name}.mlp.{i}") for i in (0, 2))
 
-    def __call__(self, normed: Tensor) -> Tensor:
+    def __call__(self, normed: Tensor, _: VisionOperations) -> Tensor:
         """[tokens, merge_size ** 2 x hidden] -> [tokens, out_hidden]."""
         return self._second(F.gelu(self._first(normed)))
+
+
+class _GatedMerger:
+    """As ``_Merger``: a convolution over the patches, a projection, a norm with GELU, a SwiGLU."""
+
+    def __init__(self, weights: dict[str, Tensor], name: str) -> None:
+        kernel = weights[f"{name}.downsample.weight"]
+        self._num_patches = kernel.shape[2] * kernel.shape[3]
+        self._downsample = Linear(kernel.flatten(1), weights[f"{name}.downsample.bias"])
+        self._proj, self._gate, self._up, self._down = (
+            Linear.of(weights, f"{name}.{part}") for part in ("proj", "gate_proj", "up_proj", "down_proj")
+        )
+        self._norm = Norm.of(weights, f"{name}.post_projection_norm")
+
+    def __call__(self, normed: Tensor, operations: VisionOperations) -> Tensor:
+        by_channel = normed.view(len(normed), self._num_patches, -1).transpose(1, 2).flatten(1)  # as the kernel's values lie
+        projected = F.gelu(layer_norm(self._proj(self._downsample(by_channel)), self._norm, _MERGER_EPSILON))
+        return self._down(operations.silu_mul(self._gate(projected), self._up(projected)))
 
 
 class _DeepMerger:
@@ -115,7 +137,7 @@ class _DeepMerger:
         self._norm, self._merger = Norm.of(weights, f"{name}.ln_q"), _Merger(weights, name)
 
     def __call__(self, merged: Tensor, operations: VisionOperations) -> Tensor:
-        return self._merger(operations.norm(merged, self._norm))
+        return self._merger(operations.norm(merged, self._norm), operations)
 
 
 class _Block:
@@ -128,6 +150,7 @@ class _Block:
         self.norm, self.mlp_norm = (Norm.of(weights, f"{prefix}{name}") for name in ("norm1", "norm2"))
         self.next_norm = Norm.of(weights, following if index + 1 < config.depth else "vision.merger.ln_q")
         self._qkv = [Linear.of(weights, f"{prefix}attn.{name}") for name in (("q", "k", "v") if config.split_qkv else ("qkv",))]
+        self._head_norms = [weights[f"{prefix}attn.{name}_norm.weight"] for name in ("q", "k")] if config.qk_norm else []
         self._proj = Linear.of(weights, f"{prefix}attn.proj")
         self._up, self._down = (Linear.of(weights, f"{prefix}mlp.{name}_proj") for name in ("up", "down"))
         self._gate = Linear.of(weights, f"{prefix}mlp.gate_proj") if config.feed_forward == "swiglu" else None
@@ -137,6 +160,8 @@ class _Block:
         """Attention within each sequence, and the output projection: [T, hidden]."""
         heads = [project(normed).view(normed.shape[0], -1, self._head_dim) for project in self._qkv]
         q, k, v = heads if len(heads) == 3 else heads[0].chunk(3, 1)
+        for part, weight in zip((q, k), self._head_norms, strict=False):
+            operations.norm_heads(part, weight)
         operations.rotate(q, k)
         return self._proj(operations.attend(q, k, v, sequences).flatten(1))
 

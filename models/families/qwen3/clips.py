@@ -57,6 +57,8 @@ def video_item(
 ) -> ItemShape:
     """Each temporal patch is a segment between text: the mean time of its first and last frame, and the tokens that enclose it."""
     rules = media.vision_rules(config, "video")
+    if num_frames < 1:
+        raise UnsupportedMediaError("video has no frames")
     h, w = _clip_size(rules, num_frames, height, width)
     patch, times = rules.temporal_patch_size, list(times_s) or [number / sampled_fps for number in range(num_frames)]
     times += times[-1:] * (-num_frames % patch)
@@ -68,33 +70,12 @@ def video_item(
 
 
 def _clip_size(rules: VisionRules, num_frames: int, height: int, width: int) -> tuple[int, int]:
-    """The size of frames: multiples of a token's side, the area of all together within the limits, as well as the ratio allows."""
-    if num_frames < 1:
-        raise UnsupportedMediaError("video has no frames")
-    if min(height, width) < 1:
-        raise UnsupportedMediaError(f"picture of {width}x{height} pixels is empty")
-    patch, factor = rules.temporal_patch_size, rules.patch_size * rules.merge_size
-    num_frames = max(num_frames, patch)  # transformers refuses fewer
-    most = rules.video_max_pixels
+    """The size of frames. transformers refuses fewer than a temporal patch has."""
+    num_frames, most = max(num_frames, rules.temporal_patch_size), rules.video_max_pixels
     if rules.video_frame_pixels:
         share = min(rules.video_frame_pixels, most // num_frames)
         most = max(share, int(rules.video_min_pixels * 1.05)) * num_frames
-    if min(height, width) < factor:
-        scale = max(factor / height, factor / width)
-        height, width = int(height * scale), int(width * scale)
-    if (ratio := max(height, width) / min(height, width)) > media.MAX_ASPECT_RATIO:
-        raise UnsupportedMediaError(f"aspect ratio of {width}x{height} is {ratio:.0f}, above the limit of {media.MAX_ASPECT_RATIO}")
-    h_bar, w_bar = round(height / factor) * factor, round(width / factor) * factor
-    area = round(num_frames / patch) * patch * h_bar * w_bar
-    if area > most:
-        beta = math.sqrt(num_frames * height * width / most)
-        h_bar = max(factor, math.floor(height / beta / factor) * factor)
-        w_bar = max(factor, math.floor(width / beta / factor) * factor)
-    elif area < rules.video_min_pixels:
-        beta = math.sqrt(rules.video_min_pixels / (num_frames * height * width))
-        h_bar = math.ceil(height * beta / factor) * factor
-        w_bar = math.ceil(width * beta / factor) * factor
-    return h_bar, w_bar
+    return media.resize_frames(rules, num_frames, (height, width), (rules.video_min_pixels, most))
 
 
 def _timed(config: ModelConfig, segment: SegmentShape, seconds: float) -> SegmentShape:

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ....schema.media import ItemShape, MediaSpan
+from ....schema.media import MediaSpan
 from ...architecture import LanguageConfig, ModelConfig, RopeConfig, VisionConfig, interleaved_axes
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ..fields import max_positions, parse_dtype, parse_eos
@@ -32,7 +32,8 @@ def parse_config(
     parse_tower: Callable[[JsonObject, int], VisionConfig],
     vision_start: int,
 ) -> ModelConfig:
-    """Map config.json; arguments as those of Qwen2.5's ``seeing.parse_config``. Raises CheckpointError."""
+    """Map config.json; arguments as those of Qwen2.5's ``seeing.parse_config``. ``vision_start``: the id of ``<|vision_start|>``, which
+    other ids of vision follow where the file does not name them. Raises CheckpointError."""
     config = files.required("config.json")
     is_tied = config.boolean("tie_word_embeddings", default=False)  # text_config's says nothing, as in transformers
 
@@ -40,7 +41,7 @@ def parse_config(
         return parse_text(text, is_tied)
 
     return msgspec.structs.replace(
-        seeing.parse_config(files, family, parse_tied, parse_tower, clips.parse_rules, vision_start),
+        seeing.parse_config(files, family, parse_tied, parse_tower, clips.parse_rules, vision_start + 3),
         vision_start_token_id=config.integer("vision_start_token_id", default=vision_start, least=0),
         vision_end_token_id=config.integer("vision_end_token_id", default=vision_start + 1, least=0),
         times=read_time_tokens(files.path),
@@ -92,17 +93,10 @@ def canonical_name(name: str) -> str:
 
 def checkpoint_name(name: str) -> str:
     """See ``Family``."""
-    theirs = tensors.renamed(name, {ours: theirs for theirs, ours in _NAMES.items()})
-    for ours, part in (("language.", "model.language_model."), ("vision.", "model.visual.")):
-        if theirs.startswith(ours):
-            return part + theirs.removeprefix(ours)
-    return theirs
+    return tensors.nested_name(tensors.renamed(name, {ours: theirs for theirs, ours in _NAMES.items()}))
 
 
 def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
     """Each frame of a video is a picture, and its time is text."""
 
-    def temporal(item: ItemShape) -> NDArray[np.int64]:
-        return np.arange(item.grid[0])
-
-    return seeing.positions(config, num_tokens, [part for span in spans for part in clips.frames_of(span)], temporal)
+    return seeing.positions_by_patch(config, num_tokens, [part for span in spans for part in clips.frames_of(span)])

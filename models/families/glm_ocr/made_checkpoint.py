@@ -1,0 +1,104 @@
+"""The files of a GLM-OCR checkpoint that ``mmrt model make`` writes besides weights."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..family import CheckpointRecipe
+from ..qwen2_5.made_checkpoint import IMAGE_PROCESSOR, Dimensions, text_sizes
+
+_SPECIAL_TOKENS = (
+    "<|endoftext|> [MASK] [gMASK] [sMASK] <sop> <eop> <|system|> <|user|> <|assistant|> <|observation|> <|begin_of_image|> "
+    "<|end_of_image|> <|begin_of_video|> <|end_of_video|> <|image|> <|video|>"
+).split()
+_PLAIN_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+_CHAT_TEMPLATE = """\
+[gMASK]<sop>
+{%- for message in messages -%}
+{{- '<|' ~ message.role ~ '|>\\n' -}}
+{%- if message.content is string -%}{{ message.content }}
+{%- else -%}
+{%- for item in message.content -%}
+{%- if item.type == 'image' or item.type == 'image_url' -%}<|begin_of_image|><|image|><|end_of_image|>
+{%- elif item.type == 'text' -%}{{ item.text }}
+{%- else -%}{{ raise_exception('this model takes no content part of type ' ~ item.type) }}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>\\n' -}}{%- endif -%}
+"""
+_PROCESSOR = {
+    **{name: value for name, value in IMAGE_PROCESSOR.items() if not name.endswith("_pixels")},
+    "image_processor_type": "Glm46VImageProcessor",
+    "processor_class": "Glm46VProcessor",
+    "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 12288},
+}
+
+
+_FENCES = {"start": "begin", "end": "end"}
+
+
+def _vision(depth: int, hidden: int, inner: int, heads: int) -> dict[str, int]:
+    return {"depth": depth, "hidden_size": hidden, "intermediate_size": inner, "num_heads": heads}
+
+
+_SHAPES = {
+    "tiny": Dimensions("float32", 900, False, {**text_sizes(1216, 128, 192, 4, 4, 2), "head_dim": 64}, _vision(3, 64, 96, 4)),
+    "0.9b": Dimensions(
+        "bfloat16",
+        8000,
+        False,
+        {**text_sizes(59392, 1536, 4608, 16, 16, 8, 131072), "head_dim": 128},
+        _vision(24, 1024, 4096, 16),
+    ),
+}
+
+
+def recipes() -> dict[str, CheckpointRecipe]:
+    """By shape."""
+    return {shape: _recipe(dimensions) for shape, dimensions in _SHAPES.items()}
+
+
+def _recipe(dimensions: Dimensions) -> CheckpointRecipe:
+    pairs = dimensions.text["head_dim"] // 2
+    section = [pairs - 2 * (pairs * 3 // 8), pairs * 3 // 8, pairs * 3 // 8]
+    text = {
+        **dimensions.text,
+        "model_type": "glm_ocr_text",
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": section},
+        "tie_word_embeddings": dimensions.tie,
+    }
+    vision = {
+        **dimensions.vision,
+        "model_type": "glm_ocr_vision",
+        "attention_bias": True,
+        "hidden_act": "silu",
+        "image_size": 336,
+        "in_channels": 3,
+        "out_hidden_size": dimensions.text["hidden_size"],
+        "patch_size": 14,
+        "rms_norm_eps": 1e-5,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+
+    def files(ids: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+        ends = {"eos_token_id": [ids["<|endoftext|>"], ids["<|user|>"]], "pad_token_id": ids["<|endoftext|>"]}
+        config = {
+            "architectures": ["GlmOcrForConditionalGeneration"],
+            "model_type": "glm_ocr",
+            "dtype": dimensions.dtype,
+            "tie_word_embeddings": dimensions.tie,
+            "text_config": {**text, **ends},
+            "vision_config": vision,
+            **{f"{name}_token_id": ids[f"<|{name}|>"] for name in ("image", "video")},
+            **{f"{kind}_{end}_token_id": ids[f"<|{word}_of_{kind}|>"] for kind in ("image", "video") for end, word in _FENCES.items()},
+        }
+        generation = {**ends, "do_sample": False}
+        return {"preprocessor_config.json": _PROCESSOR, "config.json": config, "generation_config.json": generation}
+
+    vocab_size, merges = dimensions.text["vocab_size"], dimensions.num_merges
+    return CheckpointRecipe(vocab_size, merges, _SPECIAL_TOKENS, _PLAIN_TOKENS, {}, _CHAT_TEMPLATE, files, end="<|endoftext|>")

@@ -1,0 +1,238 @@
+"""GLM-OCR beside transformers, and what its decoder needs of a checkpoint's files: rows of queries and keys in another order, a fused
+matrix, layers that are left out. What it shares with other families that see is in test_oracle and test_seeing_families."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from mmrt.models.architecture import ModelConfig, WeightFormat
+from mmrt.models.checkpoint.files import adapted_directory
+from mmrt.models.checkpoint.weights import check_weights, read_weights
+from mmrt.models.config import load_model_config
+from mmrt.models.errors import UnsupportedMediaError
+from mmrt.models.families import glm_ocr
+from mmrt.schema.media import MediaSpan
+from mmrt.tests.models.kept import exact, keep
+from mmrt.tests.models.quantized_checkpoint import CONFIGS, quantize_checkpoint
+from mmrt.tests.models.test_fp8 import FORMS, write
+from mmrt.tests.models.test_items import function_of_transformers
+from mmrt.tests.models.test_oracle import reference_logits
+
+HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 4, 2, 64, 128  # of the tiny checkpoint
+BOUNDS = (112 * 112, 28 * 28 * 12288)  # of its processor
+PUBLISHED = {
+    "text_config": {
+        "model_type": "glm_ocr_text",
+        "pad_token_id": 59246,
+        "vocab_size": 59392,
+        "eos_token_id": [59246, 59253],
+        "attention_bias": False,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 1536,
+        "intermediate_size": 4608,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 16,
+        "num_nextn_predict_layers": 1,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "dtype": "bfloat16",
+        "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24], "partial_rotary_factor": 1.0, "rope_theta": 10000},
+        "tie_word_embeddings": False,
+    },
+    "vision_config": {
+        "model_type": "glm_ocr_vision",
+        "hidden_size": 1024,
+        "depth": 24,
+        "num_heads": 16,
+        "attention_bias": True,
+        "intermediate_size": 4096,
+        "hidden_act": "silu",
+        "image_size": 336,
+        "in_channels": 3,
+        "patch_size": 14,
+        "out_hidden_size": 1536,
+        "rms_norm_eps": 1e-05,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def path(checkpoints: Callable[[str], Path]) -> Path:
+    return checkpoints("glm_ocr")
+
+
+@pytest.fixture(scope="module")
+def config(path: Path) -> ModelConfig:
+    return load_model_config(path)
+
+
+@given(height=st.integers(1, 90) | st.integers(1, 6000), width=st.integers(1, 90) | st.integers(1, 6000))
+def test_sizes_of_pictures_are_transformers(config: ModelConfig, height: int, width: int) -> None:
+    try:
+        expected = function_of_transformers("image_processing_glm46v", "smart_resize")(2, height, width, 2, 28, *BOUNDS)
+    except ValueError:
+        with pytest.raises(UnsupportedMediaError, match="above the limit of 200"):
+            glm_ocr.image_item(config, height, width)
+        return
+    item = glm_ocr.image_item(config, height, width)
+    assert (item.grid[1] * 14, item.grid[2] * 14) == expected and item.num_tokens == expected[0] * expected[1] // 28**2
+    assert 2 * expected[0] * expected[1] <= BOUNDS[1] or min(expected) == 28
+
+
+def test_what_it_does_not_take_is_refused(config: ModelConfig) -> None:
+    for refuse, what in (
+        (lambda: glm_ocr.image_item(config, 0, 9), "picture of 9x0 pixels is empty"),
+        (lambda: glm_ocr.sample_frames(config, 30, 10.0), "this model takes no video"),
+        (lambda: glm_ocr.video_item(config, 4, 60, 60, 2.0), "this model takes no video"),
+        (lambda: glm_ocr.audio_item(config, 300), "this model takes no audio"),
+    ):
+        with pytest.raises(UnsupportedMediaError, match=what):
+            refuse()
+
+
+def test_the_published_shape(sized: Callable[[str, str], int], path: Path, tmp_path: Path) -> None:
+    """Its file has 1,325,258,240 values: a layer for the token after the next with two vocabularies of its own is not ours."""
+    next_token = 1536 * (2 * 1536 + 4096 + 2048 + 3 * 4608) + 3 * 1536 + 4 * 1536
+    assert sized("glm_ocr", "0.9b") == 1_325_258_240 - next_token - 2 * 59392 * 1536
+    made = tmp_path / "0.9b"
+    ids = {name: number for name, number in json.loads((made / "config.json").read_text()).items() if name.endswith("_id")}
+    published = tmp_path / "published"
+    shutil.copytree(made, published)
+    for name in ("processor_config.json", "generation_config.json"):
+        (published / name).unlink(missing_ok=True)
+    (published / "config.json").write_text(json.dumps({"model_type": "glm_ocr", **ids, **PUBLISHED}))
+    found, expected = (load_model_config(folder) for folder in (published, made))
+    assert found.eos_token_ids == (59246, 59253)
+    for field in ("language", "vision", "vision_rules", "dtype", "max_context"):
+        assert getattr(found, field) == getattr(expected, field)
+    (published / "config.json").write_text(json.dumps({"model_type": "glm_ocr", **PUBLISHED}))
+    assert (load_model_config(published).image_token_id, found.media_kinds) == (59280, ("image",))
+
+
+def test_layers_for_later_tokens_are_left_out(path: Path, config: ModelConfig, tmp_path: Path) -> None:
+    """They stand behind the last layer by number, also with a vocabulary of their own."""
+    made = Path(shutil.copytree(path, tmp_path / "made"))
+    tensors = load_file(path / "model.safetensors")
+    layer = f"model.language_model.layers.{config.language.num_layers}."
+    more = {name.replace("layers.0.", f"layers.{config.language.num_layers}."): torch.ones_like(tensors[name]) for name in tensors}
+    more = {name: value for name, value in more.items() if name.startswith(layer)}
+    assert len(more) == 10
+    more |= {f"{layer}{name}": torch.ones(4, 4) for name in ("eh_proj.weight", "shared_head.head.weight", "embed_tokens.weight")}
+    save_file(tensors | more, made / "model.safetensors", {"format": "pt"})
+    checked, found, expected = check_weights(made, config), read_weights(made, config), read_weights(path, config)
+    assert not checked.problems and sorted(checked.unread) == sorted(more)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def turned(values: torch.Tensor) -> torch.Tensor:
+    """Of rows in pairs, each head's first ones and then its second ones."""
+    return values.view(-1, HEAD_DIM // 2, 2, *values.shape[1:]).transpose(1, 2).flatten(0, 2)
+
+
+@pytest.mark.parametrize("form", ["auto", "bfloat16", "int8", "int8g", "int4"])
+def test_rows_of_queries_and_keys_in_each_format(path: Path, form: WeightFormat) -> None:
+    weights, tensors = read_weights(path, load_model_config(path, weights=form)), load_file(path / "model.safetensors")
+    for layer in range(2):
+        q, k, v = (tensors[f"model.language_model.layers.{layer}.self_attn.{part}_proj.weight"] for part in "qkv")
+        assert q.shape == (HEADS * HEAD_DIM, HIDDEN) and k.shape == (KV_HEADS * HEAD_DIM, HIDDEN)
+        kept = keep(torch.cat((turned(q), turned(k), v)), "float32" if form == "auto" else form, name := f"layers.{layer}.qkv")
+        assert all(torch.equal(weights[part], kept[part]) for part in kept) and name in kept
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "packed", "packed8", "int8"])
+def test_rows_of_integers(path: Path, tmp_path: Path, name: str) -> None:
+    """In floats, and in the format that holds the integers as they are, whose scales are rounded to bfloat16."""
+    quantized, plain = quantize_checkpoint(path, tmp_path, CONFIGS[name])
+    expected = read_weights(plain, load_model_config(plain))
+    found = read_weights(quantized, load_model_config(quantized))
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    known = load_model_config(quantized).quantization
+    assert known is not None
+    held = read_weights(quantized, load_model_config(quantized, weights=known.form))
+    for layer in range(2):
+        key = f"layers.{layer}.qkv"
+        torch.testing.assert_close(exact(held, key), expected[key].double(), rtol=0.01, atol=0.02)
+
+
+@pytest.mark.parametrize("form", ["blocks", "edges"])
+def test_rows_of_fp8_in_blocks(path: Path, tmp_path: Path, form: str) -> None:
+    fp8, plain = write(path, tmp_path, FORMS[form])
+    found, expected = (read_weights(folder, load_model_config(folder)) for folder in (fp8, plain))
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_an_adapter_s_sum_is_in_order(path: Path, tmp_path: Path, is_quantized: bool) -> None:
+    base, plain = quantize_checkpoint(path, tmp_path, CONFIGS["awq"]) if is_quantized else (path, path)
+    adapter, merged = tmp_path / "adapter", Path(shutil.copytree(plain, tmp_path / "merged"))
+    adapter.mkdir()
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "gate_up_proj"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    tensors, parts, random = load_file(merged / "model.safetensors"), dict[str, Any](), torch.Generator().manual_seed(0)
+    for module in ("model.language_model.layers.1.self_attn.q_proj", "model.language_model.layers.1.mlp.gate_up_proj"):
+        weight = tensors[f"{module}.weight"]
+        a, b = torch.randn(2, weight.shape[1], generator=random), torch.randn(weight.shape[0], 2, generator=random)
+        parts |= {f"base_model.model.{module}.lora_A.weight": a, f"base_model.model.{module}.lora_B.weight": b}
+        tensors[f"{module}.weight"] = weight + 2 * b @ a
+    save_file(parts, adapter / "adapter_model.safetensors")
+    save_file(tensors, merged / "model.safetensors", {"format": "pt"})
+    both = adapted_directory(base, adapter, tmp_path / "home")
+    found, expected = (read_weights(folder, load_model_config(folder)) for folder in (both, merged))
+    for key in expected:
+        torch.testing.assert_close(found[key], expected[key], rtol=1e-5, atol=1e-5)
+
+
+def test_logits_in_any_cuts(models: Callable[[str], Any]) -> None:
+    """Two odd pictures between words, a picture's tokens cut anywhere: within 1e-5 of the largest of transformers' logits."""
+    loaded = models("glm_ocr")
+    with torch.inference_mode():
+        parts = [3, glm_ocr.image_item(loaded.config, 1, 1), 2, glm_ocr.image_item(loaded.config, 61, 290), 9]
+        prompt = loaded.build_prompt(parts, seed=2)
+        following = [5, 900, 17]
+        expected = reference_logits(loaded, prompt, following)
+        positions, delta = glm_ocr.positions(loaded.config, len(prompt.ids), prompt.spans)
+        for step in (1, 7, 50, 4096):
+            lm, table = loaded.language_model(), torch.randperm(20, generator=torch.Generator().manual_seed(step))
+            for chunk in loaded.prompt_chunks(lm, prompt, torch.from_numpy(positions), table, step):
+                lm.prefill([chunk])
+            token, place = prompt.ids[-1], torch.from_numpy(positions[:, -1:])
+            for number, forced in enumerate(following):
+                length = len(prompt.ids) + number
+                (found,) = lm.decode(torch.tensor([token]), place, torch.tensor([length]), table[None])
+                assert (found - expected[length - 1]).abs().max() < 1e-5 * expected.abs().max()
+                token, place = forced, torch.full((3, 1), length + delta)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_logits_of_rounded_weights(models: Callable[[str], Any], weights: WeightFormat) -> None:
+    """Those of the values that the format has, but for the rounding of activations."""
+    from mmrt.models.lm.language_model import LanguageModel
+
+    loaded = models("glm_ocr")
+    config = load_model_config(loaded.path, weights=weights)
+    kv = torch.zeros(8, config.kv_page_bytes(16), dtype=torch.uint8)
+    rounded = read_weights(loaded.path, config)
+    exactly = {name: exact(rounded, name).float() if f"{name}.scales" in rounded else value for name, value in rounded.items()}
+    with torch.inference_mode():
+        prompt = loaded.build_prompt([2, glm_ocr.image_item(loaded.config, 60, 60), 9], seed=2)
+        assert prompt.spans == [MediaSpan(3, glm_ocr.image_item(config, 60, 60))]
+        positions, _ = glm_ocr.positions(config, len(prompt.ids), prompt.spans)
+        logits = []
+        for model in (LanguageModel(config, rounded, kv.clone(), 16), LanguageModel(loaded.config, exactly, kv.clone(), 16)):
+            for chunk in loaded.prompt_chunks(model, prompt, torch.from_numpy(positions), torch.arange(8), 16):
+                model.prefill([chunk])
+            length, place = torch.tensor([len(prompt.ids)]), torch.from_numpy(positions[:, -1:])
+            logits.append(model.decode(torch.tensor(prompt.ids[-1:]), place, length, torch.arange(8)[None]))
+        assert 0 < (logits[0] - logits[1]).abs().mean() / logits[1].std() < 0.05
