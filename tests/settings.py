@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take every third of many parameters, and whole runs first: they wait, and other tests fill the cores meanwhile."""
+    """Take every third of many parameters, and what takes longest first."""
     places: Counter[str] = Counter()
     taken, left_out = [], []
     for item in items:
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (taken if is_taken else left_out).append(item)
         places[name] += 1
     config.hook.pytest_deselected(items=left_out)
-    items[:] = sorted(taken, key=lambda item: "/end_to_end/" not in item.nodeid)
+    items[:] = sorted(taken, key=lambda item: next((at for at, part in enumerate(_FIRST) if part in item.nodeid), len(_FIRST)))
 
 
 class ByRun(LoadFileScheduling):
@@ -97,6 +97,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+# Whole runs wait, and other tests fill the cores meanwhile; kernels in an interpreter would be the last of one worker.
+_FIRST = ("/end_to_end/", "/triton_kernels/")
 _SHARED_RUNS = {  # a file that is missing here starts one more run, on another worker
     "own": {"test_cache_commands", "test_debug", "test_embedding_cache", "test_lifecycle", "test_prefix_cache", "test_restart"},
     "server": {"test_bad_input", "test_faults", "test_guidance", "test_logits", "test_media", "test_other_apis", "test_penalties"}
