@@ -108,6 +108,7 @@ def idle(tmp_path: Path, checkpoints: Callable[[str], Path]) -> Server:
     return Server(tmp_path, checkpoints("qwen2_5_omni"))
 
 
+@pytest.mark.slow  # by day in the process of tests/cli/test_cli.py, as are the next but one and the last
 def test_a_config_with_a_typo(idle: Server) -> None:
     idle.config.write_text("[server]\nprot = 8000\n")
     found = up(idle, "--model", str(idle.checkpoint), "--config", str(idle.config))
@@ -121,6 +122,7 @@ def test_a_port_in_use(idle: Server) -> None:
         assert str(port) in up(idle, "--model", str(idle.checkpoint), "--port", str(port))
 
 
+@pytest.mark.slow
 def test_no_checkpoint(idle: Server, tmp_path: Path) -> None:
     assert "config.json" in up(idle, "--model", str(tmp_path))
 
@@ -139,6 +141,7 @@ def test_a_damaged_checkpoint(idle: Server, tmp_path: Path, damage: str) -> None
     assert "safetensors" in up(idle, "--model", str(broken))
 
 
+@pytest.mark.slow
 def test_memory_that_does_not_fit(idle: Server) -> None:
     idle.config.write_text("[memory]\nkv_tokens = 100000000000\n")
     found = up(idle, "--model", str(idle.checkpoint), "--config", str(idle.config))
