@@ -1,6 +1,10 @@
 """After warm-up nothing compiles: whatever changes from step to step asks for no new variant of a kernel."""
 
+import pytest
+
 from mmrt.tests.triton_kernels.launch_keys import count
+
+pytestmark = pytest.mark.slow  # by day test_warm_up launches the same kernels, of whole models
 
 DECODE = """
 import json, torch

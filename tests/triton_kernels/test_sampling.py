@@ -266,6 +266,7 @@ def test_tokens_are_counted(device: torch.device) -> None:
     assert (counts == 7).all()
 
 
+@pytest.mark.slow  # by day in test_warm_up
 def test_no_step_compiles_after_the_first() -> None:
     kernels = ["prepare_kernel", "measure_kernel", "gather_kernel", "draw_kernel", "count_kernel"]
     assert count(LAUNCHES) == dict.fromkeys(kernels, 1)

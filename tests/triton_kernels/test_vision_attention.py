@@ -176,6 +176,7 @@ def test_nothing_to_do(device: torch.device) -> None:
     assert (some == 1).all()
 
 
+@pytest.mark.slow  # by day in test_warm_up
 def test_one_variant_for_frames_and_one_for_windows() -> None:
     assert count(LAUNCHES) == {"sequences_kernel": 1, "windows_kernel": 1}
 
