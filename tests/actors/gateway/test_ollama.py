@@ -41,7 +41,7 @@ def generate(limits: Limits, **fields: Any) -> ChatRequest:
 
 
 def client_of(scene: Any, **more: Any) -> Any:
-    return ollama.AsyncClient(scene.url, timeout=20, **more)
+    return ollama.AsyncClient(scene.url, timeout=20, verify=False, **more)
 
 
 @pytest.mark.parametrize("stream", [False, True])
