@@ -62,9 +62,9 @@ def _is_known(part: msgspec.Raw) -> bool:
 
 def _is_fast(part: object) -> bool:
     match part:
-        case None | {"type": "NFC" | "ByteLevel" | "Prepend"}:
+        case None | {"type": "NFC" | "ByteLevel"}:
             return True
-        case {"type": "Replace", "pattern": {"String": str()}, "content": str(text)}:
+        case {"type": "Replace", "pattern": {"String": str()}, "content": str(text)} | {"type": "Prepend", "prepend": str(text)}:
             return len(text) == 1
         case {"type": "Split", "pattern": {"String": str()}}:
             return True

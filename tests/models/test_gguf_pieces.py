@@ -246,6 +246,15 @@ def test_a_model_with_such_a_tokenizer_is_whole(directory: Path) -> None:
     assert json.loads((directory / "tokenizer_config.json").read_text())["unk_token"] == "<unk>"
 
 
+def test_a_checkpoint_whose_decoder_strips_the_first_space(directory: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """As in the tokenizer.json of Llama 2: an answer keeps it all the same."""
+    file = json.loads((directory / "tokenizer.json").read_text())
+    file["decoder"]["decoders"].append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    stripping, ids = Tokenizer.load(tmp_path), as_defined("the fox")
+    assert stripping.encode("the fox") == ids and stripping.decode(ids) == tokenizer.decode(ids) == " the fox"
+
+
 def test_another_normalizer_is_named(directory: Path, tmp_path: Path) -> None:
     file = json.loads((directory / "tokenizer.json").read_text())
     file["normalizer"] = {"type": "Lowercase"}
