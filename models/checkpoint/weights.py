@@ -29,6 +29,7 @@ from .nvfp4 import Nvfp4Matrix, StoredNvfp4, find_nvfp4
 from .quantized import Integers, StoredIntegers, find_integers
 from .safetensors_files import DTYPES, SafetensorsFiles, StoredTensor
 from .stacked import Place, place_of, turned
+from .tied_head import check_tied
 from .values import Order, Plain, Reordered, Sum, Values
 from .weight_specs import Part, Shape, Source, TensorSpec, scales_of, stored_parts
 
@@ -76,10 +77,8 @@ def write_weights(
     progress: Callable[[int, int], None] | None = None,
 ) -> WeightIndex:
     """Write the checkpoint at ``path`` into the buffer that ``allocate(num_bytes)`` returns, in ``config.dtype`` and matrices in
-    ``config.weights``.
-
-    All tensors are checked before ``allocate`` is called, once. ``progress(done_bytes, total_bytes)`` follows each tensor. For a device
-    the CPU converts them on their way from the mapped files.
+    ``config.weights``. All tensors are checked before ``allocate`` is called, once. ``progress(done_bytes, total_bytes)`` follows each
+    tensor. For a device the CPU converts them on their way from the mapped files.
 
     Raises: CheckpointError naming the tensor, the expected and the actual.
     """
@@ -91,6 +90,7 @@ def write_weights(
         return index
     with _open(Path(path)) as files:
         stored = {family.canonical_name(name): tensor for name, tensor in files.tensors.items()}
+        check_tied(files, stored, config.language)
         chosen = {spec.name: [_choose(Path(path), source, stored, config) for source in spec.sources] for spec in specs}
         by_name = {spec.name: spec for spec in specs}
         adapter = _adapter_of(Path(path), config, specs)

@@ -110,8 +110,15 @@ def test_tied_embeddings_are_one_tensor(directory: Path, load: Load) -> None:
     config = json.loads((directory / "config.json").read_text())
     config["tie_word_embeddings"] = True
     (directory / "config.json").write_text(json.dumps(config))
+    said = r"the output head \(lm_head.weight\) is not the vocabulary, and config.json says tie_word_embeddings: true"
+    refused(directory, said)
+    rewrite(directory, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
     _, weights = load(directory)
-    assert "embed" in weights and "lm_head" not in weights
+    assert "embed" in weights and "lm_head" not in weights, "the same twice is no other head"
+    rewrite(directory, lambda tensors: tensors["lm_head.weight"][-1].add_(1))
+    refused(directory, said)
+    rewrite(directory, lambda tensors: tensors.pop("lm_head.weight"))
+    assert "lm_head" not in load(directory)[1]
 
 
 def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
