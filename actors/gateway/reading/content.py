@@ -28,7 +28,8 @@ class MediaPart(NamedTuple):
 class Message(NamedTuple):
     """One message. ``content`` keeps the form in which it came, since templates may tell a string from a list of parts. ``name``
     tells speakers of the same role apart, where the template has a place for it. ``calls``: those of an assistant; ``call_id``: of the
-    call whose result it is. ``thoughts``: those of an assistant before it said this."""
+    call whose result it is. ``thoughts``: those of an assistant before it said this; ``thoughts_field``: their place in the request,
+    "" if they are of an earlier one."""
 
     role: str
     content: str | tuple[str | MediaPart, ...]
@@ -36,6 +37,12 @@ class Message(NamedTuple):
     calls: tuple[Call, ...] = ()
     call_id: str = ""
     thoughts: str = ""
+    thoughts_field: str = ""
+
+    @property
+    def says_nothing(self) -> bool:
+        """True for an answer that is thoughts alone, or empty."""
+        return self._replace(thoughts="", thoughts_field="") == Message("assistant", "")
 
 
 class Conversation(NamedTuple):
@@ -106,20 +113,22 @@ def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:
     call_id = read_id(fields, "tool_call_id") if role == "tool" else ""
     calls = read_calls(fields.take("tool_calls"), f"{path}.tool_calls") if role == "assistant" else ()
     refusal = fields.take_str("refusal") if role == "assistant" else None
-    thoughts = _read_thoughts(fields) if role == "assistant" else ""
+    thoughts, thoughts_field = _read_thoughts(fields) if role == "assistant" else ("", "")
     settle(fields, table.MESSAGE)
     if isinstance(content, list):
         parts = [_read_part(part, f"{path}.content[{i}]", role, intake) for i, part in enumerate(content)]
         content = tuple(part for part in parts if part is not None)
     elif content is not None and not isinstance(content, str):
         raise refuse(f"{path}.content", f"expected a string or an array of parts, got {kind_of(content)}")
-    return Message(role, content or refusal or "", name or "", calls, call_id, thoughts)
+    return Message(role, content or refusal or "", name or "", calls, call_id, thoughts, thoughts_field)
 
 
-def _read_thoughts(fields: Fields) -> str:
-    """Take the thoughts of an answer, by the name that this server or another one gave them; "" where they are no text."""
+def _read_thoughts(fields: Fields) -> tuple[str, str]:
+    """Take the thoughts of an answer, by the name that this server or another one gave them, with their place; "" where they are no
+    text."""
     given = [name for name in ("reasoning_content", "reasoning") if isinstance(fields.leftover.get(name), str)]
-    return next(filter(None, [fields.take_str(name) for name in given]), "")
+    found = [(fields.take_str(name), fields.path(name)) for name in given]
+    return next(((text, path) for text, path in found if text), ("", ""))
 
 
 def take_role(fields: Fields, kinds: Kinds) -> str:

@@ -84,7 +84,7 @@ class PromptBuilder:
             more = tuple(self._raw(prompt, f"prompt[{at}]", adds) for at, prompt in enumerate(request.more_prompts, 1))
             generation.output.check_prompts(sum(map(len, (ids, *more))), self._max_context)
             return Prompt(ids, self._raw(negative_prompt, "negative_prompt", adds) if is_guided else None, sampling, more)
-        if not self._template.takes_thoughts and request.messages_field == "messages":  # those of a kept response are no field
+        if not self._template.takes_thoughts:
             _note_thoughts(request.conversation.messages)
         use = request.template
         options = for_template(use, self._template.options)
@@ -266,9 +266,9 @@ def _for_template(call: Call, guard: PromptGuard) -> dict[str, Any]:
 
 
 def _note_thoughts(messages: Sequence[Message]) -> None:
-    for at, message in enumerate(messages):
-        if message.thoughts:
-            note(f"messages[{at}].reasoning_content", "the model's chat template has no place for it")
+    for message in messages:
+        if message.thoughts_field:
+            note(message.thoughts_field, "the model's chat template has no place for it")
 
 
 def _without_thoughts(messages: Sequence[Message]) -> list[Message]:

@@ -20,6 +20,7 @@ from mmrt.actors.gateway.openapi.request_schema import example_of
 from mmrt.actors.gateway.reading.field_rules import Place
 from mmrt.actors.gateway.reading.fields import Example
 from mmrt.actors.gateway.reading.ignored import HEADER, Ignored, collecting
+from mmrt.actors.gateway.reading.prompt import PromptBuilder
 from mmrt.actors.gateway.reading.validation import ChatRequest, Limits, TextRequest, read_chat, read_text
 from mmrt.models.architecture import VisionRules
 from mmrt.runtime.errors import RequestError
@@ -156,6 +157,22 @@ def test_thoughts_among_items_of_an_answer() -> None:
         ("assistant", "", "v", 0),
         ("user", "b", "", 0),
     ]
+
+
+def test_thoughts_that_a_template_leaves_out_are_named_as_the_client_has_them(prompts: PromptBuilder) -> None:
+    block, item = {"type": "thinking", "thinking": "t"}, {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "t"}]}
+    answer = {"role": "assistant", "content": "x"}
+    for path, body, name in (
+        ("/v1/chat/completions", {"messages": [USER, {**answer, "reasoning_content": "t"}, TAIL]}, "messages[].reasoning_content"),
+        ("/v1/chat/completions", {"messages": [USER, {**answer, "reasoning": "t"}, TAIL]}, "messages[].reasoning"),
+        ("/v1/messages", {"max_tokens": 4, "messages": [USER, {**answer, "content": [block]}, TAIL]}, "messages[].content[].thinking"),
+        ("/api/chat", {"messages": [USER, {**answer, "thinking": "t"}, TAIL]}, "messages[].thinking"),
+        ("/v1/responses", {"input": [USER, item, answer, TAIL]}, "input[].content"),
+    ):
+        asked, _ = read(path, body)
+        with collecting() as found:
+            prompts.build(asked)
+        assert list(found.reasons) == [name]
 
 
 def _with_max_tokens(ask: Callable[[dict[str, Any]], Any], body: dict[str, Any]) -> Any:

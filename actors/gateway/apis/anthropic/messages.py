@@ -66,7 +66,7 @@ def _read(fields: Fields, limits: Limits) -> ChatRequest:
     messages: list[Message] = []
     for at, turn in enumerate(check_messages(turns, limits.max_context)):
         messages += reader.read(turn, path := f"messages[{at}]")
-    if len(messages) > 1 and messages[-1]._replace(thoughts="") == Message("assistant", "") and turns[-1].get("content"):
+    if len(messages) > 1 and messages[-1].says_nothing and turns[-1].get("content"):
         del messages[-1]  # thoughts alone
     continues = is_continued(messages[-1], path)
     if system not in (None, "", []):  # an empty one says nothing
@@ -91,9 +91,10 @@ def _read_output_config(fields: Fields) -> AskedGrammar | None:
 
 
 class _Thoughts(NamedTuple):
-    """A block of thoughts."""
+    """A block of thoughts, and the field that has them."""
 
     text: str
+    field: str
 
 
 class _TurnReader:
@@ -118,9 +119,11 @@ class _TurnReader:
         if not isinstance(value, list):
             raise refuse(path, f"expected a string or an array of content blocks, got {kind_of(value)}")
         read = [self._read_block(block, f"{path}[{at}]", role) for at, block in enumerate(value)]
-        thoughts = "\n".join(block.text for block in read if isinstance(block, _Thoughts))
+        blocks_of_thoughts = [block for block in read if isinstance(block, _Thoughts)]
+        thoughts = "\n".join(block.text for block in blocks_of_thoughts)
+        field = blocks_of_thoughts[0].field if thoughts else ""
         if not (blocks := [block for block in read if block is not None and not isinstance(block, _Thoughts)]):
-            return [Message(role, "", thoughts=thoughts)]
+            return [Message(role, "", thoughts=thoughts, thoughts_field=field)]
         messages: list[Message] = []
         for _, group in groupby(blocks, key=lambda block: isinstance(block, Message)):
             found = list(group)
@@ -129,7 +132,7 @@ class _TurnReader:
             calls = tuple(block for block in found if isinstance(block, Call))
             if len(calls) > MAX_CALLS:
                 raise refuse(path, f"has {len(calls)} blocks of type tool_use, the limit is {MAX_CALLS}")
-            messages += results or [Message(role, said or "", calls=calls, thoughts=thoughts)]
+            messages += results or [Message(role, said or "", calls=calls, thoughts=thoughts, thoughts_field=field)]
         return messages
 
     def _read_block(self, value: Any, path: str, role: str) -> "str | MediaPart | Call | Message | _Thoughts | None":
@@ -139,7 +142,7 @@ class _TurnReader:
         if kind == "thinking" and role == "assistant":
             text = block.take_required_str("thinking")
             settle(block, table.THOUGHTS)
-            return _Thoughts(text)
+            return _Thoughts(text, block.path("thinking"))
         if kind != calling:
             return _read_part(block, kind, path, role, self._intake)
         if kind == "tool_result":

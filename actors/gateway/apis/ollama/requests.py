@@ -52,7 +52,7 @@ def read_chat(body: Body, limits: Limits) -> ChatRequest:
         raise NothingAsked
     intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules), limits.family)
     messages = [_read_message(one, f"messages[{at}]", intake) for at, one in enumerate(check_messages(given, limits.max_context))]
-    if len(messages) > 1 and messages[-1]._replace(thoughts="") == Message("assistant", "") and given[-1].get("thinking"):
+    if len(messages) > 1 and messages[-1].says_nothing and given[-1].get("thinking"):
         del messages[-1]  # thoughts alone
     continues = is_continued(messages[-1], f"messages[{len(messages) - 1}]")
     conversation = Conversation(tuple(messages), tuple(intake.media))
@@ -153,7 +153,7 @@ def _read_message(value: Any, path: str, intake: MediaIntake) -> Message:
     message = Message(role, "")
     if role == "assistant":
         calls, thoughts = read_calls(fields.take("tool_calls"), f"{path}.tool_calls"), fields.take_str("thinking")
-        message = message._replace(calls=calls, thoughts=thoughts or "")
+        message = message._replace(calls=calls, thoughts=thoughts or "", thoughts_field=fields.path("thinking") if thoughts else "")
     if role == "tool":
         # Older clients say name.
         name, old_name, call_id = (fields.take_str(field, MAX_ID_CHARS) or "" for field in ("tool_name", "name", "tool_call_id"))

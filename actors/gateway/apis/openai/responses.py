@@ -125,7 +125,7 @@ class Exchange:
     def _keep(self, id: str, answer: Message, body: bytes) -> None:
         """Store the response with its conversation, unless the request says no."""
         if self._shown["store"]:
-            messages = (*self._conversation.messages, answer)
+            messages = (*(message._replace(thoughts_field="") for message in self._conversation.messages), answer)
             items = with_ids(self._items, id.removeprefix(ID_PREFIX))
             self._stored.put(self._tenant, id, self._conversation._replace(messages=messages), body, items)
 

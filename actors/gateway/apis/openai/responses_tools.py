@@ -140,8 +140,9 @@ class AnswerItems:
 
     def _with_thoughts(self, message: Message) -> Message:
         """Return the message with the thoughts that came before it."""
+        field = "input[].content" if any(self._thoughts) else message.thoughts_field
         told, self._thoughts = [message.thoughts, *self._thoughts], []
-        return message._replace(thoughts="\n".join(filter(None, told)))
+        return message._replace(thoughts="\n".join(filter(None, told)), thoughts_field=field)
 
     def _add_call(self, call: Call, item: Fields) -> None:
         """Add a call to the answer that it is a part of: the assistant's message before it, or one without text."""
