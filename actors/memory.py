@@ -31,6 +31,7 @@ from ..runtime.process.memory_layout import (
     read_layout,
     write_layout,
 )
+from ..runtime.process.processors import read_processors
 from ..runtime.stage_table import MAX_INSTANCES, SUPERVISOR
 from ..shm.controller_stats import ControllerStats
 from ..shm.descriptors import Descriptor, DescriptorServer, fetch_descriptors
@@ -236,7 +237,7 @@ def load_weights(actor: Actor, store: DeviceStore | None = None) -> None:
         percent = 100 * done_bytes // max(1, total_bytes)
         actor.notifier.status(f"loading weights {percent} % of {total_bytes / 1e6:.0f} MB")
 
-    index = write_weights(actor.model_path, actor.model, allocate, progress)
+    index = write_weights(actor.model_path, actor.model, allocate, progress, read_processors().num_cores)
     if segment is not None:
         segment.publish()
     (actor.run.path / WEIGHTS_INDEX).write_bytes(msgspec.msgpack.encode(index))

@@ -42,10 +42,10 @@ def narrow(values: Tensor, target: Tensor, scales: Tensor | None = None) -> None
             int4.pack(codes, steps, zeros, target[rows], scales[rows])
 
 
-def row_blocks(rows: slice, num_columns: int, unit: int = 1) -> Iterator[slice]:
+def row_blocks(rows: slice, num_columns: int, unit: int = 1, num_values: int = _BLOCK_VALUES) -> Iterator[slice]:
     """The rows that are converted at once, a multiple of int4's and int8g's, and of ``unit``, in each but the last."""
     unit = math.lcm(unit, PACKED_ROWS)
-    step = max(1, _BLOCK_VALUES // (max(1, num_columns) * unit)) * unit
+    step = max(1, num_values // (max(1, num_columns) * unit)) * unit
     return (slice(first, min(first + step, rows.stop)) for first in range(rows.start, rows.stop, step))
 
 

@@ -4,10 +4,8 @@ The memory actor calls ``write_weights`` once; prefill, decode and encoder call 
 """
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,24 +19,19 @@ from ..errors import CheckpointError
 from ..families.registry import family_of
 from .adapter import Adapter, read_adapter
 from .files import GGUF_SUFFIX, weight_files
-from .fp8 import Fp8Matrix, StoredFp8, find_fp8
+from .filling import Files, Quantized, Stored, StoredNumbers, tensor_jobs, tensor_over
+from .fp8 import StoredFp8, find_fp8
 from .gguf_files import GgufFiles
-from .gguf_matrices import BlockMatrix, JoinedMatrix, StoredBlocks, StoredPieces, find_blocks
-from .narrowing import narrow, row_blocks
-from .nvfp4 import Nvfp4Matrix, StoredNvfp4, find_nvfp4
-from .quantized import Integers, StoredIntegers, find_integers
+from .gguf_matrices import StoredBlocks, StoredPieces, find_blocks
+from .jobs import Job, do_all
+from .nvfp4 import StoredNvfp4, find_nvfp4
+from .quantized import StoredIntegers, find_integers
 from .safetensors_files import DTYPES, SafetensorsFiles, StoredTensor
 from .stacked import Place, place_of, turned
 from .tied_head import check_tied
-from .values import Order, Plain, Reordered, Sum, Values
 from .weight_specs import Part, Shape, Source, TensorSpec, scales_of, stored_parts
 
 ALIGNMENT = 64
-
-_ALL_DTYPES = {  # beside those of plain tensors, those of quantized matrices
-    **DTYPES,
-    **{"I32": torch.int32, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn, "F8_E8M0": torch.uint8, "U8": torch.uint8},
-}
 
 Buffer = memoryview | torch.Tensor
 """Bytes in host memory; or uint8 [num_bytes], wherever it lies."""
@@ -75,10 +68,12 @@ def write_weights(
     config: ModelConfig,
     allocate: Callable[[int], Buffer],
     progress: Callable[[int, int], None] | None = None,
+    num_threads: int = 1,
 ) -> WeightIndex:
     """Write the checkpoint at ``path`` into the buffer that ``allocate(num_bytes)`` returns, in ``config.dtype`` and matrices in
     ``config.weights``. All tensors are checked before ``allocate`` is called, once. ``progress(done_bytes, total_bytes)`` follows each
-    tensor. For a device the CPU converts them on their way from the mapped files.
+    tensor; what it raises ends the writing. For a device the CPU converts them on their way from the mapped files, in ``num_threads``
+    threads.
 
     Raises: CheckpointError naming the tensor, the expected and the actual.
     """
@@ -96,19 +91,21 @@ def write_weights(
         adapter = _adapter_of(Path(path), config, specs)
         index = plan_weights(config, {name for name, parts in chosen.items() if _is_spared(parts, config)})
         targets = attach_weights(allocate(index.num_bytes), index)
-        for entry in index.entries:
+
+        def jobs_of(entry: TensorEntry) -> Iterator[Job]:
             if entry.name in chosen:  # else the scales of the one before, which came with it
                 spec, parts = by_name[entry.name], chosen[entry.name]
-                _fill(targets[entry.name], targets.get(scales_of(entry.name)), spec, parts, files, config, adapter)
+                yield from tensor_jobs(targets[entry.name], targets.get(scales_of(entry.name)), spec, parts, files, config, adapter)
+
+        def done(entry: TensorEntry) -> None:
             if progress is not None:
                 progress(entry.offset + entry.num_bytes, index.num_bytes)
+
+        do_all(((entry, jobs_of(entry)) for entry in index.entries), done, num_threads)
     return index
 
 
-_Files = SafetensorsFiles | GgufFiles
-
-
-def _open(path: Path) -> _Files:
+def _open(path: Path) -> Files:
     """Raises: CheckpointError."""
     files = weight_files(path)
     return GgufFiles(files) if files[0].suffix == GGUF_SUFFIX else SafetensorsFiles(path)
@@ -177,22 +174,7 @@ def read_weights(path: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
     return attach_weights(buffers[0], index)
 
 
-class _StoredNumbers(NamedTuple):
-    """A source that is not quantized."""
-
-    name: str
-    place: Place
-
-    @property
-    def file(self) -> Path:
-        return self.place.tensor.file
-
-
-_Quantized = StoredIntegers | StoredFp8 | StoredNvfp4 | StoredBlocks | StoredPieces
-_Stored = _StoredNumbers | _Quantized
-
-
-def _tensors_of(found: _Stored, stored: Mapping[str, StoredTensor]) -> Collection[StoredTensor]:
+def _tensors_of(found: Stored, stored: Mapping[str, StoredTensor]) -> Collection[StoredTensor]:
     """The tensors in the files that it is made of."""
     if isinstance(found, StoredIntegers | StoredNvfp4):
         return found.parts.values()
@@ -201,7 +183,7 @@ def _tensors_of(found: _Stored, stored: Mapping[str, StoredTensor]) -> Collectio
     return [stored[name] for name in (found.names if isinstance(found, StoredFp8) else (found.name,))]
 
 
-def _choose(path: Path, source: Source, stored: dict[str, StoredTensor], config: ModelConfig) -> _Stored:
+def _choose(path: Path, source: Source, stored: dict[str, StoredTensor], config: ModelConfig) -> Stored:
     """Return what the checkpoint has of a source, its shape checked."""
     if (quantized := _find_quantized(source, stored, config)) is not None:
         return quantized
@@ -209,17 +191,17 @@ def _choose(path: Path, source: Source, stored: dict[str, StoredTensor], config:
         return _choose_part(part, source.shape, stored[part.name])
     if source.name not in stored:
         raise CheckpointError(f"{path}: tensor {source.name!r} of shape {list(source.shape)} is missing")
-    return _StoredNumbers(source.name, Place(_checked(source.name, stored[source.name], source.shape)))
+    return StoredNumbers(source.name, Place(_checked(source.name, stored[source.name], source.shape)))
 
 
-def _choose_part(part: Part, shape: Shape, tensor: StoredTensor) -> _StoredNumbers:
+def _choose_part(part: Part, shape: Shape, tensor: StoredTensor) -> StoredNumbers:
     """Of all experts' matrices in one tensor, transposed as its shape tells."""
     is_turned = part.shape != tensor.shape == turned(part.shape)
     checked = _checked(part.name, tensor, turned(part.shape) if is_turned else part.shape)
-    return _StoredNumbers(part.name, place_of(part, shape[0], checked, is_turned))
+    return StoredNumbers(part.name, place_of(part, shape[0], checked, is_turned))
 
 
-def _find_quantized(source: Source, stored: dict[str, StoredTensor], config: ModelConfig) -> _Quantized | None:
+def _find_quantized(source: Source, stored: dict[str, StoredTensor], config: ModelConfig) -> Quantized | None:
     match config.quantization:
         case IntegerQuantization() as how:
             return find_integers(source, stored, how)
@@ -241,130 +223,11 @@ def _checked(name: str, tensor: StoredTensor, shape: Shape) -> StoredTensor:
     return tensor
 
 
-def _is_spared(parts: list[_Stored], config: ModelConfig) -> bool:
+def _is_spared(parts: list[Stored], config: ModelConfig) -> bool:
     """Return whether a quantized checkpoint has this tensor, or a part of it, in full precision, or GGUF of 4 bits in more."""
     if isinstance(config.quantization, GgufQuantization):
         return config.quantization.form == "int4" and not all(isinstance(part, StoredBlocks) and part.has_4_bits for part in parts)
-    return config.quantization is not None and not all(isinstance(part, _Quantized) for part in parts)
-
-
-def _fill(
-    target: torch.Tensor,
-    scales: torch.Tensor | None,
-    spec: TensorSpec,
-    parts: list[_Stored],
-    files: _Files,
-    config: ModelConfig,
-    adapter: Adapter | None,
-) -> None:
-    row = 0
-    for source, part in zip(spec.sources, parts, strict=True):
-        try:
-            matrix = _matrix(part, files, config)
-            if adapter is not None and (delta := adapter.delta_of(source.name)) is not None:
-                matrix = Sum(matrix, delta)
-            write = _writer(_in_order(matrix, source.order), config)
-            for piece in source.pieces():
-                rows = slice(row, row + piece.stop - piece.start)
-                write(piece, target[rows], _rows_of(scales, rows))
-                row = rows.stop
-        except ValueError as error:
-            raise CheckpointError(f"{part.file}: tensor {part.name!r} {error}") from None
-    if spec.offset:
-        target.add_(spec.offset)
-
-
-_Writer = Callable[[slice, torch.Tensor, torch.Tensor | None], None]
-"""Writes these rows of a checkpoint's tensor to a target and its scales."""
-
-
-_Matrix = Plain | Integers | Fp8Matrix | Nvfp4Matrix | BlockMatrix | JoinedMatrix | Sum | Reordered
-
-
-def _matrix(part: _Stored, files: _Files, config: ModelConfig) -> _Matrix:
-    if isinstance(part, _StoredNumbers):
-        return Plain(part.place.of(_view(files, part.place.tensor)))
-    if isinstance(part, StoredBlocks):
-        return BlockMatrix(part, _tensor(files.view(part.tensor), torch.uint8))
-    if isinstance(part, StoredPieces):
-        return JoinedMatrix(part, [BlockMatrix(piece, _tensor(files.view(piece.tensor), torch.uint8)) for piece in part.pieces])
-    if isinstance(part, StoredFp8):
-        assert isinstance(config.quantization, Fp8Quantization)
-        places = {role: place.of(_view(files, place.tensor)) for role, place in part.parts.items()}
-        return Fp8Matrix(part.shape, places, config.quantization)
-    tensors = {role: _view(files, tensor) for role, tensor in part.parts.items()}
-    if isinstance(part, StoredNvfp4):
-        assert isinstance(config.quantization, Nvfp4Quantization)
-        return Nvfp4Matrix(part.shape, tensors, config.quantization)
-    assert isinstance(config.quantization, IntegerQuantization)
-    return Integers(part.shape, tensors, config.quantization)
-
-
-def _in_order(matrix: _Matrix, order: Order) -> _Matrix:
-    """In the model's order."""
-    if not order or not isinstance(matrix, Integers):
-        return Reordered(matrix, order) if order else matrix
-    matrix.order = order  # its integers have to be reordered before they are packed
-    return matrix
-
-
-def _writer(matrix: _Matrix, config: ModelConfig) -> _Writer:
-    """As they are if the target's format holds them."""
-    if isinstance(matrix, Plain):
-        return lambda rows, target, scales: narrow(matrix.tensor[rows], target, scales)
-    if isinstance(matrix, Integers):
-        assert isinstance(config.quantization, IntegerQuantization)
-        return partial(_write_integers, matrix, config.quantization)
-    if isinstance(matrix, BlockMatrix):
-        return partial(_write_blocks, matrix)
-    return partial(_write_values, matrix)
-
-
-def _write_blocks(matrix: BlockMatrix, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
-    for rows, at in _blocks(piece, matrix):
-        matrix.write(rows, target[at], _rows_of(scales, at))
-
-
-def _write_values(matrix: Values, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
-    for rows, at in _blocks(piece, matrix):
-        narrow(matrix.values(rows), target[at], _rows_of(scales, at))
-
-
-def _write_integers(
-    integers: Integers, how: IntegerQuantization, piece: slice, target: torch.Tensor, scales: torch.Tensor | None
-) -> None:
-    for rows, at in _blocks(piece, integers):
-        its = _rows_of(scales, at)
-        if its is not None and target.dtype == torch.uint8 and how.form == "int4":
-            integers.write_int4(rows, target[at], its)
-        elif its is not None and its.dim() == 2:
-            integers.write_int8g(rows, target[at], its)
-        elif its is not None and its.dim() == 1 and how.form == "int8":
-            integers.write_int8(rows, target[at], its)
-        else:
-            narrow(integers.values(rows), target[at], its)
-
-
-def _blocks(piece: slice, matrix: Values) -> Iterator[tuple[slice, slice]]:
-    """Rows of a matrix that are read at once, and their places in the target of ``piece``."""
-    order = matrix.order if isinstance(matrix, Reordered | Integers) else ()
-    for rows in row_blocks(piece, math.prod(matrix.shape[1:]), unit=len(order) or 1):
-        yield rows, slice(rows.start - piece.start, rows.stop - piece.start)
-
-
-def _rows_of(scales: torch.Tensor | None, rows: slice) -> torch.Tensor | None:
-    """Scales of rows."""
-    return None if scales is None else scales[rows]
-
-
-def _view(files: _Files, tensor: StoredTensor) -> torch.Tensor:
-    return _tensor(files.view(tensor), _ALL_DTYPES[tensor.dtype]).view(tensor.shape)
-
-
-def _tensor(buffer: memoryview, dtype: torch.dtype) -> torch.Tensor:
-    with warnings.catch_warnings():  # torch warns of read-only buffers; these are never written
-        warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
-        return torch.frombuffer(buffer, dtype=dtype)
+    return config.quantization is not None and not all(isinstance(part, Quantized) for part in parts)
 
 
 def plan_weights(config: ModelConfig, in_8_bits: Collection[str] = ()) -> WeightIndex:
@@ -380,7 +243,7 @@ def plan_weights(config: ModelConfig, in_8_bits: Collection[str] = ()) -> Weight
 
 def attach_weights(buffer: Buffer, index: WeightIndex) -> dict[str, torch.Tensor]:
     """Views of the buffer by name, without copying. Do not write to them."""
-    whole = buffer if isinstance(buffer, torch.Tensor) else _tensor(buffer, torch.uint8)
+    whole = buffer if isinstance(buffer, torch.Tensor) else tensor_over(buffer, torch.uint8)
     found: dict[str, torch.Tensor] = {}
     for entry in index.entries:
         place = whole[entry.offset : entry.offset + entry.num_bytes]

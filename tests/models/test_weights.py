@@ -2,6 +2,7 @@
 
 import json
 import struct
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mmrt.models.checkpoint.jobs import do_all
 from mmrt.models.checkpoint.weights import WeightIndex, attach_weights, read_weights, write_weights
 from mmrt.models.config import load_model_config, weight_bytes
 from mmrt.models.errors import CheckpointError
@@ -77,6 +79,48 @@ def test_one_allocation_aligned_views_and_progress(checkpoints: Callable[[str], 
         assert views[entry.name].data_ptr() == start + entry.offset and views[entry.name].shape == entry.shape
     stored = load_file(path / "model.safetensors")["visual.merger.ln_q.weight"]
     torch.testing.assert_close(views["vision.merger.ln_q.weight"], stored.bfloat16(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("family", "weights"), [("qwen3_5_moe", "int4"), ("qwen3_moe", "int8g"), ("qwen2_5_vl", "auto")])
+def test_threads_write_what_one_writes(
+    checkpoints: Callable[[str], Path], family: str, weights: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In jobs so small that matrices are cut."""
+    monkeypatch.setattr("mmrt.models.checkpoint.filling._JOB_VALUES", 1 << 13)
+    config, found = load_model_config(checkpoints(family), weights=weights), []
+    for num_threads in (1, 3):
+        buffers, shown = list[bytearray](), list[int]()
+
+        def allocate(num_bytes: int, buffers: list[bytearray] = buffers) -> memoryview:
+            buffers.append(bytearray(num_bytes))
+            return memoryview(buffers[0])
+
+        index = write_weights(checkpoints(family), config, allocate, lambda done, _, shown=shown: shown.append(done), num_threads)
+        assert shown == [entry.offset + entry.num_bytes for entry in index.entries]
+        found.append(buffers[0])
+    assert found[0] == found[1] and any(found[0])
+    plain = attach_weights(memoryview(found[0]), index)
+    whole = read_weights(checkpoints(family), config)
+    assert all(torch.equal(plain[name], whole[name]) for name in whole)
+
+
+def test_jobs_run_at_once_and_end_with_the_first_error() -> None:
+    both, done = threading.Barrier(2, timeout=30), list[str]()
+    do_all([("a", [both.wait, both.wait]), ("b", [both.wait, both.wait])], done.append, 2)  # type: ignore[list-item]
+    assert done == ["a", "b"]
+
+    def fail() -> None:
+        raise CheckpointError("x")
+
+    with pytest.raises(CheckpointError, match="x"):
+        do_all([("c", [fail]), ("d", [])], done.append, 1)
+    assert done == ["a", "b"]
+    with pytest.raises(KeyboardInterrupt):
+        do_all([("a", []), ("b", [])], interrupt, 1)
+
+
+def interrupt(_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_sharded_checkpoint_and_names_of_other_versions(directory: Path, checkpoints: Callable[[str], Path], load: Load) -> None:
