@@ -140,7 +140,9 @@ def _lives(pid: int) -> bool:
     except ProcessLookupError:
         return False
     try:
-        return not select.select([fd], [], [], 0)[0]
+        poll = select.poll()  # select knows no descriptors above 1023, which a gateway with many connections has
+        poll.register(fd, select.POLLIN)
+        return not poll.poll(0)
     finally:
         os.close(fd)
 

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import resource
 import signal
 import stat
 import threading
@@ -450,3 +451,17 @@ def test_a_path_that_cannot_be_used_is_said(place):
     (place / "file").write_text("")
     with pytest.raises(ShmError, match="cannot be made: Not a directory"):
         RunDirectory.create(place / "file" / "run", {})
+
+
+def test_who_acts_is_known_beside_a_thousand_descriptors(run):
+    """As in a gateway with that many connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        with RoleLock(run, "decode") as role:
+            assert role.try_acquire() and RoleLock.acts(run, "decode", os.getpid()) and not RoleLock.acts(run, "decode", 1)
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
