@@ -283,28 +283,37 @@ class SequenceTable:
         """The state last written for the row's current generation; None if none was."""
         return self._states[row].read(self._segment.words[self._generation + row])
 
-    def commit(self, rows: NDArray[Any], generations: NDArray[Any], tokens: NDArray[Any]) -> NDArray[np.int64]:
-        """Append one id to each of these (distinct) rows: all ids, then all counts. Integer arrays [N].
+    def commit(
+        self, rows: NDArray[Any], generations: NDArray[Any], tokens: NDArray[Any], num_tokens: NDArray[Any] | None = None
+    ) -> NDArray[np.int64]:
+        """Append ids to each of these (distinct) rows: all ids, then all counts. Integer arrays [N]; with ``num_tokens`` [N], of which
+        each is at least 1, ``tokens`` is [N, most of these].
 
         Rows whose generation is another by now are left alone. Returns the new counts [N], 0 for those.
-        Raises: ValueError, with nothing written, if a row is full.
+        Raises: ValueError, with nothing committed, if a row is full.
         """
         assert np.min(rows, initial=0) >= 0, f"there is no row {np.min(rows)}"
         generations = np.asarray(generations, np.uint64)
         current = self.generation[rows] == generations
         if not current.all():
             counts = np.zeros(len(rows), np.int64)
-            counts[current] = self.commit(rows[current], generations[current], tokens[current])
+            some = None if num_tokens is None else num_tokens[current]
+            counts[current] = self.commit(rows[current], generations[current], tokens[current], some)
             return counts
         words = self.counts[rows]
         counts = np.where(words >> 32 == generations, words & _LOW, 0).view(np.int64)
         try:
-            self.ids[rows, counts] = tokens
+            if num_tokens is None:
+                self.ids[rows, counts] = tokens
+            else:
+                number_T = np.repeat(np.arange(len(rows)), num_tokens)
+                place_T = np.arange(len(number_T)) - np.repeat(np.cumsum(num_tokens) - num_tokens, num_tokens)
+                self.ids[rows[number_T], counts[number_T] + place_T] = tokens[number_T, place_T]
         except IndexError:
-            full = np.asarray(rows)[counts >= self.max_context].tolist()
-            raise ValueError(f"rows {full} hold {self.max_context} ids already") from None
+            full = np.asarray(rows)[counts + (1 if num_tokens is None else num_tokens) > self.max_context].tolist()
+            raise ValueError(f"rows {full} have no room for more ids than {self.max_context}") from None
         fence()
-        counts += 1
+        counts += 1 if num_tokens is None else num_tokens
         self.counts[rows] = generations << 32 | counts.view(np.uint64)
         return counts
 

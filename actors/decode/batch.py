@@ -4,7 +4,7 @@ Array suffixes: N members, P members that are pairs (CF3), Q members with log-pr
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,14 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True)
+class Luck:
+    """How a row's guesses (``prompt_lookup``) have done: the share that was right, and the count of ids at which one was last made."""
+
+    share: float = 0.5
+    tried_at: int = 0
+
+
+@dataclass(slots=True)
 class Member:
     row: int
     generation: int
@@ -29,6 +37,20 @@ class Member:
     delta: int  # M-RoPE: position of a generated token minus its index
     count: int
     matcher: Matcher | None = None
+    luck: Luck = field(default_factory=Luck)
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What some members draw their next tokens with: their numbers in the batch, rising, and per member, in this order, what a sampler
+    wants. ``logprob_Q``: the places, among these, of those who want log-probabilities, with ``num_alternatives``."""
+
+    number_A: Ints
+    sampling: SamplingRows
+    pairs: Pairs | None
+    logprob_Q: Ints
+    num_alternatives: list[int]
+    grammars: GrammarRows | None
 
 
 class Batch:
@@ -51,6 +73,9 @@ class Batch:
         self.input_N = self._inputs(table, members, 0)
         self.pair_P = np.flatnonzero([d.num_companion_tokens > 0 for d in specs])
         pairs = [members[index] for index in self.pair_P]
+        self.number_N = np.arange(len(members))
+        self.number_B = np.concatenate((self.number_N, self.pair_P))
+        self.member_B = np.repeat((0, 1), (len(members), len(pairs)))
         self.companion_length_P = np.array([m.spec.num_companion_tokens + m.count for m in pairs], dtype=np.int64)
         self.companion_input_P = self._inputs(table, pairs, 1)
         scale_P = np.array([m.spec.generation.sampling.guidance_scale for m in pairs], dtype=np.float32)
@@ -65,6 +90,7 @@ class Batch:
         )
         self.penalties, self.histories = self._penalties(table)
         self.rules = self._rules(table, eos)
+        self.may_guess_N = np.array([not (one.has_rules or one.has_penalties) for one in sampling], dtype=bool)
         wanted = [(number, count) for number, one in enumerate(sampling) if (count := one.logprobs) is not None]
         self.logprob_Q = np.array([number for number, _ in wanted], dtype=np.int64)
         self.num_alternatives = [count for _, count in wanted]
@@ -133,23 +159,64 @@ class Batch:
         tokens = table.num_pages[self.row_N].astype(np.int64) * page_tokens - ahead
         return bool((tokens[:, 0] >= self.length_N).all() and (tokens[self.pair_P, 1] >= self.companion_length_P).all())
 
-    def ends(self, tokens_N: Ints, eos: Ints) -> Ints:
-        """[N] EndCodes: how each member ends with its token, NONE where it goes on. Grammars take the tokens: call it once a step."""
-        is_last_N = self.count_N + 1 >= self.max_new_N
-        stops_N = np.isin(tokens_N, eos) & ~self.ignore_eos_N
+    def room(self, table: SequenceTable, page_tokens: int, number: int) -> int:
+        """Return for how many tokens more than the next one a member has pages, and its answer has room."""
+        pages = table.num_pages[self.row_N[number]].astype(np.int64) * page_tokens
+        room = min(int(pages[0]) - int(self.length_N[number]), int(self.max_new_N[number] - self.count_N[number]) - 1)
+        for companion in np.flatnonzero(self.pair_P == number).tolist():
+            room = min(room, int(pages[1]) - int(self.companion_length_P[companion]))
+        return room
+
+    def width(self, number: int) -> int:
+        """Return how many sequences a member is."""
+        return 2 if self.members[number].spec.num_companion_tokens else 1
+
+    def draws(self, ahead: int = 0) -> Draws:
+        """What all draw their next tokens with, or the ones ``ahead`` of them."""
+        sampling = replace(self.sampling, index=self.count_N + ahead)
+        return Draws(self.number_N, sampling, self.pairs, self.logprob_Q, self.num_alternatives, self.grammars)
+
+    def draws_of(self, number_A: Ints) -> Draws:
+        """What some members draw with. The companions' logits stand behind those of all, in the same order."""
+        place_A = np.flatnonzero(np.isin(number_A, self.pair_P))
+        pairs = None
+        if self.pairs is not None and place_A.size:
+            scale = self.pairs.scale[np.searchsorted(self.pair_P, number_A[place_A])]
+            pairs = Pairs(place_A, len(number_A) + np.arange(len(place_A)), scale)
+        logprob_Q = np.flatnonzero(np.isin(number_A, self.logprob_Q))
+        asked = [self.num_alternatives[at] for at in np.searchsorted(self.logprob_Q, number_A[logprob_Q]).tolist()]
+        grammars = None if self.grammars is None else self.grammars.some(number_A)
+        return Draws(number_A, self.sampling.of(number_A), pairs, logprob_Q, asked, grammars)
+
+    def ends(self, draws: Draws, tokens_A: Ints, eos: Ints) -> Ints:
+        """[A] EndCodes: how members end with their tokens, NONE where they go on. Grammars take the tokens: call it once for each."""
+        number_A = draws.number_A
+        is_last_A = self.count_N[number_A] + 1 >= self.max_new_N[number_A]
+        stops_A = np.isin(tokens_A, eos) & ~self.ignore_eos_N[number_A]
         for number, ids in self.stops:
-            stops_N[number] |= (ids == tokens_N[number]).any()
-        end_N = np.where(stops_N, int(EndCode.STOP), np.where(is_last_N, int(EndCode.LENGTH), int(EndCode.NONE)))
-        if self.grammars is not None:
-            self.grammars.take(tokens_N, end_N)
-        return end_N
+            at = int(np.searchsorted(number_A, number))
+            if at < len(number_A) and number_A[at] == number:
+                stops_A[at] |= (ids == tokens_A[at]).any()
+        end_A = np.where(stops_A, int(EndCode.STOP), np.where(is_last_A, int(EndCode.LENGTH), int(EndCode.NONE)))
+        if draws.grammars is not None:
+            draws.grammars.take(tokens_A, end_A)
+        return end_A
 
     def advance(self, tokens_N: Ints) -> None:
         """Record one more token per member; both sequences of a pair feed it next (CF3)."""
         self.count_N += 1
         self.length_N += 1
         self.companion_length_P += 1
-        self.input_N = tokens_N
+        self.input_N = tokens_N.copy()
         if self.rules is not None:
             self.rules.advance(tokens_N)
         self.companion_input_P = tokens_N[self.pair_P]
+
+    def advance_some(self, number_A: Ints, tokens_A: Ints) -> None:
+        """Record one more token for some members, which have no rules."""
+        self.count_N[number_A] += 1
+        self.length_N[number_A] += 1
+        self.input_N[number_A] = tokens_A
+        is_theirs_P = np.isin(self.pair_P, number_A)
+        self.companion_length_P[is_theirs_P] += 1
+        self.companion_input_P[is_theirs_P] = self.input_N[self.pair_P[is_theirs_P]]

@@ -22,6 +22,12 @@ class GrammarRows:
         self._matchers = matchers
         self._bits: dict[int, tuple[int, NDArray[np.int32]]] = {}  # last masks: the count of ids behind which they stand, and bits [W]
 
+    def some(self, number_A: NDArray[np.int64]) -> "GrammarRows | None":
+        """Return those of some members, rising, whose places take the place of their numbers; None if they follow no grammars."""
+        place = {number: place for place, number in enumerate(number_A.tolist())}
+        chosen = [(place[row], matcher) for row, matcher in zip(self.row.tolist(), self._matchers, strict=True) if row in place]
+        return GrammarRows(*zip(*chosen, strict=True)) if chosen else None
+
     def allows(self, number: int, token: int) -> bool:
         return self._matchers[number].allows(token)
 

@@ -1,4 +1,4 @@
-"""The decode actor: continuous batching, one token per sequence and step, CFG combine, sampling, commit.
+"""The decode actor: continuous batching, CFG combine, sampling, commit. A step is a token of each sequence, and what right guesses add.
 
 It has its own loop: the controller is not on the token path. The rows in phase DECODE that it owns belong to its running set; Admit is
 only a hint, since a new generation finds its members in the table. A token counts from the moment its row's count word says so
@@ -16,8 +16,9 @@ from ...models.grammar.matcher import Matchers
 from ...models.grammar.vocabulary import load_vocabulary
 from ...models.lm.warm_up import warm_up_decode
 from ...models.sampling.sampler import sampler_for
+from ...models.state_layout import state_layout
 from ...runtime.bus.messages import Admit, Drop, Dropped, Run, SequenceEnded
-from ...runtime.observe.flight import Kind
+from ...runtime.observe.flight import Kind, pack_pair
 from ...runtime.process.memory_layout import read_layout
 from ...runtime.stage_table import number_of
 from ...schema.rows import EndCode, Phase
@@ -37,6 +38,7 @@ from ..host.step_limit import StepLimit
 from .gap_counter import GapCounter
 from .grammar_compiler import GrammarCompiler
 from .page_copier import PageCopier
+from .prompt_lookup import PromptLookup
 from .running_set import Outcome, RunningSet
 
 log = logging.getLogger(__name__)
@@ -61,8 +63,17 @@ def main(actor: Actor) -> None:
         warm_up_decode(model, sampler)
     completion = Completion(shared.device)
     may_launch = shared.device.type == "cuda" and actor.config.actors.turns == "off"
+    lookup = PromptLookup(table, layout.kv_page_tokens) if may_guess(actor) else None
     running = RunningSet(
-        actor.model, model, sampler, table, layout.kv_page_tokens, completion, launches_ahead=may_launch, grammars=compiler
+        actor.model,
+        model,
+        sampler,
+        table,
+        layout.kv_page_tokens,
+        completion,
+        launches_ahead=may_launch,
+        grammars=compiler,
+        lookup=lookup,
     )
     actor.open_turn(completion.wait)
     wait(prepared)
@@ -76,6 +87,13 @@ def main(actor: Actor) -> None:
     finally:
         compiler.close()
         completion.wait()  # a successor relies on this process to write nothing more
+
+
+def may_guess(actor: Actor) -> bool:
+    """Return whether steps check guesses: not on a device, where a step is launched before the one before ends; nor with recurrent
+    states, whose rows take one token a step; nor with a model that computes nothing."""
+    on_cuda = actor.config.model.on_cuda
+    return actor.config.scheduling.prompt_lookup and not on_cuda and state_layout(actor.model) is None and actor.model.null is None
 
 
 def has_time(actor: Actor) -> bool:
@@ -210,8 +228,9 @@ class Decoding:
     def _record(self, began_ns: int, outcome: Outcome, num_members: int) -> None:
         now_ns = time.monotonic_ns()
         duration_ns = now_ns - began_ns
-        self._gaps.committed(outcome.rows, self._running.rows, now_ns)
-        self._flight.record(Kind.STEP, began_ns, duration_ns, self._num_steps, len(outcome.rows), len(outcome.ended), num_members)
+        self._gaps.committed(outcome.rows, self._running.rows, now_ns, outcome.num_tokens)
+        tokens = pack_pair(len(outcome.ended), sum(outcome.num_tokens))
+        self._flight.record(Kind.STEP, began_ns, duration_ns, self._num_steps, len(outcome.rows), tokens, num_members)
         for row, generation, code in outcome.ended:
             self._flight.event(Kind.ROW_ENDED, row, generation, code)
 

@@ -7,11 +7,13 @@ Where launching does not wait for the result, on CUDA, a step is prepared, excep
 launched as soon as these ids arrive, before they are committed and announced, and only for the same members: the only id ever thrown
 away is that of a row which is removed meanwhile.
 
-Array suffixes: N members, P members that are pairs, Q members with log-probabilities, B = N + P sequences of a step, V vocabulary.
+Array suffixes: N members, P members that are pairs, B = N + P sequences, G guesses, H guesses of pairs, S = B + G + H sequences of a
+step, V vocabulary.
 """
 
 import logging
-from dataclasses import dataclass, field, replace
+import time
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -22,17 +24,16 @@ from ...models.architecture import ModelConfig
 from ...models.families.registry import family_of
 from ...models.grammar.matcher import Matcher
 from ...models.lm.decoder import Decoder
-from ...models.sampling.interface import Sampler, SamplingRows
-from ...models.sampling.logprobs import TokenLogprobs, log_softmax, logprobs_of
+from ...models.sampling.interface import Sampler
 from ...models.state_layout import state_layout
 from ...runtime.bus.messages import SequenceSpec, decode_sequence_spec
 from ...schema.rows import EndCode
 from ...shm.errors import StaleRow
-from ...shm.logprob_file import ANSWER, Logprobs
 from ...shm.sequence_table import SequenceTable
 from ..host.device import Completion, raise_if_fatal
-from ..host.logprobs import to_host
-from .batch import Batch, Ints, Member
+from .batch import Batch, Draws, Ints, Member
+from .drawing import Drawing, Drawn
+from .prompt_lookup import Guesses, PromptLookup
 from .state_pages import StepStates, step_states
 
 log = logging.getLogger(__name__)
@@ -40,21 +41,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of a step: rows that got a token, and rows that ended as (row, generation, code)."""
+    """The result of a step: rows that got tokens, how many each, and rows that ended as (row, generation, code)."""
 
     rows: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
     ended: list[tuple[int, int, EndCode]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Input of a step besides ids: positions and lengths [B], block tables [B, pages], sampling parameters, recurrent states."""
+    """Input of a step besides ids: positions and lengths [S], block tables [S, pages], draws, recurrent states, guesses."""
 
     positions: Tensor
     lengths: Tensor
     block_tables: Tensor
-    sampling: SamplingRows
+    draws: Draws
     states: StepStates | None
+    guesses: Guesses | None
 
 
 class Grammars(Protocol):
@@ -65,11 +68,12 @@ class Grammars(Protocol):
         ...
 
 
-class _Drawn(NamedTuple):
-    """A step's result on the device: tokens [N], and log-probabilities [Q] where they are asked for."""
+class _Launched(NamedTuple):
+    """A step on the device: what it drew; the guesses that it checks, and the logits behind them: [G + H, V]."""
 
-    tokens: Tensor
-    logprobs: TokenLogprobs | None
+    drawn: Drawn
+    guesses: Guesses | None
+    behind: Tensor
 
 
 class RunningSet:
@@ -86,8 +90,9 @@ class RunningSet:
         *,
         launches_ahead: bool = False,
         grammars: Grammars | None = None,
+        lookup: PromptLookup | None = None,
     ) -> None:
-        """``grammars`` may be None where no row has one."""
+        """``grammars`` may be None where no row has one. ``lookup``: its guesses are checked."""
         self._config = config
         self._completion = completion
         self._launches_ahead = launches_ahead
@@ -95,6 +100,7 @@ class RunningSet:
         self._model = model
         self._sampler = sampler
         self._eos = np.array(config.eos_token_ids, dtype=np.int64)
+        self._drawing = Drawing(sampler, table, self._eos)
         self._drawn_eos = [id for id in config.eos_token_ids if id < config.language.vocab_size]
         self._table = table
         self._page_tokens = page_tokens
@@ -102,9 +108,11 @@ class RunningSet:
         assert not (launches_ahead and self._has_states), (
             "a step launched ahead would overwrite entries of logs that a repeated one reads"
         )
+        assert lookup is None or not (launches_ahead or self._has_states), "a guess is checked by a step that ends before the next"
+        self._lookup = lookup
         self._members: dict[int, Member] = {}
         self._batch: Batch | None = None
-        self._launched: _Drawn | None = None  # tokens drawn by a step over the batch that was launched and is uncommitted
+        self._launched: _Launched | None = None  # a step over the batch whose tokens are uncommitted
         self._waiting: list[Member] = []
         self._held: set[int] = set()
 
@@ -167,13 +175,29 @@ class RunningSet:
             del self._members[row]
 
     def step(self) -> Outcome:
-        """Compute one token for every member that has pages for it; the others wait, pair by pair, until they have."""
+        """Compute a token for every member that has pages for it, and those behind right guesses; the others wait, pair by pair, until
+        they have."""
         if self._launched is None:
             batch = self._current_batch()
             if not batch.members:
                 return Outcome()
+            if self._lookup is not None:
+                return self._step_with_guesses(batch, self._lookup)
             self._launch(batch, self._prepare(batch))
         return self._land(may_launch=self._launches_ahead)
+
+    def _step_with_guesses(self, batch: Batch, lookup: PromptLookup) -> Outcome:
+        began_s = time.perf_counter()
+        step = self._prepare(batch, guesses=lookup.guess(batch))
+        try:
+            self._launch(batch, step)
+            outcome = self._land(may_launch=False)
+        except Exception:
+            if step.guesses is not None:
+                lookup.give_up(batch, step.guesses)
+            raise
+        lookup.took(len(step.lengths), time.perf_counter() - began_s)
+        return outcome
 
     def settle(self) -> Outcome:
         """Finish the step that was launched ahead, if there is one."""
@@ -194,7 +218,7 @@ class RunningSet:
         except Exception as error:
             raise_if_fatal(error)
             log.exception("row %d cannot be computed and ends", row)
-            return Outcome([row], [self._give_up(member)])
+            return Outcome([row], [0], [self._give_up(member)])
 
     def _advance_one(self, member: Member) -> Outcome:
         batch = self._begin([member])
@@ -231,12 +255,14 @@ class RunningSet:
                 self._batch = None
             else:
                 outcome.rows += one.rows
+                outcome.num_tokens += one.num_tokens
                 outcome.ended += one.ended
         if len(failed) > 1 and not outcome.rows:
             raise failed[-1][1]
         for member, cause in failed:
             log.error("row %d cannot be computed and ends", member.row, exc_info=cause)
             outcome.rows.append(member.row)
+            outcome.num_tokens.append(0)
             outcome.ended.append(self._give_up(member))
         return outcome
 
@@ -254,37 +280,36 @@ class RunningSet:
         try:
             following = self._prepare(batch, 1) if may_launch and self._is_current(batch, 1) else None
         finally:
-            tokens_N = launched.tokens.cpu().numpy()  # also ensures that nothing writes pages any more
-        failed = [] if launched.logprobs is None else self._write_logprobs(batch, to_host(launched.logprobs))
-        end_N = batch.ends(tokens_N, self._eos)
-        end_N[failed] = EndCode.ERROR
+            tokens_N = launched.drawn.tokens.cpu().numpy()  # also ensures that nothing writes pages any more
+        end_N = self._drawing.ends(batch, launched.drawn, tokens_N)
         batch.advance(tokens_N)
+        tokens, num_N = tokens_N, (end_N < EndCode.ERROR).astype(np.int64)
         try:
             if following is not None and not end_N.any():
                 self._launch(batch, following)
+            if launched.guesses is not None and self._lookup is not None:
+                tokens = self._drawing.check(batch, launched.guesses, launched.behind, tokens_N, end_N, num_N)
+                self._lookup.learn(batch, launched.guesses, num_N - 1)
         finally:
-            right_N = end_N < EndCode.ERROR
-            self._table.commit(batch.row_N[right_N], batch.generation_N[right_N], tokens_N[right_N])
-        ended: list[tuple[int, int, EndCode]] = []
+            self._commit(batch, tokens, num_N)
+            ended = self._end(batch, end_N)
+        return Outcome(batch.row_N.tolist(), num_N.tolist(), ended)
+
+    def _commit(self, batch: Batch, tokens: Ints, num_N: Ints) -> None:
+        """Commit the members' tokens: one each, [N], or the first ``num_N`` of theirs, [N, K]; 0 is none."""
+        some_N = num_N > 0
+        num_tokens = None if tokens.ndim == 1 else num_N[some_N]
+        self._table.commit(batch.row_N[some_N], batch.generation_N[some_N], tokens[some_N], num_tokens)
+
+    def _end(self, batch: Batch, end_N: Ints) -> list[tuple[int, int, EndCode]]:
+        """Set the ends of members whose tokens are committed; they leave."""
+        ended = []
         for index in np.flatnonzero(end_N).tolist():
             row, generation, code = int(batch.row_N[index]), int(batch.generation_N[index]), EndCode(end_N[index])
             self._table.set_end(row, generation, code)
             self.remove(row, generation)
             ended.append((row, generation, code))
-        return Outcome(batch.row_N.tolist(), ended)
-
-    def _write_logprobs(self, batch: Batch, logprobs_Q: Logprobs) -> list[int]:
-        """Write those of the ids that are about to be committed. Returns the members for which there is no memory: they end."""
-        failed = []
-        for at, (number, asked) in enumerate(zip(batch.logprob_Q.tolist(), batch.num_alternatives, strict=True)):
-            row, generation = int(batch.row_N[number]), int(batch.generation_N[number])
-            if self._table.generation[row] == generation:
-                try:
-                    self._table.logprobs.write(row, ANSWER, int(batch.count_N[number]), logprobs_Q.part(at, at + 1, asked))
-                except OSError as error:
-                    log.error("row %d ends: its log-probabilities cannot be written: %s", row, error.strerror)
-                    failed.append(number)
-        return failed
+        return ended
 
     def _begin_grammar(self, spec: SequenceSpec) -> Matcher | None:
         if not spec.generation.sampling.grammar:
@@ -336,42 +361,41 @@ class RunningSet:
                 member.count = count
             self._batch = None
 
-    def _prepare(self, batch: Batch, ahead: int = 0) -> _Step:
+    def _prepare(self, batch: Batch, ahead: int = 0, guesses: Guesses | None = None) -> _Step:
         """Prepare the batch's next step, or the one ``ahead`` of it."""
-        length_B = np.concatenate((batch.length_N, batch.companion_length_P)) + ahead
-        position_B = length_B - 1
-        position_B[: len(batch.members)] += batch.delta_N
+        number_S, member_S = batch.number_B, batch.member_B
+        length_S = np.concatenate((batch.length_N, batch.companion_length_P)) + ahead
+        if guesses is not None:
+            number_H, place_H = guesses.number_G[guesses.paired], guesses.place_G[guesses.paired]
+            companion_H = batch.companion_length_P[np.searchsorted(batch.pair_P, number_H)]
+            length_S = np.concatenate((length_S, batch.length_N[guesses.number_G] + guesses.place_G, companion_H + place_H))
+            number_S = np.concatenate((number_S, guesses.number_G, number_H))
+            member_S = np.concatenate((member_S, np.repeat((0, 1), (len(guesses.number_G), len(number_H)))))
+        position_S = length_S - 1 + np.where(member_S == 0, batch.delta_N[number_S], 0)
+        row_S = batch.row_N[number_S]
         return _Step(
-            torch.from_numpy(position_B).expand(3, -1),
-            torch.from_numpy(length_B),
-            torch.from_numpy(self._block_tables(batch, length_B)),
-            replace(batch.sampling, index=batch.count_N + ahead),
-            self._states(batch, length_B) if self._has_states else None,
+            torch.from_numpy(position_S).expand(3, -1),
+            torch.from_numpy(length_S),
+            torch.from_numpy(self._block_tables(row_S, member_S, length_S)),
+            batch.draws(ahead),
+            step_states(self._table, row_S, member_S, length_S, self._page_tokens) if self._has_states else None,
+            guesses,
         )
 
-    def _forward(self, batch: Batch, step: _Step) -> _Drawn:
-        ids = torch.from_numpy(np.concatenate((batch.input_N, batch.companion_input_P)))
-        states, rows = step.states, None if step.states is None else step.states.rows
-        logits_BV = self._model.decode(ids, step.positions, step.lengths, step.block_tables, rows)
+    def _forward(self, batch: Batch, step: _Step) -> _Launched:
+        guesses, states = step.guesses, step.states
+        more = () if guesses is None else (guesses.id_G, guesses.id_G[guesses.paired])
+        ids = torch.from_numpy(np.concatenate((batch.input_N, batch.companion_input_P, *more)))
+        rows = None if states is None else states.rows
+        logits_SV = self._model.decode(ids, step.positions, step.lengths, step.block_tables, rows)
         if states is not None and states.full:  # a commit makes these states valid, so they are written before
             self._model.fold(states.borders, states.full_rows, states.targets)
-        logprobs_QV = log_softmax(logits_BV, batch.logprob_Q, batch.pairs) if batch.logprob_Q.size else None
         changes = None if batch.rules is None else batch.rules.changes()
-        tokens_N = self._sampler.sample(logits_BV, step.sampling, batch.pairs, batch.penalties, changes, batch.grammars)
-        if logprobs_QV is None:
-            return _Drawn(tokens_N, None)
-        tokens_Q = tokens_N[torch.from_numpy(batch.logprob_Q).to(tokens_N.device)]
-        return _Drawn(tokens_N, logprobs_of(tokens_Q, logprobs_QV, max(batch.num_alternatives)))
+        num_sequences = len(batch.number_B)
+        drawn = self._drawing.draw(logits_SV[:num_sequences], step.draws, batch.penalties, changes)
+        return _Launched(drawn, guesses, logits_SV[num_sequences:])
 
-    def _states(self, batch: Batch, length_B: Ints) -> StepStates:
-        row_B = np.concatenate((batch.row_N, batch.row_N[batch.pair_P]))
-        member_B = np.repeat((0, 1), (len(batch.row_N), len(batch.pair_P)))
-        return step_states(self._table, row_B, member_B, length_B, self._page_tokens)
-
-    def _block_tables(self, batch: Batch, length_B: Ints) -> Ints:
-        """[B, pages of the longest], int64; entries behind a sequence's own pages are not read."""
-        used = -(-int(length_B.max()) // self._page_tokens)
-        tables = self._table.block_table
-        return np.concatenate(
-            (tables[batch.row_N, 0, :used], tables[batch.row_N[batch.pair_P], 1, :used]), dtype=np.int64, casting="unsafe"
-        )
+    def _block_tables(self, row_S: Ints, member_S: Ints, length_S: Ints) -> Ints:
+        """[S, pages of the longest], int64; entries behind a sequence's own pages are not read."""
+        used = -(-int(length_S.max()) // self._page_tokens)
+        return self._table.block_table[row_S, member_S, :used].astype(np.int64)

@@ -33,7 +33,7 @@ from mmrt.models.config import load_model_config
 from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.config.runtime_config import RuntimeConfig
-from mmrt.runtime.config.sections import ActorSection, ActorsSection, ModelSection, ServerSection
+from mmrt.runtime.config.sections import ActorSection, ActorsSection, ModelSection, SchedulingSection, ServerSection
 
 from .extras import need_extra
 
@@ -103,6 +103,7 @@ def measure(options: argparse.Namespace) -> VersusBench:
                     model=ModelSection(path=str(options.checkpoint.absolute()), dtype=options.dtype),
                     server=ServerSection(port=0),
                     actors=ActorsSection(decode=ActorSection(threads=DECODE_THREADS)),
+                    scheduling=SchedulingSection(prompt_lookup=False),
                 )
             )
             server = measure_server(run.report().endpoint, plans, shapes)

@@ -77,6 +77,14 @@ class Matcher:
             return self._matcher.validate_tokens([id]) == 1
         return bool(self._vocabulary.permitted_at_end[word] >> bit & 1) and self._matcher.is_accepting()
 
+    def num_allowed(self, ids: Sequence[int]) -> int:
+        """Return how many of these ids may come next, one behind the other, as far as the grammar alone says."""
+        return self._matcher.validate_tokens(list(ids))
+
+    def forced(self, most: int) -> list[int]:
+        """Return up to ``most`` ids that the grammar leaves no choice about: as its text would be written, though not as it must be."""
+        return self._matcher.compute_ff_tokens()[:most]
+
     def take(self, id: int) -> bool:
         """Add the next id. Returns False, and has failed, if the grammar does not allow it."""
         self.count += 1

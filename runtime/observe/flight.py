@@ -36,7 +36,7 @@ class Kind(enum.IntEnum):
     PLAN = 10  # slice. key plan id, a see ``pack_plan``, b units (bytes, rows or tokens), c ns in the actor's queue
 
     # decode
-    STEP = 20  # slice. key step, a rows, b rows that ended in it, c rows that are members
+    STEP = 20  # slice. key step, a rows, b ``pack_pair`` of rows that ended in it and tokens, c rows that are members
     ROW_ENDED = 21  # key row, a row generation, b end code
 
     # detokenizer
@@ -104,7 +104,7 @@ def unpack_plan(a: int) -> tuple[PlanKind, int, int]:
 
 
 def pack_pair(first: int, last: int) -> int:
-    """Pack two numbers of 32 bits into one: ``b`` of PLAN_REQUEST."""
+    """Pack two numbers of 32 bits into one: ``b`` of PLAN_REQUEST and STEP."""
     return first << 32 | last & _MASK_32
 
 

@@ -46,8 +46,7 @@ _OF_PLANS = _table((Kind.PLAN, Kind.ISSUED, Kind.ACKNOWLEDGED))
 class RecordFollower:
     """Reads the new records of some recorders.
 
-    ``num_gaps``: how often some had been overwritten before they were read. ``num_tokens``: of the steps of decode read so far, one
-    for each row.
+    ``num_gaps``: how often some had been overwritten before they were read. ``num_tokens``: of the steps of decode read so far.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class RecordFollower:
                 self.num_gaps += written - before >= recorder.num_records
                 records = recorder.read(written - before)
             kinds = kind_of(records)
-            self.num_tokens += int(records["a"][kinds == Kind.STEP].sum())
+            self.num_tokens += int((records["b"][kinds == Kind.STEP] & np.uint64(0xFFFFFFFF)).sum())
             found[name] = records[~_is_in(self._ignored, records)]
         if found and self._num_requests is not None:
             found = _of_newest(found, self._num_requests)

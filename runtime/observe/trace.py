@@ -13,7 +13,7 @@ from ..process.exit_status import describe_exit
 from ..stage_table import SUPERVISOR
 from .breakdown import PARTS, Breakdown, request_breakdown, step_begins
 from .dumps import Recording
-from .flight import PLAN_NAMES, POOL_NAMES, UNIT_NAMES, FlightRecord, Kind, merge, signed, unpack_plan
+from .flight import PLAN_NAMES, POOL_NAMES, UNIT_NAMES, FlightRecord, Kind, merge, signed, unpack_pair, unpack_plan
 from .request_names import is_named
 from .trace_requests import PlanSpan, RequestSpan, plan_spans, plans_by_request, request_spans
 
@@ -152,7 +152,8 @@ def _describe(record: FlightRecord, plans: dict[int, PlanSpan], requests: dict[i
                 args["status"] = plan.status
             return PLAN_NAMES[plan.kind], args
         case Kind.STEP:
-            return "step", {"step": record.key, "rows": record.a, "ended": record.b, "members": record.c}
+            ended, tokens = unpack_pair(record.b)
+            return "step", {"step": record.key, "rows": record.a, "tokens": tokens, "ended": ended, "members": record.c}
         case Kind.TEXT:
             return "text", {}
         case Kind.TICK:

@@ -1,10 +1,11 @@
 """A sequence table and pools on tmpfs with a model on them, and the controller's part: rows, pages, plans, phases."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
 
+from mmrt.actors.decode.prompt_lookup import PromptLookup
 from mmrt.actors.decode.running_set import Grammars, RunningSet
 from mmrt.actors.host.device import Completion
 from mmrt.actors.host.embedding_pages import HostEmbeddingPages
@@ -88,8 +89,10 @@ class Bench:
         *,
         launches_ahead: bool = False,
         grammars: Grammars | None = None,
+        lookup: Callable[[SequenceTable, int], PromptLookup] | None = None,
     ) -> None:
         self.run = run
+        self.lookup = lookup
         self.grammars = grammars
         self.launches_ahead = launches_ahead
         self.config = config
@@ -117,6 +120,7 @@ class Bench:
             Completion(torch.device("cpu")),
             launches_ahead=self.launches_ahead,
             grammars=self.grammars,
+            lookup=None if self.lookup is None else self.lookup(self.table, PAGE_TOKENS),
         )
         return self.running
 

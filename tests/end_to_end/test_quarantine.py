@@ -58,12 +58,12 @@ CHANGES = {
     ],
     "actors/decode/running_set.py": [
         (
-            "        length_B = np.concatenate((batch.length_N",
+            "        number_S, member_S = batch.number_B",
             f"        if ((batch.max_new_N == {DECODE}) & (batch.count_N > 2)).any():\n"
             f"            {DIE}\n"
             f"        if {HANGS} in batch.max_new_N.tolist():\n"
             "            __import__('time').sleep(1000)\n"
-            "        length_B = np.concatenate((batch.length_N",
+            "        number_S, member_S = batch.number_B",
         )
     ],
     "actors/prefill.py": [

@@ -61,8 +61,8 @@ PLACES = {  # of each file: the place's name, and the line before which it is, o
     "actors/decode/running_set.py": [
         ("fold", "            self._model.fold(states.borders, states.full_rows, states.targets)\n"),
         ("after the fold", "            self._model.fold(states.borders, states.full_rows, states.targets)\n"),
-        ("commit", "            self._table.commit(batch.row_N[right_N], batch.generation_N[right_N], tokens_N[right_N])\n"),
-        ("after the commit", "            self._table.commit(batch.row_N[right_N], batch.generation_N[right_N], tokens_N[right_N])\n"),
+        ("commit", "            self._commit(batch, tokens, num_N)\n"),
+        ("after the commit", "            self._commit(batch, tokens, num_N)\n"),
     ],
     "actors/prefill.py": [("end of a plan", "        return Done()\n")],
     "actors/controller/io.py": [("effects", "        match effect:\n")],

@@ -142,30 +142,36 @@ class TableMachine(RuleBasedStateMachine):
             assert found in (mine.state, state)
             mine.state = found
 
-    @rule(chosen=st.sets(row_numbers, min_size=1), stale=st.sets(row_numbers), steps=st.none() | st.integers(0, 120))
-    def commit(self, chosen, stale, steps):
+    @rule(
+        chosen=st.sets(row_numbers, min_size=1),
+        stale=st.sets(row_numbers),
+        most=st.none() | st.integers(1, 4),
+        steps=st.none() | st.integers(0, 120),
+    )
+    def commit(self, chosen, stale, most, steps):
         chosen = sorted(row for row in chosen if self.rows[row].generation)
         if not chosen:
             return
         rows = np.array(chosen)
         generations = np.array([self.rows[row].generation - (row in stale) for row in chosen])
-        tokens = np.array([self.random.randrange(-(2**31), 2**31) for _ in chosen])
+        nums = [self.random.randint(1, most or 1) for _ in chosen]
+        several = [[self.random.randrange(-(2**31), 2**31) for _ in range(most or 1)] for _ in chosen]
+        what = (rows, generations, *((np.array(several)[:, 0],) if most is None else (np.array(several), np.array(nums))))
         fresh = [row not in stale for row in chosen]
-        full = [row for row, current in zip(chosen, fresh, strict=True) if current and len(self.rows[row].ids) == CONTEXT]
-        if full:
-            with pytest.raises(ValueError, match=f"rows .* hold {CONTEXT} ids already"):
-                self.decode.commit(rows, generations, tokens)
+        if any(now and len(self.rows[row].ids) + num > CONTEXT for row, now, num in zip(chosen, fresh, nums, strict=True)):
+            with pytest.raises(ValueError, match=f"rows .* have no room for more ids than {CONTEXT}"):
+                self.decode.commit(*what)
             return
         if steps is None:
-            counts = self.decode.commit(rows, generations, tokens)
+            counts = self.decode.commit(*what)
         else:
-            self.dying(SequenceTable.commit, steps, rows, generations, tokens)
+            self.dying(SequenceTable.commit, steps, *what)
             counts = [
                 self.reader.committed(row, self.rows[row].generation) * current for row, current in zip(chosen, fresh, strict=True)
             ]
-        for row, current, token, count in zip(chosen, fresh, tokens.tolist(), counts, strict=True):
+        for row, current, tokens, num, count in zip(chosen, fresh, several, nums, counts, strict=True):
             if current and (steps is None or count > len(self.rows[row].ids)):
-                self.rows[row].ids.append(token)
+                self.rows[row].ids += tokens[:num]
             assert count == (len(self.rows[row].ids) if current else 0)
 
     @rule(row=row_numbers, code=st.sampled_from(EndCode), stale=st.booleans())
@@ -313,9 +319,15 @@ def test_decode_killed_anywhere_loses_and_invents_nothing(run, crashes, table):
             batch = choice.sample(live, min(len(live), choice.randrange(1, 9)))
             batch = [pair for pair in batch if mine.committed(*pair) < mine.max_context]
             rows, generations = (np.array([pair[part] for pair in batch], np.int64) for part in (0, 1))
-            tokens = np.array([_token(*pair, mine.committed(*pair)) for pair in batch], np.int64)
-            if batch:
-                mine.commit(rows, generations, tokens)
+            counts = [mine.committed(*pair) for pair in batch]
+            nums = np.array([min(choice.randint(1, 3), mine.max_context - count) for count in counts], np.int64)
+            tokens = np.array(
+                [[_token(*pair, at + more) for more in range(3)] for pair, at in zip(batch, counts, strict=True)], np.int64
+            )
+            if batch and choice.random() < 0.5:
+                mine.commit(rows, generations, tokens[:, 0])
+            elif batch:
+                mine.commit(rows, generations, tokens, nums)
             for pair in live:
                 if mine.committed(*pair) == mine.max_context:
                     mine.set_end(*pair, EndCode.LENGTH)

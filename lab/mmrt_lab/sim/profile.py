@@ -15,7 +15,7 @@ from mmrt.bench.render import show_environment, show_table
 from mmrt.bench.serve.errors import BenchError
 from mmrt.bench.serve.load_options import number
 from mmrt.runtime.config.runtime_config import RuntimeConfig
-from mmrt.runtime.config.sections import ModelSection
+from mmrt.runtime.config.sections import ModelSection, SchedulingSection
 from mmrt.runtime.errors import UserError
 from mmrt.shm.errors import ShmError
 
@@ -59,7 +59,8 @@ def parse_profile(argv: Sequence[str]) -> argparse.Namespace:
 def measure(options: argparse.Namespace, console: Console) -> Costs:
     """Start a run, drive it, and fit. Raises: BenchError, OwnRunError, ShmError, OSError, ValueError."""
     checkpoint = str(options.checkpoint.absolute()) if options.checkpoint else ""
-    config = RuntimeConfig(model=ModelSection(path=checkpoint, dtype=options.dtype))
+    one_by_one = SchedulingSection(prompt_lookup=False)  # a step is a token of each row
+    config = RuntimeConfig(model=ModelSection(path=checkpoint, dtype=options.dtype), scheduling=one_by_one)
     if options.layout:
         config = msgspec.structs.replace(config, actors=msgspec.structs.replace(config.actors, layout=options.layout))
     with own_run() as run, progress(console) as tell:

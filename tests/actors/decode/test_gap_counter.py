@@ -18,6 +18,15 @@ def test_the_same_members_step_after_step() -> None:
     assert gaps_of(([1, 2], {1, 2}, 100), ([1, 2], {1, 2}, 130), ([1, 2], {1, 2}, 200)) == [(30, 2), (70, 2)]
 
 
+def test_tokens_of_one_step_share_its_time() -> None:
+    found: list[tuple[int, int]] = []
+    counter = GapCounter(lambda gap_ns, count: found.append((gap_ns, count)))
+    counter.committed([1, 2, 3], {1, 2, 3}, 100, [1, 1, 1])
+    counter.committed([1, 2, 3], {1, 2}, 160, [3, 1, 0])
+    counter.committed([1, 2], {1, 2}, 200, [2, 2])
+    assert found == [(20, 3), (60, 2), (20, 4)]
+
+
 def test_who_comes_and_who_leaves_makes_no_gap() -> None:
     assert gaps_of(([1, 2], {1}, 100), ([1], {1, 2}, 130), ([1, 2], {1, 2}, 200)) == [(30, 1), (70, 1)]
 

@@ -23,7 +23,7 @@ from mmrt.actors.gateway.page.files import FOLDER, HEADERS, read_files
 from mmrt.actors.gateway.page.guard import Access, check_command, check_reader
 from mmrt.actors.gateway.page.routes import Page
 from mmrt.runtime.errors import RequestError, RunError
-from mmrt.runtime.observe.flight import Kind, pack_id, unsigned
+from mmrt.runtime.observe.flight import Kind, pack_id, pack_pair, unsigned
 from mmrt.runtime.stage_table import ACTORS
 from mmrt.runtime.supervisor.control import SOCKET_NAME, KillReply, KillRequest, RestartReply, RestartRequest
 from mmrt.runtime.supervisor.control_server import ControlServer
@@ -352,7 +352,7 @@ def record_a_request(run: Any) -> None:
     controller.record(Kind.SUBMITTED, now_ns + MS, 0, REQUEST, 9, 1)
     controller.record(Kind.ROW, now_ns + 2 * MS, 0, REQUEST, 0, 1)
     gateway.record(Kind.WRITTEN, now_ns + 3 * MS, MS, REQUEST, 0, 0, 4068)
-    decode.record(Kind.STEP, now_ns + 5 * MS, MS, 1, 3)
+    decode.record(Kind.STEP, now_ns + 5 * MS, MS, 1, 3, pack_pair(0, 3))
     above.record(Kind.EXIT, now_ns + 6 * MS, 0, 4711, ACTORS.index("decode"), 1, unsigned(-9))
     gateway.record(Kind.OVER, now_ns + 9 * MS, 0, REQUEST, 5)
     controller.record(Kind.ENDED, now_ns + 10 * MS, 0, REQUEST)

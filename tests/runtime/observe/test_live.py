@@ -9,7 +9,7 @@ import pytest
 
 from mmrt.runtime.bus.plan_base import PlanKind
 from mmrt.runtime.observe import live as live_module
-from mmrt.runtime.observe.flight import Kind, merge, pack_id, pack_plan, unsigned
+from mmrt.runtime.observe.flight import Kind, merge, pack_id, pack_pair, pack_plan, unsigned
 from mmrt.runtime.observe.live import FIRST_RECORDS, NUM_REQUESTS, LiveRequests
 from mmrt.runtime.observe.trace_requests import plan_spans, request_spans
 from mmrt.runtime.stage_table import ACTORS
@@ -58,7 +58,7 @@ def a_request(writers: dict[str, FlightWriter], key: int, at_ns: int) -> Iterato
         yield
     controller.record(Kind.PREPARED, at_ns + 9 * MS, 0, key, 55)
     controller.record(Kind.PHASE, at_ns + 15 * MS, 0, key, key, 1, Phase.DECODE)
-    writers["decode"].record(Kind.STEP, at_ns + 16 * MS, MS, 1, 1)
+    writers["decode"].record(Kind.STEP, at_ns + 16 * MS, MS, 1, 1, pack_pair(0, 1))
     gateway.record(Kind.FIRST_TEXT, at_ns + 17 * MS, 0, key)
     yield
     writers["decode"].record(Kind.ROW_ENDED, at_ns + 18 * MS, 0, key, 1)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mmrt.runtime.bus.plan_base import PlanKind
 from mmrt.runtime.observe.dumps import Facts, Recording
-from mmrt.runtime.observe.flight import POOL_NAMES, Kind, merge, pack_id, pack_plan, unsigned
+from mmrt.runtime.observe.flight import POOL_NAMES, Kind, merge, pack_id, pack_pair, pack_plan, unsigned
 from mmrt.runtime.observe.trace import make_trace, num_requests
 from mmrt.runtime.observe.trace_requests import plan_spans, plans_of, request_spans
 from mmrt.runtime.stage_table import ACTORS
@@ -69,7 +69,7 @@ def a_video_request(tape: Tape, key: int = 77, at: float = 1000) -> None:
     tape.plan(7, "prefill", PlanKind.PREFILL, [key], at + 71, at + 72, 9)
     tape.add("controller", Kind.PHASE, at + 82, 0, key, 0, 1, Phase.DECODE)
     for step in range(5):
-        tape.add("decode", Kind.STEP, at + 83 + 5 * step, 4, step + 1, 1, int(step == 4), 1)
+        tape.add("decode", Kind.STEP, at + 83 + 5 * step, 4, step + 1, 1, pack_pair(int(step == 4), 1), 1)
     tape.add("gateway", Kind.FIRST_TEXT, at + 89, 0, key)
     tape.add("decode", Kind.ROW_ENDED, at + 108, 0, 0, 1, 2)
     tape.add("gateway", Kind.OVER, at + 109, 0, key, 5, 0)
