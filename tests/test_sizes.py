@@ -5,7 +5,7 @@ from pathlib import Path
 
 import mmrt
 
-MAX_FILE, MAX_FUNCTION = 400, 60
+MAX_FILE, MAX_FUNCTION = 450, 60
 FOLDERS = (
     "actors",
     "bench",
