@@ -94,7 +94,7 @@ SCHEDULES = {  # a state at a prompt's first border is made of nothing: deaths t
 }
 
 COPY_SCHEDULES = {  # a copy of a state has one part, and one of its log
-    "decode": {"copied page": [2, 20], "part of a state": [1, 4, 8], "after a part of a state": [2, 6]},
+    "decode": {"copied page": [2, 12], "part of a state": [1, 4, 8], "after a part of a state": [2, 6]},
     "prefill": {"layer of a chunk": [4, 9], "end of a plan": [2, 5]},
     "controller": {"SetSourceStatePages": [1, 3], "ClearSource": [1, 2], "WritePlan": [2, 5], "ClearPlan": [4]},
     "memory": {"part of a state": [1]},
