@@ -137,7 +137,7 @@ class _Show:
 
     def __init__(self, total: int, missing: int, reporter: Reporter | None) -> None:
         self._total, self._reporter = total, reporter
-        self._there = total - missing  # of which the rate says nothing: they are read again, or not at all
+        self._there = total - missing  # the rate leaves these out: they are read again, or not at all
         self._done, self._shown_s = 0, time.monotonic()
         self._recent = self._there, self._shown_s
 

@@ -23,7 +23,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Luck:
-    """How a row's guesses (``prompt_lookup``) have done: the share that was right, and the count of ids at which one was last made."""
+    """``share``: of a row's guesses (``prompt_lookup``), those that were right. ``tried_at``: its count of ids when it last looked for
+    one."""
 
     share: float = 0.5
     tried_at: int = 0
@@ -42,8 +43,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What some members draw their next tokens with: their numbers in the batch, rising, and per member, in this order, what a sampler
-    wants. ``logprob_Q``: the places, among these, of those who want log-probabilities, with ``num_alternatives``."""
+    """The inputs of some members' next draws. ``number_A``: their numbers in the batch, rising; the rest is in this order.
+    ``logprob_Q``: the places, among these, of those who want log-probabilities, with ``num_alternatives``."""
 
     number_A: Ints
     sampling: SamplingRows
@@ -172,12 +173,12 @@ class Batch:
         return 2 if self.members[number].spec.num_companion_tokens else 1
 
     def draws(self, ahead: int = 0) -> Draws:
-        """What all draw their next tokens with, or the ones ``ahead`` of them."""
+        """Return the next draws of all members, or those ``ahead`` of them."""
         sampling = replace(self.sampling, index=self.count_N + ahead)
         return Draws(self.number_N, sampling, self.pairs, self.logprob_Q, self.num_alternatives, self.grammars)
 
     def draws_of(self, number_A: Ints) -> Draws:
-        """What some members draw with. The companions' logits stand behind those of all, in the same order."""
+        """Return the next draws of some members. The companions' logits stand behind those of all, in the same order."""
         place_A = np.flatnonzero(np.isin(number_A, self.pair_P))
         pairs = None
         if self.pairs is not None and place_A.size:

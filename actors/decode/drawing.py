@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Drawn(NamedTuple):
-    """What members drew, on the device: tokens [A], and log-probabilities [Q] where they are asked for."""
+    """Tokens [A] that members drew, on the device, and their log-probabilities [Q] where they are asked for."""
 
     draws: Draws
     tokens: Tensor

@@ -1,8 +1,9 @@
 """Guesses of an answer's next tokens, which a step checks beside the token that it computes (prompt lookup decoding).
 
-Where the last ids of an answer stood before, in the prompt or the answer, what followed them is guessed to follow again: so it does in
-copies, edits, code and tables. A grammar's forced tokens are guessed, too. A step computes a row once more for each guess; the drawn
-tokens are kept as long as the next guess equals them. Draws depend on (seed, index) alone, so the answer is the one without guesses.
+Where the last ids of an answer stood before, in the prompt or the answer, the ids behind them are guessed to follow again: so they do
+in copies, edits, code and tables. Tokens that a grammar forces are guessed, too. A step computes a row once more for each guess. It
+keeps what it draws behind a guess if that guess, and all before it, were drawn. Draws depend on (seed, index) alone, so the answer is
+the one without guesses.
 
 A step on a CPU reads the weights once, so a few more tokens cost little. How little is measured, as is how often a row's guesses are
 right: a guess is checked where it is likely to come to more tokens a second.
@@ -33,8 +34,8 @@ _MEMORY = 100  # steps
 
 @dataclass(frozen=True, slots=True)
 class Guesses:
-    """What a step checks: ``number_G`` of the batch's members, rising; ``place_G``, 1 for a guess of the token that every step draws, 2
-    of the next, and so on; ``id_G``. ``paired``: indices of those of pairs, which both members compute."""
+    """The guesses that a step checks. ``number_G``: their members in the batch, rising; ``place_G``: 1 for a guess of the token that
+    every step draws, 2 of the next, and so on; ``id_G``. ``paired``: indices of those of pairs, which both members compute."""
 
     number_G: Ints
     place_G: Ints

@@ -33,8 +33,8 @@ class _PathBeneath(ctypes.Structure):
 def confine_to_files(readable: Iterable[Path], writable: Iterable[Path], *, has_network: bool = False) -> None:
     """Forbid executing programs; allow writing only in ``writable``, /dev/null and GPUs, and reading ``readable`` and code besides.
 
-    Landlock keeps the memory, environment and descriptors of processes that are not so confined (/proc) from this one, too; and TCP
-    unless it ``has_network``. All threads that begin later are as confined. Raises: OSError where the system has no Landlock.
+    This process then reads no memory, environment or descriptors (/proc) of processes that are less confined, and uses no TCP unless it
+    ``has_network``. All threads that begin later are as confined. Raises: OSError where the system has no Landlock.
     """
     version = system_call(_CREATE_RULESET, None, 0, _VERSION)
     writing = _WRITE_FILE | _REMOVE_FILE | _MAKE_REG | (_TRUNCATE if version >= 3 else 0)
