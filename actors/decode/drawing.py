@@ -32,6 +32,14 @@ class Drawn(NamedTuple):
     logprobs: TokenLogprobs | None
 
 
+class Answers(NamedTuple):
+    """What a step adds to answers: the first ``num_N`` of the members' ``tokens`` [N, K], or [N] of one each, and their EndCodes."""
+
+    tokens: Ints
+    num_N: Ints
+    end_N: Ints
+
+
 class Drawing:
     """The draws of one decode process. ``eos``: the model's end-of-sequence ids."""
 
@@ -69,12 +77,13 @@ class Drawing:
                     failed.append(place)
         return failed
 
-    def check(self, batch: Batch, guesses: Guesses, behind: Tensor, tokens_N: Ints, end_N: Ints, num_N: Ints) -> Ints:
+    def check(self, batch: Batch, guesses: Guesses, behind: Tensor, before: Answers) -> Answers:
         """Draw the tokens behind guesses, place by place, for members whose guesses are right so far.
 
-        ``behind``: their logits, [G, and those of pairs again, V]; ``tokens_N`` what the members drew before, ``end_N`` and ``num_N``
-        their EndCodes and numbers of tokens, which this changes. Returns the members' tokens [N, K].
+        ``behind``: their logits, [G, and those of pairs again, V]; ``before``: what the members drew in this step, which stays as it
+        is. Returns it with what is added.
         """
+        tokens_N, num_N, end_N = before.tokens, before.num_N.copy(), before.end_N.copy()
         tokens_NK = np.zeros((len(tokens_N), 1 + int(guesses.place_G.max())), np.int64)
         tokens_NK[:, 0] = tokens_N
         number_A = np.flatnonzero(end_N == EndCode.NONE)
@@ -87,7 +96,7 @@ class Drawing:
             tokens_NK[number_A, place], end_N[number_A] = tokens_A, end_A
             num_N[number_A] += end_A < EndCode.ERROR
             number_A = number_A[end_A == EndCode.NONE]
-        return tokens_NK
+        return Answers(tokens_NK, num_N, end_N)
 
     def _draw_behind(self, batch: Batch, guesses: Guesses, behind: Tensor, right: Ints) -> tuple[Ints, Ints]:
         """Draw the tokens behind these right guesses of one place. Returns them and the members' EndCodes."""

@@ -32,7 +32,7 @@ from ...shm.errors import StaleRow
 from ...shm.sequence_table import SequenceTable
 from ..host.device import Completion, raise_if_fatal
 from .batch import Batch, Draws, Ints, Member
-from .drawing import Drawing, Drawn
+from .drawing import Answers, Drawing, Drawn
 from .prompt_lookup import Guesses, PromptLookup
 from .state_pages import StepStates, step_states
 
@@ -283,23 +283,22 @@ class RunningSet:
             tokens_N = launched.drawn.tokens.cpu().numpy()  # also ensures that nothing writes pages any more
         end_N = self._drawing.ends(batch, launched.drawn, tokens_N)
         batch.advance(tokens_N)
-        tokens, num_N = tokens_N, (end_N < EndCode.ERROR).astype(np.int64)
+        answers = Answers(tokens_N, (end_N < EndCode.ERROR).astype(np.int64), end_N)
         try:
             if following is not None and not end_N.any():
                 self._launch(batch, following)
             if launched.guesses is not None and self._lookup is not None:
-                tokens = self._drawing.check(batch, launched.guesses, launched.behind, tokens_N, end_N, num_N)
-                self._lookup.learn(batch, launched.guesses, num_N - 1)
+                answers = self._drawing.check(batch, launched.guesses, launched.behind, answers)
+                self._lookup.learn(batch, launched.guesses, answers.num_N - 1)
         finally:
-            self._commit(batch, tokens, num_N)
-            ended = self._end(batch, end_N)
-        return Outcome(batch.row_N.tolist(), num_N.tolist(), ended)
+            self._commit(batch, answers)
+            ended = self._end(batch, answers.end_N)
+        return Outcome(batch.row_N.tolist(), answers.num_N.tolist(), ended)
 
-    def _commit(self, batch: Batch, tokens: Ints, num_N: Ints) -> None:
-        """Commit the members' tokens: one each, [N], or the first ``num_N`` of theirs, [N, K]; 0 is none."""
-        some_N = num_N > 0
-        num_tokens = None if tokens.ndim == 1 else num_N[some_N]
-        self._table.commit(batch.row_N[some_N], batch.generation_N[some_N], tokens[some_N], num_tokens)
+    def _commit(self, batch: Batch, answers: Answers) -> None:
+        some_N = answers.num_N > 0
+        num_tokens = None if answers.tokens.ndim == 1 else answers.num_N[some_N]
+        self._table.commit(batch.row_N[some_N], batch.generation_N[some_N], answers.tokens[some_N], num_tokens)
 
     def _end(self, batch: Batch, end_N: Ints) -> list[tuple[int, int, EndCode]]:
         """Set the ends of members whose tokens are committed; they leave."""

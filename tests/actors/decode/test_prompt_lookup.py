@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from mmrt.actors.decode import prompt_lookup
 from mmrt.actors.decode.batch import Batch, Ints
 from mmrt.actors.decode.drawing import Drawing
-from mmrt.actors.decode.prompt_lookup import MOST_GUESSES, MOST_TOKENS, PromptLookup, StepTime, look_up
+from mmrt.actors.decode.prompt_lookup import MOST_GUESSES, MOST_TOKENS, Guesses, PromptLookup, StepTime, look_up
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.grammar.matcher import Matchers
 from mmrt.models.grammar.source import source_of_schema
@@ -245,6 +246,37 @@ def test_a_step_that_fails_behind_right_guesses_ends_who_had_ended(
     assert bench.running.step_apart().rows == [1]
     bench.run_to_end()
     assert bench.committed(short) == [103] and bench.committed(long) == list(range(103, 123))
+
+
+def test_a_step_that_fails_further_behind_commits_all_of_who_ends_or_none(
+    counting: Callable[..., tuple[Bench, Counting]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One answer ends behind its first guess, then the other's second one fails: neither has an end before its last id."""
+
+    class Sure(PromptLookup):
+        def _pays(self, share: float, expected: float, num_tokens: int, width: int) -> bool:
+            return True
+
+    bench, _ = counting(Sure)
+    short, long = (bench.place([*range(100, 130), 100, 101, 102], row=row, max_new_tokens=count) for row, count in ((0, 2), (1, 20)))
+    for row in (short, long):
+        bench.grant_all(row)
+        bench.to_decode(row)
+    draw = Drawing._draw_behind
+
+    def fail(self: Drawing, batch: Batch, guesses: Guesses, behind: Tensor, right: Ints) -> tuple[Ints, Ints]:
+        if guesses.place_G[right[0]] == 2:
+            raise RuntimeError("further behind")
+        return draw(self, batch, guesses, behind, right)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Drawing, "_draw_behind", fail)
+        with pytest.raises(RuntimeError, match="further behind"):
+            bench.running.step()
+    assert (bench.committed(short), bench.end(short)) == ([103], EndCode.NONE)
+    bench.running.step_apart()
+    bench.run_to_end()
+    assert bench.committed(short) == [103, 104] and bench.committed(long) == list(range(103, 123))
 
 
 def test_all_that_are_due_fit_into_a_step(counting: Callable[..., tuple[Bench, Counting]], monkeypatch: pytest.MonkeyPatch) -> None:
