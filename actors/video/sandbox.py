@@ -23,6 +23,7 @@ MAX_OPEN_FILES = 256
 NO_CORE_BYTES = 1
 
 MAX_THREADS = 1024
+MAX_STACK_BYTES = 8 << 20  # of the first thread, which grows; no other limit counts it
 
 _PR_SET_NO_NEW_PRIVS = 38
 _NAMESPACES = 0x10000000 | 0x40000000 | 0x08000000 | 0x04000000 | 0x00020000  # CLONE_NEWUSER, NEWNET, NEWIPC, NEWUTS, NEWNS
@@ -106,6 +107,7 @@ def _limit_resources(memory_bytes: int, file_bytes: int) -> None:
     data_pages = int(Path("/proc/self/statm").read_text().split()[5])
     limits = {
         resource.RLIMIT_CORE: NO_CORE_BYTES,
+        resource.RLIMIT_STACK: MAX_STACK_BYTES,
         resource.RLIMIT_NOFILE: MAX_OPEN_FILES,
         resource.RLIMIT_FSIZE: file_bytes,
         resource.RLIMIT_DATA: data_pages * resource.getpagesize() + memory_bytes,

@@ -59,18 +59,31 @@ _CUDA_NEEDS = {  # its driver listens on an abstract socket of its own, or does 
 }  # fmt: skip
 _MMAP, _SOCKET, _SENDTO, _CLONE, _CLONE3, _KILL, _TGKILL = 9, 41, 44, 56, 435, 62, 234
 _SCHED_SETSCHEDULER, _PRLIMIT, _SECCOMP = 144, 302, 317
-_COMMANDS = {  # that kill, by number and argument
-    # fcntl: a file that sends signals to any process
-    (72, 1): {"F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15},
-    # ioctl: a terminal that types; the same signals
-    (16, 1): {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C, "FIOSETOWN": 0x8901, "SIOCSPGRP": 0x8902},
+_FCNTL, _IOCTL = 72, 16
+_DEADLY_COMMANDS = {  # by number and argument
+    # a file that sends signals to any process
+    (_FCNTL, 1): {"F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15},
+    # a terminal that types; the same signals
+    (_IOCTL, 1): {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C, "FIOSETOWN": 0x8901, "SIOCSPGRP": 0x8902},
     # madvise: gives pages of a shared file back, and where the file system is full by then its readers die
     (28, 2): {"MADV_REMOVE": 9},
 }
+_COMMANDS = {  # the only ones, by number; the driver of GPUs has others
+    _FCNTL: {
+        "F_DUPFD": 0, "F_GETFD": 1, "F_SETFD": 2, "F_GETFL": 3, "F_SETFL": 4, "F_GETLK": 5, "F_SETLK": 6, "F_SETLKW": 7,
+        "F_DUPFD_CLOEXEC": 1030,
+    },
+    _IOCTL: {  # those of a terminal are a debugger's
+        "TCGETS": 0x5401, "TCSETS": 0x5402, "TCSETSW": 0x5403, "TCSETSF": 0x5404, "TCXONC": 0x540A, "TCFLSH": 0x540B,
+        "TIOCGPGRP": 0x540F, "TIOCSPGRP": 0x5410, "TIOCGWINSZ": 0x5413, "FIONREAD": 0x541B, "FIONBIO": 0x5421, "FIONCLEX": 0x5450,
+        "FIOCLEX": 0x5451, "TCGETS2": 0x802C542A, "TCSETS2": 0x402C542B, "TCSETSW2": 0x402C542C, "TCSETSF2": 0x402C542D,
+    },
+}  # fmt: skip
 _AF_UNIX = 1
 _SCHED_OTHER = 0
 _CLONE_THREAD = 0x10000
 _SHARED_AND_ANONYMOUS = 0x21  # of mmap
+_UNCOUNTED = 0x42100  # of mmap: MAP_GROWSDOWN, which counts as a stack, MAP_LOCKED, MAP_HUGETLB
 _X32 = 0x40000000  # system calls of the x32 interface, which have numbers of their own
 _AUDIT_ARCH_X86_64 = 0xC000003E
 _SET_MODE_FILTER, _FLAG_TSYNC = 1, 1
@@ -115,12 +128,15 @@ def _program(pid: int, cuda: bool) -> Iterator[_Line]:
     yield from _unless(_PRLIMIT, 0, _JUMP_EQUAL, 0, _END)  # its own limits alone
     yield from _unless(_SCHED_SETSCHEDULER, 1, _JUMP_EQUAL, _SCHED_OTHER, _REFUSE)  # zmq, to each thread of its own
     yield from _unless_null(_SENDTO, 4)  # an address
-    yield from _unless_private(_MMAP, 3)
+    yield from _unless_counted(_MMAP, 3)
     yield from _answer(
         _CLONE3, (_RETURN, _ERRNO | errno.ENOSYS, 0, 0)
     )  # its flags lie in memory, where no filter looks: libc takes clone
-    for (number, argument), commands in _COMMANDS.items():
-        yield from _without(number, argument, list(commands.values()))
+    for (number, argument), commands in _DEADLY_COMMANDS.items():
+        is_last = cuda or number not in _COMMANDS
+        yield from _by_command(number, argument, list(commands.values()), _END, _PERMIT if is_last else None)
+    for number, commands in _COMMANDS.items():
+        yield from _by_command(number, 1, list(commands.values()), _PERMIT, _REFUSE)
     for number in _REFUSED.values():
         yield from _answer(number, _REFUSE)
     yield _JUMP_AT_LEAST, _FIRST_UNKNOWN, 0, 1
@@ -153,23 +169,24 @@ def _unless_null(number: int, argument: int) -> Iterator[_Line]:
     yield _PERMIT
 
 
-def _unless_private(number: int, argument: int) -> Iterator[_Line]:
-    """Refuse mmap of memory that is shared and no file's, which no limit counts."""
-    yield _JUMP_EQUAL, number, 0, 5
+def _unless_counted(number: int, argument: int) -> Iterator[_Line]:
+    """Refuse mmap of memory that no limit counts: shared and no file's, or of a kind of its own."""
+    yield _JUMP_EQUAL, number, 0, 6
     yield _LOAD, _ARGUMENTS_AT + argument * _ARGUMENT_BYTES, 0, 0
+    yield _JUMP_BITS, _UNCOUNTED, 2, 0
     yield _AND, _SHARED_AND_ANONYMOUS, 0, 0
     yield _JUMP_EQUAL, _SHARED_AND_ANONYMOUS, 0, 1
     yield _REFUSE
     yield _PERMIT
 
 
-def _without(number: int, argument: int, commands: list[int]) -> Iterator[_Line]:
-    """Permit ``number`` unless the lower half of this argument, counted from 0, is one of these."""
+def _by_command(number: int, argument: int, commands: list[int], answer: _Line, otherwise: _Line | None) -> Iterator[_Line]:
+    """Answer ``number`` so where the lower half of this argument, counted from 0, is one of these; ``otherwise`` None: look further."""
     yield _JUMP_EQUAL, number, 0, 2 * len(commands) + 2
     yield _LOAD, _ARGUMENTS_AT + argument * _ARGUMENT_BYTES, 0, 0
     for command in commands:
-        yield from _answer(command, _END)
-    yield _PERMIT
+        yield from _answer(command, answer)
+    yield (_LOAD, _NUMBER_AT, 0, 0) if otherwise is None else otherwise
 
 
 def forbid_system_calls(*, cuda: bool = False) -> None:

@@ -37,6 +37,7 @@ from mmrt.runtime.process.notify import Notifier
 
 MEMORY_BYTES = 512 << 20
 FILE_BYTES = 1 << 20
+MAP_GROWSDOWN = 0x100
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC")
 
 
@@ -203,6 +204,8 @@ def main(run: Path, captures: Path, elsewhere: Path, video: bytes) -> None:
         "large file": lambda: write(captures / "large", 2 * FILE_BYTES),
         "memory": lambda: bytearray(2 * MEMORY_BYTES),
         "memory without a limit": lambda: mmap.mmap(-1, 4096),
+        "memory as a stack": lambda: mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_GROWSDOWN),
+        "a large stack": lambda: resource.setrlimit(resource.RLIMIT_STACK, (1 << 30, 1 << 30)),
         "file in memory": lambda: os.memfd_create("x"),
         "core": lambda: resource.setrlimit(resource.RLIMIT_CORE, (4096, 4096)),
     }

@@ -103,13 +103,17 @@ def answer(number: int, *arguments: int, machine: int = seccomp._AUDIT_ARCH_X86_
 PID, FAR = 77, 1 << 32
 JUDGED: dict[str, tuple[int, tuple[int, ...] | None, tuple[int, ...], str]] = {  # number, what is done, what is not, the answer to that
     "mmap": (9, (0, 1, 3, 0x22), (0, 1, 3, 0x21), "EPERM"),
+    "mmap of a stack": (9, (0, 1, 3, 0x20022), (0, 1, 3, 0x122), "EPERM"),
+    "mmap of huge pages": (9, (0, 1, 3, 0x4022), (0, 1, 3, 0x40022), "EPERM"),
     "ioctl": (16, (0, 0x5401), (0, 0x5412), "SIGSYS"),
+    "ioctl of files": (16, (0, 0x5451), (0, 0x40086602), "EPERM"),
     "madvise": (28, (0, 1, 4), (0, 1, 9), "SIGSYS"),
     "socket": (41, None, (1,), "EPERM"),
     "sendto": (44, (3, 1, 1, 0, 0, 0), (3, 1, 1, 0, FAR, 0), "SIGSYS"),
     "clone": (56, (0x10000,), (17,), "EPERM"),
     "kill": (62, (PID, 9), (1, 9), "SIGSYS"),
     "fcntl": (72, (0, 3), (0, 8), "SIGSYS"),
+    "fcntl of leases": (72, (0, 1030), (0, 1024), "EPERM"),
     "sched_setscheduler": (144, (1, 0), (1, 5), "EPERM"),
     "tgkill": (234, (PID, 1, 9), (1, 1, 9), "SIGSYS"),
     "prlimit64": (302, (0, 0), (1, 0), "SIGSYS"),
@@ -250,7 +254,8 @@ def test_files_are_written_in_one_directory_alone(outcome: Outcome) -> None:
 def test_limits(outcome: Outcome) -> None:
     found = outcome.found["forbidden"]
     assert (found["large file"], found["memory"], found["core"]) == ("EFBIG", "MemoryError", "ValueError")
-    assert found["memory without a limit"] == "EPERM"
+    assert found["memory without a limit"] == found["memory as a stack"] == "EPERM"
+    assert found["a large stack"] == "ValueError"
     assert 0 < outcome.found["memory left"] <= 512 << 20
 
 
