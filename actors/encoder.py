@@ -75,4 +75,5 @@ class EncoderWorker:
         self._patches.check(part.source.pages, part.source.generations)
         shape = part.shape
         rows = self._patches.gather_rows(part.source.pages, shape.row_bytes, shape.num_rows)
-        return TowerInput(shape.kind, rows.view(np.float32) if shape.kind == "audio" else rows, shape.grid)
+        rows = rows.view(np.float32) if shape.kind == "audio" else rows
+        return TowerInput(shape.kind, rows, shape.grid, shape.details, shape.ids)

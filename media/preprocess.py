@@ -14,16 +14,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
-from .rules import PatchRules
+from .rules import PatchRules, Resample
 
 Pixels = npt.NDArray[np.uint8]
 
 
-def resize(frame: Pixels, height: int, width: int) -> Pixels:
-    """Bicubic, antialiased. frame uint8 [*, *, 3] -> planes uint8 [3, height, width]."""
+def resize(frame: Pixels, height: int, width: int, resample: Resample = "bicubic") -> Pixels:
+    """Antialiased. frame uint8 [*, *, 3] -> planes uint8 [3, height, width]. Lanczos is Pillow's."""
     if frame.shape[:2] == (height, width):
         return frame.transpose(2, 0, 1)
+    if resample == "lanczos":
+        return np.asarray(Image.fromarray(frame).resize((width, height), Image.Resampling.LANCZOS)).transpose(2, 0, 1)
     writable = frame if frame.flags.writeable else frame.copy()
     planes = torch.from_numpy(writable).permute(2, 0, 1)[None]
     resized = F.interpolate(planes, (height, width), mode="bicubic", antialias=True)

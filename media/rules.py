@@ -1,6 +1,9 @@
 """Protocols for the facts of a model that media functions need; the configuration structs of models/ fit them."""
 
-from typing import Protocol
+from typing import Literal, Protocol
+
+Resample = Literal["bicubic", "lanczos"]
+"""The filter by which pictures are resized."""
 
 
 class PatchRules(Protocol):

@@ -214,6 +214,7 @@ class VisionRules(msgspec.Struct, frozen=True, kw_only=True):
     fps: float = 2.0
     min_frames: int = 4
     max_frames: int = 768  # 0: the model takes no video
+    resample: Literal["bicubic", "lanczos"] = "bicubic"
     image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
     image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
 
@@ -288,6 +289,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     vision_start_token_id: int = -1  # start and end enclose each frame of a video whose prompt has the frames' times
     vision_end_token_id: int = -1
     times: TimeTokens | None = None
+    item_text_ids: tuple[int, ...] = ()  # that the text in and around the tokens of media is made of, besides times
     positions_per_second: float = 1.0  # of video, on the temporal axis of M-RoPE
     seconds_per_chunk: float = 2.0  # of a video and its sound track, which take turns
     null: NullConfig | None = None

@@ -28,6 +28,7 @@ from .state_layout import GRID, state_layout
 
 DEFAULT_MAX_CONTEXT = 32768
 TIME_ID = "an id in the text of times"
+ITEM_TEXT_ID = "an id in the text of media"
 NULL_TYPE = "mmrt_null"  # for benches; not documented for users
 
 
@@ -127,7 +128,8 @@ def _check_ids(path: Path, config: ModelConfig) -> None:
     if config.times is not None:
         ids += [("vision_start_token_id", config.vision_start_token_id), ("vision_end_token_id", config.vision_end_token_id)]
         ids += [(TIME_ID, token) for token in config.times.ids]
-    files = {"eos_token_id": "generation_config.json or config.json", TIME_ID: "tokenizer.json"}
+    ids += [(ITEM_TEXT_ID, token) for token in config.item_text_ids]
+    files = {"eos_token_id": "generation_config.json or config.json", TIME_ID: "tokenizer.json", ITEM_TEXT_ID: "tokenizer.json"}
     for name, token in ids:
         if not 0 <= token < config.language.vocab_size:
             file = files.get(name, "config.json")

@@ -27,12 +27,30 @@ class MediaOptions(msgspec.Struct, frozen=True, array_like=True):
     use_audio_in_video: bool = False
 
 
+class View(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a picture as a tower gets it: the picture resized to each of ``sizes`` (height, width) in turn, then cut to ``window``
+    (x, y, width, height). What lies outside of the picture is black. Without a window it is the whole picture."""
+
+    sizes: tuple[tuple[_Count, _Count], ...]
+    window: tuple[int, int, _Count, _Count] | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.sizes[-1] if self.window is None else (self.window[3], self.window[2])
+
+
 class SegmentShape(msgspec.Struct, frozen=True, array_like=True):
-    """A separately decodable and encodable part of an item: whole temporal patches of a video, windows of an audio, or an image.
+    """A separately decodable and encodable part of an item: whole temporal patches of a video, windows of an audio, an image or
+    some views of it.
 
     ``kind`` is the item's own, except "audio" for the sound track of a video. ``grid`` is (t, h, w) in patches for vision and
     (num_mel_frames, 0, 0) for audio; ``num_rows`` patch or mel rows of ``row_bytes`` each go to patch pages; ``num_tokens`` embedding
-    rows come out of the tower. ``lead`` and ``trail``: ids of text that the prompt has before and behind them, as a frame's time.
+    rows come out of the encoder. ``lead`` and ``trail``: ids of text that the prompt has before and behind them, as a frame's time.
+
+    ``ids``: those of the embedding rows' tokens, as runs (id, count); empty: the placeholder, ``num_tokens`` times. Each token has a
+    row: those of placeholders come out of the tower, those of text from the decoder's table. ``views``: of an image, t in number;
+    empty: all of it in one size. ``details`` are for the family's tower; they begin with the picture's own height and width.
     """
 
     kind: MediaKind
@@ -42,6 +60,9 @@ class SegmentShape(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: _Count
     lead: tuple[int, ...] = ()
     trail: tuple[int, ...] = ()
+    ids: tuple[tuple[int, _Count], ...] = ()
+    views: tuple[View, ...] = ()
+    details: tuple[int, ...] = ()
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -8,6 +8,7 @@ import io
 from collections.abc import Callable, Iterator
 from dataclasses import replace as replaced
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,10 +27,11 @@ from ...media.limits import MediaLimits, Reader, TimeBudget
 from ...media.mel import LogMel, Waveform
 from ...media.preprocess import patch_rows, resize, temporal_rows
 from ...media.timing import sampled, sampled_fps, times_s
+from ...media.views import Views
 from ...models.architecture import ModelConfig
 from ...models.families.registry import family_of
 from ...runtime.config.sections import MAX_FPS, MIN_FPS
-from ...schema.media import ItemShape, MediaKind
+from ...schema.media import ItemShape, MediaKind, View
 
 _INDEX_BYTES = 64  # for each packet of a video: where it is, and when its frame is shown
 KEPT_BYTES = 32 << 20  # of frames at their target size that came as pictures: those of a video with more are decoded twice
@@ -53,7 +55,7 @@ class OpenItem(Protocol):
 
 
 class OpenImage:
-    """A picture at its target size."""
+    """A picture at its target sizes."""
 
     def __init__(
         self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget, jpeg_decoder: JpegDecoder | None = None
@@ -63,12 +65,15 @@ class OpenImage:
         frame = decode_image(reader, limits, budget, jpeg_decoder)
         self.item = family_of(config).image_item(config, *frame.shape[:2])
         _, h, w = self.item.grid
-        self._planes = np.ascontiguousarray(resize(frame, h * self._rules.patch_size, w * self._rules.patch_size))
-        self.num_bytes = self._planes.nbytes
+        whole = View(((h * self._rules.patch_size, w * self._rules.patch_size),))
+        self._views = [segment.views or (whole,) for segment in self.item.segments]
+        self._pixels = Views(frame, chain(*self._views), self._rules.resample)
+        self.num_bytes = self._pixels.num_bytes
 
     def rows(self, segment: int) -> Iterator[NDArray[Any]]:
-        num_frames = self._rules.temporal_patch_size
-        yield patch_rows(np.broadcast_to(self._planes, (num_frames, *self._planes.shape)), self._rules)
+        for view in self._views[segment]:
+            planes = self._pixels.planes(view)
+            yield patch_rows(np.broadcast_to(planes, (self._rules.temporal_patch_size, *planes.shape)), self._rules)
 
     def close(self) -> None:
         pass

@@ -7,8 +7,10 @@ numbers that agree.
 import math
 
 from ...schema.media import ItemShape, MediaKind, SegmentShape
-from ..architecture import ModelConfig
+from ..architecture import ModelConfig, VisionRules
+from ..errors import UnsupportedMediaError
 from .qwen2_5.media import audio_tokens
+from .registry import family_of
 
 MAX_VIDEO_S = 1e6  # of the times on the temporal axis
 
@@ -21,11 +23,12 @@ def fault_of(config: ModelConfig, kind: MediaKind, shape: ItemShape) -> str:
     for number, segment in enumerate(shape.segments):
         if segment.kind not in allowed:
             return f"segment {number} is {segment.kind}"
-        if fault := _fault_of_segment(config, segment):
+        if fault := _fault_of_segment(config, segment) or _fault_of_details(config, number, segment):
             return f"segment {number} has {fault}"
     parts = [segment.grid for segment in shape.segments if segment.kind == kind]
     whole = sum(grid[0] for grid in parts), *shape.grid[1:]
-    if not parts or whole != shape.grid or {grid[1:] for grid in parts} != {shape.grid[1:]} or (kind == "image" and len(parts) > 1):
+    is_cut = kind != "image" or len(parts) == 1 or all(segment.views for segment in shape.segments)
+    if not parts or whole != shape.grid or {grid[1:] for grid in parts} != {shape.grid[1:]} or not is_cut:
         return f"segments of {parts[:4]} in a grid of {shape.grid}"
     if (num_tokens := sum(segment.num_prompt_tokens for segment in shape.segments)) != shape.num_tokens:
         return f"{shape.num_tokens} tokens, and segments of {num_tokens}"
@@ -35,23 +38,65 @@ def fault_of(config: ModelConfig, kind: MediaKind, shape: ItemShape) -> str:
 
 
 def _fault_of_segment(config: ModelConfig, segment: SegmentShape) -> str:
-    texts = config.times
-    known = set() if texts is None else {*texts.ids, config.vision_start_token_id, config.vision_end_token_id}
-    if not known.issuperset(segment.lead + segment.trail):
-        return "other text than the time of a frame"
+    texts = _texts(config)
+    if not texts.issuperset(segment.lead + segment.trail):
+        return "other text around it than its family writes"
+    if segment.ids and (fault := _fault_of_ids(config, segment, texts)):
+        return fault
+    placeholders = {config.placeholder_id(kind) for kind in config.media_kinds}
+    num_text = sum(count for id, count in segment.ids if id not in placeholders)
     t, h, w = segment.grid
     if segment.kind == "audio":
         rules = config.audio_rules
         assert rules is not None
-        expected = (t, rules.row_bytes, audio_tokens(t))
-        is_grid = (h, w) == (0, 0)
+        expected = (t, rules.row_bytes, audio_tokens(t) + num_text)
+        is_grid = (h, w) == (0, 0) and not segment.views
     else:
         vision = config.vision_rules
         assert vision is not None
         num_rows = math.prod(segment.grid)
-        expected = (num_rows, vision.row_bytes, num_rows // vision.merge_size**2)
-        is_grid = not (h % vision.merge_size or w % vision.merge_size) and (t == 1 or segment.kind == "video")
+        # of a segment with details the family knows how many
+        num_tokens = segment.num_tokens if segment.details else num_rows // vision.merge_size**2 + num_text
+        expected = (num_rows, vision.row_bytes, num_tokens)
+        is_grid = not (h % vision.merge_size or w % vision.merge_size) and _are_views(vision, segment)
     found = (segment.num_rows, segment.row_bytes, segment.num_tokens)
     if not is_grid or found != expected or segment.num_tokens < 1:
-        return f"{found[0]} rows of {found[1]} bytes and {found[2]} tokens in a grid of {segment.grid}"
+        return f"{found[0]} rows of {found[1]} bytes and {found[2]} tokens in a grid of {segment.grid}, of {len(segment.views)} views"
     return ""
+
+
+def _texts(config: ModelConfig) -> set[int]:
+    """The ids that text of items is made of."""
+    times = config.times
+    return {*config.item_text_ids, *(() if times is None else (*times.ids, config.vision_start_token_id, config.vision_end_token_id))}
+
+
+def _fault_of_ids(config: ModelConfig, segment: SegmentShape, texts: set[int]) -> str:
+    known = texts | {config.placeholder_id(kind) for kind in config.media_kinds}
+    if unknown := [id for id, _ in segment.ids if id not in known]:
+        return f"a token {unknown[0]} that its family does not write"
+    if min(count for _, count in segment.ids) < 1 or sum(count for _, count in segment.ids) != segment.num_tokens:
+        return f"runs of {[count for _, count in segment.ids][:4]} ids for {segment.num_tokens} tokens"
+    return ""
+
+
+def _are_views(vision: VisionRules, segment: SegmentShape) -> bool:
+    """Return whether the views of a segment are as many and as large as its grid says."""
+    t, h, w = segment.grid
+    if not segment.views:
+        return t == 1 or segment.kind == "video"
+    size = (h * vision.patch_size, w * vision.patch_size)
+    return segment.kind == "image" and t == len(segment.views) and all(view.sizes and view.size == size for view in segment.views)
+
+
+def _fault_of_details(config: ModelConfig, number: int, segment: SegmentShape) -> str:
+    """A segment with details is the one that its family makes of a picture of the size that they begin with."""
+    if not segment.details:
+        return ""
+    if segment.kind == "image" and len(segment.details) >= 2:
+        try:
+            if family_of(config).image_item(config, *segment.details[:2]).segments[number : number + 1] == [segment]:
+                return ""
+        except UnsupportedMediaError:
+            pass
+    return f"details of {segment.details[:4]} that no such segment has"

@@ -1,4 +1,5 @@
-"""The towers of a model: each segment goes to the tower of its kind. The encoder actor calls it; the family builds the towers."""
+"""The towers of a model: each segment goes to the tower of its kind, and gets the rows of its text. The encoder actor calls it; the
+family builds the towers."""
 
 from collections.abc import Sequence
 
@@ -6,8 +7,10 @@ import torch
 from torch import Tensor
 
 from ..architecture import ModelConfig
+from ..checkpoint.weights import torch_dtype
 from ..families.registry import family_of
 from ..lm.decoder import AfterLayer
+from ..lm.matrices import table_of
 from .interface import TowerInput
 
 CPU = torch.device("cpu")
@@ -19,6 +22,8 @@ class Towers:
     def __init__(self, config: ModelConfig, weights: dict[str, Tensor], device: torch.device = CPU) -> None:
         """Raises: CheckpointError if the weights do not fit the towers, or the device's kernels do not support the towers."""
         self._towers = family_of(config).build_towers(config, weights, device)
+        self._weights, self._dtype = weights, torch_dtype(config.dtype)
+        self._placeholders = torch.tensor([config.placeholder_id(kind) for kind in config.media_kinds])
 
     @torch.inference_mode()
     def encode(self, parts: Sequence[TowerInput], after_layer: AfterLayer | None = None) -> list[Tensor]:
@@ -36,4 +41,18 @@ class Towers:
             mine = [i for i, part in enumerate(parts) if self._towers[part.kind] is tower]
             if mine:
                 outputs |= zip(mine, tower.encode([parts[i] for i in mine], after_layer), strict=True)
-        return [outputs[i] for i in range(len(parts))]
+        return [self._with_text(part, outputs[i]) for i, part in enumerate(parts)]
+
+    def _with_text(self, part: TowerInput, media: Tensor) -> Tensor:
+        """The rows of all tokens of a part: ``media`` are those of its placeholders."""
+        if not part.ids:
+            return media
+        tokens = torch.tensor([id for id, count in part.ids for _ in range(count)])
+        is_text = torch.isin(tokens, self._placeholders, invert=True)
+        text = tokens[is_text].to(media.device)
+        is_text = is_text.to(media.device)
+        rows = media.new_zeros(len(tokens), media.shape[1])  # text has no deep parts
+        embeds = table_of(self._weights, "embed").lookup(text, self._dtype)
+        rows[is_text, : embeds.shape[1]] = embeds
+        rows[~is_text] = media
+        return rows

@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import io
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,12 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from mmrt.actors.host.media_rules import for_run
+from mmrt.actors.video.items import open_item
 from mmrt.cli.main import run
+from mmrt.media.decoding import DecodingPool
+from mmrt.media.limits import UNLIMITED, MediaLimits
+from mmrt.media.preprocess import patch_rows, resize
 from mmrt.models.config import load_model_config
 from mmrt.models.families import registry
 from mmrt.models.families.family import Family
+from mmrt.models.families.item_check import fault_of
 from mmrt.models.families.registry import FAMILIES, family_named, family_of
 from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.language_model import build_language_model
@@ -92,7 +99,7 @@ def test_a_new_family_s_prompts(toy: Path) -> None:
     tile = config.placeholder_id("image")
     ids = [*Tokenizer.load(toy).encode("<|im_start|>see"), tile, 5, 6]
     item = family.image_item(config, 100, 50)
-    assert item.num_tokens == 6 and item.segments[0].num_rows == 54
+    assert item.num_tokens == 7 and item.segments[0].num_rows == 54 and fault_of(config, "image", item) == ""
     limits = Limits(
         num_rows=1, max_context=512, kv_page_tokens=16, num_kv_pages=8, media_page_bytes=4096, num_media_pages=8,
         patch_page_bytes=256 * 768, num_patch_pages=8, embedding_page_tokens=32, num_embedding_pages=8, placeholder_ids={"image": tile},
@@ -100,9 +107,29 @@ def test_a_new_family_s_prompts(toy: Path) -> None:
     spec = RequestSpec(Generation("r"), ids, [MediaItem("image", 9)], 4)
     check_placeholders(spec, limits)
     prompt, (start,) = expand(spec, [item], limits)
-    assert prompt == [*ids[:-3], *[tile] * 6, 5, 6]
+    assert prompt == [*ids[:-3], *[tile] * 3, *config.item_text_ids, *[tile] * 3, 5, 6]
     places, delta = family.positions(config, len(prompt), [MediaSpan(start, item)])
-    assert places[0].tolist() == [*range(start), *[start] * 6, start + 1, start + 2] and delta == -5
+    assert places[0].tolist() == [*range(start), *[start] * 7, start + 1, start + 2] and delta == -6
+
+
+def test_a_new_family_s_picture_on_its_way_to_the_encoder(toy: Path, load: Callable[..., Any]) -> None:
+    """Its views are cut, and each of its tokens has a row: those of its text are the decoder's."""
+    config, weights = load(toy)
+    pixels = np.random.default_rng(1).integers(0, 256, (40, 96, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    with DecodingPool() as pool:
+        item = open_item("image", file, config, MediaLimits(), UNLIMITED, pool)
+        rows = np.concatenate(list(item.rows(0)))
+    (segment,) = item.item.segments
+    resized = resize(pixels, 48, 96)
+    rules = config.vision_rules
+    expected = np.concatenate([patch_rows(np.ascontiguousarray(resized[None, :, :, x : x + 48]), rules) for x in (0, 48)])
+    np.testing.assert_array_equal(rows, expected)
+    towers = Towers(config, weights)
+    (found,) = towers.encode([TowerInput("image", rows, segment.grid, ids=segment.ids)])
+    left, right = torch.from_numpy(rows.reshape(2, 9, 768).mean(1)).float() @ weights["vision.project"].T
+    torch.testing.assert_close(found, torch.stack([left, weights["embed"][config.item_text_ids[0]], right]))
 
 
 def test_a_new_family_s_tensors_and_towers(toy: Path, load: Callable[..., Any]) -> None:

@@ -14,7 +14,7 @@ from mmrt.models.config import load_model_config
 from mmrt.models.families.item_check import fault_of
 from mmrt.models.families.registry import family_of
 from mmrt.runtime.bus import messages as m
-from mmrt.schema.media import ItemShape, MediaSpan
+from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape, View
 from mmrt.tests.runtime.controller.test_machine import KEY, Driver, image, refused
 
 FAMILIES = ("qwen2_5_omni", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_5")
@@ -40,9 +40,28 @@ def test_what_the_rules_give_passes(config: ModelConfig) -> None:
         assert fault_of(config, item.kind, item) == ""
 
 
-def lies(item: ItemShape, number: int) -> dict[str, ItemShape]:
+def test_a_picture_in_views_with_text_in_it(checkpoints: Callable[[str], Path]) -> None:
+    """Text in place of placeholders is found, and views of another size."""
+    config = msgspec.structs.replace(load_model_config(checkpoints("qwen2_vl")), item_text_ids=(7, 8))
+    placeholder, size, row_bytes = config.image_token_id, (56, 28), 2 * 3 * 14 * 14
+    tokens = (placeholder, 2), (7, 1), (placeholder, 2)
+    segment = SegmentShape("image", (2, 4, 2), 16, row_bytes, 5, (8,), (), tokens, (View((size,)), View(((9, 9),), (0, 0, 28, 56))))
+    item = ItemShape("image", (4, 4, 2), 12, [segment, segment])
+    assert fault_of(config, "image", item) == ""
+    for name, lie in {
+        "fewer tokens": {"ids": ((placeholder, 1), (7, 2), (placeholder, 2))},
+        "a wide view": {"views": (View((size,)), View((size,), (0, 0, 29, 56)))},
+        "fewer views": {"views": (View((size,)),)},
+        "other text": {"ids": ((placeholder, 2), (9, 1), (placeholder, 2))},
+    }.items():
+        told = ItemShape("image", (4, 4, 2), 12, [segment, msgspec.structs.replace(segment, **lie)])
+        assert fault_of(config, "image", told).startswith("segment 1 has "), name
+
+
+def lies(config: ModelConfig, item: ItemShape, number: int) -> dict[str, ItemShape]:
     """The same item, each time with one untruth; of its segments, in one of this number."""
     (t, h, w), segment = item.grid, item.segments[number]
+    placeholder = config.placeholder_id(segment.kind)
 
     def in_segment(**changes: Any) -> ItemShape:
         segments = list(item.segments)
@@ -70,13 +89,21 @@ def lies(item: ItemShape, number: int) -> dict[str, ItemShape]:
         "none": in_segment(num_tokens=0),
         "text": in_segment(lead=(*segment.lead, 1 << 40)),
         "text behind": in_segment(trail=(-1,)),
+        "more ids": in_segment(ids=((placeholder, segment.num_tokens + 1),)),
+        "no ids": in_segment(ids=((placeholder, segment.num_tokens), (placeholder, 0))),
+        "negative ids": in_segment(ids=((placeholder, segment.num_tokens + 1), (placeholder, -1))),
+        "ids of text": in_segment(ids=((1 << 40, segment.num_tokens),)),
+        "views": in_segment(views=(View(((14, 14),)),)),
+        "no view": in_segment(views=(View(()),) * segment.grid[0]),
+        "details": in_segment(details=(1,)),
+        "details of a size": in_segment(details=(*segment.grid[1:], 5)),
     }
 
 
 def test_what_differs_is_found(config: ModelConfig) -> None:
     for item in items(config):
         for number in {0, len(item.segments) - 1}:
-            believed = [what for what, lie in lies(item, number).items() if fault_of(config, item.kind, lie) == ""]
+            believed = [what for what, lie in lies(config, item, number).items() if fault_of(config, item.kind, lie) == ""]
             assert not believed, item
 
 
@@ -88,7 +115,7 @@ def test_a_request_whose_analysis_contradicts_itself_fails_alone(config: ModelCo
         return found.T.tobytes(), delta
 
     known = family_of(config).image_item(config, 56, 56)
-    for lie in lies(known, 0).values():
+    for lie in lies(config, known, 0).values():
         driver = Driver(max_context=1000, num_kv_pages=1000, fault_of=partial(fault_of, config), positions=positions, prefix_cache=True)
         driver.submit(image())
         driver.receive("gateway", m.Filled(1, KEY)).tick()

@@ -1,4 +1,5 @@
-"""A model family in one module: pictures in tiles of 16 x 16, nine of which make a token. ``test_families`` registers it."""
+"""A model family in one module: the left and the right half of a picture in tiles of 16 x 16, nine of which make a token; between
+the halves is a word. ``test_families`` registers it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,9 +15,9 @@ from mmrt.models.errors import UnsupportedMediaError
 from mmrt.models.families.family import CheckpointRecipe
 from mmrt.models.lm.decoder import AfterLayer
 from mmrt.models.towers.interface import Tower, TowerInput
-from mmrt.schema.media import ItemShape, MediaKind, MediaSpan, SegmentShape
+from mmrt.schema.media import ItemShape, MediaKind, MediaSpan, SegmentShape, View
 
-TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tile>")
+TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tile>", "<cut>")
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
 
 
@@ -45,6 +46,7 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
         eos_token_ids=config.integers("end"),
         vision_rules=VisionRules(patch_size=16, temporal_patch_size=1, merge_size=3, max_frames=0),
         image_token_id=config.integer("tile"),
+        item_text_ids=(config.integer("cut"),),
     )
 
 
@@ -64,6 +66,7 @@ def checkpoint_name(name: str) -> str:
 def recipes() -> Mapping[str, CheckpointRecipe]:
     def files(ids: Mapping[str, int]) -> dict[str, dict[str, Any]]:
         config = {"model_type": "toy", "width": 32, "layers": 2, "words": 320, "end": [ids["<|im_end|>"]], "tile": ids["<tile>"]}
+        config["cut"] = ids["<cut>"]
         return {"config.json": config}
 
     return {"toy": CheckpointRecipe(320, 20, TOKENS, (), {}, TEMPLATE, files)}
@@ -95,9 +98,11 @@ def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) 
 
 def image_item(config: ModelConfig, height: int, width: int) -> ItemShape:
     assert config.vision_rules is not None
-    grid = (1, 3 * -(-height // 48), 3 * -(-width // 48))
-    num_rows = grid[1] * grid[2]
-    segment = SegmentShape("image", grid, num_rows, config.vision_rules.row_bytes, num_rows // 9)
+    half = -(-height // 48)
+    grid = (2, 3 * half, 3)
+    views = tuple(View(((48 * half, 96),), (x, 0, 48, 48 * half)) for x in (0, 48))
+    ids = (config.image_token_id, half), (config.item_text_ids[0], 1), (config.image_token_id, half)
+    segment = SegmentShape("image", grid, 18 * half, config.vision_rules.row_bytes, 2 * half + 1, ids=ids, views=views)
     return ItemShape("image", grid, segment.num_tokens, [segment])
 
 

@@ -1,4 +1,4 @@
-"""The expansion of a prompt: each placeholder of a medium becomes one for each of its tokens, and the text of its segments (pure;
+"""The expansion of a prompt: each placeholder of a medium becomes the tokens of its segments, and the text around them (pure;
 controller process)."""
 
 from collections.abc import Sequence
@@ -53,7 +53,8 @@ def expand(spec: RequestSpec, shapes: Sequence[ItemShape], limits: Limits) -> tu
         starts.append(len(prompt))
         for segment in shapes[len(starts) - 1].segments:
             prompt += segment.lead
-            prompt += [limits.placeholder_ids[segment.kind]] * segment.num_tokens
+            for id, count in segment.ids or ((limits.placeholder_ids[segment.kind], segment.num_tokens),):
+                prompt += [id] * count
             prompt += segment.trail
     prompt += spec.prompt_ids[end:]
     return prompt, starts
