@@ -1,8 +1,9 @@
 """Tokenizers of SentencePiece's kind in the ``tokenizers`` library, as Llama 2's: spaces are U+2581, and a character that the
 vocabulary lacks is written in tokens of bytes.
 
-A text gets a space in front, as does one behind an added token; what goes on a text has none, so such a tokenizer has a second form.
-An answer's text keeps its first space, as in llama.cpp and vLLM: it goes on the prompt.
+A text gets a space in front, and in most of them one behind an added token as well; what goes on a text has none, so such a tokenizer
+has a second form. The space comes from a normalizer, or, in newer files, from a pre-tokenizer ("Metaspace"). An answer's text keeps its
+first space, as in llama.cpp and vLLM: it goes on the prompt.
 """
 
 import json
@@ -11,7 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, normalizers
+from tokenizers import decoders, normalizers, pre_tokenizers
 
 SPACE = "\u2581"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -40,16 +41,25 @@ def has_pieces(backend: tokenizers.Tokenizer) -> bool:
 
 def going_on(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """A tokenizer for what goes on a text. Raises: ValueError for a normalizer or pre-tokenizer that is not known."""
-    found = _state(backend.normalizer)
+    found, metaspace = _state(backend.normalizer), _metaspace(backend)
     is_known = found in (_FROM_SPACES, {"type": "Sequence", "normalizers": [_PREFIX, _FROM_SPACES]})
-    if not is_known or backend.pre_tokenizer is not None:
+    if not (is_known and backend.pre_tokenizer is None or found is None and metaspace is not None):
         told = f"{backend.normalizer}, the pre-tokenizer {backend.pre_tokenizer}"
-        raise ValueError(f"the normalizer is {told}, expected Prepend and Replace, or Replace, and none")
+        raise ValueError(f"the normalizer is {told}, expected Prepend and Replace, or Replace, and none; or none and Metaspace")
     other = tokenizers.Tokenizer.from_str(backend.to_str())
-    other.normalizer = normalizer(has_prefix=False)
+    if metaspace is None:
+        other.normalizer = normalizer(has_prefix=False)
+    else:
+        other.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="never", split=metaspace["split"])
     other.no_truncation()
     other.no_padding()
     return other
+
+
+def begins_anew(backend: tokenizers.Tokenizer) -> bool:
+    """Whether a text behind an added token gets a space in front, too."""
+    metaspace = _metaspace(backend)
+    return metaspace is None or metaspace["prepend_scheme"] == "always"
 
 
 def piece_bytes(backend: tokenizers.Tokenizer, special: Collection[int]) -> list[bytes]:
@@ -61,6 +71,12 @@ def piece_bytes(backend: tokenizers.Tokenizer, special: Collection[int]) -> list
             byte = _BYTE.fullmatch(token)
             table[id] = bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
     return table
+
+
+def _metaspace(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
+    """The state of a pre-tokenizer that puts U+2581 in the place of spaces."""
+    found = _state(backend.pre_tokenizer)
+    return found if found is not None and (found.get("type"), found.get("replacement")) == ("Metaspace", SPACE) else None
 
 
 def _state(part: Any) -> Any:

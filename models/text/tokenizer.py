@@ -49,6 +49,7 @@ class Tokenizer:
         control = special | set(control_ids)
         self.control_ids = {token.content: id for id, token in added.items() if id in control}
         self._going_on = sentence_pieces.going_on(backend) if sentence_pieces.has_pieces(backend) else None
+        self._begins_anew = self._going_on is not None and sentence_pieces.begins_anew(backend)
         self.token_bytes = _token_bytes(backend, special) if self._going_on is None else sentence_pieces.piece_bytes(backend, special)
         self.vocab_size = len(self.token_bytes)
         self._special_text = {id: token.content for id, token in added.items() if id in special}
@@ -101,8 +102,8 @@ class Tokenizer:
         found: list[int] = []
         for number, (_, behind) in enumerate(parts):
             found += (opening if begins else within)[number]
-            if behind or found:  # what follows an added token begins anew
-                begins = not behind and found[-1] in self._added
+            if behind or found:  # what follows an added token may begin anew
+                begins = self._begins_anew and not behind and found[-1] in self._added
             found += behind
         return found
 

@@ -68,6 +68,8 @@ def _is_fast(part: object) -> bool:
             return len(text) == 1
         case {"type": "Split", "pattern": {"String": str()}}:
             return True
+        case {"type": "Metaspace", "replacement": str(text)}:
+            return len(text) == 1
         case {"type": "Split", "pattern": {"Regex": str(pattern)}}:
             return pattern == QWEN_SPLIT
         case {"type": "Sequence", "pretokenizers": [*parts]} | {"type": "Sequence", "normalizers": [*parts]}:

@@ -255,9 +255,35 @@ def test_a_checkpoint_whose_decoder_strips_the_first_space(directory: Path, toke
     assert stripping.encode("the fox") == ids and stripping.decode(ids) == tokenizer.decode(ids) == " the fox"
 
 
+@pytest.mark.parametrize("scheme", ["first", "always"])
+def test_a_checkpoint_whose_pre_tokenizer_makes_the_spaces(directory: Path, tmp_path: Path, scheme: str) -> None:
+    """As in newer files of Llama and Mistral: with "first" nothing gets a space but a text's beginning. Whole texts have the ids that
+    the library gives; what goes on a text, however it is cut, has those behind it."""
+    file = json.loads((directory / "tokenizer.json").read_text())
+    file["normalizer"] = None
+    file["pre_tokenizer"] = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    ours, library = Tokenizer.load(tmp_path), tokenizers.Tokenizer.from_str(json.dumps(file))
+    for text in [*TEXTS, *CORPUS]:
+        rest = text.lstrip(" ")
+        assert ours.encode(text) == library.encode(text, add_special_tokens=False).ids
+        assert ours.encode(f"<s>{text}") == library.encode(f"<s>{text}", add_special_tokens=False).ids
+        if plain(f" {rest}"):
+            assert ours.encode_going_on([rest])[0] == as_defined(rest, has_prefix=False)
+    guard = PromptGuard(ours)
+    for text in ("the fox", "</s> the fox", "the</s>fox"):
+        prefix = " " if scheme == "always" and not text.startswith("<") else ""
+        assert ours.decode(guard.encode(f"<s>{guard.hide([text])[0]}</s>")[1:-1]) == prefix + text
+    rendered = f"<s>[INST] {guard.hide_apart('the fox')} [/INST]"
+    assert ours.decode(guard.encode(rendered)) == "[INST] the fox [/INST]"
+    assert guard.encode(f"<s>{guard.hide_apart('the')}</s>") == [1, *as_defined("the", has_prefix=scheme == "always"), 2]
+
+
 def test_another_normalizer_is_named(directory: Path, tmp_path: Path) -> None:
     file = json.loads((directory / "tokenizer.json").read_text())
-    file["normalizer"] = {"type": "Lowercase"}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
-    with pytest.raises(CheckpointError, match="the normalizer is .*expected Prepend and Replace"):
-        Tokenizer.load(tmp_path)
+    for normalizer, splitting in (("Lowercase", None), (None, "Whitespace"), ("Lowercase", "Metaspace")):
+        file["normalizer"] = normalizer and {"type": normalizer}
+        file["pre_tokenizer"] = splitting and {"type": splitting, "replacement": SPACE, "prepend_scheme": "first", "split": False}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+        with pytest.raises(CheckpointError, match="the normalizer is .*expected Prepend and Replace"):
+            Tokenizer.load(tmp_path)
