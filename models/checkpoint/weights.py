@@ -149,6 +149,10 @@ def check_weights(path: Path, config: ModelConfig) -> FoundWeights:
                 problems.append(str(error))
             else:
                 read.update(_tensors_of(found, stored))
+        try:
+            check_tied(files, stored, config.language, is_whole=False)
+        except CheckpointError as error:
+            problems.append(str(error))
         tensors = files.tensors
     sizes = Counter[str]()
     for tensor in tensors.values():

@@ -1,6 +1,7 @@
 """Reading checkpoints into one buffer, and every way in which a checkpoint can be broken."""
 
 import json
+import re
 import struct
 import threading
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmrt.models.checkpoint.jobs import do_all
-from mmrt.models.checkpoint.weights import WeightIndex, attach_weights, read_weights, write_weights
+from mmrt.models.checkpoint.weights import WeightIndex, attach_weights, check_weights, read_weights, write_weights
 from mmrt.models.config import load_model_config, weight_bytes
 from mmrt.models.errors import CheckpointError
 from mmrt.models.families import qwen2_5_omni
@@ -156,11 +157,25 @@ def test_tied_embeddings_are_one_tensor(directory: Path, load: Load) -> None:
     (directory / "config.json").write_text(json.dumps(config))
     said = r"the output head \(lm_head.weight\) is not the vocabulary, and config.json says tie_word_embeddings: true"
     refused(directory, said)
+    (problem,) = check_weights(directory, load_model_config(directory)).problems
+    assert re.search(said, problem)
     rewrite(directory, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
     _, weights = load(directory)
     assert "embed" in weights and "lm_head" not in weights, "the same twice is no other head"
     rewrite(directory, lambda tensors: tensors["lm_head.weight"][-1].add_(1))
     refused(directory, said)
+    rewrite(directory, lambda tensors: tensors["lm_head.weight"][0].add_(1))
+    assert check_weights(directory, load_model_config(directory)).problems
+    whole = (directory / "model.safetensors").read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    start, stop = (header + place for place in json.loads(whole[8:header])["lm_head.weight"]["data_offsets"])
+    with (directory / "model.safetensors").open("wb") as file:  # a draft in which a value is not here yet
+        file.write(whole[:start])
+        file.seek(stop)
+        file.write(whole[stop:])
+        file.truncate(len(whole))
+    assert check_weights(directory, load_model_config(directory)).problems == ()
+    (directory / "model.safetensors").write_bytes(whole)
     rewrite(directory, lambda tensors: tensors.pop("lm_head.weight"))
     assert "lm_head" not in load(directory)[1]
 
