@@ -64,5 +64,10 @@ def check_draft(draft: Path, name: str, config: RuntimeConfig, environment: Envi
         report = Report()
         report.add("model", name)
         report.problems.append(str(error).removeprefix(f"model.path = {str(draft)!r}: "))
-    report.problems = [problem.replace(f"{folder}/", "").replace(str(folder), name) for problem in report.problems]
+    report.problems = [_without(folder, problem, name) for problem in report.problems]
+    report.lines = [(label, _without(folder, text, name)) for label, text in report.lines]
     return report
+
+
+def _without(folder: Path, text: str, name: str) -> str:
+    return text.replace(f"{folder}/", "").replace(str(folder), name)

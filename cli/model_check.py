@@ -14,6 +14,7 @@ from ..models.checkpoint.weights import FoundWeights, check_weights
 from ..models.config import weight_bytes
 from ..models.errors import CheckpointError
 from ..models.families.registry import family_of
+from ..models.gguf.made import unused_towers
 from ..models.text.chat_template import ChatTemplate
 from ..models.text.tokenizer import Tokenizer
 from ..models.text.vocabulary_check import check_vocabulary
@@ -76,6 +77,8 @@ def check_model(plan: Plan, name: str, memory_bytes: int | None = None) -> Repor
     trained = family_of(model).parse_config(CheckpointFiles(path)).max_context
     report.add("family", model.family)
     report.add("takes", ", ".join(("text", *model.media_kinds)))
+    for said in unused_towers(path):
+        report.add("", said)
     report.facts |= {"family": model.family, "kinds": model.media_kinds, "max_context": model.max_context}
     report.facts |= {"hidden_size": model.language.hidden_size, "weight_bytes": _file_bytes(path)}
     absent = missing_files(path, model.null is None)

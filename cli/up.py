@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from ..models.config import weight_bytes
+from ..models.gguf.made import unused_towers
 from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.environment import Environment, read_environment
 from ..runtime.errors import ConfigError, RunError
@@ -170,6 +171,8 @@ def supervise(plan: Plan, reporter: Reporter, *, hang_up_ends: bool = True) -> i
     os.umask(0o077)  # files written by this run are its user's alone
     if not plan.config.model.path:
         reporter.message("no model is configured: serving the demo model, which knows simple pictures, clips and sounds")
+    for said in unused_towers(plan.model):
+        reporter.message(said)
     if not plan.config.server.needs_key and _is_reachable(plan.config.server.host):
         reporter.message(f"whoever reaches {plan.config.server.host} can use this server: it has no API key (--api-key, MMRT_API_KEY)")
     if "*" in plan.config.server.allow_origins and not plan.config.server.needs_key:
@@ -218,6 +221,8 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
     print(f"model          {origin_of(plan.config, plan.model)}")
     info = run_info(plan.config, plan.model, plan.port)
     print(f"it takes       {', '.join(('text', *model_of(plan).media_kinds))}")
+    for said in unused_towers(plan.model):
+        print(f"               {said}")
     print(f"endpoint       {info.endpoint}/v1" + (f", and the page {info.page}" if info.page else ""))
     print(f"logs           {plan.logs}")
     why = f" ({plan.dtype_reason})" if plan.dtype_reason else ""

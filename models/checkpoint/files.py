@@ -154,7 +154,7 @@ def _words(path: Path) -> set[str]:
 
 
 def _split(name: str) -> set[str]:
-    return set(re.split(r"[-_. ]", name.lower()))
+    return set(re.findall(r"[^-_. ]+", name.lower()))
 
 
 def tokenizer_file(path: Path) -> Path:

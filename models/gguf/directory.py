@@ -16,8 +16,8 @@ from ..checkpoint.gguf_files import GgufFile, read_gguf
 from ..checkpoint.weights import check_weights
 from ..config import load_model_config
 from ..errors import CheckpointError
-from .fields import ROPE_FACTORS, Contents, check_rope, config_fields, generation_fields
-from .made import MADE_OF, digest_of
+from .fields import ROPE_FACTORS, Contents, Fields, check_rope, config_fields, generation_fields
+from .made import MADE_OF, UNUSED, digest_of
 from .tokenizer import make_tokenizer
 from .towers import choose_tower, tower_fields
 
@@ -35,34 +35,36 @@ def gguf_directory(path: Path, home: Path, towers: Sequence[Path] = (), tower: P
     except OSError as error:
         raise CheckpointError(f"{error.filename or path}: {error.strerror}") from None
     if not (made / "config.json").is_file():
-        files = [read_gguf(shard) for shard in shards]
-        contents = _contents(files)
-        if tower is None:
-            known = {found.where: found for found in map(_tower_contents, others) if found is not None}
-            chosen = choose_tower(contents, list(known.values()))
-        else:
-            chosen = _contents([read_gguf(tower)])
-        _write(made, contents, chosen, shards, others)
+        contents = _contents([read_gguf(shard) for shard in shards])
+        config = config_fields(contents)
+        chosen, unused = _tower_beside(contents, others, config) if tower is None else (_contents([read_gguf(tower)]), [])
+        _write(made, contents, config, chosen, {MADE_OF: [str(file.resolve()) for file in (*shards, *others)], UNUSED: unused}, shards)
     return made
 
 
-def _tower_contents(path: Path) -> Contents | None:
-    """Of a file that may be that of the model's tower; None for one that cannot be read, as that of another model."""
-    try:
-        return _contents([read_gguf(path)])
-    except CheckpointError:
-        return None
+def _tower_beside(contents: Contents, files: Sequence[Path], config: Fields) -> tuple[Contents | None, list[str]]:
+    """``choose_tower`` of files, some of which may not be read."""
+    towers, said = list[Contents](), list[str]()
+    for file in files:
+        try:
+            towers.append(_contents([read_gguf(file)]))
+        except CheckpointError as error:
+            said.append(str(error))
+    chosen, misfits = choose_tower(contents, towers, config)
+    return chosen, [] if chosen else said + misfits
 
 
-def _write(made: Path, contents: Contents, tower: Contents | None, shards: list[Path], others: list[Path]) -> None:
-    """Write a directory beside its place, and move it there."""
-    metadata, config = contents.metadata, config_fields(contents)
+def _write(
+    made: Path, contents: Contents, config: Fields, tower: Contents | None, notes: Mapping[str, list[str]], shards: list[Path]
+) -> None:
+    """Write a directory beside its place, and move it there. ``notes``: lists by the names of their files."""
+    metadata = contents.metadata
     tokenizer, names = make_tokenizer(metadata, contents.where)
     fields = {
         "config.json": config,
         "generation_config.json": generation_fields(contents),
         "tokenizer_config.json": names,
-        MADE_OF: [str(file.resolve()) for file in (*shards, *others)],
+        **notes,
         **({} if tower is None else tower_fields(contents, tower, config)),
     }
     texts = {name: json.dumps(value, indent=2, ensure_ascii=False) for name, value in fields.items()} | {"tokenizer.json": tokenizer}

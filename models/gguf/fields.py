@@ -85,6 +85,8 @@ def config_fields(contents: Contents) -> Fields:
         raise CheckpointError(f"{contents.where}: tensor 'token_embd.weight' has shape {list(embeddings)}, expected 2 axes")
     if facts.has("attention.sliding_window") and facts.integer("attention.sliding_window", least=0):
         raise facts.error("attention.sliding_window", f"is {own['attention.sliding_window']}; windows are not supported")
+    if not known.has_experts and facts.integer("expert_count", default=0, least=0):
+        raise facts.error("expert_count", f"is {own['expert_count']}; models of architecture {name} with experts are not supported")
     hidden = facts.integer("embedding_length")
     head_dim = facts.integer("attention.key_length", default=hidden // heads)
     if facts.integer("rope.dimension_count", default=head_dim) != head_dim:

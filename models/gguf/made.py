@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 MADE_OF = "made_of.json"  # in a directory: the files that it depends on, also those that might have been taken
-_FORMAT = 5  # of the directories: another number makes all anew
+UNUSED = "unused_towers.json"  # why each file beside the model that may be its part that sees is not used
+_FORMAT = 6  # of the directories: another number makes all anew
 
 
 class Made(NamedTuple):
@@ -33,6 +34,15 @@ def made_directories(home: Path) -> list[Made]:
             is_stale = True
         found.append(Made(path, files, is_stale))
     return found
+
+
+def unused_towers(path: Path) -> list[str]:
+    """Of a checkpoint directory: sentences about files with towers beside its model, none of which fits; none if there are none."""
+    try:
+        found = json.loads((path / UNUSED).read_bytes())
+    except (OSError, ValueError):
+        return []
+    return [f"{reason}; it is not used: name the model's own by --mmproj FILE, for pictures" for reason in found]
 
 
 def digest_of(files: list[Path]) -> str:

@@ -13,7 +13,7 @@ from ..checkpoint.files import best_tower
 from ..checkpoint.gguf_names import deepstack_blocks, has_swapped_names
 from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
-from .fields import TOWER, Contents, Fields, architecture_of, towers_of
+from .fields import TOWER, Contents, Fields, architecture_of
 
 _VISION = "clip.vision."
 _EPSILON = 1e-6  # of the towers' norms
@@ -70,13 +70,18 @@ def tower_fields(contents: Contents, tower: Contents, config: Fields) -> dict[st
     }
 
 
-def choose_tower(contents: Contents, towers: Sequence[Contents]) -> Contents | None:
-    """The tower that fits a model, if any does."""
-    known = towers_of(contents.metadata)
-    width = contents.shapes.get("token_embd.weight", ())[-1:]
-    fitting = {Path(tower.where): tower for tower in towers if _kind(tower) in known and tower.shapes.get(_MERGED, ())[:1] == width}
+def choose_tower(contents: Contents, towers: Sequence[Contents], config: Fields) -> tuple[Contents | None, list[str]]:
+    """The tower that fits a model, if any does; else why each does not. ``config``: see ``tower_fields``."""
+    fitting, said = dict[Path, Contents](), list[str]()
+    for tower in towers:
+        try:
+            tower_fields(contents, tower, config)
+        except CheckpointError as error:
+            said.append(str(error))
+        else:
+            fitting[Path(tower.where)] = tower
     chosen = best_tower(Path(contents.where), fitting)
-    return None if chosen is None else fitting[chosen]
+    return (None, said) if chosen is None else (fitting[chosen], [])
 
 
 def _facts(tower: Contents) -> JsonObject:

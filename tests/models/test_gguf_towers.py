@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from mmrt.cli.checkpoints import checkpoint_of
+from mmrt.cli.main import run
 from mmrt.models.architecture import VisionConfig
 from mmrt.models.checkpoint.weights import check_weights, read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
 from mmrt.models.families.registry import family_of
 from mmrt.models.gguf.directory import gguf_directory
-from mmrt.models.gguf.made import made_directories
+from mmrt.models.gguf.made import made_directories, unused_towers
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.towers.interface import TowerInput
 from mmrt.runtime.config.runtime_config import RuntimeConfig
@@ -135,6 +136,27 @@ def served(folder: Path, home: Path, mmproj: str = "") -> Any:
     return load_model_config(checkpoint_of(config, home))
 
 
+NEXT = "it is not used: name the model's own by --mmproj FILE, for pictures"
+
+
+def unused(folder: Path, home: Path) -> list[str]:
+    return unused_towers(checkpoint_of(RuntimeConfig(model=ModelSection(path=str(folder / "model.gguf"))), home))
+
+
+def test_a_tower_that_does_not_fit_is_said(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By what one sees before a start; `mmrt up` has it among its first lines."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    shutil.copy(files("qwen2_5_vl") / "model.gguf", tmp_path)
+    write_tower(files("qwen2_5_vl") / "checkpoint", tmp_path / "mmproj.gguf", changes={"clip.vision.n_wa_pattern": None})
+    told = f"{tmp_path}/mmproj.gguf: clip.vision.n_wa_pattern is missing; {NEXT}"
+    assert run(["model", "check", str(tmp_path / "model.gguf")]) == 0
+    assert f"takes       text\n            {told}\n" in capsys.readouterr().out
+    assert run(["up", "--dry-run", "--port", "0", str(tmp_path)]) == 0
+    assert f"it takes       text\n               {told}\n" in capsys.readouterr().out
+
+
 def test_the_tower_beside_a_model_is_taken_if_it_fits(files: Files, tmp_path: Path) -> None:
     """Of one's own folder, in which other models lie as well."""
     folder, home, source = tmp_path / "models", tmp_path / "home", files("qwen2_5_vl")
@@ -143,10 +165,14 @@ def test_the_tower_beside_a_model_is_taken_if_it_fits(files: Files, tmp_path: Pa
     assert served(folder, home).media_kinds == ()
     shutil.copy(files("qwen3_vl") / "mmproj.gguf", folder / "mmproj-qwen3.gguf")
     (folder / "damaged-mmproj.gguf").write_bytes(b"GGUF")
-    assert served(folder, home).media_kinds == ()
+    assert served(folder, home).media_kinds == () and unused(folder, home) == [
+        f"{folder}/damaged-mmproj.gguf: truncated: the version at byte 4 takes 4 bytes, the file has 4; {NEXT}",
+        f"{folder}/mmproj-qwen3.gguf: clip.projector_type is 'qwen3vl_merger', expected 'qwen2vl_merger' or 'qwen2.5vl_merger' for a"
+        f" model of architecture qwen2vl; {NEXT}",
+    ]
     write_tower(source / "checkpoint", folder / "mmproj-F32.gguf", "F32")
     write_tower(source / "checkpoint", folder / "mmproj-bf16.gguf", "BF16")
-    assert served(folder, home).media_kinds
+    assert served(folder, home).media_kinds and unused(folder, home) == []
     (made,) = [one for one in made_directories(home / "gguf") if not one.is_stale and any("F32" in str(file) for file in one.files)]
     assert [link.name for link in sorted(made.path.glob("*.gguf"))] == ["mmproj-mmproj-bf16.gguf", "model.gguf"]
     (folder / "mmproj-bf16.gguf").unlink()
