@@ -21,13 +21,18 @@ from .machine_code import (
     POINTER,
     add_product,
     address,
+    clear,
+    columns,
     constant,
     exponential,
     load_floats,
     load_vector,
     load_word,
     loop,
+    maximum,
+    minimum,
     multiply_add,
+    new_sums,
     numbers,
     prefetch,
     reduce,
@@ -36,6 +41,7 @@ from .machine_code import (
 
 _LEAST_WORK = 1 << 17  # numbers of K: fewer are left to one thread
 _MOST_PAGE_TOKENS = 64  # code grows with the tokens of a page
+_NO_WINDOW = 1 << 30  # tokens, more than a sequence has
 _AT_ONCE = 2  # vectors of an output that are added to together: the sums of four query heads fit in registers
 
 
@@ -47,26 +53,28 @@ class Shape(NamedTuple):
     head_dim: int
     page_tokens: int
     stored: torch.dtype
+    scale: float = 0.0  # of scores; 0: 1 / sqrt(D)
 
 
 class PagedAttention:
     """Attention over the pages of a pool."""
 
-    def __init__(self, values: Tensor, shape: Shape) -> None:
-        self._values, self._shape = values, shape
+    def __init__(self, values: Tensor, shape: Shape, window: int = 0) -> None:
+        self._values, self._shape, self._window = values, shape, window or _NO_WINDOW
         self._kernel = _kernel(shape)
         self._lengths = self._tables = torch.empty(0, dtype=torch.int64)
         self._num_threads = 1
 
     @classmethod
-    def of(cls, values: Tensor, kv_heads: int, group: int) -> "PagedAttention | None":
-        """Of K and V [num_pages, num_layers, page_tokens, 2, kv_heads, head_dim]. None where there is no kernel: on a GPU, for a
-        quantized cache, on a processor without AVX2, for heads that are no whole vectors, and for large pages."""
+    def of(cls, values: Tensor, kv_heads: int, group: int, scale: float = 0.0, window: int = 0) -> "PagedAttention | None":
+        """Of K and V [num_pages, num_layers, page_tokens, 2, kv_heads, head_dim], whose pages and layers may lie apart. ``window``: of
+        a sequence's tokens the last so many are attended to; 0: all. None where there is no kernel: on a GPU, for a quantized cache, on
+        a processor without AVX2, for heads that are no whole vectors, and for large pages."""
         width, page_tokens, head_dim = vector_width(), values.shape[2], values.shape[-1]
         is_plain = values.dtype in STORED and values.device.type == "cpu"
         if width is None or not is_plain or head_dim % (_AT_ONCE * width) or page_tokens > _MOST_PAGE_TOKENS:
             return None
-        return cls(values, Shape(kv_heads, group, head_dim, page_tokens, values.dtype))
+        return cls(values, Shape(kv_heads, group, head_dim, page_tokens, values.dtype, scale), window)
 
     def begin(self, lengths: Tensor, block_tables: Tensor) -> None:
         """As ``Attention.begin_decode``.
@@ -76,15 +84,16 @@ class PagedAttention:
         num_pages, page_tokens = self._values.shape[0], self._shape.page_tokens
         table_tokens = page_tokens * block_tables.shape[1]
         shortest, longest = map(int, torch.aminmax(lengths))
-        owned = torch.arange(block_tables.shape[1]) * page_tokens < lengths.unsqueeze(1)
-        tables = torch.where(owned, block_tables, 0)
+        starts = torch.arange(block_tables.shape[1]) * page_tokens
+        is_read = (starts < lengths.unsqueeze(1)) & (starts + page_tokens > (lengths - self._window).unsqueeze(1))
+        tables = torch.where(is_read, block_tables, 0)
         first, last = map(int, torch.aminmax(tables))
         if first < 0 or last >= num_pages or shortest < 1 or longest > table_tokens:
             raise ValueError(
                 f"pages {first} to {last} of {num_pages}, sequences of {shortest} to {longest} tokens in a table for {table_tokens}"
             )
         self._lengths, self._tables = lengths.long().contiguous(), tables.long()
-        work = int(lengths.sum()) * self._shape.kv_heads * self._shape.head_dim
+        work = int(lengths.clamp(max=self._window).sum()) * self._shape.kv_heads * self._shape.head_dim
         self._num_threads = torch.get_num_threads() if work >= _LEAST_WORK else 1
 
     def attend(self, layer: int, q_BHD: Tensor) -> Tensor:
@@ -92,7 +101,7 @@ class PagedAttention:
 
         Raises: ValueError for queries of other sequences, heads or dtypes.
         """
-        kv_heads, group, head_dim, _, stored = self._shape
+        kv_heads, group, head_dim, _, stored, _ = self._shape
         num_rows, num_heads = len(self._lengths), kv_heads * group
         if q_BHD.shape != (num_rows, num_heads, head_dim) or q_BHD.dtype != stored:
             raise ValueError(f"queries {q_BHD.dtype} {list(q_BHD.shape)}, not {stored} {[num_rows, num_heads, head_dim]}")
@@ -103,7 +112,7 @@ class PagedAttention:
         values = self._values
         first = values.data_ptr() + layer * values.stride(1) * values.element_size()
         addresses = self._lengths.data_ptr(), self._tables.data_ptr(), q_BHD.data_ptr(), out.data_ptr()
-        words = (1, num_rows * kv_heads, row_numbers, self._tables.shape[1], values.stride(0), first, *addresses)
+        words = (1, num_rows * kv_heads, row_numbers, self._tables.shape[1], values.stride(0), first, *addresses, self._window)
         self._kernel.run(words, self._num_threads)
         return out
 
@@ -113,13 +122,14 @@ def _kernel(shape: Shape) -> Kernel:
     width = vector_width()
     assert width is not None
     name = f"attention-{shape.kv_heads}-{shape.group}-{shape.head_dim}-{shape.page_tokens}-{STORED[shape.stored]}"
+    name += f"-{shape.scale.hex()}" if shape.scale else ""
     return load_kernel(name, _Heads(shape, width), None)
 
 
 class _Head(NamedTuple):
     """Where a head of a sequence keeps what it needs, in values of LLVM."""
 
-    q: ir.Value  # float32 [G, D], times 1 / sqrt(D)
+    q: ir.Value  # float32 [G, D], times the scale
     sums: ir.Value  # float32 [G, D]: of V so far
     scores: ir.Value  # float32 [G, page_tokens, in whole vectors]
     largest: list[ir.Value]  # of the scores so far, by query head, as vectors of one number
@@ -137,8 +147,8 @@ class _Memory(NamedTuple):
 
 class _Heads:
     """Emits attention of some heads of sequences. The words are 1, B x HKV, numbers from one sequence's queries to the next's, pages of
-    a row of the table, numbers from one page to the next, and the addresses of the layer's values on page 0, the lengths, the table,
-    the queries and the result.
+    a row of the table, numbers from one page to the next, the addresses of the layer's values on page 0, the lengths, the table, the
+    queries and the result, and the tokens of a window.
 
     A page is read for all heads before the next one: in memory a token's heads are neighbours.
     """
@@ -166,7 +176,8 @@ class _Heads:
             length = builder.load(address(builder, lengths, sequence, INT), align=8, typ=INT)
             row = address(builder, tables, builder.mul(sequence, load_word(builder, words, 3)), INT)
             num_pages = builder.udiv(builder.add(length, constant(self._shape.page_tokens - 1)), constant(self._shape.page_tokens))
-            with loop(builder, constant(0), num_pages, 1) as index:
+            begin = maximum(builder, builder.sub(length, load_word(builder, words, 10)), constant(0))
+            with loop(builder, builder.udiv(begin, constant(self._shape.page_tokens)), num_pages, 1) as index:
                 after = builder.add(index, constant(1))
                 following = builder.select(builder.icmp_signed("<", after, num_pages), after, index)
                 page_numbers = load_word(builder, words, 4)
@@ -174,10 +185,12 @@ class _Heads:
                     address(builder, values, self._first(builder, row, number, page_numbers), self._stored)
                     for number in (index, following)
                 )
-                left = builder.sub(length, builder.mul(index, constant(self._shape.page_tokens)))
+                before = builder.mul(index, constant(self._shape.page_tokens))
+                last = minimum(builder, builder.sub(length, before), constant(self._shape.page_tokens))
+                tokens = maximum(builder, builder.sub(begin, before), constant(0)), last
                 with loop(builder, low, high, 1) as kv_head:
                     head = self._head(builder, words, memory, sequence, kv_head)
-                    self._add_page(builder, head, kv_head, (page, page_after), left)
+                    self._add_page(builder, head, kv_head, (page, page_after), tokens)
             with loop(builder, low, high, 1) as kv_head:
                 self._divide(builder, self._head(builder, words, memory, sequence, kv_head))
 
@@ -188,7 +201,7 @@ class _Heads:
         return builder.select(builder.icmp_signed(">", number, most), most, number)
 
     def _memory(self, builder: ir.IRBuilder) -> _Memory:
-        kv_heads, group, head_dim, _, _ = self._shape
+        kv_heads, group, head_dim, *_ = self._shape
         states = kv_heads * group * self._width
         found = []
         with builder.goto_entry_block():
@@ -199,7 +212,7 @@ class _Heads:
         return _Memory(*found)
 
     def _head(self, builder: ir.IRBuilder, words: ir.Value, memory: _Memory, sequence: ir.Value, kv_head: ir.Value) -> _Head:
-        kv_heads, group, head_dim, _, _ = self._shape
+        kv_heads, group, head_dim, *_ = self._shape
         item = builder.add(builder.mul(sequence, constant(kv_heads)), kv_head)
         sums = address(builder, load_word(builder, words, 9, POINTER), builder.mul(item, constant(group * head_dim)))
         q = address(builder, memory.q, builder.mul(kv_head, constant(group * head_dim)))
@@ -209,20 +222,23 @@ class _Heads:
         return _Head(q, sums, memory.scores, largest, weights)
 
     def _add_page(
-        self, builder: ir.IRBuilder, head: _Head, kv_head: ir.Value, pages: tuple[ir.Value, ir.Value], left: ir.Value
+        self,
+        builder: ir.IRBuilder,
+        head: _Head,
+        kv_head: ir.Value,
+        pages: tuple[ir.Value, ir.Value],
+        tokens: tuple[ir.Value, ir.Value],
     ) -> None:
-        """Add a page. The sequence has ``left`` tokens from this page on. ``pages``: this page and the next one."""
-        kv_heads, group, head_dim, page_tokens, _ = self._shape
+        """Add these tokens, from the first to before the last, of a page. ``pages``: this page and the next one."""
+        kv_heads, group, head_dim, *_ = self._shape
         of_head = builder.mul(kv_head, constant(head_dim))
         k, k_after = (address(builder, page, of_head, self._stored) for page in pages)
         v, v_after = (address(builder, base, constant(kv_heads * head_dim), self._stored) for base in (k, k_after))
-        is_last = builder.icmp_signed("<", left, constant(page_tokens))
-        num_tokens = builder.select(is_last, left, constant(page_tokens))
         token_numbers = constant(2 * kv_heads * head_dim)
-        self._score(builder, head, k, token_numbers, num_tokens, (k_after, v_after))
+        self._score(builder, head, k, token_numbers, tokens, (k_after, v_after))
         for number in range(group):
             self._weigh(builder, head, number)
-        self._add_values(builder, head, v, token_numbers, num_tokens)
+        self._add_values(builder, head, v, token_numbers, tokens)
 
     def _first(self, builder: ir.IRBuilder, row: ir.Value, index: ir.Value, page_numbers: ir.Value) -> ir.Value:
         """Where a sequence's page begins."""
@@ -230,18 +246,17 @@ class _Heads:
 
     def _begin(self, builder: ir.IRBuilder, head: _Head, words: ir.Value, sequence: ir.Value, kv_head: ir.Value) -> None:
         """Scale the queries, and clear the sums."""
-        _, group, head_dim, _, _ = self._shape
+        _, group, head_dim, *_ = self._shape
         first = builder.mul(sequence, load_word(builder, words, 2))
         place = builder.add(first, builder.mul(kv_head, constant(group * head_dim)))
         queries = address(builder, load_word(builder, words, 8, POINTER), place, self._stored)
-        scale = numbers(self._floats, 1 / math.sqrt(head_dim))
+        scale = numbers(self._floats, self._shape.scale or 1 / math.sqrt(head_dim))
         for number in range(group):
             builder.store(numbers(self._floats, -math.inf), head.largest[number])
             builder.store(numbers(self._floats, 0.0), head.weights[number])
-            for column in range(number * head_dim, (number + 1) * head_dim, self._width):
-                scaled = builder.fmul(self._values(builder, queries, constant(column)), scale)
-                self._store(builder, scaled, head.q, column)
-                self._store(builder, numbers(self._floats, 0.0), head.sums, column)
+        for column, _ in columns(builder, group * head_dim, self._width):
+            self._store(builder, builder.fmul(self._values(builder, queries, column), scale), head.q, column)
+            self._store(builder, numbers(self._floats, 0.0), head.sums, column)
 
     def _score(
         self,
@@ -249,30 +264,31 @@ class _Heads:
         head: _Head,
         k: ir.Value,
         token_numbers: ir.Value,
-        num_tokens: ir.Value,
+        tokens: tuple[ir.Value, ir.Value],
         ahead: Sequence[ir.Value],
     ) -> None:
-        """Write the products of the queries with K of a page; what the page does not have counts as -inf.
+        """Write the products of the queries with K of tokens of a page; the others count as -inf.
 
         K and V of the next page (``ahead``) are fetched meanwhile. The processor does not do so by itself: a head has a short piece of
         each token's numbers, far from its next one.
         """
-        _, group, head_dim, _, _ = self._shape
+        _, group, head_dim, *_ = self._shape
         for column in range(0, group * self._padded, self._width):
-            self._store(builder, numbers(self._floats, -math.inf), head.scores, column)
-        with loop(builder, constant(0), num_tokens, 1) as token:
+            self._store(builder, numbers(self._floats, -math.inf), head.scores, constant(column))
+        sums = new_sums(builder, group, 1, self._floats)
+        with loop(builder, *tokens, 1) as token:
             place = builder.mul(token, token_numbers)
-            totals = [numbers(self._floats, 0.0) for _ in range(group)]
+            clear(builder, sums, self._floats)
             for base in ahead:
                 for column in range(0, head_dim, self._line):
                     prefetch(builder, base, builder.add(place, constant(column)), self._stored)
-            for column in range(0, head_dim, self._width):
-                keys = self._values(builder, k, builder.add(place, constant(column)))
-                for number in range(group):
-                    query = load_vector(builder, head.q, constant(number * head_dim + column), self._width)
-                    totals[number] = multiply_add(builder, query, keys, totals[number])
-            for number, total in enumerate(totals):
-                score = reduce(builder, total, builder.fadd)
+            for column, _ in columns(builder, head_dim, self._width):
+                keys = self._values(builder, k, builder.add(place, column))
+                for number, (total,) in enumerate(sums):
+                    at = builder.add(constant(number * head_dim), column)
+                    add_product(builder, total, load_vector(builder, head.q, at, self._width), keys)
+            for number, (total,) in enumerate(sums):
+                score = reduce(builder, builder.load(total, typ=self._floats), builder.fadd)
                 builder.store(score, address(builder, head.scores, builder.add(token, constant(number * self._padded))))
 
     def _weigh(self, builder: ir.IRBuilder, head: _Head, number: int) -> None:
@@ -293,46 +309,49 @@ class _Heads:
         total = numbers(self._floats, 0.0)
         for column, part in zip(vectors, scores, strict=True):
             weight = exponential(builder, builder.fsub(part, now))
-            self._store(builder, weight, head.scores, column)
+            self._store(builder, weight, head.scores, constant(column))
             total = builder.fadd(total, weight)
         whole = spread(builder, reduce(builder, total, builder.fadd), self._width)
         builder.store(multiply_add(builder, builder.load(head.weights[number], typ=self._floats), scale, whole), head.weights[number])
-        for column in range(number * self._shape.head_dim, (number + 1) * self._shape.head_dim, self._width):
-            done = load_vector(builder, head.sums, constant(column), self._width)
-            self._store(builder, builder.fmul(done, scale), head.sums, column)
+        for column, _ in columns(builder, self._shape.head_dim, self._width):
+            at = builder.add(constant(number * self._shape.head_dim), column)
+            self._store(builder, builder.fmul(load_vector(builder, head.sums, at, self._width), scale), head.sums, at)
 
-    def _add_values(self, builder: ir.IRBuilder, head: _Head, v: ir.Value, token_numbers: ir.Value, num_tokens: ir.Value) -> None:
-        """Add V of a page, times the weights."""
-        _, group, head_dim, _, _ = self._shape
-        with builder.goto_entry_block():
-            variables = [[builder.alloca(self._floats) for _ in range(_AT_ONCE)] for _ in range(group)]
-        for column in range(0, head_dim, _AT_ONCE * self._width):
-            columns = [column + self._width * index for index in range(_AT_ONCE)]
-            for number, row in enumerate(variables):
-                for place, variable in zip(columns, row, strict=True):
-                    builder.store(load_vector(builder, head.sums, constant(number * head_dim + place), self._width), variable)
-            with loop(builder, constant(0), num_tokens, 1) as token:
+    def _add_values(
+        self, builder: ir.IRBuilder, head: _Head, v: ir.Value, token_numbers: ir.Value, tokens: tuple[ir.Value, ir.Value]
+    ) -> None:
+        """Add V of tokens of a page, times the weights."""
+        _, group, head_dim, *_ = self._shape
+        variables = new_sums(builder, group, _AT_ONCE, self._floats)
+        for column, _ in columns(builder, head_dim, _AT_ONCE * self._width):
+            places = [builder.add(column, constant(self._width * index)) for index in range(_AT_ONCE)]
+            sums = [[builder.add(constant(number * head_dim), place) for place in places] for number in range(group)]
+            for ats, row in zip(sums, variables, strict=True):
+                for at, variable in zip(ats, row, strict=True):
+                    builder.store(load_vector(builder, head.sums, at, self._width), variable)
+            with loop(builder, *tokens, 1) as token:
                 first = builder.mul(token, token_numbers)
-                parts = [self._values(builder, v, builder.add(first, constant(place))) for place in columns]
+                parts = [self._values(builder, v, builder.add(first, place)) for place in places]
                 for number, row in enumerate(variables):
                     weight_address = address(builder, head.scores, builder.add(token, constant(number * self._padded)))
                     weight = spread(builder, builder.load(weight_address, align=4, typ=FLOAT), self._width)
                     for part, variable in zip(parts, row, strict=True):
                         add_product(builder, variable, weight, part)
-            for number, row in enumerate(variables):
-                for place, variable in zip(columns, row, strict=True):
-                    self._store(builder, builder.load(variable, typ=self._floats), head.sums, number * head_dim + place)
+            for ats, row in zip(sums, variables, strict=True):
+                for at, variable in zip(ats, row, strict=True):
+                    self._store(builder, builder.load(variable, typ=self._floats), head.sums, at)
 
     def _divide(self, builder: ir.IRBuilder, head: _Head) -> None:
         for number, weights in enumerate(head.weights):
             total = builder.load(weights, typ=self._floats)
-            for column in range(number * self._shape.head_dim, (number + 1) * self._shape.head_dim, self._width):
-                done = load_vector(builder, head.sums, constant(column), self._width)
-                self._store(builder, builder.fdiv(done, total), head.sums, column)
+            for column, _ in columns(builder, self._shape.head_dim, self._width):
+                at = builder.add(constant(number * self._shape.head_dim), column)
+                done = load_vector(builder, head.sums, at, self._width)
+                self._store(builder, builder.fdiv(done, total), head.sums, at)
 
     def _values(self, builder: ir.IRBuilder, base: ir.Value, place: ir.Value) -> ir.Value:
         """Numbers of K or V."""
         return load_floats(builder, base, place, self._width, self._stored)
 
-    def _store(self, builder: ir.IRBuilder, value: ir.Value, base: ir.Value, place: int) -> None:
-        builder.store(value, address(builder, base, constant(place)), align=4)
+    def _store(self, builder: ir.IRBuilder, value: ir.Value, base: ir.Value, place: ir.Value) -> None:
+        builder.store(value, address(builder, base, place), align=4)

@@ -11,6 +11,7 @@ INT, FLOAT, POINTER = ir.IntType(64), ir.FloatType(), ir.PointerType()
 
 _UNROLLED = 4  # indices of ``add_outer_products``
 _LINE = 16  # numbers of float32 in a line of cache
+_COLUMNS = 128  # for which code is repeated: more of them are a loop
 _LANE = 4  # numbers of float32 in 128 bits: most shuffles stay within them
 
 # For the exponential.
@@ -33,6 +34,18 @@ def loop(builder: ir.IRBuilder, start: ir.Value, stop: ir.Value, step: int) -> I
     index.add_incoming(builder.add(index, constant(step)), builder.block)
     builder.branch(head)
     builder.position_at_end(after)
+
+
+def columns(builder: ir.IRBuilder, count: int, step: int) -> Iterator[tuple[ir.Value, int]]:
+    """Emit what the body emits for each ``step`` of so many columns: the place of the first, and how many there are. ``step`` is a
+    power of two."""
+    whole = count // _COLUMNS * _COLUMNS if count > _COLUMNS else 0
+    if whole:
+        with loop(builder, constant(0), constant(whole), _COLUMNS) as base:
+            for column in range(0, _COLUMNS, step):
+                yield builder.add(base, constant(column)), step
+    for column in range(whole, count, step):
+        yield constant(column), min(step, count - column)
 
 
 def constant(value: int) -> ir.Constant:
@@ -251,6 +264,11 @@ def softplus(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
 def minimum(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> ir.Value:
     """Of int64."""
     return builder.select(builder.icmp_signed("<", one, other), one, other)
+
+
+def maximum(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> ir.Value:
+    """Of int64."""
+    return builder.select(builder.icmp_signed(">", one, other), one, other)
 
 
 def reduce(builder: ir.IRBuilder, values: ir.Value, join: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:

@@ -41,7 +41,7 @@ def interleaved_axes(section: Sequence[int], pairs: int) -> tuple[int, ...]:
 
 
 class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
-    """A mixer: attention to all earlier tokens."""
+    """A mixer: attention to earlier tokens."""
 
     num_heads: int
     num_kv_heads: int
@@ -50,6 +50,8 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, tag="attention"
     bias: bool = False  # of the projections to queries, keys and values
     output_bias: bool = False
     qk_norm: bool = False
+    window: int = 0  # tokens that are attended to, the newest included; 0: all
+    scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
     gated: bool = False  # each value of the output is multiplied by a gate of its token
 
 

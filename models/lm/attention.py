@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...cpu_kernels.attention_kernel import PagedAttention
-from ...cpu_kernels.flash_attention import attend, has_kernel, prepare
+from ...cpu_kernels.flash_attention import KeyRanges, attend, causal, has_kernel, prepare
 from ..architecture import LanguageConfig
 from .kv_pages import KvPages
 
@@ -34,11 +34,11 @@ class Attention(Protocol):
         ...
 
     def prefill_attend(self, layer: int, q_NHD: Tensor, kv_NR: Tensor) -> Tensor:
-        """Attend from each new token to all tokens up to itself. ``kv_NR`` as written. Returns [N, HQ x D]."""
+        """Attend from each new token to the tokens up to itself that it sees. ``kv_NR`` as written. Returns [N, HQ x D]."""
         ...
 
     def decode_attend(self, layer: int, q_NHD: Tensor) -> Tensor:
-        """Attend from each sequence's new token to its ``length`` tokens. Returns [B, HQ x D]."""
+        """Attend from each sequence's new token to those of its ``length`` tokens that it sees. Returns [B, HQ x D]."""
         ...
 
 
@@ -52,6 +52,17 @@ class _Group(NamedTuple):
     mask: Tensor | None  # [size, 1, groups, tokens], 0 or -inf; None for one alone
 
 
+class _Span(NamedTuple):
+    """New tokens of a sequence, and what they see of earlier ones: the first ``num_earlier`` of those on ``pages``."""
+
+    num_tokens: int
+    num_earlier: int
+    pages: Tensor  # int64
+    own: KeyRanges | None = None  # that the kernel attends to among the new tokens; None without one
+    earlier: KeyRanges | None = None  # and on the pages; None: all
+    mask: Tensor | None = None  # [new, earlier and new], 0 or -inf, of a window without a kernel
+
+
 class CpuAttention:
     """``Attention`` by kernels where there are some; else by torch's flash kernel, query heads of a KV head folded together, in decode
     steps over pages that are gathered into scratch memory. ``is_decoding``: the forward is a step."""
@@ -59,28 +70,44 @@ class CpuAttention:
     def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
         heads = config.heads
         self._kv_heads, self._head_dim = heads.num_kv_heads, heads.head_dim
+        self._scale, self._window = heads.scale, heads.window
         self._fold = heads.num_heads // heads.num_kv_heads
         self._pages, self._page_tokens, self._dtype = pages, pages.page_tokens, pages.dtype
         self._token_bytes = 2 * self._kv_heads * self._head_dim * self._dtype.itemsize
         self._rows = torch.empty(0, dtype=torch.int64)
         self.is_decoding = False
-        self._spans: Sequence[tuple[int, int]] = ()
-        self._prefixes: list[Tensor] = []
+        self._spans: list[_Span] = []
         self._groups: list[_Group] = []
         self._sizes: list[int] = []
         self._order = self._place = self._rows  # of the batch's rows in the groups, and of these in the batch
-        self._kernel = PagedAttention.of(pages.values, self._kv_heads, self._fold)
-        prepare(self._head_dim, self._dtype)
+        self._kernel = PagedAttention.of(pages.values, self._kv_heads, self._fold, self._scale, self._window)
+        self._has_kernel = has_kernel(torch.empty(0, self._head_dim, dtype=self._dtype))
+        prepare(self._head_dim, self._dtype, self._scale)
 
     def begin_prefill(self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor]) -> None:
-        self._spans, self.is_decoding = spans, False
+        self.is_decoding = False
+        self._spans = [self._span(start, end, table) for (start, end), table in zip(spans, block_tables, strict=True)]
         rows = []
-        self._prefixes = []
         for (start, end), table in zip(spans, block_tables, strict=True):
             index = torch.arange(start, end)
             rows.append(self._pages.rows(table[index // self._page_tokens], index))
-            self._prefixes.append(table[: -(-start // self._page_tokens)])
         self._rows = torch.cat(rows)
+
+    def _span(self, start: int, end: int, table: Tensor) -> _Span:
+        num_tokens, window = end - start, self._window
+        first = max(start + 1 - window, 0) if window else 0
+        skipped = first // self._page_tokens * self._page_tokens
+        num_earlier = start - skipped
+        pages = table[skipped // self._page_tokens : -(-start // self._page_tokens)]
+        firsts = (torch.arange(start, end) + 1 - window - skipped).clamp_(min=0)  # on the pages, with a window
+        if self._has_kernel:
+            earlier = KeyRanges.of(firsts, torch.full_like(firsts, num_earlier)) if window and num_earlier else None
+            return _Span(num_tokens, num_earlier, pages, causal(num_tokens, window), earlier)
+        if not window:
+            return _Span(num_tokens, num_earlier, pages)
+        keys = torch.arange(num_earlier + num_tokens)
+        hidden = (keys < firsts.unsqueeze(1)) | (keys > keys[num_earlier:].unsqueeze(1))
+        return _Span(num_tokens, num_earlier, pages, mask=torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, -torch.inf))
 
     def begin_decode(self, lengths: Tensor, block_tables: Tensor) -> None:
         self.is_decoding = True
@@ -105,15 +132,23 @@ class CpuAttention:
     def prefill_attend(self, layer: int, q_NHD: Tensor, kv_NR: Tensor) -> Tensor:
         outputs = []
         row = 0
-        for (start, end), prefix in zip(self._spans, self._prefixes, strict=True):
-            rows = slice(row, row + end - start)
+        for span in self._spans:
+            rows = slice(row, row + span.num_tokens)
             row = rows.stop
             q, kv = q_NHD[rows], kv_NR[rows].view(-1, 2, self._kv_heads, self._head_dim)
-            output = self._causal(q, kv)
-            if start:
-                output = self._merge(output, self._over_prefix(q, self._pages.gather(layer, prefix)[:start]))
-            outputs.append(output[0].to(self._dtype).flatten(1))
+            earlier = self._pages.gather(layer, span.pages)[: span.num_earlier] if span.num_earlier else None
+            outputs.append(self._attend(span, q, kv, earlier).to(self._dtype).flatten(1))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _attend(self, span: _Span, q: Tensor, kv: Tensor, earlier: Tensor | None) -> Tensor:
+        """Attention of new tokens to themselves, and to earlier ones. q [n, HQ, D] -> [n, HQ, D]."""
+        if span.mask is not None:
+            return self._by_torch(q, kv if earlier is None else torch.cat([earlier, kv]), span.mask)[0]
+        output = self._by_torch(q, kv) if span.own is None else self._by_kernel(q, kv, span.own)
+        if earlier is not None:
+            found = self._over_prefix(q, earlier) if span.own is None else self._by_kernel(q, earlier, span.earlier)
+            return self._merge(output, found)[0]
+        return output[0]
 
     def decode_attend(self, layer: int, q_NHD: Tensor) -> Tensor:
         if self._kernel is not None:
@@ -123,23 +158,20 @@ class CpuAttention:
         outputs = []
         for q, (pages, gathered, k, v, mask) in zip(torch.split(queries, self._sizes), self._groups, strict=True):
             self._pages.gather_into(gathered, layer, pages)
-            outputs.append(_flash(q, k, v, attn_mask=mask)[0])
+            outputs.append(_flash(q, k, v, attn_mask=mask, scale=self._scale or None)[0])
         return torch.cat(outputs).index_select(0, self._place).flatten(1)
 
-    def _causal(self, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """New tokens among themselves. q [n, HQ, D] -> (output [n, HQ, D], log-sum-exp [n, HQ])."""
-        if has_kernel(q):
-            return self._by_kernel(q, kv, is_causal=True)
+    def _by_torch(self, q: Tensor, kv: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Attention to as many tokens as queries, up to each; with a ``mask`` to others. q [n, HQ, D] -> (output [n, HQ, D],
+        log-sum-exp [n, HQ])."""
         q = q.view(-1, self._kv_heads, self._fold, self._head_dim)
         shape = (self._fold, -1, -1, -1)
         k, v = kv[:, 0].transpose(0, 1).expand(shape), kv[:, 1].transpose(0, 1).expand(shape)
-        output, lse = _flash(q.permute(2, 1, 0, 3), k, v, is_causal=True)
+        output, lse = _flash(q.permute(2, 1, 0, 3), k, v, is_causal=mask is None, attn_mask=mask, scale=self._scale or None)
         return output.permute(2, 1, 0, 3).flatten(1, 2), lse.permute(2, 1, 0).flatten(1, 2)
 
     def _over_prefix(self, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """New tokens over all earlier ones, shapes as in ``_causal``."""
-        if has_kernel(q):
-            return self._by_kernel(q, kv, is_causal=False)
+        """As ``_by_torch``, of new tokens to all earlier ones."""
         num_tokens = q.shape[0]
         folded = (
             q.view(-1, self._kv_heads, self._fold, self._head_dim)
@@ -147,13 +179,12 @@ class CpuAttention:
             .reshape(1, self._kv_heads, num_tokens * self._fold, self._head_dim)
         )
         k, v = kv[:, 0].transpose(0, 1).unsqueeze(0), kv[:, 1].transpose(0, 1).unsqueeze(0)
-        output, lse = _flash(folded, k, v)
+        output, lse = _flash(folded, k, v, scale=self._scale or None)
         shape = (self._kv_heads, num_tokens, self._fold)
         return output.view(*shape, self._head_dim).transpose(0, 1).flatten(1, 2), lse.view(shape).transpose(0, 1).flatten(1, 2)
 
-    @staticmethod
-    def _by_kernel(q: Tensor, kv: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
-        found = attend(q.unsqueeze(0), kv[:, 0].unsqueeze(0), kv[:, 1].unsqueeze(0), is_causal=is_causal)
+    def _by_kernel(self, q: Tensor, kv: Tensor, ranges: KeyRanges | None) -> tuple[Tensor, Tensor]:
+        found = attend(q.unsqueeze(0), kv[:, 0].unsqueeze(0), kv[:, 1].unsqueeze(0), ranges, self._scale)
         return found.output[0], found.log_sum_exp[0]
 
     @staticmethod
@@ -179,15 +210,18 @@ class CpuAttention:
 
     def _group(self, lengths: Tensor, block_tables: Tensor) -> _Group:
         size, longest = len(lengths), int(lengths[0])
-        num_pages = -(-longest // self._page_tokens)
-        pages = block_tables[:, :num_pages]
-        mask = None
+        window = self._window or longest
+        first_page = max(longest - window, 0) // self._page_tokens if size == 1 else 0
+        skipped, num_pages = first_page * self._page_tokens, -(-longest // self._page_tokens) - first_page
+        pages = block_tables[:, first_page : first_page + num_pages]
+        mask, first = None, max(longest - window, 0) - skipped if size == 1 else 0
         if size > 1:
             owned = torch.arange(num_pages) * self._page_tokens < lengths.unsqueeze(1)
             pages = torch.where(owned, pages, pages[:, :1])
-            hidden = torch.arange(longest) >= lengths.unsqueeze(1)
+            tokens = torch.arange(longest)
+            hidden = (tokens >= lengths.unsqueeze(1)) | (tokens < (lengths - window).unsqueeze(1))
             mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
             mask = mask[:, None, None].expand(-1, 1, self._fold, -1)
         gathered = self._pages.scratch(size * num_pages)
-        kv = gathered.view(size, -1, 2, self._kv_heads, self._head_dim)[:, :longest].transpose(1, 3)
+        kv = gathered.view(size, -1, 2, self._kv_heads, self._head_dim)[:, first : longest - skipped].transpose(1, 3)
         return _Group(pages.flatten(), gathered, kv[:, :, 0], kv[:, :, 1], mask)

@@ -22,7 +22,9 @@ class TritonAttention:
     page_tokens + index in it, -1 for padding. ``is_decoding``: the forward is a step."""
 
     def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
-        """``pages`` on the device."""
+        """``pages`` on the device. Raises: ValueError for a window or a scale of its own: the kernels have none."""
+        if config.heads.window or config.heads.scale:
+            raise ValueError(f"models with a window ({config.heads.window} tokens) or a scale of scores run on a CPU only")
         self._device, self._dtype, self._page_tokens = pages.values.device, pages.dtype, pages.page_tokens
         self._heads = config.heads.num_heads, config.heads.num_kv_heads, config.heads.head_dim
         parts = [tensor.unbind(3) for tensor in (pages.values, pages.scales) if tensor is not None]

@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmrt.cpu_kernels import kernel
-from mmrt.cpu_kernels.flash_attention import Attended, attend, has_kernel
+from mmrt.cpu_kernels import flash_attention, kernel
+from mmrt.cpu_kernels.flash_attention import Attended, KeyRanges, causal, has_kernel
 from mmrt.models.towers import sequences
 from mmrt.models.towers.sequences import Sequences
 from mmrt.tests.models.guarded import guarded
@@ -21,6 +21,10 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def attend(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False) -> Attended:
+    return flash_attention.attend(q, k, v, causal(q.shape[1]) if is_causal else None)
+
+
 def inputs(
     num_sequences: int, num_queries: int, num_keys: int, kv_heads: int, group: int, head_dim: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -29,18 +33,22 @@ def inputs(
     return q, k, v
 
 
-def exact(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp in float64."""
+def exact(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None, scale: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp in float64, of the keys that are not ``hidden`` [N, M]."""
     group = q.shape[2] // k.shape[2]
     keys, values = (tensor.repeat_interleave(group, 2).transpose(1, 2).double() for tensor in (k, v))
-    scores = q.double().transpose(1, 2) @ keys.transpose(2, 3) / q.shape[3] ** 0.5
-    if is_causal:
-        scores = scores.masked_fill(torch.ones(scores.shape[2:], dtype=torch.bool).triu(1), -torch.inf)
-    return (scores.softmax(3) @ values).transpose(1, 2), scores.logsumexp(3).transpose(1, 2)
+    scores = q.double().transpose(1, 2) @ keys.transpose(2, 3) * (scale or q.shape[3] ** -0.5)
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return (scores.softmax(3).nan_to_num() @ values).transpose(1, 2), scores.logsumexp(3).transpose(1, 2)
 
 
 def assert_exact(found: Attended, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> None:
-    output, log_sum_exp = exact(q, k, v, is_causal)
+    hidden = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).triu(1) if is_causal else None
+    assert_close(found, *exact(q, k, v, hidden))
+
+
+def assert_close(found: Attended, output: Tensor, log_sum_exp: Tensor) -> None:
     assert found.output.dtype == torch.float32 and found.output.is_contiguous()
     torch.testing.assert_close(found.output.double(), output, rtol=0, atol=3e-6)
     torch.testing.assert_close(found.log_sum_exp.double(), log_sum_exp, rtol=0, atol=3e-6)
@@ -69,6 +77,50 @@ def test_any_shape(
     head_dim = vectors * (kernel.vector_width() or 8)
     tensors = inputs(num_sequences, num_queries, num_queries if is_causal else num_keys, kv_heads, group, head_dim)
     assert_exact(attend(*tensors, is_causal=is_causal), *tensors, is_causal)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    num_queries=st.integers(1, 300),
+    num_keys=st.integers(1, 700),
+    group=st.integers(1, 3),
+    window=st.integers(1, 400),
+    ahead=st.integers(-300, 700),
+    head_dim=st.sampled_from([16, 64, 512]),
+    num_threads=st.integers(1, 3),
+)
+@example(200, 600, 1, 300, 0, 512, 1)  # blocks of half as many keys
+@example(7, 256, 2, 256, 256, 16, 1)  # a key less for each query, from a whole block on
+@example(20, 100, 1, 1, 100, 16, 1)  # no key for any
+@example(20, 100, 1, 30, 90, 16, 1)  # nor for some
+@example(20, 30, 1, 5, -10, 16, 1)
+def test_ranges_of_keys(num_queries: int, num_keys: int, group: int, window: int, ahead: int, head_dim: int, num_threads: int) -> None:
+    """Query i stands behind ``ahead`` + i keys, as in a prompt: some see no key, others the last one."""
+    torch.set_num_threads(num_threads)
+    q, k, v = inputs(1, num_queries, num_keys, 2, group, head_dim)
+    ends = (torch.arange(num_queries) + ahead + 1).clamp(0, num_keys)
+    firsts = (torch.arange(num_queries) + ahead + 1 - window).clamp(min=0)
+    keys = torch.arange(num_keys)
+    hidden = (keys < firsts.unsqueeze(1)) | (keys >= ends.unsqueeze(1))
+    scale = 0.7 / head_dim**0.5
+    found = flash_attention.attend(q, k, v, KeyRanges.of(firsts, ends), scale)
+    assert_close(found, *exact(q, k, v, hidden, scale))
+    assert not found.output[0, hidden.all(1)].any()
+    torch.set_num_threads(1)
+    some = slice(num_queries // 3, num_queries // 3 + num_queries // 2 + 1)
+    beside = flash_attention.attend(q[:, some], k, v, KeyRanges.of(firsts[some], ends[some]), scale)
+    assert all(torch.equal(part, whole[:, some]) for part, whole in zip(beside, found, strict=True))
+
+
+def test_ranges_that_do_not_fit_are_refused() -> None:
+    q, k, v = inputs(1, 5, 6, 2, 2, 32)
+    rising = torch.arange(5)
+    for firsts, ends in ((rising.flip(0), rising), (rising, rising.flip(0)), (rising - 1, rising), (rising[:4], rising)):
+        with pytest.raises(ValueError, match="are no ranges that rise"):
+            KeyRanges.of(firsts, ends)
+    for ranges in (KeyRanges.of(rising, rising + 3), causal(4), causal(6)):
+        with pytest.raises(ValueError, match="do not fit each other"):
+            flash_attention.attend(q, k, v, ranges)
 
 
 def test_a_long_prompt() -> None:
@@ -160,9 +212,9 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=r"queries, keys and values are torch\.\w+ \[1, "):
             attend(*bad)
-    with pytest.raises(ValueError, match=r"\[1, 5, 4, 32\], torch.float32 \[1, 6, 2, 32\]"):
-        attend(q, k, v, is_causal=True)
-    assert has_kernel(q) and not has_kernel(q.bfloat16()) and not has_kernel(q[..., :4]) and not has_kernel(torch.empty(1, 264))
+    with pytest.raises(ValueError, match=r"\[1, 5, 4, 32\], torch.float32 \[1, 4, 2, 32\]"):
+        attend(q, k[:, :4], v[:, :4], is_causal=True)
+    assert has_kernel(q) and not has_kernel(q.bfloat16()) and not has_kernel(q[..., :4]) and not has_kernel(torch.empty(1, 528))
 
 
 def test_towers_attend_within_sequences_with_and_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

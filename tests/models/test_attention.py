@@ -20,14 +20,14 @@ needs_kernel = pytest.mark.skipif(kernel.vector_width() is None, reason="this pr
 class Sequences:
     """Sequences of ``LENGTHS`` on pages that lie anywhere, and a query of each."""
 
-    def __init__(self, dtype: torch.dtype, group: int, head_dim: int, page_tokens: int) -> None:
+    def __init__(self, dtype: torch.dtype, group: int, head_dim: int, page_tokens: int, window: int = 0, scale: float = 0.0) -> None:
         self.config = LanguageConfig(
             vocab_size=8,
             hidden_size=8,
             rms_norm_eps=1e-6,
             layers=(
                 LayerConfig(
-                    mixer=AttentionConfig(num_heads=2 * group, num_kv_heads=2, head_dim=head_dim),
+                    mixer=AttentionConfig(num_heads=2 * group, num_kv_heads=2, head_dim=head_dim, window=window, scale=scale),
                     feed_forward=MlpConfig(intermediate_size=8),
                 ),
             )
@@ -49,10 +49,11 @@ class Sequences:
 
     def exact(self, row: int) -> Tensor:
         """In float64."""
-        group, head_dim = self.config.heads.num_heads // 2, self.config.heads.head_dim
-        tokens = self.values[self.tables[row], LAYER].flatten(0, 1)[: LENGTHS[row]].double()
-        k, v = tokens.permute(1, 2, 0, 3).repeat_interleave(group, 1)
-        scores = (k @ self.queries[row].double().unsqueeze(-1)).squeeze(-1) / head_dim**0.5
+        heads = self.config.heads
+        first = max(LENGTHS[row] - heads.window, 0) if heads.window else 0
+        tokens = self.values[self.tables[row], LAYER].flatten(0, 1)[first : LENGTHS[row]].double()
+        k, v = tokens.permute(1, 2, 0, 3).repeat_interleave(heads.num_heads // 2, 1)
+        scores = (k @ self.queries[row].double().unsqueeze(-1)).squeeze(-1) * (heads.scale or heads.head_dim**-0.5)
         return (scores.softmax(1).unsqueeze(1) @ v).flatten()
 
 
@@ -88,6 +89,49 @@ def test_the_kernel(dtype: torch.dtype, group: int, head_dim: int, page_tokens: 
     for num_threads in (2, 3):
         torch.set_num_threads(num_threads)
         assert torch.equal(sequences.attend(ALL), together)
+
+
+@pytest.mark.parametrize("has_kernel", [pytest.param(True, marks=needs_kernel), False])
+@pytest.mark.parametrize(("window", "group", "head_dim"), [(1, 2, 64), (33, 8, 256), (48, 1, 512), (200, 2, 64)])
+def test_windows(window: int, group: int, head_dim: int, has_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages before a window are not read: they hold what is no number."""
+    if not has_kernel:
+        monkeypatch.setattr(PagedAttention, "of", lambda *_: None)
+    sequences = Sequences(torch.float32, group, head_dim, 16, window, 1.5 / head_dim**0.5)
+    for row, length in enumerate(LENGTHS):
+        if has_kernel or length > _PADDED_TOKENS:
+            sequences.values[sequences.tables[row, : max(length - window, 0) // 16]] = torch.nan
+    torch.set_num_threads(1)
+    together = sequences.attend(ALL)
+    for row in ALL:
+        torch.testing.assert_close(together[row].double(), sequences.exact(row), rtol=0, atol=1e-5)
+        if has_kernel:
+            assert torch.equal(sequences.attend([row])[0], together[row])
+    torch.set_num_threads(3)
+    assert not has_kernel or torch.equal(sequences.attend(ALL), together)
+
+
+@pytest.mark.parametrize("has_kernel", [pytest.param(True, marks=needs_kernel), False])
+@pytest.mark.parametrize("window", [0, 1, 10, 40, 500])
+def test_prompts_in_chunks(window: int, has_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new token of chunks attends to what the last token of a decode step does."""
+    sequences = Sequences(torch.float32, 2, 64, 16, window, 0.2)
+    attention = CpuAttention(sequences.config, sequences.pages)
+    if not has_kernel:
+        monkeypatch.setattr(attention, "_has_kernel", False)
+    for start in (0, 16, 37, 160, 170):
+        spans = [(start, start + 1), (start, start + 50)]
+        rows = [4, 5]
+        attention.begin_prefill(spans, [sequences.tables[row] for row in rows])
+        new = [
+            sequences.values[sequences.tables[row], LAYER].flatten(0, 1)[start:end]
+            for row, (start, end) in zip(rows, spans, strict=True)
+        ]
+        q = sequences.queries[4].expand(51, -1, -1).contiguous()
+        found = attention.prefill_attend(LAYER, q, torch.cat(new).flatten(1))
+        places = [(4, start), *((5, start + index) for index in range(50))]
+        attention.begin_decode(torch.tensor([at + 1 for _, at in places]), sequences.tables[[row for row, _ in places]])
+        torch.testing.assert_close(found, attention.decode_attend(LAYER, q), rtol=0, atol=1e-5)
 
 
 @needs_kernel
