@@ -7,10 +7,11 @@ from ..checkpoint.json_fields import CheckpointFiles, JsonObject
 from ..errors import CheckpointError
 
 
-def parse_attention(text: JsonObject, default_head_dim: int = 0) -> AttentionConfig:
-    """Heads and biases. ``default_head_dim`` 0: the hidden size divided among the heads. Raises CheckpointError."""
+def parse_attention(text: JsonObject, default_head_dim: int = 0, default_kv_heads: int = 0) -> AttentionConfig:
+    """Heads and biases. ``default_head_dim`` 0: the hidden size divided among the heads; ``default_kv_heads`` 0: as many as heads.
+    Raises CheckpointError."""
     heads = text.integer("num_attention_heads")
-    kv_heads = text.integer("num_key_value_heads", default=heads)
+    kv_heads = text.integer("num_key_value_heads", default=default_kv_heads or heads)
     if heads % kv_heads:
         raise text.error("num_key_value_heads", f"is {kv_heads}, which does not divide num_attention_heads ({heads})")
     head_dim = text.integer("head_dim", default=default_head_dim or max(text.integer("hidden_size") // heads, 1))

@@ -28,6 +28,7 @@ FAMILIES: dict[str, Entry] = {
     "qwen3_vl": Entry(lambda: import_module(".qwen3_vl", __package__).QWEN3_VL, ("qwen3_vl",)),
     "qwen3_vl_moe": Entry(lambda: import_module(".qwen3_vl", __package__).QWEN3_VL_MOE, ("qwen3_vl_moe",)),
     "llama": Entry(lambda: _text().LLAMA, ("llama",)),
+    "mistral": Entry(lambda: _text().MISTRAL, ("mistral",)),
     "qwen2": Entry(lambda: _text().QWEN2, ("qwen2",)),
     "qwen3": Entry(lambda: _text().QWEN3, ("qwen3",)),
     "qwen3_moe": Entry(lambda: _text().QWEN3_MOE, ("qwen3_moe",)),

@@ -19,7 +19,7 @@ from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.make.checkpoint import make_checkpoint, write_configs
 
-DENSE_FAMILIES = ("llama", "qwen2", "qwen3")
+DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 TEXT_FAMILIES = (*DENSE_FAMILIES, "qwen3_moe")
 ORIGINAL, CONTEXT = 64, 256  # tokens that ropes were trained with, and that they are to reach
 LENGTH, PAGE_TOKENS = 200, 8
@@ -113,6 +113,16 @@ def test_biases_of_attention(tmp_path: Path, family: str) -> None:
     assert config.language.heads.bias and config.language.heads.output_bias
 
 
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [("mistral", {"sliding_window": 24}), ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 1})],
+)
+def test_windows(tmp_path: Path, family: str, fields: dict[str, Any]) -> None:
+    """Smaller than both prompts, and than some chunks."""
+    config = check(tmp_path, save(tmp_path, family, **fields))
+    assert {layer.mixer.window for layer in config.language.layers} == {fields["sliding_window"]}
+
+
 @pytest.mark.many
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("family", DENSE_FAMILIES)
@@ -196,10 +206,12 @@ def test_greedy_tokens_equal_those_of_generate(tmp_path: Path) -> None:
         ("llama", {"rope_parameters": {**LLAMA_3, "high_freq_factor": 1.0}}, "high_freq_factor is 1, expected more than low_freq"),
         ("qwen2", {**WINDOWS, "sliding_window": 32}, "sliding_window is 32"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types has sliding_attention"),
-        ("qwen2", {**WINDOWS, "sliding_window": ABSENT}, "sliding_window is 4096"),
+        ("qwen3", {"layer_types": ["full_attention", "chunked_attention"] * 2}, "layer_types names 4 layers, expected 3"),
+        ("qwen3", {"layer_types": ["chunked_attention"] * 3}, "layer_types has chunked_attention; only full_attention and sliding"),
+        ("llama", {"layer_types": ["sliding_attention"] * 3}, "layer_types has sliding_attention; only full_attention is"),
+        ("mistral", {"sliding_window": -1}, "sliding_window is -1"),
         ("llama", {"rope_parameters": None, "rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_theta is 1"),
         ("qwen3", {"layer_types": "sliding_attention"}, "layer_types is 'sliding_attention', expected a list of names"),
-        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}, "use_sliding_window is true"),
         ("qwen3", {"quantization_config": {"quant_method": "quip"}}, "quip"),
         ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads is 3, which does not divide"),
     ],

@@ -1,22 +1,34 @@
 """What checkpoints of text alone have in common: their configuration, and the names of their tensors."""
 
+from msgspec.structs import replace
+
 from ...architecture import AttentionConfig, ModelConfig
-from ...checkpoint.json_fields import CheckpointFiles, JsonObject
+from ...checkpoint.json_fields import CheckpointFiles
 from ...checkpoint.weight_specs import TensorSpec, language_specs
 from ..fields import FeedForwards, parse_decoder, parse_dtype, parse_eos, parse_mlps
 from .ropes import parse_rope
+from .windows import Windows, no_windows
 
 
 def parse_text_config(
-    files: CheckpointFiles, family: str, mixer: AttentionConfig, max_positions: int, feed_forwards: FeedForwards = parse_mlps
+    files: CheckpointFiles,
+    family: str,
+    mixer: AttentionConfig,
+    max_positions: int,
+    feed_forwards: FeedForwards = parse_mlps,
+    windows: Windows = no_windows,
 ) -> ModelConfig:
-    """Map config.json; ``max_positions`` where it has no ``max_position_embeddings``. Raises CheckpointError, also for windows."""
+    """Map config.json; ``max_positions`` where it has no ``max_position_embeddings``. Raises CheckpointError."""
     config = files.required("config.json")
     max_positions = config.integer("max_position_embeddings", default=max_positions)
     rope = parse_rope(config, mixer.head_dim, max_positions)
     tie = config.boolean("tie_word_embeddings", default=False)
     language = parse_decoder(config, mixer, rope, tie, feed_forwards)
-    _refuse_windows(config, language.num_layers)
+    found = [window if window < max_positions else 0 for window in windows(config, language.num_layers)]
+    if len(set(found)) > 1:
+        raise config.error("sliding_window", f"is {max(found)}, in some layers alone; only windows in all layers are supported")
+    layers = tuple(replace(layer, mixer=replace(mixer, window=window)) for layer, window in zip(language.layers, found, strict=True))
+    language = replace(language, layers=layers)
     return ModelConfig(
         family=family,
         language=language,
@@ -24,22 +36,6 @@ def parse_text_config(
         max_context=max_positions,
         eos_token_ids=parse_eos(files, config),
     )
-
-
-def _refuse_windows(config: JsonObject, num_layers: int) -> None:
-    """Raise CheckpointError if a layer attends to a part of the context alone."""
-    kinds = config.data.get("layer_types") or ()
-    if not isinstance(kinds, list | tuple):
-        raise config.error("layer_types", f"is {kinds!r}, expected a list of names")
-    if others := {str(kind) for kind in kinds} - {"full_attention"}:
-        raise config.error("layer_types", f"has {', '.join(sorted(others))}; only full_attention is supported")
-    if kinds or not config.boolean("use_sliding_window", default=False):
-        return
-    if "sliding_window" in config.data and config.data["sliding_window"] is None:
-        return
-    if (first := config.integer("max_window_layers", default=28, least=0)) < num_layers:
-        window = config.integer("sliding_window", default=4096)
-        raise config.error("sliding_window", f"is {window}, in use from layer {first} on; sliding-window attention is not supported")
 
 
 def tensor_specs(config: ModelConfig) -> list[TensorSpec]:

@@ -61,6 +61,11 @@ def _smollm2(theta: float, *sizes: int) -> _Shape:
     return _Shape("bfloat16", 8000, {**_sizes(49152, *sizes, context=8192, theta=theta), "tie_word_embeddings": True})
 
 
+def _mistral(vocab: int, theta: float, window: int | None) -> _Shape:
+    sizes = _sizes(vocab, 4096, 14336, 32, 32, 8, context=32768, theta=theta)
+    return _Shape("bfloat16", 8000, {**sizes, "sliding_window": window, "tie_word_embeddings": False})
+
+
 def _qwen2(vocab: int, tied: bool, *sizes: int) -> _Shape:
     return _Shape("bfloat16", 8000, {**_sizes(vocab, *sizes, context=32768, theta=1e6), "tie_word_embeddings": tied})
 
@@ -81,6 +86,11 @@ _SHAPES = {  # of the published models: hidden size, that of the feed-forward, l
         "3b": _llama_3(32.0, True, 3072, 8192, 28, 24, 8),
         "8b": _llama_3(8.0, False, 4096, 14336, 32, 32, 8),
         "70b": _llama_3(8.0, False, 8192, 28672, 80, 64, 8),
+    },
+    "mistral": {
+        "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, context=8192, theta=1e4), "sliding_window": 48}),
+        "7b": _mistral(32000, 1e4, window=4096),
+        "7b-v0.3": _mistral(32768, 1e6, window=None),
     },
     "qwen2": {
         "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, context=8192, theta=1e6), "tie_word_embeddings": True}),
@@ -115,6 +125,7 @@ _SHAPES = {  # of the published models: hidden size, that of the feed-forward, l
 }
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
