@@ -2,7 +2,6 @@
 other. Weights are views, never copied.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,13 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....cpu_kernels.flash_attention import prepare
-from ...architecture import AudioConfig, ModelConfig
+from ...architecture import ModelConfig
 from ...lm.decoder import AfterLayer
 from ...towers.interface import TowerInput
 from ...towers.linear import Linear
-from ...towers.sequences import Sequences, attend
-
-_LONGEST_PERIOD = 10_000.0
+from ...towers.sequences import Sequences
+from ...towers.whisper import EncoderLayer, LayerNorm, sinusoids
 
 
 class AudioTower:
@@ -31,11 +29,11 @@ class AudioTower:
         self._device, self._piece = device, 2 * config.n_window
         self._convolutions = [(weights[f"audio.conv{i}.weight"], weights[f"audio.conv{i}.bias"]) for i in (1, 2)]
         self._dtype = self._convolutions[0][0].dtype
-        self._positions = _sinusoids(config.max_source_positions, config.hidden_size).to(device, self._dtype)
-        self._layers = [_Layer(config, weights, i) for i in range(config.num_layers)]
+        self._positions = sinusoids(config.max_source_positions, config.hidden_size).to(device, self._dtype)
+        self._layers = [EncoderLayer(config, weights, i) for i in range(config.num_layers)]
         if device.type == "cpu":
             prepare(config.hidden_size // config.num_heads, self._dtype)
-        self._norm, self._project = _LayerNorm(weights, "audio.ln_post"), Linear.of(weights, "audio.proj")
+        self._norm, self._project = LayerNorm(weights, "audio.ln_post"), Linear.of(weights, "audio.proj")
 
     def encode(self, parts: Sequence[TowerInput], after_layer: AfterLayer | None = None) -> list[Tensor]:
         mels = [torch.from_numpy(part.rows.view(np.float32).copy()) for part in parts]
@@ -65,39 +63,6 @@ class AudioTower:
         return x.flatten(0, 1)[kept.to(self._device)], Sequences.of(halves, self._device)
 
 
-class _Layer:
-    """One layer's weights, looked up once."""
-
-    def __init__(self, config: AudioConfig, weights: dict[str, Tensor], index: int) -> None:
-        prefix = f"audio.layers.{index}."
-        self._head_dim = config.hidden_size // config.num_heads
-        self._norm, self._mlp_norm = (_LayerNorm(weights, f"{prefix}{name}_layer_norm") for name in ("self_attn", "final"))
-        self._qkv = [Linear.of(weights, f"{prefix}self_attn.{name}_proj") for name in "qkv"]
-        self._out, self._up, self._down = (Linear.of(weights, prefix + name) for name in ("self_attn.out_proj", "fc1", "fc2"))
-
-    def __call__(self, hidden: Tensor, sequences: Sequences) -> None:
-        """Add the layer's output to ``hidden`` [T, hidden] in place."""
-        normed = self._norm(hidden)
-        q, k, v = (project(normed).view(len(normed), -1, self._head_dim) for project in self._qkv)
-        hidden += self._out(attend(q, k, v, sequences).flatten(1))
-        hidden += self._down(F.gelu(self._up(self._mlp_norm(hidden))))
-
-
-class _LayerNorm:
-    def __init__(self, weights: dict[str, Tensor], name: str) -> None:
-        self._weight, self._bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self._weight.shape, self._weight, self._bias)
-
-
 def _halved(frames: NDArray[np.int64]) -> NDArray[np.int64]:
     """Rows that the second convolution, of stride 2, makes of as many mel frames."""
     return (frames + 1) // 2
-
-
-def _sinusoids(length: int, channels: int) -> Tensor:
-    """float32 [length, channels]: sines, then cosines, of periods from 2 pi to 2 pi x 10,000."""
-    step = math.log(_LONGEST_PERIOD) / (channels // 2 - 1)
-    angles = torch.arange(length).unsqueeze(1) * torch.exp(-step * torch.arange(channels // 2).float())
-    return torch.cat((angles.sin(), angles.cos()), dim=1)
