@@ -1,4 +1,5 @@
-"""The log-mel spectrogram of Whisper-style audio towers in torch, bit-equal to transformers' WhisperFeatureExtractor.
+"""The log-mel spectrogram of Whisper-style audio towers in torch, bit-equal to transformers' WhisperFeatureExtractor, and to its
+Qwen3ASRFeatureExtractor, which mirrors a clip's end in place of padding it.
 
 Values are clamped to the clip's own maximum less 8, so the spectrogram is made of the whole clip at once and segments are slices
 of it. Qwen2.5-Omni's processor pads every clip with silence to its full length (``max_s``) and masks what is padded; the model
@@ -15,11 +16,6 @@ import torch
 from .rules import MelRules
 
 Waveform = npt.NDArray[np.float32]
-
-
-def num_mel_frames(num_samples: int, rules: MelRules) -> int:
-    """Frames that a tower sees of a clip of ``num_samples``."""
-    return -(-num_samples // rules.hop)
 
 
 def mel_filters(rules: MelRules) -> torch.Tensor:
@@ -62,14 +58,10 @@ class LogMel:
         self._filters = mel_filters(rules)
 
     def __call__(self, waveform: Waveform) -> npt.NDArray[np.float32]:
-        """waveform float32 [num_samples], at least one -> float32 [num_mel_frames, num_mel_bins]."""
+        """waveform float32 [num_samples], at least one -> float32 [num_frames, num_mel_bins]."""
         rules = self._rules
-        num_frames = num_mel_frames(len(waveform), rules)
-        full_length = int(rules.max_s * rules.sample_rate)
-        num_padded = max((num_frames + 1) * rules.hop + 2 * rules.n_fft, _MIN_FRAMES * rules.hop)
-        if len(waveform) <= full_length:  # at the very end the extractor reflects the clip instead of padding it
-            num_padded = min(num_padded, full_length)
-        padded = np.zeros(num_padded, dtype=np.float32)
+        num_frames = rules.num_frames(len(waveform))
+        padded = np.zeros(self._num_padded(len(waveform), num_frames), dtype=np.float32)
         padded[: len(waveform)] = waveform
         spectrum = torch.stft(torch.from_numpy(padded), rules.n_fft, rules.hop, window=self._window, return_complex=True)
         power = (spectrum[..., :-1].abs() ** 2).contiguous()
@@ -77,3 +69,12 @@ class LogMel:
         log_mel = torch.maximum(log_mel, log_mel.max() - 8.0)
         frames: npt.NDArray[np.float32] = ((log_mel + 4.0) / 4.0)[:, :num_frames].T.contiguous().numpy()
         return frames
+
+    def _num_padded(self, num_samples: int, num_frames: int) -> int:
+        """Samples of the clip with the silence that frames reach; ``torch.stft`` mirrors what they reach beyond."""
+        rules = self._rules
+        if rules.has_mirrored_end:
+            return max(num_samples, rules.min_samples)
+        num_padded = max((num_frames + 1) * rules.hop + 2 * rules.n_fft, _MIN_FRAMES * rules.hop)
+        full_length = int(rules.max_s * rules.sample_rate)  # at its very end the extractor mirrors the clip instead of padding it
+        return min(num_padded, full_length) if num_samples <= full_length else num_padded

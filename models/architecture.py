@@ -176,7 +176,7 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The Qwen2.5-Omni audio tower."""
+    """A sound tower, as Qwen's: layers of Whisper's encoder behind convolutions."""
 
     num_mel_bins: int
     num_layers: int
@@ -185,7 +185,8 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: int
     out_hidden_size: int
     max_source_positions: int
-    n_window: int
+    n_window: int  # half the mel frames that convolutions see at once
+    conv_channels: int = 0  # of three convolutions over time and mel; 0: there are two over time
 
 
 class TimeTokens(msgspec.Struct, frozen=True):
@@ -227,7 +228,8 @@ class VisionRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AudioRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules for turning sound into mel rows, as in the checkpoint's feature extractor (Whisper's)."""
+    """Rules for turning sound into mel rows, as in the checkpoint's feature extractor (Whisper's). ``max_s`` 0: of any length.
+    ``has_mirrored_end``: the clip's own end is mirrored behind it, in place of silence, and an incomplete last frame is dropped."""
 
     sample_rate: int = 16000
     n_fft: int = 400
@@ -235,6 +237,8 @@ class AudioRules(msgspec.Struct, frozen=True, kw_only=True):
     num_mel_bins: int = 128
     window_frames: int = 200  # mel frames that the tower attends over at once
     max_s: float = 300.0
+    min_samples: int = 0  # shorter clips are filled up with silence, which then counts as heard
+    has_mirrored_end: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -243,7 +247,8 @@ class AudioRules(msgspec.Struct, frozen=True, kw_only=True):
 
     def num_frames(self, num_samples: int) -> int:
         """Mel frames of a clip of ``num_samples`` at ``sample_rate``."""
-        return -(-num_samples // self.hop)
+        num_samples = max(num_samples, self.min_samples)
+        return num_samples // self.hop if self.has_mirrored_end else -(-num_samples // self.hop)
 
 
 class NullConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -297,10 +297,10 @@ def _key(plan: Analyse | PreprocessSegment) -> Key:
 
 
 def _limits(model: ModelConfig, media: MediaSection) -> MediaLimits:
-    max_audio_s = media.max_audio_s if model.audio_rules is None else min(media.max_audio_s, model.audio_rules.max_s)
+    bounds = [media.max_audio_s] if model.audio_rules is None else [media.max_audio_s, model.audio_rules.max_s]
     return MediaLimits(
         max_pixels=media.max_pixels,
         max_frame_pixels=min(media.max_pixels, MediaLimits.max_frame_pixels),
         max_video_s=media.max_video_s,
-        max_audio_s=max_audio_s,
+        max_audio_s=min(bound for bound in bounds if bound),
     )

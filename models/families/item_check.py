@@ -9,10 +9,10 @@ import math
 from ...schema.media import ItemShape, MediaKind, SegmentShape
 from ..architecture import ModelConfig, VisionRules
 from ..errors import UnsupportedMediaError
-from .qwen2_5.media import audio_tokens
 from .registry import family_of
 
 MAX_VIDEO_S = 1e6  # of the times on the temporal axis
+MAX_SOUND_FRAMES = 1 << 16  # of a segment
 
 
 def fault_of(config: ModelConfig, kind: MediaKind, shape: ItemShape) -> str:
@@ -47,9 +47,7 @@ def _fault_of_segment(config: ModelConfig, segment: SegmentShape) -> str:
     num_text = sum(count for id, count in segment.ids if id not in placeholders)
     t, h, w = segment.grid
     if segment.kind == "audio":
-        rules = config.audio_rules
-        assert rules is not None
-        expected = (t, rules.row_bytes, audio_tokens(t) + num_text)
+        expected = _expected_of_sound(config, t)
         is_grid = (h, w) == (0, 0) and not segment.views
     else:
         vision = config.vision_rules
@@ -100,3 +98,14 @@ def _fault_of_details(config: ModelConfig, number: int, segment: SegmentShape) -
         except UnsupportedMediaError:
             pass
     return f"details of {segment.details[:4]} that no such segment has"
+
+
+def _expected_of_sound(config: ModelConfig, num_frames: int) -> tuple[int, int, int]:
+    """Rows, bytes of each, and tokens of so many mel frames; zeros where there is no such segment."""
+    if num_frames > MAX_SOUND_FRAMES:
+        return 0, 0, 0
+    try:
+        parts = family_of(config).audio_item(config, num_frames).segments
+    except UnsupportedMediaError:
+        return 0, 0, 0
+    return sum(part.num_rows for part in parts), parts[0].row_bytes, sum(part.num_tokens for part in parts)

@@ -1,4 +1,4 @@
-"""What ``Family`` asks of media, for families of text alone: there are no towers, and every medium is refused."""
+"""What ``Family`` asks of media, for families that do not take them: there are no towers, and every medium is refused."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -26,26 +26,26 @@ def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) 
 
 
 def image_item(config: ModelConfig, height: int, width: int) -> ItemShape:
-    raise _refusal(config)
+    raise _refusal("image")
 
 
 def sample_frames(config: ModelConfig, total_frames: int, fps: float) -> NDArray[np.int64]:
-    raise _refusal(config)
+    raise _refusal("video")
 
 
 def video_item(
     config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float, times_s: Sequence[float] = ()
 ) -> ItemShape:
-    raise _refusal(config)
+    raise _refusal("video")
 
 
 def audio_item(config: ModelConfig, num_frames: int) -> ItemShape:
-    raise _refusal(config)
+    raise _refusal("audio")
 
 
 def video_with_sound(config: ModelConfig, video: ItemShape, sound: ItemShape) -> ItemShape:
-    raise _refusal(config)
+    raise _refusal("video with its sound")
 
 
-def _refusal(config: ModelConfig) -> UnsupportedMediaError:
-    return UnsupportedMediaError(f"a {config.family} model takes text alone")
+def _refusal(what: str) -> UnsupportedMediaError:
+    return UnsupportedMediaError(f"this model takes no {what}")

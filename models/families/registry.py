@@ -35,6 +35,7 @@ FAMILIES: dict[str, Entry] = {
     "qwen3_5": Entry(lambda: import_module(".qwen3_5", __package__).QWEN3_5, ("qwen3_5", "qwen3_5_text")),
     "qwen3_5_moe": Entry(lambda: import_module(".qwen3_5", __package__).QWEN3_5_MOE, ("qwen3_5_moe", "qwen3_5_moe_text")),
     "glm_ocr": Entry(lambda: import_module(".glm_ocr", __package__), ("glm_ocr",)),
+    "qwen3_asr": Entry(lambda: import_module(".qwen3_asr", __package__), ("qwen3_asr",)),
     "null": Entry(lambda: import_module(".null", __package__), ("mmrt_null",)),
 }
 

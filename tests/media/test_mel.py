@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmrt.media.mel import LogMel, mel_filters, num_mel_frames
+from mmrt.media.mel import LogMel, mel_filters
 from mmrt.models.architecture import AudioRules
 from mmrt.tests.settings import ImportedLater
 
@@ -46,7 +46,7 @@ def test_mel_frames_equal_the_feature_extractor(kind, num_bins):
         waveform = signal(kind, num_samples)
         frames = log_mel(waveform)
         assert frames.dtype == np.float32 and frames.flags.c_contiguous
-        assert frames.shape == (num_mel_frames(num_samples, rules), num_bins)
+        assert frames.shape == (rules.num_frames(num_samples), num_bins)
         assert np.array_equal(frames, reference(waveform, num_bins, 30)), num_samples
 
 
@@ -65,3 +65,16 @@ def test_padding_to_300_s_changes_nothing():
 def test_filters_equal_those_of_transformers(num_bins):
     filters = mel_filters(AudioRules(num_mel_bins=num_bins)).numpy()
     assert np.array_equal(filters, extractor(num_bins, 30).mel_filters.astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", ["noise", "chirp", "click at the end", "silence"])
+def test_a_mirrored_end(kind):
+    """As Qwen3-ASR's extractor, which counts the silence that fills up a clip of less than half a second."""
+    rules = AudioRules(max_s=0, min_samples=8000, has_mirrored_end=True)
+    log_mel, theirs = LogMel(rules), transformers.Qwen3ASRFeatureExtractor()
+    for num_samples in (1, 159, 7999, 8000, 8001, 8159, 8160, 31840, 32001, 33333, 40 * 16000 + 77):
+        waveform = signal(kind, num_samples)
+        output = theirs(waveform, sampling_rate=16000, padding=True, return_attention_mask=True, return_tensors="np")
+        expected = output["input_features"][0].T[output["attention_mask"][0].astype(bool)]
+        assert len(expected) == rules.num_frames(num_samples) >= 50
+        assert np.array_equal(log_mel(waveform), expected), num_samples

@@ -296,6 +296,7 @@ def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
                 "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
                 "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
                 "glm_ocr": "GlmOcrForConditionalGeneration",
+                "qwen3_asr": "Qwen3ASRForConditionalGeneration",
             }
             reference = getattr(transformers, classes[family]).from_pretrained(path, dtype=torch.float32).eval()
             config, weights = load_checkpoint(path)

@@ -74,18 +74,31 @@ def parse_tower(
     return config
 
 
-def parse_audio(audio: JsonObject, hidden_size: int) -> AudioConfig:
-    """The audio tower. Raises CheckpointError if it does not fit the decoder, or has an activation other than GELU."""
+_OMNI = AudioConfig(
+    num_mel_bins=128,
+    num_layers=32,
+    num_heads=20,
+    ffn_size=5120,
+    hidden_size=1280,
+    out_hidden_size=0,
+    max_source_positions=1500,
+    n_window=100,
+)
+
+
+def parse_audio(audio: JsonObject, hidden_size: int, base: AudioConfig = _OMNI) -> AudioConfig:
+    """A sound tower; ``base`` where the file does not say. Raises CheckpointError if it does not fit the decoder, or does not have what
+    its layers need."""
     audio.text("activation_function", default="gelu", choices=("gelu",))
     config = AudioConfig(
-        num_mel_bins=audio.integer("num_mel_bins", default=128),
-        num_layers=audio.integer("encoder_layers", "num_hidden_layers", default=32, most=1000),
-        num_heads=audio.integer("encoder_attention_heads", default=20),
-        ffn_size=audio.integer("encoder_ffn_dim", default=5120),
-        hidden_size=audio.integer("d_model", default=1280),
+        num_mel_bins=audio.integer("num_mel_bins", default=base.num_mel_bins),
+        num_layers=audio.integer("encoder_layers", "num_hidden_layers", default=base.num_layers, most=1000),
+        num_heads=audio.integer("encoder_attention_heads", "num_attention_heads", default=base.num_heads),
+        ffn_size=audio.integer("encoder_ffn_dim", "intermediate_size", default=base.ffn_size),
+        hidden_size=audio.integer("d_model", "hidden_size", default=base.hidden_size),
         out_hidden_size=audio.integer("output_dim", default=hidden_size),
-        max_source_positions=audio.integer("max_source_positions", default=1500),
-        n_window=audio.integer("n_window", default=100),
+        max_source_positions=audio.integer("max_source_positions", default=base.max_source_positions),
+        n_window=audio.integer("n_window", default=base.n_window),
     )
     if config.out_hidden_size != hidden_size:
         raise audio.error("output_dim", f"is {config.out_hidden_size}, expected the decoder's hidden_size ({hidden_size})")
@@ -194,8 +207,8 @@ def _total_pixels(video: JsonObject, vision: VisionConfig) -> int:
     return int(video.integer("max_video_tokens", default=128000) * factor * factor * 0.9)
 
 
-def parse_audio_rules(files: CheckpointFiles, audio: AudioConfig) -> AudioRules:
-    """Rules of the feature extractor. Raises CheckpointError if it does not fit the audio tower."""
+def feature_extractor(files: CheckpointFiles, audio: AudioConfig) -> JsonObject:
+    """The fields of the feature extractor. Raises CheckpointError if it does not fit the audio tower."""
     nested = files.optional("processor_config.json")
     extractor = files.optional("preprocessor_config.json") or JsonObject({}, "defaults")
     if nested is not None and nested.has("feature_extractor"):
@@ -203,6 +216,12 @@ def parse_audio_rules(files: CheckpointFiles, audio: AudioConfig) -> AudioRules:
     if extractor.integer("feature_size", default=audio.num_mel_bins) != audio.num_mel_bins:
         problem = f"is {extractor.integer('feature_size')}, but the audio tower has {audio.num_mel_bins}"
         raise extractor.error("feature_size", problem)
+    return extractor
+
+
+def parse_audio_rules(files: CheckpointFiles, audio: AudioConfig) -> AudioRules:
+    """Rules of Whisper's feature extractor. Raises CheckpointError if it does not fit the audio tower."""
+    extractor = feature_extractor(files, audio)
     return AudioRules(
         sample_rate=extractor.integer("sampling_rate", default=16000),
         n_fft=extractor.integer("n_fft", default=400),

@@ -58,7 +58,8 @@ def _vision(depth: int, hidden: int, inner: int, heads: int) -> dict[str, int]:
     return {"depth": depth, "hidden_size": hidden, "intermediate_size": inner, "num_heads": heads}
 
 
-def _audio(layers: int, hidden: int, inner: int, heads: int) -> dict[str, int]:
+def audio_sizes(layers: int, hidden: int, inner: int, heads: int) -> dict[str, int]:
+    """Of ``audio_config``."""
     return {
         "encoder_layers": layers,
         "d_model": hidden,
@@ -67,11 +68,13 @@ def _audio(layers: int, hidden: int, inner: int, heads: int) -> dict[str, int]:
     }
 
 
-_BIG_VISION, _BIG_AUDIO = _vision(32, 1280, 3420, 16), _audio(32, 1280, 5120, 20)
+_BIG_VISION, _BIG_AUDIO = _vision(32, 1280, 3420, 16), audio_sizes(32, 1280, 5120, 20)
 SHAPES: dict[str, Dimensions] = {
-    "tiny": Dimensions("float32", 900, False, text_sizes(1216, 128, 256, 4, 4, 2), _vision(3, 64, 128, 4), _audio(2, 64, 128, 4), 2),
+    "tiny": Dimensions(
+        "float32", 900, False, text_sizes(1216, 128, 256, 4, 4, 2), _vision(3, 64, 128, 4), audio_sizes(2, 64, 128, 4), 2
+    ),
     "small": Dimensions(
-        "bfloat16", 8000, False, text_sizes(16384, 1024, 4096, 16, 16, 4), _vision(12, 640, 1708, 10), _audio(6, 384, 1536, 6), 4
+        "bfloat16", 8000, False, text_sizes(16384, 1024, 4096, 16, 16, 4), _vision(12, 640, 1708, 10), audio_sizes(6, 384, 1536, 6), 4
     ),
     "3b": Dimensions("bfloat16", 8000, True, text_sizes(151936, 2048, 11008, 36, 16, 2, 128000), _BIG_VISION, _BIG_AUDIO, 8),
     "7b": Dimensions("bfloat16", 8000, False, text_sizes(152064, 3584, 18944, 28, 28, 4, 128000), _BIG_VISION, _BIG_AUDIO, 8),

@@ -83,10 +83,17 @@ def audio_specs(audio: AudioConfig) -> Iterator[TensorSpec]:
     yield same("audio.conv2.weight", hidden, hidden, 3)
     yield same("audio.conv2.bias", hidden)
     yield same("audio.audio_bos_eos_token.weight", 2, audio.out_hidden_size)
+    yield from encoder_specs(audio)
+    yield from linear("audio.proj", audio.out_hidden_size, hidden)
+
+
+def encoder_specs(audio: AudioConfig, has_key_bias: bool = False) -> Iterator[TensorSpec]:
+    """The layers of a sound tower, and the norm behind them."""
+    hidden = audio.hidden_size
     for i in range(audio.num_layers):
         layer = f"audio.layers.{i}."
         for projection in ("q", "k", "v", "out"):
-            yield from linear(f"{layer}self_attn.{projection}_proj", hidden, hidden, bias=projection != "k")
+            yield from linear(f"{layer}self_attn.{projection}_proj", hidden, hidden, bias=has_key_bias or projection != "k")
         yield from linear(f"{layer}fc1", audio.ffn_size, hidden)
         yield from linear(f"{layer}fc2", hidden, audio.ffn_size)
         for norm in ("self_attn_layer_norm", "final_layer_norm"):
@@ -94,7 +101,6 @@ def audio_specs(audio: AudioConfig) -> Iterator[TensorSpec]:
             yield same(f"{layer}{norm}.bias", hidden)
     yield same("audio.ln_post.weight", hidden)
     yield same("audio.ln_post.bias", hidden)
-    yield from linear("audio.proj", audio.out_hidden_size, hidden)
 
 
 def canonical_name(name: str) -> str:
@@ -119,15 +125,16 @@ def renamed(name: str, names: Mapping[str, str]) -> str:
 
 def checkpoint_name(name: str) -> str:
     """See ``Family``."""
-    return _placed(name, {"language.": "model.", "vision.": "visual.", "audio.": "audio_tower."})
+    return placed(name, {"language.": "model.", "vision.": "visual.", "audio.": "audio_tower."})
 
 
 def nested_name(name: str) -> str:
     """As ``checkpoint_name``, for models whose decoder and tower are both within ``model.``."""
-    return _placed(name, {"language.": "model.language_model.", "vision.": "model.visual."})
+    return placed(name, {"language.": "model.language_model.", "vision.": "model.visual."})
 
 
-def _placed(name: str, parts: Mapping[str, str]) -> str:
+def placed(name: str, parts: Mapping[str, str]) -> str:
+    """The name with the first beginning that is one of ``parts`` replaced."""
     for ours, theirs in parts.items():
         if name.startswith(ours):
             return theirs + name.removeprefix(ours)

@@ -1,0 +1,71 @@
+"""The sound tower of Qwen3-ASR: convolutions over time and mel within chunks, then Whisper's layers within windows. Weights are
+views, never copied.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ....cpu_kernels.flash_attention import prepare
+from ...architecture import ModelConfig
+from ...lm.decoder import AfterLayer
+from ...towers.interface import TowerInput
+from ...towers.linear import Linear
+from ...towers.sequences import Sequences
+from ...towers.whisper import EncoderLayer, LayerNorm, sinusoids
+from .sound import STRIDES, halved
+
+_CHUNKS_AT_ONCE = 8  # in the convolutions, whose rows are a hundred times as large as mel frames
+
+
+class SoundTower:
+    """The tower, computing where its weights lie."""
+
+    def __init__(self, model: ModelConfig, weights: dict[str, Tensor], device: torch.device) -> None:
+        """Uses those ``weights`` whose names start with ``audio.``."""
+        assert model.audio is not None and model.audio_rules is not None
+        config = model.audio
+        self._device, self._chunk = device, 2 * config.n_window
+        self._window = model.audio_rules.window_frames // self._chunk * config.max_source_positions
+        names = [f"audio.conv2d{number}" for number in range(1, STRIDES + 1)]
+        self._convolutions = [(weights[f"{name}.weight"], weights[f"{name}.bias"]) for name in names]
+        self._dtype = self._convolutions[0][0].dtype
+        self._flatten = Linear.of(weights, "audio.conv_out")
+        self._positions = sinusoids(config.max_source_positions, config.hidden_size).to(device, self._dtype)
+        self._layers = [EncoderLayer(config, weights, i) for i in range(config.num_layers)]
+        if device.type == "cpu":
+            prepare(config.hidden_size // config.num_heads, self._dtype)
+        self._norm = LayerNorm(weights, "audio.ln_post")
+        self._up, self._project = Linear.of(weights, "audio.proj1"), Linear.of(weights, "audio.proj2")
+
+    def encode(self, parts: Sequence[TowerInput], after_layer: AfterLayer | None = None) -> list[Tensor]:
+        mels = [torch.from_numpy(part.rows.view(np.float32).copy()) for part in parts]
+        chunks = [[*torch.split(mel, self._chunk)] for mel in mels]
+        hidden = self._convolved([chunk for its in chunks for chunk in its])
+        rows = [sum(halved(len(chunk)) for chunk in its) for its in chunks]
+        windows = [min(self._window, num - at) for num in rows for at in range(0, num, self._window)]
+        sequences = Sequences.of(np.array(windows), self._device)
+        for layer in self._layers:
+            layer(hidden, sequences)
+            if after_layer is not None:
+                after_layer()
+        return list(torch.split(self._project(F.gelu(self._up(self._norm(hidden)))), rows))
+
+    def _convolved(self, chunks: list[Tensor]) -> Tensor:
+        """Mel frames [n, num_mel_bins] of each chunk, on the host -> rows [T, hidden] of all chunks. What is missing at the end of one
+        is zeros to the convolutions."""
+        found: list[Tensor] = []
+        for first in range(0, len(chunks), _CHUNKS_AT_ONCE):
+            some = chunks[first : first + _CHUNKS_AT_ONCE]
+            x = torch.stack([F.pad(chunk, (0, 0, 0, self._chunk - len(chunk))) for chunk in some])
+            x = x.transpose(1, 2).unsqueeze(1).to(self._device, self._dtype)
+            for weight, bias in self._convolutions:
+                x = F.gelu(F.conv2d(x, weight, bias, stride=2, padding=1))
+            places = torch.cat([torch.arange(halved(len(chunk))) for chunk in some])
+            numbers = torch.repeat_interleave(torch.tensor([halved(len(chunk)) for chunk in some]))
+            rows = x.permute(0, 3, 1, 2).flatten(2)[numbers.to(self._device), places.to(self._device)]
+            found.append(self._flatten(rows) + self._positions[places.to(self._device)])
+        return torch.cat(found)
