@@ -167,8 +167,11 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     norm: Literal["rms", "layer"] = "rms"  # of blocks and merger; LayerNorms have biases
     feed_forward: Literal["swiglu", "quick_gelu", "gelu_tanh"] = "swiglu"  # the others: this activation between two matrices
     patch_bias: bool = False  # of the projection of patches
+    patch_norm: bool = False  # an RMSNorm behind it
     position_side: int = 0  # of the square table of learned positions; 0: there is none
+    positions: Literal["bilinear", "bicubic"] = "bilinear"  # between them: corners of frame and table meet, or edges do
     deepstack_blocks: tuple[int, ...] = ()  # behind which rows for the decoder's first layers are taken
+    biases: bool = True  # of the blocks' projections
     split_qkv: bool = False  # the tower has three projections in place of a fused one
     norm_eps: float = 1e-6
     qk_norm: bool = False  # an RMSNorm of each query head and key head

@@ -21,6 +21,10 @@ def _text() -> Any:
     return import_module(".text.families", __package__)
 
 
+def _glm() -> Any:
+    return import_module(".glm.families", __package__)
+
+
 FAMILIES: dict[str, Entry] = {
     "qwen2_5_omni": Entry(lambda: import_module(".qwen2_5_omni", __package__), ("qwen2_5_omni", "qwen2_5_omni_thinker")),
     "qwen2_5_vl": Entry(lambda: import_module(".qwen2_5_vl", __package__), ("qwen2_5_vl",)),
@@ -34,7 +38,9 @@ FAMILIES: dict[str, Entry] = {
     "qwen3_moe": Entry(lambda: _text().QWEN3_MOE, ("qwen3_moe",)),
     "qwen3_5": Entry(lambda: import_module(".qwen3_5", __package__).QWEN3_5, ("qwen3_5", "qwen3_5_text")),
     "qwen3_5_moe": Entry(lambda: import_module(".qwen3_5", __package__).QWEN3_5_MOE, ("qwen3_5_moe", "qwen3_5_moe_text")),
-    "glm_ocr": Entry(lambda: import_module(".glm_ocr", __package__), ("glm_ocr",)),
+    "glm_ocr": Entry(lambda: _glm().GLM_OCR, ("glm_ocr",)),
+    "glm4v": Entry(lambda: _glm().GLM4V, ("glm4v",)),
+    "glm46v": Entry(lambda: _glm().GLM46V, ("glm46v",)),
     "qwen3_asr": Entry(lambda: import_module(".qwen3_asr", __package__), ("qwen3_asr",)),
     "null": Entry(lambda: import_module(".null", __package__), ("mmrt_null",)),
 }

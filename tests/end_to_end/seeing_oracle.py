@@ -75,7 +75,7 @@ class TimedOracle(SeeingOracle):
 
 
 class GlmOracle(SeeingOracle):
-    """A checkpoint of GLM-OCR, whose bounds on pixels are those of a picture that counts twice. It takes no videos here."""
+    """A checkpoint of GLM-OCR or GLM-4.1V, whose bounds on pixels are those of a picture that counts twice. It takes no videos here."""
 
     def _size(self, frames: NDArray[np.uint8], bounds: tuple[int, int]) -> tuple[int, int]:
         from transformers.models.glm46v.image_processing_pil_glm46v import smart_resize

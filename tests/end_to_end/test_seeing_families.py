@@ -18,7 +18,14 @@ from mmrt.tests.end_to_end.test_media import image_part, num_prompt_tokens, pict
 from mmrt.tests.end_to_end.test_prefill_alone import expected
 from mmrt.tests.end_to_end.test_prefix_cache import PAGE, Answer, whole_pages
 
-FAMILIES = {"qwen2_vl": SeeingOracle, "qwen3_vl": TimedOracle, "qwen3_5": TimedOracle, "qwen3_5_moe": TimedOracle, "glm_ocr": GlmOracle}
+FAMILIES = {
+    "qwen2_vl": SeeingOracle,
+    "qwen3_vl": TimedOracle,
+    "qwen3_5": TimedOracle,
+    "qwen3_5_moe": TimedOracle,
+    "glm_ocr": GlmOracle,
+    "glm4v": GlmOracle,
+}
 PLAIN = {"image_url": "image", "video_url": "video"}
 
 
@@ -29,7 +36,7 @@ class Case(NamedTuple):
 
     @property
     def takes_videos(self) -> bool:
-        return self.family != "glm_ocr"
+        return not self.family.startswith("glm")
 
     def found_again(self, num_tokens: int) -> range:
         """Tokens of a prompt that may be known: with recurrent states those up to the end of its last message."""
@@ -42,7 +49,7 @@ class Case(NamedTuple):
         return self.oracle.inputs([{"role": "user", "content": plain}], media)
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl", "glm_ocr", *also_slow("qwen2_vl", "qwen3_5", "qwen3_5_moe")])
+@pytest.fixture(scope="module", params=["qwen3_vl", "glm4v", *also_slow("qwen2_vl", "qwen3_5", "qwen3_5_moe", "glm_ocr")])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[..., Any]) -> Iterator[Case]:
     with launching(tmp_path_factory, checkpoints) as start:
         yield Case(request.param, start(request.param), FAMILIES[request.param](checkpoints(request.param)))

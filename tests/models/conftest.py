@@ -29,7 +29,10 @@ from mmrt.tests.settings import also_slow
 from mmrt.tests.threads import one_thread as one_thread
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-FAMILIES = ("qwen2_5_vl", "qwen2_5_omni", "qwen2_vl", "qwen3_vl", "qwen3_5_moe", "glm_ocr", *also_slow("qwen3_5", "qwen3_vl_moe"))
+FAMILIES = (
+    *("qwen2_5_vl", "qwen2_5_omni", "qwen2_vl", "qwen3_vl", "qwen3_5_moe", "glm_ocr", "glm4v"),
+    *also_slow("qwen3_5", "qwen3_vl_moe", "glm46v"),
+)
 PAGE_TOKENS = 16
 SECONDS = {"qwen2_5_omni": "video_second_per_grid", "qwen2_5_vl": "second_per_grid_ts"}
 FENCES = {
@@ -296,6 +299,8 @@ def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
                 "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
                 "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
                 "glm_ocr": "GlmOcrForConditionalGeneration",
+                "glm4v": "Glm4vForConditionalGeneration",
+                "glm46v": "Glm46VForConditionalGeneration",
                 "qwen3_asr": "Qwen3ASRForConditionalGeneration",
             }
             reference = getattr(transformers, classes[family]).from_pretrained(path, dtype=torch.float32).eval()

@@ -175,7 +175,7 @@ def set_in(*where: str, value: object) -> Callable[[dict], None]:
 
 
 BAD = {
-    "model_type is 'mixtral', expected one of qwen2_5_omni, qwen2_5_vl, .*, glm_ocr$": set_in("model_type", value="mixtral"),
+    "model_type is 'mixtral', expected one of qwen2_5_omni, qwen2_5_vl, .*, glm46v": set_in("model_type", value="mixtral"),
     "text_config.hidden_size is 'big', expected an integer": set_in("text_config", "hidden_size", value="big"),
     "text_config.vocab_size is missing": set_in("text_config", "vocab_size", value=None),
     "text_config.num_hidden_layers is -1": set_in("text_config", "num_hidden_layers", value=-1),
@@ -183,7 +183,7 @@ BAD = {
     "text_config.rms_norm_eps is nan": set_in("text_config", "rms_norm_eps", value=float("nan")),
     "hidden_act is 'relu', expected 'silu'": set_in("text_config", "hidden_act", value="relu"),
     "use_sliding_window is true": set_in("text_config", "use_sliding_window", value=True),
-    "rope_parameters.mrope_section is .*sum to head_dim / 2 = 16": set_in(
+    "rope_parameters.mrope_section is .*sum to the 16 pairs": set_in(
         "text_config", "rope_parameters", value={"mrope_section": [1, 2, 3]}
     ),
     "rope_parameters.rope_type is 'longrope'": set_in("text_config", "rope_parameters", "rope_type", value="longrope"),

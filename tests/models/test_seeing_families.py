@@ -20,7 +20,7 @@ from mmrt.models.families.registry import family_of
 from mmrt.models.lm.rope import Rope
 from mmrt.tests.media.processor_reference import processed
 
-FAMILIES = ("qwen2_vl", "qwen3_vl", "qwen3_5", "glm_ocr")
+FAMILIES = ("qwen2_vl", "qwen3_vl", "qwen3_5", "glm_ocr", "glm4v")
 PICTURES = ((1, 1), (3, 500), (28, 29), (33, 21), (97, 203), (150, 31), (200, 1), (224, 224), (311, 97), (640, 480), (517, 1023))
 CLIPS = ((1, 30, 40), (2, 57, 33), (3, 64, 96), (4, 120, 160), (5, 20, 300), (7, 41, 43), (8, 8, 8), (9, 91, 17), (6, 250, 333))
 
@@ -38,8 +38,8 @@ MEDIA = {f"image{size}": noise(*size, 3) for size in PICTURES} | {f"video{size}"
 
 
 def media_of(family: str) -> dict[str, np.ndarray]:
-    """What its processors take: Qwen3-VL's, which are Qwen3.5's too, refuse clips of one frame, and GLM-OCR's here are for pictures."""
-    if family == "glm_ocr":
+    """What its processors take: Qwen3-VL's, which are Qwen3.5's too, refuse clips of one frame, and GLM's here are for pictures."""
+    if family.startswith("glm"):
         return {name: pixels for name, pixels in MEDIA.items() if name.startswith("image")}
     return {name: pixels for name, pixels in MEDIA.items() if family == "qwen2_vl" or not name.startswith("video(1,")}
 
@@ -129,12 +129,18 @@ REFUSED: dict[str, dict[str, tuple[object, str]]] = {
         "vision_config__out_hidden_size": (64, r"vision_config.out_hidden_size is 64, expected the decoder's hidden_size \(128\)"),
         "vision_config__rms_norm_eps": (0, "vision_config.rms_norm_eps is 0, expected a number above 0"),
         "text_config__hidden_act": ("gelu", "text_config.hidden_act is 'gelu', expected 'silu'"),
-        "text_config__partial_rotary_factor": (0.5, "partial_rotary_factor is 0.5; heads of which a part turns"),
-        "text_config__rope_parameters__mrope_section": (
-            [8, 12, 11],
-            r"\[8, 12, 11\], expected three numbers that sum to head_dim / 2 = 32",
-        ),
+        "text_config__rope_parameters__mrope_section": ([8, 12, 11], r"\[8, 12, 11\], expected three numbers that sum to the 32 pairs"),
         "image_token_id": (ABSENT, "image placeholder id is 59280, outside the vocabulary of 1216"),
+    },
+    "glm4v": {
+        "vision_config__hidden_act": ("gelu", "vision_config.hidden_act is 'gelu', expected 'silu'"),
+        "vision_config__attention_bias": (True, "vision_config.attention_bias is true; only a tower without biases"),
+        "vision_config__out_hidden_size": (64, r"vision_config.out_hidden_size is 64, expected the decoder's hidden_size \(128\)"),
+        "vision_config__image_size": (7, "vision_config.image_size is 7, expected a multiple of patch_size"),
+        "text_config__model_type": ("glm4v_moe_text", "text_config.model_type is 'glm4v_moe_text', expected 'glm4v_text'"),
+        "text_config__rope_parameters__partial_rotary_factor": (0.04, "is 0.04; 1 of a head's 32 values would turn, expected pairs"),
+        "text_config__rope_parameters__mrope_section": ([2, 3, 4], r"\[2, 3, 4\], expected three numbers that sum to the 8 pairs"),
+        "image_token_id": (ABSENT, "image placeholder id is 151343, outside the vocabulary of 1216"),
     },
     "qwen3_5": {
         "vision_config__hidden_act": ("gelu", "vision_config.hidden_act is 'gelu', expected 'gelu_pytorch_tanh'"),
@@ -230,7 +236,7 @@ PROCESSED_OTHERWISE: dict[str, tuple[object, str]] = {
 @pytest.mark.parametrize("kind", ["preprocessor_config.json", "video_preprocessor_config.json"])
 @pytest.mark.parametrize("field", [*PROCESSED_OTHERWISE, "num_frames"])
 def test_processors_that_make_other_pixels_are_refused(directory: Callable[..., Path], family: str, kind: str, field: str) -> None:
-    if family == "glm_ocr" and kind.startswith("video"):
+    if family.startswith("glm") and kind.startswith("video"):
         pytest.skip("it takes no videos")
     file = directory(family) / kind
     plain = json.loads(file.read_text()) if file.exists() else {}
@@ -292,7 +298,7 @@ def test_both_spellings_of_tensors_names(checkpoints: Callable[[str], Path], tmp
         save_file(renamed, tmp_path / "model.safetensors")
         found = read_weights(tmp_path, config)
         assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
-    name = next(name for name in renamed if name.endswith("attn.proj.bias"))
+    name = next(name for name in renamed if name.endswith(("attn.proj.bias", "downsample.bias")))
     del renamed[name]
     save_file(renamed, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="bias' of shape .* is missing"):

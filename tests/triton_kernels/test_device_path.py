@@ -65,7 +65,10 @@ def moved(weights: Weights, device: torch.device) -> Weights:
 
 @pytest.mark.parametrize(
     "tiny",
-    ["qwen2_5_omni", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "glm_ocr"))],
+    [
+        "qwen2_5_omni",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "glm_ocr", "glm4v")),
+    ],
     indirect=True,
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), pytest.param("bfloat16", 5e-2, marks=pytest.mark.slow)])

@@ -153,7 +153,9 @@ class Twins:
         return torch.stack([pages.gather(layer, torch.arange(len(kv))).clone() for layer in range(self.config.language.num_layers)])
 
 
-@pytest.mark.parametrize(("family", "num_steps"), [("qwen3_vl", 1), *also_slow(("qwen2_5_vl", 2), ("qwen2_5_omni", 1), ("glm_ocr", 1))])
+@pytest.mark.parametrize(
+    ("family", "num_steps"), [("qwen3_vl", 1), *also_slow(("qwen2_5_vl", 2), ("qwen2_5_omni", 1), ("glm_ocr", 1), ("glm4v", 1))]
+)
 def test_a_tiny_checkpoint_says_the_same(tmp_path: Path, device: torch.device, family: Family, num_steps: int) -> None:
     twins = Twins(*load_tiny(tmp_path / family, family), device, num_sequences=3, max_tokens=100)
     twins.plain.prefill([twins.chunk(twins.plain, 0, 0, 90)])

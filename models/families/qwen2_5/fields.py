@@ -8,7 +8,7 @@ import msgspec
 from ...architecture import AudioConfig, AudioRules, LanguageConfig, RopeConfig, VisionConfig, VisionRules
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ..fields import max_positions, parse_attention, parse_decoder
-from ..text.ropes import parse_rope, rope_fields
+from ..text.ropes import expect_whole_heads, parse_turns, rope_fields
 
 _STEPS = ("do_resize", "do_rescale", "do_normalize")  # of processors of pixels
 _BICUBIC = 3  # as Pillow numbers filters
@@ -19,18 +19,19 @@ def parse_language(text: JsonObject, tie: bool) -> LanguageConfig:
     mixer = parse_attention(text)
     if text.has("use_sliding_window") and text.boolean("use_sliding_window"):
         raise text.error("use_sliding_window", "is true; sliding-window attention is not supported")
+    expect_whole_heads(text)
     rope = parse_sections(text, mixer.head_dim // 2, default_theta=1e6, default_section=(16, 24, 24))
     return parse_decoder(text, msgspec.structs.replace(mixer, bias=True, output_bias=False), rope, tie)
 
 
 def parse_sections(text: JsonObject, pairs: int, default_theta: float, default_section: tuple[int, ...]) -> RopeConfig:
-    """Each axis has neighbouring ones of the ``pairs`` of a head. Raises CheckpointError."""
+    """Each axis has neighbouring ones of the ``pairs`` of a head that turn. Raises CheckpointError."""
     rope = rope_fields(text)
     section = rope.integers("mrope_section", default=default_section, least=0)
     if len(section) != 3 or sum(section) != pairs:
-        raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to head_dim / 2 = {pairs}")
+        raise rope.error("mrope_section", f"is {list(section)}, expected three numbers that sum to the {pairs} pairs that turn")
     axes = tuple(axis for axis, count in enumerate(section) for _ in range(count))
-    return msgspec.structs.replace(parse_rope(text, 2 * pairs, max_positions(text), default_theta), axes=axes)
+    return msgspec.structs.replace(parse_turns(text, 2 * pairs, max_positions(text), default_theta), axes=axes)
 
 
 def parse_vision(vision: JsonObject, hidden_size: int, split_qkv: bool = False) -> VisionConfig:

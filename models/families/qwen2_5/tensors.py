@@ -26,6 +26,8 @@ def vision_specs(vision: VisionConfig) -> Iterator[TensorSpec]:
     yield same("vision.patch_embed.proj.weight", hidden, *patch)
     if vision.patch_bias:
         yield same("vision.patch_embed.proj.bias", hidden)
+    if vision.patch_norm:
+        yield same("vision.patch_norm.weight", hidden)
     if vision.position_side:
         yield same("vision.pos_embed.weight", vision.position_side**2, hidden)
     for i in range(vision.depth):
@@ -34,17 +36,17 @@ def vision_specs(vision: VisionConfig) -> Iterator[TensorSpec]:
         yield from _norm(vision, f"{block}norm2", hidden)
         if vision.split_qkv:
             for part in "qkv":
-                yield from linear(f"{block}attn.{part}", hidden, hidden)
+                yield from linear(f"{block}attn.{part}", hidden, hidden, bias=vision.biases)
         else:
-            yield from linear(f"{block}attn.qkv", 3 * hidden, hidden)
+            yield from linear(f"{block}attn.qkv", 3 * hidden, hidden, bias=vision.biases)
         if vision.qk_norm:
             for part in "qk":
                 yield same(f"{block}attn.{part}_norm.weight", hidden // vision.num_heads)
-        yield from linear(f"{block}attn.proj", hidden, hidden)
+        yield from linear(f"{block}attn.proj", hidden, hidden, bias=vision.biases)
         if vision.feed_forward == "swiglu":
-            yield from linear(f"{block}mlp.gate_proj", inner, hidden)
-        yield from linear(f"{block}mlp.up_proj", inner, hidden)
-        yield from linear(f"{block}mlp.down_proj", hidden, inner)
+            yield from linear(f"{block}mlp.gate_proj", inner, hidden, bias=vision.biases)
+        yield from linear(f"{block}mlp.up_proj", inner, hidden, bias=vision.biases)
+        yield from linear(f"{block}mlp.down_proj", hidden, inner, bias=vision.biases)
     if vision.merger_size:
         yield from _gated_merger_specs(vision)
         return

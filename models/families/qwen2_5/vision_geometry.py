@@ -16,6 +16,8 @@ from torch import Tensor
 from ...architecture import VisionConfig
 from ...towers.sequences import Sequences
 
+_CUBIC = -0.75  # the slope of a cubic convolution at a distance of 1
+
 
 class Geometry(NamedTuple):
     """Of all items of a forward together, on the tower's device. T patches; the order of windows is that of ``token_order``."""
@@ -24,14 +26,14 @@ class Geometry(NamedTuple):
     positions: Tensor  # int64 [T, 2]: row and column of each patch in its frame, in the order of windows
     windows: Sequences
     frames: Sequences
-    taps: Tensor  # int64 [T, 4]: rows of the table of positions around each patch, if there is one
-    tap_weights: Tensor  # float32 [T, 4]
+    taps: Tensor  # int64 [T, 4 or 16]: rows of the table of positions around each patch, if there is one
+    tap_weights: Tensor  # float32, likewise
 
     def interpolated(self, table: Tensor) -> Tensor:
         """The learned positions of the patches, float32 [T, hidden], from a table [side ** 2, hidden]."""
         weights = self.tap_weights.unsqueeze(2)
         total = table[self.taps[:, 0]] * weights[:, 0]
-        for tap in range(1, 4):
+        for tap in range(1, self.taps.shape[1]):
             total += table[self.taps[:, tap]] * weights[:, tap]
         return total
 
@@ -84,19 +86,36 @@ def _frame(rows: int, columns: int, config: VisionConfig) -> _Frame:
     order = np.lexsort((window, -sizes[window]))
     patch_row, patch_column = (axis.ravel() for axis in np.indices((merge, merge)))
     places = np.stack((row[order, None] * merge + patch_row, column[order, None] * merge + patch_column), axis=-1).reshape(-1, 2)
-    return _Frame(order, places, -np.sort(-sizes), *_taps(places, (rows * merge, columns * merge), config.position_side))
+    return _Frame(order, places, -np.sort(-sizes), *_taps(places, (rows * merge, columns * merge), config))
 
 
-def _taps(places: NDArray[np.int64], size: tuple[int, int], side: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The four entries of a table of side x side positions around each patch, and their weights. Corners of frame and table meet."""
+def _taps(places: NDArray[np.int64], size: tuple[int, int], config: VisionConfig) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The entries of the square table of positions around each patch, and their weights."""
+    side = config.position_side
     if not side:
         return np.empty((0, 4), np.int64), np.empty((0, 4), np.float32)
-    last = np.array([max(length - 1, 1) for length in size], np.float32)
-    exact = places.astype(np.float32) * np.float32(side - 1) / last
+    around = _between_corners if config.positions == "bilinear" else _between_edges
+    (rows, row_weights), (columns, column_weights) = (around(places[:, axis], size[axis], side) for axis in (0, 1))
+    taps = rows[:, :, None] * side + columns[:, None, :]
+    weights = row_weights[:, :, None] * column_weights[:, None, :]
+    return taps.reshape(len(places), -1), weights.reshape(len(places), -1)
+
+
+def _between_corners(place: NDArray[np.int64], length: int, side: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """On one axis the two entries around each of ``length`` places, where the first and the last are the table's."""
+    exact = place.astype(np.float32) * np.float32(side - 1) / np.float32(max(length - 1, 1))
     lower = np.floor(exact)
-    share = exact - lower
-    index = lower.astype(np.int64)
-    rows, columns = (np.stack((index[:, axis], np.minimum(index[:, axis] + 1, side - 1)), 1) for axis in (0, 1))
-    row_weights, column_weights = (np.stack((1 - share[:, axis], share[:, axis]), 1) for axis in (0, 1))
-    taps = (rows[:, :, None] * side + columns[:, None, :]).reshape(-1, 4)
-    return taps, (row_weights[:, :, None] * column_weights[:, None, :]).reshape(-1, 4)
+    share, index = exact - lower, lower.astype(np.int64)
+    return np.stack((index, np.minimum(index + 1, side - 1)), 1), np.stack((1 - share, share), 1)
+
+
+def _between_edges(place: NDArray[np.int64], length: int, side: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """On one axis the four entries around the middle of each of ``length`` places, which together are as wide as the table: by cubic
+    convolution, as torch's ``grid_sample``. Entries outside of the table are those at its edge."""
+    exact = (place + 0.5) / length * side - 0.5
+    lower = np.floor(exact)
+    distance = np.abs((exact - lower)[:, None] - np.arange(-1, 3))
+    near = ((_CUBIC + 2) * distance - (_CUBIC + 3)) * distance**2 + 1
+    far = ((distance - 5) * distance + 8) * _CUBIC * distance - 4 * _CUBIC
+    index = np.clip(lower.astype(np.int64)[:, None] + np.arange(-1, 3), 0, side - 1)
+    return index, np.where(distance <= 1, near, far).astype(np.float32)

@@ -42,6 +42,7 @@ class VisionTower:
         patch_embed = weights["vision.patch_embed.proj.weight"].flatten(1)
         self._patch_embed = Linear(patch_embed, weights.get("vision.patch_embed.proj.bias"))
         self._dtype = patch_embed.dtype
+        self._patch_norm = Norm.of(weights, "vision.patch_norm") if config.patch_norm else None
         self._table = weights["vision.pos_embed.weight"] if config.position_side else None
         self._blocks = [_Block(config, weights, i) for i in range(config.depth)]
         self._merger = (_GatedMerger if config.merger_size else _Merger)(weights, "vision.merger")
@@ -65,6 +66,8 @@ class VisionTower:
         # Half of a head's pairs turn by the row, the others by the column.
         operations.begin((places.positions.unsqueeze(2) * self._frequencies).flatten(1))
         hidden = self._patch_embed(patches)
+        if self._patch_norm is not None:
+            hidden = operations.norm(hidden, self._patch_norm)
         if self._table is not None:
             hidden += places.interpolated(self._table).to(self._dtype)
         normed = operations.norm(hidden, self._blocks[0].norm)

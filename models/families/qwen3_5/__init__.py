@@ -13,7 +13,7 @@ from ..experts import parse_router
 from ..fields import FeedForwards, parse_attention, parse_decoder, parse_mlps
 from ..qwen3 import seeing
 from ..qwen3.family import Qwen3Family
-from ..text.ropes import rope_fields
+from ..text.ropes import parse_turning
 
 _VISION_START = 248053  # of <|vision_start|>, where the file does not say
 
@@ -69,10 +69,7 @@ def _parse_kinds(text: JsonObject, count: int) -> list[str]:
 
 
 def _parse_rope(text: JsonObject, head_dim: int) -> RopeConfig:
-    rope = rope_fields(text)
-    part = (rope if rope.has("partial_rotary_factor") else text).number("partial_rotary_factor", default=0.25, most=1.0)
-    if (turning := int(head_dim * part)) % 2 or not turning:
-        raise rope.error("partial_rotary_factor", f"is {part:g}; {turning} of a head's {head_dim} values would turn, expected pairs")
+    turning = parse_turning(text, head_dim, default=0.25)
     return seeing.parse_rope(text, turning // 2, default_theta=1e4, default_section=(11, 11, 10))
 
 

@@ -32,6 +32,15 @@ def expect_whole_heads(text: JsonObject) -> None:
             raise place.error("partial_rotary_factor", f"is {part:g}; heads of which a part turns are not supported")
 
 
+def parse_turning(text: JsonObject, head_dim: int, default: float = 1.0) -> int:
+    """How many of a head's values turn: the part that ``text`` says, or ``default``. Raises CheckpointError."""
+    rope = rope_fields(text)
+    part = (rope if rope.has("partial_rotary_factor") else text).number("partial_rotary_factor", default=default, most=1.0)
+    if (turning := int(head_dim * part)) % 2 or not turning:
+        raise rope.error("partial_rotary_factor", f"is {part:g}; {turning} of a head's {head_dim} values would turn, expected pairs")
+    return turning
+
+
 def parse_turns(text: JsonObject, head_dim: int, max_positions: int, default_theta: float = 1e4) -> RopeConfig:
     """As ``parse_rope``, where ``head_dim`` values of a head turn. Raises CheckpointError."""
     rope = rope_fields(text)

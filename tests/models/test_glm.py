@@ -1,5 +1,6 @@
-"""GLM-OCR beside transformers, and what its decoder needs of a checkpoint's files: rows of queries and keys in another order, a fused
-matrix, layers that are left out. What it shares with other families that see is in test_oracle and test_seeing_families."""
+"""GLM's families that see beside transformers, and what their decoders need of a checkpoint's files: rows of queries and keys in
+another order, a fused matrix, layers that are left out. What they share with other families is in test_oracle and test_seeing_families.
+"""
 
 import json
 import shutil
@@ -18,7 +19,8 @@ from mmrt.models.checkpoint.files import adapted_directory
 from mmrt.models.checkpoint.weights import check_weights, read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import UnsupportedMediaError
-from mmrt.models.families import glm_ocr
+from mmrt.models.families.glm.families import GLM_OCR as glm_ocr
+from mmrt.models.families.qwen2_5.vision_geometry import geometry
 from mmrt.schema.media import MediaSpan
 from mmrt.tests.models.kept import exact, keep
 from mmrt.tests.models.quantized_checkpoint import CONFIGS, quantize_checkpoint
@@ -121,6 +123,62 @@ def test_the_published_shape(sized: Callable[[str, str], int], path: Path, tmp_p
     assert (load_model_config(published).image_token_id, found.media_kinds) == (59280, ("image",))
 
 
+PUBLISHED_4V = {
+    "text_config": {
+        "model_type": "glm4v_text",
+        "attention_bias": True,
+        "eos_token_id": [151329, 151336, 151338, 151348],
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 13696,
+        "max_position_embeddings": 65536,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "pad_token_id": 151329,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {"type": "default", "mrope_section": [8, 12, 12]},
+        "rope_theta": 10000.0,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 151552,
+    },
+    "vision_config": {
+        "attention_bias": False,
+        "depth": 24,
+        "hidden_act": "silu",
+        "hidden_size": 1536,
+        "image_size": 336,
+        "in_channels": 3,
+        "intermediate_size": 13696,
+        "num_heads": 12,
+        "out_hidden_size": 4096,
+        "patch_size": 14,
+        "rms_norm_eps": 1e-05,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("family", ["glm4v", "glm46v"])
+def test_the_published_shape_of_glm4v(sized: Callable[[str, str], int], tmp_path: Path, family: str) -> None:
+    """Its configuration as transformers 4 wrote it, and as many values as transformers' model of it."""
+    import transformers
+
+    num_values = sized(family, "9b")
+    published = Path(shutil.copytree(tmp_path / "9b", tmp_path / "published"))
+    (published / "config.json").write_text(json.dumps({"model_type": family, **PUBLISHED_4V}))
+    found, expected = (load_model_config(tmp_path / name) for name in ("published", "9b"))
+    for field in ("language", "vision", "vision_rules", "dtype", "max_context"):
+        assert getattr(found, field) == getattr(expected, field)
+    assert (found.image_token_id, found.video_token_id) == (151343, 151344)
+    with torch.device("meta"):
+        reference = transformers.AutoModelForImageTextToText.from_config(transformers.AutoConfig.from_pretrained(published))
+    assert num_values == sum(parameter.numel() for parameter in reference.parameters())
+
+
 def test_layers_for_later_tokens_are_left_out(path: Path, config: ModelConfig, tmp_path: Path) -> None:
     """They stand behind the last layer by number, also with a vocabulary of their own."""
     made = Path(shutil.copytree(path, tmp_path / "made"))
@@ -136,19 +194,28 @@ def test_layers_for_later_tokens_are_left_out(path: Path, config: ModelConfig, t
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def turned(values: torch.Tensor) -> torch.Tensor:
-    """Of rows in pairs, each head's first ones and then its second ones."""
-    return values.view(-1, HEAD_DIM // 2, 2, *values.shape[1:]).transpose(1, 2).flatten(0, 2)
+def turned(values: torch.Tensor, head_dim: int = HEAD_DIM, turning: int = HEAD_DIM) -> torch.Tensor:
+    """Of rows in pairs, each head's first ones and then its second ones; what does not turn is behind them."""
+    heads = values.view(-1, head_dim, *values.shape[1:])
+    return torch.cat((heads[:, 0:turning:2], heads[:, 1:turning:2], heads[:, turning:]), 1).flatten(0, 1)
 
 
+@pytest.mark.parametrize(("family", "head_dim", "turning"), [("glm_ocr", 64, 64), ("glm4v", 32, 16)])
 @pytest.mark.parametrize("form", ["auto", "bfloat16", "int8", "int8g", "int4"])
-def test_rows_of_queries_and_keys_in_each_format(path: Path, form: WeightFormat) -> None:
+def test_rows_of_queries_and_keys_in_each_format(
+    checkpoints: Callable[[str], Path], family: str, head_dim: int, turning: int, form: WeightFormat
+) -> None:
+    path = checkpoints(family)
     weights, tensors = read_weights(path, load_model_config(path, weights=form)), load_file(path / "model.safetensors")
     for layer in range(2):
         q, k, v = (tensors[f"model.language_model.layers.{layer}.self_attn.{part}_proj.weight"] for part in "qkv")
-        assert q.shape == (HEADS * HEAD_DIM, HIDDEN) and k.shape == (KV_HEADS * HEAD_DIM, HIDDEN)
-        kept = keep(torch.cat((turned(q), turned(k), v)), "float32" if form == "auto" else form, name := f"layers.{layer}.qkv")
+        assert q.shape == (HEADS * head_dim, HIDDEN) and k.shape == (KV_HEADS * head_dim, HIDDEN)
+        stacked = torch.cat((turned(q, head_dim, turning), turned(k, head_dim, turning), v))
+        kept = keep(stacked, "float32" if form == "auto" else form, name := f"layers.{layer}.qkv")
         assert all(torch.equal(weights[part], kept[part]) for part in kept) and name in kept
+        if family == "glm4v":
+            q, k, v = (tensors[f"model.language_model.layers.{layer}.self_attn.{part}_proj.bias"] for part in "qkv")
+            assert torch.equal(weights[f"{name}_bias"], torch.cat((turned(q, head_dim, turning), turned(k, head_dim, turning), v)))
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq", "packed", "packed8", "int8"])
@@ -194,9 +261,22 @@ def test_an_adapter_s_sum_is_in_order(path: Path, tmp_path: Path, is_quantized: 
         torch.testing.assert_close(found[key], expected[key], rtol=1e-5, atol=1e-5)
 
 
-def test_logits_in_any_cuts(models: Callable[[str], Any]) -> None:
+@given(height=st.integers(1, 40), width=st.integers(1, 90))
+def test_positions_are_those_that_grid_sample_finds(checkpoints: Callable[[str], Path], height: int, width: int) -> None:
+    config = load_model_config(checkpoints("glm4v")).vision
+    assert config is not None and config.position_side == 24
+    table = torch.randn(24 * 24, 5, generator=torch.Generator().manual_seed(height))
+    places = geometry([(1, 2 * height, 2 * width)], config, torch.device("cpu"))
+    middles = (places.positions.float() + 0.5) / torch.tensor([2 * height, 2 * width]) * 2 - 1
+    maps = table.view(24, 24, 5).permute(2, 0, 1)[None]
+    sampled = torch.nn.functional.grid_sample(maps, middles.flip(1)[None, :, None], "bicubic", "border", align_corners=False)
+    torch.testing.assert_close(places.interpolated(table), sampled[0, :, :, 0].T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["glm_ocr", "glm4v"])
+def test_logits_in_any_cuts(models: Callable[[str], Any], family: str) -> None:
     """Two odd pictures between words, a picture's tokens cut anywhere: within 1e-5 of the largest of transformers' logits."""
-    loaded = models("glm_ocr")
+    loaded = models(family)
     with torch.inference_mode():
         parts = [3, glm_ocr.image_item(loaded.config, 1, 1), 2, glm_ocr.image_item(loaded.config, 61, 290), 9]
         prompt = loaded.build_prompt(parts, seed=2)
@@ -215,12 +295,12 @@ def test_logits_in_any_cuts(models: Callable[[str], Any]) -> None:
                 token, place = forced, torch.full((3, 1), length + delta)
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_logits_of_rounded_weights(models: Callable[[str], Any], weights: WeightFormat) -> None:
+@pytest.mark.parametrize(("family", "weights"), [("glm_ocr", "int8"), ("glm_ocr", "int4"), ("glm4v", "int4")])
+def test_logits_of_rounded_weights(models: Callable[[str], Any], family: str, weights: WeightFormat) -> None:
     """Those of the values that the format has, but for the rounding of activations."""
     from mmrt.models.lm.language_model import LanguageModel
 
-    loaded = models("glm_ocr")
+    loaded = models(family)
     config = load_model_config(loaded.path, weights=weights)
     kv = torch.zeros(8, config.kv_page_bytes(16), dtype=torch.uint8)
     rounded = read_weights(loaded.path, config)

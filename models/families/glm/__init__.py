@@ -1,0 +1,1 @@
+"""GLM's families that see."""

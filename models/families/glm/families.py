@@ -1,0 +1,135 @@
+"""GLM-OCR, GLM-4.1V and GLM-4.6V: text and pictures. As transformers' ``glm_ocr``, ``glm4v`` and ``glm46v``.
+
+Their decoders norm what their layers add, and turn neighbouring values of a head together. The layers behind ``num_hidden_layers``,
+which predict tokens after the next, are in GLM-OCR's files; nothing reads them.
+"""
+
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from ....schema.media import ItemShape
+from ...architecture import AttentionConfig, FeedForwardConfig, LanguageConfig, MlpConfig, ModelConfig, VisionConfig, VisionRules
+from ...checkpoint.json_fields import CheckpointFiles, JsonObject
+from ..family import CheckpointRecipe, made_recipes
+from ..fields import parse_attention, parse_decoder
+from ..qwen2_5 import fields, media, seeing, tensors
+from ..text.ropes import parse_turning
+
+_NAMES = {
+    ".post_layernorm.": ".merger.ln_q.",
+    ".downsample.": ".merger.downsample.",
+    ".post_conv_layernorm.": ".patch_norm.",
+    ".embeddings.position_embedding.": ".pos_embed.",
+}
+_FRAMES = 2  # that a picture counts as where its size is bounded
+_BOUNDS = VisionRules(min_pixels=112 * 112, max_pixels=28 * 28 * 15000, max_frames=0)
+
+
+class GlmFamily:
+    """A ``Family``. ``parse_heads`` reads the decoder's attention, ``parse_tower`` gets the tower's fields and the decoder's width;
+    ``placeholder``: of a picture, where the file does not say."""
+
+    def __init__(
+        self,
+        name: str,
+        parse_heads: Callable[[JsonObject], AttentionConfig],
+        parse_tower: Callable[[JsonObject, int], VisionConfig],
+        placeholder: int,
+    ) -> None:
+        self._name, self._placeholder = name, placeholder
+        self._parse_heads, self._parse_tower = parse_heads, parse_tower
+
+    def parse_config(self, files: CheckpointFiles) -> ModelConfig:
+        """Map config.json. Raises CheckpointError."""
+        return seeing.parse_config(files, self._name, self._parse_text, self._parse_tower, _parse_rules, self._placeholder)
+
+    def _parse_text(self, text: JsonObject, tie: bool) -> LanguageConfig:
+        heads = self._parse_heads(text)
+        turning = parse_turning(text, heads.head_dim)
+        rope = fields.parse_sections(text, turning // 2, default_theta=1e4, default_section=(8, 12, 12))
+        decoder = parse_decoder(text, heads, replace(rope, has_neighbours=True), tie, _parse_mlps)
+        layers = tuple(replace(layer, has_output_norms=True) for layer in decoder.layers)
+        return replace(decoder, rms_norm_eps=text.number("rms_norm_eps", default=1e-5), layers=layers)
+
+    def recipes(self) -> Mapping[str, CheckpointRecipe]:
+        return made_recipes(__package__, self._name)
+
+    @staticmethod
+    def image_item(config: ModelConfig, height: int, width: int) -> ItemShape:
+        """As Qwen's, in a size that is bounded as that of a clip."""
+        rules = media.vision_rules(config, "image")
+        bounds = rules.min_pixels * _FRAMES, rules.max_pixels * _FRAMES
+        return media.image_item_of(rules, media.resize_frames(rules, _FRAMES, (height, width), bounds))
+
+    @staticmethod
+    def canonical_name(name: str) -> str:
+        """See ``Family``."""
+        return tensors.renamed(tensors.canonical_name(name), _NAMES)
+
+    @staticmethod
+    def checkpoint_name(name: str) -> str:
+        """See ``Family``."""
+        return tensors.nested_name(tensors.renamed(name, {ours: theirs for theirs, ours in _NAMES.items()}))
+
+    tensor_specs = staticmethod(tensors.tensor_specs)
+    build_towers = staticmethod(seeing.build_towers)
+    positions = staticmethod(seeing.positions_by_patch)
+    sample_frames = staticmethod(media.sample_frames)
+    video_item = staticmethod(seeing.video_item)
+    audio_item = staticmethod(media.audio_item)
+    video_with_sound = staticmethod(seeing.video_with_sound)
+
+
+def _parse_ocr_heads(text: JsonObject) -> AttentionConfig:
+    return replace(parse_attention(text), bias=False, output_bias=False)
+
+
+def _parse_4v_heads(text: JsonObject) -> AttentionConfig:
+    """Raises CheckpointError also for a decoder with experts."""
+    text.text("model_type", default="glm4v_text", choices=("glm4v_text",))
+    return replace(parse_attention(text), bias=True, output_bias=False)
+
+
+def _parse_mlps(text: JsonObject, num_layers: int) -> list[FeedForwardConfig]:
+    return [MlpConfig(intermediate_size=text.integer("intermediate_size"), is_fused=True)] * num_layers
+
+
+def _parse_ocr_tower(vision: JsonObject, hidden_size: int) -> VisionConfig:
+    config = _parse_tower(vision, hidden_size, vision.integer("intermediate_size", default=4096), has_biases=True)
+    return replace(config, qk_norm=True, merger_size=config.out_hidden_size * config.in_channels)
+
+
+def _parse_4v_tower(vision: JsonObject, hidden_size: int) -> VisionConfig:
+    """``intermediate_size`` is the merger's; the blocks' is ``out_hidden_size``."""
+    config, size = _parse_tower(vision, hidden_size, hidden_size, has_biases=False), vision.integer("image_size", default=336)
+    if size % config.patch_size:
+        raise vision.error("image_size", f"is {size}, expected a multiple of patch_size ({config.patch_size})")
+    return replace(
+        config,
+        biases=False,
+        patch_norm=True,
+        positions="bicubic",
+        position_side=size // config.patch_size,
+        merger_size=vision.integer("intermediate_size", default=13696),
+    )
+
+
+def _parse_tower(vision: JsonObject, hidden_size: int, inner: int, *, has_biases: bool) -> VisionConfig:
+    vision.text("hidden_act", default="silu", choices=("silu",))
+    if vision.boolean("attention_bias", default=has_biases) != has_biases:
+        told, only = ("false", "with") if has_biases else ("true", "without")
+        raise vision.error("attention_bias", f"is {told}; only a tower {only} biases is supported")
+    config = fields.parse_tower(vision, hidden_size, inner)
+    return replace(config, patch_bias=True, norm_eps=vision.number("rms_norm_eps", default=1e-5))
+
+
+def _parse_rules(files: CheckpointFiles, vision: VisionConfig) -> VisionRules:
+    """The bounds of the file are those of ``_FRAMES`` frames, ours those of one."""
+    image, _, _ = fields.processors(files, video_falls_back=False)
+    rules = fields.image_rules(image, vision, _BOUNDS)
+    return replace(rules, min_pixels=-(-rules.min_pixels // _FRAMES), max_pixels=rules.max_pixels // _FRAMES)
+
+
+GLM_OCR = GlmFamily("glm_ocr", _parse_ocr_heads, _parse_ocr_tower, 59280)
+GLM4V, GLM46V = (GlmFamily(name, _parse_4v_heads, _parse_4v_tower, 151343) for name in ("glm4v", "glm46v"))
