@@ -1,5 +1,5 @@
-"""The quantization that a checkpoint was published in, as its config.json describes it: AWQ, GPTQ, FP8, NVFP4 or
-compressed-tensors. Pure.
+"""The quantization that a checkpoint was published in, as its config.json describes it: AWQ, GPTQ, FP8, NVFP4,
+MXFP4 or compressed-tensors. Pure.
 
 The models read such matrices, and the run chooses the format in which they are kept.
 """
@@ -10,10 +10,12 @@ from typing import Any, Literal
 import msgspec
 
 Packing = Literal["awq", "gptq", "gptq_v2", "pack-quantized", "int-quantized"]
+Fp4Packing = Literal["nvfp4", "modelopt", "mxfp4"]
 Form = Literal["int4", "int8", "int8g", "bfloat16", "float16", "float32"]
 
 GROUP_STEP = 32  # int4 and int8g have a scale for so many neighbouring columns; int4 also for twice, four or eight times as many
 _METHODS = "'awq', 'gptq', 'fp8', 'modelopt' and 'compressed-tensors' are supported"
+_FP4_FORMATS: dict[str, tuple[Fp4Packing, int]] = {"nvfp4-pack-quantized": ("nvfp4", 16), "mxfp4-pack-quantized": ("mxfp4", 32)}
 _PLACES = ((), ("thinker_config",), ("text_config",))
 _FIELDS = ("quantization_config", "compression_config")
 
@@ -57,11 +59,11 @@ class Fp8Quantization(msgspec.Struct, frozen=True, kw_only=True, tag="fp8"):
         return "int8g"
 
 
-class Nvfp4Quantization(msgspec.Struct, frozen=True, kw_only=True, tag="nvfp4"):
-    """Matrices of NVFP4 (E2M1): a value is number x scale of 16 columns, divided by a scale of the matrix as compressed-tensors has it,
-    or multiplied by ModelOpt's."""
+class Fp4Quantization(msgspec.Struct, frozen=True, kw_only=True, tag="fp4"):
+    """Matrices of numbers of 4 bits (E2M1). NVFP4: a value is number x scale of 16 columns, divided by a scale of the matrix as
+    compressed-tensors has it, or multiplied by ModelOpt's. MXFP4: number x power of two of 32 columns."""
 
-    packing: Literal["compressed-tensors", "modelopt"]
+    packing: Fp4Packing
 
     @property
     def form(self) -> Form:
@@ -77,7 +79,7 @@ class GgufQuantization(msgspec.Struct, frozen=True, kw_only=True, tag="gguf"):
     permuted: bool = False
 
 
-Quantization = IntegerQuantization | Fp8Quantization | Nvfp4Quantization | GgufQuantization
+Quantization = IntegerQuantization | Fp8Quantization | Fp4Quantization | GgufQuantization
 
 
 class _Awq(msgspec.Struct):
@@ -198,7 +200,7 @@ def _read_modelopt(found: Mapping[str, Any]) -> Quantization:
     if modelopt.quant_algo == "FP8":
         return Fp8Quantization(block=None)
     _expect("group_size", modelopt.group_size, [16])
-    return Nvfp4Quantization(packing="modelopt")
+    return Fp4Quantization(packing="modelopt")
 
 
 def _read_gguf(found: Mapping[str, Any]) -> Quantization:
@@ -227,9 +229,9 @@ def _read_compressed_tensors(found: Mapping[str, Any]) -> Quantization:
         raise ValueError("config_groups have no weights")
     if packing == "float-quantized":
         return _read_compressed_floats(weights)
-    if packing == "nvfp4-pack-quantized":
-        return _read_compressed_nvfp4(weights)
-    _expect("format", packing, ["pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized"])
+    if packing in _FP4_FORMATS:
+        return _read_compressed_fp4(weights, *_FP4_FORMATS[packing])
+    _expect("format", packing, ["pack-quantized", "int-quantized", "float-quantized", *_FP4_FORMATS])
     _expect("type", weights.type, ["int"])
     _expect("num_bits", weights.num_bits, [4, 8] if packing == "pack-quantized" else [8])
     strategy = weights.strategy or ("group" if (weights.group_size or -1) > 0 else "channel")
@@ -251,11 +253,12 @@ def _read_compressed_floats(weights: _Weights) -> Quantization:
     return Fp8Quantization(block=_block("block_structure", weights.block_structure or ()) if weights.strategy == "block" else None)
 
 
-def _read_compressed_nvfp4(weights: _Weights) -> Quantization:
+def _read_compressed_fp4(weights: _Weights, packing: Fp4Packing, group_size: int) -> Quantization:
     _expect("type", weights.type, ["float"])
     _expect("num_bits", weights.num_bits, [4])
-    _expect("group_size", weights.group_size, [16])
-    return Nvfp4Quantization(packing="compressed-tensors")
+    _expect("symmetric", weights.symmetric, [True])
+    _expect("group_size", weights.group_size, [group_size])
+    return Fp4Quantization(packing=packing)
 
 
 def _group_size(found: int) -> int:

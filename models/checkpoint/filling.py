@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 import torch
 
-from ...schema.quantization import Fp8Quantization, IntegerQuantization, Nvfp4Quantization
+from ...schema.quantization import Fp4Quantization, Fp8Quantization, IntegerQuantization
 from ..architecture import ModelConfig
 from ..errors import CheckpointError
 from .adapter import Adapter
+from .fp4 import Fp4Matrix, StoredFp4
 from .fp8 import Fp8Matrix, StoredFp8
 from .gguf_files import GgufFiles
 from .gguf_matrices import BlockMatrix, JoinedMatrix, StoredBlocks, StoredPieces
 from .jobs import Job
 from .narrowing import narrow, row_blocks
-from .nvfp4 import Nvfp4Matrix, StoredNvfp4
 from .quantized import Integers, StoredIntegers
 from .safetensors_files import DTYPES, SafetensorsFiles, StoredTensor
 from .stacked import Place
@@ -48,7 +48,7 @@ class StoredNumbers(NamedTuple):
         return self.place.tensor.file
 
 
-Quantized = StoredIntegers | StoredFp8 | StoredNvfp4 | StoredBlocks | StoredPieces
+Quantized = StoredIntegers | StoredFp8 | StoredFp4 | StoredBlocks | StoredPieces
 Stored = StoredNumbers | Quantized
 
 
@@ -95,7 +95,7 @@ _Writer = Callable[[slice, torch.Tensor, torch.Tensor | None], None]
 """Writes these rows of a checkpoint's tensor to a target and its scales."""
 
 
-_Matrix = Plain | Integers | Fp8Matrix | Nvfp4Matrix | BlockMatrix | JoinedMatrix | Sum | Reordered
+_Matrix = Plain | Integers | Fp8Matrix | Fp4Matrix | BlockMatrix | JoinedMatrix | Sum | Reordered
 
 
 def _matrix(part: Stored, files: Files, config: ModelConfig) -> _Matrix:
@@ -105,16 +105,15 @@ def _matrix(part: Stored, files: Files, config: ModelConfig) -> _Matrix:
         return BlockMatrix(part, tensor_over(files.view(part.tensor), torch.uint8))
     if isinstance(part, StoredPieces):
         return JoinedMatrix(part, [BlockMatrix(piece, tensor_over(files.view(piece.tensor), torch.uint8)) for piece in part.pieces])
-    if isinstance(part, StoredFp8):
-        assert isinstance(config.quantization, Fp8Quantization)
-        places = {role: place.of(_view(files, place.tensor)) for role, place in part.parts.items()}
-        return Fp8Matrix(part.shape, places, config.quantization)
-    tensors = {role: _view(files, tensor) for role, tensor in part.parts.items()}
-    if isinstance(part, StoredNvfp4):
-        assert isinstance(config.quantization, Nvfp4Quantization)
-        return Nvfp4Matrix(part.shape, tensors, config.quantization)
-    assert isinstance(config.quantization, IntegerQuantization)
-    return Integers(part.shape, tensors, config.quantization)
+    if isinstance(part, StoredIntegers):
+        assert isinstance(config.quantization, IntegerQuantization)
+        return Integers(part.shape, {role: _view(files, tensor) for role, tensor in part.parts.items()}, config.quantization)
+    places = {role: place.of(_view(files, place.tensor)) for role, place in part.parts.items()}
+    if isinstance(part, StoredFp4):
+        assert isinstance(config.quantization, Fp4Quantization)
+        return Fp4Matrix(part.shape, places, config.quantization)
+    assert isinstance(config.quantization, Fp8Quantization)
+    return Fp8Matrix(part.shape, places, config.quantization)
 
 
 def _in_order(matrix: _Matrix, order: Order) -> _Matrix:
@@ -132,12 +131,12 @@ def _writer(matrix: _Matrix, config: ModelConfig) -> _Writer:
     if isinstance(matrix, Integers):
         assert isinstance(config.quantization, IntegerQuantization)
         return partial(_write_integers, matrix, config.quantization)
-    if isinstance(matrix, BlockMatrix):
-        return partial(_write_blocks, matrix)
+    if isinstance(matrix, BlockMatrix | Fp4Matrix):
+        return partial(_write_packed, matrix)
     return partial(_write_values, matrix)
 
 
-def _write_blocks(matrix: BlockMatrix, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
+def _write_packed(matrix: BlockMatrix | Fp4Matrix, piece: slice, target: torch.Tensor, scales: torch.Tensor | None) -> None:
     for rows, at in _blocks(piece, matrix):
         matrix.write(rows, target[at], _rows_of(scales, at))
 

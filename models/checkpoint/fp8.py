@@ -12,14 +12,13 @@ from torch import Tensor
 
 from ...schema.quantization import Fp8Quantization
 from ..errors import CheckpointError
-from .parts import find_part
+from .parts import EXPONENTS, find_part, scale_values
 from .safetensors_files import StoredTensor
 from .stacked import Place, place_of, turned
 from .weight_specs import Part, Shape, Source
 
 _NUMBERS = "F8_E4M3"
-_EXPONENTS = ("U8", "F8_E8M0")  # a byte b says 2 to the power of b - 127
-_SCALES = ("F32", "BF16", "F16", *_EXPONENTS)
+_SCALES = ("F32", "BF16", "F16", *EXPONENTS)
 _ENDINGS = ("_scale_inv", "_scale")
 
 
@@ -96,12 +95,10 @@ class Fp8Matrix:
     def __init__(self, shape: Shape, tensors: Mapping[str, Tensor], how: Fp8Quantization) -> None:
         """Raises: ValueError for scales that are not finite."""
         self.shape, self._numbers = shape, tensors["numbers"]
-        scales = tensors["scales"]
-        if scales.dtype == torch.uint8:
-            scales = scales.view(torch.float8_e8m0fnu).float()
+        scales = scale_values(tensors["scales"])
         if not bool(scales.isfinite().all()):
             raise ValueError("has a scale that is not finite")
-        self._scales = scales.float().reshape(scales.shape if how.block is not None else (-1, 1))
+        self._scales = scales.reshape(scales.shape if how.block is not None else (-1, 1))
         block = how.block or (shape[0] if len(self._scales) == 1 else 1, shape[1])
         self._rows, self._columns = min(block[0], shape[0]), min(block[1], shape[1])
 

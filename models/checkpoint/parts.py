@@ -3,9 +3,19 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from ..errors import CheckpointError
 from .safetensors_files import StoredTensor
 from .weight_specs import Shape
+
+EXPONENTS = ("U8", "F8_E8M0")  # scales of which a byte b says 2 to the power of b - 127
+
+
+def scale_values(stored: Tensor) -> Tensor:
+    """Scales as float32; bytes are exponents."""
+    return (stored.view(torch.float8_e8m0fnu) if stored.dtype == torch.uint8 else stored).float()
 
 
 def find_part(

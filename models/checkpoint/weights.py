@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from ...schema.quantization import Fp8Quantization, GgufQuantization, IntegerQuantization, Nvfp4Quantization
+from ...schema.quantization import Fp4Quantization, Fp8Quantization, GgufQuantization, IntegerQuantization
 from ...shm.mapping import private_memory
 from ..architecture import ModelConfig
 from ..errors import CheckpointError
@@ -20,11 +20,11 @@ from ..families.registry import family_of
 from .adapter import Adapter, read_adapter
 from .files import GGUF_SUFFIX, weight_files
 from .filling import Files, Quantized, Stored, StoredNumbers, tensor_jobs, tensor_over
+from .fp4 import StoredFp4, find_fp4
 from .fp8 import StoredFp8, find_fp8
 from .gguf_files import GgufFiles
 from .gguf_matrices import StoredBlocks, StoredPieces, find_blocks
 from .jobs import Job, do_all
-from .nvfp4 import StoredNvfp4, find_nvfp4
 from .quantized import StoredIntegers, find_integers
 from .safetensors_files import DTYPES, SafetensorsFiles, StoredTensor
 from .stacked import Place, place_of, turned
@@ -180,11 +180,11 @@ def read_weights(path: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
 
 def _tensors_of(found: Stored, stored: Mapping[str, StoredTensor]) -> Collection[StoredTensor]:
     """The tensors in the files that it is made of."""
-    if isinstance(found, StoredIntegers | StoredNvfp4):
+    if isinstance(found, StoredIntegers):
         return found.parts.values()
     if isinstance(found, StoredPieces):
         return [piece.tensor for piece in found.pieces]
-    return [stored[name] for name in (found.names if isinstance(found, StoredFp8) else (found.name,))]
+    return [stored[name] for name in (found.names if isinstance(found, StoredFp4 | StoredFp8) else (found.name,))]
 
 
 def _choose(path: Path, source: Source, stored: dict[str, StoredTensor], config: ModelConfig) -> Stored:
@@ -211,8 +211,8 @@ def _find_quantized(source: Source, stored: dict[str, StoredTensor], config: Mod
             return find_integers(source, stored, how)
         case Fp8Quantization() as how:
             return find_fp8(source, stored, how)
-        case Nvfp4Quantization() as how:
-            return find_nvfp4(source, stored, how)
+        case Fp4Quantization() as how:
+            return find_fp4(source, stored, how)
         case GgufQuantization() as how:
             return find_blocks(source, stored, how, config.language.heads)
         case None:
