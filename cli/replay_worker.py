@@ -146,9 +146,10 @@ class Replay:
         dtype = torch_dtype(model.dtype)
         if pool == "embedding":
             return pages.view(dtype).float()
-        kv = KvPages(model.language, pages, self._capture.config.memory.kv_page_tokens, dtype, model.kv_dtype)
-        layers = range(model.language.num_layers)
-        return torch.cat([kv.gather(layer, torch.arange(len(pages))).to(torch.float32, copy=True) for layer in layers])
+        groups = KvPages.of_groups(model.language, pages, self._capture.config.memory.kv_page_tokens, dtype, model.kv_dtype)
+        every = torch.arange(len(pages))
+        found = [kv.gather(layer, every).to(torch.float32, copy=True).flatten() for kv in groups for layer in range(kv.num_layers)]
+        return torch.cat(found)
 
 
 def same_result(first: Result | None, second: Result | None) -> bool:

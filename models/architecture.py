@@ -5,7 +5,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -20,6 +20,7 @@ TransferDType = Literal["auto", "int8", "int4"]  # of KV pages on their way to a
 
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
 KV_ALIGNMENT = 32  # bytes, of a layer's part of a quantized page: see kv_pages
+GROUP_ALIGNMENT = 64  # bytes, of a group's part of a page that has several
 MASKED_TOKENS = 64  # of a step on a GPU that all experts of a layer multiply at once
 PACKED_GROUP = 32  # values with one scale and zero in an int4 page that is packed, or a head if that has no such groups
 
@@ -47,6 +48,7 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, tag="attention"
     num_kv_heads: int
     head_dim: int
     rope: int = 0  # index into ``LanguageConfig.ropes``
+    owner: int = -1  # an earlier layer, whose K and V are attended to; -1: the layer has its own
     bias: bool = False  # of the projections to queries, keys and values
     output_bias: bool = False
     qk_norm: bool = False
@@ -109,6 +111,20 @@ class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
     has_output_norms: bool = False
 
 
+class KvGroup(NamedTuple):
+    """Layers whose K and V lie side by side in a page, since they attend alike, and how they do (``heads``)."""
+
+    heads: AttentionConfig
+    layers: tuple[int, ...]
+
+
+class KvPlace(NamedTuple):
+    """Where K and V of a layer lie: its group, and its number in that."""
+
+    group: int
+    layer: int
+
+
 class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder: embeddings, layers, a norm and a head."""
 
@@ -125,14 +141,43 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.layers)
 
     @property
+    def kv_groups(self) -> tuple[KvGroup, ...]:
+        """Those of all layers that have K and V of their own; KV pages hold them in this order."""
+        groups: dict[tuple[float, ...], KvGroup] = {}
+        for index, layer in enumerate(self.layers):
+            if isinstance(heads := layer.mixer, AttentionConfig) and heads.owner < 0:
+                key = heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.window, heads.scale
+                known = groups.get(key, KvGroup(heads, ()))
+                groups[key] = known._replace(layers=(*known.layers, index))
+        return tuple(groups.values())
+
+    def kv_place(self, index: int) -> KvPlace:
+        """Of a layer that attends."""
+        mixer = self.layers[index].mixer
+        assert isinstance(mixer, AttentionConfig)
+        owner = index if mixer.owner < 0 else mixer.owner
+        places = (KvPlace(group, its.layers.index(owner)) for group, its in enumerate(self.kv_groups) if owner in its.layers)
+        return next(places)
+
+    @property
     def num_kv_layers(self) -> int:
-        """Layers that attend: KV pages hold their K and V, in this order."""
-        return sum(isinstance(layer.mixer, AttentionConfig) for layer in self.layers)
+        """Layers with K and V of their own, which KV pages hold."""
+        return sum(len(group.layers) for group in self.kv_groups)
+
+    @property
+    def last_owner(self) -> int:
+        """The last layer that keeps something of a token for later ones: prompts whose logits nobody wants end there."""
+        return max(i for i, layer in enumerate(self.layers) if isinstance(layer.mixer, DeltaConfig) or layer.mixer.owner < 0)
 
     @property
     def heads(self) -> AttentionConfig:
-        """The numbers of heads and their size, the same in all layers that attend: KV pages are cut alike for all."""
+        """How the first layer attends that does: others may have windows, and in some families other heads."""
         return next(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionConfig))
+
+    def turned_size(self, rope: int) -> int:
+        """The size of heads that this rotary embedding turns."""
+        mixers = (layer.mixer for layer in self.layers)
+        return next(mixer.head_dim for mixer in mixers if isinstance(mixer, AttentionConfig) and mixer.rope == rope)
 
     @property
     def delta(self) -> DeltaConfig | None:
@@ -321,30 +366,19 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def kv_page_bytes(self, page_tokens: int) -> int:
         """Bytes of one KV page: all layers' K and V of ``page_tokens`` tokens."""
-        lm = self.language
-        head_dim, num_heads = lm.heads.head_dim, page_tokens * 2 * lm.heads.num_kv_heads
-        if self.kv_dtype == "auto":
-            part_bytes = num_heads * head_dim * DTYPE_BYTES[self.dtype]
-        else:
-            part_bytes = -(-num_heads * (head_dim + 4) // KV_ALIGNMENT) * KV_ALIGNMENT
-        return lm.num_kv_layers * part_bytes
+        return sum(kv_part_bytes(self.language, page_tokens, DTYPE_BYTES[self.dtype], self.kv_dtype))
 
     def packed_page_bytes(self, page_tokens: int, packed: TransferDType) -> int:
         """Bytes of one KV page that is packed for its way to another pool; 0 where none are. See ``lm.kv_packing``."""
-        lm = self.language
-        head_dim, num_heads = lm.heads.head_dim, lm.num_kv_layers * page_tokens * 2 * lm.heads.num_kv_heads
-        if packed == "auto":
-            return 0
-        if packed == "int8":
-            return num_heads * (head_dim + 4)
-        return num_heads * head_dim // 2 + 4 * num_heads * (head_dim // packed_group(head_dim))
+        return sum(packed_part_bytes(group, page_tokens, packed) for group in self.language.kv_groups)
 
     def prefill_token_bytes(self) -> int:
         """Bytes of activations per prompt token that a layer of prefill has at once: residual, norm, projections, and three of the
         feed-forward's width; with experts the rows of those that have all tokens, and their sum in float32; and an embedding row of
         several parts. Encoding a token's four patch rows takes about as much."""
         lm, size = self.language, DTYPE_BYTES[self.dtype]
-        heads = (lm.heads.num_heads + 2 * lm.heads.num_kv_heads) * lm.heads.head_dim
+        mixers = [layer.mixer for layer in lm.layers if isinstance(layer.mixer, AttentionConfig)]
+        heads = max((mixer.num_heads + 2 * mixer.num_kv_heads) * mixer.head_dim for mixer in mixers)
         has_experts = any(isinstance(layer.feed_forward, MoeConfig) for layer in lm.layers)
         experts = (2 * size + 8) * lm.hidden_size if has_experts else 0
         deep = self.embedding_row_bytes() if self.num_deep else 0
@@ -380,6 +414,31 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def embedding_row_bytes(self) -> int:
         """Bytes of one token's embedding row."""
         return (1 + self.num_deep) * self.language.hidden_size * DTYPE_BYTES[self.dtype]
+
+
+def kv_layer_bytes(heads: AttentionConfig, page_tokens: int, value_bytes: int, kv_dtype: KvDType) -> int:
+    """Bytes of a layer's part of a KV page, whose values are as large as the model's unless ``kv_dtype`` says others."""
+    num_heads = page_tokens * 2 * heads.num_kv_heads
+    if kv_dtype == "auto":
+        return num_heads * heads.head_dim * value_bytes
+    return -(-num_heads * (heads.head_dim + 4) // KV_ALIGNMENT) * KV_ALIGNMENT
+
+
+def kv_part_bytes(language: LanguageConfig, page_tokens: int, value_bytes: int, kv_dtype: KvDType) -> list[int]:
+    """Bytes of each group's part of a KV page, as ``kv_layer_bytes``."""
+    groups = language.kv_groups
+    sizes = [len(layers) * kv_layer_bytes(heads, page_tokens, value_bytes, kv_dtype) for heads, layers in groups]
+    return sizes if len(groups) == 1 else [-(-size // GROUP_ALIGNMENT) * GROUP_ALIGNMENT for size in sizes]
+
+
+def packed_part_bytes(group: KvGroup, page_tokens: int, packed: TransferDType) -> int:
+    """Bytes of a group's part of a packed page; 0 where none are."""
+    head_dim, num_heads = group.heads.head_dim, len(group.layers) * page_tokens * 2 * group.heads.num_kv_heads
+    if packed == "auto":
+        return 0
+    if packed == "int8":
+        return num_heads * (head_dim + 4)
+    return num_heads * head_dim // 2 + 4 * num_heads * (head_dim // packed_group(head_dim))
 
 
 def packed_group(head_dim: int) -> int:

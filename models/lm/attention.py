@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ...cpu_kernels.attention_kernel import PagedAttention
 from ...cpu_kernels.flash_attention import KeyRanges, attend, causal, has_kernel, prepare
-from ..architecture import LanguageConfig
 from .kv_pages import KvPages
 
 _PADDED_TOKENS = 192  # of the longest sequence that is attended to with others
@@ -22,8 +21,9 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class Attention(Protocol):
-    """One forward's attention. ``begin_*`` once per forward, then ``*_attend`` in each layer, over K and V that are written. Shapes: N
-    tokens of all sequences together, HQ = num_heads, R = 2 x num_kv_heads x head_dim."""
+    """One forward's attention in the layers of a group, which are numbered in it (``KvPlace``). ``begin_*`` once per forward, then
+    ``*_attend`` in each layer, over K and V that are written. Shapes: N tokens of all sequences together, HQ = num_heads, R = 2 x
+    num_kv_heads x head_dim."""
 
     def begin_prefill(self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor]) -> None:
         """``spans`` (start, end) of each sequence's new tokens; ``block_tables`` int64, at least the pages of [0, end) each."""
@@ -67,19 +67,19 @@ class CpuAttention:
     """``Attention`` by kernels where there are some; else by torch's flash kernel, query heads of a KV head folded together, in decode
     steps over pages that are gathered into scratch memory. ``is_decoding``: the forward is a step."""
 
-    def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
-        heads = config.heads
+    def __init__(self, pages: KvPages) -> None:
+        heads = pages.heads
         self._kv_heads, self._head_dim = heads.num_kv_heads, heads.head_dim
         self._scale, self._window = heads.scale, heads.window
         self._fold = heads.num_heads // heads.num_kv_heads
         self._pages, self._page_tokens, self._dtype = pages, pages.page_tokens, pages.dtype
         self._token_bytes = 2 * self._kv_heads * self._head_dim * self._dtype.itemsize
-        self._rows = torch.empty(0, dtype=torch.int64)
+        self._order = self._place = torch.empty(0, dtype=torch.int64)  # of the batch's rows in the groups, and of these in the batch
+        self._places = self._order, self._order  # of the new tokens: pages, and slots in them
         self.is_decoding = False
         self._spans: list[_Span] = []
         self._groups: list[_Group] = []
         self._sizes: list[int] = []
-        self._order = self._place = self._rows  # of the batch's rows in the groups, and of these in the batch
         self._kernel = PagedAttention.of(pages.values, self._kv_heads, self._fold, self._scale, self._window)
         self._has_kernel = has_kernel(torch.empty(0, self._head_dim, dtype=self._dtype))
         prepare(self._head_dim, self._dtype, self._scale)
@@ -87,11 +87,9 @@ class CpuAttention:
     def begin_prefill(self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor]) -> None:
         self.is_decoding = False
         self._spans = [self._span(start, end, table) for (start, end), table in zip(spans, block_tables, strict=True)]
-        rows = []
-        for (start, end), table in zip(spans, block_tables, strict=True):
-            index = torch.arange(start, end)
-            rows.append(self._pages.rows(table[index // self._page_tokens], index))
-        self._rows = torch.cat(rows)
+        tokens = [torch.arange(start, end) for start, end in spans]
+        pages = [table[index // self._page_tokens] for index, table in zip(tokens, block_tables, strict=True)]
+        self._places = torch.cat(pages), torch.cat(tokens) % self._page_tokens
 
     def _span(self, start: int, end: int, table: Tensor) -> _Span:
         num_tokens, window = end - start, self._window
@@ -113,7 +111,7 @@ class CpuAttention:
         self.is_decoding = True
         last = lengths - 1
         pages = block_tables.gather(1, (last // self._page_tokens).unsqueeze(1)).squeeze(1)
-        self._rows = self._pages.rows(pages, last)
+        self._places = pages, last % self._page_tokens
         if self._kernel is not None:
             self._kernel.begin(lengths, block_tables)
             return
@@ -127,7 +125,7 @@ class CpuAttention:
         """Store the new tokens' K (rotated) and V."""
         # A request's NaN must not spoil a page for its next owner: masked scores of NaN are still NaN.
         finite = torch.nan_to_num(kv_NR, nan=0.0, posinf=0.0, neginf=0.0)
-        self._pages.write(layer, self._rows, finite)
+        self._pages.write(layer, self._places, finite)
 
     def prefill_attend(self, layer: int, q_NHD: Tensor, kv_NR: Tensor) -> Tensor:
         outputs = []

@@ -3,12 +3,12 @@
 Shapes: N tokens, H hidden size, I intermediate size, D head size, E experts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
-from ..architecture import LanguageConfig
+from ..architecture import KvPlace, LanguageConfig
 from .attention import Attention
 from .delta import Delta
 from .delta_pages import DeltaPages
@@ -20,10 +20,12 @@ QkNorms = tuple[Tensor, Tensor]
 
 
 class Operations(Protocol):
-    """One forward's operations. ``attention.begin_*`` and ``begin`` once per forward, the others in each layer."""
+    """One forward's operations. ``begin_*`` of all ``attentions`` and ``begin`` once per forward, the others in each layer."""
 
     @property
-    def attention(self) -> Attention: ...
+    def attentions(self) -> Sequence[Attention]:
+        """Of each group of layers (``LanguageConfig.kv_groups``)."""
+        ...
 
     @property
     def delta(self) -> Delta | None:
@@ -50,7 +52,7 @@ class Operations(Protocol):
         """Each token's sum over its experts, float32 [N, H]; ``logits`` are the router's."""
         ...
 
-    def rotate_and_write(self, layer: int, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
+    def rotate_and_write(self, place: KvPlace, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
         """Normalise and rotate a projection's query and key heads in place, and store K and V.
 
         ``heads`` [N, num_heads + 2 x num_kv_heads, D]: queries, keys, values; without any queries, too. ``rope``: the index of
@@ -59,4 +61,4 @@ class Operations(Protocol):
         ...
 
 
-MakeOperations = Callable[[LanguageConfig, KvPages, DeltaPages | None], Operations]
+MakeOperations = Callable[[LanguageConfig, Sequence[KvPages], DeltaPages | None], Operations]

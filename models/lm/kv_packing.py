@@ -1,36 +1,59 @@
 """KV pages in fewer bits, for their way from one pool to another (KQ2): lossy.
 
-A packed page is its values, then their scales. In int8 each head of a token has a float32 scale, as in a cache of int8 (KQ1). In
-int4 the values of a head are in groups of ``PACKED_GROUP``, each with a scale and a zero in bfloat16: a value is (code - 8) x scale +
-zero, as in ``checkpoint.int4``. Two codes share a byte, the even one in its low half.
+A packed page has a part for each group of layers (``kv_pages``): its values, then their scales. In int8 each head of a token has a
+float32 scale, as in a cache of int8 (KQ1). In int4 the values of a head are in groups of ``PACKED_GROUP``, each with a scale and a zero
+in bfloat16: a value is (code - 8) x scale + zero, as in ``checkpoint.int4``. Two codes share a byte, the even one in its low half.
 """
 
 import math
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...schema.weight_layout import INT4_MIDDLE
-from ..architecture import LanguageConfig, packed_group
+from ..architecture import KvGroup, LanguageConfig, kv_part_bytes, packed_group, packed_part_bytes
 from ..checkpoint import int4
 from .kv_pages import quantize_heads
+
+Packed = Literal["int8", "int4"]
+"""The type of packed values."""
 
 
 class KvPacking:
     """Packs pages whose numbers are the model's, ``dtype``, on the CPU. P pages."""
 
-    def __init__(self, config: LanguageConfig, page_tokens: int, dtype: torch.dtype, packed: Literal["int8", "int4"]) -> None:
-        """``packed``: the type of the packed values."""
-        self._dtype = dtype
-        self._packed = packed
-        self._head_dim = config.heads.head_dim
-        self._group = packed_group(self._head_dim)
-        self._num_values = math.prod((config.num_kv_layers, page_tokens, 2, config.heads.num_kv_heads, self._head_dim))
+    def __init__(self, config: LanguageConfig, page_tokens: int, dtype: torch.dtype, packed: Packed) -> None:
+        groups = config.kv_groups
+        self._groups = [_GroupPacking(group, page_tokens, dtype, packed) for group in groups]
+        self._sizes = kv_part_bytes(config, page_tokens, dtype.itemsize, "auto")
+        self._packed_sizes = [packed_part_bytes(group, page_tokens, packed) for group in groups]
 
     def pack(self, pages: Tensor) -> Tensor:
         """Return pages uint8 [P, page_bytes] as uint8 [P, packed_page_bytes]. All numbers of the pages are finite."""
-        heads, num_pages = pages.view(self._dtype).float().view(-1, self._head_dim), len(pages)
+        parts = torch.split(pages, self._sizes, 1)
+        return torch.cat([group.pack(part) for group, part in zip(self._groups, parts, strict=True)], 1)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """Return pages uint8 [P, page_bytes] that ``pack`` has packed."""
+        parts = zip(self._groups, torch.split(packed, self._packed_sizes, 1), self._sizes, strict=True)
+        return torch.cat([F.pad(found := group.unpack(part), (0, size - found.shape[1])) for group, part, size in parts], 1)
+
+
+class _GroupPacking:
+    """``KvPacking`` of a group's part of pages."""
+
+    def __init__(self, group: KvGroup, page_tokens: int, dtype: torch.dtype, packed: Packed) -> None:
+        self._dtype = dtype
+        self._packed = packed
+        self._head_dim = group.heads.head_dim
+        self._group = packed_group(self._head_dim)
+        self._num_values = math.prod((len(group.layers), page_tokens, 2, group.heads.num_kv_heads, self._head_dim))
+
+    def pack(self, pages: Tensor) -> Tensor:
+        used, num_pages = pages[:, : self._num_values * self._dtype.itemsize], len(pages)
+        heads = used.view(self._dtype).float().reshape(-1, self._head_dim)
         if self._packed == "int8":
             values, scales = quantize_heads(heads, torch.int8)
             return torch.cat((values.view(num_pages, -1).view(torch.uint8), scales.view(num_pages, -1).view(torch.uint8)), 1)
@@ -40,7 +63,6 @@ class KvPacking:
         return torch.cat((high << 4 | low, factors.view(num_pages, -1).view(torch.uint8)), 1)
 
     def unpack(self, packed: Tensor) -> Tensor:
-        """Return pages uint8 [P, page_bytes] that ``pack`` has packed."""
         num_pages, num_values = len(packed), self._num_values
         if self._packed == "int8":
             values, scales = packed[:, :num_values].view(torch.int8), packed[:, num_values:].contiguous().view(torch.float32)

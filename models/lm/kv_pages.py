@@ -1,10 +1,11 @@
 """Pages of the KV cache: the layout and number format of a token's K and V.
 
-A page is [num_kv_layers, part]: a part for each layer that attends. It has K and V of the page's tokens, [page_tokens, 2 (K, V),
-num_kv_heads, head_dim] in the model's dtype; a token's K and V lie side by side, as the fused projection makes them. In a quantized
-cache (KQ1) they are int8 or float8_e4m3fn, the largest magnitude of each head being the largest of that type; the scales follow them,
-float32 [2, num_kv_heads, page_tokens]: those that a kernel needs for a tile of tokens are neighbours. Parts are whole sectors of 32
-bytes then.
+A page is the parts of groups of layers that attend alike, one behind the other; where there are several, each is a multiple of 64
+bytes. A group's part is [layers, part]: a part for each layer that has K and V of its own. It has K and V of the page's tokens,
+[page_tokens, 2 (K, V), num_kv_heads, head_dim] in the model's dtype; a token's K and V lie side by side, as the fused projection makes
+them. In a quantized cache (KQ1) they are int8 or float8_e4m3fn, the largest magnitude of each head being the largest of that type; the
+scales follow them, float32 [2, num_kv_heads, page_tokens]: those that a kernel needs for a tile of tokens are neighbours. Parts of
+layers are whole sectors of 32 bytes then.
 """
 
 import math
@@ -12,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..architecture import KvDType, LanguageConfig
+from ..architecture import KvDType, LanguageConfig, kv_layer_bytes, kv_part_bytes
 
 STORED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -30,38 +31,45 @@ def quantize_heads(heads: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 class KvPages:
-    """A KV pool on any device, read and written in torch. ``dtype`` is the model's.
+    """A group's part of a KV pool on any device, read and written in torch. ``dtype`` is the model's; ``heads``: how its layers attend.
 
-    ``values`` [num_pages, num_kv_layers, page_tokens, 2, num_kv_heads, head_dim] as stored, and ``scales`` float32 [the same without
-    head_dim] by which they are multiplied, or None: views of the pool.
+    ``values`` [num_pages, layers, page_tokens, 2, num_kv_heads, head_dim] as stored, and ``scales`` float32 [the same without head_dim]
+    by which they are multiplied, or None: views of the pool. Pages may lie apart.
     """
 
-    def __init__(self, config: LanguageConfig, kv: Tensor, page_tokens: int, dtype: torch.dtype, kv_dtype: KvDType = "auto") -> None:
+    def __init__(
+        self, config: LanguageConfig, kv: Tensor, page_tokens: int, dtype: torch.dtype, kv_dtype: KvDType = "auto", group: int = 0
+    ) -> None:
         """``kv`` uint8 [num_pages, page_bytes], contiguous; it is shared with other processes and written in place."""
-        self.page_tokens, self.dtype = page_tokens, dtype
-        self._num_layers = config.num_kv_layers
+        self.heads, layers = config.kv_groups[group]
+        self.page_tokens, self.dtype, self.num_layers = page_tokens, dtype, len(layers)
         self._stored = STORED.get(kv_dtype, dtype)
-        self._shape = page_tokens, 2, config.heads.num_kv_heads, config.heads.head_dim
+        self._shape = page_tokens, 2, self.heads.num_kv_heads, self.heads.head_dim
         self._is_quantized = kv_dtype != "auto"
-        parts = kv.view(kv.shape[0], config.num_kv_layers, -1)
-        parts = parts if self._is_quantized else parts.view(dtype)
+        start = sum(kv_part_bytes(config, page_tokens, dtype.itemsize, kv_dtype)[:group])
+        num_bytes = self.num_layers * kv_layer_bytes(self.heads, page_tokens, dtype.itemsize, kv_dtype)
+        parts = kv[:, start : start + num_bytes]
+        parts = (parts if self._is_quantized else parts.view(dtype)).view(kv.shape[0], self.num_layers, -1)
         self._layers = parts.unbind(1)
         self.values, self.scales = self._split(parts)
         self._scratch = torch.empty(0, dtype=dtype)
 
-    def rows(self, pages: Tensor, index: Tensor) -> Tensor:
-        """The argument ``rows`` of ``write`` for the tokens ``index`` of sequences, which lie on ``pages``."""
-        return pages * (self._num_layers * self.page_tokens) + index % self.page_tokens
+    @classmethod
+    def of_groups(
+        cls, config: LanguageConfig, kv: Tensor, page_tokens: int, dtype: torch.dtype, kv_dtype: KvDType = "auto"
+    ) -> "list[KvPages]":
+        """The parts of all groups."""
+        return [cls(config, kv, page_tokens, dtype, kv_dtype, group) for group in range(len(config.kv_groups))]
 
-    def write(self, layer: int, rows: Tensor, kv_NR: Tensor) -> None:
-        """Store K and V [N, 2 x num_kv_heads x head_dim], finite, at ``rows`` int64 [N]."""
+    def write(self, layer: int, places: tuple[Tensor, Tensor], kv_NR: Tensor) -> None:
+        """Store K and V [N, 2 x num_kv_heads x head_dim], finite, at ``places``: pages and slots in them, int64 [N] each."""
+        heads = kv_NR.view(-1, *self._shape[1:])
         if self.scales is None:
-            self.values.view(-1, kv_NR.shape[1]).index_copy_(0, rows + layer * self.page_tokens, kv_NR)
+            self.values[:, layer].index_put_(places, heads)
             return
-        values, scales = quantize_heads(kv_NR.float().view(-1, *self._shape[1:]), self._stored)
-        place = rows // (self._num_layers * self.page_tokens), rows % self.page_tokens
-        self.values[:, layer].view(torch.uint8)[place] = values.view(torch.uint8)
-        self.scales[:, layer][place] = scales
+        values, scales = quantize_heads(heads.float(), self._stored)
+        self.values[:, layer].view(torch.uint8)[places] = values.view(torch.uint8)
+        self.scales[:, layer][places] = scales
 
     def scratch(self, num_pages: int) -> Tensor:
         """Memory for K and V of so many pages, [num_pages, page_tokens x 2 x num_kv_heads x head_dim]: the same in every call."""

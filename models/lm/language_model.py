@@ -50,10 +50,10 @@ class LanguageModel:
         self._dtype = torch_dtype(config.dtype)
         self._embeddings = table_of(weights, "embed")
         self._head: Matrix = self._embeddings if language.tie_embeddings else table_of(weights, "lm_head")
-        pages = KvPages(language, kv, page_tokens, self._dtype, config.kv_dtype)
+        pages = KvPages.of_groups(language, kv, page_tokens, self._dtype, config.kv_dtype)
         self._operations = make_operations(language, pages, None if states is None else DeltaPages(config, states))
-        self._attention, self._delta = self._operations.attention, self._operations.delta
-        self._layers = layers_of(language, weights, self._operations)
+        self._attentions, self._delta = self._operations.attentions, self._operations.delta
+        self._layers, self._last_owner = layers_of(language, weights, self._operations), language.last_owner
 
     def embed(self, ids: Tensor) -> Tensor:
         return self._embeddings.lookup(ids.to(self._device), self._dtype)
@@ -61,26 +61,28 @@ class LanguageModel:
     @torch.inference_mode()
     def prefill(self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None) -> list[Tensor]:
         spans = [(chunk.start, chunk.start + chunk.embeds.shape[0]) for chunk in chunks]
-        self._attention.begin_prefill(spans, [chunk.block_table for chunk in chunks])
+        for attention in self._attentions:
+            attention.begin_prefill(spans, [chunk.block_table for chunk in chunks])
         if self._delta is not None:
             self._delta.begin_prefill(spans, [chunk.state or StateRefs() for chunk in chunks])
         self._operations.begin(torch.cat([chunk.positions for chunk in chunks], 1).to(self._device))
         hidden = torch.cat([chunk.embeds for chunk in chunks])  # a copy even of one: it is added to in place
         normed = self._operations.norm(hidden, self._layers[0].norm)
         deep = _deep(chunks, hidden)
-        for layer in self._layers if wanted else self._layers[:-1]:
+        for layer in self._layers if wanted else self._layers[: self._last_owner]:
             normed = layer.finish(layer.mixer.prefill(normed), hidden, next(deep, ()))
             if after_layer is not None:
                 after_layer()
         if not wanted:
-            self._layers[-1].mixer.store(normed)
+            self._layers[self._last_owner].mixer.store(normed)
             return []
         parts = torch.split(normed, [chunk.embeds.shape[0] for chunk in chunks])
         return [parts[index] for index in sorted(wanted)]
 
     @torch.inference_mode()
     def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor, states: StateRows | None = None) -> Tensor:
-        self._attention.begin_decode(lengths, block_tables)
+        for attention in self._attentions:
+            attention.begin_decode(lengths, block_tables)
         if self._delta is not None:
             assert states is not None, "a model with recurrent states"
             self._delta.begin_decode(lengths, states)

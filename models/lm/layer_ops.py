@@ -3,12 +3,14 @@
 They are a sum with the norm after it, SwiGLU's two halves, and everything from a layer's projection to its KV pages. Shapes: N tokens
 of all sequences together, H hidden, I intermediate, D head_dim."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ...cpu_kernels import layer_kernels
-from ..architecture import LanguageConfig
+from ..architecture import KvPlace, LanguageConfig
 from .attention import CpuAttention
 from .delta import CpuDelta
 from .delta_pages import DeltaPages
@@ -18,9 +20,9 @@ from .kv_pages import KvPages
 from .rope import Rope, Rotation, rotate
 
 
-def operations_for(config: LanguageConfig, pages: KvPages, states: DeltaPages | None = None) -> Operations:
+def operations_for(config: LanguageConfig, pages: Sequence[KvPages], states: DeltaPages | None = None) -> Operations:
     """Triton's kernels where the KV pool lies on a CUDA device, those for a CPU otherwise. Raises: ValueError for states on CUDA."""
-    if pages.values.is_cuda:
+    if pages[0].values.is_cuda:
         from .triton_layer_ops import TritonOperations  # Triton is imported only here: never on the CPU
 
         return TritonOperations(config, pages, states)
@@ -30,15 +32,15 @@ def operations_for(config: LanguageConfig, pages: KvPages, states: DeltaPages | 
 class CpuOperations:
     """``Operations`` by kernels where there are some, else one by one in torch."""
 
-    def __init__(self, config: LanguageConfig, pages: KvPages, states: DeltaPages | None = None) -> None:
-        self.attention = CpuAttention(config, pages)
+    def __init__(self, config: LanguageConfig, pages: Sequence[KvPages], states: DeltaPages | None = None) -> None:
+        self.attentions = [CpuAttention(its) for its in pages]
         self.delta: CpuDelta | None = None
         if config.delta is not None and states is not None:
             self.delta = CpuDelta(config.delta, config.num_layers - config.num_kv_layers, config.rms_norm_eps, states)
-        self._epsilon, self._kv_heads = torch.tensor(config.rms_norm_eps), config.heads.num_kv_heads
-        self._ropes = [Rope(rope, config.heads.head_dim) for rope in config.ropes]
-        lengths = config.hidden_size, *config.widths, config.heads.head_dim // 2
-        self._has_kernels = layer_kernels.has_kernels(pages.dtype, *lengths)
+        self._epsilon, self._kv_heads = torch.tensor(config.rms_norm_eps), [its.heads.num_kv_heads for its in pages]
+        self._ropes = [Rope(rope, config.turned_size(index)) for index, rope in enumerate(config.ropes)]
+        lengths = config.hidden_size, *config.widths, *(its.heads.head_dim // 2 for its in pages)
+        self._has_kernels = layer_kernels.has_kernels(pages[0].dtype, *lengths)
         self._rotations: list[Rotation] = []
 
     def begin(self, positions: Tensor) -> None:
@@ -60,12 +62,13 @@ class CpuOperations:
 
     def experts(self, x_NH: Tensor, logits_NE: Tensor, experts: Experts) -> Tensor:
         routes = route(logits_NE, experts.config)
-        return sum_by_expert(x_NH, routes, experts, self.silu_mul, alike=self.attention.is_decoding)
+        return sum_by_expert(x_NH, routes, experts, self.silu_mul, alike=self.attentions[0].is_decoding)
 
-    def rotate_and_write(self, layer: int, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
-        turning = heads[:, : -self._kv_heads]
+    def rotate_and_write(self, place: KvPlace, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
+        kv_heads = self._kv_heads[place.group]
+        turning = heads[:, :-kv_heads]
         if norms is not None:
-            parts = torch.split(turning, [turning.shape[1] - self._kv_heads, self._kv_heads], 1)
+            parts = torch.split(turning, [turning.shape[1] - kv_heads, kv_heads], 1)
             for part, weight in zip(parts, norms, strict=True):
                 part.copy_(self.norm(part, weight))
         rotation = self._rotations[rope]
@@ -73,7 +76,7 @@ class CpuOperations:
             layer_kernels.rotate(heads, turning.shape[1], *rotation[:2])
         else:
             rotate(turning, rotation)
-        self.attention.write(layer, heads[:, -2 * self._kv_heads :].flatten(1))
+        self.attentions[place.group].write(place.layer, heads[:, -2 * kv_heads :].flatten(1))
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: Tensor) -> Tensor:

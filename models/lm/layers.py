@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..architecture import AttentionConfig, DeltaConfig, LanguageConfig
+from ..architecture import AttentionConfig, DeltaConfig, KvPlace, LanguageConfig
 from .delta import Delta, DeltaWeights, Projected
 from .feed_forwards import Weights, feed_forward_of
 from .interface import Operations
@@ -24,7 +24,7 @@ class Mixer(Protocol):
         ...
 
     def store(self, normed: Tensor) -> None:
-        """As ``prefill``, without an output: all that the last layer is for in a prompt whose logits nobody wants."""
+        """As ``prefill``, without an output: all that the last layer that stores is for in a prompt whose logits nobody wants."""
         ...
 
     def decode(self, normed: Tensor) -> Tensor:
@@ -35,11 +35,11 @@ class Mixer(Protocol):
 class AttentionMixer:
     """``Mixer`` by attention, with a fused projection."""
 
-    def __init__(self, config: AttentionConfig, prefix: str, kv_layer: int, weights: Weights, operations: Operations) -> None:
-        """``kv_layer``: the place of its K and V in a page."""
+    def __init__(self, config: AttentionConfig, prefix: str, place: KvPlace, weights: Weights, operations: Operations) -> None:
+        """``place`` of its K and V in a page."""
         num_query_values = config.num_heads * config.head_dim
-        self._config, self._kv_layer = config, kv_layer
-        self._operations, self._attention = operations, operations.attention
+        self._config, self._place = config, place
+        self._operations, self._attention = operations, operations.attentions[place.group]
         self._qkv, self._o = matrix_of(weights, f"{prefix}qkv"), matrix_of(weights, f"{prefix}o")
         self._kv = self._qkv.rows(num_query_values, 2 * config.num_kv_heads * config.head_dim)
         self._qkv_bias = weights[f"{prefix}qkv_bias"] if config.bias else None
@@ -50,14 +50,14 @@ class AttentionMixer:
 
     def prefill(self, normed: Tensor) -> Tensor:
         q, kv = torch.tensor_split(self._project(normed), [self._config.num_heads], 1)
-        return self._finish(self._attention.prefill_attend(self._kv_layer, q, kv.flatten(1)), normed)
+        return self._finish(self._attention.prefill_attend(self._place.layer, q, kv.flatten(1)), normed)
 
     def store(self, normed: Tensor) -> None:
         self._write(self._kv.product(normed, self._kv_bias))
 
     def decode(self, normed: Tensor) -> Tensor:
         q = self._project(normed)[:, : self._config.num_heads]
-        return self._finish(self._attention.decode_attend(self._kv_layer, q), normed)
+        return self._finish(self._attention.decode_attend(self._place.layer, q), normed)
 
     def _finish(self, attended: Tensor, normed: Tensor) -> Tensor:
         if self._gate is not None:
@@ -70,7 +70,7 @@ class AttentionMixer:
 
     def _write(self, projected: Tensor) -> Tensor:
         heads = projected.view(projected.shape[0], -1, self._config.head_dim)
-        self._operations.rotate_and_write(self._kv_layer, heads, self._config.rope, self._norms)
+        self._operations.rotate_and_write(self._place, heads, self._config.rope, self._norms)
         return heads
 
 
@@ -134,13 +134,13 @@ class Layer:
 
 
 def _mixer(config: LanguageConfig, index: int, weights: Weights, operations: Operations) -> Mixer:
-    """A layer's mixer. Layers of a kind are counted: what they store has a place by this number."""
+    """A layer's mixer."""
     mixer = config.layers[index].mixer
-    number = sum(type(earlier.mixer) is type(mixer) for earlier in config.layers[:index])
     if isinstance(mixer, DeltaConfig):
+        number = sum(isinstance(earlier.mixer, DeltaConfig) for earlier in config.layers[:index])
         assert operations.delta is not None, "a model with recurrent states has pools of them"
         return DeltaMixer(mixer, f"layers.{index}.", number, weights, operations.delta)
-    return AttentionMixer(mixer, f"layers.{index}.", number, weights, operations)
+    return AttentionMixer(mixer, f"layers.{index}.", config.kv_place(index), weights, operations)
 
 
 def layers_of(config: LanguageConfig, weights: Weights, operations: Operations) -> list[Layer]:

@@ -13,7 +13,6 @@ from torch.nn.utils.rnn import pad_sequence
 from ...triton_kernels.paged_decode import DecodeWorkspace, paged_decode, plan_decode
 from ...triton_kernels.paged_extend import ExtendPlan, paged_extend, plan_extend
 from ...triton_kernels.paged_kv import PagedKV
-from ..architecture import LanguageConfig
 from .kv_pages import KvPages
 
 
@@ -21,12 +20,12 @@ class TritonAttention:
     """``Attention``. ``layers``: views of each layer's pages; ``slots`` int64 [N]: the places of the forward's new tokens, page x
     page_tokens + index in it, -1 for padding. ``is_decoding``: the forward is a step."""
 
-    def __init__(self, config: LanguageConfig, pages: KvPages) -> None:
+    def __init__(self, pages: KvPages) -> None:
         """``pages`` on the device. Raises: ValueError for a window or a scale of its own: the kernels have none."""
-        if config.heads.window or config.heads.scale:
-            raise ValueError(f"models with a window ({config.heads.window} tokens) or a scale of scores run on a CPU only")
+        if pages.heads.window or pages.heads.scale:
+            raise ValueError(f"models with a window ({pages.heads.window} tokens) or a scale of scores run on a CPU only")
         self._device, self._dtype, self._page_tokens = pages.values.device, pages.dtype, pages.page_tokens
-        self._heads = config.heads.num_heads, config.heads.num_kv_heads, config.heads.head_dim
+        self._heads = pages.heads.num_heads, pages.heads.num_kv_heads, pages.heads.head_dim
         parts = [tensor.unbind(3) for tensor in (pages.values, pages.scales) if tensor is not None]
         views = [tensor.unbind(1) for part in parts for tensor in part]
         self.layers = [PagedKV(*layer) for layer in zip(*views, strict=True)]

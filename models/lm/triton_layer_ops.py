@@ -1,12 +1,14 @@
 """``Operations`` by fused Triton kernels. Loaded only for models on CUDA devices: see ``layer_ops``."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ...triton_kernels.kv_write import QkNorm, Rotary, rotate_and_write_kv
 from ...triton_kernels.rms_norm import add_rms_norm, rms_norm
 from ...triton_kernels.silu_mul import silu_mul
-from ..architecture import LanguageConfig, RopeConfig, interleaved_axes
+from ..architecture import KvPlace, LanguageConfig, RopeConfig, interleaved_axes
 from .delta_pages import DeltaPages
 from .experts import Experts, route, sum_by_expert, sum_by_mask
 from .interface import QkNorms
@@ -19,16 +21,17 @@ class TritonOperations:
     """``Operations``; each but ``experts`` is one launch. Unsupported head sizes and alignments raise ValueError in the first
     forward."""
 
-    def __init__(self, config: LanguageConfig, pages: KvPages, states: DeltaPages | None = None) -> None:
+    def __init__(self, config: LanguageConfig, pages: Sequence[KvPages], states: DeltaPages | None = None) -> None:
         """``pages`` on the device. Raises: ValueError for recurrent states: there are no kernels for them."""
         if states is not None:
             raise ValueError("models with recurrent states run on a CPU only")
-        self.attention = TritonAttention(config, pages)
+        self.attentions = [TritonAttention(its) for its in pages]
         self.delta = None
         self._epsilon = config.rms_norm_eps
-        frequencies = [inverse_frequencies(rope, config.heads.head_dim).to(pages.values.device) for rope in config.ropes]
+        device = pages[0].values.device
+        frequencies = [inverse_frequencies(rope, config.turned_size(index)).to(device) for index, rope in enumerate(config.ropes)]
         self._rotaries = [_rotary(rope, f) for f, rope in zip(frequencies, config.ropes, strict=True)]
-        self._positions = torch.empty(3, 0, dtype=torch.int64, device=pages.values.device)
+        self._positions = torch.empty(3, 0, dtype=torch.int64, device=device)
 
     def begin(self, positions: Tensor) -> None:
         self._positions = positions.contiguous()
@@ -43,13 +46,13 @@ class TritonOperations:
         return silu_mul(gate_up)
 
     def experts(self, x_NH: Tensor, logits_NE: Tensor, experts: Experts) -> Tensor:
-        sums = sum_by_mask if self.attention.is_decoding else sum_by_expert  # a graph has the former
+        sums = sum_by_mask if self.attentions[0].is_decoding else sum_by_expert  # a graph has the former
         return sums(x_NH, route(logits_NE, experts.config), experts, self.silu_mul)
 
-    def rotate_and_write(self, layer: int, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
+    def rotate_and_write(self, place: KvPlace, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
         norm = None if norms is None else QkNorm(*norms, self._epsilon)
-        attention = self.attention
-        rotate_and_write_kv(heads, self._positions, attention.slots, attention.layers[layer], self._rotaries[rope], norm)
+        attention = self.attentions[place.group]
+        rotate_and_write_kv(heads, self._positions, attention.slots, attention.layers[place.layer], self._rotaries[rope], norm)
 
 
 def _rotary(rope: RopeConfig, frequencies: Tensor) -> Rotary:

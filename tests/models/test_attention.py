@@ -43,7 +43,7 @@ class Sequences:
         self.queries = torch.randn(len(LENGTHS), 2 * group, head_dim, generator=generator).to(dtype)
 
     def attend(self, rows: list[int]) -> Tensor:
-        attention = CpuAttention(self.config, self.pages)
+        attention = CpuAttention(self.pages)
         attention.begin_decode(torch.tensor(LENGTHS)[rows], self.tables[rows])
         return attention.decode_attend(LAYER, self.queries[rows])
 
@@ -116,7 +116,7 @@ def test_windows(window: int, group: int, head_dim: int, has_kernel: bool, monke
 def test_prompts_in_chunks(window: int, has_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each new token of chunks attends to what the last token of a decode step does."""
     sequences = Sequences(torch.float32, 2, 64, 16, window, 0.2)
-    attention = CpuAttention(sequences.config, sequences.pages)
+    attention = CpuAttention(sequences.pages)
     if not has_kernel:
         monkeypatch.setattr(attention, "_has_kernel", False)
     for start in (0, 16, 37, 160, 170):

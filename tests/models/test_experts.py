@@ -183,7 +183,7 @@ class Layer:
         for name, values in self.exact.items():
             self.weights |= keep(values, str(dtype).removeprefix("torch.") if "router" in name else form, f"layers.0.{name}")
         kv = torch.zeros(1, msgspec.structs.replace(model, language=self.language).kv_page_bytes(8), dtype=torch.uint8)
-        self.operations = CpuOperations(self.language, KvPages(self.language, kv, 8, dtype))
+        self.operations = CpuOperations(self.language, [KvPages(self.language, kv, 8, dtype)])
         self.moe = Moe(self.config, "layers.0.", self.weights, self.operations)
         self.x = torch.randn(700, HIDDEN, generator=generator).to(dtype)
 
@@ -214,7 +214,7 @@ FORMS_BY_DTYPE = [(form, torch.float32) for form in FORMS] + [(form, torch.bfloa
 def test_a_row_of_a_step_is_the_same_bits_beside_any_others(tmp_path: Path, form: str, dtype: torch.dtype) -> None:
     """Also where an expert has more rows than one kernel multiplies best, and where rows have outliers."""
     layer = Layer(tmp_path, form, dtype, inner=64)
-    layer.operations.attention.is_decoding = True
+    layer.operations.attentions[0].is_decoding = True
     layer.x[::7, 3] = 90.0
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(80, 8, generator=generator)
@@ -245,7 +245,7 @@ def test_sums_are_exact_but_for_rounding(
     weights = torch.zeros(num_tokens, 8, dtype=torch.float64)
     routes = route(logits, layer.config)
     expected = torch.einsum("ne,neh->nh", weights.scatter_(1, routes.numbers, routes.weights.double()), outs)
-    layer.operations.attention.is_decoding = num_tokens == 3
+    layer.operations.attentions[0].is_decoding = num_tokens == 3
     found = layer.sums(slice(num_tokens), logits)
     assert found.dtype == torch.float32
     error = (found.double() - expected).abs().max() / expected.std()
@@ -281,7 +281,7 @@ def test_a_step_reads_the_experts_that_rows_chose_once_each(
     tmp_path: Path, form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = Layer(tmp_path, form, dtype, inner=64)
-    layer.operations.attention.is_decoding = True
+    layer.operations.attentions[0].is_decoding = True
     layer.x[::3, 3] = 90.0  # an outlier: in int8 such a row has two parts
     names = {f"layers.0.experts_{name}": rows for name, rows in (("gate_up", 128), ("down", HIDDEN))}
     stored = {name: part for name, part in layer.weights.items() if name in names}
@@ -308,7 +308,7 @@ def test_a_step_reads_no_byte_of_other_experts(tmp_path: Path, form: str) -> Non
     layer.weights |= {name: fence.values for name, fence in fenced.items()}
     layer.moe = Moe(layer.config, "layers.0.", layer.weights, layer.operations)
     logits = torch.zeros(5, 8).index_fill_(1, torch.tensor([3, 4]), 9.0)
-    layer.operations.attention.is_decoding = True
+    layer.operations.attentions[0].is_decoding = True
     expected = layer.sums(slice(5), logits)
     forbidden = [fence.forbid_others(3 * len(fence.values) // 8, 2 * len(fence.values) // 8) for fence in fenced.values()]
     assert sum(forbidden) > sum(values.nbytes for name, values in layer.weights.items() if name in names) / 2

@@ -63,7 +63,7 @@ def test_pages_hold_what_the_kernels_reference_makes(
     kv, pages = make_pool(make_config(num_kv_heads, head_dim, kv_dtype), dtype, page_tokens)
     table, index = torch.tensor([4, 1, 3, 0, 2]), torch.arange(5)
     places = table[index // page_tokens]
-    pages.write(1, pages.rows(places, index), new)
+    pages.write(1, (places, index % page_tokens), new)
     values, scales = quantize(new.view(5, 2, num_kv_heads, head_dim), STORED[kv_dtype])
     assert pages.scales is not None
     assert torch.equal(pages.scales[places, 1, index % page_tokens], scales)
@@ -81,7 +81,7 @@ def test_many_pages_are_read_in_blocks() -> None:
     pages = KvPages(config.language, kv, PAGE_TOKENS, torch.float32, "int8")
     new, table = torch.randn(600 * PAGE_TOKENS, 1024), torch.randperm(700)[:600]
     index = torch.arange(len(new))
-    pages.write(1, pages.rows(table[index // PAGE_TOKENS], index), new)
+    pages.write(1, (table[index // PAGE_TOKENS], index % PAGE_TOKENS), new)
     torch.testing.assert_close(pages.gather(1, table).flatten(1), new, rtol=0, atol=0.03)
 
 
@@ -97,7 +97,7 @@ def test_a_quantized_page_is_about_half_a_bfloat16_page(kv_dtype: KvDType, num_k
 def test_plain_pages_are_the_models_own_numbers() -> None:
     _, pages = make_pool(make_config(2, 16, "auto"))
     new = torch.randn(3, 64)
-    pages.write(0, pages.rows(torch.tensor([1, 1, 3]), torch.tensor([2, 3, 4])), new)
+    pages.write(0, (torch.tensor([1, 1, 3]), torch.tensor([2, 3, 0])), new)
     assert pages.scales is None
     assert torch.equal(pages.values[[1, 1, 3], 0, [2, 3, 0]].flatten(1), new)
     assert torch.equal(pages.gather(0, torch.tensor([1, 3]))[2:5].flatten(1), new)
@@ -130,3 +130,52 @@ def test_a_packed_page_is_off_by_half_a_step_of_its_scale(packed: Any, dtype: An
     error = (packing.unpack(found).view(numbers).view(values.shape).float() - values).abs().flatten(-1)
     span = values.abs().amax(-1) / 127 if packed == "int8" else (values.amax(-1) - values.amin(-1)) / 15
     assert (error <= 0.56 * span.unsqueeze(-1) + 0.008 * values.abs()).all(), "half a step, and the rounding of scales and numbers"
+
+
+def grouped_config(kv_dtype: KvDType) -> ModelConfig:
+    """Two groups whose parts are no multiples of 64 bytes, and a layer that attends to another's K and V."""
+    config = make_config(1, 16, kv_dtype, "bfloat16")
+    small, large = (AttentionConfig(num_heads=3, num_kv_heads=heads, head_dim=size) for heads, size in ((1, 16), (3, 32)))
+    mixers = small, large, small, msgspec.structs.replace(large, owner=1), small
+    layers = tuple(LayerConfig(mixer=mixer, feed_forward=MlpConfig(intermediate_size=8)) for mixer in mixers)
+    return msgspec.structs.replace(config, language=msgspec.structs.replace(config.language, layers=layers))
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", *QUANTIZED])
+def test_groups_lie_side_by_side(kv_dtype: KvDType) -> None:
+    """What is written of one layer is read again, and is in no other."""
+    config = grouped_config(kv_dtype)
+    language = config.language
+    assert [group.layers for group in language.kv_groups] == [(0, 2, 4), (1,)]
+    assert language.kv_place(4) == (0, 2) and language.kv_place(3) == language.kv_place(1) == (1, 0) and language.last_owner == 4
+    kv = torch.zeros(NUM_PAGES, config.kv_page_bytes(3), dtype=torch.uint8)
+    assert kv.shape[1] % 64 == 0
+    groups = KvPages.of_groups(language, kv, 3, torch.bfloat16, kv_dtype)
+    places, expected = (torch.tensor([4, 4, 2, 0]), torch.tensor([0, 2, 1, 2])), {}
+    for group, pages in enumerate(groups):
+        for layer in range(pages.num_layers):
+            new = torch.randint(-127, 128, (4, 2 * pages.heads.num_kv_heads * pages.heads.head_dim)).bfloat16()
+            new[:, :: pages.heads.head_dim] = 127  # so that int8 has them as they are
+            pages.write(layer, places, new)
+            expected[group, layer] = new
+    for (group, layer), new in expected.items():
+        found = groups[group].gather(layer, torch.arange(NUM_PAGES)).view(NUM_PAGES, 3, -1)
+        torch.testing.assert_close(found[places], new, rtol=0.07 if kv_dtype == "fp8" else 0, atol=0)
+        found[places] = 0
+        assert not found.any()
+
+
+@pytest.mark.parametrize("packed", ["int8", "int4"])
+def test_groups_are_packed_one_by_one(packed: Any) -> None:
+    config = grouped_config("auto")
+    kv = torch.zeros(NUM_PAGES, config.kv_page_bytes(3), dtype=torch.uint8)
+    for pages in KvPages.of_groups(config.language, kv, 3, torch.bfloat16):
+        pages.values.copy_(torch.randn(pages.values.shape) * pages.heads.head_dim)
+    packing = KvPacking(config.language, 3, torch.bfloat16, packed)
+    packed_pages = packing.pack(kv)
+    assert packed_pages.shape == (NUM_PAGES, config.packed_page_bytes(3, packed))
+    found = packing.unpack(packed_pages)
+    assert found.shape == kv.shape
+    for before, after in zip(*(KvPages.of_groups(config.language, each, 3, torch.bfloat16) for each in (kv, found)), strict=True):
+        tolerance = before.heads.head_dim * (0.05 if packed == "int8" else 0.6)
+        torch.testing.assert_close(after.values, before.values, rtol=0, atol=tolerance)

@@ -37,6 +37,8 @@ SIZES: dict[str, Any] = {
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": [1]}  # of three layers
 LLAMA_3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SLIDING = "sliding_attention"
+WINDOWS = {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None}
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 4.0},
@@ -115,12 +117,19 @@ def test_biases_of_attention(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize(
     ("family", "fields"),
-    [("mistral", {"sliding_window": 24}), ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 1})],
+    [
+        ("mistral", {"sliding_window": 24}),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 1}),
+        ("qwen2", {**WINDOWS, "sliding_window": 40}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 24, "layer_types": [SLIDING, "full_attention", SLIDING]}),
+    ],
 )
 def test_windows(tmp_path: Path, family: str, fields: dict[str, Any]) -> None:
     """Smaller than both prompts, and than some chunks."""
-    config = check(tmp_path, save(tmp_path, family, **fields))
-    assert {layer.mixer.window for layer in config.language.layers} == {fields["sliding_window"]}
+    reference = save(tmp_path, family, **fields)
+    language, kinds = check(tmp_path, reference).language, getattr(reference.config, "layer_types", None) or [SLIDING] * 3
+    assert [layer.mixer.window for layer in language.layers] == [fields["sliding_window"] * (kind == SLIDING) for kind in kinds]
+    assert len(language.kv_groups) == len(set(kinds))
 
 
 @pytest.mark.many
@@ -138,7 +147,6 @@ def test_fields_as_transformers_4_wrote_them(tmp_path: Path) -> None:
 
 
 ABSENT = object()
-WINDOWS = {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None}
 
 
 def edit(path: Path, **fields: Any) -> None:
@@ -204,7 +212,7 @@ def test_greedy_tokens_equal_those_of_generate(tmp_path: Path) -> None:
         ("llama", {"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "rope_type is 'longrope', expected 'default' or"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor is missing"),
         ("llama", {"rope_parameters": {**LLAMA_3, "high_freq_factor": 1.0}}, "high_freq_factor is 1, expected more than low_freq"),
-        ("qwen2", {**WINDOWS, "sliding_window": 32}, "sliding_window is 32"),
+        ("qwen2", {**WINDOWS, "sliding_window": 0}, "sliding_window is 0"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types has sliding_attention"),
         ("qwen3", {"layer_types": ["full_attention", "chunked_attention"] * 2}, "layer_types names 4 layers, expected 3"),
         ("qwen3", {"layer_types": ["chunked_attention"] * 3}, "layer_types has chunked_attention; only full_attention and sliding"),

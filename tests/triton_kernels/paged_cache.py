@@ -31,7 +31,7 @@ def cpu_attention(pool: Tensor, num_heads: int) -> CpuAttention:
     config = LanguageConfig(
         vocab_size=8, hidden_size=64, rms_norm_eps=1e-6, layers=(layer,) * num_layers, ropes=(RopeConfig(theta=10000.0),)
     )
-    return CpuAttention(config, KvPages(config, pool.flatten(1).view(torch.uint8), page_tokens, torch.float32))
+    return CpuAttention(KvPages(config, pool.flatten(1).view(torch.uint8), page_tokens, torch.float32))
 
 
 def fill(kv: PagedKV, row: Tensor, length: int, generator: torch.Generator) -> None:

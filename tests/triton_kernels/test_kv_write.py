@@ -158,7 +158,7 @@ def test_agrees_with_the_language_model_on_the_cpu(
         heads[:, :6] = F.rms_norm(heads[:, :6], (32,), q_norm, EPSILON)
         heads[:, 6:8] = F.rms_norm(heads[:, 6:8], (32,), k_norm, EPSILON)
     rotate(heads[:, :8], rotation)
-    attention = CpuAttention(config, KvPages(config, cpu_pool, 4, dtype))
+    attention = CpuAttention(KvPages(config, cpu_pool, 4, dtype))
     attention.begin_decode(lengths, tables)
     attention.write(layer, heads[:, 6:].flatten(1))
 

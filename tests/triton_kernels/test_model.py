@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmrt.models.architecture import AttentionConfig, KvDType, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
+from mmrt.models.architecture import AttentionConfig, KvDType, KvPlace, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
 from mmrt.models.checkpoint.weights import attach_weights, write_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.families.family import Family
@@ -230,13 +230,13 @@ def test_only_what_is_finite_is_stored(device: torch.device) -> None:
     config, _ = make_qwen3()
     language = config.language
     pool = torch.full((4, config.kv_page_bytes(PAGE_TOKENS) // 4), torch.nan, device=device)
-    operations = TritonOperations(language, KvPages(language, pool.view(torch.uint8), PAGE_TOKENS, torch.float32))
-    operations.attention.begin_prefill([(6, 9)], [torch.tensor([2, 0])])
-    assert operations.attention.slots.tolist() == [22, 23, 0]
+    operations = TritonOperations(language, [KvPages(language, pool.view(torch.uint8), PAGE_TOKENS, torch.float32)])
+    operations.attentions[0].begin_prefill([(6, 9)], [torch.tensor([2, 0])])
+    assert operations.attentions[0].slots.tolist() == [22, 23, 0]
     operations.begin(torch.zeros(3, 3, dtype=torch.int64, device=device))
     kv = torch.randn(3, 64, device=device)
     kv[1, 40] = torch.inf
-    operations.rotate_and_write(1, kv.view(3, -1, language.heads.head_dim), 0, None)
+    operations.rotate_and_write(KvPlace(0, 1), kv.view(3, -1, language.heads.head_dim), 0, None)
     kv[1, 40] = 0
     tokens = pool.view(4, 2, PAGE_TOKENS, 64)
     assert torch.equal(torch.cat((tokens[2, 1, 6:], tokens[0, 1, :1])), kv)

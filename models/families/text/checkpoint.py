@@ -25,8 +25,6 @@ def parse_text_config(
     tie = config.boolean("tie_word_embeddings", default=False)
     language = parse_decoder(config, mixer, rope, tie, feed_forwards)
     found = [window if window < max_positions else 0 for window in windows(config, language.num_layers)]
-    if len(set(found)) > 1:
-        raise config.error("sliding_window", f"is {max(found)}, in some layers alone; only windows in all layers are supported")
     layers = tuple(replace(layer, mixer=replace(mixer, window=window)) for layer, window in zip(language.layers, found, strict=True))
     language = replace(language, layers=layers)
     return ModelConfig(
