@@ -29,6 +29,7 @@ COMMANDS = (
     "debug",
     "logs",
     "trace",
+    "record",
     "inspect",
     "cache",
     "policy",

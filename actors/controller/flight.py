@@ -5,6 +5,7 @@ The records are made where effects are performed, so the pure machine knows noth
 
 import time
 from collections.abc import Sequence
+from hashlib import blake2b
 
 from ...runtime.bus.messages import Filled, PlanDone, Prepared, ToController
 from ...runtime.controller.state.effects import BeginRow, Effect, Send, SetPhase, WriteJournal, WritePlan, WriteSpec
@@ -12,7 +13,8 @@ from ...runtime.controller.state.inflight_plan import InflightPlan
 from ...runtime.controller.state.records import Ended, Refused, Submitted
 from ...runtime.controller.state.request import Request
 from ...runtime.controller.state.state import ControllerState
-from ...runtime.observe.flight import POOL_NAMES, Kind, pack_pair
+from ...runtime.observe.flight import POOL_NAMES, Kind, pack_item, pack_pair
+from ...runtime.observe.prompt_blocks import block_hashes
 from ...runtime.stage_table import InstanceId
 from ...schema.rows import Phase
 from ...shm.controller_stats import StatsSnapshot
@@ -109,3 +111,19 @@ class ControllerFlight:
         else:
             lengths = [*map(len, effect.prompts), 0]
             flight.event(Kind.PREPARED, key, lengths[0], lengths[1], request.record.max_new_tokens)
+            self._prompt(effect.prompts[0], request)
+
+    def _prompt(self, prompt: Sequence[int], request: Request) -> None:
+        flight, key, spec, media = self._flight, request.key, request.spec, []
+        for index, item in enumerate(spec.items):
+            shape, tracker = request.record.items[index].shape, request.media.tracker
+            assert shape is not None and tracker is not None
+            content = item.content or b"%d/%d" % (key, index)
+            media.append((tracker.part(index, 0).start, content))
+            name = int.from_bytes(blake2b(spec.salt + content, digest_size=8).digest())
+            count, *sides = shape.grid
+            length = round(1000 * count * shape.second_per_grid_s) if shape.kind == "video" else count
+            flight.event(Kind.ITEM, key, pack_item(shape.kind, length, shape.num_tokens), pack_pair(*sides), name)
+        hashes = block_hashes(spec.salt, prompt, media)
+        for first in range(0, len(hashes), 3):
+            flight.event(Kind.BLOCKS, key, *hashes[first : first + 3])

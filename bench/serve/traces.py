@@ -5,29 +5,59 @@ Called by ``serve``. Pure except for reading the file. Traces are given by path;
 
 import csv
 import datetime
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
-_MOST = 1 << 20  # of each size of a request
+_MOST, _MOST_MEDIA = 1 << 20, 1 << 12  # tokens and media of a request
+_MOST_SIDE, _MOST_S = 1 << 16, 1 << 20
+BLOCK_TOKENS = 512
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
+class TraceMedium(msgspec.Struct, frozen=True):
+    """A medium of a request. ``id``: equal ones are the same file; -1: it is alone. ``tokens``: its own, of the prompt. Sizes in
+    pixels, ``seconds`` of a video or a sound; 0: not known."""
+
+    type: Literal["image", "video", "audio"]
+    id: Annotated[int, Meta(ge=-1)] = -1
+    tokens: Annotated[int, Meta(ge=0)] = 0
+    width: Annotated[int, Meta(ge=0, le=_MOST_SIDE)] = 0
+    height: Annotated[int, Meta(ge=0, le=_MOST_SIDE)] = 0
+    seconds: Annotated[float, Meta(ge=0, le=_MOST_S)] = 0.0
+
+
 class TraceRow(msgspec.Struct, frozen=True):
-    """One request of a trace. ``arrival_s`` counts from the trace's first request."""
+    """One request of a trace. ``arrival_s`` counts from the trace's first request. ``blocks``: of each ``BLOCK_TOKENS`` of the prompt,
+    if the trace has them; equal numbers stand for equal prompts up to there."""
 
     arrival_s: float
     num_input_tokens: int
     num_output_tokens: int
-    num_images: int = 0
+    media: tuple[TraceMedium, ...] = ()
+    blocks: tuple[int, ...] = ()
+
+
+class _MooncakeRow(msgspec.Struct, frozen=True):
+    """Mooncake's fields, and those that ``mmrt record`` adds."""
+
+    timestamp: float
+    input_length: float
+    output_length: float
+    hash_ids: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+    media: tuple[TraceMedium, ...] = ()
+
+
+_MOONCAKE = msgspec.json.Decoder(_MooncakeRow)
 
 
 def load_trace(path: Path) -> list[TraceRow]:
-    """Read a Mooncake ``.jsonl`` (timestamp in ms, input_length, output_length) or an Azure ``.csv`` (TIMESTAMP, ContextTokens,
-    GeneratedTokens and, in the multimodal one, NumImages), with arrivals from 0 on.
+    """Read a Mooncake ``.jsonl`` (timestamp in ms, input_length, output_length, hash_ids; of ``mmrt record`` media, too) or an Azure
+    ``.csv`` (TIMESTAMP, ContextTokens, GeneratedTokens and, in the multimodal one, NumImages), with arrivals from 0 on.
 
     Raises: OSError; ValueError naming the file and line: of missing columns, sizes that are negative or above 2^20, and
     arrivals before the line above.
@@ -48,7 +78,7 @@ def load_trace(path: Path) -> list[TraceRow]:
 
 def _check(place: str, row: TraceRow, before_s: float) -> None:
     """Raises: ValueError naming the place."""
-    sizes = {"input tokens": row.num_input_tokens, "output tokens": row.num_output_tokens, "images": row.num_images}
+    sizes = {"input tokens": row.num_input_tokens, "output tokens": row.num_output_tokens}
     for name, count in sizes.items():
         if count < 0:
             raise ValueError(f"{place}: {count} {name}, the least is 0")
@@ -77,10 +107,11 @@ def _mooncake(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, TraceRow]
         if not line.strip():
             continue
         try:
-            fields = json.loads(line)
-            yield number, TraceRow(float(fields["timestamp"]) / 1000, int(fields["input_length"]), int(fields["output_length"]))
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise ValueError(f"{path}:{number}: not a Mooncake request: {error!r}") from None
+            fields = _MOONCAKE.decode(line)
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: not a Mooncake request: {error}") from None
+        num_input, num_output = int(fields.input_length), int(fields.output_length)
+        yield number, TraceRow(fields.timestamp / 1000, num_input, num_output, fields.media, fields.hash_ids)
 
 
 def _azure(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, TraceRow]]:
@@ -94,7 +125,9 @@ def _azure(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, TraceRow]]:
             if arrival.tzinfo is None:
                 arrival = arrival.replace(tzinfo=datetime.UTC)
             num_images = int(fields.get("NumImages") or 0)
-            row = TraceRow(arrival.timestamp(), int(fields["ContextTokens"]), int(fields["GeneratedTokens"]), num_images)
-            yield reader.line_num, row
+            if not 0 <= num_images <= _MOST_MEDIA:
+                raise ValueError(f"{num_images} images, there can be 0 to {_MOST_MEDIA}")
+            media = (TraceMedium("image"),) * num_images
+            yield reader.line_num, TraceRow(arrival.timestamp(), int(fields["ContextTokens"]), int(fields["GeneratedTokens"]), media)
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"{path}:{reader.line_num}: not an Azure request: {error!r}") from None

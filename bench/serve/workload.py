@@ -7,13 +7,13 @@ made of words; ``Calibration`` is how many words that takes with the server's to
 import base64
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
 import msgspec
 
 from .samples import ImageFormat, make_audio, make_image, make_video
-from .traces import TraceRow
+from .traces import BLOCK_TOKENS, TraceMedium, TraceRow
 
 Modality = Literal["text", "image", "video", "audio"]
 MODALITIES: tuple[Modality, ...] = get_args(Modality)
@@ -62,7 +62,11 @@ class Calibration(msgspec.Struct, frozen=True):
 
 
 class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. ``seed`` makes its words and media its own; ``group`` is what its figures are reported under."""
+    """One request. ``seed`` makes its words and media its own; ``group`` is what its figures are reported under.
+
+    ``traced``: the first of its media as a trace has them. ``blocks``: of each ``BLOCK_TOKENS`` of the prompt, media included; equal
+    ones have equal words.
+    """
 
     index: int
     seed: str
@@ -71,6 +75,23 @@ class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_input_tokens: int
     max_tokens: int
     arrival_s: float = 0.0
+    traced: tuple[TraceMedium, ...] = ()
+    blocks: tuple[int, ...] = ()
+
+    @property
+    def num_traced_tokens(self) -> int:
+        """Tokens of the prompt that media of a trace take."""
+        return sum(medium.tokens for medium in self.traced)
+
+    def text_blocks(self) -> Iterator[tuple[str, int]]:
+        """Yield the seed of each part of the text, and its tokens; media stand before all text. Without blocks it is one part."""
+        left, begun = self.num_input_tokens, self.num_traced_tokens
+        for at, block in enumerate(self.blocks):
+            if (num_tokens := min(left, (at + 1) * BLOCK_TOKENS - begun)) > 0:
+                yield f"block/{block}", num_tokens
+                left, begun = left - num_tokens, begun + num_tokens
+        if left or not self.blocks:
+            yield self.seed, left
 
 
 def calibrate(short: tuple[int, int], long: tuple[int, int]) -> Calibration:
@@ -123,18 +144,21 @@ def plan_mixed(modalities: Mapping[Modality, float], num_requests: int, lengths:
 
 
 def with_trace(plans: Sequence[RequestPlan], rows: Sequence[TraceRow], *, own_input: bool, own_output: bool) -> list[RequestPlan]:
-    """The same plans with the rows' arrivals, images and lengths (TI17); lengths that are ``own`` stay as planned."""
+    """The same plans with the rows' arrivals, media and lengths (TI17); lengths that are ``own`` stay as planned."""
     planned = []
     for plan, row in zip(plans, rows, strict=True):
-        media = ("image",) * row.num_images + plan.media
+        kinds = [medium.type for medium in row.media]
+        num_text = row.num_input_tokens - sum(medium.tokens for medium in row.media)
         planned.append(
             msgspec.structs.replace(
                 plan,
                 arrival_s=row.arrival_s,
-                media=media,
-                group="image" if row.num_images and plan.group == "text" else plan.group,
-                num_input_tokens=plan.num_input_tokens if own_input else max(1, row.num_input_tokens),
+                media=(*kinds, *plan.media),
+                group="+".join(dict.fromkeys(kinds)) if kinds and plan.group == "text" else plan.group,
+                num_input_tokens=plan.num_input_tokens if own_input else max(1, num_text),
                 max_tokens=plan.max_tokens if own_output else max(1, row.num_output_tokens),
+                traced=row.media,
+                blocks=() if own_input else row.blocks,
             )
         )
     return planned
@@ -174,10 +198,10 @@ def make_body(
 
 def make_message(plan: RequestPlan, shapes: MediaShapes, calibration: Calibration) -> Message:
     """The user's message: media, then text. Raises: ValueError for media sizes that cannot be made."""
-    prompt = make_prompt(plan.seed, calibration.num_words(plan.num_input_tokens))
+    prompt = _text_of(plan, calibration)
     content: object = prompt
     if plan.media:
-        parts = [_part(name, media_seed(plan, number), shapes) for number, name in enumerate(plan.media)]
+        parts = [_part(name, media_seed(plan, number), shapes_of(plan, number, shapes)) for number, name in enumerate(plan.media)]
         content = [*parts, {"type": "text", "text": prompt}]
     return {"role": "user", "content": content}
 
@@ -201,8 +225,36 @@ def encode_body(
     return json.dumps(body).encode()
 
 
+def _text_of(plan: RequestPlan, calibration: Calibration) -> str:
+    num_words = calibration.num_words(plan.num_input_tokens)
+    if not plan.blocks:
+        return make_prompt(plan.seed, num_words)
+    words: list[str] = []
+    for seed, num_tokens in plan.text_blocks():
+        words += make_prompt(seed, min(num_words - len(words), round(num_tokens / calibration.tokens_per_word))).split()
+    return " ".join(words) or WORDS[0]
+
+
+def shapes_of(plan: RequestPlan, number: int, shapes: MediaShapes) -> MediaShapes:
+    """The sizes of a request's medium: a trace's where it has them. Sides of videos are even."""
+    if number >= len(plan.traced):
+        return shapes
+    medium = plan.traced[number]
+    sides = (medium.width, medium.height) if medium.width and medium.height else None
+    changes: dict[str, object] = {}
+    if sides and medium.type == "image":
+        changes["image_size"] = sides
+    elif sides and medium.type == "video":
+        changes["video_size"] = tuple(max(2, side // 2 * 2) for side in sides)
+    if medium.seconds and medium.type != "image":
+        changes[f"{medium.type}_s"] = medium.seconds
+    return msgspec.structs.replace(shapes, **changes)
+
+
 def media_seed(plan: RequestPlan, number: int) -> int:
     """The seed of a request's medium; media are numbered in the order of the prompt."""
+    if number < len(plan.traced) and (same := plan.traced[number].id) >= 0:
+        return random.Random(f"medium/{same}").getrandbits(63)
     return random.Random(f"{plan.seed}/{number}").getrandbits(63)
 
 

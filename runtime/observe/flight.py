@@ -6,11 +6,12 @@ Numbers ``key``, ``a``, ``b``, ``c`` of a record are 64 bits and unsigned. A *re
 
 import enum
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...schema.media import MediaKind
 from ...shm.flight_recorder import generation_of, kind_of
 from ..bus.plan_base import PlanKind
 from ..pools import pools_of
@@ -19,8 +20,10 @@ from ..stage_table import MAX_INSTANCES, STAGES, SUPERVISOR, stage_of
 POOL_NAMES = pools_of(MAX_INSTANCES, has_states=True)
 """By the numbers of pools in records, the same in every run."""
 
+_MASK_28 = (1 << 28) - 1
 _MASK_32 = (1 << 32) - 1
 _MASK_64 = (1 << 64) - 1
+_MEDIA_KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
 _ID_PREFIXES = ("chatcmpl-", "cmpl-")
 _ID_DIGITS = 24
 
@@ -59,6 +62,8 @@ class Kind(enum.IntEnum):
     TICK = 53  # slice. a effects
     UNSENT = 54  # a message did not leave: receiver absent, or its queue full. a index of the actor
     CACHED = 55  # KV pages of a prompt's beginning were found in the cache. key request key, a prompt tokens in them
+    ITEM = 56  # a medium, in the prompt's order. key request key, a ``pack_item``, b ``pack_pair`` of its grid's sides, c its contents
+    BLOCKS = 57  # key request key, a to c ``prompt_blocks.block_hashes`` of the next three blocks, 0 behind the last
 
     # gateway
     RECEIVED = 60  # a request was sent to the controller. key request key, a and b its id, c bytes of media
@@ -101,6 +106,16 @@ def pack_plan(kind: PlanKind, status: int, num_queued: int) -> int:
 def unpack_plan(a: int) -> tuple[PlanKind, int, int]:
     """Return (kind, status, plans behind it)."""
     return PlanKind(a & 0xFF), a >> 8 & 0xFFFF, a >> 24
+
+
+def pack_item(kind: MediaKind, length: int, num_tokens: int) -> int:
+    """Pack ``a`` of ITEM: its kind, its length (a video's in ms, a sound's in mel frames), and its tokens in the prompt."""
+    return _MEDIA_KINDS.index(kind) << 60 | min(length, _MASK_28) << 32 | num_tokens & _MASK_32
+
+
+def unpack_item(a: int) -> tuple[MediaKind, int, int]:
+    """Return (kind, length, tokens)."""
+    return _MEDIA_KINDS[a >> 60], a >> 32 & _MASK_28, a & _MASK_32
 
 
 def pack_pair(first: int, last: int) -> int:

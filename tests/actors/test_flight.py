@@ -122,16 +122,17 @@ def test_a_controllers_decisions(recorder: FlightRecorder) -> None:
     machine.tick(2.0)
     found = records(recorder)
     kinds = [record.kind for record in found]
-    assert kinds == [Kind.SUBMITTED, Kind.ROW, Kind.PHASE, Kind.PREPARED, Kind.ISSUED, Kind.PLAN_REQUEST]
+    assert kinds == [Kind.SUBMITTED, Kind.ROW, Kind.PHASE, Kind.PREPARED, Kind.BLOCKS, Kind.ISSUED, Kind.PLAN_REQUEST]
     assert {record.key for record in found if record.kind is not Kind.ISSUED} == {55}
-    prepared, issued, share = found[3], found[4], found[5]
+    prepared, blocks, issued, share = found[3:]
+    assert blocks.a and not blocks.b
     assert (prepared.a, prepared.b, prepared.c) == (9, 0, 5)
     assert (share.a, unpack_pair(share.b)) == (issued.key, (0, 8))
     wanted = (BeginRow, SetPhase, WriteSpec, WriteJournal, WritePlan)
-    assert sum(isinstance(effect, wanted) for effect in machine.done) == len(found) - 1
+    assert sum(isinstance(effect, wanted) for effect in machine.done) == len(found) - 2
     machine.flight.effect(ClearPlan(0))
     machine.take("gateway", Delivered(1, 55))
-    assert machine.kinds()[6:] == [Kind.ENDED, Kind.PHASE]
+    assert machine.kinds()[7:] == [Kind.ENDED, Kind.PHASE]
     assert records(recorder)[-1].c == Phase.ENDING
 
 

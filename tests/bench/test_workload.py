@@ -10,20 +10,25 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from mmrt.bench.serve.samples import make_audio, make_image, make_video
-from mmrt.bench.serve.traces import TraceRow, load_trace, scale_to_rate
+from mmrt.bench.serve.traces import BLOCK_TOKENS, TraceMedium, TraceRow, load_trace, scale_to_rate
 from mmrt.bench.serve.workload import (
     Calibration,
     Lengths,
     MediaShapes,
     calibrate,
     make_body,
+    make_message,
+    media_seed,
     parse_modalities,
     plan_mixed,
     plan_steady,
     poisson_arrivals,
+    shapes_of,
     with_arrivals,
     with_trace,
 )
@@ -141,15 +146,22 @@ AZURE_MULTIMODAL = """TIMESTAMP,NumImages,ContextTokens,GeneratedTokens
 """
 
 
+IMAGE = TraceMedium("image")
+
+
 def write(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
 
 
 def test_traces_of_both_formats(tmp_path: Path) -> None:
-    assert load_trace(write(tmp_path / "m.jsonl", MOONCAKE)) == [TraceRow(0, 300, 20), TraceRow(0, 0, 5), TraceRow(3, 100, 10)]
+    assert load_trace(write(tmp_path / "m.jsonl", MOONCAKE)) == [
+        TraceRow(0, 300, 20, (), (1, 2)),
+        TraceRow(0, 0, 5),
+        TraceRow(3, 100, 10, (), (0,)),
+    ]
     assert load_trace(write(tmp_path / "a.csv", AZURE)) == [TraceRow(0, 374, 44), TraceRow(4, 396, 109)]
-    assert load_trace(write(tmp_path / "b.csv", AZURE_MULTIMODAL)) == [TraceRow(0, 1408, 79, 2), TraceRow(1, 776, 141, 0)]
+    assert load_trace(write(tmp_path / "b.csv", AZURE_MULTIMODAL)) == [TraceRow(0, 1408, 79, (IMAGE, IMAGE)), TraceRow(1, 776, 141)]
 
 
 @pytest.mark.parametrize(
@@ -168,10 +180,14 @@ def test_traces_of_both_formats(tmp_path: Path) -> None:
         ("x.csv", "TIMESTAMP,ContextTokens\n2024-10-01 00:00:00,2\n", "x.csv:1: no column GeneratedTokens"),
         ("x.csv", AZURE + "2023-11-16 18:15:50.0,396,109\n", r"x.csv:4: arrives 0.6\d* s before the line above"),
         ("x.csv", AZURE + "2023-11-16 18:15:51.0,-1,109\n", "x.csv:4: -1 input tokens, the least is 0"),
-        ("x.csv", AZURE_MULTIMODAL + "2024-10-01 00:00:02+00:00,-2,5,6\n", "x.csv:4: -2 images"),
+        (
+            "x.csv",
+            AZURE_MULTIMODAL + "2024-10-01 00:00:02+00:00,-2,5,6\n",
+            "x.csv:4: not an Azure request: .*-2 images, there can be 0 to",
+        ),
         ("x.jsonl", MOONCAKE + '{"timestamp": 30001, "input_length": 1, "output_length": -7}', "x.jsonl:5: -7 output tokens"),
         ("x.jsonl", MOONCAKE + '{"timestamp": 29000, "input_length": 1, "output_length": 7}', "x.jsonl:5: arrives 1 s before"),
-        ("x.jsonl", '{"timestamp": NaN, "input_length": 1, "output_length": 7}', "x.jsonl:1: arrival at nan s"),
+        ("x.jsonl", '{"timestamp": NaN, "input_length": 1, "output_length": 7}', "x.jsonl:1: not a Mooncake request"),
         ("x.jsonl", "", "no requests"),
     ],
 )
@@ -197,7 +213,7 @@ def test_scaling_is_linear() -> None:
 
 
 def test_a_trace_gives_arrivals_lengths_and_images() -> None:
-    rows = [TraceRow(0, 300, 20, 2), TraceRow(3, 0, 10)]
+    rows = [TraceRow(0, 300, 20, (IMAGE, IMAGE)), TraceRow(3, 0, 10)]
     plans = plan_steady({"text": 1.0}, 2, LENGTHS, 0)
     first, second = with_trace(plans, rows, own_input=False, own_output=False)
     assert (first.media, first.group, first.num_input_tokens, first.max_tokens) == (("image", "image"), "image", 300, 20)
@@ -205,3 +221,52 @@ def test_a_trace_gives_arrivals_lengths_and_images() -> None:
     own = with_trace(plans, rows, own_input=True, own_output=True)
     assert [plan.max_tokens for plan in own] == [9, 9] and own[0].num_input_tokens == plans[0].num_input_tokens
     assert [plan.arrival_s for plan in with_arrivals(plans, [1.5, 2.5])] == [1.5, 2.5]
+
+
+def test_a_recorded_medium_has_its_size_and_equal_ones_are_the_same_file(tmp_path: Path) -> None:
+    line = (
+        '{"timestamp": 5, "input_length": 90, "output_length": 9, "hash_ids": [7], "media": ['
+        '{"type": "image", "id": 3, "tokens": 24, "width": 40, "height": 30},'
+        '{"type": "video", "id": 4, "tokens": 30, "width": 41, "height": 22, "seconds": 0.5},'
+        '{"type": "image", "id": 3, "tokens": 24, "width": 40, "height": 30}]}\n'
+    )
+    (row,) = load_trace(write(tmp_path / "m.jsonl", line))
+    (plan,) = with_trace(plan_steady({"text": 1.0}, 1, LENGTHS, 0), [row], own_input=False, own_output=False)
+    assert (plan.group, plan.media, plan.num_input_tokens) == ("image+video", ("image", "video", "image"), 12)
+    first, video, again = [shapes_of(plan, number, MediaShapes()) for number in range(3)]
+    assert first.image_size == again.image_size == (40, 30) and (video.video_size, video.video_s) == ((40, 22), 0.5)
+    assert media_seed(plan, 0) == media_seed(plan, 2) != media_seed(plan, 1)
+    parts = json.loads(make_body(plan, MediaShapes(), Calibration(), "m"))["messages"][0]["content"]
+    assert parts[0] == parts[2] and parts[0] != parts[1] and len(parts) == 4
+    for wrong in ('"type": "smell"', '"type": "image", "width": -1', '"type": "image", "tokens": 1.5'):
+        with pytest.raises(ValueError, match="m.jsonl:1: not a Mooncake request"):
+            load_trace(write(tmp_path / "m.jsonl", line.replace('"type": "image"', wrong, 1)))
+
+
+@settings(max_examples=100)
+@given(
+    shared=st.integers(0, 3),
+    lengths=st.tuples(st.integers(1, 1200), st.integers(1, 1200)),
+    num_media_tokens=st.integers(0, 700),
+    calibration=st.builds(Calibration, st.floats(0, 60), st.floats(0.5, 3)),
+)
+def test_texts_begin_alike_as_far_as_their_blocks(
+    shared: int, lengths: tuple[int, int], num_media_tokens: int, calibration: Calibration
+) -> None:
+    """As many words as the shared blocks have tokens of text, and no text shares another's beyond."""
+    texts, media = [], (TraceMedium("image", 1, num_media_tokens),) if num_media_tokens else ()
+    for other, length in enumerate(lengths):
+        total = shared * BLOCK_TOKENS + num_media_tokens + length
+        blocks = tuple(at if at < shared else 100 * (other + 1) + at for at in range(-(-total // BLOCK_TOKENS)))
+        row = TraceRow(0, total, 1, media, blocks)
+        (plan,) = with_trace(plan_steady({"text": 1.0}, 1, LENGTHS, other), [row], own_input=False, own_output=False)
+        content = make_message(plan, MediaShapes(image_size=(8, 8)), calibration)["content"]
+        text = content if isinstance(content, str) else content[-1]["text"]  # type: ignore[index]
+        texts.append(text.split())
+        assert len(texts[-1]) <= calibration.num_words(plan.num_input_tokens)
+        assert len(texts[-1]) >= calibration.num_words(plan.num_input_tokens) - len(blocks) - 1
+    tokens = max(0, shared * BLOCK_TOKENS - num_media_tokens)
+    words = min(*map(len, texts), int(tokens / calibration.tokens_per_word) - shared)
+    assert texts[0][: max(0, words)] == texts[1][: max(0, words)]
+    if min(map(len, texts)) > words + 100:
+        assert texts[0][-50:] != texts[1][-50:]

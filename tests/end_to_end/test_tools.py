@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from mmrt.bench.serve.traces import load_trace
 from mmrt.runtime.observe.breakdown import PARTS
 from mmrt.runtime.observe.dumps import saved_recordings
 from mmrt.runtime.observe.replay_capture import is_ordered
@@ -347,3 +349,36 @@ def test_what_is_known_after_crashes(launch: Callable[..., Server]) -> None:
     assert len(saved(server)) == 3
     server.down()
     assert request in {event["name"] for event in trace_of(server, "--crash", str(saved(server)[-1]))[1]}
+
+
+def usage_of(server: Server, content: Any) -> tuple[int, int]:
+    done = server.client.chat.completions.create(
+        model=server.checkpoint.name, messages=[{"role": "user", "content": content}], max_tokens=5
+    )
+    assert done.usage is not None
+    return done.usage.prompt_tokens, done.usage.completion_tokens
+
+
+def test_traffic_is_recorded_without_contents_and_sent_again(server: Server) -> None:
+    """The lines have the lengths of the answers' usage; equal beginnings and pictures are told, and no word of a prompt."""
+    file, words = server.config.with_name("traffic.jsonl"), "the river and the stone " * 130
+    recording = subprocess.Popen([*MMRT, "record", "-o", str(file)], env=server.environment, stderr=subprocess.PIPE, text=True)
+    try:
+        assert recording.stderr is not None and "recording until Ctrl-C" in recording.stderr.readline()
+        seen = [image_part(picture(3, 60, 90)), text("What is it?")]
+        usages = [usage_of(server, content) for content in (words, words + "again", seen, seen)]
+        deadline = time.monotonic() + 30
+        while len(file.read_text().splitlines()) < 4 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        recording.send_signal(signal.SIGINT)
+        assert "4 requests" in recording.stderr.read() and recording.wait(30) == 0
+    finally:
+        recording.kill()
+        recording.communicate()
+    rows = load_trace(file)
+    assert [(row.num_input_tokens, row.num_output_tokens) for row in rows] == usages
+    assert rows[0].blocks[0] == rows[1].blocks[0] and rows[0].blocks[1] != rows[1].blocks[1]
+    assert rows[2].blocks == rows[3].blocks and rows[2].media == rows[3].media and rows[2].media[0].tokens > 0
+    assert "river" not in file.read_text()
+    done = server.mmrt("bench", "serve", "--url", server.url, "--trace", str(file), "--warmup", "0")
+    assert done.returncode == 0 and re.search(r"all\s*│\s*4\s*│\s*0", done.stdout), done.stdout + done.stderr

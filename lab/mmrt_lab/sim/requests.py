@@ -5,13 +5,12 @@ video finds in them. Nothing is decoded; one medium of each kind is made, to kno
 from collections.abc import Sequence
 from functools import cache
 from hashlib import blake2b
-from itertools import chain
 
 import msgspec
 
 from mmrt.actors.host.media_rules import for_run
 from mmrt.bench.serve.samples import make_audio, make_image, make_video
-from mmrt.bench.serve.workload import MediaShapes, RequestPlan
+from mmrt.bench.serve.workload import MediaShapes, RequestPlan, media_seed, shapes_of
 from mmrt.media.header import decoding_work, num_pixels
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.errors import UnsupportedMediaError
@@ -25,7 +24,13 @@ from .costs import Costs
 
 _GREEDY = Sampling(temperature=0.0)
 _AROUND = 2  # tokens that enclose a medium
-_FIRST_ID, _ANSWER_ID, _AGAIN_ID, _NUM_IDS = 1 << 20, 1 << 29, 3 << 28, 1 << 28  # above any placeholder; 32 bits hold them
+_FIRST_ID, _ANSWER_ID, _AGAIN_ID, _BLOCK_ID, _NUM_IDS = (
+    1 << 20,
+    1 << 29,
+    3 << 28,
+    1 << 30,
+    1 << 28,
+)  # above any placeholder; 32 bits hold them
 _STRIDE = 16_411  # between the first ids of two prompts: a prime, longer than most
 
 
@@ -58,27 +63,32 @@ class Requests:
     def __init__(self, costs: Costs, shapes: MediaShapes, media: MediaSection) -> None:
         self._model, self._shapes, self._max_items = for_run(costs.model, media), shapes, media.max_items
         self._answers = costs.answers
-        self._known: dict[str, tuple[MediaItem, ItemShape]] = {}
+        self._known: dict[tuple[str, MediaShapes], tuple[MediaItem, ItemShape]] = {}
 
     def check(self, plans: Sequence[RequestPlan]) -> None:
         """Raises: ValueError for a kind of medium, or a size, that the model does not take, and for more media in a request than a run
         takes."""
         if (most := max((len(plan.media) for plan in plans), default=0)) > self._max_items:
             raise ValueError(f"a request has {most} media, media.max_items is {self._max_items}")
-        for kind in dict.fromkeys(chain.from_iterable(plan.media for plan in plans)):
-            if kind not in self._model.media_kinds:
-                raise ValueError(f"the model takes no {kind}; it takes {', '.join(('text', *self._model.media_kinds))}")
-            self._sample(kind)
+        for plan in plans:
+            for at, kind in enumerate(plan.media):
+                if kind not in self._model.media_kinds:
+                    raise ValueError(f"the model takes no {kind}; it takes {', '.join(('text', *self._model.media_kinds))}")
+                self._sample(plan, at)
 
     def ask(self, plan: RequestPlan, request_id: str, before: Turn = NOTHING_SAID) -> Asked:
         """A request; in a conversation, after what was said ``before``."""
-        samples = [self._sample(kind) for kind in plan.media]
+        samples = [self._sample(plan, at) for at in range(len(plan.media))]
         items = [msgspec.structs.replace(item, content=_content(plan, at)) for at, (item, _) in enumerate(samples)]
         ids = list(before.ids)
         start = _FIRST_ID + plan.index * _STRIDE % _NUM_IDS
         for item in items:
             ids += [start, self._model.placeholder_id(item.kind), start + 1]
-        ids += range(start + _AROUND, start + _AROUND + plan.num_input_tokens)
+        if plan.blocks:
+            for seed, count in plan.text_blocks():
+                ids += _block_ids(seed, count)
+        else:
+            ids += range(start + _AROUND, start + _AROUND + plan.num_input_tokens)
         spec = RequestSpec(Generation(request_id, _GREEDY, ignore_eos=True), ids, [*before.items, *items], plan.max_tokens)
         return Asked(spec, (*before.shapes, *(shape for _, shape in samples)))
 
@@ -91,13 +101,14 @@ class Requests:
         ids = (*asked.spec.prompt_ids, *answer_ids(key, 0, num_kept), *_ids(_AGAIN_ID, key, 0, num_new))
         return Turn(ids, tuple(asked.spec.items), asked.shapes)
 
-    def _sample(self, kind: str) -> tuple[MediaItem, ItemShape]:
-        if kind not in self._known:
+    def _sample(self, plan: RequestPlan, at: int) -> tuple[MediaItem, ItemShape]:
+        kind, shapes = plan.media[at], shapes_of(plan, at, self._shapes)
+        if (kind, shapes) not in self._known:
             try:
-                self._known[kind] = make_sample(self._model, kind, self._shapes)
+                self._known[kind, shapes] = make_sample(self._model, kind, shapes)
             except UnsupportedMediaError as error:
                 raise ValueError(str(error)) from None
-        return self._known[kind]
+        return self._known[kind, shapes]
 
 
 def answer_ids(key: int, first: int, last: int) -> range:
@@ -111,7 +122,13 @@ def _ids(base: int, key: int, first: int, last: int) -> range:
 
 
 def _content(plan: RequestPlan, number: int) -> bytes:
-    return blake2b(f"{plan.seed}/{number}".encode(), digest_size=32).digest()
+    name = f"{plan.seed}/{number}" if number < 0 else str(media_seed(plan, number))
+    return blake2b(name.encode(), digest_size=32).digest()
+
+
+def _block_ids(seed: str, num_tokens: int) -> range:
+    start = _BLOCK_ID + int.from_bytes(blake2b(seed.encode(), digest_size=4).digest()) % _NUM_IDS
+    return range(start, start + num_tokens)
 
 
 @cache
