@@ -126,7 +126,7 @@ def test_version(capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("mmrt re", ["record", "restart", "replay"]),
+        ("mmrt re", ["restart", "record", "replay"]),
         ("mmrt restart de", ["decode", "detokenizer"]),
         ("mmrt debug vi", ["video"]),
         ("mmrt logs su", ["supervisor"]),
