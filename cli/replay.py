@@ -20,6 +20,7 @@ from ..runtime.observe.replay_capture import (
     NUM_KEPT,
     CaptureOrder,
     capture_live,
+    collect,
     is_carried_out,
     is_ordered,
     withdraw_order,
@@ -135,11 +136,13 @@ def _capture(path: Path, actor: str, count: int, directory: Path, out: Path | No
     try:
         deadline_s = time.monotonic() + wait_s
         # Not attached meanwhile: a run that ends removes its memory only when no process is attached.
-        while is_ordered(path, actor) and not is_carried_out(actor, order) and time.monotonic() < deadline_s:
+        while is_ordered(path, actor) and not is_carried_out(path, actor, order) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
-        is_done = is_carried_out(actor, order)
+        is_done = is_carried_out(path, actor, order)
     finally:
         withdraw_order(path, actor, order)
+    with suppress(OSError):  # the run has ended
+        collect(path, actor, directory)
     new = [file for file in captures_in(directory, actor) if before.get(file) != file.stat().st_mtime_ns]
     if not is_done and not new:
         new = _from_outside(path, actor, directory)

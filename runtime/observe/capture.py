@@ -83,12 +83,17 @@ class Capture(msgspec.Struct, frozen=True):
         except ConfigError as error:
             raise UserError(f"the capture's configuration: {error}") from None
 
-    def save(self, path: Path) -> None:
-        """Write the file atomically. Raises OSError."""
+    def encoded(self) -> bytes:
+        """Return the contents of its file."""
         from safetensors.numpy import save
 
         tensors = {name: np.ascontiguousarray(tensor) for name, tensor in self.tensors.items()}
         data: bytes = save(tensors, {_METADATA: msgspec.json.encode(self.header).decode()})
+        return data
+
+    def save(self, path: Path) -> None:
+        """Write the file atomically. Raises OSError."""
+        data = self.encoded()
         part = path.with_name(f".{path.name}.{os.getpid()}")
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:

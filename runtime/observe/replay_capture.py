@@ -29,6 +29,7 @@ from ..pools import PoolName, kv_pool
 from ..process.run import read_run_info
 from ..stage_table import InstanceId
 from .capture import Capture, CapturedRow, captures_in, make_header
+from .capture_spool import CaptureSpool, empty_spool, is_finished, take_out
 from .dumps import actors_of_run
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ def order_path(run: Path, actor: str) -> Path:
 
 def write_order(run: Path, actor: str, order: CaptureOrder) -> None:
     """Write an order in the place of any other. An actor that looks at it too early sees none, or the beginning of one."""
+    empty_spool(run, actor)
     fd = os.open(order_path(run, actor), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, msgspec.json.encode(order))
@@ -74,13 +76,15 @@ def is_ordered(run: Path, actor: str) -> bool:
         return False
 
 
-def is_carried_out(actor: str, order: CaptureOrder) -> bool:
+def is_carried_out(run: Path, actor: str, order: CaptureOrder) -> bool:
     """Return whether the actor has captured as many plans as it was told to."""
     try:
         with _done_path(order, actor).open("rb") as file:
-            return file.read(32) == b"%d" % order.number
+            if file.read(32) == b"%d" % order.number:
+                return True
     except FileNotFoundError:
-        return False
+        pass
+    return is_finished(run, actor, order.number)
 
 
 def withdraw_order(run: Path, actor: str, order: CaptureOrder) -> None:
@@ -91,7 +95,7 @@ def withdraw_order(run: Path, actor: str, order: CaptureOrder) -> None:
 
 
 def _done_path(order: CaptureOrder, actor: str) -> Path:
-    """The file beside the captures with the number of the order that was carried out last: the actor may write nowhere else."""
+    """The file beside the captures with the number of the order that was carried out last."""
     return Path(order.directory) / f"{actor}.done"
 
 
@@ -111,12 +115,16 @@ class PlanCapture:
         self._orders = os.open(order_path(run.path, actor), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         weakref.finalize(self, os.close, self._orders)
         self._memory: _Memory | None = None
+        self._spool: CaptureSpool | None = None  # in place of the order's directory
         self._page_tokens = page_tokens
         self._began_s: dict[int, float] = {}  # by plan: video does two at once
         self._num_captured: dict[int, int] = {}  # by order
 
     def prepare(self, pools: Iterable[PoolName]) -> None:
-        """Map the pools that its plans use, for a process that soon may open none."""
+        """Open the pools that its plans use, and where captures go, for a process that soon may open nothing. Raises: OSError, ShmError."""
+        from safetensors import numpy  # noqa: F401
+
+        self._spool = CaptureSpool(self._run.path, self._actor)
         self._memory = _Memory(self._run, self._actor, self._page_tokens, self._device_pages)
         for pool in pools:
             self._memory.open_pool(pool)
@@ -132,9 +140,7 @@ class PlanCapture:
             if self._memory is None:
                 self._memory = _Memory(self._run, self._actor, self._page_tokens, self._device_pages)
             capture = self._memory.capture(self._actor, plan_id, plan)
-            directory = Path(order.directory)
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            capture.save(directory / capture.file_name)
+            self._save(order, capture)
         except (OSError, ValueError) as error:
             log.warning("plan %x cannot be captured: %s", plan_id, error)
             return None
@@ -150,15 +156,39 @@ class PlanCapture:
             if not (written := os.pread(self._orders, _MAX_ORDER_BYTES, 0)):
                 return  # the order has been withdrawn
             order = _decode_order(written)
-            directory = Path(order.directory)
-            self._memory.finished(capture, result, elapsed_s).save(directory / capture.file_name)
-            for old in captures_in(directory, self._actor)[:-NUM_KEPT]:
-                old.unlink(missing_ok=True)
+            self._save(order, self._memory.finished(capture, result, elapsed_s))
             self._num_captured[order.number] = num_captured = self._num_captured.get(order.number, 0) + 1
             if num_captured == order.count:
-                _write_whole(_done_path(order, self._actor), b"%d" % order.number)
+                self._finish(order)
         except (OSError, ValueError) as error:
             log.warning("the result of plan %x cannot be captured: %s", capture.header.plan_id, error)
+
+    def _save(self, order: CaptureOrder, capture: Capture) -> None:
+        if self._spool is not None:
+            self._spool.save(capture)
+            return
+        directory = Path(order.directory)
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        capture.save(directory / capture.file_name)
+        keep_newest(directory, self._actor)
+
+    def _finish(self, order: CaptureOrder) -> None:
+        if self._spool is not None:
+            self._spool.finish(order.number)
+        else:
+            _write_whole(_done_path(order, self._actor), b"%d" % order.number)
+
+
+def keep_newest(directory: Path, actor: str) -> None:
+    """Remove all captured plans of an actor but the newest."""
+    for old in captures_in(directory, actor)[:-NUM_KEPT]:
+        old.unlink(missing_ok=True)
+
+
+def collect(run: Path, actor: str, directory: Path) -> None:
+    """Write what an actor that opens no files has captured beside the captures of the others. Raises: OSError."""
+    take_out(run, actor, directory)
+    keep_newest(directory, actor)
 
 
 def capture_live(run: RunDirectory, actor: str, page_tokens: int, directory: Path) -> list[Path]:

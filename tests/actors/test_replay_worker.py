@@ -1,6 +1,8 @@
 """Captured plans: done again alone they come out the same, changed ones do not, damaged files are refused by name."""
 
 import json
+import os
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,12 +29,14 @@ from mmrt.runtime.config.sections import MediaSection, MemorySection, ServerSect
 from mmrt.runtime.errors import UserError
 from mmrt.runtime.observe import replay_capture
 from mmrt.runtime.observe.capture import Capture, captures_in, make_header
+from mmrt.runtime.observe.capture_spool import CaptureSpool, empty_spool, is_finished, take_out
 from mmrt.runtime.observe.replay_capture import (
     NUM_KEPT,
     CaptureOrder,
     DevicePages,
     PlanCapture,
     capture_live,
+    collect,
     is_carried_out,
     is_ordered,
     order_path,
@@ -178,20 +182,49 @@ def test_video(run: RunDirectory, tiny: tuple[ModelConfig, Weights], checkpoint:
     source = PageRun([5, 2, 7], [0, 0, 0])
     media.write_bytes(source.pages, data)
     order = Order(run, "video", tmp_path / "captures")
+    order.capture.prepare(("media", "patch"))  # from here on it opens no file
     order.give(2)
     item = MediaItem("image", len(data), options=MediaOptions(max_pixels=1600, min_pixels=784))
     found = order.do(1, Analyse(4, 9, 0, item, source), worker.execute)
     assert isinstance(found, Analysed) and found.shape.grid == (1, 2, 4)
     target = PageRun([6, 1], [0, 0])
     order.do(2, PreprocessSegment(4, 9, 0, 0, item, found.shape, source, target), worker.execute)
-    assert is_carried_out("video", order.given) and order.capture.before(3, Analyse(4, 9, 0, item, source)) is None
+    assert is_carried_out(run.path, "video", order.given) and order.capture.before(3, Analyse(4, 9, 0, item, source)) is None
     withdraw_order(run.path, "video", order.given)
-    assert not is_carried_out("video", order.given) and not is_ordered(run.path, "video")
+    assert not is_ordered(run.path, "video") and not order.taken()
+    collect(run.path, "video", order.directory)
+    assert [capture.header.plan_id for capture in order.taken()] == [1, 2]
+    order.give()
+    assert not is_carried_out(run.path, "video", order.given)
     for capture in order.taken():
         with Replay.open(capture, checkpoint) as replay:
             outcome = replay.run(repeat=2)
         assert same_result(outcome.result, capture.header.result)
         assert all(not difference.num_different for difference in outcome.differences or ())
+
+
+def test_a_spool_that_is_half_written_or_lies_gives_what_is_whole_and_its_own(captured: Capture, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    spool, file, taken = CaptureSpool(tmp_path, "prefill"), tmp_path / "notes/captured-prefill", tmp_path / "taken"
+    begun = Capture(msgspec.structs.replace(captured.header, result=None), captured.tensors)
+    for actor, plan_id in (("prefill", 2), ("../video", 3), ("video", 4)):
+        spool.save(Capture(msgspec.structs.replace(captured.header, actor=actor, plan_id=plan_id), captured.tensors))
+    spool.save(begun)
+    with file.open("r+b") as damaged:
+        os.pwrite(damaged.fileno(), b"damage", spool._end + 8)  # without its length
+    assert take_out(tmp_path, "prefill", taken) == [taken / "prefill-2.safetensors", taken / captured.file_name]
+    assert sorted(path.name for path in taken.iterdir()) == ["prefill-100000007.safetensors", "prefill-2.safetensors"]
+    assert Capture.load(taken / captured.file_name).header.result is None
+    spool.save(captured)
+    assert take_out(tmp_path, "prefill", taken)[-1] == taken / captured.file_name
+    assert Capture.load(taken / captured.file_name).header.result == Done()
+    size = file.stat().st_size
+    empty_spool(tmp_path, "prefill")
+    assert take_out(tmp_path, "prefill", taken) == [] and not is_finished(tmp_path, "prefill", 0)
+    spool.finish(7)
+    assert (is_finished(tmp_path, "prefill", 7), is_finished(tmp_path, "prefill", 8), file.stat().st_size) == (True, False, 16) and size > 16
+    file.write_bytes(struct.pack("<Q", 1 << 62) + b"more than there is")
+    assert take_out(tmp_path, "prefill", taken) == []
 
 
 def test_what_raised_raises_again(captured: Capture, checkpoint: Path) -> None:
