@@ -25,22 +25,33 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def map_file(fd: int, num_bytes: int, writable: bool, offset: int = 0) -> memoryview:
-    """Map ``num_bytes`` of a file from ``offset`` (whole pages) on, shared. Huge pages of the file are huge here as well: the file's
-    beginning would lie at a multiple of their size, which Linux does not see to by itself where
-    ``/sys/kernel/mm/transparent_hugepage/shmem_enabled`` is ``never``.
+    """Map ``num_bytes`` of a file from ``offset`` (whole pages) on, shared. No descriptor stays, as one of ``mmap.mmap`` would: who has
+    it can reach the whole file.
+
+    Huge pages of the file are huge here as well: the file's beginning would lie at a multiple of their size, which Linux does not see
+    to by itself where ``/sys/kernel/mm/transparent_hugepage/shmem_enabled`` is ``never``.
 
     Raises: OSError, ENOMEM where the process may not have so many addresses.
     """
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    if num_bytes < HUGE_PAGE_BYTES:
-        return memoryview(mmap.mmap(fd, num_bytes, mmap.MAP_SHARED, protection, offset=offset))
     num_mapped = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    # This reserves addresses without memory. The file is mapped at the first aligned one; the rest is given back.
+    if num_bytes < HUGE_PAGE_BYTES:
+        address = _mapped(None, num_mapped, protection, mmap.MAP_SHARED, fd, offset)
+    else:
+        address = _map_aligned(fd, num_mapped, protection, offset)
+    numbers = (ctypes.c_ubyte * num_bytes).from_address(address)
+    weakref.finalize(numbers, _libc.munmap, address, num_mapped).atexit = False  # with the last view, or the process
+    view = memoryview(numbers).cast("B")
+    return view if writable else view.toreadonly()
+
+
+def _map_aligned(fd: int, num_mapped: int, protection: int, offset: int) -> int:
+    """Return the address. This reserves addresses without memory, maps the file at the first aligned one, and gives back the rest."""
     first = _mapped(None, num_mapped + HUGE_PAGE_BYTES, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1)
     address = first + (offset - first) % HUGE_PAGE_BYTES
     end = address + num_mapped
     try:
-        _mapped(address, num_bytes, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, offset)
+        _mapped(address, num_mapped, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, offset)
     except OSError:
         _libc.munmap(first, num_mapped + HUGE_PAGE_BYTES)
         raise
@@ -48,10 +59,7 @@ def map_file(fd: int, num_bytes: int, writable: bool, offset: int = 0) -> memory
         _libc.munmap(first, address - first)
     if end < first + num_mapped + HUGE_PAGE_BYTES:
         _libc.munmap(end, first + num_mapped + HUGE_PAGE_BYTES - end)
-    numbers = (ctypes.c_ubyte * num_bytes).from_address(address)
-    weakref.finalize(numbers, _libc.munmap, address, num_mapped).atexit = False  # with the last view, or the process
-    view = memoryview(numbers).cast("B")
-    return view if writable else view.toreadonly()
+    return address
 
 
 def use_huge_pages(view: memoryview, progress: Callable[[], None]) -> int:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,3 +142,21 @@ def test_private_memory_is_zero_and_writable(num_bytes):
     assert not numbers.any()
     numbers[:] = 1
     assert numbers.sum() == num_bytes
+
+
+@pytest.mark.parametrize("num_bytes", [4096, 4 << 20])
+def test_no_descriptor_of_the_file_stays(tmp_path: Path, num_bytes: int) -> None:
+    """Who had one could write the whole file, whatever part of it is mapped for writing."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(num_bytes))
+    with path.open("r+b") as file:
+        view = map_file(file.fileno(), num_bytes, writable=True)
+    assert str(path) not in [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_exists(fd)]
+    view[5] = 7
+    assert path.read_bytes()[5] == 7
+    del view
+    assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+def fd_exists(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
