@@ -32,10 +32,7 @@ from .plan import Plan, check_tensors, layout_of, model_of
 _IMPORT_S = 120.0
 _MODULES = {"pyzmq": "zmq", "pillow": "PIL"}  # of packages that are imported by another name
 _LOAD = "import importlib, sys\nfor name in sys.argv[1:]:\n    print(name, flush=True)\n    importlib.import_module(name)"
-_ENTER = (
-    "import pathlib, sys\nfrom mmrt.actors.video.sandbox import enter_namespaces, enter_sandbox\nprint(enter_namespaces())\n"
-    "enter_sandbox(writable=[pathlib.Path(sys.argv[1])], memory_bytes=1 << 30, file_bytes=1 << 20)"
-)
+_ENTER = "from mmrt.actors.video.sandbox import enter_sandbox\nprint(enter_sandbox(memory_bytes=1 << 30, file_bytes=1 << 20))"
 
 
 def read_facts(config: RuntimeConfig | UserError, run: Path, environment: Environment) -> Facts:
@@ -195,8 +192,7 @@ def gpu_driver(proc: Path = Path("/proc")) -> str:
 def _sandbox_problems() -> tuple[str, str]:
     """Enter the video process's sandbox, in a process that ends then; return what this system does not restrict, and why it gives no
     namespaces."""
-    with tempfile.TemporaryDirectory(prefix="mmrt-doctor-") as folder:
-        done = subprocess.run([sys.executable, "-c", _ENTER, folder], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", _ENTER], capture_output=True, text=True)
     return (done.stderr.strip().splitlines() or [""])[-1], done.stdout.strip()
 
 

@@ -9,7 +9,6 @@ import ctypes
 import logging
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 from ...models.architecture import ModelConfig
 from ...models.config import load_model_config
 from ...runtime.bus.messages import Hello, ToActor, ToController, Welcome
-from ...runtime.bus.transport import ActorSocket, listen_for_controller
+from ...runtime.bus.transport import ActorSocket, Listening, listen_for_controller
 from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.environment import read_environment
 from ...runtime.observe.dumps import save_crash
@@ -89,7 +88,7 @@ class Actor:
         self._standby_ns = 0
         self._code = 0
         self._bus: ActorSocket | None = None
-        self._listening: socket.socket | None = None
+        self._listening: Listening | None = None
         self._terminated = False
         self._hello_at_s = 0.0
         self._watchdog_at_s = 0.0

@@ -1,4 +1,4 @@
-"""Landlock: a process keeps the files that it names, and gives up all others. For the processes that meet strangers' bytes."""
+"""Landlock: a process keeps the files that it names, or none. For the processes that meet strangers' bytes."""
 
 import ctypes
 import errno
@@ -11,9 +11,8 @@ from pathlib import Path
 # Landlock: rights over files, as bits; its system calls have the same numbers on all machines.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION, _PATH_BENEATH = 1, 1
-_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_DIR, _REMOVE_FILE = (1 << bit for bit in range(6))
-_MAKE_DIR, _MAKE_REG = 1 << 7, 1 << 8
-_MAKE_OTHERS = _REMOVE_DIR | _MAKE_DIR | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12  # devices, sockets, pipes, symbolic links
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = (1 << bit for bit in range(4))
+_MAKE_OR_REMOVE = sum(1 << bit for bit in range(4, 13))  # names: of files and directories, sockets, symbolic links
 _REFER, _TRUNCATE = 1 << 13, 1 << 14  # since versions 2 and 3
 _BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1  # since version 4
 _ABSTRACT_SOCKETS, _SIGNALS = 1 << 0, 1 << 1  # of others; since version 6
@@ -30,29 +29,27 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = (("rights", ctypes.c_uint64), ("directory_fd", ctypes.c_int32))
 
 
-def confine_to_files(readable: Iterable[Path], writable: Iterable[Path], *, has_network: bool = False) -> None:
-    """Forbid executing programs; allow writing only in ``writable``, /dev/null and GPUs, and reading ``readable`` and code besides.
+def confine_to_files(readable: Iterable[Path] | None, *, has_network: bool = False) -> None:
+    """Forbid executing programs and writing files; allow reading ``readable`` and code, and using /dev/null and GPUs. None: nothing.
 
     This process then reads no memory, environment or descriptors (/proc) of processes that are less confined, and uses no TCP unless it
     ``has_network``. All threads that begin later are as confined. Raises: OSError where the system has no Landlock.
     """
     version = system_call(_CREATE_RULESET, None, 0, _VERSION)
-    writing = _WRITE_FILE | _REMOVE_FILE | _MAKE_REG | (_TRUNCATE if version >= 3 else 0)
+    writing = _WRITE_FILE | (_TRUNCATE if version >= 3 else 0)
     handled = _Handled(
-        files=writing | _READ_FILE | _READ_DIR | _EXECUTE | _MAKE_OTHERS | (_REFER if version >= 2 else 0),
+        files=writing | _READ_FILE | _READ_DIR | _EXECUTE | _MAKE_OR_REMOVE | (_REFER if version >= 2 else 0),
         network=_BIND_TCP | _CONNECT_TCP if version >= 4 and not has_network else 0,
         scoped=_ABSTRACT_SOCKETS | _SIGNALS if version >= 6 else 0,
     )
     ruleset = system_call(_CREATE_RULESET, ctypes.byref(handled), ctypes.sizeof(handled), 0)
     try:
-        for device in (Path(os.devnull), *Path("/dev").glob("nvidia*")):
-            _allow(ruleset, device, _READ_FILE | writing & (_WRITE_FILE | _TRUNCATE))
-        for place in [*map(Path, [*_CODE, *_code(), *_KERNEL]), *readable]:
-            with suppress(OSError):  # a path that cannot be opened now cannot be read later
-                _allow(ruleset, place, _READ_FILE | (_READ_DIR if place.is_dir() else 0), kept=str(place) in _KERNEL)
-        for directory in writable:
-            if directory.is_dir():  # a user without a home has no logs
-                _allow(ruleset, directory, writing | _READ_FILE | _READ_DIR)
+        if readable is not None:
+            for device in (Path(os.devnull), *Path("/dev").glob("nvidia*")):
+                _allow(ruleset, device, _READ_FILE | writing)
+            for place in [*map(Path, [*_CODE, *_code(), *_KERNEL]), *readable]:
+                with suppress(OSError):  # a path that cannot be opened now cannot be read later
+                    _allow(ruleset, place, _READ_FILE | (_READ_DIR if place.is_dir() else 0), kept=str(place) in _KERNEL)
         system_call(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)

@@ -1,19 +1,21 @@
 """The sandbox that the video actor enters before it reads any media: an attacker who takes it over through a decoder gains little.
 
-Nothing here can be undone, and all later threads inherit it. Still allowed: reading programs, libraries and the kernel's files, and
-what the caller names; using the connections that there are, and accepting more. What is mapped already stays so; no mapping can be
-made to reach further into its file, and no file that it is of can be cut.
+Nothing here can be undone, and all later threads inherit it. Still allowed: using the files, mappings and connections that there are,
+and accepting more of these. What is mapped stays so; no mapping can be made to reach further into its file, and no file that it is of
+can be cut. A process that needs code later, as CUDA's driver and a debugger do, can read programs, libraries and the kernel's files.
 """
 
 import ctypes
+import errno
 import logging
 import os
 import resource
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
 
-from ..host.landlock import check, confine_to_files, libc
+from ...shm.confined import own_ids
+from ..host.landlock import confine_to_files, libc
 from .seccomp import forbid_system_calls
 
 log = logging.getLogger(__name__)
@@ -26,24 +28,31 @@ MAX_THREADS = 1024
 MAX_STACK_BYTES = 8 << 20  # of the first thread, which grows; no other limit counts it
 
 _PR_SET_NO_NEW_PRIVS = 38
-_NAMESPACES = 0x10000000 | 0x40000000 | 0x08000000 | 0x04000000 | 0x00020000  # CLONE_NEWUSER, NEWNET, NEWIPC, NEWUTS, NEWNS
+_NEW_USER = 0x10000000
+_NAMESPACES = 0x40000000 | 0x08000000 | 0x04000000 | 0x00020000  # CLONE_NEWNET, NEWIPC, NEWUTS, NEWNS
 _CAPABILITY_VERSION_3 = 0x20080522
+_KILL, _SETGID, _SETUID, _SYS_ADMIN = 5, 6, 7, 21
+_READ_ONLY, _NO_SETUID, _NO_DEVICES, _NO_PROGRAMS, _RECURSIVE, _PRIVATE, _DETACH = 1, 2, 4, 8, 1 << 14, 1 << 18, 2
+_statm: int | None = None  # of this process, open: nothing of /proc can be opened later
 
 
-def enter_sandbox(
-    *, memory_bytes: int, file_bytes: int, readable: Iterable[Path] = (), writable: Iterable[Path] = (), cuda: bool = False
-) -> None:
-    """Restrict this process: no network, no other programs or processes, no capabilities, no new privileges, no core, and limits.
+def enter_sandbox(*, memory_bytes: int, file_bytes: int, reads_code: bool = False, cuda: bool = False) -> str:
+    """Restrict this process: no files, network, other programs or processes, no capabilities, no new privileges, no core, and limits.
 
-    It may make, write and remove files in the directories ``writable`` alone, and of ``file_bytes`` at most; of other files it may
-    open code and ``readable`` (files and directories) alone, for reading. It may take ``memory_bytes`` beyond what it has. ``cuda``:
-    CUDA can start in it. What this system does not restrict is logged in one line.
+    It may take ``memory_bytes`` beyond what it has, and write files that are open up to ``file_bytes``. ``reads_code``: it can still
+    read code, and keeps its user id and namespaces. ``cuda``: CUDA can start in it. What this system does not restrict is logged in one
+    line. Returns why it gives no namespaces; "" if it does, or none are needed.
     """
+    global _statm
+    _statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    num_threads = len(os.listdir("/proc/self/task"))
+    problem = "" if reads_code else _enter_namespaces()
     measures: dict[str, Callable[[], None]] = {
         "new privileges": _renounce_new_privileges,
+        "its user id": _take_own_id if not reads_code else lambda: None,
         "capabilities": _drop_capabilities,
         "resources": lambda: _limit_resources(memory_bytes, file_bytes),
-        "what it reads and writes": lambda: confine_to_files(readable, writable),
+        "what it reads and writes": lambda: confine_to_files(() if reads_code else None),
         "system calls": lambda: forbid_system_calls(cuda=cuda),
     }
     missing = []
@@ -52,21 +61,30 @@ def enter_sandbox(
             measure()
         except OSError as error:
             missing.append(f"{what} ({error.strerror})")
-    if (num_threads := len(os.listdir("/proc/self/task"))) > 1:
+    if num_threads > 1:
         missing.append(f"the {num_threads - 1} threads that it has already")
     if missing:
         log.warning("media are decoded with more rights than needed: this system does not restrict %s", ", ".join(missing))
+    return problem
 
 
-def enter_namespaces() -> str:
-    """Give this process, which has one thread, a user, network, System V and mounts of its own; and then its threads have a limit.
+def _enter_namespaces() -> str:
+    """Give this process, which has one thread, a network, System V and mounts of its own, and an empty directory alone.
 
-    They protect nothing that the sandbox does not, and hold where it has a hole. Returns why this system refuses; "" if it does not.
+    They protect little that the rest does not, and hold where it has a hole. A user that may not have them gets a namespace of users
+    besides, and no right in it. Returns why this system refuses; "" if it does not.
     """
-    if libc().unshare(_NAMESPACES) != 0:
-        return os.strerror(ctypes.get_errno())
-    lowered = _lesser(MAX_THREADS, resource.getrlimit(resource.RLIMIT_NPROC)[1])
-    resource.setrlimit(resource.RLIMIT_NPROC, (lowered, lowered))  # it counts those of this user in these namespaces; root has none
+    try:
+        if _holds(_SYS_ADMIN):
+            _try(libc().unshare(_NAMESPACES))
+        else:
+            with suppress(OSError):  # the sandbox tells
+                _take_own_id()
+            _try(libc().unshare(_NAMESPACES | _NEW_USER))
+            _limit_threads()  # those of this user in these namespaces; root's are not counted
+        _empty_file_system()
+    except OSError as error:
+        return error.strerror or str(error)
     return ""
 
 
@@ -81,30 +99,85 @@ def allow_cpu_time(seconds: float) -> None:
 
 
 def memory_left() -> int:
-    """Bytes that this process may still take by its limits, RLIMIT_DATA and RLIMIT_AS; 0 (unknown) without limits."""
-    fields = Path("/proc/self/statm").read_text().split()
-    used = {resource.RLIMIT_AS: int(fields[0]), resource.RLIMIT_DATA: int(fields[5])}
+    """Bytes that this process, in the sandbox, may still take by its limits, RLIMIT_DATA and RLIMIT_AS; 0 (unknown) without limits."""
+    fields = _memory_fields()
+    used = {resource.RLIMIT_AS: fields[0], resource.RLIMIT_DATA: fields[5]}
     limits = {kind: resource.getrlimit(kind)[0] for kind in used}
     left = [limit - used[kind] * resource.getpagesize() for kind, limit in limits.items() if limit != resource.RLIM_INFINITY]
     return min(left, default=0)
 
 
+def _memory_fields() -> list[int]:
+    """Sizes in pages, as proc(5) has them."""
+    assert _statm is not None, "this process is in no sandbox"
+    return [int(field) for field in os.pread(_statm, 256, 0).split()]
+
+
+def _take_own_id() -> None:
+    """As root: become a user that owns nothing, and that no other process is. Raises: OSError where the supervisor could not end it."""
+    if os.getuid() != 0:
+        return
+    if not all(map(_holds, (_KILL, _SETGID, _SETUID))):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+    os.setgroups([])
+    for own in own_ids(os.getpid()):
+        try:
+            os.setresgid(own, own, own)
+            os.setresuid(own, own, own)
+        except OSError as error:
+            refusal = error  # it is none of this container's ids
+        else:
+            _limit_threads()
+            return
+    raise refusal
+
+
+def _holds(capability: int) -> bool:
+    """Return whether this process has the capability."""
+    header, data = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+    _try(libc().capget(header, data))
+    return bool(data[0] >> capability & 1)
+
+
+def _empty_file_system() -> None:
+    """Put an empty directory in the place of all file systems, which go. For a process with mounts of its own."""
+    c = libc()
+    _try(c.mount(b"none", b"/", None, ctypes.c_ulong(_RECURSIVE | _PRIVATE), None))
+    flags = ctypes.c_ulong(_READ_ONLY | _NO_SETUID | _NO_DEVICES | _NO_PROGRAMS)
+    _try(c.mount(b"none", b"/proc", b"tmpfs", flags, b"size=4k,nr_inodes=1,mode=555"))
+    os.chdir("/proc")
+    _try(c.pivot_root(b".", b"."))
+    _try(c.umount2(b".", _DETACH))
+    os.chdir("/")
+
+
+def _limit_threads() -> None:
+    lowered = _lesser(MAX_THREADS, resource.getrlimit(resource.RLIMIT_NPROC)[1])
+    resource.setrlimit(resource.RLIMIT_NPROC, (lowered, lowered))
+
+
+def _try(status: int) -> None:
+    """Raises: OSError if a call has failed."""
+    if status < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
 def _renounce_new_privileges() -> None:
-    check(libc().prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))))
+    _try(libc().prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))))
 
 
 def _drop_capabilities() -> None:
     """Drop root's capabilities; other users have none."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    check(libc().capset(header, (ctypes.c_uint32 * 6)()))
+    _try(libc().capset(header, (ctypes.c_uint32 * 6)()))
 
 
 def _limit_resources(memory_bytes: int, file_bytes: int) -> None:
     """RLIMIT_DATA counts private memory alone, unlike RLIMIT_AS neither the pools nor what libraries reserve and never touch.
 
-    The filter prevents new processes; ``enter_namespaces`` limits threads.
+    The filter prevents new processes; where this user or these namespaces are its own, its threads have a limit.
     """
-    data_pages = int(Path("/proc/self/statm").read_text().split()[5])
+    data_pages = _memory_fields()[5]
     limits = {
         resource.RLIMIT_CORE: NO_CORE_BYTES,
         resource.RLIMIT_STACK: MAX_STACK_BYTES,

@@ -17,7 +17,7 @@ _ALLOWED = {
     "readv": 19, "writev": 20, "access": 21, "pipe": 22, "select": 23, "sched_yield": 24, "msync": 26, "mincore": 27, "dup": 32,
     "dup2": 33, "pause": 34, "nanosleep": 35, "alarm": 37, "getpid": 39, "recvfrom": 45, "recvmsg": 47, "shutdown": 48,
     "getsockname": 51, "getpeername": 52, "setsockopt": 54, "getsockopt": 55, "exit": 60, "uname": 63, "flock": 73, "fsync": 74,
-    "fdatasync": 75, "getdents": 78, "getcwd": 79, "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "unlink": 87,
+    "fdatasync": 75, "getdents": 78, "getcwd": 79,
     "readlink": 89, "umask": 95, "gettimeofday": 96, "getrlimit": 97, "getrusage": 98, "sysinfo": 99, "times": 100, "getuid": 102,
     "getgid": 104, "geteuid": 107, "getegid": 108, "getppid": 110, "getpgrp": 111, "getgroups": 115, "getresuid": 118,
     "getresgid": 120, "getpgid": 121, "getsid": 124, "capget": 125, "rt_sigpending": 127, "rt_sigtimedwait": 128,
@@ -25,10 +25,10 @@ _ALLOWED = {
     "sched_getscheduler": 145, "sched_get_priority_max": 146, "sched_get_priority_min": 147, "prctl": 157, "arch_prctl": 158,
     "setrlimit": 160, "gettid": 186, "time": 201, "futex": 202, "sched_getaffinity": 204, "getdents64": 217, "set_tid_address": 218,
     "restart_syscall": 219, "fadvise64": 221, "clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230, "exit_group": 231,
-    "epoll_wait": 232, "epoll_ctl": 233, "get_mempolicy": 239, "openat": 257, "mkdirat": 258, "newfstatat": 262, "unlinkat": 263,
-    "renameat": 264, "readlinkat": 267, "faccessat": 269, "pselect6": 270, "ppoll": 271, "set_robust_list": 273,
+    "epoll_wait": 232, "epoll_ctl": 233, "get_mempolicy": 239, "openat": 257, "newfstatat": 262,
+    "readlinkat": 267, "faccessat": 269, "pselect6": 270, "ppoll": 271, "set_robust_list": 273,
     "get_robust_list": 274, "epoll_pwait": 281, "accept4": 288, "eventfd2": 290, "epoll_create1": 291, "dup3": 292, "pipe2": 293,
-    "preadv": 295, "pwritev": 296, "getcpu": 309, "sched_getattr": 315, "renameat2": 316, "getrandom": 318, "membarrier": 324,
+    "preadv": 295, "pwritev": 296, "getcpu": 309, "sched_getattr": 315, "getrandom": 318, "membarrier": 324,
     "preadv2": 327, "statx": 332, "rseq": 334, "openat2": 437, "faccessat2": 439, "epoll_pwait2": 441,
 }  # fmt: skip
 _REFUSED = {  # what a library tries, and does without
@@ -38,6 +38,9 @@ _REFUSED = {  # what a library tries, and does without
     "fork": 57, "vfork": 58, "pidfd_open": 434, "wait4": 61, "waitid": 247, "setpgid": 109, "setsid": 112,
     # readers of shared memory die where a file is shorter than its mapping; a mapping that grows reaches what is not this process's
     "mremap": 25, "truncate": 76, "ftruncate": 77, "fallocate": 285,
+    # files: names, which Landlock refuses as well
+    "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "unlink": 87, "mkdirat": 258, "unlinkat": 263, "renameat": 264,
+    "renameat2": 316,
     # files: owner, mode, times and attributes, which Landlock leaves open
     "chmod": 90, "fchmod": 91, "fchmodat": 268, "fchmodat2": 452, "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260,
     "utime": 132, "utimes": 235, "futimesat": 261, "utimensat": 280, "link": 86, "symlink": 88, "linkat": 265, "symlinkat": 266,

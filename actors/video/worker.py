@@ -9,25 +9,29 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from traceback import clear_frames
 from typing import TypeVar
+
+import numpy as np
+import numpy.ma  # noqa: F401  (numpy imports it at the first percentile)
 
 from ...media.decoding import DECODER_BYTES, DecodingPool
 from ...media.engines import Engine, cpu_engines
 from ...media.errors import MediaError, OutOfTime
 from ...media.image import JpegDecoder
 from ...media.limits import MediaLimits, TimeBudget
+from ...media.preprocess import resize
 from ...media.segments import MAX_THREADS
 from ...models.architecture import ModelConfig
 from ...models.errors import UnsupportedMediaError
+from ...models.families.registry import family_of
 from ...runtime.bus.media_work import SMALL_WORK
 from ...runtime.bus.messages import Analysed, Done, ItemError, Overran, Result
 from ...runtime.bus.plans import Analyse, Plan, PreprocessSegment
 from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.config.sections import MediaSection
-from ...runtime.environment import read_environment
 from ...schema.media import MediaKind
 from ...shm.pool import PagePool
 from ...shm.sequence_table import SequenceTable
@@ -36,7 +40,7 @@ from ..host.media_rules import for_medium, for_run
 from ..host.plan_checks import still_wanted
 from ..host.plan_loop import PlanLoop
 from .items import OpenItem, open_item
-from .sandbox import allow_cpu_time, enter_namespaces, enter_sandbox, memory_left
+from .sandbox import allow_cpu_time, enter_sandbox, memory_left
 
 log = logging.getLogger(__name__)
 
@@ -59,19 +63,16 @@ Key = tuple[int, int, int]  # row, row generation, item
 
 def main(actor: Actor) -> None:
     """Entry of the video process. Everything from ``enter_sandbox`` on happens within its bounds, in every thread."""
-    num_engines, environment = len(os.sched_getaffinity(0)), read_environment()
-    captures = environment.state_home / actor.run.path.name / "captures"
-    with suppress(OSError):  # without a home there are none
-        captures.mkdir(parents=True, exist_ok=True, mode=0o700)
+    num_engines = len(os.sched_getaffinity(0))
+    load(actor.model)
     actor.wait_for_layout()
     media, patches = PagePool.attach(actor.run, "media", writable=False), PagePool.attach_to_fill(actor.run, "patch")
     rows = SequenceTable.attach(actor.run, writable=False)
     plans = PlanLoop(actor, rows)
     plans.prepare_captures(("media", "patch"))
     actor.hold_connections()
-    if not _uses_gpu(actor.config) and (problem := enter_namespaces()):  # with CUDA nobody has tried
-        log.info("this process has no namespaces of its own: %s", problem)
-    enter_sandbox(
+    reads_code = _uses_gpu(actor.config) or actor.session is not None
+    problem = enter_sandbox(
         memory_bytes=num_engines * (CACHE_BYTES + THREAD_BYTES + min(num_engines, MAX_THREADS) * STACK_BYTES)
         + CACHE_BYTES
         + THREAD_BYTES
@@ -80,10 +81,11 @@ def main(actor: Actor) -> None:
         + BYTES_PER_PIXEL * (actor.config.media.max_pixels + SMALL_WORK)
         + (CUDA_BYTES if _uses_gpu(actor.config) else 0),
         file_bytes=RECORDING_BYTES + media.data.nbytes + 2 * patches.data.nbytes,
-        readable=[] if environment.fault_file is None else [environment.fault_file],
-        writable=[captures],
+        reads_code=reads_code,
         cuda=_uses_gpu(actor.config),
     )
+    if problem:
+        log.info("this process has no namespaces of its own: %s", problem)
 
     def worker(cache_bytes: int, engines: Sequence[Engine] | None, yields: bool) -> VideoWorker:
         jpegs = _jpeg_decoder(actor.config)
@@ -111,6 +113,12 @@ def main(actor: Actor) -> None:
 
     with closing(small), closing(large):  # one for each thread that does plans; an item is always the same one's
         plans.serve(execute, is_aside)
+
+
+def load(model: ModelConfig) -> None:
+    """Load what decoding would load late: modules, and what libraries find out about the processor. Nothing can be opened later."""
+    family_of(model)
+    resize(np.zeros((2, 2, 3), np.uint8), 1, 1)
 
 
 def _uses_gpu(config: RuntimeConfig) -> bool:

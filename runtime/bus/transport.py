@@ -17,7 +17,7 @@ import socket
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 import zmq
@@ -26,7 +26,7 @@ from ...shm.confined import is_confined
 from ...shm.named_socket import bind_in_place
 from ..stage_table import InstanceId
 from . import messages, wire
-from .faults import bus_faults
+from .faults import BusFaults, bus_faults
 from .messages import ToActor, ToController
 
 log = logging.getLogger(__name__)
@@ -48,9 +48,16 @@ def _path(run: Path, actor: str = "") -> Path:
     return path
 
 
-def listen_for_controller(run: Path, actor: str) -> socket.socket:
+class Listening(NamedTuple):
+    """What the ``ActorSocket`` of a confined process needs, opened before."""
+
+    socket: socket.socket
+    faults: BusFaults | None
+
+
+def listen_for_controller(run: Path, actor: str) -> Listening:
     """Make the socket at which the controller finds ``actor``, in the place of its predecessor's; give it to ``ActorSocket``."""
-    return bind_in_place(_path(run, actor), socket.SOCK_STREAM, _BACKLOG)
+    return Listening(bind_in_place(_path(run, actor), socket.SOCK_STREAM, _BACKLOG), bus_faults(actor))
 
 
 def _configure(socket: zmq.Socket[bytes]) -> None:
@@ -155,7 +162,7 @@ class ControllerSocket:
 class ActorSocket:
     """An actor's end. A plain loop uses ``poll``; an asyncio one ``drain_in_loop``."""
 
-    def __init__(self, run: Path, actor: str, generation: int, listening: socket.socket | None = None) -> None:
+    def __init__(self, run: Path, actor: str, generation: int, listening: Listening | None = None) -> None:
         """``listening``: of ``listen_for_controller``, where the controller connects; else this connects to the controller."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -165,13 +172,13 @@ class ActorSocket:
         if listening is None:
             self._socket.connect(f"ipc://{_path(run)}")
         else:
-            self._socket.setsockopt(zmq.USE_FD, listening.detach())
+            self._socket.setsockopt(zmq.USE_FD, listening.socket.detach())
             self._socket.bind(f"ipc://{_path(run, actor)}")
         self.fd = int(self._socket.FD)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._extra: set[int] = set()
-        self._faults = bus_faults(actor)
+        self._faults = bus_faults(actor) if listening is None else listening.faults
 
     def receive(self) -> list[ToActor]:
         """Return the messages that have arrived, at most a few hundred, without blocking."""

@@ -1,8 +1,8 @@
 """The captured plans of an actor that may open no file: one file among the run's notes, opened before, that others empty.
 
-The actor appends records; ``mmrt replay --capture`` empties the file when it gives an order, and takes them out. A record is the length
-of its contents, 64 bits, and these; one with the length ``_DONE`` has the number of the order that is carried out. The length is written
-last, so what an actor has left half-written is not there.
+The actor appends records; ``mmrt replay --capture`` empties the file when it gives an order, and takes them out. A record is the
+length of its contents, 64 bits, and these; one with the length ``_DONE`` has the number of the order that is carried out. The length is
+written last, so what an actor has left half-written is not there.
 """
 
 import os

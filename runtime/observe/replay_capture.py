@@ -121,7 +121,10 @@ class PlanCapture:
         self._num_captured: dict[int, int] = {}  # by order
 
     def prepare(self, pools: Iterable[PoolName]) -> None:
-        """Open the pools that its plans use, and where captures go, for a process that soon may open nothing. Raises: OSError, ShmError."""
+        """Open the pools that its plans use, and where captures go, for a process that soon may open nothing.
+
+        Raises: OSError, ShmError.
+        """
         from safetensors import numpy  # noqa: F401
 
         self._spool = CaptureSpool(self._run.path, self._actor)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from ...shm.confined import is_of_this_user
+
 SEND_TIMEOUT_S = 5.0
 STATUS_INTERVAL_S = 0.05
 MAX_DATAGRAM_BYTES = 8192
@@ -166,7 +168,7 @@ class NotifyListener:
             for level, kind, payload in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
                     pid, uid, _ = _CREDENTIALS.unpack(payload[: _CREDENTIALS.size])
-                    if uid == os.getuid():
+                    if is_of_this_user(uid, pid):
                         found.append(parse(pid, data))
 
     def close(self) -> None:

@@ -222,7 +222,11 @@ def test_a_spool_that_is_half_written_or_lies_gives_what_is_whole_and_its_own(ca
     empty_spool(tmp_path, "prefill")
     assert take_out(tmp_path, "prefill", taken) == [] and not is_finished(tmp_path, "prefill", 0)
     spool.finish(7)
-    assert (is_finished(tmp_path, "prefill", 7), is_finished(tmp_path, "prefill", 8), file.stat().st_size) == (True, False, 16) and size > 16
+    assert (is_finished(tmp_path, "prefill", 7), is_finished(tmp_path, "prefill", 8), file.stat().st_size) == (
+        True,
+        False,
+        16,
+    ) and size > 16
     file.write_bytes(struct.pack("<Q", 1 << 62) + b"more than there is")
     assert take_out(tmp_path, "prefill", taken) == []
 

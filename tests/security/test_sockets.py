@@ -64,7 +64,7 @@ def test_every_socket_is_made_for_its_user_alone(tmp_path: Path) -> None:
         bus = ControllerSocket(run.path)
         assert mode(run.path / "bus") == 0o600
         bus.close()
-        with listen_for_controller(run.path, "video"):
+        with listen_for_controller(run.path, "video").socket:
             assert mode(run.path / "video.bus") == 0o600
 
         async def control() -> None:

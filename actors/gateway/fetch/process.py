@@ -119,7 +119,7 @@ def confine(rules: FetchSection) -> None:
     named = (paths.cafile, paths.capath, *(os.environ.get(name) for name in (paths.openssl_cafile_env, paths.openssl_capath_env)))
     readable = [*_SYSTEM, *filter(None, named), *rules.allowed_roots]
     try:
-        confine_to_files([Path(os.path.realpath(path)) for path in readable], (), has_network=True)
+        confine_to_files([Path(os.path.realpath(path)) for path in readable], has_network=True)
     except OSError as error:
         log.warning("media are fetched with more rights than needed: this system does not restrict files (%s)", error.strerror)
 

@@ -70,7 +70,7 @@ def test_one_that_is_confined_removes_nothing(tmp_path: Path) -> None:
         actor.role = SimpleNamespace(release=lambda: None)  # type: ignore[assignment]
         actor.close()
         assert (tmp_path / "run").exists()
-        actor._listening.close()
+        actor._listening.socket.close()
 
 
 def bare_actor(run: RunDirectory, generation: int) -> Actor:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from mmrt.actors.host import landlock
 from mmrt.actors.host.actor import Actor, Ending
 from mmrt.actors.video import worker
 from mmrt.actors.video.sandbox import enter_sandbox
@@ -37,6 +36,8 @@ MADV_REMOVE, MREMAP_MAYMOVE = 9, 1
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mremap.restype = ctypes.c_void_p
 found: dict[str, str] = {}
+held: dict[int, str] = {}  # its descriptors
+maps = os.open("/proc/self/maps", os.O_RDONLY)
 
 
 def attempt(action: Callable[[], object]) -> str:
@@ -76,10 +77,15 @@ def cut(path: Path) -> None:
 
 def cut_what_is_open() -> None:
     """Files that were opened before."""
-    for fd in os.listdir("/proc/self/fd"):
-        name = os.readlink(f"/proc/self/fd/{fd}") if os.path.lexists(f"/proc/self/fd/{fd}") else ""
+    for fd, name in held.items():
         if ".lock" in name or "LOCK" in name:
-            os.ftruncate(int(fd), os.fstat(int(fd)).st_size)
+            os.ftruncate(fd, os.fstat(fd).st_size)
+
+
+def descriptors() -> dict[int, str]:
+    """The open descriptors, and what they are of."""
+    paths = {int(fd): f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")}
+    return {fd: os.readlink(path) for fd, path in paths.items() if os.path.lexists(path)}
 
 
 def address(pool: PagePool, what: str) -> int:
@@ -135,7 +141,9 @@ def fate(action: Callable[[], object], enter: Callable[[], object]) -> str:
 def mapped(run: RunDirectory) -> dict[str, str]:
     """What is mapped of the run, by its segments: how."""
     rights: dict[str, set[str]] = {}
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    with open(maps, closefd=False) as file:
+        lines = file.read().splitlines()
+    for line in lines:
         _, mode, *_, name = line.split()
         if name.startswith(f"{run.path}/"):
             rights.setdefault(Path(name).stem, set()).add(mode)
@@ -193,12 +201,12 @@ def main(run: Path) -> None:
 
     worker.VideoWorker = Worker  # type: ignore[misc, assignment]
 
-    def enter(**limits: object) -> None:
-        places = landlock._code()  # which takes its time, and is the same in each
-        landlock._code = lambda: places
+    def enter(**limits: object) -> str:
+        held.update(descriptors())
+        found.update({f"hold {fd}": name for fd, name in held.items()})
         for name, action in deadly(actor).items():
             found[name] = fate(action, lambda: enter_sandbox(**limits))  # type: ignore[arg-type]
-        enter_sandbox(**limits)  # type: ignore[arg-type]
+        return enter_sandbox(**limits)  # type: ignore[arg-type]
 
     worker.enter_sandbox = enter  # type: ignore[assignment]
     worker.PlanLoop.serve = serve  # type: ignore[method-assign, assignment]

@@ -1,6 +1,7 @@
 """Run in a process of its own: enter the sandbox, try what is forbidden and what is not, print what came of it as JSON.
 
-usage: sandboxed.py RUN CAPTURES ELSEWHERE [VIDEO]; an echo connects to the bus of "video" in RUN, VIDEO is a file to decode.
+usage: sandboxed.py RUN ELSEWHERE VIDEO WALLS; an echo connects to the bus of "video" in RUN, VIDEO is a file to decode, WALLS are
+"all", or "landlock" where namespaces and a user id of its own do not help.
 """
 
 import base64
@@ -19,21 +20,22 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from PIL import Image
 
 from mmrt.actors.host import landlock
-from mmrt.actors.video import sandbox
+from mmrt.actors.video import sandbox, worker
 from mmrt.actors.video.sandbox import enter_sandbox, memory_left
+from mmrt.media.image import decode_image
 from mmrt.media.limits import MediaLimits
 from mmrt.media.video import decode_frames
 from mmrt.media.video_info import analyse
 from mmrt.runtime.bus.messages import Hello
-from mmrt.runtime.bus.transport import ActorSocket, listen_for_controller
+from mmrt.runtime.bus.transport import ActorSocket, Listening, listen_for_controller
 from mmrt.runtime.process.notify import Notifier
+from mmrt.tests.actors.video.test_worker import MODEL
 
 MEMORY_BYTES = 512 << 20
 FILE_BYTES = 1 << 20
@@ -46,7 +48,7 @@ def attempt(action: Callable[[], object]) -> str:
         action()
     except OSError as error:
         return errno.errorcode[error.errno or 0]
-    except (MemoryError, ValueError) as error:  # resource's word for EPERM
+    except (ImportError, MemoryError, ValueError) as error:  # resource's word for EPERM
         return type(error).__name__
     return "done"
 
@@ -72,7 +74,7 @@ def dies(action: Callable[[], object]) -> str:
     return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"status {os.waitstatus_to_exitcode(status)}"
 
 
-def echo(run: Path, listening: socket.socket) -> None:
+def echo(run: Path, listening: Listening) -> None:
     """What the actor's bus does, with a context and threads that begin only now."""
     bus = ActorSocket(run, "video", 1, listening)
     while not bus.send(Hello("video", 1, 1, True)):
@@ -104,12 +106,9 @@ def decode(data: bytes) -> None:
     assert len(list(decode_frames(io.BytesIO(data), info, range(info.num_frames)))) == info.num_frames
 
 
-def decode_picture() -> None:
-    assert "PIL.QoiImagePlugin" not in sys.modules
-    importlib.import_module("PIL.QoiImagePlugin")  # code that comes late may still be read
-    image = importlib.import_module("mmrt.media.image")
-    for picture in (PNG, *made_pictures()):
-        assert image.decode_image(io.BytesIO(picture), MediaLimits()).shape[2] == 3
+def decode_pictures(pictures: list[bytes]) -> None:
+    for picture in pictures:
+        assert decode_image(io.BytesIO(picture), MediaLimits()).shape[2] == 3
 
 
 def made_pictures() -> list[bytes]:
@@ -122,13 +121,6 @@ def made_pictures() -> list[bytes]:
     return made
 
 
-def target(fd: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return ""
-
-
 def landlock_version() -> int:
     try:
         return landlock.system_call(landlock._CREATE_RULESET, None, 0, landlock._VERSION)
@@ -136,7 +128,12 @@ def landlock_version() -> int:
         return 0
 
 
-def main(run: Path, captures: Path, elsewhere: Path, video: bytes) -> None:
+def main(run: Path, elsewhere: Path, video: bytes, walls: str) -> None:
+    if walls == "landlock":
+        sandbox._enter_namespaces = lambda: ""
+        sandbox._take_own_id = lambda: None
+    pictures, status = [PNG, *made_pictures()], os.open("/proc/self/status", os.O_RDONLY)
+    own_file = (elsewhere / "own").open("wb", buffering=0)
     theirs, version = os.getppid(), landlock_version()
     listening, notifier = listen_for_controller(run, "video"), Notifier(str(run / "notify"), "video")
     notifier.connect()
@@ -164,8 +161,8 @@ def main(run: Path, captures: Path, elsewhere: Path, video: bytes) -> None:
         "type": lambda: fcntl.ioctl(readable, termios.TIOCSTI, b"x"),
     }
     deaths = {what: dies(action) for what, action in deadly.items()}
-    readables = [elsewhere / "given", run / "notes"]
-    enter_sandbox(memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES, readable=readables, writable=[captures])
+    worker.load(MODEL)
+    problem = enter_sandbox(memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES)
     forbidden: dict[str, Callable[[], object]] = {
         "connect": connect,
         "udp": lambda: socket.socket(socket.AF_INET6, socket.SOCK_DGRAM),
@@ -189,19 +186,24 @@ def main(run: Path, captures: Path, elsewhere: Path, video: bytes) -> None:
         "home": lambda: os.listdir(Path.home()),
         "terminals": lambda: os.listdir("/dev/pts"),
         "other processes": Path(f"/proc/{theirs}/cmdline").read_bytes,
+        "own memory": Path("/proc/self/maps").read_bytes,
         "working directory": lambda: os.listdir(os.curdir),
+        "code": Path(sandbox.__file__).read_bytes,
+        "import": lambda: importlib.import_module("colorsys"),
+        "programs": Path("/bin/true").read_bytes,
+        "null": lambda: write(Path(os.devnull)),
         "write": lambda: write(elsewhere / "new"),
         "overwrite": lambda: write(elsewhere / "old"),
         "remove": (elsewhere / "old").unlink,
         "truncate": lambda: os.truncate(elsewhere / "old", 0),
-        "link": lambda: os.symlink("/etc/passwd", captures / "link"),
-        "mkdir": (captures / "more").mkdir,
+        "link": lambda: os.symlink("/etc/passwd", elsewhere / "link"),
+        "mkdir": (elsewhere / "more").mkdir,
         "write in the run": lambda: write(run / "new"),
         "write a note": lambda: write(run / "notes" / "note"),
         "list the run": lambda: os.listdir(run),
         "read in the run": (run / "secret").read_bytes,
         "remove in the run": (run / "secret").unlink,
-        "large file": lambda: write(captures / "large", 2 * FILE_BYTES),
+        "large file": lambda: os.pwrite(own_file.fileno(), b"x", FILE_BYTES),
         "memory": lambda: bytearray(2 * MEMORY_BYTES),
         "memory without a limit": lambda: mmap.mmap(-1, 4096),
         "memory as a stack": lambda: mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_GROWSDOWN),
@@ -210,15 +212,8 @@ def main(run: Path, captures: Path, elsewhere: Path, video: bytes) -> None:
         "core": lambda: resource.setrlimit(resource.RLIMIT_CORE, (4096, 4096)),
     }
     allowed: dict[str, Callable[[], object]] = {
-        "read what was given": (elsewhere / "given").read_bytes,
-        "decode a picture by what was not loaded": decode_picture,
-        "import": lambda: importlib.import_module("colorsys"),
-        "read a source": Path(sandbox.__file__).read_bytes,
-        "what the time is here": lambda: time.strftime("%Z"),
-        "read a note": (run / "notes" / "note").read_bytes,
-        "capture": lambda: (write(captures / "part"), os.replace(captures / "part", captures / "whole"), os.listdir(captures)),
-        "remove a capture": (captures / "old").unlink,
-        "null": lambda: write(Path(os.devnull)),
+        "write what is open": lambda: own_file.write(b"x"),
+        "decode pictures": lambda: decode_pictures(pictures),
         "bus": lambda: echo(run, listening),
         "notify": lambda: notify(notifier),
         "kill itself": lambda: os.kill(os.getpid(), 0),
@@ -229,10 +224,11 @@ def main(run: Path, captures: Path, elsewhere: Path, video: bytes) -> None:
         "forbidden": {what: attempt(action) for what, action in forbidden.items()},
         "in a thread": {what: in_a_thread(forbidden[what]) for what in ("connect", "fork", "write")},
         "allowed": {what: attempt(action) for what, action in allowed.items()},
-        "status": Path("/proc/self/status").read_text(),
+        "status": os.pread(status, 1 << 16, 0).decode(),
+        "ids": [*os.getresuid(), *os.getresgid(), *os.getgroups()],
+        "problem": problem,
         "core": resource.getrlimit(resource.RLIMIT_CORE),
         "memory left": memory_left(),
-        "kept": [name for fd in os.listdir("/proc/self/fd") if (name := target(fd)).startswith("/proc/")],
         "landlock": version,
     }
     print(json.dumps(outcome), flush=True)
@@ -241,5 +237,4 @@ def main(run: Path, captures: Path, elsewhere: Path, video: bytes) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    arguments = sys.argv[1:]
-    main(*(Path(path) for path in arguments[:3]), Path(arguments[3]).read_bytes())
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]).read_bytes(), sys.argv[4])

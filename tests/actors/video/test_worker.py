@@ -444,12 +444,15 @@ def test_an_item_too_large_for_the_sandbox_is_refused_and_the_next_one_is_not(be
 from pathlib import Path
 from mmrt.actors.video.sandbox import enter_sandbox
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.tests.actors.video.test_worker import Bench
+from mmrt.actors.video.worker import load
+from mmrt.tests.actors.video.test_worker import MODEL, Bench
 run, folder = Path({str(bench.run.path)!r}), Path({str(tmp_path)!r})
 bench = Bench(RunDirectory.create(run / "of its own", {{}}))
-enter_sandbox(readable=[run, folder], memory_bytes=128 << 20, file_bytes=1 << 20)
-for size in (6000, 6000, 30):
-    plan = bench.analyse_plan("image", (folder / f"{{size}}.png").read_bytes())
+pictures = [(folder / f"{{size}}.png").read_bytes() for size in (6000, 6000, 30)]
+load(MODEL)
+enter_sandbox(memory_bytes=128 << 20, file_bytes=1 << 20)
+for picture in pictures:
+    plan = bench.analyse_plan("image", picture)
     print(getattr(bench.worker.execute(plan), "message", "analysed"))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
