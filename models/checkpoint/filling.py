@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...schema.quantization import Fp4Quantization, Fp8Quantization, IntegerQuantization
+from ...schema.quantization import Fp4Quantization, Fp8Quantization, GgufQuantization, IntegerQuantization
 from ..architecture import ModelConfig
 from ..errors import CheckpointError
 from .adapter import Adapter
@@ -62,7 +62,7 @@ def tensor_jobs(
     adapter: Adapter | None,
 ) -> Iterator[Job]:
     """What writes a tensor of the model: some rows each. Jobs raise CheckpointError."""
-    row = 0
+    row, offset = 0, 0.0 if isinstance(config.quantization, GgufQuantization) else spec.offset  # GGUF has norms as they are used
     for source, part in zip(spec.sources, parts, strict=True):
         try:
             matrix = _matrix(part, files, config)
@@ -74,7 +74,7 @@ def tensor_jobs(
         for piece in source.pieces():
             for rows in row_blocks(piece, math.prod(source.shape[1:]), len(source.order) or 1, _JOB_VALUES):
                 at = slice(row, row + rows.stop - rows.start)
-                yield partial(_do, part, write, rows, target[at], _rows_of(scales, at), spec.offset)
+                yield partial(_do, part, write, rows, target[at], _rows_of(scales, at), offset)
                 row = at.stop
 
 

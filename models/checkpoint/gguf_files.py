@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import CheckpointError
 from .files import GGUF_MAGIC
 from .gguf_blocks import BLOCKS, TYPE_NAMES
-from .gguf_names import checkpoint_name, deepstack_blocks, has_swapped_names, is_experts, name_of_expert, swapped
+from .gguf_names import checkpoint_name, checkpoint_shape, deepstack_blocks, has_swapped_names, is_experts, names_of_expert, swapped
 from .safetensors_files import StoredTensor
 
 _VERSIONS = (2, 3)
@@ -92,13 +92,20 @@ class GgufFiles:
 def _parts(name: str, tensor: StoredTensor, deepstack: tuple[int, ...]) -> Iterator[tuple[str, StoredTensor]]:
     """A tensor by its name in a checkpoint; one of all experts as one for each. Raises: CheckpointError."""
     if not is_experts(name) or len(tensor.shape) != 3:
-        yield checkpoint_name(name, deepstack), tensor
+        yield checkpoint_name(name, deepstack), tensor._replace(shape=checkpoint_shape(name, tensor.shape))
         return
     experts, rows, columns = tensor.shape
     if experts > _MAX_EXPERTS:
         raise CheckpointError(f"{tensor.file}: tensor {name!r} has {experts} experts, expected at most {_MAX_EXPERTS}")
     for expert in range(experts):
-        yield name_of_expert(name, expert), tensor.rows(expert * rows, (rows, columns))
+        names = names_of_expert(name, expert)
+        height, rest = divmod(rows, len(names))
+        if rest:
+            raise CheckpointError(
+                f"{tensor.file}: tensor {name!r} has {rows} rows for each expert, expected a multiple of {len(names)}"
+            )
+        for number, own in enumerate(names):
+            yield own, tensor.rows(expert * rows + number * height, (height, columns))
 
 
 class _Reader:

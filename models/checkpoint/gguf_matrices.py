@@ -10,24 +10,28 @@ import torch
 from torch import Tensor
 
 from ...schema.quantization import GgufQuantization
-from ..architecture import AttentionConfig
+from ...schema.weight_layout import INT8G_COLUMNS
+from ..architecture import LanguageConfig
 from ..errors import CheckpointError
 from . import int4, int8g
 from .gguf_blocks import BLOCKS, INT4_TYPES, INT8G_TYPES, READ_TYPES, block_codes, block_values, whole_numbers
 from .gguf_names import FRAME
+from .gguf_orders import Orders, orders_of
 from .narrowing import narrow
 from .safetensors_files import DTYPES, StoredTensor
 from .weight_specs import Shape, Source
 
 _QKV = ".attn.qkv."
+_RATES = ".A_log"
 
 
 class StoredBlocks(NamedTuple):
-    """A matrix [N, K], or a vector [N], in a file. ``turned_heads``: of how many heads the halves lie by turns; 0: of none."""
+    """A matrix [N, K], or a vector [N], in a file. ``are_rates``: the file has -exp of its values."""
 
     name: str
     tensor: StoredTensor
-    turned_heads: int
+    orders: Orders = Orders()
+    are_rates: bool = False
 
     @property
     def file(self) -> Path:
@@ -57,7 +61,7 @@ class StoredPieces(NamedTuple):
 
 
 def find_blocks(
-    source: Source, stored: Mapping[str, StoredTensor], how: GgufQuantization, heads: AttentionConfig
+    source: Source, stored: Mapping[str, StoredTensor], how: GgufQuantization, language: LanguageConfig
 ) -> StoredBlocks | StoredPieces | None:
     """The tensor, unless it is read as that of any checkpoint. Raises: CheckpointError for another shape or a type that is not read."""
     if (pieces := _find_pieces(source, stored)) is not None:
@@ -65,10 +69,10 @@ def find_blocks(
     tensor = stored.get(source.name)
     if tensor is None:
         return None
-    turned = _turned_heads(source.name, heads) if how.permuted else 0
-    if tensor.dtype in DTYPES and not turned:
+    orders, are_rates = orders_of(source.name, how, language), source.name.endswith(_RATES)
+    if tensor.dtype in DTYPES and orders == Orders() and not are_rates:
         return None
-    return _checked(source.name, tensor, source.shape, turned)
+    return _checked(source.name, tensor, source.shape)._replace(orders=orders, are_rates=are_rates)
 
 
 def _find_pieces(source: Source, stored: Mapping[str, StoredTensor]) -> StoredPieces | None:
@@ -86,22 +90,18 @@ def _find_pieces(source: Source, stored: Mapping[str, StoredTensor]) -> StoredPi
             return None
         file = next(stored[name].file for name in names if name in stored)
         raise CheckpointError(f"{file}: tensor {absent[0]!r} of shape {list(shape)} is missing")
-    pieces = tuple(_checked(name, stored[name], shape, 0) for name in names)
+    pieces = tuple(_checked(name, stored[name], shape) for name in names)
     return StoredPieces(source.name, source.shape, pieces, frames=len(source.shape) == 5)
 
 
-def _checked(name: str, tensor: StoredTensor, shape: Shape, turned: int) -> StoredBlocks:
+def _checked(name: str, tensor: StoredTensor, shape: Shape) -> StoredBlocks:
     if tensor.shape != shape:
         raise CheckpointError(f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}, expected {list(shape)}")
     if len(tensor.shape) < 2 and BLOCKS[tensor.dtype][0] > 1:
         raise CheckpointError(f"{tensor.file}: tensor {name!r} is of type {tensor.dtype}, which is none of vectors")
     if tensor.dtype not in READ_TYPES:
         raise CheckpointError(f"{tensor.file}: tensor {name!r} is of type {tensor.dtype}, expected one of {', '.join(READ_TYPES)}")
-    return StoredBlocks(name, tensor, turned)
-
-
-def _turned_heads(name: str, heads: AttentionConfig) -> int:
-    return {"q_proj": heads.num_heads, "k_proj": heads.num_kv_heads}.get(name.split(".")[-2], 0)
+    return StoredBlocks(name, tensor)
 
 
 class BlockMatrix:
@@ -111,11 +111,17 @@ class BlockMatrix:
         self._kind, self.shape = stored.tensor.dtype, stored.shape
         num_values, num_bytes = BLOCKS[self._kind]
         self._rows = data.view(self.shape[0], math.prod(self.shape[1:]) // num_values * num_bytes)
-        self._order = None if not stored.turned_heads else _order(self.shape[0], stored.turned_heads)
+        rows, columns = stored.orders
+        self._order = None if rows is None else rows.places(self.shape[0])
+        self._heads = None if columns is None else columns.places(columns.value_heads)
+        self._has_whole_groups = self._heads is None or not self.shape[1] % (len(self._heads) * INT8G_COLUMNS)
+        self._are_rates = stored.are_rates
 
     def values(self, rows: slice) -> Tensor:
         """Float32 [n, ...]. Raises: ValueError for values that are not finite."""
-        values = block_values(self._data(rows), self._kind).view(-1, *self.shape[1:])
+        values = self._across(block_values(self._data(rows), self._kind)).view(-1, *self.shape[1:])
+        if self._are_rates:
+            values = values.neg().log()
         if not bool(values.isfinite().all()):
             raise ValueError("has a value that is not finite")
         return values
@@ -123,12 +129,13 @@ class BlockMatrix:
     def write(self, rows: slice, target: Tensor, scales: Tensor | None) -> None:
         """Write rows as ``narrowing.narrow`` does, but codes as they are where the target's format holds them, with scales rounded to
         bfloat16. Raises: ValueError for values and scales that are not finite."""
-        if scales is not None and scales.dim() == 3 and self._kind in INT4_TYPES:
-            codes, steps, shifts = block_codes(self._data(rows), self._kind)
+        axes = 0 if scales is None or not self._has_whole_groups else scales.dim()
+        if scales is not None and axes == 3 and self._kind in INT4_TYPES:
+            codes, steps, shifts = map(self._across, block_codes(self._data(rows), self._kind))
             _check_scales(steps + shifts)
             int4.pack(codes, steps, shifts, target, scales)
-        elif scales is not None and scales.dim() == 2 and self._kind in INT8G_TYPES:
-            whole, steps = whole_numbers(self._data(rows), self._kind)
+        elif scales is not None and axes == 2 and self._kind in INT8G_TYPES:
+            whole, steps = map(self._across, whole_numbers(self._data(rows), self._kind))
             _check_scales(steps)
             int8g.pack(whole, steps, target, scales)
         else:
@@ -136,6 +143,10 @@ class BlockMatrix:
 
     def _data(self, rows: slice) -> Tensor:
         return self._rows[rows if self._order is None else self._order[rows]]
+
+    def _across(self, part: Tensor) -> Tensor:
+        """What columns, or groups of them, have, in the checkpoint's order of heads."""
+        return part if self._heads is None else part.view(len(part), len(self._heads), -1)[:, self._heads].flatten(1)
 
 
 class JoinedMatrix:
@@ -159,9 +170,3 @@ class JoinedMatrix:
 def _check_scales(scales: Tensor) -> None:
     if not bool(scales.isfinite().all()):
         raise ValueError("has a scale that is not finite")
-
-
-def _order(num_rows: int, heads: int) -> Tensor:
-    """The file's row for each row of the checkpoint: row i of half j of a head stands at 2 i + j in it."""
-    places = torch.arange(num_rows).view(heads, num_rows // heads // 2, 2)
-    return places.transpose(1, 2).reshape(-1)

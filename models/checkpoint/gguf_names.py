@@ -18,13 +18,33 @@ _OF_LAYERS = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
 }
-_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+_ALONE = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}  # of layers, with their ends
+_EXPERTS = {
+    "ffn_gate_exps": ("gate_proj",),
+    "ffn_up_exps": ("up_proj",),
+    "ffn_down_exps": ("down_proj",),
+    "ffn_gate_up_exps": ("gate_proj", "up_proj"),
+}
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_NUMBERED = re.compile(r"(?:blk|model\.layers)\.(\d+)\.")
+_LAYERS_OWN = re.compile(r"blk\.(\d+)\.(.+)")
 FRAME = ".{}"  # behind the name of a patch embedding's part: that of a frame behind the first
 PATCHES = "v.patch_embd.weight"
 _OF_TOWERS = {
@@ -61,6 +81,9 @@ def checkpoint_name(name: str, deepstack: tuple[int, ...] = ()) -> str:
     found = _LAYER.fullmatch(name)
     if found is not None and found[2] in _OF_LAYERS:
         return f"model.layers.{int(found[1])}.{_OF_LAYERS[found[2]]}.{found[3]}"
+    found = _LAYERS_OWN.fullmatch(name)
+    if found is not None and found[2] in _ALONE:
+        return f"model.layers.{int(found[1])}.{_ALONE[found[2]]}"
     found = _BLOCK.fullmatch(name)
     if found is not None and found[2] in _OF_BLOCKS:
         return f"visual.blocks.{int(found[1])}.{_OF_BLOCKS[found[2]]}.{found[3]}"
@@ -88,14 +111,28 @@ def swapped(name: str) -> str:
     return name if found is None or other is None else f"v.blk.{found[1]}.{other}.{found[3]}"
 
 
+def checkpoint_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a tensor in a checkpoint: some have an axis of one more there."""
+    part = name.split(".")[-2:-1]
+    if part == ["ssm_conv1d"] and len(shape) == 2:
+        return shape[0], 1, shape[1]
+    return (1, *shape) if part == ["ffn_gate_inp_shexp"] and len(shape) == 1 else shape
+
+
+def layer_of(name: str) -> int:
+    """The number of the layer that a tensor of a decoder is of, by its name in a file or a checkpoint; -1 if it is of none."""
+    found = _NUMBERED.match(name)
+    return -1 if found is None else int(found[1])
+
+
 def is_experts(name: str) -> bool:
-    """Whether a tensor [experts, rows, columns] holds a matrix of each expert."""
+    """Whether a tensor [experts, rows, columns] holds a matrix of each expert, or two, one below the other."""
     found = _LAYER.fullmatch(name)
     return found is not None and found[2] in _EXPERTS
 
 
-def name_of_expert(name: str, expert: int) -> str:
-    """The name of an expert's matrix in a checkpoint."""
+def names_of_expert(name: str, expert: int) -> list[str]:
+    """The names of an expert's matrices in a checkpoint."""
     found = _LAYER.fullmatch(name)
     assert found is not None
-    return f"model.layers.{int(found[1])}.mlp.experts.{expert}.{_EXPERTS[found[2]]}.{found[3]}"
+    return [f"model.layers.{int(found[1])}.mlp.experts.{expert}.{part}.{found[3]}" for part in _EXPERTS[found[2]]]

@@ -214,7 +214,7 @@ def _find_quantized(source: Source, stored: dict[str, StoredTensor], config: Mod
         case Fp4Quantization() as how:
             return find_fp4(source, stored, how)
         case GgufQuantization() as how:
-            return find_blocks(source, stored, how, config.language.heads)
+            return find_blocks(source, stored, how, config.language)
         case None:
             return None
 

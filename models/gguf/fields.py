@@ -17,18 +17,21 @@ Fields = dict[str, Any]
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of Llama 3.1 to 3.3
 _LLAMA_3_CONTEXT = 8192
 END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>")  # some files do not say that these end answers
+_INTERLEAVED = (11, 11, 10)  # sections of rope where a file does not say
 _LEAST_VALUES = 300_000_000  # of a model in its codes
 ROPE_FACTORS = "rope_freqs.weight"
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 class Architecture(NamedTuple):
-    """``model_type`` of the family that serves it. ``permuted``: see ``GgufQuantization``. ``towers``: of a model that sees, the
-    families by ``clip.projector_type`` of the tower's file; without that file it is text alone."""
+    """``model_type`` of the family that serves it. ``permuted``: see ``GgufQuantization``. ``has_delta``: most layers have a DeltaNet.
+    ``towers``: of a model that sees, the families by ``clip.projector_type`` of the tower's file; without that file it is text
+    alone."""
 
     model_type: str
     permuted: bool = False
     has_experts: bool = False
+    has_delta: bool = False
     towers: Mapping[str, str] = MappingProxyType({})
 
 
@@ -40,6 +43,8 @@ ARCHITECTURES = {
     "qwen2vl": Architecture("qwen2", towers={"qwen2vl_merger": "qwen2_vl", "qwen2.5vl_merger": "qwen2_5_vl"}),
     "qwen3vl": Architecture("qwen3", towers={"qwen3vl_merger": "qwen3_vl"}),
     "qwen3vlmoe": Architecture("qwen3_moe", has_experts=True, towers={"qwen3vl_merger": "qwen3_vl_moe"}),
+    "qwen35": Architecture("qwen3_5", has_delta=True, towers={"qwen3vl_merger": "qwen3_5"}),
+    "qwen35moe": Architecture("qwen3_5_moe", has_experts=True, has_delta=True, towers={"qwen3vl_merger": "qwen3_5_moe"}),
 }
 TOWER = "clip"  # the architecture of a file with a tower
 
@@ -76,9 +81,8 @@ def architecture_of(contents: Contents) -> Architecture:
 def config_fields(contents: Contents) -> Fields:
     """config.json. Raises: CheckpointError naming the key and its value."""
     known = architecture_of(contents)
-    name = contents.metadata["general.architecture"]
-    own = {key.removeprefix(f"{name}."): _of_all(value) for key, value in contents.metadata.items() if key.startswith(f"{name}.")}
-    facts = JsonObject(own, contents.where, name)
+    facts = _facts(contents)
+    own, name = facts.data, contents.metadata["general.architecture"]
     heads = facts.integer("attention.head_count")
     embeddings = contents.shapes.get("token_embd.weight", ())
     if len(embeddings) != 2:
@@ -89,7 +93,8 @@ def config_fields(contents: Contents) -> Fields:
         raise facts.error("expert_count", f"is {own['expert_count']}; models of architecture {name} with experts are not supported")
     hidden = facts.integer("embedding_length")
     head_dim = facts.integer("attention.key_length", default=hidden // heads)
-    if facts.integer("rope.dimension_count", default=head_dim) != head_dim:
+    turning = facts.integer("rope.dimension_count", default=head_dim, most=head_dim)
+    if turning != head_dim and not known.has_delta:
         raise facts.error("rope.dimension_count", f"is {own['rope.dimension_count']}; heads of which a part turns are not supported")
     context = facts.integer("context_length")
     form = form_of(contents)
@@ -97,11 +102,11 @@ def config_fields(contents: Contents) -> Fields:
         "model_type": known.model_type,
         "vocab_size": embeddings[0],
         "hidden_size": hidden,
-        "num_hidden_layers": facts.integer("block_count"),
+        "num_hidden_layers": number_of_blocks(contents) - facts.integer("nextn_predict_layers", default=0, least=0),
         "num_attention_heads": heads,
         "num_key_value_heads": facts.integer("attention.head_count_kv", default=heads),
         "head_dim": head_dim,
-        "intermediate_size": facts.integer("feed_forward_length"),
+        "intermediate_size": facts.integer(*(("feed_forward_length", "expert_feed_forward_length")[: 1 + known.has_experts])),
         "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": context,
         "rope_parameters": _rope(facts, contents, context),
@@ -117,7 +122,40 @@ def config_fields(contents: Contents) -> Fields:
             "moe_intermediate_size": facts.integer("expert_feed_forward_length"),
             "norm_topk_prob": True,
         }
-    return fields
+    return _delta_fields(facts, fields, turning) if known.has_delta else fields
+
+
+def _delta_fields(facts: JsonObject, fields: Fields, turning: int) -> Fields:
+    """``fields`` of a model with DeltaNets, ``turning`` of whose heads' values turn."""
+    heads = facts.integer("ssm.time_step_rank")
+    shared = {"shared_expert_intermediate_size": facts.integer("expert_shared_feed_forward_length")} if "num_experts" in fields else {}
+    return {
+        **fields,
+        **shared,
+        "linear_num_value_heads": heads,
+        "linear_num_key_heads": facts.integer("ssm.group_count"),
+        "linear_key_head_dim": facts.integer("ssm.state_size"),
+        "linear_value_head_dim": facts.integer("ssm.inner_size") // heads,
+        "linear_conv_kernel_dim": facts.integer("ssm.conv_kernel"),
+        "full_attention_interval": facts.integer("full_attention_interval", default=4),
+        "rope_parameters": {
+            **fields["rope_parameters"],
+            "partial_rotary_factor": turning / fields["head_dim"],
+            "mrope_section": list(facts.integers("rope.dimension_sections", default=_INTERLEAVED)[:3]),
+        },
+    }
+
+
+def _facts(contents: Contents) -> JsonObject:
+    """What a file says of its architecture, by keys without that's name."""
+    name = contents.metadata["general.architecture"]
+    own = {key.removeprefix(f"{name}."): _of_all(value) for key, value in contents.metadata.items() if key.startswith(f"{name}.")}
+    return JsonObject(own, contents.where, name)
+
+
+def number_of_blocks(contents: Contents) -> int:
+    """Layers, and those behind them that only guess tokens. Raises: CheckpointError."""
+    return _facts(contents).integer("block_count")
 
 
 def form_of(contents: Contents) -> str:

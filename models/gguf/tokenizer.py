@@ -34,9 +34,21 @@ class _Splitting(NamedTuple):
 
 
 _QWEN2 = _Splitting(_WORDS + r"\p{L}+|\p{N}" + _REST, normalizes=True)
+_QWEN35 = _Splitting(_WORDS + r"[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+", normalizes=True)
 _LLAMA3 = _Splitting(_WORDS + r"\p{L}+|\p{N}{1,3}" + _REST, ignore_merges=True, begins=True)
+_MARKED = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = _Splitting(
+    _MARKED
+    + r"*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    + _MARKED
+    + r"+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ignore_merges=True,
+    begins=True,
+)
 SPLITTINGS = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
+    "qwen35": _QWEN35,
+    "tekken": _TEKKEN,
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _Splitting(digits=True)),
     "gpt-2": _Splitting(),

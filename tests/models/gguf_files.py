@@ -1,6 +1,7 @@
 """GGUF files written from checkpoints as llama.cpp's converter writes them, with the package gguf."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mmrt.models.config import load_model_config
 ARCHITECTURES = {
     **{"qwen3_moe": "qwen3moe", "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl"},
     **{"qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"},
+    **{"qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe"},
 }
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -45,7 +47,7 @@ def own_name(name: str) -> str:
     return f"blk.{layer}.{PARTS[module]}.{ending}"
 
 
-def stacked(tensors: Tensors) -> Tensors:
+def stacked(tensors: Tensors, own_name: Callable[[str], str] = own_name) -> Tensors:
     """With the matrices of all experts of a layer in one tensor."""
     found = {own_name(name): value for name, value in tensors.items() if ".experts." not in name}
     experts = [name for name in tensors if ".experts.0." in name]
@@ -65,6 +67,55 @@ def turned(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """The rows of queries and keys in the order of architecture "llama"."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def hybrid_fields(config: dict[str, Any]) -> dict[str, int]:
+    """Of Qwen3.5."""
+    shared = {"expert_shared_feed_forward_length": config["shared_expert_intermediate_size"]} if "num_experts" in config else {}
+    return {
+        "rope.dimension_count": int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"]),
+        "full_attention_interval": config["full_attention_interval"],
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.time_step_rank": config["linear_num_value_heads"],
+        "ssm.inner_size": config["linear_value_head_dim"] * config["linear_num_value_heads"],
+        **shared,
+    }
+
+
+def hybrid_tensors(values: Tensors, config: dict[str, Any], architecture: Any) -> Tensors:
+    """As llama.cpp's converter writes Qwen3.5: with norms plus 1, the rates of decay, and value heads that take turns."""
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    before = 2 * keys * config["linear_key_head_dim"]
+
+    def by_turns(value: torch.Tensor, axis: int = 0) -> torch.Tensor:
+        groups = value.movedim(axis, 0).unflatten(0, (keys, heads // keys, -1))
+        return groups.transpose(0, 1).flatten(0, 2).movedim(0, axis).contiguous()
+
+    def own_name(name: str) -> str:
+        if name.endswith(".dt_bias"):
+            return f"{names.get_name(name.replace('dt_bias', 'dt_proj'))}.bias"
+        found = names.get_name(name) or f"{names.get_name(name.removesuffix('.weight'))}.weight"
+        assert not found.startswith("None"), name
+        return str(found)
+
+    changed: Tensors = {}
+    for name, value in values.items():
+        part = name.removesuffix(".weight").rpartition(".")[2]
+        if part.endswith("norm") and "linear_attn" not in name:
+            value = value + 1
+        elif part == "A_log":
+            value = by_turns(-value.exp())
+        elif part in ("in_proj_z", "in_proj_a", "in_proj_b", "dt_bias"):
+            value = by_turns(value)
+        elif part in ("in_proj_qkv", "conv1d"):
+            value = torch.cat([value[:before], by_turns(value[before:])])
+        elif part == "out_proj":
+            value = by_turns(value, 1)
+        changed[name] = value.squeeze() if part in ("conv1d", "shared_expert_gate") else value
+    return stacked(changed, own_name)
 
 
 def write_gguf(
@@ -88,7 +139,7 @@ def write_gguf(
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
-        "feed_forward_length": config["intermediate_size"],
+        **({"feed_forward_length": config["intermediate_size"]} if arch != "qwen35moe" else {}),
         "attention.head_count": heads,
         "attention.head_count_kv": kv_heads,
         "attention.key_length": head_dim,
@@ -105,6 +156,8 @@ def write_gguf(
             "expert_used_count": config["num_experts_per_tok"],
             "expert_feed_forward_length": config["moe_intermediate_size"],
         }
+    if arch.startswith("qwen35"):
+        fields |= hybrid_fields(config)
     for key, value in (fields | (changes or {})).items():
         if isinstance(value, int):
             writer.add_uint32(f"{arch}.{key}", value)
@@ -119,15 +172,19 @@ def write_gguf(
     values = decoder_of(checkpoint)
     if config.get("tie_word_embeddings"):
         values.pop("lm_head.weight", None)
-    written = {name: _rounded(value, kind) if value.dim() == 2 else value for name, value in values.items()}
+    written = {
+        name: _rounded(value, kind) if value.dim() == 2 and "shared_expert_gate" not in name else value
+        for name, value in values.items()
+    }
     plain = dict(values)
     for name in values:
         if arch == "llama" and ".q_proj." in name or arch == "llama" and ".k_proj." in name:
             plain[name] = turned(values[name], heads if ".q_proj." in name else kv_heads)
     if (stretch := load_model_config(checkpoint).language.ropes[0].stretch) and ropes and arch == "llama":
         writer.add_tensor("rope_freqs.weight", np.array(stretch, np.float32))
-    for name, value in stacked(plain).items():
-        if value.dim() < 2 or kind == "F32":
+    own = hybrid_tensors(plain, config, gguf.MODEL_ARCH[arch.upper()]) if arch.startswith("qwen35") else stacked(plain)
+    for name, value in own.items():
+        if value.dim() < 2 or kind == "F32" or "ssm_conv1d" in name:
             writer.add_tensor(name, value.numpy())
         else:
             part = name.split(".")[-2]

@@ -28,6 +28,7 @@ from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
 from mmrt.models.gguf.directory import gguf_directory
 from mmrt.models.gguf.fields import Contents, form_of
+from mmrt.models.gguf.tokenizer import SPLITTINGS
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.config.runtime_config import RuntimeConfig
@@ -219,6 +220,15 @@ def _tokenizers(one: Made) -> tuple[Tokenizer, Tokenizer]:
     return _loaded[one.directory]
 
 
+def test_texts_are_split_as_transformers_splits_them() -> None:
+    """By the expressions that its reader of such files has."""
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    ours = {name: splitting.expression for name, splitting in SPLITTINGS.items() if splitting.expression}
+    assert {"qwen2", "qwen35", "llama-bpe", "tekken"} <= ours.keys()
+    assert ours == {name: GGUF_PRE_TOKENIZER_SPLITS[name] for name in ours}
+
+
 def test_control_tokens_and_template_are_the_checkpoints(made: Callable[..., Made]) -> None:
     one = made("qwen2")
     ours, theirs = _tokenizers(one)
@@ -331,7 +341,7 @@ def test_a_file_without_a_vocabulary_is_refused(made: Callable[..., Made], tmp_p
     [
         ("general.architecture", "gemma3", "general.architecture is 'gemma3', expected one of llama, qwen2, qwen3, qwen3moe"),
         ("tokenizer.ggml.model", "rwkv", "tokenizer.ggml.model is 'rwkv', expected 'gpt2' .* or 'llama'"),
-        ("tokenizer.ggml.pre", "tekken", "tokenizer.ggml.pre is 'tekken', expected one of qwen2,"),
+        ("tokenizer.ggml.pre", "gpt-4o", "tokenizer.ggml.pre is 'gpt-4o', expected one of qwen2,"),
     ],
 )
 def test_kinds_that_are_not_served(made: Callable[..., Made], tmp_path: Path, key: str, value: str, message: str) -> None:
