@@ -3,14 +3,14 @@
 ``families`` makes it from a checkpoint's JSON files; every actor reads it. No torch; msgspec can encode it all.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from ..schema.media import MediaKind
 from ..schema.quantization import Quantization
+from .item_text import TileTokens, TimeTokens
 
 DType = Literal["float32", "bfloat16"]
 WeightFormat = Literal["auto", "float32", "bfloat16", "float16", "int8", "int8g", "int4"]
@@ -237,19 +237,6 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     conv_channels: int = 0  # of three convolutions over time and mel; 0: there are two over time
 
 
-class TimeTokens(msgspec.Struct, frozen=True):
-    """Ids of the pieces that the text of a time in seconds is made of, as ``<12.3 seconds>``."""
-
-    opening: tuple[int, ...]
-    digits: tuple[tuple[int, ...], ...]  # of 0 to 9
-    point: tuple[int, ...]
-    closing: tuple[int, ...]
-
-    @property
-    def ids(self) -> Iterator[int]:
-        return chain(self.opening, *self.digits, self.point, self.closing)
-
-
 class VisionRules(msgspec.Struct, frozen=True, kw_only=True):
     """Rules from pixels to patch rows: sizes, limits, sampling and normalisation of the checkpoint's image and video processors."""
 
@@ -266,6 +253,8 @@ class VisionRules(msgspec.Struct, frozen=True, kw_only=True):
     min_frames: int = 4
     max_frames: int = 768  # 0: the model takes no video
     resample: Literal["bicubic", "lanczos"] = "bicubic"
+    tile: int = 0  # pixels at a side of the squares that pictures are cut into; 0: they are not
+    longest_edge: int = 0  # that a picture is resized to before; 0: it has none
     image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
     image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
 
@@ -344,6 +333,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     vision_start_token_id: int = -1  # start and end enclose each frame of a video whose prompt has the frames' times
     vision_end_token_id: int = -1
     times: TimeTokens | None = None
+    tiles: TileTokens | None = None
     item_text_ids: tuple[int, ...] = ()  # that the text in and around the tokens of media is made of, besides times
     positions_per_second: float = 1.0  # of video, on the temporal axis of M-RoPE
     seconds_per_chunk: float = 2.0  # of a video and its sound track, which take turns

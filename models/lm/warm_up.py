@@ -27,9 +27,11 @@ def warm_up_prefill(model: Decoder, page_tokens: int) -> None:
 def warm_up_towers(towers: Towers, config: ModelConfig) -> None:
     """Encode a picture for each choice of tiles, and the shortest sound, whose tower uses no kernel of ours."""
     if config.vision_rules is not None:
-        merge = config.vision_rules.merge_size
-        for height, width in _PICTURES:
-            rows = np.zeros((height * width * merge**2, config.vision_rules.row_bytes), np.uint8)
+        rules = config.vision_rules
+        merge = rules.merge_size
+        side = rules.tile // rules.patch_size // merge  # a tower of tiles sees no others
+        for height, width in ((side, side),) if side else _PICTURES:
+            rows = np.zeros((height * width * merge**2, rules.row_bytes), np.uint8)
             towers.encode([TowerInput("image", rows, (1, height * merge, width * merge))])
     if config.audio_rules is not None:
         frames = 4  # one token of the tower

@@ -1,15 +1,16 @@
-"""Ids of the text of times, from a checkpoint's tokenizer.json: ``<12.3 seconds>`` stands before each frame of a video.
+"""Ids of pieces of text, from a checkpoint's tokenizer.json, and of times: ``<12.3 seconds>`` stands before each frame of a video.
 
 The file is read here without the tokenizer's library, which most processes of a run do without. Qwen's tokenizers cut such a text
 into ``<``, digits, ``.``, `` seconds`` and ``>`` before they merge bytes, so the ids of the pieces make up those of any time.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from ...architecture import TimeTokens
 from ...errors import CheckpointError
+from ...item_text import TimeTokens
 
 _GROUPED_DIGITS = b"p{N}{"
 _PIECES = (*"0123456789<.>", "\u0120seconds")  # the space as byte-level tokenizers write it
@@ -20,19 +21,14 @@ class _Model(msgspec.Struct):
     merges: msgspec.Raw
 
 
-class _Tokenizer(msgspec.Struct):
+class Tokenizer(msgspec.Struct):
+    """What is read of tokenizer.json."""
+
     model: _Model
     pre_tokenizer: msgspec.Raw = msgspec.Raw(b"null")
 
 
-# Decoding it builds none of the vocabulary's other entries: every process of a run reads the file at its start.
-_Whole = msgspec.defstruct(
-    "_Whole",
-    [(f"piece_{number}", int, -1) for number in range(len(_PIECES))],
-    rename={f"piece_{number}": piece for number, piece in enumerate(_PIECES)},
-)
-_decode_tokenizer = msgspec.json.Decoder(_Tokenizer).decode
-_decode_whole = msgspec.json.Decoder(_Whole).decode
+_decode_tokenizer = msgspec.json.Decoder(Tokenizer).decode
 _decode_vocabulary = msgspec.json.Decoder(dict[str, int]).decode
 _decode_merges = msgspec.json.Decoder(list[str | tuple[str, str]]).decode
 
@@ -44,7 +40,7 @@ def read_time_tokens(path: Path) -> TimeTokens:
         found = _decode_tokenizer(file.read_bytes())
         if _GROUPED_DIGITS in bytes(found.pre_tokenizer):
             raise CheckpointError(f"{file}: pre_tokenizer takes several digits at once, expected one: times of videos are text")
-        ids = _ids(found.model)
+        ids = piece_ids(found.model, _PIECES)
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror}; times of videos are text") from None
     except msgspec.MsgspecError as error:
@@ -55,14 +51,19 @@ def read_time_tokens(path: Path) -> TimeTokens:
     return TimeTokens(opening=opening, digits=tuple(digits), point=point, closing=seconds + closing)
 
 
-def _ids(model: _Model) -> list[tuple[int, ...]]:
-    """Of each of the pieces. A trained vocabulary that has a whole piece merges it. Raises: KeyError for a part that it lacks."""
-    whole = msgspec.structs.astuple(_decode_whole(model.vocab))
+def piece_ids(model: _Model, pieces: Sequence[str]) -> list[tuple[int, ...]]:
+    """Of each of the pieces, as byte-level tokenizers write them. A trained vocabulary that has a whole piece merges it.
+
+    Raises: KeyError for a part that it lacks, msgspec.MsgspecError for another kind of tokenizer."""
+    # Decoding it builds none of the vocabulary's other entries: every process of a run reads the file at its start.
+    fields = {f"piece_{number}": piece for number, piece in enumerate(pieces)}
+    known = msgspec.defstruct("Known", [(field, int, -1) for field in fields], rename=fields)
+    whole = msgspec.structs.astuple(msgspec.json.decode(model.vocab, type=known))
     if min(whole) >= 0:
         return [(id,) for id in whole]
     vocab = _decode_vocabulary(model.vocab)
     merges = _decode_merges(model.merges)
-    return [tuple(vocab[part] for part in _merged(piece, merges)) for piece in _PIECES]
+    return [tuple(vocab[part] for part in _merged(piece, merges)) for piece in pieces]
 
 
 def _merged(word: str, merges: list[str | tuple[str, str]]) -> list[str]:

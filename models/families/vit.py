@@ -1,0 +1,72 @@
+"""Checkpoint reading shared by families with SigLIP's vision transformer: its fields, its processor's, its tensors. These keep the
+names that transformers gives to SigLIP's, after ``vision.``."""
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+from ..architecture import VisionConfig
+from ..checkpoint.json_fields import JsonObject
+from ..checkpoint.weight_specs import TensorSpec, linear, same
+
+_FILTERS = {"lanczos": 1}  # as Pillow numbers them
+
+
+def parse_vit(vision: JsonObject, out: int, merge: int) -> VisionConfig:
+    """``vision_config``. ``out``: the decoder's width; ``merge`` x ``merge`` patches are a token. Defaults are SmolVLM's. Raises
+    CheckpointError."""
+    vision.text("hidden_act", default="gelu_pytorch_tanh", choices=("gelu_pytorch_tanh",))
+    patch = vision.integer("patch_size", default=32)
+    config = VisionConfig(
+        depth=vision.integer("num_hidden_layers", default=12, most=1000),
+        hidden_size=vision.integer("hidden_size", default=1152),
+        intermediate_size=vision.integer("intermediate_size", default=3072),
+        num_heads=vision.integer("num_attention_heads", default=16),
+        in_channels=vision.integer("num_channels", default=3, least=3, most=3),
+        patch_size=patch,
+        temporal_patch_size=1,
+        merge_size=merge,
+        out_hidden_size=out,
+        norm="layer",
+        feed_forward="gelu_tanh",
+        patch_bias=True,
+        position_side=vision.integer("image_size", default=224, least=patch) // patch,
+        split_qkv=True,
+        norm_eps=vision.number("layer_norm_eps", default=1e-6),
+    )
+    if config.hidden_size % config.num_heads:
+        raise vision.error("hidden_size", f"is {config.hidden_size}, expected a multiple of {config.num_heads} heads")
+    return config
+
+
+def parse_steps(processor: JsonObject, resample: Literal["lanczos"]) -> None:
+    """Raise CheckpointError for an image processor that leaves out a step, or resizes with another filter."""
+    for name in ("do_resize", "do_rescale", "do_normalize"):
+        if not processor.boolean(name, default=True):
+            raise processor.error(name, "is false, which is not supported")
+    for name, number in (("resample", _FILTERS[resample]), ("rescale_factor", 1 / 255)):
+        if not math.isclose(found := processor.number(name, default=number, least=0), number, rel_tol=1e-6):
+            raise processor.error(name, f"is {found:g}, expected {number:g}")
+
+
+def vit_specs(vision: VisionConfig) -> Iterator[TensorSpec]:
+    """The tower's tensors, and the matrix that makes a token's row of its patches."""
+    hidden, inner = vision.hidden_size, vision.intermediate_size
+    yield same("vision.embeddings.patch_embedding.weight", hidden, vision.in_channels, vision.patch_size, vision.patch_size)
+    yield same("vision.embeddings.patch_embedding.bias", hidden)
+    yield same("vision.embeddings.position_embedding.weight", vision.position_side**2, hidden)
+    for i in range(vision.depth):
+        layer = f"vision.encoder.layers.{i}."
+        for part in ("q", "k", "v", "out"):
+            yield from linear(f"{layer}self_attn.{part}_proj", hidden, hidden)
+        for norm in ("layer_norm1", "layer_norm2"):
+            yield from _norm(f"{layer}{norm}", hidden)
+        yield from linear(f"{layer}mlp.fc1", inner, hidden)
+        yield from linear(f"{layer}mlp.fc2", hidden, inner)
+    yield from _norm("vision.post_layernorm", hidden)
+    yield from linear("vision.merger", vision.out_hidden_size, hidden * vision.merge_size**2, bias=False)
+
+
+def _norm(name: str, width: int) -> Iterator[TensorSpec]:
+    yield same(f"{name}.weight", width)
+    yield same(f"{name}.bias", width)

@@ -1,0 +1,95 @@
+"""A plain vision transformer over squares of one size, as SigLIP's: the tower of families that cut pictures into tiles. Its weights are
+views, never copied; all but its products and, on a CPU, its attention is torch's.
+
+Shapes: V views of n x n patches; a token is merge_size x merge_size patches that stand together, and follow each other in the input.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...cpu_kernels.flash_attention import prepare
+from ..architecture import ModelConfig, VisionConfig
+from ..lm.decoder import AfterLayer
+from .interface import TowerInput
+from .linear import Linear
+from .sequences import Sequences, attend
+
+
+class VisionTransformer:
+    """``Tower``, computing where its weights lie."""
+
+    def __init__(self, model: ModelConfig, weights: dict[str, Tensor], device: torch.device, places: Tensor) -> None:
+        """Uses those ``weights`` whose names start with ``vision.``. ``places`` int64 [n, n]: which row of the table of positions each
+        patch takes, row by row."""
+        assert model.vision is not None and model.vision_rules is not None
+        config, rules = model.vision, model.vision_rules
+        self._config, self._device = config, device
+        self._mean, self._std = (
+            (torch.tensor(numbers) * 255).repeat_interleave(rules.patch_size**2).to(device)
+            for numbers in (rules.image_mean, rules.image_std)
+        )
+        kernel = weights["vision.embeddings.patch_embedding.weight"]
+        self._patch_embed = Linear(kernel.flatten(1), weights["vision.embeddings.patch_embedding.bias"])
+        self._dtype = kernel.dtype
+        self._positions = weights["vision.embeddings.position_embedding.weight"][_merged(places, config.merge_size).to(device)]
+        self._layers = [_Layer(config, weights, f"vision.encoder.layers.{i}") for i in range(config.depth)]
+        self._last_norm = _Norm(config, weights, "vision.post_layernorm")
+        self._merger = Linear.of(weights, "vision.merger")
+        if device.type == "cpu":
+            prepare(config.hidden_size // config.num_heads, self._dtype)
+
+    def encode(self, parts: Sequence[TowerInput], after_layer: AfterLayer | None = None) -> list[Tensor]:
+        rows = np.concatenate([part.rows for part in parts])
+        num_views, num_patches = sum(part.grid[0] for part in parts), len(self._positions)
+        assert len(rows) == num_views * num_patches, "views of the tower's size"
+        staged = torch.from_numpy(rows)
+        if self._device.type == "cuda":
+            staged = staged.pin_memory()
+        pixels = staged.to(self._device, non_blocking=True).float().sub_(self._mean).div_(self._std).to(self._dtype)
+        hidden = self._patch_embed(pixels).view(num_views, num_patches, -1).add_(self._positions).flatten(0, 1)
+        sequences = Sequences.of(np.full(num_views, num_patches), self._device)
+        for layer in self._layers:
+            layer(hidden, sequences)
+            if after_layer is not None:
+                after_layer()
+        num_merged = self._config.merge_size**2
+        tokens = self._merger(self._last_norm(hidden).view(-1, num_merged * hidden.shape[1]))
+        return list(torch.split(tokens, [part.grid[0] * num_patches // num_merged for part in parts]))
+
+
+class _Norm:
+    """A LayerNorm."""
+
+    def __init__(self, config: VisionConfig, weights: dict[str, Tensor], name: str) -> None:
+        self._weight, self._bias, self._epsilon = weights[f"{name}.weight"], weights[f"{name}.bias"], config.norm_eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self._weight.shape, self._weight, self._bias, self._epsilon)
+
+
+class _Layer:
+    """One layer's weights, looked up once."""
+
+    def __init__(self, config: VisionConfig, weights: dict[str, Tensor], name: str) -> None:
+        self._head_dim = config.hidden_size // config.num_heads
+        self._norms = [_Norm(config, weights, f"{name}.layer_norm{i}") for i in (1, 2)]
+        self._qkv = [Linear.of(weights, f"{name}.self_attn.{part}_proj") for part in "qkv"]
+        self._out = Linear.of(weights, f"{name}.self_attn.out_proj")
+        self._up, self._down = (Linear.of(weights, f"{name}.mlp.fc{i}") for i in (1, 2))
+
+    def __call__(self, hidden: Tensor, sequences: Sequences) -> None:
+        """Add to ``hidden`` [V n^2, width] what the layer finds."""
+        normed = self._norms[0](hidden)
+        q, k, v = (project(normed).view(len(normed), -1, self._head_dim) for project in self._qkv)
+        hidden += self._out(attend(q, k, v, sequences).flatten(1))
+        hidden += self._down(F.gelu(self._up(self._norms[1](hidden)), approximate="tanh"))
+
+
+def _merged(places: Tensor, merge: int) -> Tensor:
+    """``places`` [n, n] in the order of the tower's input."""
+    side = len(places)
+    return places.view(side // merge, merge, side // merge, merge).transpose(1, 2).flatten()

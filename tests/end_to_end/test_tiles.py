@@ -1,0 +1,97 @@
+"""Families that cut pictures into tiles, served: greedy tokens are transformers' argmax from bytes on, and outlive the encoder."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmrt.tests.end_to_end.conftest import Server, launching
+from mmrt.tests.end_to_end.oracle import check_argmax
+from mmrt.tests.end_to_end.test_embedding_cache import KNOWN, Asked, work
+from mmrt.tests.end_to_end.test_media import image_part, num_prompt_tokens, picture, text, video
+from mmrt.tests.settings import ImportedLater
+
+transformers: Any = ImportedLater("transformers")
+
+
+class TiledOracle:
+    """A checkpoint in transformers, float32, with the Pillow form of its processor."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        torch.set_num_threads(1)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+        images = transformers.models.smolvlm.image_processing_pil_smolvlm.SmolVLMImageProcessorPil.from_pretrained(checkpoint)
+        length = json.loads((checkpoint / "processor_config.json").read_bytes())["image_seq_len"]
+        self.processor = transformers.Idefics3Processor(images, tokenizer, image_seq_len=length)
+        self.model = transformers.AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+    def inputs(self, content: list[dict[str, Any]], pictures: list[np.ndarray]) -> dict[str, Any]:
+        parts = [part if part["type"] == "text" else {"type": "image"} for part in content]
+        message = [{"role": "user", "content": parts}]
+        prompt = self.processor.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        images = [Image.fromarray(pixels) for pixels in pictures]
+        found: dict[str, Any] = self.processor(text=[prompt], images=images, return_tensors="pt")
+        return found
+
+    @torch.inference_mode()
+    def check_greedy(self, inputs: dict[str, Any], ids: list[int]) -> None:
+        """Each id is the argmax of its prefix, nearly."""
+        prompt = inputs["input_ids"]
+        forced = torch.cat((prompt, torch.tensor([ids[:-1]], dtype=torch.long)), 1)
+        logits = self.model(**{**inputs, "input_ids": forced, "attention_mask": torch.ones_like(forced)}).logits
+        check_argmax(logits[0, prompt.shape[1] - 1 :].float(), ids)
+
+
+class Case(NamedTuple):
+    server: Server
+    oracle: TiledOracle
+
+
+@pytest.fixture(scope="module", params=["smolvlm"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[..., Any]) -> Iterator[Case]:
+    with launching(tmp_path_factory, checkpoints) as start:
+        yield Case(start(request.param), TiledOracle(checkpoints(request.param)))
+
+
+def test_pictures_and_again(case: Case) -> None:
+    """Of many tiles, of one, upright and flat; a second conversation has neither video nor encoder work."""
+    pictures = [picture(seed, *size) for seed, size in enumerate(((56, 56), (31, 400), (237, 136)))]
+    parts = [image_part(pixels) for pixels in pictures]
+    for opening in ("First", "Once more"):
+        content = [text(opening), parts[0], text("then\n"), parts[1], parts[2], text("Compare.")]
+        inputs = case.oracle.inputs(content, pictures)
+        asked = Asked(case.server, content)
+        case.oracle.check_greedy(inputs, asked.ids)
+    assert work(case.server, asked) == KNOWN
+    assert num_prompt_tokens(case.server, content) == inputs["input_ids"].shape[1]
+
+
+def test_a_killed_encoder_changes_no_token(case: Case) -> None:
+    pictures = [picture(seed, 90 + seed, 120) for seed in (5, 6)]
+    content = [*map(image_part, pictures), text("Compare.")]
+    answers: list[list[int]] = []
+    threads = [threading.Thread(target=lambda: answers.append(case.server.chat(content)[1])) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    case.server.kill("encoder")
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 3 and answers[0] == answers[1] == answers[2]
+    case.oracle.check_greedy(case.oracle.inputs(content, pictures), answers[0])
+    case.server.wait_until_empty()
+
+
+def test_videos_are_refused_by_name(case: Case) -> None:
+    part, _ = video(8, 64, 96, 2)
+    body = {"messages": [{"role": "user", "content": [part, text("What moves?")]}]}
+    found = httpx2.post(f"{case.server.url}/v1/chat/completions", json=body, timeout=60)
+    assert found.status_code == 400 and "video" in found.json()["error"]["message"]

@@ -1,0 +1,92 @@
+"""Prompts with pictures, from files and a chat template on, beside those of a processor of transformers."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from mmrt.actors.video.items import open_item
+from mmrt.media.limits import UNLIMITED, MediaLimits
+from mmrt.models.architecture import ModelConfig
+from mmrt.runtime.bus.messages import Generation, MediaItem, RequestSpec
+from mmrt.runtime.controller.rows.expansion import check_placeholders, expand
+from mmrt.runtime.controller.scheduling.types import Limits
+from mmrt.schema.media import ItemShape, MediaSpan
+from mmrt.tests.models.conftest import Loaded, Prompt
+
+Pixels = np.ndarray  # uint8 [height, width, 3]
+
+
+def noise(height: int, width: int) -> Pixels:
+    return np.random.default_rng(height * 10000 + width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def opened(config: ModelConfig, pixels: Pixels) -> tuple[ItemShape, list[np.ndarray]]:
+    """A picture as the video process has it, and the rows of each segment."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    item = open_item("image", file, config, MediaLimits(max_aspect=1e9), UNLIMITED, None)  # type: ignore[arg-type]
+    return item.item, [np.concatenate(list(item.rows(number))) for number in range(len(item.item.segments))]
+
+
+def prompt_of(loaded: Loaded, processor: Any, content: Sequence[str | Pixels]) -> Prompt:
+    """Of a message with texts and pictures. Its ids are ours; ``reference_inputs`` what the processor makes of it."""
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in content]
+    pictures = [part for part in content if not isinstance(part, str)]
+    tokenizer, config = processor.tokenizer, loaded.config
+    text = tokenizer.apply_chat_template([{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True)
+    items = [opened(config, pixels) for pixels in pictures]
+    limits = Limits(
+        num_rows=1, max_context=1 << 20, kv_page_tokens=16, num_kv_pages=8, media_page_bytes=4096, num_media_pages=8,
+        patch_page_bytes=4096, num_patch_pages=8, embedding_page_tokens=32, num_embedding_pages=8,
+        placeholder_ids={"image": config.image_token_id},
+    )  # fmt: skip
+    spec = RequestSpec(Generation("r"), tokenizer(text)["input_ids"], [MediaItem("image", 9) for _ in items], 4)
+    check_placeholders(spec, limits)
+    ids, starts = expand(spec, [item for item, _ in items], limits)
+    spans = [MediaSpan(start, item) for start, (item, _) in zip(starts, items, strict=True)]
+    inputs = processor(text=[text], images=[Image.fromarray(pixels) for pixels in pictures] or None, return_tensors="pt")
+    return Prompt(ids, spans, [rows for _, rows in items], dict(inputs))
+
+
+def forced_logits(reference: Any, prompt: Prompt, following: Sequence[int]) -> torch.Tensor:
+    """transformers' logits of the prompt and of tokens behind it, [tokens, vocabulary]."""
+    ids = torch.cat((prompt.reference_inputs["input_ids"], torch.tensor([list(following)])), 1)
+    found: torch.Tensor = reference(**{**prompt.reference_inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}).logits
+    return found[0]
+
+
+def check_logits_in_cuts(loaded: Loaded, reference: Any, prompt: Prompt, steps: Sequence[int] = (1, 7, 50, 4096)) -> None:
+    """Prefill in chunks of each size, then decode: within 1e-5 of the largest of transformers' logits."""
+    following = [5, 900, 17]
+    expected = forced_logits(reference, prompt, following)
+    positions, delta = loaded.family.positions(loaded.config, len(prompt.ids), prompt.spans)
+    for step in steps:
+        lm, table = loaded.language_model(), torch.randperm(60, generator=torch.Generator().manual_seed(step))
+        for chunk in loaded.prompt_chunks(lm, prompt, torch.from_numpy(positions.copy()), table, step):
+            lm.prefill([chunk])
+        token, place = prompt.ids[-1], torch.from_numpy(positions[:, -1:].copy())
+        for number, forced in enumerate(following):
+            length = len(prompt.ids) + number
+            (found,) = lm.decode(torch.tensor([token]), place, torch.tensor([length]), table[None])
+            assert (found - expected[length - 1]).abs().max() < 1e-5 * expected.abs().max(), (step, number)
+            token, place = forced, torch.full((3, 1), length + delta)
+
+
+def check_greedy_tokens(loaded: Loaded, prompt: Prompt, num_tokens: int = 20) -> None:
+    """They are those of transformers' ``generate``."""
+    end = {"max_new_tokens": num_tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    expected = loaded.reference.generate(**prompt.reference_inputs, **end)[0, len(prompt.ids) :].tolist()
+    lm, table, said = loaded.language_model(), torch.randperm(60, generator=torch.Generator().manual_seed(0)), list[int]()
+    positions, delta = loaded.family.positions(loaded.config, len(prompt.ids), prompt.spans)
+    for chunk in loaded.prompt_chunks(lm, prompt, torch.from_numpy(positions.copy()), table, 33):
+        lm.prefill([chunk])
+    place = torch.from_numpy(positions[:, -1:].copy())
+    while len(said) < num_tokens:
+        length, token = len(prompt.ids) + len(said), (said or prompt.ids)[-1]
+        said.append(int(lm.decode(torch.tensor([token]), place, torch.tensor([length]), table[None]).argmax()))
+        place = torch.full((3, 1), length + delta)
+    assert said == expected
