@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from ...shm.confined import own_ids
 from ..host.landlock import confine_to_files, libc
-from .seccomp import forbid_system_calls
+from ..host.seccomp import forbid_system_calls
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from mmrt.actors.host import seccomp
 from mmrt.actors.host.actor import Ending
-from mmrt.actors.video import seccomp, worker
+from mmrt.actors.video import worker
 from mmrt.runtime.bus.messages import MediaItem, PageRun, Welcome
 from mmrt.runtime.bus.plans import Analyse
 from mmrt.runtime.bus.transport import ControllerSocket
