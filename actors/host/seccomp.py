@@ -1,7 +1,8 @@
-"""A filter that permanently leaves this process the system calls that decoding needs: seccomp(2), assembled by hand.
+"""A filter that permanently leaves this process the system calls that its work needs: seccomp(2), assembled by hand.
 
-Any other call kills the process, so an attacker has one attempt. Calls that a library is known to try, and does without, are refused:
-they answer EPERM; those that this list is too old to know answer ENOSYS, as on an older kernel. ``sandbox`` installs it.
+For the processes that meet strangers' bytes: the video process, and the gateway's that fetches. Any other call kills the process, so an
+attacker has one attempt. Calls that a library is known to try, and does without, are refused: they answer EPERM; those that this list
+is too old to know answer ENOSYS, as on an older kernel.
 """
 
 import ctypes
@@ -60,6 +61,11 @@ _CUDA_NEEDS = {  # its driver listens on an abstract socket of its own, or does 
     "bind": 49, "listen": 50, "mlock": 149, "munlock": 150, "sched_setaffinity": 203, "mbind": 237, "set_mempolicy": 238,
     "memfd_create": 319,
 }  # fmt: skip
+_NETWORK_NEEDS = {  # to connect and to look up names; pairs of sockets wake a loop, and Landlock's calls take rights away alone
+    "connect": 42, "sendmsg": 46, "bind": 49, "socketpair": 53, "sendmmsg": 307, "landlock_create_ruleset": 444,
+    "landlock_add_rule": 445, "landlock_restrict_self": 446,
+}  # fmt: skip
+_FAMILIES = {"AF_INET": 2, "AF_INET6": 10, "AF_NETLINK": 16}  # the last tells getaddrinfo which addresses this machine has
 _MMAP, _SOCKET, _SENDTO, _CLONE, _CLONE3, _KILL, _TGKILL = 9, 41, 44, 56, 435, 62, 234
 _SCHED_SETSCHEDULER, _PRLIMIT, _SECCOMP = 144, 302, 317
 _FCNTL, _IOCTL = 72, 16
@@ -112,7 +118,7 @@ _PERMIT: _Line = (_RETURN, _ALLOW, 0, 0)
 _END: _Line = (_RETURN, _KILL_PROCESS, 0, 0)
 
 
-def _program(pid: int, cuda: bool) -> Iterator[_Line]:
+def _program(pid: int, cuda: bool = False, network: bool = False) -> Iterator[_Line]:
     yield _LOAD, _ARCH_AT, 0, 0
     yield _JUMP_EQUAL, _AUDIT_ARCH_X86_64, 1, 0
     yield _END
@@ -124,6 +130,10 @@ def _program(pid: int, cuda: bool) -> Iterator[_Line]:
     if cuda:
         yield from _unless(_SOCKET, 0, _JUMP_EQUAL, _AF_UNIX, _REFUSE)
         for number in _CUDA_NEEDS.values():
+            yield from _answer(number, _PERMIT)
+    if network:
+        yield from _by_command(_SOCKET, 0, list(_FAMILIES.values()), _PERMIT, _REFUSE)
+        for number in (*_NETWORK_NEEDS.values(), _SENDTO):
             yield from _answer(number, _PERMIT)
     yield from _unless(_CLONE, 0, _JUMP_BITS, _CLONE_THREAD, _REFUSE)
     for number in (_KILL, _TGKILL):
@@ -144,7 +154,7 @@ def _program(pid: int, cuda: bool) -> Iterator[_Line]:
         yield from _answer(number, _REFUSE)
     yield _JUMP_AT_LEAST, _FIRST_UNKNOWN, 0, 1
     yield _UNKNOWN
-    yield _REFUSE if cuda else _END  # nobody has tried what its driver calls
+    yield _REFUSE if cuda or network else _END  # nobody has tried what a driver calls, or what a system looks up names with
 
 
 def _answer(number: int, answer: _Line) -> Iterator[_Line]:
@@ -192,15 +202,16 @@ def _by_command(number: int, argument: int, commands: list[int], answer: _Line, 
     yield (_LOAD, _NUMBER_AT, 0, 0) if otherwise is None else otherwise
 
 
-def forbid_system_calls(*, cuda: bool = False) -> None:
+def forbid_system_calls(*, cuda: bool = False, network: bool = False) -> None:
     """Install the filter for all threads of this process, which has no new privileges already. Raises: OSError.
 
     ``cuda``: what CUDA needs to start is left, unix sockets among it, and nothing else kills. Landlock grants no names in the file
-    system: only abstract names can be bound. None can be connected to.
+    system: only abstract names can be bound. None can be connected to. ``network``: it can use TCP and UDP, no unix sockets, and
+    files as far as Landlock has it; nothing else kills.
     """
     if (machine := platform.machine()) != "x86_64":
         raise OSError(errno.ENOSYS, f"there is no filter for {machine}")
-    lines = list(_program(os.getpid(), cuda))
+    lines = list(_program(os.getpid(), cuda, network))
     instructions = (_Instruction * len(lines))(*(_Instruction(code, yes, no, k) for code, k, yes, no in lines))
     program = _Program(len(lines), instructions)
     libc = ctypes.CDLL(None, use_errno=True)

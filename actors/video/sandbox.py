@@ -16,16 +16,13 @@ from contextlib import suppress
 
 from ...shm.confined import own_ids
 from ..host.landlock import confine_to_files, libc
+from ..host.limits import MAX_STACK_BYTES, NO_CORE_BYTES, lesser, lower_limits
 from ..host.seccomp import forbid_system_calls
 
 log = logging.getLogger(__name__)
 
 MAX_OPEN_FILES = 256
-# Less than any core has, so that no file is made; and other than 0 it keeps the kernel from piping a core to a program, too.
-NO_CORE_BYTES = 1
-
 MAX_THREADS = 1024
-MAX_STACK_BYTES = 8 << 20  # of the first thread, which grows; no other limit counts it
 
 _PR_SET_NO_NEW_PRIVS = 38
 _NEW_USER = 0x10000000
@@ -95,7 +92,7 @@ def allow_cpu_time(seconds: float) -> None:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = int(time.process_time() + seconds) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (_lesser(soft, hard), hard))
+    resource.setrlimit(resource.RLIMIT_CPU, (lesser(soft, hard), hard))
 
 
 def memory_left() -> int:
@@ -152,8 +149,7 @@ def _empty_file_system() -> None:
 
 
 def _limit_threads() -> None:
-    lowered = _lesser(MAX_THREADS, resource.getrlimit(resource.RLIMIT_NPROC)[1])
-    resource.setrlimit(resource.RLIMIT_NPROC, (lowered, lowered))
+    lower_limits({resource.RLIMIT_NPROC: MAX_THREADS})
 
 
 def _try(status: int) -> None:
@@ -185,10 +181,4 @@ def _limit_resources(memory_bytes: int, file_bytes: int) -> None:
         resource.RLIMIT_FSIZE: file_bytes,
         resource.RLIMIT_DATA: data_pages * resource.getpagesize() + memory_bytes,
     }
-    for kind, limit in limits.items():
-        lowered = _lesser(limit, resource.getrlimit(kind)[1])
-        resource.setrlimit(kind, (lowered, lowered))
-
-
-def _lesser(limit: int, hard: int) -> int:
-    return limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    lower_limits(limits)

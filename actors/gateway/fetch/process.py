@@ -19,6 +19,8 @@ import uvloop
 
 from ....runtime.config.fetch import FetchSection
 from ...host.landlock import confine_to_files
+from ...host.limits import MAX_STACK_BYTES, NO_CORE_BYTES, lower_limits
+from ...host.seccomp import forbid_system_calls
 from ..reading.url_rules import FetchError
 from .download import MAX_HELD_BYTES, Downloader, SystemNames
 from .frames import MAX_FETCHES, Ask, Fetched, decode_ask, decode_rules, frame, read_frame
@@ -35,21 +37,31 @@ _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
 def main() -> None:
     """Fetch until the input ends."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    data_pages = int(Path("/proc/self/statm").read_text().split()[5])
-    for kind, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_DATA, data_pages * resource.getpagesize() + MEMORY_BYTES),
-        (resource.RLIMIT_NOFILE, _NUM_FILES),
-        (resource.RLIMIT_FSIZE, 0),  # it writes no file
-    ):
-        _limit(kind, value)
     threading.stack_size(_STACK_BYTES)
+    restrict()
     uvloop.run(_serve())
+
+
+def restrict() -> None:
+    """Give up what no fetch needs, before any thread begins: new privileges, other programs and processes, unix sockets (those of the
+    run would take this process for one of it), and more than bounded memory and files. ``confine`` takes files."""
+    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    data_pages = int(Path("/proc/self/statm").read_text().split()[5])
+    limits = {
+        resource.RLIMIT_CORE: NO_CORE_BYTES,
+        resource.RLIMIT_STACK: MAX_STACK_BYTES,
+        resource.RLIMIT_DATA: data_pages * resource.getpagesize() + MEMORY_BYTES,
+        resource.RLIMIT_NOFILE: _NUM_FILES,
+        resource.RLIMIT_FSIZE: 0,  # it writes no file
+    }
+    lower_limits(limits)
+    try:
+        forbid_system_calls(network=True)
+    except OSError as error:
+        _tell_missing("system calls", error)
 
 
 class Worker:
@@ -121,12 +133,11 @@ def confine(rules: FetchSection) -> None:
     try:
         confine_to_files([Path(os.path.realpath(path)) for path in readable], has_network=True)
     except OSError as error:
-        log.warning("media are fetched with more rights than needed: this system does not restrict files (%s)", error.strerror)
+        _tell_missing("files", error)
 
 
-def _limit(kind: int, value: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+def _tell_missing(what: str, error: OSError) -> None:
+    log.warning("media are fetched with more rights than needed: this system does not restrict %s (%s)", what, error.strerror)
 
 
 if __name__ == "__main__":

@@ -89,10 +89,10 @@ def test_no_network_no_programs_no_other_processes(outcome: Outcome) -> None:
     assert outcome.found["deaths"] == dict.fromkeys(outcome.found["deaths"], "SIGSYS")
 
 
-def answer(number: int, *arguments: int, machine: int = seccomp._AUDIT_ARCH_X86_64) -> str:
+def answer(number: int, *arguments: int, machine: int = seccomp._AUDIT_ARCH_X86_64, network: bool = False) -> str:
     """What the filter says to a system call: its program, interpreted."""
     data = struct.pack("=IIQ6Q", number, machine, 0, *arguments, *(6 - len(arguments)) * [0])
-    program, at, word = list(seccomp._program(PID, cuda=False)), 0, 0
+    program, at, word = list(seccomp._program(PID, network=network)), 0, 0
     while True:
         code, k, yes, no = program[at]
         at += 1
@@ -141,10 +141,20 @@ def test_every_system_call_kills_but_those_that_are_needed_or_tried() -> None:
     assert answer(0, machine=3) == answer(seccomp._X32) == "SIGSYS"  # the interfaces of 32 bits have other numbers
 
 
+def test_a_process_that_fetches_has_the_network_besides() -> None:
+    answers = {number: answer(number, network=True) for number in range(seccomp._FIRST_UNKNOWN)}
+    more = {*seccomp._NETWORK_NEEDS.values(), seccomp._SENDTO}
+    assert {number for number in answers if answers[number] == "done"} == {n for n in answers if answer(n) == "done"} | more
+    assert {answers[number] for number in (57, 59, 101, 424)} == {"EPERM"}  # fork, execve, ptrace, pidfd_send_signal
+    families = {family: answer(41, family, network=True) for family in (1, 2, 10, 16, 17, 40)}
+    assert families == {1: "EPERM", 2: "done", 10: "done", 16: "done", 17: "EPERM", 40: "EPERM"}
+    assert (answer(62, 1, 9, network=True), answer(16, 0, 0x5412, network=True)) == ("SIGSYS", "SIGSYS")
+
+
 SYSTEM_CALLS = """
 import errno, os, signal, sys
-from mmrt.actors.host import landlock
-from mmrt.actors.video import sandbox, seccomp
+from mmrt.actors.host import landlock, seccomp
+from mmrt.actors.video import sandbox
 sandbox._renounce_new_privileges()
 for number in map(int, sys.argv[1:]):
     pid = os.fork()

@@ -232,7 +232,7 @@ def test_the_process_ends_with_its_input_and_forbids_itself_new_privileges() -> 
         process.stdin.close()
         assert await process.wait() == 0
         assert "NoNewPrivs:\t1" in status
-        assert re.search("Max file size +0 ", limits) and re.search("Max core file size +0 ", limits)
+        assert re.search("Max file size +0 ", limits) and re.search("Max core file size +1 ", limits)
 
     run(test)
 
@@ -252,17 +252,20 @@ def test_the_same_words_for_all_that_cannot_be_reached() -> None:
 
 
 CONFINED = """
-import errno, os, socket, ssl, subprocess, sys
+import errno, os, resource, socket, ssl, subprocess, sys
 from pathlib import Path
-from mmrt.actors.gateway.fetch.process import confine
+from mmrt.actors.gateway.fetch.process import confine, restrict
 from mmrt.runtime.config.fetch import FetchSection
 place = Path(sys.argv[1])
+restrict()
 confine(FetchSection(allowed_roots=(str(place / "root"),)))
 def attempt(action):
     try:
         action()
     except OSError as error:
         return errno.errorcode[error.errno]
+    except ValueError:
+        return "ValueError"
     return "done"
 parent = f"/proc/{os.getppid()}"
 print(
@@ -274,6 +277,12 @@ print(
     attempt(lambda: (place / "root" / "new").write_bytes(b"x")), attempt((place / "root" / "file").unlink),
     attempt(lambda: os.execv("/bin/true", ["true"])),
 )
+print(
+    attempt(lambda: socket.socket(socket.AF_UNIX)), attempt(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)),
+    attempt(lambda: socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)), attempt(os.fork),
+    attempt(lambda: os.memfd_create("x")), attempt(lambda: os.posix_spawn("/bin/true", ["true"], {})),
+)
+print(*(attempt(lambda: resource.setrlimit(kind, (1 << 40, 1 << 40))) for kind in range(5)))
 """
 
 
@@ -286,7 +295,10 @@ def test_it_reads_what_it_is_allowed_and_needs_alone(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-c", CONFINED, *arguments], capture_output=True, text=True, timeout=60)
     if "does not restrict files" in done.stderr:
         pytest.skip(done.stderr)
-    assert done.stdout.splitlines() == [" ".join(["done"] * 4), " ".join(["EACCES"] * 6)], done.stderr
+    allowed, files, calls, limits = done.stdout.splitlines()
+    assert (allowed, files) == (" ".join(["done"] * 4), " ".join(["EACCES"] * 4 + ["EPERM"] * 2)), done.stderr
+    if "does not restrict system calls" not in done.stderr:
+        assert (set(calls.split()), set(limits.split()[1:4])) == ({"EPERM"}, {"ValueError"}), done.stderr
 
 
 def test_the_process_confines_itself_before_its_first_fetch(tmp_path: Path) -> None:
