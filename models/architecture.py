@@ -73,9 +73,10 @@ class DeltaConfig(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
 
 
 class MlpConfig(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
-    """A feed-forward: SwiGLU."""
+    """A feed-forward: an activation of one projection times another projection, projected back."""
 
     intermediate_size: int
+    activation: Literal["silu", "gelu_tanh"] = "silu"
     is_fused: bool = False  # the checkpoint has one matrix for gate and up
 
     @property
@@ -134,6 +135,8 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[LayerConfig, ...]
     ropes: tuple[RopeConfig, ...]
     tie_embeddings: bool = False
+    embedding_scale: float = 1.0  # by which tokens' rows are multiplied, rounded to the model's dtype; not those of media
+    final_softcap: float = 0.0  # c, where logits x are tanh(x / c) c; 0: as they are
     norm_offset: float = 0.0  # added to the weights of all norms but a DeltaNet's own; where it is not 0 they are kept in float32
 
     @property

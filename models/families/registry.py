@@ -32,6 +32,7 @@ FAMILIES: dict[str, Entry] = {
     "qwen3_vl": Entry(lambda: import_module(".qwen3_vl", __package__).QWEN3_VL, ("qwen3_vl",)),
     "qwen3_vl_moe": Entry(lambda: import_module(".qwen3_vl", __package__).QWEN3_VL_MOE, ("qwen3_vl_moe",)),
     "llama": Entry(lambda: _text().LLAMA, ("llama",)),
+    "gemma3": Entry(lambda: import_module(".gemma3", __package__), ("gemma3_text",)),
     "mistral": Entry(lambda: _text().MISTRAL, ("mistral",)),
     "qwen2": Entry(lambda: _text().QWEN2, ("qwen2",)),
     "qwen3": Entry(lambda: _text().QWEN3, ("qwen3",)),

@@ -5,6 +5,7 @@
 
 from collections.abc import Callable
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..architecture import FeedForwardConfig, MlpConfig, MoeConfig
@@ -17,14 +18,20 @@ FeedForward = Callable[[Tensor], Tensor]
 
 
 class Mlp:
-    """SwiGLU, with a fused projection to gate and up."""
+    """``MlpConfig``, with a fused projection to gate and up."""
 
-    def __init__(self, prefix: str, weights: Weights, operations: Operations) -> None:
+    def __init__(self, prefix: str, weights: Weights, operations: Operations, activation: str = "silu") -> None:
         self._gate_up, self._down = (matrix_of(weights, f"{prefix}{name}") for name in ("gate_up", "down"))
-        self._operations = operations
+        self._activate = operations.silu_mul if activation == "silu" else gelu_mul
 
     def __call__(self, normed: Tensor) -> Tensor:
-        return self._down.product(self._operations.silu_mul(self._gate_up.product(normed)))
+        return self._down.product(self._activate(self._gate_up.product(normed)))
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """``Operations.silu_mul`` with GELU, by its approximation, in place of SiLU, on any device."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
 
 
 class Moe:
@@ -49,5 +56,5 @@ def feed_forward_of(config: FeedForwardConfig, index: int, weights: Weights, ope
     """The feed-forward of layer ``index``."""
     prefix = f"layers.{index}."
     if isinstance(config, MlpConfig):
-        return Mlp(prefix, weights, operations)
+        return Mlp(prefix, weights, operations, config.activation)
     return Moe(config, prefix, weights, operations)

@@ -50,13 +50,16 @@ class LanguageModel:
         self._dtype = torch_dtype(config.dtype)
         self._embeddings = table_of(weights, "embed")
         self._head: Matrix = self._embeddings if language.tie_embeddings else table_of(weights, "lm_head")
+        self._embedding_scale = torch.tensor(language.embedding_scale, dtype=self._dtype).item()
+        self._softcap = language.final_softcap
         pages = KvPages.of_groups(language, kv, page_tokens, self._dtype, config.kv_dtype)
         self._operations = make_operations(language, pages, None if states is None else DeltaPages(config, states))
         self._attentions, self._delta = self._operations.attentions, self._operations.delta
         self._layers, self._last_owner = layers_of(language, weights, self._operations), language.last_owner
 
     def embed(self, ids: Tensor) -> Tensor:
-        return self._embeddings.lookup(ids.to(self._device), self._dtype)
+        rows = self._embeddings.lookup(ids.to(self._device), self._dtype)
+        return rows if self._embedding_scale == 1.0 else rows.mul_(self._embedding_scale)
 
     @torch.inference_mode()
     def prefill(self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None) -> list[Tensor]:
@@ -100,7 +103,8 @@ class LanguageModel:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._head.product(hidden).float()
+        logits = self._head.product(hidden).float()
+        return logits.div_(self._softcap).tanh_().mul_(self._softcap) if self._softcap else logits
 
 
 def _deep(chunks: list[Chunk], hidden: Tensor) -> Iterator[list[tuple[Tensor, Tensor]]]:

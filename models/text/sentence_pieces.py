@@ -18,6 +18,7 @@ SPACE = "\u2581"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _TO_SPACES = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
 _FROM_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+_BEHIND_SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}  # Gemma's: finds none
 _PREFIX = {"type": "Prepend", "prepend": SPACE}
 _DECODING = [_TO_SPACES, {"type": "ByteFallback"}, {"type": "Fuse"}]
 _STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
@@ -43,7 +44,8 @@ def going_on(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """A tokenizer for what goes on a text. Raises: ValueError for a normalizer or pre-tokenizer that is not known."""
     found, metaspace = _state(backend.normalizer), _metaspace(backend)
     is_known = found in (_FROM_SPACES, {"type": "Sequence", "normalizers": [_PREFIX, _FROM_SPACES]})
-    if not (is_known and backend.pre_tokenizer is None or found is None and metaspace is not None):
+    is_plain = backend.pre_tokenizer is None or _state(backend.pre_tokenizer) == _BEHIND_SPACES
+    if not (is_known and is_plain or found is None and metaspace is not None):
         told = f"{backend.normalizer}, the pre-tokenizer {backend.pre_tokenizer}"
         raise ValueError(f"the normalizer is {told}, expected Prepend and Replace, or Replace, and none; or none and Metaspace")
     other = tokenizers.Tokenizer.from_str(backend.to_str())

@@ -30,15 +30,32 @@ def windows_if_used(config: JsonObject, num_layers: int) -> list[int]:
 
 def windows_by_layer(config: JsonObject, num_layers: int) -> list[int]:
     """Layers from ``max_window_layers`` on have it, or those that ``layer_types`` names, as Qwen's."""
-    (window, *_), kinds = windows_if_used(config, 1), _layer_types(config, num_layers)
+    (window, *_) = windows_if_used(config, 1)
+    if kinds := _parse_kinds(config, num_layers, window):
+        return [window if kind == _SLIDING else 0 for kind in kinds]
+    first = config.integer("max_window_layers", default=28, least=0) if window else num_layers
+    return [window if layer >= first else 0 for layer in range(num_layers)]
+
+
+def windows_by_pattern(config: JsonObject, num_layers: int, default_interval: int) -> list[int]:
+    """All layers but each ``sliding_window_pattern``-th have it, or those that ``layer_types`` names, as Gemma's."""
+    window = _window(config)
+    interval = config.integer("sliding_window_pattern", default=default_interval)
+    pattern = [_SLIDING if number % interval else _FULL for number in range(1, num_layers + 1)]
+    kinds = _parse_kinds(config, num_layers, window) or pattern
+    if _SLIDING in kinds and not window:
+        raise config.error("sliding_window", f"is null, expected the window of {kinds.count(_SLIDING)} layers")
+    return [window if kind == _SLIDING else 0 for kind in kinds]
+
+
+def _parse_kinds(config: JsonObject, num_layers: int, window: int) -> list[str]:
+    """As ``_layer_types``, of two kinds. Raises CheckpointError."""
+    kinds = _layer_types(config, num_layers)
     if others := set(kinds) - {_FULL, _SLIDING}:
         raise config.error("layer_types", f"has {', '.join(sorted(others))}; only {_FULL} and {_SLIDING} are supported")
     if _SLIDING in kinds and not window:
         raise config.error("layer_types", f"has {_SLIDING}, and no window is used (use_sliding_window, sliding_window)")
-    if kinds:
-        return [window if kind == _SLIDING else 0 for kind in kinds]
-    first = config.integer("max_window_layers", default=28, least=0) if window else num_layers
-    return [window if layer >= first else 0 for layer in range(num_layers)]
+    return kinds
 
 
 def _window(config: JsonObject) -> int:
