@@ -1,8 +1,9 @@
 """The proposals of ``mmrt advise`` at each look at a run: layouts to set, and whether the plan is out of date.
 
-It never acts. Pure, but for reading the plan."""
+Pure, but for reading the plan and for ``acted_on``."""
 
 import datetime
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -10,8 +11,10 @@ from typing import TextIO
 import msgspec
 
 from mmrt.runtime.config.runtime_config import RuntimeConfig
-from mmrt.runtime.errors import UserError
+from mmrt.runtime.errors import RunError, UserError
 from mmrt.runtime.stage_table import MAX_INSTANCES, ProcessSpec, format_layout, parse_layout
+from mmrt.runtime.supervisor.control import LayoutRequest, call
+from mmrt.shm.run_directory import RunDirectory
 
 from .demand import Demand
 from .drift import Drift, DriftDetector
@@ -22,22 +25,26 @@ _BACKLOG_SHARE = 0.5  # of the tightest objective of TTFT
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """One look. ``layout``: to set, None if the present one is right; ``why``: of each kind that would change."""
+    """One look. ``layout``: to set, None if the present one is right; ``why``: of each kind that would change. ``set_in_s``: how long
+    it took to set it; None: it was not set. ``refused``: why the run did not take it."""
 
     at: str
     figures: dict[str, KindFigures]
     layout: str | None
     why: list[str]
     drift: Drift | None
+    set_in_s: float | None = None
+    refused: str = ""
 
 
 class Adviser:
     """Turns samples of a run into advice."""
 
-    def __init__(self, config: RuntimeConfig, calm_s: float, planned: PlanReport | None) -> None:
+    def __init__(self, config: RuntimeConfig, calm_s: float, planned: PlanReport | None, most: int = MAX_INSTANCES) -> None:
+        """``most``: processes of each kind."""
         slos = (config.slo.text, config.slo.image, config.slo.video, config.slo.audio)
         backlog_s = _BACKLOG_SHARE * min(slo.ttft_ms for slo in slos) / 1000
-        self._scaler = Scaler(Rules(backlog_s=backlog_s, calm_s=calm_s, most=MAX_INSTANCES))
+        self._scaler = Scaler(Rules(backlog_s=backlog_s, calm_s=calm_s, most=most))
         self._detector = None if planned is None else DriftDetector(planned.demand, planned.division)
         self._meter: Meter | None = None
 
@@ -67,6 +74,21 @@ def scaled(layout: str, proposals: Sequence[Proposal]) -> str:
     return format_layout(found)
 
 
+def acted_on(advice: Advice, run: Path) -> Advice:
+    """Set the layout that is proposed, if one is, and return the advice with what came of it. A refusal, as of processes that find
+    no memory, changes nothing. Raises: RunError once the run is down."""
+    if advice.layout is None:
+        return advice
+    began_s = time.monotonic()
+    try:
+        call(run, LayoutRequest(advice.layout), timeout_s=None)
+    except RunError as error:
+        if not RunDirectory.is_alive(run):
+            raise
+        return msgspec.structs.replace(advice, refused=str(error))
+    return msgspec.structs.replace(advice, set_in_s=round(time.monotonic() - began_s, 3))
+
+
 def load_plan(path: Path) -> PlanReport:
     """Read a report of ``mmrt plan --json``. Raises: UserError."""
     try:
@@ -88,7 +110,9 @@ def show(advice: Advice, out: TextIO, *, as_json: bool) -> None:
     kinds = "; ".join(f"{one.num} {kind}: {_words(one)}" for kind, one in advice.figures.items())
     print(f"{advice.at}  {kinds}", file=out, flush=True)
     if advice.layout is not None:
-        print(f"  would run: mmrt layout set {advice.layout}  ({'; '.join(advice.why)})", file=out, flush=True)
+        done = "would run" if advice.set_in_s is None else f"ran in {advice.set_in_s:.1f} s"
+        done = f"refused ({advice.refused})" if advice.refused else done
+        print(f"  {done}: mmrt layout set {advice.layout}  ({'; '.join(advice.why)})", file=out, flush=True)
     if advice.drift is not None:
         print(f"  {advice.drift}; would run: mmrt plan", file=out, flush=True)
 
