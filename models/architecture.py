@@ -11,6 +11,7 @@ import msgspec
 from ..schema.media import MediaKind
 from ..schema.quantization import Quantization
 from .item_text import TileTokens, TimeTokens
+from .text.transcripts import SpeechRules
 
 DType = Literal["float32", "bfloat16"]
 WeightFormat = Literal["auto", "float32", "bfloat16", "float16", "int8", "int8g", "int4"]
@@ -328,6 +329,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     audio: AudioConfig | None = None
     vision_rules: VisionRules | None = None
     audio_rules: AudioRules | None = None
+    speech: SpeechRules | None = None  # None: the model is told in words what to do with sounds
     image_token_id: int = -1
     video_token_id: int = -1
     audio_token_id: int = -1

@@ -43,7 +43,7 @@ from .waiting import Waiting
 
 RELAYED = (
     ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/v1/responses"), ("POST", "/v1/responses/input_tokens"),
-    ("POST", "/v1/embeddings"), ("POST", "/v1/decisions"), ("POST", "/v1/audio/transcriptions"),
+    ("POST", "/v1/embeddings"), ("POST", "/v1/decisions"), ("POST", "/v1/audio/transcriptions"), ("POST", "/v1/audio/translations"),
     ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"), ("POST", "/tokenize"), ("POST", "/detokenize"),
     ("POST", "/api/chat"), ("POST", "/api/generate"), ("POST", "/api/embed"), ("POST", "/api/embeddings"),
 )  # fmt: skip

@@ -109,6 +109,8 @@ def load_text_stack(actor: Actor) -> TextStack:
         sampling=model.sampling,
         media=actor.config.media,
         vision_rules=for_run(model, actor.config.media).vision_rules,
+        sound_frame_s=0.0 if model.audio_rules is None else model.audio_rules.hop / model.audio_rules.sample_rate,
+        speech=model.speech,
     )
     return TextStack(limits, prompts)
 

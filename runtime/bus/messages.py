@@ -174,12 +174,14 @@ class Queued(Wire, frozen=True):
 
 class Prepared(Wire, frozen=True):
     """Analysis is done and the request fits: response headers may go out. ``num_cached_tokens``: of the prompt, those whose KV pages
-    were found in the cache; -1 before the request has KV pages. It is sent again when it gets them."""
+    were found in the cache; -1 before the request has KV pages. It is sent again when it gets them. ``num_sound_frames``: mel frames
+    of its sounds."""
 
     epoch: int
     key: int
     num_prompt_tokens: int
     num_cached_tokens: int = 0
+    num_sound_frames: int = 0
 
 
 class Computed(Wire, frozen=True):

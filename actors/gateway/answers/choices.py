@@ -23,12 +23,13 @@ from .token_table import Tokens
 
 class Usage(NamedTuple):
     """Tokens of the prompts, of all choices together, and, of the prompts, those whose KV pages were in the prefix cache; of the
-    choices, those of thoughts, with what came along with their ends."""
+    choices, those of thoughts, with what came along with their ends; frames of the prompts' sounds."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     thought_tokens: int = 0
+    sound_frames: int = 0
 
 
 class Ending(NamedTuple):
@@ -244,7 +245,8 @@ def usage_of(choices: Sequence[Choice]) -> Usage:
     num_tokens, num_thought_tokens = (
         sum(counts) for counts in zip(*[(c.num_tokens, c.num_thought_tokens) for c in choices], strict=True)
     )
-    return Usage(num_prompt_tokens, num_tokens, num_cached_tokens, num_thought_tokens)
+    num_sound_frames = sum([request.num_sound_frames for request in prompts])
+    return Usage(num_prompt_tokens, num_tokens, num_cached_tokens, num_thought_tokens, num_sound_frames)
 
 
 def error_of(choices: Sequence[Choice]) -> RequestError | None:

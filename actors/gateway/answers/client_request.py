@@ -88,6 +88,7 @@ class ClientRequest:
         self.stage = RequestStage.SUBMITTED
         self.num_prompt_tokens: int | None = None
         self.num_cached_tokens = -1  # of the prompt; -1: not known yet
+        self.num_sound_frames = 0  # of the prompt's sounds
         self.num_tokens = 0
         self.finish: FinishReason | None = None
         self.error: RequestError | None = None
@@ -241,7 +242,7 @@ class ClientRequest:
         return True
 
     def _on_prepared(self, prepared: Prepared, now_s: float) -> None:
-        self.num_prompt_tokens = prepared.num_prompt_tokens
+        self.num_prompt_tokens, self.num_sound_frames = prepared.num_prompt_tokens, prepared.num_sound_frames
         self.num_cached_tokens = max(self.num_cached_tokens, prepared.num_cached_tokens)  # an older one may come later
         if self.granted_s is None:  # without media there is nothing to fill
             self.granted_s = now_s

@@ -138,11 +138,14 @@ def _of_prefill(completions: Completions, limits: Limits) -> list[Route]:
 
 
 def _of_transcriptions(completions: Completions) -> list[Route]:
-    async def transcribe(http: web.Request) -> web.StreamResponse:
-        transcription = Transcription()
-        return await completions.answer_form(http, transcription.read, transcription)
+    def answer_as(task: str) -> Handler:
+        async def answer(http: web.Request) -> web.StreamResponse:
+            transcription = Transcription(task)
+            return await completions.answer_form(http, transcription.read, transcription)
 
-    return [("POST", "/v1/audio/transcriptions", transcribe)]
+        return answer
+
+    return [("POST", "/v1/audio/transcriptions", answer_as("transcribe")), ("POST", "/v1/audio/translations", answer_as("translate"))]
 
 
 def _of_messages(completions: Completions) -> list[Route]:

@@ -110,9 +110,11 @@ _DECIDED = object_of(
     options=array(_OPTION),
 )
 DECISIONS = object_of(id=STRING, object=constant("decisions"), created=INTEGER, model=STRING, answers=array(_DECIDED), usage=_USAGE)
+_TOKENS = object_of(type=constant("tokens"), input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT)
 TRANSCRIPTION = object_of(
+    {"task": {"enum": ["transcribe", "translate"]}, "language": STRING, "duration": NUMBER},
     text=STRING,
-    usage=object_of(type=constant("tokens"), input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT),
+    usage={"anyOf": [_TOKENS, object_of(type=constant("duration"), seconds=NUMBER)]},
 )
 
 _PART = object_of(type=constant("output_text"), text=STRING, annotations=array(OBJECT), logprobs=array(OBJECT))

@@ -187,7 +187,7 @@ def _conversations(kinds: Kinds) -> list[Body]:
 
 
 def transcriptions(kinds: Kinds) -> list[Body]:
-    """Forms of ``POST /v1/audio/transcriptions``: none of models that do not hear."""
+    """Forms of ``POST /v1/audio/transcriptions`` and ``translations``: none of models that do not hear."""
     return [{"file": FormFile("a.wav", "audio/wav", b"RIFF")}] if "audio" in kinds else []
 
 

@@ -14,7 +14,7 @@ from ..apis.openai import input_items
 from ..apis.openai.embeddings import read_embeddings
 from ..apis.openai.responses import Exchange
 from ..apis.openai.stored import StoredResponses
-from ..apis.openai.transcriptions import read_transcription
+from ..apis.openai.transcriptions import read_transcription, read_translation
 from ..reading.content import Conversation
 from ..reading.fields import OBJECT, Schema
 from ..reading.json_body import Body
@@ -97,6 +97,10 @@ OPERATIONS = (
     Operation(
         "POST", "/v1/audio/transcriptions", "OpenAI", "The text of a sound, of a model that hears",
         answers.TRANSCRIPTION, FormBody(read_transcription, examples.transcriptions), EVENTS, _WORK, TEXT,
+    ),
+    Operation(
+        "POST", "/v1/audio/translations", "OpenAI", "The text of a sound in English, of a model that hears",
+        answers.TRANSCRIPTION, FormBody(read_translation, examples.transcriptions), EVENTS, _WORK, TEXT,
     ),
     Operation(
         "POST", "/v1/decisions", "mmrt", "The probabilities of possible answers to questions about a conversation",

@@ -186,7 +186,7 @@ class PromptBuilder:
             raise RequestError(f"messages: {error}", param="messages") from None
         if use.continues and (rendered := guard.up_to_mark(rendered) or "") == "":
             raise RequestError("continue_final_message: the model's chat template leaves out the last message", param=None)
-        ids = guard.encode(rendered)
+        ids = guard.encode(rendered + use.begins_answer)
         self._check_length(len(ids), field)
         self._check_placeholders(ids, conversation)
         return self._fence_sound_tracks(ids, conversation)

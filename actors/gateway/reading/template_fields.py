@@ -28,12 +28,14 @@ OptionValue = bool | int | float | str
 
 class TemplateUse(msgspec.Struct, frozen=True):
     """``opens_answer``: the prompt ends where the answer begins. ``continues``: it ends within the last message, which is the model's.
-    ``options``: variables of the template. ``thinking``: whether the model thinks, if the request says so."""
+    ``options``: variables of the template. ``thinking``: whether the model thinks, if the request says so. ``begins_answer``: text of
+    ours, control tokens included, with which the answer begins; it is a part of the prompt."""
 
     opens_answer: bool = True
     continues: bool = False
     options: Mapping[str, OptionValue] = {}
     thinking: Thinking | None = None
+    begins_answer: str = ""
 
 
 def read_template_use(fields: Fields) -> TemplateUse:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ....models.architecture import SamplingDefaults, VisionRules
+from ....models.text.transcripts import SpeechRules
 from ....runtime.bus.sampling import Sampling
 from ....runtime.config.sections import MediaSection
 from ....runtime.errors import RequestError
@@ -47,7 +48,8 @@ _PROMPTS: Schema = {"anyOf": [_PROMPT, {"type": "array", "minItems": 1, "items":
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits on requests: the model served and the configuration. ``vision_rules`` are the run's (``media_rules``).
     ``takes_tools``: its chat template can show functions; ``thinks``: answers may begin with thoughts. ``max_tool_bytes``:
-    of all functions of a request, as JSON. ``weight_bytes``: of the checkpoint's files."""
+    of all functions of a request, as JSON. ``weight_bytes``: of the checkpoint's files. ``sound_frame_s``: seconds of one frame of a
+    sound; ``speech``: how the model transcribes, if it was trained to."""
 
     model_name: str
     family: str = ""
@@ -62,6 +64,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingDefaults = SamplingDefaults()
     media: MediaSection = MediaSection()
     vision_rules: VisionRules | None = None
+    sound_frame_s: float = 0.0
+    speech: SpeechRules | None = None
 
     @property
     def body(self) -> BodyLimits:

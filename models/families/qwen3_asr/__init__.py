@@ -12,6 +12,7 @@ from ....schema.media import MediaKind
 from ...architecture import AudioConfig, LanguageConfig, ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...checkpoint.weight_specs import TensorSpec, language_specs
+from ...text.transcripts import SpeechRules
 from .. import no_media
 from ..family import CheckpointRecipe, made_recipes
 from ..fields import max_positions, parse_attention, parse_decoder, parse_dtype, parse_eos
@@ -39,6 +40,16 @@ _TOWER = AudioConfig(
     n_window=50,
     conv_channels=480,
 )
+_LANGUAGES = (
+    "ar Arabic, yue Cantonese, zh Chinese, cs Czech, da Danish, nl Dutch, en English, fil Filipino, fi Finnish, fr French, de German, "
+    "el Greek, hi Hindi, hu Hungarian, id Indonesian, it Italian, ja Japanese, ko Korean, mk Macedonian, ms Malay, fa Persian, "
+    "pl Polish, pt Portuguese, ro Romanian, ru Russian, es Spanish, sv Swedish, th Thai, tr Turkish, vi Vietnamese"
+)
+SPEECH = SpeechRules(
+    before="language ",
+    marker="<asr_text>",
+    languages=tuple((code, name) for code, name in (entry.split() for entry in _LANGUAGES.split(", "))),
+)
 _PROJECTOR = {"multi_modal_projector.linear_1.": "audio.proj1.", "multi_modal_projector.linear_2.": "audio.proj2."}
 
 
@@ -59,6 +70,7 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
         eos_token_ids=parse_eos(files, outer, config, text),
         audio=audio,
         audio_rules=sound.parse_rules(files, config.object("audio_config"), audio),
+        speech=SPEECH,
         audio_token_id=config.integer("audio_token_id", default=151676, least=0),
     )
 

@@ -49,7 +49,7 @@ _SHAPES = {
     "tiny": Dimensions(
         "float32",
         900,
-        True,
+        False,
         {**text_sizes(1216, 128, 256, 4, 4, 2), "head_dim": 64},
         {},
         {**audio_sizes(2, 64, 128, 4), "downsample_hidden_size": 24},

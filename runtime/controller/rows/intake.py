@@ -327,8 +327,13 @@ def _answer(state: ControllerState, key: int, position: dict[int, int]) -> ToAct
         known = request.record.num_cached_tokens if request.caches.keys else 0
         if request.is_computed:
             return Computed(state.epoch, key, *request.key_in_table, request.kv.lengths[0], known or 0)
-        return Prepared(state.epoch, key, request.kv.lengths[0], -1 if known is None else known)
+        return Prepared(state.epoch, key, request.kv.lengths[0], -1 if known is None else known, _num_sound_frames(request))
     return Granted(state.epoch, key, [item.source for item in request.record.items])
+
+
+def _num_sound_frames(request: Request) -> int:
+    shapes = [item.shape for item in request.record.items if item.shape is not None]
+    return sum(shape.grid[0] for shape in shapes if shape.kind == "audio")
 
 
 def failed_fields(failure: Failed) -> tuple[int, str, str, str | None, int | None, str | None]:

@@ -177,8 +177,8 @@ class Play:
         pool = self._controller.pool
         return [b"".join(bytes(pool.page(page)) for page in run.pages)[:size] for run, size in zip(self.runs, sizes, strict=True)]
 
-    def prepare(self, num_prompt_tokens: int | None = None, num_cached_tokens: int = 0) -> None:
-        self._say(Prepared(1, self.key, num_prompt_tokens or len(self.spec.prompt_ids), num_cached_tokens))
+    def prepare(self, num_prompt_tokens: int | None = None, num_cached_tokens: int = 0, num_sound_frames: int = 0) -> None:
+        self._say(Prepared(1, self.key, num_prompt_tokens or len(self.spec.prompt_ids), num_cached_tokens, num_sound_frames))
 
     def text(self, text: str, finish: FinishReason | None = None, num_tokens: int | None = None, stop: str = "") -> None:
         """A delta, as the detokenizer pushes it."""

@@ -10,6 +10,7 @@ import pytest
 from mmrt.actors.gateway.apis.openai.transcriptions import Transcription
 from mmrt.actors.gateway.reading.forms import MAX_LINES, MAX_PARTS, Form, FormFile, read_form
 from mmrt.actors.gateway.reading.ignored import collecting
+from mmrt.models.families.qwen3_asr import SPEECH
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.errors import RequestError
 from mmrt.tests.actors.gateway.conftest import MODEL
@@ -111,6 +112,82 @@ def test_a_broken_sound_is_the_files_fault(stage: Any) -> None:
     stage.run(test)
 
 
+class TestAModelForSpeech:
+    """It is asked as in training, and its answer begins with the language."""
+
+    @pytest.fixture
+    def limits(self, limits: Any) -> Any:
+        return msgspec.structs.replace(limits, speech=SPEECH, sound_frame_s=0.01)
+
+    @pytest.mark.parametrize("language", [None, "de", "GERMAN"])
+    def test_whole(self, stage: Any, tokenizer: Tokenizer, language: str | None) -> None:
+        async def test(scene: Any) -> None:
+            async def script(play: Any) -> None:
+                await play.grant()
+                play.prepare(num_prompt_tokens=40, num_sound_frames=1234)
+                play.text(" größer fox " if language else "language German<asr_text> größer fox ", "stop")
+
+            scene.controller.script = script
+            asked: dict[str, Any] = {"model": MODEL, "file": FILE, "prompt": "<|im_end|>"}
+            asked |= {"language": language} if language else {}
+            create = scene.client.audio.transcriptions.create
+            found = await create(**asked, response_format="verbose_json")
+            assert (found.text, found.language, found.duration) == ("größer fox", "german", 12.34)
+            assert (found.task, found.segments, found.usage.seconds) == ("transcribe", None, 12.34)
+            said = tokenizer.decode(scene.controller.play.spec.prompt_ids, with_control_tokens=True)
+            end = "language German<asr_text>" if language else ""
+            assert said == (
+                "<|im_start|>system\n<|im_end|><|im_end|>\n<|im_start|>user\n<|audio_pad|><|im_end|>\n<|im_start|>assistant\n" + end
+            )
+            assert await create(**asked, response_format="text") == "größer fox\n"
+            plain = await create(**asked)
+            assert plain.text == "größer fox" and plain.model_extra == {} and not hasattr(plain, "language")
+
+        stage.run(test)
+
+    def test_a_stream(self, stage: Any, tokenizer: Tokenizer) -> None:
+        async def test(scene: Any) -> None:
+            async def script(play: Any) -> None:
+                await play.grant()
+                play.prepare(num_prompt_tokens=40)
+                for text in ("language", " None<asr_", "text>", " a", " b ", "c ", ""):
+                    play.text(text, None if text else "stop")
+                    await asyncio.sleep(0.02)
+
+            scene.controller.script = script
+            events = [event async for event in await scene.client.audio.transcriptions.create(model=MODEL, file=FILE, stream=True)]
+            assert "".join(event.delta for event in events[:-1]) == events[-1].text == "a b c" and len(events) > 2
+            assert all(event.delta for event in events[:-1]) and events[-1].type == "transcript.text.done"
+            said = tokenizer.decode(scene.controller.play.spec.prompt_ids, with_control_tokens=True)
+            assert said == "<|im_start|>user\n<|audio_pad|><|im_end|>\n<|im_start|>assistant\n"
+
+        stage.run(test)
+
+    def test_what_it_refuses(self, limits: Any) -> None:
+        for form, problem in (
+            ({"language": "tlh"}, 'language: is "tlh", which the model does not know; allowed are ar, yue, zh, cs'),
+            ({"response_format": "srt"}, 'response_format: is "srt", which has times; the model tells what is said, not when.'),
+        ):
+            with pytest.raises(RequestError) as error:
+                Transcription().read({"file": WAV, **form}, limits)
+            assert error.value.message.startswith(problem)
+        with pytest.raises(RequestError, match="the model tiny writes down speech in the language that is spoken: it cannot translate"):
+            Transcription("translate").read({"file": WAV}, limits)
+
+
+def test_a_translation(stage: Any, tokenizer: Tokenizer) -> None:
+    async def test(scene: Any) -> None:
+        scene.controller.script = answer
+        with pytest.warns(DeprecationWarning):  # of the client's method, without a reason
+            create = scene.client.audio.translations.create(model=MODEL, file=FILE, prompt="A fox.", response_format="verbose_json")
+        found = await create
+        assert (found.text, found.language, found.duration) == ("the quick größer fox", "english", 0)
+        said = tokenizer.decode(scene.controller.play.spec.prompt_ids, with_control_tokens=True)
+        assert "Translate the audio into English text. The text before it, or an example of its style, is: A fox." in said
+
+    stage.run(test)
+
+
 class TestAModelThatDoesNotHear:
     @pytest.fixture
     def limits(self, limits: Any) -> Any:
@@ -134,9 +211,9 @@ WAV = FormFile("sound.wav", "audio/wav", b"abc")
         ({"file": "a"}, 400, "file: expected a file, got a text"),
         ({"file": FormFile("a.wav", "", b"")}, 400, "file: is empty"),
         ({"model": "whisper-1"}, 404, 'model: "whisper-1" does not exist, this server has "tiny"'),
-        ({"response_format": "verbose_json"}, 400, 'response_format: is "verbose_json", which has times; the model tells what is said'),
+        ({"response_format": "verbose_json"}, 400, 'response_format: is "verbose_json", which names the language; the model does not'),
         ({"response_format": "srt"}, 400, 'response_format: is "srt", which has times; the model tells what is said, not when.'),
-        ({"response_format": "xml"}, 400, 'response_format: is "xml", allowed are json, text'),
+        ({"response_format": "xml"}, 400, 'response_format: is "xml", allowed are json, text, verbose_json'),
         ({"timestamp_granularities": ["word"]}, 400, "timestamp_granularities: is not supported: the model tells what is said"),
         ({"include": ["logprobs"]}, 400, "include: is an array with 1 entry, only [] is supported"),
         ({"temperature": "warm"}, 400, 'temperature: expected a number, got "warm"'),

@@ -1,11 +1,14 @@
-"""OpenAI's ``POST /v1/audio/transcriptions``: a form with a sound becomes a ``ChatRequest`` for its text, of models that hear."""
+"""OpenAI's ``POST /v1/audio/transcriptions`` and ``/v1/audio/translations``: a form with a sound becomes a ``ChatRequest`` for its
+text, of models that hear. Those that were trained to write down speech (``SpeechRules``) are asked as they were in training.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from .....models.text.transcripts import SpeechRules, TranscriptReader
 from .....runtime.errors import RequestError
 from ...answers.answer_format import COMMENT
 from ...answers.choices import Ending, Piece, Usage
@@ -17,13 +20,16 @@ from ...reading.forms import Form, FormFile
 from ...reading.media import MediaIntake
 from ...reading.media_options import OptionReader
 from ...reading.output_fields import Output
+from ...reading.template_fields import TemplateUse
 from ...reading.validation import ChatRequest, Generation, Limits, read_generation
 from .answers import error_body
 
-FORMATS = ("json", "text")
-TIMED_FORMATS = ("verbose_json", "srt", "vtt", "diarized_json")
+VERBOSE = "verbose_json"
+FORMATS = ("json", "text", VERBOSE)
+TIMED_FORMATS = ("srt", "vtt", "diarized_json")
 SYSTEM = "You are a speech recognition model."
 INSTRUCTION = "Transcribe the audio into text."
+TRANSLATE = "Translate the audio into English text."
 MAX_PROMPT_CHARS = 16384
 _LANGUAGE = re.compile(r"[A-Za-z][A-Za-z -]{1,31}", re.ASCII)
 _NUMBERS = (
@@ -37,70 +43,117 @@ _encode = msgspec.json.Encoder().encode
 _decode_number: Callable[[str], int | float] = msgspec.json.Decoder(int | float).decode
 
 
-def read_transcription(form: Form | Example, limits: Limits) -> tuple[ChatRequest, bool]:
-    """Validate the form of ``POST /v1/audio/transcriptions``, and return also whether its answer is plain text. It takes the sampling
-    controls of chat completions as well. An example comes with the types of JSON.
+class Asked(NamedTuple):
+    """What a form asks for. ``language``: of the text, as far as form or route say."""
+
+    request: ChatRequest
+    format: str
+    language: str
+
+
+class _Prompt(NamedTuple):
+    messages: tuple[Message, ...]
+    template: TemplateUse
+    language: str
+
+
+def read_transcription(form: Form | Example, limits: Limits) -> Asked:
+    """Validate the form of ``POST /v1/audio/transcriptions``. It takes the sampling controls of chat completions as well. An example
+    comes with the types of JSON.
 
     Raises:
         RequestError: 400, or 404 for an unknown model, or 413 for a sound that is too large.
     """
+    speech = limits.speech
+    return _read(form, limits, _in_words if speech is None else lambda fields: _as_trained(fields, speech), speech is not None)
+
+
+def read_translation(form: Form | Example, limits: Limits) -> Asked:
+    """As ``read_transcription``, for ``POST /v1/audio/translations``: models that are told in words what to do can do it."""
+
+    def translated(fields: Fields) -> _Prompt:
+        if limits.speech is not None and not fields.is_example:
+            told = f"the model {limits.model_name} writes down speech in the language that is spoken: it cannot translate"
+            raise RequestError(told, param="model")
+        return _in_words(fields, TRANSLATE)._replace(language="english")
+
+    return _read(form, limits, translated, has_language=True)
+
+
+def _read(form: Form | Example, limits: Limits, read_prompt: Callable[[Fields], _Prompt], has_language: bool) -> Asked:
+    """``has_language``: that of the text will be known."""
     if "audio" not in limits.kinds:
         raise RequestError(f"the model {limits.model_name} takes no sound: it cannot transcribe any", param="file")
     fields = Fields(form if isinstance(form, Example) else {name: _typed(name, value) for name, value in form.items()})
     file = fields.take_required("file", _BINARY)
-    is_text = _read_format(fields) == "text"
+    format = _read_format(fields)
     if fields.take("timestamp_granularities", NULL):
         raise refuse("timestamp_granularities", f"is not supported: {_NO_TIMES}")
     settle_first(fields, TRANSCRIPTIONS, *NOT_IN_FORMS)
     fields.leftover.setdefault("temperature", 0)  # as with OpenAI
     generation = read_generation(fields, limits, lambda *_: Output(), max_tokens_fields=("max_completion_tokens",))
-    instruction = _read_instruction(fields)
+    prompt = read_prompt(fields)
     settle(fields, TRANSCRIPTIONS)
+    if format == VERBOSE and not (has_language or prompt.language):
+        raise refuse("response_format", f"is {show(format)}, which names the language; the model does not tell it: give language")
     if not isinstance(file, FormFile):
         raise refuse("file", "expected a file, got a text")
     intake = MediaIntake(limits.kinds, limits.media, OptionReader(None, limits.kinds, limits.vision_rules), limits.family)
     intake.read_file("audio", file.mime, file.data, "file")
-    messages = (Message("system", SYSTEM), Message("user", (MediaPart("audio"), instruction)))
-    return ChatRequest(generation, Conversation(messages, tuple(intake.media)), messages_field="file"), is_text
+    conversation = Conversation(prompt.messages, tuple(intake.media))
+    request = ChatRequest(generation, conversation, prompt.template, messages_field="file")
+    return Asked(request, format, prompt.language)
 
 
 class Transcription:
     """One request and its answer: reads the form, and is the ``AnswerFormat`` of what it reads."""
 
-    id_prefix = "transcription-"
-
-    def __init__(self) -> None:
-        self._is_text = False
+    def __init__(self, task: str = "transcribe") -> None:
+        """``task``: as OpenAI names it in a verbose answer."""
+        self.id_prefix = "transcription-" if task == "transcribe" else "translation-"
+        self._task = task
+        self._asked: Asked | None = None
+        self._frame_s = 0.0
+        self._speech: SpeechRules | None = None
 
     def read(self, form: Form, limits: Limits) -> ChatRequest:
         """Validate the form. Raises: RequestError, as ``read_transcription``."""
-        asked, self._is_text = read_transcription(form, limits)
-        return asked
+        self._asked = (read_transcription if self._task == "transcribe" else read_translation)(form, limits)
+        self._frame_s, self._speech = limits.sound_frame_s, limits.speech
+        return self._asked.request
 
     def begin(self, id: str, created: int, model: str, fingerprint: str) -> "Transcript":
         """See ``AnswerFormat``."""
-        return Transcript(id, self._is_text)
+        asked = self._asked
+        assert asked is not None
+        reader = None if self._speech is None else TranscriptReader(self._speech, asked.language)
+        return Transcript(id, self._task, asked, self._frame_s, reader)
 
 
 class Transcript:
-    """One answer."""
+    """One answer. ``reader`` tells its language from its text; None: all of it is text."""
 
-    def __init__(self, id: str, is_text: bool) -> None:
+    def __init__(self, id: str, task: str, asked: Asked, frame_s: float, reader: TranscriptReader | None) -> None:
         self.id = id
-        self.content_type = "text/plain" if is_text else "application/json"
-        self._is_text = is_text
+        self.content_type = "text/plain" if asked.format == "text" else "application/json"
+        self._task, self._asked, self._frame_s, self._reader = task, asked, frame_s, reader
 
     def choice(self, index: int, piece: Piece, ending: Ending, with_ids: bool) -> dict[str, Any]:
-        return {"text": piece.text}
+        return {"text": piece.text if self._reader is None else self._reader.push(piece.text) + self._reader.flush()}
 
     def whole(self, choices: Sequence[dict[str, Any]], usage: Usage, more: dict[str, Any]) -> bytes:
         (choice,) = choices
-        if self._is_text:
+        if self._asked.format == "text":
             return f"{choice['text']}\n".encode()
-        return _encode({**choice, "usage": _usage(usage), **more})
+        if self._asked.format != VERBOSE:
+            return _encode({**choice, "usage": _usage(usage), **more})
+        language = self._asked.language if self._reader is None else self._reader.language
+        seconds = round(usage.sound_frames * self._frame_s, 3)
+        facts = {"task": self._task, "language": language.lower(), "duration": seconds}
+        return _encode({**facts, **choice, "usage": {"type": "duration", "seconds": seconds}, **more})
 
     def chunks(self, generation: Generation) -> "TranscriptEvents":
-        return TranscriptEvents()
+        return TranscriptEvents(self._reader)
 
 
 class TranscriptEvents:
@@ -109,18 +162,22 @@ class TranscriptEvents:
     content_type = "text/event-stream; charset=utf-8"
     keep_alive = COMMENT
 
-    def __init__(self) -> None:
+    def __init__(self, reader: TranscriptReader | None) -> None:
+        self._reader = reader
         self._texts: list[str] = []
 
     def role(self, index: int, usage: Usage) -> bytes:
         return b""
 
     def text(self, index: int, piece: Piece, usage: Usage) -> bytes:
-        self._texts.append(piece.text)
-        return _event("transcript.text.delta", delta=piece.text)
+        return self._delta(piece.text if self._reader is None else self._reader.push(piece.text))
 
     def finish(self, index: int, ending: Ending, piece: Piece, usage: Usage) -> bytes:
-        return b""
+        return b"" if self._reader is None else self._delta(self._reader.flush())
+
+    def _delta(self, text: str) -> bytes:
+        self._texts.append(text)
+        return _event("transcript.text.delta", delta=text) if text else b""
 
     def end(self, usage: Usage) -> bytes:
         return _event("transcript.text.done", text="".join(self._texts), usage=_usage(usage))
@@ -142,13 +199,13 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _read_format(fields: Fields) -> str | None:
+def _read_format(fields: Fields) -> str:
     wanted: str | None = fields.take("response_format", {"enum": list(FORMATS)})
     if wanted in TIMED_FORMATS:
         raise refuse("response_format", f"is {show(wanted)}, which has times; {_NO_TIMES}. Allowed are {', '.join(FORMATS)}")
     if wanted is not None and wanted not in FORMATS:
         raise refuse("response_format", f"is {show(wanted)}, allowed are {', '.join(FORMATS)}")
-    return wanted
+    return wanted or "json"
 
 
 def _typed(name: str, value: str | FormFile | list[str]) -> Any:
@@ -169,10 +226,10 @@ def _typed(name: str, value: str | FormFile | list[str]) -> Any:
     return value
 
 
-def _read_instruction(fields: Fields) -> str:
-    """Return what is asked of the model: the transcript, in the language and the style that are given."""
+def _in_words(fields: Fields, instruction: str = INSTRUCTION) -> _Prompt:
+    """What is said to the model: the task, and the language and the style that are given."""
     language, prompt = fields.take_str("language"), fields.take_str("prompt", MAX_PROMPT_CHARS)
-    sentences = [INSTRUCTION]
+    sentences = [instruction]
     if language:
         if not _LANGUAGE.fullmatch(language):
             raise refuse("language", f"is {show(language)}, expected an ISO 639-1 code or a name of 2 to 32 letters")
@@ -180,4 +237,19 @@ def _read_instruction(fields: Fields) -> str:
         sentences.append(f"Its language {named}.")
     if prompt:
         sentences.append(f"The text before it, or an example of its style, is: {prompt}")
-    return " ".join(sentences)
+    messages = (Message("system", SYSTEM), Message("user", (MediaPart("audio"), " ".join(sentences))))
+    return _Prompt(messages, TemplateUse(), language or "")
+
+
+def _as_trained(fields: Fields, speech: SpeechRules) -> _Prompt:
+    """The sound, behind what the model may need to know; in a given language the answer begins with that."""
+    language, prompt = fields.take_str("language"), fields.take_str("prompt", MAX_PROMPT_CHARS)
+    messages = (*([Message("system", prompt)] if prompt else []), Message("user", (MediaPart("audio"),)))
+    if not language:
+        return _Prompt(messages, TemplateUse(), "")
+    wanted = language.lower()
+    name = next((name for code, name in speech.languages if wanted in (code, name.lower())), None)
+    if name is None:
+        allowed = ", ".join(code for code, _ in speech.languages)
+        raise refuse("language", f"is {show(language)}, which the model does not know; allowed are {allowed}, and their English names")
+    return _Prompt(messages, TemplateUse(begins_answer=f"{speech.before}{name}{speech.marker}"), name)
