@@ -3,8 +3,8 @@
 A product of M rows of activations with a matrix of N rows is made of tiles: some rows of activations by one block of the matrix, which
 stays in cache while all rows of activations are multiplied by it. ``row_kernels``, ``int8_kernels`` and ``int4_kernels`` emit a tile;
 which tiles there are, and which thread computes them, is decided here. Products of many rows (``panel_kernels``) and kernels of other
-operations (``attention_kernel``, ``flash_attention``, ``delta_kernels``, ``layer_kernels``, ``part_rows``, ``rounding_kernel``) are
-products with M = 1: what they compute N times is the matrix.
+operations (``attention_kernel``, ``flash_attention``, ``delta_kernels``, ``layer_kernels``, ``part_rows``, ``rounding_kernel``, and of
+weights when they are loaded: ``block_kernels``, ``packing_kernel``) are products with M = 1: what they compute N times is the matrix.
 """
 
 import ctypes

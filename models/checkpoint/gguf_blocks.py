@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...cpu_kernels import block_kernels
+
 TYPE_NAMES = {
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0"},
     **{10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K"},
@@ -200,4 +202,6 @@ def whole_numbers(blocks: Tensor, kind: str) -> WholeNumbers:
 def block_values(blocks: Tensor, kind: str) -> Tensor:
     """The values of rows of a matrix of type ``kind``: uint8 [rows, bytes of a row] to float32 [rows, columns]."""
     num_values, num_bytes = BLOCKS[kind]
-    return _VALUES[kind](blocks.reshape(-1, num_bytes)).reshape(len(blocks), blocks.shape[1] // num_bytes * num_values)
+    apart = blocks.reshape(-1, num_bytes)
+    values = block_kernels.values(apart, kind) if block_kernels.has_kernel(apart, kind) else _VALUES[kind](apart)
+    return values.reshape(len(blocks), blocks.shape[1] // num_bytes * num_values)

@@ -10,6 +10,7 @@ the order [group, row]. Shapes: N rows, K columns, G groups.
 import torch
 from torch import Tensor
 
+from ...cpu_kernels import packing_kernel
 from ...schema.weight_layout import INT8_MOST, INT8G_COLUMNS, PACKED_COLUMNS, PACKED_ROWS
 
 
@@ -28,6 +29,14 @@ def quantize(values_NK: Tensor) -> tuple[Tensor, Tensor]:
     # Groups of zeros, and of numbers too small to be divided by their scale, are zeros.
     inverse = torch.where(scales < torch.finfo(torch.float32).tiny, 0.0, scales.reciprocal())
     return groups.mul_(inverse.unsqueeze(2)).round_().to(torch.int8).flatten(1), scales
+
+
+def write(values_NK: Tensor, target: Tensor, target_scales: Tensor) -> None:
+    """``pack`` what ``quantize`` makes of float32 values. Scales are not finite where a value is not."""
+    if packing_kernel.has_kernel(values_NK) and target.is_contiguous() and target_scales.is_contiguous():
+        packing_kernel.pack(values_NK, target, target_scales)
+    else:
+        pack(*quantize(values_NK.clone()), target, target_scales)
 
 
 def unpack(packed: Tensor, scales: Tensor, out_NK: Tensor) -> None:

@@ -27,15 +27,15 @@ def narrow(values: Tensor, target: Tensor, scales: Tensor | None = None) -> None
     if scales is None and (target.dtype != torch.float16 or values.dtype == target.dtype):
         target.copy_(values)
         return
-    for rows, block in _blocks(values):
+    is_int8g = scales is not None and scales.dim() == 2
+    for rows, block in _blocks(values, are_kept=is_int8g):
         if scales is None:
             _halve(block, target[rows])
         elif scales.dim() == 1:
             _quantize(block, target[rows], scales[rows])
-        elif target.dtype == torch.int8:
-            whole, steps = int8g.quantize(block)
-            _check_finite(steps, "int8g")
-            int8g.pack(whole, steps, target[rows], scales[rows])
+        elif is_int8g:
+            int8g.write(block, target[rows], scales[rows])
+            _check_finite(scales[rows], "int8g")
         else:
             codes, steps, zeros = int4.quantize(block, scales.shape[1])
             _check_finite(zeros, "int4")
@@ -49,8 +49,11 @@ def row_blocks(rows: slice, num_columns: int, unit: int = 1, num_values: int = _
     return (slice(first, min(first + step, rows.stop)) for first in range(rows.start, rows.stop, step))
 
 
-def _blocks(values: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows in float32, all in the same memory, which may be written to."""
+def _blocks(values: Tensor, are_kept: bool = False) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of rows in float32, all in the same memory, which may be written to unless they ``are_kept``."""
+    if are_kept and values.dtype == torch.float32:
+        yield from ((rows, values[rows]) for rows in row_blocks(slice(0, values.shape[0]), math.prod(values.shape[1:])))
+        return
     memory: Tensor | None = None
     for rows in row_blocks(slice(0, values.shape[0]), math.prod(values.shape[1:])):
         memory = torch.empty(values[rows].shape) if memory is None else memory
