@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NUM_BYTES = 64  # glibc's has 40 on x86-64, 48 on arm64; a cache line of its own
+HOLDER = 0x3FFF_FFFF  # the bits of its first 32 that name the holding thread; Linux's FUTEX_TID_MASK, 0: nobody holds it
 
 _PROCESS_SHARED, _ROBUST = 1, 1
 _ATTRIBUTE_BYTES = 16

@@ -4,6 +4,8 @@ import itertools
 import os
 import signal
 import sys
+import threading
+import time
 from typing import ClassVar
 
 import pytest
@@ -272,3 +274,64 @@ def test_stats_before_the_first(run):
     stats.publish(StatsSnapshot(waiting=2))
     assert stats.read().waiting == 2
     stats.close()
+
+
+def test_others_see_who_computes_until_it_says_or_dies(run, crashes):
+    """Its death is Linux's to note: nobody else lives who could, and no later generation comes."""
+    table = ActorTable.create(run, ["decode", "prefill", "encoder"])
+    look = ActorTable.attach(run).lookout(["encoder", "prefill", "decode"])
+
+    def compute_and_die():
+        ActorTable.attach(run).writer("prefill", 1).set_computing(True)
+        assert look() == 0b110
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    decode = table.writer("decode", 1)
+    assert look() == 0
+    decode.set_computing(True)
+    assert look() == 0b100
+    assert crashes.Child(compute_and_die).wait() == -signal.SIGKILL
+    assert look() == 0b100
+    decode.set_computing(False)
+    assert look() == 0
+    prefill = table.writer("prefill", 2)
+    prefill.set_computing(True)
+    assert look() == 0b010
+    prefill.set_computing(False)
+    with pytest.raises(ValueError, match="no actor 'video'"):
+        table.lookout(["decode", "video"])
+    table.close()
+
+
+def test_an_actor_computes_in_one_thread(run):
+    """Also in a process of several: a thread that ends computes no more, and another one does not speak for it."""
+    table = ActorTable.create(run, ["decode"])
+    status, look = table.writer("decode", 1), table.lookout(["decode"])
+    thread = threading.Thread(target=status.set_computing, args=(True,))
+    thread.start()
+    thread.join()
+    until_s = time.monotonic() + 30
+    while look():  # Python joins a thread before Linux has ended it
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+    status.set_computing(True)
+    with pytest.raises(RuntimeError, match="another thread"):
+        status.set_computing(True)
+    status.set_computing(False)
+    table.close()
+
+
+def test_a_word_that_linux_could_not_clear_does_not_outlast_the_next_generation(run):
+    """It cannot where a process that is killed for memory loses its stack before its locks."""
+    table = ActorTable.create(run, ["decode"])
+    table.writer("decode", 1)
+    number_of_nobody = 0x3FFF_FFFF
+    table._own["decode"][16] |= number_of_nobody
+    look = table.lookout(["decode"])
+    assert look() == 1
+    status = table.writer("decode", 2)
+    assert look() == 0
+    status.set_computing(True)
+    assert look() == 1
+    status.set_computing(False)
+    table.close()
