@@ -247,4 +247,6 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
         section, process = plan.config.actor(name), plan.config.process_of(name)
         shared = f", in the process of {process}" if process != name else ""
         shared += f", on device {devices[name]}" if name in devices else ""
-        print(f"actor          {name:<12} threads {section.threads}, nice {section.nice}{shared}")
+        most = plan.config.most_threads(name)
+        threads = f"{section.threads}" + (f" to {most}" if most > section.threads else "")
+        print(f"actor          {name:<12} threads {threads}, nice {section.nice}{shared}")

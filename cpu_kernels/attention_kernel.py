@@ -14,7 +14,7 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from .kernel import STORED, Kernel, load_kernel, vector_width
+from .kernel import STORED, Kernel, available_threads, load_kernel, vector_width
 from .machine_code import (
     FLOAT,
     INT,
@@ -63,7 +63,7 @@ class PagedAttention:
         self._values, self._shape, self._window = values, shape, window or _NO_WINDOW
         self._kernel = _kernel(shape)
         self._lengths = self._tables = torch.empty(0, dtype=torch.int64)
-        self._num_threads = 1
+        self._is_small = True
 
     @classmethod
     def of(cls, values: Tensor, kv_heads: int, group: int, scale: float = 0.0, window: int = 0) -> "PagedAttention | None":
@@ -94,7 +94,7 @@ class PagedAttention:
             )
         self._lengths, self._tables = lengths.long().contiguous(), tables.long()
         work = int(lengths.clamp(max=self._window).sum()) * self._shape.kv_heads * self._shape.head_dim
-        self._num_threads = torch.get_num_threads() if work >= _LEAST_WORK else 1
+        self._is_small = work < _LEAST_WORK
 
     def attend(self, layer: int, q_BHD: Tensor) -> Tensor:
         """float32 [B, G x HKV x D] of queries [B, G x HKV, D] in the pool's dtype, to the tokens of ``begin``.
@@ -113,7 +113,7 @@ class PagedAttention:
         first = values.data_ptr() + layer * values.stride(1) * values.element_size()
         addresses = self._lengths.data_ptr(), self._tables.data_ptr(), q_BHD.data_ptr(), out.data_ptr()
         words = (1, num_rows * kv_heads, row_numbers, self._tables.shape[1], values.stride(0), first, *addresses, self._window)
-        self._kernel.run(words, self._num_threads)
+        self._kernel.run(words, 1 if self._is_small else available_threads())
         return out
 
 

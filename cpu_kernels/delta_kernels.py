@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .delta_code import ROW_WORDS, Folds, Shape
 from .delta_tokens import Prompts, Steps
-from .kernel import STORED, Kernel, load_kernel, vector_width
+from .kernel import STORED, Kernel, available_threads, load_kernel, vector_width
 
 DeltaWeights = tuple[Tensor, Tensor, Tensor, Tensor]
 """Of a layer, in float32: the convolution [conv_size, W], the newest token last; rates of decay [H], negative; what is added to a
@@ -185,7 +185,7 @@ class PagedDelta:
 
     def _run(self, rows: Numbers, num_items: int, layer: int, words: Sequence[int], num_states: int) -> None:
         work = num_states * self._shape.value_heads * self._shape.state_numbers
-        num_threads = torch.get_num_threads() if work >= _LEAST_WORK else 1
+        num_threads = available_threads() if work >= _LEAST_WORK else 1
         words = (1, num_items, rows.ctypes.data, *self._addresses[layer], *words)
         _kernel(self._kind, self._shape).run(words, num_threads)
 

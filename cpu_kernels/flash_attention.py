@@ -16,7 +16,7 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from .kernel import Kernel, load_kernel, vector_width
+from .kernel import Kernel, available_threads, load_kernel, vector_width
 from .machine_code import (
     FLOAT,
     INT,
@@ -117,7 +117,7 @@ def attend(q_SNHD: Tensor, k_SMHD: Tensor, v_SMHD: Tensor, ranges: KeyRanges | N
     output = torch.empty(q.shape, dtype=torch.float32)
     largest, weight = torch.empty(2, *q.shape[:3], dtype=torch.float32)
     has_team = num_sequences * num_heads * num_queries * num_keys >= _LEAST_WORK
-    num_threads, block = torch.get_num_threads() if has_team else 1, _QUERIES
+    num_threads, block = available_threads() if has_team else 1, _QUERIES
     while num_threads > 1 and block > _LEAST_QUERIES and num_sequences * kv_heads * -(-num_queries // block) < _ITEMS * num_threads:
         block //= 2
     num_items = num_sequences * kv_heads * -(-num_queries // block)

@@ -42,7 +42,7 @@ _PARTS_OF_THREAD = 4  # of a product: with more, threads that read memory get in
 _CALL_WORDS = 4  # where a team's threads take the numbers of parts, 0 without a team; how many they are; products; words of each
 _LEAST_WORK = 1 << 18  # weights: fewer are left to one thread
 _IMPORTED_S = time.time()
-_threads = threading.local()  # ``team``: that which a thread leads
+_threads = threading.local()  # ``team``: that which a thread leads; ``count``: tells how many compute its next kernel
 
 
 @cache
@@ -57,9 +57,20 @@ def has_vnni() -> bool:
     return vector_width() == 16 and "avx512_vnni" in processor_flags()
 
 
+def set_threads(count: Callable[[], int] | None) -> None:
+    """Let ``count`` tell from now on how many threads compute a kernel that this thread calls. None: as many as torch has."""
+    _threads.count = count
+
+
+def available_threads() -> int:
+    """Threads that compute the calling thread's next kernel. Two calls can differ, and no bit of a result depends on it."""
+    count: Callable[[], int] | None = getattr(_threads, "count", None)
+    return torch.get_num_threads() if count is None else count()
+
+
 def threads_for(num_weights: int) -> int:
     """Threads that compute products with so many weights: little work is left to one."""
-    return torch.get_num_threads() if num_weights >= _LEAST_WORK else 1
+    return available_threads() if num_weights >= _LEAST_WORK else 1
 
 
 def check_columns(x_MK: Tensor, num_columns: int) -> None:

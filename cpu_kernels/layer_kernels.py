@@ -13,7 +13,7 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from .kernel import STORED, Kernel, load_kernel, vector_width
+from .kernel import STORED, Kernel, available_threads, load_kernel, vector_width
 from .machine_code import (
     FLOAT,
     POINTER,
@@ -88,7 +88,7 @@ def _run(name: str, dtype: torch.dtype, shape: Sequence[int], tensors: Sequence[
     if width is None or shape[1] % width or len(addresses) < len(tensors):
         described = ", ".join(f"{list(tensor.shape)} of strides {tensor.stride()} on {tensor.device}" for tensor in tensors)
         raise ValueError(f"{name}: not contiguous on a CPU, or no whole vectors: {described}")
-    num_threads = torch.get_num_threads() if tensors[0].numel() >= _LEAST_WORK else 1
+    num_threads = available_threads() if tensors[0].numel() >= _LEAST_WORK else 1
     _kernel(name, dtype).run((1, *shape, *addresses, *more), num_threads)
 
 

@@ -12,7 +12,7 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from .kernel import Kernel, load_kernel
+from .kernel import Kernel, available_threads, load_kernel
 from .machine_code import FLOAT, POINTER, address, call_intrinsic, constant, load_vector, load_word, loop, spread
 
 PART = 32  # columns with one step
@@ -37,7 +37,7 @@ def round_rows(x_MK: Tensor) -> RoundedRows:
     codes = torch.empty(num_rows, num_columns, dtype=torch.int8)
     steps = torch.empty(num_rows, num_columns // PART, 2, dtype=torch.float32)
     words = (1, num_rows * num_columns // PART, x_MK.data_ptr(), codes.data_ptr(), steps.data_ptr())
-    _kernel().run(words, torch.get_num_threads() if num_rows * num_columns >= _LEAST_WORK else 1)
+    _kernel().run(words, available_threads() if num_rows * num_columns >= _LEAST_WORK else 1)
     return RoundedRows(codes, steps)
 
 

@@ -10,7 +10,7 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from .kernel import Kernel, load_kernel, vector_width
+from .kernel import Kernel, available_threads, load_kernel, vector_width
 from .machine_code import (
     FLOAT,
     POINTER,
@@ -49,7 +49,7 @@ def round_to(x_MK: Tensor, most: int, least: float, shift: int, most_of_norm: fl
     steps, are_split = torch.empty(num_rows, 1, dtype=torch.float32), torch.empty(num_rows, dtype=torch.bool)
     limits = _limits(most, least, shift, most_of_norm)
     addresses = (tensor.data_ptr() for tensor in (x_MK, codes, steps, are_split, limits))
-    num_threads = torch.get_num_threads() if x_MK.numel() >= _LEAST_WORK else 1
+    num_threads = available_threads() if x_MK.numel() >= _LEAST_WORK else 1
     _kernel().run((1, *x_MK.shape, *addresses), num_threads)
     return codes, steps, are_split
 

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 _SPIN_NS = 100_000  # the calls of a layer follow each other in less
 _WORD_BYTES = 8
+_SET_NAME = 15  # of the calling thread
 
 
 class Team:
@@ -38,7 +39,7 @@ class Team:
             self._num_helpers += 1
             name = f"helper-{self._num_helpers}"
             try:
-                threading.Thread(target=self._shared.run, args=(HELP,), name=name, daemon=True).start()
+                threading.Thread(target=self._shared.help, args=(name,), name=name, daemon=True).start()
             except RuntimeError as error:  # no helper is needed
                 log.warning("%s of %d cannot start, and computes nothing: %s", name, num_threads - 1, error)
         self._shared.run(LEAD, function, call, num_threads - 1)
@@ -57,6 +58,11 @@ class _Shared:
         words = {index: ctypes.cast(function, ctypes.c_void_p).value for index, function in functions.items()}
         for index, value in {**words, SPIN_NS: _SPIN_NS}.items():
             struct.pack_into("=q", self._memory, _WORD_BYTES * index, value)
+
+    def help(self, name: str) -> None:
+        """Be a helper, with this name in ``top -H``."""
+        ctypes.CDLL(None).prctl(_SET_NAME, name.encode(), 0, 0, 0)
+        self.run(HELP)
 
     def run(self, what: int, function: int = 0, call: bytes = b"", num_helpers: int = 0) -> None:
         """The code of ``team_code``."""

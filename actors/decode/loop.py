@@ -144,6 +144,7 @@ class Decoding:
             self._scan_when_due()
             self._copier.go_on()
             if not self._running.rows:
+                self._actor.turn.rest()
                 if not self._copier.is_busy:
                     self._compiler.prepare()
                     self._actor.wait(IDLE_S)
@@ -151,6 +152,7 @@ class Decoding:
             if self._trials.suspects:
                 self._try_one()
             if not self._advance(self._running.step):
+                self._actor.turn.rest()
                 self._actor.wait(PAUSED_S)
         self._settle()
 

@@ -28,14 +28,16 @@ from ...runtime.process.crash_cause import Death, ExitNote, judge, oom_kills, ou
 from ...runtime.process.lifeline import Lifeline
 from ...runtime.process.memory_layout import MemoryLayout, read_layout
 from ...runtime.process.notify import Notifier
+from ...runtime.process.processors import num_shared_cores
 from ...runtime.process.run import read_run_info
 from ...runtime.stage_table import STAGES, InstanceId, stage_of
 from ...shm.flight_recorder import FlightRecorder, FlightWriter
 from ...shm.role_lock import RoleLock, next_generation
 from ...shm.run_directory import RunDirectory
 from ...shm.status import ActorState, ActorStatus, ActorTable
+from .free_turn import FreeTurn
 from .loaded_code import loaded_code
-from .turns import FreeTurn, open_turn
+from .turns import open_turn
 
 if TYPE_CHECKING:  # pdb takes its time to import, and only terminals need it
     from ...runtime.observe.debugger import DebugSession
@@ -134,6 +136,24 @@ class Actor:
     def open_turn(self, finish: Callable[[], object]) -> None:
         """Open its ``turn``, once ``memory`` has made every segment. ``finish`` waits for all that it has launched."""
         self.turn = open_turn(self.run, self.config, self.name, self._wait_for_turn, self.check_ending, finish)
+        self.share_cores()
+
+    def share_cores(self) -> None:
+        """Let its ``turn`` tell others when it computes, where stages compute at once on a CPU, and take cores that they leave idle.
+
+        Torch's sums of bfloat16 can depend on its threads, and those of a process are of all its actors: there torch has its share.
+        """
+        if self.config.actors.turns != "off" or self.config.model.on_cuda:
+            return
+        from .cores import SharedCores  # torch, which only actors that compute import
+
+        torch_too = STAGES[stage_of(self.name)].takes_plans and self.model.dtype == "float32" and not self.shares_process
+        num_cores, table = num_shared_cores(self.config, self.name), ActorTable.attach(self.run)
+        self.turn = SharedCores(self.config, self.name, table, num_cores, self._set_computing, torch_too=torch_too)
+
+    def _set_computing(self, computes: bool) -> None:
+        assert self.status is not None, "only the active generation works"
+        self.status.set_computing(computes)
 
     def _wait_for_turn(self, wait_ns: int) -> None:
         if self.status is not None:

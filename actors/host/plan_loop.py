@@ -26,10 +26,10 @@ from ...shm.plan_table import PlanTable
 from ...shm.sequence_table import SequenceTable
 from .actor import Actor
 from .device import raise_if_fatal
+from .free_turn import FreeTurn
 from .plan_checks import still_wanted
 from .plan_flight import PlanFlight
 from .step_limit import StepLimit
-from .turns import FreeTurn
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +102,8 @@ class PlanLoop:
                 if begun is not None:
                     self._do(begun)
                 elif self._is_stuck or not self._queue:
+                    if self._aside is None:
+                        actor.turn.rest()
                     actor.wait(IDLE_S)
             self._finish_aside(may_wait=True)
 
@@ -177,6 +179,7 @@ class PlanLoop:
                 self._finish(begun, Skipped())
                 continue
             self._status.begin_step(begun.plan_id, self._limit.ceiling_s)
+            self._actor.turn.work()
             self._aside = begun, self._thread.submit(self._attempt, begun, wanted)
             self._aside[1].add_done_callback(lambda _: self._actor.wake())
             self._watch_aside()

@@ -20,6 +20,7 @@ from ...runtime.controller.scheduling.budgets import objective_s, tbt_rule
 from ...runtime.stage_table import InstanceId, stage_of
 from ...shm.run_directory import RunDirectory
 from ...shm.turns import Turns, Turnstile
+from .free_turn import FreeTurn
 from .quantum import Quantum, quantum_s
 
 PATIENCE = 10.0  # TBT objectives that one waits for a step or a quantum. After that was too short, one, which is enough for both
@@ -29,25 +30,6 @@ NUM_STEPS = 9  # whose median is the time of a step
 
 Beat = Callable[[int], None]
 """Takes the nanoseconds that the actor has waited since the last one."""
-
-
-class FreeTurn:
-    """The turn where all compute at once, and the interface of the others: a context manager around a plan or a step."""
-
-    after_layer: Callable[[], object] | None = None
-    """To be called between the layers of a plan, which may pause there."""
-
-    waited_ns = 0
-    """The time that this actor has waited, in all."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        pass
-
-    def took(self, step_s: float) -> None:
-        """Note that a step of decode has taken so long, in its turn."""
 
 
 def open_turn(

@@ -70,6 +70,7 @@ def main(actor: Actor) -> None:
     rows = SequenceTable.attach(actor.run, writable=False)
     plans = PlanLoop(actor, rows)
     plans.prepare_captures(("media", "patch"))
+    actor.share_cores()
     actor.hold_connections()
     reads_code = _uses_gpu(actor.config) or actor.session is not None
     problem = enter_sandbox(

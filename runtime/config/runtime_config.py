@@ -42,6 +42,7 @@ from .sections import (
     ModelSection,
     SchedulingSection,
     ServerSection,
+    SharingSection,
     SloSection,
     StructuredOutputSection,
     SupervisorSection,
@@ -80,6 +81,11 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Return the settings of an actor: those of its stage, or one thread for a stage that computes nothing."""
         section: ActorSection = getattr(self.actors, stage_of(name), ActorSection(threads=1))
         return section
+
+    def most_threads(self, name: str) -> int:
+        """Return how many threads an actor has while others leave cores idle, once threads are planned."""
+        section = self.actor(name)
+        return max(section.threads, section.most_threads) if isinstance(section, SharingSection) else section.threads
 
     @property
     def instances(self) -> tuple[InstanceId, ...]:

@@ -155,14 +155,16 @@ class ActorSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     nice: Nice = 0
 
 
+class SharingSection(ActorSection, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    most_threads: Threads = 0  # while others leave cores idle; 0: planned where ``threads`` is, else as many as those
+
+
 def actors_section(stages: Mapping[str, Stage] = STAGES) -> type[msgspec.Struct]:
     """Make the struct of [actors]: the layout, and a section with defaults for each stage that computes with torch."""
     fields: list[tuple[str, Any, Any]] = [("layout", str, DEFAULT_LAYOUT), ("turns", TurnsMode, "off")]
     for name in torch_actors(stages):
-        defaults = [("threads", Threads, 0), ("nice", Nice, stages[name].nice)]
-        section = msgspec.defstruct(
-            "ActorSection", defaults, bases=(ActorSection,), frozen=True, kw_only=True, forbid_unknown_fields=True
-        )
+        base, defaults = SharingSection if stages[name].letter else ActorSection, [("nice", Nice, stages[name].nice)]
+        section = msgspec.defstruct("ActorSection", defaults, bases=(base,), frozen=True, kw_only=True, forbid_unknown_fields=True)
         fields.append((name, section, section()))
     return msgspec.defstruct("ActorsSection", fields, frozen=True, kw_only=True, forbid_unknown_fields=True)
 

@@ -2,13 +2,14 @@
 
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from ..config.runtime_config import RuntimeConfig, numbers_in
+from ..config.sections import SharingSection
 from ..config.toml_text import show
 from ..errors import ConfigError
 from ..stage_table import STAGES, InstanceId, stage_of
@@ -62,6 +63,8 @@ def plan_threads(config: RuntimeConfig, processors: Processors) -> RuntimeConfig
     works beside it add up to all of them: encoder and prefill take turns while decode runs. With ``actors.turns`` each actor of these
     gets all, or its device's part of them, and decode's niceness unless another one is configured: decode waits for them, so what they
     wait for, it does as well.
+
+    A stage whose threads are planned may have more while others do not compute (``divide``): up to all of the node.
     """
     changes = {}
     for name, stage in STAGES.items():
@@ -73,8 +76,37 @@ def plan_threads(config: RuntimeConfig, processors: Processors) -> RuntimeConfig
                 changes[name] = section = msgspec.structs.replace(section, nice=config.actor("decode").nice)
         if stage.imports_torch and not section.threads:
             threads = max(1, int(processors.num_local * share) // num_actors)
+            if isinstance(section, SharingSection):
+                most = section.most_threads or max(threads, processors.num_local // config.num_kv_pools)
+                section = msgspec.structs.replace(section, most_threads=most)
+                threads = min(threads, most)
             changes[name] = msgspec.structs.replace(section, threads=threads)
     return msgspec.structs.replace(config, actors=msgspec.structs.replace(config.actors, **changes))
+
+
+def num_shared_cores(config: RuntimeConfig, actor: InstanceId) -> int:
+    """Return the number of cores that the actors on the device of this one share. For its process, once it is kept to them."""
+    device, num_local = config.actor_devices.get(actor), read_processors().num_local
+    return num_local if device is None or config.devices[device].cpus else max(1, num_local // config.num_kv_pools)
+
+
+class Claim(NamedTuple):
+    """What an actor that computes wants of the cores: ``share``, and up to ``most`` of them where others leave some idle."""
+
+    share: int
+    most: int
+
+
+def divide(num_cores: int, claims: Sequence[Claim]) -> list[int]:
+    """Return how many threads each of those that compute now has: its share, and of the cores that are left an equal part, where it may
+    have more; the first get what cannot be divided. So together they have no more than there are cores, unless their shares are."""
+    threads = [claim.share for claim in claims]
+    idle = num_cores - sum(threads)
+    while idle > 0 and (open_ := [index for index, claim in enumerate(claims) if threads[index] < claim.most]):
+        for index in open_[:idle]:
+            threads[index] += 1
+        idle -= len(open_)
+    return threads
 
 
 def _text(path: Path) -> str:

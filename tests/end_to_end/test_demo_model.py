@@ -1,9 +1,11 @@
 """The model that comes with mmrt, as a newcomer meets it: no model configured, the files of examples/, true answers."""
 
 import base64
+import contextlib
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,13 @@ from PIL import Image
 from safetensors import safe_open
 
 import mmrt
+from mmrt.cpu_kernels.kernel import vector_width
+from mmrt.runtime.process.processors import read_processors
 from mmrt.runtime.process.run import DEFAULT_MODEL
+from mmrt.shm.robust_mutex import RobustMutex
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.segment import PAGE_BYTES, Field
+from mmrt.shm.status import ActorTable
 from mmrt.tests.end_to_end.conftest import Server
 from mmrt.tests.end_to_end.oracle import Media, Oracle
 
@@ -54,6 +62,51 @@ def part(name: str) -> dict[str, Any]:
 def answer(server: Server, question: str, *names: str) -> str:
     said, _ = server.chat([*map(part, names), {"type": "text", "text": question}], max_tokens=64)
     return said
+
+
+@contextlib.contextmanager
+def busy(server: Server, actor: str) -> Iterator[None]:
+    """Say for an idle actor that it computes."""
+    run = RunDirectory.attach(server.run_path)
+    table = ActorTable.attach(run)
+    page = table._segment.part_to_write(Field(8 * table._row(actor), (PAGE_BYTES,), np.dtype(np.uint8)))
+    mutex = RobustMutex(page[128:192])
+    assert mutex.try_acquire() and table.lookout([actor])() == 1
+    yield
+    mutex.release()
+    table.close()
+    run.close()
+
+
+def helped_ns(server: Server) -> int:
+    """The processor time of decode's helpers, once they rest."""
+    found, before = _helped_ns(server), -1
+    while found != before:
+        time.sleep(0.05)
+        found, before = _helped_ns(server), found
+    return found
+
+
+def _helped_ns(server: Server) -> int:
+    helpers = [
+        task for task in Path(f"/proc/{server.pid('decode')}/task").iterdir() if (task / "comm").read_text().startswith("helper")
+    ]
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in helpers)
+
+
+@pytest.mark.skipif(vector_width() is None, reason="this processor has no kernels")
+@pytest.mark.skipif(read_processors().num_local not in (2, 3), reason="a busy stage leaves others idle cores, or none ever is idle")
+def test_idle_cores_help_and_change_no_token(demo: Server) -> None:
+    before = helped_ns(demo)
+    alone = {str(demo.chat("Tell me a story.")[1]) for _ in range(3)}
+    helped = helped_ns(demo)
+    assert helped > before
+    with contextlib.ExitStack() as stack:
+        for actor in ("encoder", "video"):
+            stack.enter_context(busy(demo, actor))
+        beside = {str(demo.chat("Tell me a story.")[1]) for _ in range(3)}
+        assert helped_ns(demo) == helped
+    assert beside == alone and len(alone) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mmrt.runtime.config.runtime_config import parse_config
 from mmrt.runtime.errors import ConfigError
-from mmrt.runtime.process.processors import Processors, check_processors, keep_to, plan_threads, read_processors
+from mmrt.runtime.process.processors import Claim, Processors, check_processors, divide, keep_to, plan_threads, read_processors
 from mmrt.runtime.stage_table import InstanceId, stage_of
 
 COMPUTING = ("decode", "prefill", "encoder", "video", "memory")
@@ -151,3 +151,36 @@ def test_a_process_keeps_to_the_processors_of_its_device(monkeypatch: pytest.Mon
     for actor in ("prefill", "decode", "gateway"):
         keep_to(parse_config(DEVICES), InstanceId(actor))
     assert kept == [(0, [0, 1, 2])], "b is any"
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_cores", "expected"),
+    [
+        ("", 1, [(1, 1), (1, 1), (1, 1), (1, 1)]),
+        ("", 2, [(1, 2), (1, 2), (1, 2), (1, 1)]),
+        ("", 16, [(8, 16), (8, 16), (8, 16), (4, 4)]),
+        ('[actors]\nlayout = "2E+P+D"\n', 16, [(4, 16), (8, 16), (8, 16), (4, 4)]),
+        ("[actors.prefill]\nthreads = 3\n", 8, [(4, 8), (3, 3), (4, 8), (2, 2)]),
+        ("[actors.prefill]\nmost_threads = 6\n[actors.decode]\nmost_threads = 1\n", 8, [(4, 8), (4, 6), (1, 1), (2, 2)]),
+        ("[actors.prefill]\nthreads = 2\nmost_threads = 5\n", 8, [(4, 8), (2, 5), (4, 8), (2, 2)]),
+        ('[actors]\nturns = "layers"\n', 2, [(2, 2), (2, 2), (2, 2), (1, 1)]),
+        ('[actors]\nlayout = "2EPD@*"\n[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n', 8, [(2, 4), (2, 4), (2, 4), (2, 2)]),
+    ],
+)
+def test_threads_with_cores_that_others_leave_idle(settings: str, num_cores: int, expected: list[tuple[int, int]]) -> None:
+    config = plan_threads(parse_config(settings), Processors(num_cores, num_cores))
+    assert [(config.actor(name).threads, config.most_threads(name)) for name in ("encoder", "prefill", "decode", "video")] == expected
+
+
+CLAIMS = st.tuples(st.integers(1, 9), st.integers(0, 20)).map(lambda sizes: Claim(sizes[0], sum(sizes)))
+
+
+@given(num_cores=st.integers(1, 40), claims=st.lists(CLAIMS, min_size=1, max_size=9))
+def test_cores_are_divided(num_cores: int, claims: list[Claim]) -> None:
+    found = divide(num_cores, claims)
+    assert all(claim.share <= threads <= claim.most for claim, threads in zip(claims, found, strict=True))
+    assert sum(found) <= max(num_cores, sum(claim.share for claim in claims))
+    if sum(found) < num_cores:
+        assert found == [claim.most for claim in claims], "nothing is left idle that somebody may have"
+    more = [threads - claim.share for claim, threads in zip(claims, found, strict=True) if threads < claim.most]
+    assert not more or more == sorted(more, reverse=True) and more[0] - more[-1] <= 1, "equal parts, the first ones first"

@@ -1,0 +1,90 @@
+"""The cores of an actor that computes while others may: its share, and a part of those that nobody uses (``processors.divide``).
+
+An actor says in its status words when it begins to compute and when it has nothing more to do. All read these words before each kernel
+and divide the cores alike, so cores are taken and given back between two kernels: only who is in the midst of one when another begins
+keeps what it has until the kernel ends. Torch's operations follow between two layers.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from ...cpu_kernels.kernel import set_threads
+from ...runtime.config.runtime_config import RuntimeConfig
+from ...runtime.process.processors import Claim, divide
+from ...runtime.stage_table import STAGES, InstanceId, stage_of
+from ...shm.status import ActorTable
+from .free_turn import FreeTurn
+
+_FIRST = ("decode", "prefill", "encoder", "video")  # gets a core that cannot be divided
+
+
+class SharedCores(FreeTurn):
+    """The cores of one actor. For the thread in which it computes."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        actor: InstanceId,
+        table: ActorTable,
+        num_cores: int,
+        say: Callable[[bool], object],
+        *,
+        torch_too: bool,
+    ) -> None:
+        """``num_cores``: of its device. ``say`` tells the others whether it computes. ``torch_too``: torch's operations have as many
+        threads as kernels, between layers."""
+        self._config, self._actor, self._table, self._num_cores, self._say = config, actor, table, num_cores, say
+        self._is_working = False
+        self._meet()
+        self._of_torch = torch.get_num_threads()
+        self.after_layer = self._lend_to_torch if torch_too else None
+        if STAGES[stage_of(actor)].letter:
+            set_threads(self.num_threads)
+
+    def __enter__(self) -> None:
+        self.work()
+        if self.after_layer is not None:
+            self.after_layer()
+
+    def work(self) -> None:
+        if self._version != self._table.version:
+            self._meet()
+        if not self._is_working:
+            self._say(True)
+            self._is_working = True
+
+    def rest(self) -> None:
+        if self._is_working:
+            self._is_working = False
+            self._say(False)
+
+    def num_threads(self) -> int:
+        """Threads that compute the next kernel."""
+        computing = self._look()
+        known = self._known.get(computing)
+        if known is None:
+            known = self._known[computing] = self._beside(computing)
+        return known
+
+    def _meet(self) -> None:
+        """Find those with whom it shares the cores: of its device, or of none."""
+        table, devices = self._table, self._table.devices
+        self._version = table.version
+        with_it = [InstanceId(one) for one in table.present if one != self._actor and STAGES[stage_of(one)].core_share]
+        self._others = [one for one in with_it if not STAGES[stage_of(one)].letter or devices[one] == devices[self._actor]]
+        self._look = table.lookout(self._others)
+        self._known: dict[int, int] = {}
+
+    def _beside(self, computing: int) -> int:
+        """Its threads while these others compute."""
+        found = [one for index, one in enumerate(self._others) if computing >> index & 1]
+        found = sorted([*found, self._actor], key=lambda one: (_FIRST.index(stage_of(one)), one))
+        config = self._config
+        claims = [Claim(config.actor(one).threads, config.most_threads(one)) for one in found]
+        return divide(self._num_cores, claims)[found.index(self._actor)]
+
+    def _lend_to_torch(self) -> None:
+        if (threads := self.num_threads()) != self._of_torch:
+            self._of_torch = threads
+            torch.set_num_threads(threads)
