@@ -61,10 +61,18 @@ class Actor:
     """One generation of one actor. Use it from the actor's own thread only, except ``end`` and ``wake``."""
 
     def __init__(
-        self, name: InstanceId, run: RunDirectory, lifeline: Lifeline, notifier_address: str | None, listen_fds: Sequence[int] = ()
+        self,
+        name: InstanceId,
+        run: RunDirectory,
+        lifeline: Lifeline,
+        notifier_address: str | None,
+        listen_fds: Sequence[int] = (),
+        keeper_fd: int | None = None,
     ) -> None:
         self.name = name
         self.listen_fds = listen_fds  # the gateway's: sockets that outlive it
+        self.keeper_fd = keeper_fd  # the gateway's: to the process that keeps its connections, if one does
+        self.has_adopted = True  # what the process before had under way, as far as this one goes on with it
         self.run = run
         info = read_run_info(run, has_key=STAGES[stage_of(name)].listens)
         self.config: RuntimeConfig = info.config
@@ -257,6 +265,11 @@ class Actor:
             self._bus = ActorSocket(self.run.path, self.name, self.generation, self._listening)
         return self._bus
 
+    def adopted(self) -> None:
+        """Say that whatever the process before had under way goes on, or will not."""
+        self.has_adopted = True
+        self._hello_at_s = 0.0
+
     def receive(self) -> list[ToActor]:
         """New messages; says Hello once a second so that a new controller learns of this actor."""
         self.heartbeat()
@@ -265,7 +278,9 @@ class Actor:
     def heartbeat(self) -> None:
         """Hello and watchdog, each when it is time. Call it once per turn of the main loop."""
         now_s = time.monotonic()
-        if now_s >= self._hello_at_s and self.bus.send(Hello(self.name, self.generation, os.getpid(), True, self._code)):
+        if now_s >= self._hello_at_s and self.bus.send(
+            Hello(self.name, self.generation, os.getpid(), True, self._code, self.has_adopted)
+        ):
             self._hello_at_s = now_s + HELLO_S
         is_overdue = self.status is not None and 0 < self.status.step_deadline_ns < time.monotonic_ns()
         if now_s >= self._watchdog_at_s and not is_overdue:

@@ -52,7 +52,9 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
     lifeline = Lifeline(environment.lifeline_fd)
     try:
         identity = parse_instance(name)
-        actor = Actor(identity, join_run(name, environment), lifeline, environment.notify_socket, environment.listen_fds)
+        actor = Actor(
+            identity, join_run(name, environment), lifeline, environment.notify_socket, environment.listen_fds, environment.keeper_fd
+        )
         together = actor.config.processes.get(identity)
         if identity not in actor.config.instances:
             raise ConfigError(f"no actor {name!r} in this run; there are {', '.join(actor.config.instances)}")

@@ -245,13 +245,15 @@ ToActor = Welcome | Run | Admit | Drop | Granted | Queued | Prepared | Computed 
 
 class Hello(Wire, frozen=True):
     """An actor generation is present; ``active`` once it holds its role lock, which proves that every older one is gone. ``code``: a
-    number for the source that it has loaded; 0 if not known."""
+    number for the source that it has loaded; 0 if not known. ``adopted``: nothing that an older one had under way will be gone on with
+    any more, unless it has been by now."""
 
     actor: str
     generation: int
     pid: int
     active: bool
     code: int = 0
+    adopted: bool = True
 
 
 class Analysed(Wire, frozen=True):

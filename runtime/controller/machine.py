@@ -133,8 +133,8 @@ class Controller:
                     inflight.sent_s = inflight.begun_s = LONG_AGO_S
             if stage_of(actor) == "decode":
                 resend_drops(state, actor)
-            elif stage_of(actor) == "gateway":
-                cancel_older_gateways(state)
+        if message.active and message.adopted and stage_of(actor) == "gateway":
+            cancel_older_gateways(state)
         if message.active and stage_of(actor) in FILLS_PAGES:
             note_code(state, actor, message.code)
         state.emit(Send(actor, generation, Welcome(state.epoch)))

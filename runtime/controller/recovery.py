@@ -21,7 +21,7 @@ from .machine import Controller
 from .plans.kinds.transfer import restore_progress
 from .plans.plan_dispatch import adopt_plan
 from .rows.expansion import expand
-from .rows.intake import cancel_older_gateways, prompts_of, set_layout
+from .rows.intake import prompts_of, set_layout
 from .rows.lifecycle import settle
 from .scheduling.facts import Cost
 from .scheduling.guidance import num_pages, wanted_pages
@@ -103,7 +103,6 @@ def recover(limits: Limits, epoch: int, snapshot: RunSnapshot) -> Controller:
             state.save(request)
         settle(state, request)
     state.waiting = {key: r for key, r in state.requests.items() if not r.has_row and r.failure is None}
-    cancel_older_gateways(state)
     return Controller(state)
 
 

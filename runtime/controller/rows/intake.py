@@ -16,7 +16,7 @@ from ..scheduling.guidance import Lengths, member_lengths, num_pages
 from ..scheduling.types import MAX_PARTS, Limits
 from ..state.effects import BeginRow, WriteSpec
 from ..state.embedding_tracker import EmbeddingTracker, lay_out
-from ..state.records import Submitted
+from ..state.records import Rehomed, Submitted
 from ..state.request import Request
 from ..state.row_record import MEMBER_BYTES, ItemRecord, RowRecord, SegmentRecord, encode_record
 from ..state.state import BY_RANK, GATEWAY, ControllerState
@@ -30,7 +30,13 @@ from .poison import MAX_STRIKES, STRIKE_BYTES
 
 
 def submit(state: ControllerState, generation: int, key: int, spec: RequestSpec, now: float) -> None:
-    """Accept a new request, or recognise a known one. It is journaled before any answer; refusals are stateless."""
+    """Accept a new request, or recognise a known one, which a new gateway takes over. It is journaled before any answer; refusals are
+    stateless."""
+    known = state.requests.get(key)
+    if known is not None and known.gateway_generation < generation:
+        known.gateway_generation = generation
+        known.hear(now)
+        state.journal(Rehomed(key, generation))
     if key not in state.requests and key not in state.ended:
         try:
             if spec.generation.deadline_s and now >= spec.generation.deadline_s:
@@ -92,7 +98,7 @@ def probe_silent_requests(state: ControllerState, now: float) -> None:
 
 
 def cancel_older_gateways(state: ControllerState) -> None:
-    """End the requests of older gateway generations once a new one is present: their clients are gone."""
+    """End the requests of older gateway generations that the present one has not taken over: their clients are gone."""
     current = state.actors.get(GATEWAY, 0)
     for request in [request for request in state.requests.values() if request.gateway_generation < current]:
         end(state, request)

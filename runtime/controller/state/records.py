@@ -24,6 +24,13 @@ class Submitted(msgspec.Struct, frozen=True, array_like=True, tag=True):
     arrived_s: float = 0.0
 
 
+class Rehomed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Another gateway has taken the request over."""
+
+    key: int
+    gateway_generation: int
+
+
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """An accepted request has failed; it ends when the gateway knows."""
 
@@ -48,7 +55,7 @@ class CacheEra(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 NO_ERA = CacheEra(b"", {})
 
-JournalRecord = Submitted | Refused | Ended | CacheEra
+JournalRecord = Submitted | Rehomed | Refused | Ended | CacheEra
 
 
 @dataclass(slots=True)
@@ -65,6 +72,9 @@ class JournalState:
         if isinstance(record, Submitted):
             self.live[record.key] = record
             self.next_arrival = max(self.next_arrival, record.arrival + 1)
+        elif isinstance(record, Rehomed):
+            if (live := self.live.get(record.key)) is not None:
+                self.live[record.key] = msgspec.structs.replace(live, gateway_generation=record.gateway_generation)
         elif isinstance(record, Refused):
             self.failures[record.key] = record.failure
         elif isinstance(record, CacheEra):

@@ -107,6 +107,7 @@ class AtGateway:
     outcome: str = ""
     cancelled: bool = False
     began_s: float = 0.0
+    known: bool = True  # the controller has answered this generation of the gateway
 
 
 @dataclass
@@ -521,7 +522,8 @@ class World:
                 process.hello_s = self.now
                 if self.random.random() < 0.3:
                     self.to_controller(name, m.Hello(name, process.generation + 1, 1, False))  # of a standby
-                self.to_controller(name, m.Hello(name, process.generation, 1, True, process.code))
+                has_adopted = name != "gateway" or all(request.known for request in self.gateway.values())
+                self.to_controller(name, m.Hello(name, process.generation, 1, True, process.code, has_adopted))
             if name == "gateway":
                 self.gateway_turn()
             elif stage_of(name) == "decode":
@@ -549,9 +551,12 @@ class World:
         process.up_s = self.now + (self.random.uniform(AWAY_S, 3 * AWAY_S) if is_slow else self.random.random())
         process.trials, process.members = None, {}
         if name == "gateway":
-            for key, request in self.gateway.items():
-                self.outcomes[key] = request.outcome or "lost with its gateway"
-            self.gateway = {}
+            before, self.gateway = self.gateway, {}
+            for key, request in before.items():
+                if request.outcome or key % 5 == 0:
+                    self.outcomes[key] = request.outcome or "lost with its gateway"
+                else:  # its connection is kept: the next generation asks for it again
+                    self.gateway[key] = AtGateway(request.wanted, began_s=request.began_s, known=False)
 
     def worker_receives(self, name: str, command: m.Run) -> None:
         process = self.processes[name]
@@ -1014,6 +1019,7 @@ class World:
             if not isinstance(message, m.Welcome | m.Released | m.Unknown):
                 self.to_controller("gateway", m.Cancel(self.processes["gateway"].generation, message.key))
             return
+        request.known = True
         key = request.wanted.key
         if isinstance(message, m.Released):
             assert request.outcome, f"request {key} was released before it was delivered"

@@ -30,7 +30,7 @@ from mmrt.runtime.controller.state.effects import (
     WriteSpec,
     WriteState,
 )
-from mmrt.runtime.controller.state.records import Ended, Refused, Submitted
+from mmrt.runtime.controller.state.records import Ended, Refused, Rehomed, Submitted
 from mmrt.runtime.controller.state.request import Request
 from mmrt.runtime.stage_table import InstanceId, actors_of, number_of
 from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
@@ -38,7 +38,7 @@ from mmrt.schema.outage import Outage
 from mmrt.schema.rows import Phase
 
 IMAGE = 900
-KEY = 7
+KEY, OTHER_KEY = 7, 8
 SHAPE = ItemShape("image", (1, 4, 4), 6, [SegmentShape("image", (1, 4, 4), 16, 4, 6)])
 
 
@@ -391,6 +391,26 @@ def test_cancel_and_delivered_in_every_phase(stage: str, message: type[m.Cancel]
             pool.check()
         assert plan.plan_id in driver.state.plans
     assert sent(driver.receive("gateway", message(1, KEY)).tick(), m.Released), "repeated until the gateway has heard it"
+    finish_everything(driver)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_new_gateway_takes_over_what_it_submits_again(stage: str) -> None:
+    """It says that it has adopted when it has submitted all that goes on: only then the rest ends."""
+    driver = Driver()
+    bring_to(driver, stage)
+    driver.submit(text(4), OTHER_KEY)
+    driver.receive("gateway", m.Hello("gateway", 2, 1, True, adopted=False), 2).tick(5.0)
+    assert driver.state.requests.keys() >= {KEY, OTHER_KEY}
+    assert not sent(driver.receive("gateway", m.Cancel(1, KEY)).tick(), m.Released), "the gateway before has no say any more"
+    effects = driver.receive("gateway", m.Submit(2, KEY, driver.state.requests[KEY].spec), 2).tick()
+    assert [e.record for e in effects if isinstance(e, WriteJournal)] == [Rehomed(KEY, 2)]
+    assert [e.message for e in effects if isinstance(e, Send) and getattr(e.message, "key", 0) == KEY]
+    assert not [e for e in driver.receive("gateway", m.Submit(2, KEY, text()), 2).tick() if isinstance(e, WriteJournal)]
+    effects = driver.receive("gateway", m.Hello("gateway", 2, 1, True), 2).tick()
+    assert driver.state.requests.keys() == {KEY}
+    assert Ended(OTHER_KEY) in [e.record for e in effects if isinstance(e, WriteJournal)]
+    assert sent(driver.receive("gateway", m.Delivered(2, KEY), 2).tick(), m.Released) == [m.Released(3, KEY)]
     finish_everything(driver)
 
 

@@ -10,8 +10,9 @@ from mmrt.runtime.controller.machine import Controller
 from mmrt.runtime.controller.recovery import PlanSnapshot, RowSnapshot, RunSnapshot, recover
 from mmrt.runtime.controller.rows.progress import Progress
 from mmrt.runtime.controller.state.effects import AppendPages, ClearPages, Send
-from mmrt.runtime.controller.state.records import CacheEra, JournalState, Submitted
+from mmrt.runtime.controller.state.records import CacheEra, JournalState, Rehomed, Submitted
 from mmrt.runtime.controller.state.row_record import encode_record
+from mmrt.runtime.stage_table import InstanceId
 from mmrt.schema.rows import Phase
 from mmrt.tests.runtime.controller.test_machine import Driver, encoding_beside_decode, text
 
@@ -39,6 +40,19 @@ def actors_asked(machine: Controller, now: float, counts: Sequence[Progress]) ->
     """Who is sent a plan by one tick."""
     effects = machine.tick(now, counts)
     return {effect.actor for effect in effects if isinstance(effect, Send) and isinstance(effect.message, m.Run)}
+
+
+def test_the_next_controller_knows_who_took_a_request_over_and_waits_for_the_others() -> None:
+    driver = Driver()
+    driver.submit(text(6, 3))
+    journal = JournalState()
+    for record in (Submitted(1, 1, 0, text(6, 3)), Submitted(2, 1, 1, text(6, 3)), Rehomed(1, 2), Rehomed(9, 2)):
+        journal.apply(record)
+    snapshot = remains(Driver())._replace(journal=journal, actors={InstanceId("gateway"): 2})
+    machine = recover(driver.state.limits, 4, snapshot)
+    assert {key: request.gateway_generation for key, request in machine.state.requests.items()} == {1: 2, 2: 1}
+    machine.on_message(InstanceId("gateway"), 2, m.Hello("gateway", 2, 1, True), 200.0)
+    assert machine.state.requests.keys() == {1}
 
 
 @pytest.mark.parametrize("committed", [0, 1, 2, 3])
