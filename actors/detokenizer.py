@@ -1,8 +1,9 @@
 """The detokenizer: turn committed token ids into text deltas for the gateway, and end a text at a stop string.
 
 The sequence table is the truth. This process can rebuild all it remembers of a row from it at any time, so it may die
-anywhere: a new generation emits every text from byte 0 and the gateway drops what it has. decode rings when there is something to
-look at. A text that cannot be made, or that this process has died of twice, ends with an error; the others go on.
+anywhere: a new generation emits every text from byte 0 and the gateway drops what it has. So does this one for a new gateway.
+decode rings when there is something to look at. A text that cannot be made, or that this process has died of twice, ends with an
+error; the others go on.
 """
 
 import logging
@@ -16,18 +17,20 @@ from ..models.text.tokenizer import IncrementalDecoder, Tokenizer
 from ..runtime.bus.messages import Delta, FinishReason, decode_sequence_spec
 from ..runtime.bus.wire import encode
 from ..runtime.observe.flight import Kind
+from ..runtime.stage_table import InstanceId
 from ..schema.rows import EndCode, Phase
 from ..shm.doorbell import Listener, Ringer
 from ..shm.errors import StaleRow
 from ..shm.fence import fence
 from ..shm.ring import Ring
 from ..shm.sequence_table import SequenceTable
-from ..shm.status import ActorStatus
+from ..shm.status import ActorStatus, ActorTable
 from .host.actor import Actor
 from .host.solo_trials import Place, SoloTrials, solo_step
 
 log = logging.getLogger(__name__)
 
+GATEWAY = InstanceId("gateway")
 SCAN_S = 0.5
 BLOCKED_S = 0.002
 REPEAT_S = 2.0
@@ -49,11 +52,15 @@ def main(actor: Actor) -> None:
     trials = SoloTrials(actor.death, table.rows_in(Phase.DECODE))
     limit_s = actor.config.supervisor.watchdog_s
     with Listener(actor.run, "detokenizer") as listener, Ringer(actor.run, "gateway") as bell:
+        actors, reader = ActorTable.attach(actor.run, writable=False), 0
         actor.serving()
         _try_suspects(detokenizer, trials, status, limit_s)
         while not actor.ending:
             actor.receive()
             listener.drain()
+            reader, before = actors.read(GATEWAY).generation, reader
+            if reader != before:
+                detokenizer.begin_again()
             began_ns = time.monotonic_ns()
             with status.step(0, limit_s):
                 pushed = detokenizer.step(time.monotonic())
@@ -149,6 +156,12 @@ class Detokenizer:
         self._due: set[int] = set()  # changed, and passed over
         self._given_up: set[Place] = set()
         self._seen: NDArray[np.uint64] = np.zeros((3, table.num_rows), np.uint64)
+
+    def begin_again(self) -> None:
+        """Make every text again from its beginning: whoever had what was pushed is gone."""
+        self._texts.clear()
+        self._blocked.clear()
+        self._seen[:] = 0
 
     @property
     def is_blocked(self) -> bool:

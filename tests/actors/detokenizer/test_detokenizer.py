@@ -199,6 +199,23 @@ def test_token_ids_come_with_the_text_up_to_the_cut(bench: Bench) -> None:
         bench.step()
 
 
+def test_a_new_gateway_gets_every_text_from_its_beginning(bench: Bench) -> None:
+    ids = bench.tokenizer.encode("the quick brown fox")
+    bench.admit(0, key=1)
+    bench.commit(0, ids[:3])
+    bench.admit(1, key=2)
+    bench.commit(1, ids, EndCode.LENGTH)
+    bench.step()
+    bench.receive()
+    bench.texts.clear()
+    assert not bench.step() and not bench.receive()
+    bench.detokenizer.begin_again()
+    bench.commit(0, ids[3:])
+    assert bench.step()
+    bench.receive()
+    assert bench.texts == {1: b"the quick brown fox", 2: b"the quick brown fox"} and bench.finish[2] == "length"
+
+
 def test_a_reused_row_starts_a_new_text(bench: Bench) -> None:
     for key, text in ((1, "the quick"), (2, "fox")):
         bench.admit(0, key)

@@ -27,7 +27,7 @@ class FakeActor:
         self.turn = FreeTurn()
         self.num_waits = 0
         self.is_serving = False
-        self._actors = ActorTable.create(run, [name])
+        self._actors = ActorTable.create(run, dict.fromkeys((name, "gateway")))
         self.flight = FlightRecorder.create(run, name, 64).writer(self.generation)
 
     @property
