@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from ...runtime.errors import RequestError
 from ...runtime.process.listening import EXTRA_CONNECTIONS
+from .keeping.connection import KeptConnection
 from .keys.tls import HANDSHAKE_S
 
 log = logging.getLogger(__name__)
@@ -150,6 +151,15 @@ class _Connection(web.RequestHandler):
             self._end_header()
         elif self._header_timer is None:
             self._begin_header()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        kept = self.transport
+        response, is_gone = await super().finish_response(request, resp, start_time)
+        if isinstance(kept, KeptConnection) and not is_gone:
+            await kept.finish(bool(response.keep_alive))
+        return response, is_gone
 
     def handle_error(self, *args: Any, **kwargs: Any) -> web.StreamResponse:
         response = super().handle_error(*args, **kwargs)

@@ -2,7 +2,8 @@
 
 ``GatewayServer`` wires the parts together, keeps time for them, and ends in order. At the end of the run: refuse new requests, let
 running ones finish for ``supervisor.drain_s``, then end the rest with an error. When a successor is ready (SIGUSR1): accept no
-more connections, so that new ones wait for it in the listening socket's queue, and finish the accepted ones.
+more connections, so that new ones wait for it in the listening socket's queue, and finish the accepted ones; where the supervisor
+keeps the connections (``keeping``), leave all as it is to the successor.
 """
 
 import asyncio
@@ -11,9 +12,11 @@ import logging
 import math
 import os
 import signal
+import socket
 import ssl
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import uvloop
@@ -28,9 +31,11 @@ from ...runtime.bus.messages import ToActor, ToController, decode_delta
 from ...runtime.bus.transport import drain_in_loop
 from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.errors import ConfigError
-from ...runtime.process.listening import BACKLOG, connection_limit, inherited_listeners, open_listeners
+from ...runtime.process.crash_cause import ExitNote, is_from_outside
+from ...runtime.process.kept_connections import record_sizes
+from ...runtime.process.listening import BACKLOG, EXTRA_CONNECTIONS, connection_limit, inherited_listeners, open_listeners
 from ...shm.controller_stats import ControllerStats
-from ...shm.doorbell import Listener
+from ...shm.doorbell import Listener, Ringer
 from ...shm.pool import PagePool
 from ...shm.ring import Ring
 from ...shm.role_lock import RoleLock
@@ -47,6 +52,7 @@ from .app import Endpoints, build_app
 from .connections import Connections, Runner, Site
 from .fetch.client import FetchClient
 from .grammar.checks import GrammarChecks
+from .keeping.adoption import Adoption
 from .keys.api_keys import ApiKeys, KeyMetrics
 from .keys.tls import Certificate
 from .page.routes import Page
@@ -156,7 +162,7 @@ class GatewayServer:
         if actor.config.server.page:
             self._page = Page(actor.run, actor.config, self._actors, stats.read, text.limits.model_name, text.limits.kinds)
         endpoints = Endpoints(self._completions, text.limits, metrics, self._keys, self._readiness, lambda: stats.read().broken)
-        connections = Connections(connection_limit(actor.config.server.max_connections))
+        connections = Connections(_most_connections(actor))
         metrics.add(connections)
         self._runner = Runner(
             build_app(endpoints, actor.config.server, connections, lambda: actor.ending, self._page),
@@ -173,6 +179,7 @@ class GatewayServer:
         self._is_handing_over = False
         self._end_s = math.inf  # until when running requests may finish
         self._bell = Listener(actor.run, "gateway")
+        self._adoption: Adoption | None = None
         self._bus = drain_in_loop(self._loop, actor.bus, self._receive)
 
     async def run(self) -> None:
@@ -186,14 +193,21 @@ class GatewayServer:
         self._loop.add_reader(self._bell.fd, self._on_bell)
         try:
             await self._runner.setup()
-            url = await _listen(self._runner, self._actor, self._certificate.context)
+            listeners = _listeners(self._actor)
+            url = _url_of(self._actor, listeners)
+            if self._actor.keeper_fd is None:
+                await _accept(self._runner, listeners, self._certificate.context)
             _publish_endpoint(self._actor, url)
             self._actor.serving()
+            if self._actor.keeper_fd is not None:
+                self._adopt(self._actor.keeper_fd)
             log.info("listening on %s", url)
             self._report_faults()
             self._following = [self._loop.create_task(files.follow()) for files in (self._keys, self._certificate)]
             while not self._actor.ending:
                 await self._tick(TICK_S)
+            if self._is_handing_over and self._adoption is not None:
+                self._leave()
             self._end_s = time.monotonic() + self._actor.config.supervisor.drain_s
             if self._is_handing_over:
                 await self._stop_accepting()
@@ -210,6 +224,30 @@ class GatewayServer:
             self._loop.remove_reader(self._bell.fd)
             self._bell.close()
             self._bus.close()
+            if self._adoption is not None:
+                self._adoption.close()
+
+    def _adopt(self, keeper_fd: int) -> None:
+        """Take over the connections, and the requests under way on them; texts have to come again, from their beginnings."""
+        server = self._runner.server
+        assert server is not None
+        self._actor.has_adopted = False
+        self._adoption = Adoption(socket.socket(fileno=keeper_fd), server, self._on_adopted, _has_crashed(self._actor.last_exit))
+        self._adoption.begin()
+        with Ringer(self._actor.run, "detokenizer") as bell:
+            bell.ring()
+
+    def _on_adopted(self) -> None:
+        self._actor.adopted()
+        self._actor.heartbeat()
+        self._take_deltas()
+
+    def _leave(self) -> None:
+        """End at once, with all as it is: an orderly end would close the connections, and cancel the requests."""
+        log.info("handed over: %d requests", self._completions.num_open)
+        self._actor.close()
+        logging.shutdown()
+        os._exit(0)
 
     async def _tick(self, pause_s: float) -> None:
         """Do the due work, then let others run for ``pause_s``."""
@@ -268,6 +306,8 @@ class GatewayServer:
 
     def _take_deltas(self) -> None:
         """Apply the deltas that the detokenizer has pushed, then acknowledge them."""
+        if not self._actor.has_adopted:
+            return  # it may be of a request that is not submitted again yet
         now_s = time.monotonic()
         while records := self._deltas.pop_all():
             for record in records:
@@ -300,13 +340,33 @@ def _import_tracing(config: RuntimeConfig) -> "type[Tracing] | None":
     return Tracing
 
 
-async def _listen(runner: web.AppRunner, actor: Actor, tls: ssl.SSLContext | None) -> str:
-    """Accept from the inherited sockets, else from our own on the configured host alone; return the first one's URL."""
+def _has_crashed(last: ExitNote | None) -> bool:
+    """Return whether the gateway before ended of its work, and not by a signal from outside."""
+    return last is not None and (last.hang or not is_from_outside(last.status, obeys=True, oom_kills=0))
+
+
+def _most_connections(actor: Actor) -> int:
+    """Return how many connections are served at a time. Raises: ConfigError, as ``connection_limit``."""
     server = actor.config.server
-    for listener in inherited_listeners(actor.listen_fds) or open_listeners(server.host, server.port):
+    if actor.keeper_fd is None:
+        return connection_limit(server.max_connections)
+    return record_sizes(server.max_connections, server.max_body_mib << 20).number - EXTRA_CONNECTIONS
+
+
+def _listeners(actor: Actor) -> list[socket.socket]:
+    """Return the inherited sockets, else our own on the configured host alone."""
+    server = actor.config.server
+    return inherited_listeners(actor.listen_fds) or open_listeners(server.host, server.port)
+
+
+def _url_of(actor: Actor, listeners: Sequence[socket.socket]) -> str:
+    host, port = listeners[0].getsockname()[:2]
+    return f"{actor.config.server.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def _accept(runner: web.AppRunner, listeners: Sequence[socket.socket], tls: ssl.SSLContext | None) -> None:
+    for listener in listeners:
         await Site(runner, listener, backlog=BACKLOG, ssl_context=tls).start()
-    host, port = runner.addresses[0][:2]
-    return f"{server.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _protocol_log() -> logging.Logger:

@@ -66,6 +66,7 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
         "LISTEN_PID",
         "MMRT_LIFELINE_FD",
         "MMRT_LISTEN_FDS",
+        "MMRT_KEEPER_FD",
         SERVER_KEY,
         "HF_TOKEN",
         "HUGGING_FACE_HUB_TOKEN",

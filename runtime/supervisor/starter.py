@@ -11,8 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from ..environment import CHILD_LISTEN_FD
 from ..errors import RunError
 from ..process.crash_cause import is_from_outside, oom_kills
+from .connection_keeper import ConnectionKeeper
 from .launcher import Zygote, ZygoteDiedError, ZygoteError, is_fork, pipe_to_logs
 from .logs import LogPump
 from .managed_actor import ActorSpec
@@ -42,13 +44,16 @@ class Starter:
         environment: Mapping[str, str],
         stages: Mapping[str, Sequence[str]],
         listeners: Sequence[socket.socket] = (),
+        keeper: ConnectionKeeper | None = None,
     ) -> None:
-        """``stages`` is what a zygote imports; when there are none every process starts plainly. ``listeners`` stay the caller's."""
+        """``stages`` is what a zygote imports; when there are none every process starts plainly. ``listeners`` and ``keeper`` stay the
+        caller's."""
         self._host = host
         self._run = run
         self._environment = dict(environment)
         self._stages = stages
         self._listeners = listeners
+        self._keeper = keeper
         self._zygote: Zygote | None = None
         self._spare: Zygote | None = None  # a copy of the zygote, for its death
         self._pumps: dict[int, LogPump] = {}  # of the two, by pid
@@ -238,13 +243,12 @@ class Starter:
                     raise RunError("the run is ending") from None
                 if not has_died:
                     break
-        process = spawn(
-            spec.command,
-            environment,
-            output_fd=output_fd,
-            lifeline_fd=self._lifeline,
-            listen_fds=self.listen_fds(spec),
-        )
+        with contextlib.ExitStack() as stack:
+            fds = self.listen_fds(spec)
+            if spec.listens and self._keeper is not None:
+                environment["MMRT_KEEPER_FD"] = str(CHILD_LISTEN_FD + len(fds))
+                fds.append(stack.enter_context(self._keeper.channel()).fileno())
+            process = spawn(spec.command, environment, output_fd=output_fd, lifeline_fd=self._lifeline, listen_fds=fds)
         self._remember(process)
         return process
 

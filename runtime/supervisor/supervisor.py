@@ -19,14 +19,17 @@ from ...schema.outage import Outage
 from ...shm.errors import BusyError, ShmError
 from ...shm.outages import OutageTable
 from ...shm.run_directory import RunDirectory
+from ...shm.tcp_count import why_inexact
 from ..config.runtime_config import RuntimeConfig
-from ..errors import RunError
+from ..errors import ConfigError, RunError
 from ..observe.dumps import BlackBox, salvage
+from ..process.kept_connections import record_sizes
 from ..process.notify import Notifier, NotifyListener
 from ..process.page_token import is_token_needed, page_token
 from ..process.run import RunInfo, create_run, rewrite_run_info
 from .actor_tasks import ActorTasks
 from .commands import Commands
+from .connection_keeper import ConnectionKeeper
 from .control import SOCKET_NAME
 from .control_server import ControlServer
 from .device_keeper import DeviceKeeper
@@ -90,6 +93,7 @@ class Supervisor:
         self._reporter = reporter
         self._notifier = Notifier(setup.notify_socket, "supervisor")  # to the process that started the supervisor
         self._stand_in = StandIn(setup.listeners)
+        self._connections: ConnectionKeeper | None = None
         self._began_s = time.monotonic()
         self._was_ready = False
         self._failure = ""
@@ -118,7 +122,9 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         become_subreaper()
         keep_descriptors()
-        self._starter = Starter(self, self._run.path, self._setup.environment, self._setup.zygote_stages, self._setup.listeners)
+        self._connections = self._keep_connections()
+        setup = self._setup
+        self._starter = Starter(self, self._run.path, setup.environment, setup.zygote_stages, setup.listeners, self._connections)
         self._notify = NotifyListener(self._run.path / NOTIFY_NAME)
         self.scaling = Scaling(self._run, self._tables, self)
         commands = Commands(self, self._starter, self._config.server.page)
@@ -166,6 +172,20 @@ class Supervisor:
         except ShmError as error:
             raise RunError(str(error)) from None
 
+    def _keep_connections(self) -> ConnectionKeeper | None:
+        """Return what keeps clients' connections; None where that is impossible: they then end with their gateway."""
+        server = self._config.server
+        if not self._setup.listeners or server.scheme == "https":
+            return None
+        try:
+            sizes = record_sizes(server.max_connections, server.max_body_mib << 20)
+            if not (fault := why_inexact() or ("" if sizes.number else "few files may be open (ulimit -n)")):
+                return ConnectionKeeper(self._setup.listeners, sizes)
+        except (OSError, ConfigError) as error:
+            fault = str(error)
+        self.say(f"connections end with their gateway: {fault}")
+        return None
+
     async def _run_actors(self) -> None:
         background: set[asyncio.Task[Any]] = set()
         ending = asyncio.create_task(self._end.wait())
@@ -205,6 +225,8 @@ class Supervisor:
     def _stop_listening(self) -> None:
         """Close the listeners, which also refuses connections that wait for a gateway: none will come."""
         self._stand_in.close()
+        if self._connections is not None:
+            self._connections.close()
         for listener in self._setup.listeners:
             listener.close()
 

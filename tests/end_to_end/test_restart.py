@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -240,29 +239,6 @@ def test_a_stream_finishes_while_the_gateway_hands_over(own: Server) -> None:
     with Streams(own, 2) as streams:
         assert own.mmrt("restart", "gateway").returncode == 0
     assert streams.errors == [] and streams.ids == [expected] * 2
-
-
-@pytest.mark.slow
-def test_an_upload_outlives_a_restart_of_the_gateway(own: Server) -> None:
-    """Half of the body before, half of it behind the order to hand over."""
-    body = json.dumps(
-        {"model": own.checkpoint.name, "messages": [{"role": "user", "content": "Hello!" * 20}], "max_tokens": 4}
-    ).encode()
-    address = urllib.parse.urlsplit(own.url)
-    with socket.create_connection((address.hostname, address.port), timeout=60) as upload:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        upload.sendall(head.encode() + body[: len(body) // 2])
-        time.sleep(0.3)
-        restart = threading.Thread(target=own.mmrt, args=("restart", "gateway"))
-        restart.start()
-        with pytest.raises(OSError):  # until new connections wait for the successor
-            while True:
-                urllib.request.urlopen(f"{own.url}/health", timeout=5).close()
-        upload.sendall(body[len(body) // 2 :])
-        answer = b"".join(iter(lambda: upload.recv(65536), b""))
-        restart.join(60)
-    assert answer.startswith(b"HTTP/1.1 200 OK") and b'"usage"' in answer
-    assert b"\r\nConnection: close\r\n" in answer, "a client need not find out by its next request"
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,10 @@ class WrittenAnswer(Protocol):
 
 class Chunks(Protocol):
     """The bytes of a stream. A choice begins with ``role``, goes on with ``text``, and ends with ``finish``; the stream ends with
-    ``end`` or ``error``, and never without. ``keep_alive`` may come anywhere."""
+    ``end`` or ``error``, and never without. ``keep_alive`` may come anywhere. ``num_events``: that were given numbers, where they have
+    any."""
+
+    num_events: int
 
     @property
     def content_type(self) -> str: ...

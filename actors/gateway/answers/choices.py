@@ -15,6 +15,7 @@ from ....models.text.tool_calls import CallPiece, CallReader
 from ....runtime.bus.messages import FinishReason, RequestSpec
 from ....runtime.bus.sampling import Sampling
 from ....runtime.errors import RequestError
+from ..keeping.state import Place
 from ..reading.output_fields import Output
 from .client_request import ClientRequest
 from .logprobs import LogprobFormat, joined
@@ -150,25 +151,39 @@ class Choice:
     def follow(self) -> None:
         """Tell thoughts from content in what has come, where all is taken at the end: else all of an answer would count as thoughts."""
         if self._thoughts is not None and self.request.has_text:
-            self._tell(self._thoughts)
+            self._tell(self._thoughts, self.request.take(), self.request.is_over)
 
     def take(self) -> News:
         """Take what has come since the last call, when there is news."""
+        request = self.request
+        return self._take(request.take(), request.findings.take(), request.take_ids(), request.is_over)
+
+    def can_take_again(self, place: Place) -> bool:
+        """Return whether what a gateway before has shown has come again."""
+        needs_prompt = place.has_begun and self._owes_echo and self._format is not None
+        return self.request.has(place) and not (needs_prompt and self.first.findings.prompt is None)
+
+    def take_again(self, place: Place) -> News:
+        """Take, in one piece, what a gateway before has taken up to a place that is not the end."""
+        request = self.request
+        tokens = request.findings.take(place.num_tokens)
+        return self._take(request.take(place.num_bytes), tokens, request.take_ids(place.num_ids), is_over=False)
+
+    def _take(self, text: str, tokens: Tokens | None, ids: list[int], is_over: bool) -> News:
         if self._thoughts is not None:
-            self._tell(self._thoughts)
+            self._tell(self._thoughts, text, is_over)
+            text = "".join(one.content for one in self._told)
         told, self._told = self._told, []
         thoughts = "".join(one.thoughts for one in told)
-        text = "".join(one.content for one in told) if self._thoughts is not None else self.request.take()
-        tokens, ids = self.request.findings.take(), self.request.take_ids()
         if tokens is not None:
             self.cumulative_logprob += float(tokens.logprobs.own.sum())
         has_echo, self._owes_echo = self._owes_echo, False
         news = News(text, ids, tokens, has_echo, thoughts="" if self._drops_thoughts else thoughts)
-        return news if self._reader is None and self._thoughts is None else self._read(news)
+        return news if self._reader is None and self._thoughts is None else self._read(news, is_over)
 
-    def _read(self, news: News) -> News:
+    def _read(self, news: News, is_over: bool) -> News:
         """Tell calls from content. Where nothing is certain, ids and tokens wait for more, or for the end."""
-        is_over, calls, text, thoughts = self.request.is_over, list[CallPiece](), news.text, news.thoughts
+        calls, text, thoughts = list[CallPiece](), news.text, news.thoughts
         if self._reader is not None:
             readings = [self._reader.push(text), *([self._reader.flush()] if is_over else [])]
             text, calls = "".join(reading.content for reading in readings), [call for reading in readings for call in reading.calls]
@@ -180,9 +195,9 @@ class Choice:
         ids = [id for one in held for id in one.ids]
         return News(text, ids, Tokens.joined(tokens) if tokens else None, calls=calls, thoughts=thoughts)
 
-    def _tell(self, reader: ThoughtReader) -> None:
+    def _tell(self, reader: ThoughtReader, text: str, is_over: bool) -> None:
         was_inside = reader.is_inside
-        told = [reader.push(self.request.take()), *([reader.flush()] if self.request.is_over else [])]
+        told = [reader.push(text), *([reader.flush()] if is_over else [])]
         if was_inside or reader.is_inside or any(one.thoughts for one in told):
             self.num_thought_tokens = self.num_tokens
         self._told += told

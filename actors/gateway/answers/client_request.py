@@ -33,6 +33,7 @@ from ....runtime.bus.messages import (
 )
 from ....runtime.errors import RequestError
 from ....shm.errors import StalePage, StaleRow
+from ..keeping.state import Place
 from .findings import Findings, TokenReader
 from .flight import GatewayFlight
 
@@ -68,6 +69,14 @@ class Link(NamedTuple):
     tokens: TokenReader
 
 
+class Keeping(NamedTuple):
+    """Of a request that another gateway could go on with: the controller is told of its end only by ``release``. ``on_known``: is
+    called once the controller has answered, or the request is over. ``place``: how far a gateway before has shown it."""
+
+    on_known: Callable[[], None]
+    place: Place = Place()
+
+
 class RequestStage(enum.Enum):
     """The stage of a request, as far as the gateway knows."""
 
@@ -82,7 +91,16 @@ class RequestStage(enum.Enum):
 class ClientRequest:
     """One request. The HTTP side reads it, takes its text, and may cancel it; ``wake`` wakes it."""
 
-    def __init__(self, key: int, spec: RequestSpec, media: Sequence[bytes], wake: Callable[[], None], link: Link, now_s: float) -> None:
+    def __init__(
+        self,
+        key: int,
+        spec: RequestSpec,
+        media: Sequence[bytes],
+        wake: Callable[[], None],
+        link: Link,
+        now_s: float,
+        keeping: Keeping | None = None,
+    ) -> None:
         self.key = key
         self.spec = spec
         self.stage = RequestStage.SUBMITTED
@@ -106,6 +124,9 @@ class ClientRequest:
         self._pending = bytearray()
         self._ids: list[int] = []
         self._num_ids = 0
+        self._keeping = keeping
+        self._is_known = False
+        self._end: ToController | None = None  # kept back until the answer is committed
         self.findings = Findings(spec, link.tokens)
         self._unanswered: ToController | None = None
         self._resend_s = RESEND_S
@@ -139,15 +160,27 @@ class ClientRequest:
         """Return whether ``take`` gives any."""
         return bool(self._pending)
 
-    def take(self) -> str:
-        """Take the text that has come since the last call."""
-        text = self._pending.decode()
-        self._pending.clear()
+    @property
+    def taken(self) -> Place:
+        """How far it has been taken."""
+        num_ids = self._num_ids - len(self._ids)
+        return Place(self._received - len(self._pending), self.findings.num_taken, num_ids)
+
+    def has(self, place: Place) -> bool:
+        """Return whether it can be taken up to there."""
+        has_all = self._received >= place.num_bytes and self._num_ids >= place.num_ids and self.findings.num_read >= place.num_tokens
+        return has_all and (self.is_over or not place.has_ended)
+
+    def take(self, most: int | None = None) -> str:
+        """Take the text that has come since the last call, or the first bytes of it."""
+        text = self._pending[:most].decode()
+        del self._pending[:most]
         return text
 
-    def take_ids(self) -> list[int]:
-        """Take the token ids that have come since the last call; always empty unless they were asked for."""
-        ids, self._ids = self._ids, []
+    def take_ids(self, most: int | None = None) -> list[int]:
+        """Take the token ids that have come since the last call, or the first of them; none unless they were asked for."""
+        ids = self._ids[:most]
+        del self._ids[:most]
         return ids
 
     def sent(self, num_tokens: int, now_s: float) -> None:
@@ -168,6 +201,13 @@ class ClientRequest:
         self.error = error or RequestError("the client is gone", status=CLIENT_GONE)
         self._close(Cancel(self._link.generation, self.key), now_s)
 
+    def release(self, now_s: float) -> None:
+        """Tell the controller of its end: no other gateway will need what it has of the request."""
+        self._keeping = None
+        if self._end is not None:
+            command, self._end = self._end, None
+            self._command(command, now_s)
+
     def tick(self, now_s: float) -> None:
         """Repeat unanswered commands, ask for the request's stage, and end it when its deadline has passed."""
         if self.spec.generation.deadline_s and now_s >= self.spec.generation.deadline_s and not self.is_over:
@@ -183,6 +223,7 @@ class ClientRequest:
 
     def on_message(self, message: ControllerAnswer, now_s: float) -> None:
         """Take an answer of the controller. Not for a request that has been delivered."""
+        self._note_known()
         match message:
             case Queued():
                 self._on_queued()
@@ -303,6 +344,8 @@ class ClientRequest:
         if self.is_over or self._unsettled is not None:
             return
         known = self._received - delta.byte_offset
+        if known < 0 and not self._received:
+            return  # it is on its way from the beginning, for this gateway
         if known < 0:
             log.warning("%s: a gap of %d bytes in its text; all of it will come again", self.spec.generation.request_id, -known)
             return
@@ -333,7 +376,7 @@ class ClientRequest:
             self._settle_at_s = now_s + SETTLE_S
             if self._is_counted or self.error is not None:
                 self._settle(now_s)
-        elif len(self._pending) > MAX_PENDING_BYTES:
+        elif len(self._pending) > MAX_PENDING_BYTES + (self._keeping.place.num_bytes if self._keeping is not None else 0):
             self.is_too_slow = True
             self.cancel(now_s)
         if (is_first or self._unsettled is not None) and not self._is_counted and not self.is_over:
@@ -369,8 +412,17 @@ class ClientRequest:
         self._unsettled = None
         self._link.flight.over(self.key, self.num_tokens, self.error.status if self.error is not None else 0)
         self._media.clear()
-        self._command(command, now_s)
+        self._note_known()
+        if self._keeping is None:
+            self._command(command, now_s)
+        else:
+            self._end, self._unanswered = command, None
         self._wake()
+
+    def _note_known(self) -> None:
+        if self._keeping is not None and not self._is_known:
+            self._is_known = True
+            self._keeping.on_known()
 
     def _command(self, command: ToController, now_s: float) -> None:
         """Send a command, and repeat it after ``RESEND_S`` and then at growing intervals."""

@@ -30,12 +30,20 @@ class Findings:
         self._spec = spec
         self._reader = reader
         self._tokens: list[Tokens] = []
-        self._num_read = 0  # tokens of the answer, with their log-probabilities
+        self.num_read = 0  # tokens of the answer, with their log-probabilities
+        self.num_taken = 0  # of these
 
-    def take(self) -> Tokens | None:
-        """Take the answer's tokens read since the last call; None if there are none or none were asked for."""
+    def take(self, most: int | None = None) -> Tokens | None:
+        """Take the answer's tokens read since the last call, or the first of them; None if there are none or none were asked for."""
         parts, self._tokens = self._tokens, []
-        return Tokens.joined(parts) if parts else None
+        if not parts:
+            return None
+        tokens = Tokens.joined(parts)
+        if most is not None and most < len(tokens.ids):
+            self._tokens = [tokens.part(most, len(tokens.ids))]
+            tokens = tokens.part(0, most)
+        self.num_taken += len(tokens.ids)
+        return tokens
 
     def read(self, delta: Delta) -> None:
         """Read the log-probabilities of the delta's tokens, if asked for, and with the first ones those of the prompt.
@@ -45,10 +53,10 @@ class Findings:
         asked = self._spec.generation.sampling
         if asked.prompt_logprobs is not None and self.prompt is None and delta.finish not in ("abort", "error"):
             self.prompt = self._reader.prompt(delta.row, delta.row_generation, asked.prompt_logprobs)
-        if asked.logprobs is not None and delta.token_index > self._num_read:
+        if asked.logprobs is not None and delta.token_index > self.num_read:
             place = delta.row, delta.row_generation
-            self._tokens.append(self._reader.answer(*place, self._num_read, delta.token_index, asked.logprobs))
-            self._num_read = delta.token_index
+            self._tokens.append(self._reader.answer(*place, self.num_read, delta.token_index, asked.logprobs))
+            self.num_read = delta.token_index
 
     def read_computed(self, computed: Computed) -> None:
         """Read what prefill alone has found out. Raises: as ``read``."""

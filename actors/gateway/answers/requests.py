@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ....runtime.bus.messages import Cancel, Delivered, Delta, Failed, Released, RequestSpec, ToActor, Unknown
 from ....runtime.errors import RequestError
-from .client_request import ClientRequest, ControllerAnswer, Link, RequestStage
+from .client_request import ClientRequest, ControllerAnswer, Keeping, Link, RequestStage
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +29,26 @@ class RequestRegistry:
         """Bytes of media held because the controller may still ask for them."""
         return sum(request.num_media_bytes for request in self._requests.values())
 
-    def submit(self, spec: RequestSpec, media: Sequence[bytes], wake: Callable[[], None], now_s: float) -> ClientRequest:
-        """Submit a new request. ``media`` are the bytes of ``spec.items``; ``wake`` is called when there is news for the client."""
+    def new_key(self) -> int:
+        """Return a key that no request has."""
         key = 0
         while key == 0 or key in self._requests:
             key = secrets.randbits(63)
-        request = self._requests[key] = ClientRequest(key, spec, media, wake, self._link, now_s)
+        return key
+
+    def submit(
+        self,
+        spec: RequestSpec,
+        media: Sequence[bytes],
+        wake: Callable[[], None],
+        now_s: float,
+        key: int | None = None,
+        keeping: Keeping | None = None,
+    ) -> ClientRequest:
+        """Submit a request: a new one, or again that of a gateway before, by its ``key``. ``media`` are the bytes of ``spec.items``;
+        ``wake`` is called when there is news for the client."""
+        key = self.new_key() if key is None else key
+        request = self._requests[key] = ClientRequest(key, spec, media, wake, self._link, now_s, keeping)
         request.submit(now_s)
         return request
 

@@ -25,6 +25,10 @@ class Tokens(NamedTuple):
         """Return them with at most so many alternatives."""
         return self._replace(logprobs=self.logprobs.part(0, len(self.ids), num_alternatives))
 
+    def part(self, first: int, last: int) -> "Tokens":
+        """Return those of [first, last)."""
+        return Tokens(self.ids[first:last], self.logprobs.part(first, last, self.logprobs.ids.shape[1]))
+
     @classmethod
     def joined(cls, parts: "list[Tokens]") -> "Tokens":
         """Join some, at least one, of one answer."""

@@ -24,12 +24,14 @@ from ....runtime.bus.messages import Generation, RequestSpec
 from ....runtime.config.sections import ServerSection
 from ....runtime.errors import RequestError
 from ..answers.answer_format import AnswerFormat, WrittenAnswer
+from ..answers.answer_record import AnswerRecord, is_shown
 from ..answers.choices import Choice, Usage, best_of, error_of, specs_of, usage_of
 from ..answers.logprobs import ChatLogprobs, TextLogprobs, prompt_logprobs
 from ..answers.requests import RequestRegistry
 from ..fetch.client import FetchClient
 from ..fetch.remote_media import RemoteMedia
 from ..grammar.checks import GrammarChecks
+from ..keeping.connection import reset
 from ..keys.api_keys import salt_of, spend_tokens
 from ..reading.bodies import BodyReader
 from ..reading.forms import Form
@@ -40,7 +42,7 @@ from ..watching.metrics import Metrics
 from ..watching.request_log import PROBLEM, REQUEST_ID
 from .openai.answers import CHAT, TEXT, json_response
 from .prefills import Found, PrefillRequest, Prefills
-from .streams import Stream, name_as_asked, reset
+from .streams import Stream, name_as_asked
 
 if TYPE_CHECKING:
     from ..watching.tracing import Tracing
@@ -149,7 +151,8 @@ class Completions:
                     if form.part is not None:
                         await self._grammars.compile(form.part.source, form.part.field)
                     prompt = prompt.with_grammar(await self._grammars.compile(form.source, form.field))
-                asked = await self._fetched(asked)
+                if not is_shown(http):  # else the controller has its media
+                    asked = await self._fetched(asked)
             return await self._answer(http, asked, prompt, format)
 
     async def find(self, http: web.Request, id_prefix: str, read: ReadPrefill) -> tuple[list[Found], Usage]:
@@ -223,7 +226,8 @@ class Completions:
             raise shutting_down()
         now_s, event = time.monotonic(), asyncio.Event()
         http[REQUEST_ID] = f"count-{secrets.token_hex(12)}"
-        spec = msgspec.structs.replace(self._spec(http, asked, prompt, now_s), max_new_tokens=1)
+        spec = self._spec(http, asked, prompt, now_s + self._server.request_timeout_s)
+        spec = msgspec.structs.replace(spec, max_new_tokens=1)
         request = self._registry.submit(spec, [medium.data for medium in _media_of(asked)], event.set, now_s)
         try:
             while request.num_prompt_tokens is None and not request.is_over:
@@ -236,13 +240,13 @@ class Completions:
         finally:
             request.cancel(time.monotonic())
 
-    def _spec(self, http: web.Request, asked: _Asked, prompt: Prompt, now_s: float) -> RequestSpec:
+    def _spec(self, http: web.Request, asked: _Asked, prompt: Prompt, deadline_s: float) -> RequestSpec:
         generation = asked.generation
         return RequestSpec(
             generation=Generation(
                 http[REQUEST_ID],
                 prompt.sampling,
-                deadline_s=now_s + self._server.request_timeout_s,
+                deadline_s=deadline_s,
                 stop=generation.stop,
                 stop_token_ids=generation.stop_token_ids,
                 include_stop=generation.include_stop,
@@ -262,23 +266,25 @@ class Completions:
     async def _answer(self, http: web.Request, asked: _Asked, prompt: Prompt, format: AnswerFormat) -> web.StreamResponse:
         if self.is_closed:
             raise shutting_down()
-        now_s = time.monotonic()
-        id = http[REQUEST_ID] = f"{format.id_prefix}{secrets.token_hex(12)}"
-        spec = self._spec(http, asked, prompt, now_s)
-        answer = format.begin(id, int(time.time()), self._limits.model_name, self._fingerprint)
+        event, record = asyncio.Event(), AnswerRecord(http, format.id_prefix, self._server.request_timeout_s)
+        http[REQUEST_ID] = record.id
+        if record.shown:
+            asked = _without_media(asked)
+        spec = self._spec(http, asked, prompt, record.deadline_s)
+        answer = format.begin(record.id, record.created, self._limits.model_name, self._fingerprint)
         self._metrics.on_media(spec.items)
-        event = asyncio.Event()
-        data = [medium.data for medium in _media_of(asked)]
+        prompts = (prompt.ids, *prompt.more)
+        record.open(len(prompts) * asked.generation.output.best_of, self._registry.new_key)
         choices = [
             choice
-            for number, ids in enumerate((prompt.ids, *prompt.more))
-            for choice in self._submit(asked, prompt, msgspec.structs.replace(spec, prompt_ids=ids), number, data, event, now_s)
+            for number, ids in enumerate(prompts)
+            for choice in self._submit(asked, prompt, msgspec.structs.replace(spec, prompt_ids=ids), number, event, record)
         ]
         if self._tracing is not None:
-            self._tracing.begin(choices[0].request.key, id, http.path, http.headers)
+            self._tracing.begin(choices[0].request.key, record.id, http.path, http.headers)
         try:
             if asked.generation.stream:
-                return await self._stream(http, asked, choices, answer, event)
+                return await self._stream(http, asked, choices, answer, event, record)
             return await self._whole(asked, choices, answer, event)
         except RequestError as error:
             name_as_asked(error, asked.field_names)
@@ -287,20 +293,24 @@ class Completions:
             now_s = time.monotonic()
             for choice in choices:
                 choice.request.cancel(now_s)
+            record.release([choice.request for choice in choices])
             usage = usage_of(choices)
             self._metrics.on_over([choice.request for choice in choices], usage.prompt_tokens, now_s)
             if usage.completion_tokens or error_of(choices) is None:  # one that failed before its first token costs none
                 spend_tokens(http, usage)
 
     def _submit(
-        self, asked: _Asked, prompt: Prompt, spec: RequestSpec, number: int, media: Sequence[bytes], event: asyncio.Event, now_s: float
+        self, asked: _Asked, prompt: Prompt, spec: RequestSpec, number: int, event: asyncio.Event, record: AnswerRecord
     ) -> list[Choice]:
         """Submit the requests for the choices of one prompt, the ``number``th of the answer."""
         output = asked.generation.output
         spec = msgspec.structs.replace(spec, max_new_tokens=self._max_new_tokens(asked, spec))
         first_index = number * output.best_of
         specs = specs_of(spec, output, first_index)
-        requests = [self._registry.submit(one, media, event.set, now_s) for one in specs]
+        media, now_s = [medium.data for medium in _media_of(asked)], time.monotonic()
+        requests = [
+            self._registry.submit(one, media, event.set, now_s, *record.request(index)) for index, one in enumerate(specs, first_index)
+        ]
         text_of = self._prompts.text_of if output.echo else None
         make = None if output.logprobs is None else ChatLogprobs if isinstance(asked, ChatRequest) else TextLogprobs
         tools = asked.tools if isinstance(asked, ChatRequest) else None
@@ -358,24 +368,30 @@ class Completions:
         return {"prompt_logprobs": prompt_logprobs(prompt.likeliest(num_alternatives), self._prompts.tokenizer)}
 
     async def _stream(
-        self, http: web.Request, asked: _Asked, choices: list[Choice], answer: WrittenAnswer, event: asyncio.Event
+        self, http: web.Request, asked: _Asked, choices: list[Choice], answer: WrittenAnswer, event: asyncio.Event, record: AnswerRecord
     ) -> web.StreamResponse:
         """Stream the answer. Headers are sent once the request is known to fit, or after ``keep_alive_s`` of waiting."""
         chunks = answer.chunks(asked.generation)
         stream = Stream(
-            http.transport, event, asked, choices, chunks, self._metrics, self._server.keep_alive_s, self._threads_of_answers
+            http.transport, event, asked, choices, chunks, self._metrics, self._server.keep_alive_s, self._threads_of_answers, record
         )
         self._streams.add(stream)
         try:
-            await stream.until_started()
+            if not record.shown:
+                await stream.until_started()
             headers = {"Content-Type": chunks.content_type, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
             response = web.StreamResponse(headers={**headers, "X-Request-Id": answer.id})
             await response.prepare(http)
             try:
+                if record.shown:
+                    http.writer.send_headers()
+                    record.restored()
+                    await stream.restore()
                 await stream.write(response)
                 if (error := error_of(choices)) is not None:
                     http[PROBLEM] = error.message
                 await response.write_eof()
+                await record.finish(response, stream.renew)
             except ConnectionResetError:
                 http[PROBLEM] = "its client has gone"
             except Exception:  # a bug here must not look like an end, nor like a second response
@@ -384,6 +400,12 @@ class Completions:
             return response
         finally:
             self._streams.discard(stream)
+
+
+def _without_media(asked: _Asked) -> _Asked:
+    if not isinstance(asked, ChatRequest):
+        return asked
+    return msgspec.structs.replace(asked, conversation=asked.conversation._replace(media=()))
 
 
 def _media_of(asked: _Asked) -> Sequence[Medium]:

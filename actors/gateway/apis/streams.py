@@ -6,8 +6,6 @@ error, never silently. Chunks of many tokens are made in a thread, so that other
 
 import asyncio
 import logging
-import socket
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
@@ -15,11 +13,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
 from aiohttp import web
 
 from ....runtime.errors import RequestError
 from ..answers.answer_format import Chunks
+from ..answers.answer_record import AnswerRecord
 from ..answers.choices import NOTHING, Choice, Ending, News, Usage, error_of, usage_of
+from ..keeping.connection import reset
+from ..keeping.state import Place
 from ..reading.validation import ChatRequest, TextRequest
 from ..watching.metrics import Metrics
 
@@ -37,22 +39,15 @@ def name_as_asked(error: RequestError, field_names: Mapping[str, str]) -> None:
         error.message, error.param = error.message.replace(f"{error.param}: ", f"{name}: ", 1), name
 
 
-def reset(transport: asyncio.Transport | None) -> None:
-    """Drop a connection with a TCP reset: unsent bytes are lost, and the client can tell that from an end."""
-    if transport is None or transport.is_closing():
-        return
-    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    transport.abort()
-
-
 @dataclass(slots=True, eq=False)
 class _Part:
-    """A choice, whether its role has been sent, and the time and the number of tokens of its last text."""
+    """A choice, whether its role has been sent, the time and the number of tokens of its last text, and how far it has been taken."""
 
     choice: Choice
     has_begun: bool = False
     text_s: float | None = None
     num_tokens: int = 0
+    place: Place = Place()
 
 
 class _PartNews(NamedTuple):
@@ -77,8 +72,10 @@ class Stream:
         metrics: Metrics,
         keep_alive_s: float,
         threads: Executor,
+        record: AnswerRecord,
     ) -> None:
         """``event`` is set when there is news of a choice. ``threads`` make long chunks."""
+        self._record = record
         self.transport = transport
         self._event = event
         self._asked = asked
@@ -112,6 +109,24 @@ class Stream:
         if (error := error_of(self._choices)) is not None:
             raise error
 
+    async def restore(self) -> None:
+        """Make again what a gateway before has shown the client, in one piece, and drop it."""
+        again = list(zip(self._parts, self._record.shown, strict=True))
+        while error_of(self._choices) is None and not all(part.choice.can_take_again(place) for part, place in again):
+            self._event.clear()
+            await self._event.wait()
+        if error_of(self._choices) is None:
+            await self._frames([self._take_again(part, place) for part, place in again])
+        self._chunks.num_events = self._record.num_events
+
+    def _take_again(self, part: _Part, place: Place) -> _PartNews | None:
+        if place.has_ended:
+            return self._take(part, time.monotonic())
+        news = part.choice.take_again(place)
+        part.place, part.has_begun = place, place.has_begun
+        part.text_s, part.num_tokens = time.monotonic(), part.choice.request.num_tokens
+        return _PartNews(part.choice, news, True, None) if place.has_begun else None
+
     async def write(self, response: web.StreamResponse) -> None:
         """Write all events from the roles, which go with the first text or the end, to the last. All text of a choice since the last
         write shares a chunk. Raises: ConnectionResetError."""
@@ -135,6 +150,8 @@ class Stream:
                 await self._event.wait()
                 continue
             await self._write(response, frames)
+            if not is_over:  # the last of it is committed with the end of the response
+                await self._record.commit([part.place for part in self._parts], self._chunks.num_events, self.renew)
             for part in self._parts:
                 part.choice.request.sent(part.num_tokens, now_s)
             if is_over:
@@ -148,6 +165,10 @@ class Stream:
             self._write_began_s = time.monotonic()
             await response.write(frames[start : start + WRITE_BYTES])
 
+    def renew(self) -> None:
+        """Give the client its time anew: it has read."""
+        self._write_began_s = time.monotonic()
+
     @property
     def _is_too_slow(self) -> bool:
         return any([choice.request.is_too_slow for choice in self._choices])
@@ -159,8 +180,10 @@ class Stream:
             return None
         news, ending = choice.take(), choice.ending
         if not news.is_shown and ending is None:
+            part.place = msgspec.structs.replace(choice.request.taken, has_begun=part.has_begun)
             return None
         is_first, part.has_begun = not part.has_begun, True
+        part.place = msgspec.structs.replace(choice.request.taken, has_begun=True, has_ended=ending is not None)
         if news.is_shown:
             self._measure(part, now_s)
         if ending is not None:

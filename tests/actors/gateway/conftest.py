@@ -431,6 +431,8 @@ class Stage:
             lifeline=SimpleNamespace(is_gone=lambda: False, fd=None),
             status=None,
             listen_fds=(),
+            keeper_fd=None,
+            has_adopted=True,
             notifier=SimpleNamespace(status=self.statuses.append),
             flight=FlightRecorder.create(run, f"gateway-{secrets.token_hex(4)}", 1024).writer(1),
             serving=serves.set,

@@ -62,6 +62,7 @@ class MessageEvents:
     """The events of its stream: see ``Chunks``. Thoughts, text and each call are a block; text behind a call is another one."""
 
     content_type = "text/event-stream; charset=utf-8"
+    num_events = 0
     keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, answer: MessageAnswer) -> None:

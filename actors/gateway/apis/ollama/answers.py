@@ -69,6 +69,7 @@ class Lines:
     """The lines of its stream: see ``Chunks``. A call is in one of them, when something follows it."""
 
     content_type = "application/x-ndjson"
+    num_events = 0
 
     def __init__(self, answer: LineAnswer) -> None:
         self._answer = answer

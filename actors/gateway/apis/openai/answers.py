@@ -132,6 +132,7 @@ class ChunkEncoder:
 
     content_type = "text/event-stream; charset=utf-8"
     keep_alive = COMMENT
+    num_events = 0
 
     def __init__(self, completion: Completion, include_usage: bool, continuous_usage: bool, token_ids: bool) -> None:
         self._completion = completion

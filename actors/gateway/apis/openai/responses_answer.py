@@ -1,7 +1,6 @@
 """Answers of OpenAI's Responses API: a response or its events. Only ``keep`` has effects, once all is known."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
 from typing import Any, NamedTuple
 
 import msgspec
@@ -161,7 +160,7 @@ class ResponseEvents:
 
     def __init__(self, response: Response) -> None:
         self._response = response
-        self._numbers = count()
+        self.num_events = 0
         self._is_created = False
         self._items: list[Item] = []
         self._ended: Ended | None = None
@@ -251,7 +250,8 @@ class ResponseEvents:
         return {**self._place, "content_index": 0}
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        data = _encode({"type": kind, "sequence_number": next(self._numbers), **fields})
+        data = _encode({"type": kind, "sequence_number": self.num_events, **fields})
+        self.num_events += 1
         return f"event: {kind}\ndata: ".encode() + data + b"\n\n"
 
 

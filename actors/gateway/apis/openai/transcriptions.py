@@ -161,6 +161,7 @@ class TranscriptEvents:
 
     content_type = "text/event-stream; charset=utf-8"
     keep_alive = COMMENT
+    num_events = 0
 
     def __init__(self, reader: TranscriptReader | None) -> None:
         self._reader = reader

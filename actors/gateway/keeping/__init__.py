@@ -1,0 +1,1 @@
+"""Connections that outlive the gateway, and the answers under way on them."""

@@ -1,0 +1,146 @@
+"""The gateway's side of the keeper's channel: it asks for all connections once it serves, and goes on with each. Runs in its loop.
+
+Until the requests that a gateway before had under way are all submitted again, the adoption lasts: then the controller may end the
+others.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+
+from aiohttp import web
+
+from ....runtime.process.kept_connections import Kind, Packet, receive, send
+from ....shm.connection_records import ConnectionRecords, RecordSizes
+from ....shm.tcp_count import reset
+from .connection import KeptConnection
+from .state import RecordError
+
+log = logging.getLogger(__name__)
+
+ADOPTION_S = 30.0  # for all requests under way to be submitted again
+_RETRY_S = 0.01
+
+
+class Adoption:
+    """All connections that the keeper gives to this gateway."""
+
+    def __init__(
+        self, channel: socket.socket, make_handler: Callable[[], web.RequestHandler], on_adopted: Callable[[], None], has_crashed: bool
+    ) -> None:
+        """``has_crashed``: the gateway before did, of its work. ``on_adopted`` is called once."""
+        self._has_crashed = has_crashed
+        self._channel = channel
+        self._make_handler = make_handler
+        self._on_adopted: Callable[[], None] | None = on_adopted
+        self._loop = asyncio.get_running_loop()
+        self._records: ConnectionRecords | None = None
+        self._unclaimed: set[int] = set()
+        self._are_all_here = False
+        self._opening: set[asyncio.Task[None]] = set()
+        self._to_send: list[Packet] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Ask for the connections."""
+        self._channel.setblocking(False)
+        self._loop.add_reader(self._channel, self._receive)
+        self._timer = self._loop.call_later(ADOPTION_S, self._give_up)
+        self._say(Packet(Kind.ADOPT))
+
+    def close(self) -> None:
+        """Take no more connections."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.remove_reader(self._channel)
+        self._channel.close()
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                packet = receive(self._channel)
+            except BlockingIOError:
+                return
+            if packet is None:  # the supervisor is gone, which the lifeline tells
+                self._loop.remove_reader(self._channel)
+                return
+            if packet.kind == Kind.RECORDS:
+                self._records = ConnectionRecords(packet.descriptor, RecordSizes(*packet.numbers))
+            elif packet.kind == Kind.HELD:
+                self._open(packet.numbers[0], socket.socket(fileno=packet.descriptor))
+            elif packet.kind == Kind.ALL:
+                self._are_all_here = True
+                self._check()
+
+    def _open(self, number: int, connection: socket.socket) -> None:
+        """Go on with a connection, or begin it. One whose record is of no use is dropped."""
+        assert self._records is not None
+        connection.setblocking(False)
+        try:
+            kept = KeptConnection(
+                self._records.record(number),
+                connection,
+                self._make_handler(),
+                lambda: self._claimed(number),
+                lambda: self._say(Packet(Kind.RELEASE, (number, 0, 0))),
+                is_suspect=self._has_crashed and not self._are_all_here,
+            )
+        except (RecordError, OSError) as error:
+            log.warning("a connection is dropped: %s", error)
+            self._drop(number, connection)
+            return
+        if kept.recorded is not None:
+            self._unclaimed.add(number)
+        task = self._loop.create_task(self._attach(number, connection, kept))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _attach(self, number: int, connection: socket.socket, kept: KeptConnection) -> None:
+        try:
+            await self._loop.connect_accepted_socket(lambda: kept, connection)
+        except OSError as error:
+            log.warning("a connection is dropped: %s", error)
+            self._drop(number, connection)
+            self._claimed(number)
+
+    def _drop(self, number: int, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            reset(connection)
+        connection.close()
+        self._say(Packet(Kind.RELEASE, (number, 0, 0)))
+
+    def _claimed(self, number: int) -> None:
+        self._unclaimed.discard(number)
+        self._check()
+
+    def _give_up(self) -> None:
+        log.warning("%d requests were not taken over in %g s", len(self._unclaimed), ADOPTION_S)
+        self._unclaimed.clear()
+        self._are_all_here = True
+        self._check()
+
+    def _check(self) -> None:
+        if self._on_adopted is not None and self._are_all_here and not self._unclaimed:
+            done, self._on_adopted = self._on_adopted, None
+            if self._timer is not None:
+                self._timer.cancel()
+            done()
+
+    def _say(self, packet: Packet) -> None:
+        self._to_send.append(packet)
+        if len(self._to_send) == 1:
+            self._send()
+
+    def _send(self) -> None:
+        while self._to_send:
+            try:
+                send(self._channel, self._to_send[0])
+            except BlockingIOError:
+                self._loop.call_later(_RETRY_S, self._send)
+                return
+            except OSError:  # the supervisor is gone
+                self._to_send.clear()
+                return
+            del self._to_send[0]

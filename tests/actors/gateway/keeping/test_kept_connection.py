@@ -1,0 +1,246 @@
+"""HTTP on connections whose server is killed and replaced: aiohttp as the gateway has it, in processes of their own, real clients."""
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+import uvloop
+from aiohttp import web
+
+from mmrt.actors.gateway.connections import Connections, Runner
+from mmrt.actors.gateway.keeping.connection import KeptConnection
+from mmrt.actors.gateway.keeping.state import ConnectionState, RecordError, decode_state, encode_state
+from mmrt.shm.connection_records import ConnectionRecords, RecordSizes
+from mmrt.tests.settings import examples
+
+LARGE = 3_000_000
+
+
+async def serve(record: ConnectionRecords, connection: socket.socket, ready: int) -> None:
+    async def echo(request: web.Request) -> web.Response:
+        body = await request.read()
+        await asyncio.sleep(0.002)
+        return web.json_response({"length": len(body), "sum": sum(body), "x": request.query.get("x")})
+
+    async def large(request: web.Request) -> web.Response:
+        return web.Response(body=b"z" * LARGE)
+
+    async def refuse(request: web.Request) -> web.Response:
+        return web.Response(status=413, text="too large")
+
+    app = web.Application(client_max_size=1 << 22)
+    app.add_routes([web.post("/echo", echo), web.get("/echo", echo), web.get("/large", large), web.post("/refuse", refuse)])
+    runner = Runner(app, Connections(10), handler_cancellation=True, access_log=None)
+    await runner.setup()
+    lost = asyncio.Event()
+    kept = KeptConnection(record.record(0), connection, runner.server(), lambda: None, lost.set)
+    connection.setblocking(False)
+    await asyncio.get_running_loop().connect_accepted_socket(lambda: kept, connection)
+    os.write(ready, b"!")
+    await lost.wait()
+
+
+class Kept:
+    """A connection, its record, and servers one after another."""
+
+    def __init__(self) -> None:
+        self.records = ConnectionRecords.create(RecordSizes.of(1, 1 << 20))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.client = socket.create_connection(listener.getsockname())
+            self.connection = listener.accept()[0]
+        self.client.settimeout(20)
+        self.received = b""
+        self.pid = 0
+
+    def start(self) -> None:
+        ready, told = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            try:
+                self.client.close()
+                uvloop.run(serve(self.records, self.connection.dup(), told))
+                self.connection.shutdown(socket.SHUT_RDWR)  # as the keeper does
+            finally:
+                os._exit(0)
+        os.close(told)
+        assert os.read(ready, 1) == b"!"
+        os.close(ready)
+
+    def kill(self, after_s: float = 0.0) -> None:
+        time.sleep(after_s)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        self.pid = 0
+
+    def restart(self, after_s: float = 0.0) -> None:
+        self.kill(after_s)
+        self.start()
+
+    def until(self, mark: bytes) -> bytes:
+        while mark not in self.received:
+            data = self.client.recv(1 << 16)
+            assert data, f"the end after {self.received[-100:]!r}"
+            self.received += data
+        found, _, self.received = self.received.partition(mark)
+        return found
+
+    def answer(self) -> tuple[int, bytes]:
+        head = self.until(b"\r\n\r\n").lower()
+        length = int(head.partition(b"content-length: ")[2].partition(b"\r")[0])
+        while len(self.received) < length:
+            data = self.client.recv(1 << 16)
+            assert data
+            self.received += data
+        body, self.received = self.received[:length], self.received[length:]
+        return int(head.split()[1]), body
+
+    def close(self) -> None:
+        if self.pid:
+            self.kill()
+        self.client.close()
+        self.connection.close()
+        self.records.close()
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    one = Kept()
+    one.start()
+    yield one
+    one.close()
+
+
+def post(body: bytes, x: int = 0, more: str = "") -> bytes:
+    return f"POST /echo?x={x} HTTP/1.1\r\nHost: localhost\r\n{more}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def chunked(body: bytes, x: int, size: int) -> bytes:
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    frames = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    return f"POST /echo?x={x} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode() + frames + b"0\r\n\r\n"
+
+
+def expected(body: bytes, x: int) -> bytes:
+    return b'{"length": %d, "sum": %d, "x": "%d"}' % (len(body), sum(body), x)
+
+
+def test_every_request_is_answered_once_whenever_the_server_is_killed(kept: Kept) -> None:
+    """Bodies of all kinds in pieces of any size, several requests at once; kills at any time, also while a successor begins."""
+    chance = random.Random(11)
+    for turn in range(examples(7)):
+        asked = [
+            (bytes(chance.choices(b"ab\r\n0", k=chance.choice((0, 5, 5000, 200_000)))), number)
+            for number in range(chance.choice((1, 1, 3)))
+        ]
+        wire = b"".join(
+            chunked(body, x, chance.choice((1000, 70_000))) if chance.random() < 0.4 else post(body, x) for body, x in asked
+        )
+        step = max(1, len(wire) // chance.choice((1, 2, 7)))
+        for at in range(0, len(wire), step):
+            kept.client.sendall(wire[at : at + step])
+            if chance.random() < 0.4:
+                kept.restart(chance.random() * 0.004)
+        for body, x in asked:
+            if chance.random() < 0.5:
+                kept.restart(chance.random() * 0.004)
+            assert kept.answer() == (200, expected(body, x)), f"turn {turn}"
+    assert kept.received == b""
+
+
+def test_a_large_answer_goes_on_where_it_was_cut(kept: Kept) -> None:
+    kept.client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n" + post(b"after", 6))
+    head, received = kept.until(b"\r\n\r\n"), bytearray()
+    assert f"content-length: {LARGE}".encode() in head.lower()
+    for share in (0.2, 0.4, 0.9):
+        while len(received) + len(kept.received) < share * LARGE:
+            kept.received += kept.client.recv(1 << 16)
+        received += kept.received
+        kept.received = b""
+        kept.restart()
+    while len(received) < LARGE:
+        received += kept.client.recv(LARGE - len(received))
+    assert received == b"z" * LARGE
+    assert kept.answer() == (200, expected(b"after", 6))
+
+
+def test_a_client_is_told_to_continue_once(kept: Kept) -> None:
+    body = b"x" * 50_000
+    whole = post(body, 3, "Expect: 100-continue\r\n")
+    kept.client.sendall(whole[: -len(body)])
+    assert kept.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue"
+    kept.restart()
+    kept.client.sendall(body[:20_000])
+    kept.restart(0.005)
+    kept.client.sendall(body[20_000:])
+    assert kept.answer() == (200, expected(body, 3))
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_last_answer_closes(kept: Kept, is_killed: bool) -> None:
+    kept.client.sendall(post(b"bye", 1, "Connection: close\r\n"))
+    if is_killed:
+        kept.kill(0.05)  # the answer is out, the connection closed by the loop alone
+        kept.start()
+    assert kept.answer() == (200, expected(b"bye", 1)) and kept.client.recv(1) == b""
+
+
+def test_a_body_that_is_refused_early_and_what_follows(kept: Kept) -> None:
+    kept.client.sendall(b"POST /refuse HTTP/1.1\r\nHost: localhost\r\nContent-Length: 300000\r\n\r\n" + b"r" * 1000)
+    assert kept.answer() == (413, b"too large")
+    kept.restart()
+    kept.client.sendall(b"r" * 299_000 + post(b"next", 4))
+    assert kept.answer() == (200, expected(b"next", 4))
+
+
+def test_bytes_that_are_no_http_are_answered_and_end_it(kept: Kept) -> None:
+    kept.client.sendall(b"no\1\2\r\n\r\n" + post(b"never"))
+    assert kept.answer()[0] == 400 and kept.client.recv(1) == b""
+
+
+def test_a_request_that_may_have_ended_three_gateways_is_given_up(kept: Kept) -> None:
+    kept.client.sendall(post(b"one"))
+    kept.answer()
+    kept.client.sendall(post(b"poison")[:30])
+    kept.kill(0.05)
+    record, ignored = kept.records.record(0), ([None], lambda: None, lambda: None)
+
+    def adopt(is_suspect: bool) -> None:
+        KeptConnection(record, kept.connection, *ignored, is_suspect=is_suspect)  # type: ignore[arg-type]
+
+    for is_suspect in (True, False, True, False):
+        adopt(is_suspect)
+    with pytest.raises(RecordError, match="have died 3 times"):
+        adopt(True)
+    state = decode_state(record.load())
+    state.strikes = 0
+    record.commit(encode_state(state))
+    kept.start()
+    kept.client.sendall(post(b"poison")[30:])
+    assert kept.answer() == (200, expected(b"poison", 0))
+    kept.kill()
+    for _ in range(4):  # nothing is under way
+        adopt(True)
+
+
+def test_a_record_that_does_not_fit_is_refused(kept: Kept) -> None:
+    kept.client.sendall(post(b"one"))
+    kept.answer()
+    kept.kill()
+    record = kept.records.record(0)
+    state = decode_state(record.load())
+    assert state.request_at == state.received_from > 50 and state.written > 100 and state.answer is None
+    for wrong in (
+        ConnectionState(**{**{name: getattr(state, name) for name in state.__struct_fields__}, "written": 10}),
+        ConnectionState(**{**{name: getattr(state, name) for name in state.__struct_fields__}, "received_from": 10_000}),
+    ):
+        record.commit(encode_state(wrong))
+        with pytest.raises(RecordError, match="bytes were (sent|received)"):
+            KeptConnection(record, kept.connection, None, lambda: None, lambda: None)  # type: ignore[arg-type]
+    for data in (b"\xff", encode_state(ConnectionState(format=99))):
+        with pytest.raises(RecordError, match="cannot be read|format 99"):
+            decode_state(data)

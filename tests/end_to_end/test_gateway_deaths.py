@@ -1,0 +1,191 @@
+"""The gateway is killed again and again under answers of all kinds: every one ends as if nothing had happened, on its connection."""
+
+import http.client
+import itertools
+import json
+import os
+import random
+import signal
+import socket
+import threading
+import time
+import urllib.parse
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from mmrt.tests.end_to_end.conftest import Server, also_slow
+
+PROMPT = "Tell a long story."
+LONG = {"ignore_eos": True, "temperature": 0, "seed": 3, "stream": True}
+CHAT = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 450, **LONG}
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "stream": ("/v1/chat/completions", {**CHAT, "stream_options": {"include_usage": True}, "return_token_ids": True}),
+    "whole": ("/v1/chat/completions", {**CHAT, "stream": False}),
+    "choices": ("/v1/chat/completions", {**CHAT, "n": 2, "max_tokens": 400, "temperature": 1}),
+    "logprobs": ("/v1/chat/completions", {**CHAT, "logprobs": True, "max_tokens": 400}),
+    "text": ("/v1/completions", {"prompt": PROMPT, "echo": True, "max_tokens": 450, **LONG}),
+    "responses": ("/v1/responses", {"input": PROMPT, "max_output_tokens": 450, **LONG}),
+    "messages": ("/v1/messages", {"messages": CHAT["messages"], "model": "", "max_tokens": 450, **LONG}),
+    "ollama": ("/api/chat", {"messages": CHAT["messages"], "options": {"num_predict": 450, "temperature": 0, "seed": 3}}),
+}
+DELTAS = ("response.output_text.delta", "content_block_delta")
+
+
+class Client:
+    """Asks on one connection, which is to live as long as it does."""
+
+    def __init__(self, server: Server) -> None:
+        address = urllib.parse.urlsplit(server.url)
+        self._model = server.checkpoint.name
+        self._connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=90)
+        self._connection.connect()
+        self._connection.auto_open = 0  # type: ignore[attr-defined]  # a second connection would be a second request
+
+    def ask(self, kind: str) -> dict[str, Any]:
+        path, body = ASKED[kind]
+        head = {"Content-Type": "application/json"}
+        self._connection.request("POST", path, json.dumps({**body, "model": self._model, "cache_salt": kind}), head)
+        response = self._connection.getresponse()
+        data = response.read()
+        assert response.status == 200, data
+        return content(data)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def content(data: bytes) -> dict[str, Any]:
+    """What an answer says, however its text was cut into events: names of its parts, and what they add up to."""
+    found: dict[str, Any] = defaultdict(str)
+    numbers = itertools.count()
+    for line in data.decode().splitlines():
+        line = line.removeprefix("data: ")
+        if not line.startswith("{"):
+            found["done"] += line if line == "[DONE]" else ""
+            continue
+        event = json.loads(line)
+        if "sequence_number" in event:
+            assert event["sequence_number"] == next(numbers)
+        found["kinds"] += (
+            "" if event.get("type") in (None, "response.output_text.delta", "content_block_delta") else event["type"] + " "
+        )
+        for choice in event.get("choices", ()):
+            said = choice.get("delta") or choice.get("message") or choice
+            name = f"choice {choice['index']}"
+            found[name] += said.get("content") or said.get("text") or ""
+            found[f"{name} ends"] += choice["finish_reason"] or ""
+            found[f"{name} begins"] += said.get("role", "")
+            found[f"{name} has"] += "".join(f"{one} " for one in choice.get("token_ids") or ())
+            found[f"{name} likely"] += "".join(f"{one['token']} " for one in (choice.get("logprobs") or {}).get("content") or ())
+        delta = event.get("delta")
+        found["text"] += delta if isinstance(delta, str) else (delta or {}).get("text", "")
+        found["message"] += event["message"]["content"] if "done" in event else ""
+        usage = event.get("usage")
+        found["usage"] += (
+            "" if usage is None else f"{usage.get('prompt_tokens')} {usage.get('completion_tokens', usage.get('output_tokens'))} "
+        )
+        found["last"] += str(event.get("done_reason") or "")
+    return dict(found)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(own: Server) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+
+    def ask(kind: str) -> None:
+        client = Client(own)
+        found[kind] = client.ask(kind)
+        client.close()
+
+    with ThreadPoolExecutor(len(ASKED)) as threads:
+        list(threads.map(ask, ASKED))
+    return found
+
+
+def asking(own: Server, kind: str, errors: list[str], expected: dict[str, Any], is_over: threading.Event) -> None:
+    client = Client(own)
+    try:
+        while True:
+            found = client.ask(kind)
+            if found != expected:
+                errors.append(
+                    f"{kind}: {[(name, found.get(name), expected[name]) for name in expected if found.get(name) != expected[name]]}"
+                )
+            if is_over.is_set():
+                return
+    except Exception as error:
+        errors.append(f"{kind}: {error!r}")
+    finally:
+        client.close()
+
+
+def killed(own: Server, num_kills: int) -> Iterator[int]:
+    """Kill the gateway whenever one serves, at any time after that."""
+    chance, before = random.Random(num_kills), 0
+    for number in range(num_kills):
+        status = own.wait(lambda status, before=before: gateway_of(status, before) is not None, "another gateway")
+        gateway = gateway_of(status, before)
+        assert gateway is not None
+        time.sleep(chance.random() * 0.6)
+        os.kill(gateway["pid"], signal.SIGKILL)
+        before = gateway["generation"]
+        yield number
+
+
+def gateway_of(status: dict[str, Any], before: int) -> dict[str, Any] | None:
+    """The gateway, if it serves and is a later one."""
+    found: dict[str, Any] = next(found for found in status["actors"] if found["name"] == "gateway")
+    return found if found["state"] == "active" and found["generation"] > before else None
+
+
+@pytest.mark.parametrize("num_kills", [3, *also_slow(500)])
+def test_no_answer_notices(own: Server, undisturbed: dict[str, dict[str, Any]], num_kills: int) -> None:
+    errors: list[str] = []
+    is_over = threading.Event()
+    threads = [threading.Thread(target=asking, args=(own, kind, errors, undisturbed[kind], is_over)) for kind in ASKED]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in killed(own, num_kills):
+            if errors:
+                break
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(120)
+    assert errors == []
+    own.wait_until_empty()
+
+
+def test_restarting_it_drops_nothing_and_drains_nothing(own: Server, undisturbed: dict[str, dict[str, Any]]) -> None:
+    errors: list[str] = []
+    once = threading.Event()
+    once.set()
+    thread = threading.Thread(target=asking, args=(own, "stream", errors, undisturbed["stream"], once))
+    address = urllib.parse.urlsplit(own.url)
+    body = json.dumps({**ASKED["whole"][1], "model": own.checkpoint.name, "max_tokens": 4}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection((address.hostname, address.port), timeout=60) as upload:
+        upload.sendall(head + body[: len(body) // 2])
+        thread.start()
+        time.sleep(0.5)
+        assert own.mmrt("restart", "gateway").returncode == 0
+        upload.sendall(body[len(body) // 2 :])
+        assert upload.recv(65536).startswith(b"HTTP/1.1 200 OK")
+        upload.sendall(head + body)
+        assert upload.recv(65536).startswith(b"HTTP/1.1 200 OK"), "the connection goes on"
+    thread.join(60)
+    assert errors == []
+
+
+def test_a_client_that_goes_while_there_is_no_gateway_costs_no_row(own: Server) -> None:
+    stream = own.stream(PROMPT, max_tokens=5000, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    own.kill("gateway")
+    stream.close()
+    own.wait(lambda status: bool(status["ready"]) and not any(status["requests"].values()), "a new gateway and no requests")
+    own.wait_until_empty()

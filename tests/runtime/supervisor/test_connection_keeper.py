@@ -1,0 +1,178 @@
+"""The keeper of connections, with real clients and gateways that are nothing but a channel."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from mmrt.runtime.process.kept_connections import Kind, Packet, receive, record_sizes, send
+from mmrt.runtime.supervisor.connection_keeper import ConnectionKeeper
+from mmrt.shm.connection_records import ConnectionRecords, RecordSizes
+
+SIZES = RecordSizes(4, 4096, 4096)
+GATEWAYS: list["Gateway"] = []
+
+
+class Gateway:
+    """Asks for the connections and takes them."""
+
+    def __init__(self, keeper: ConnectionKeeper) -> None:
+        self.channel = keeper.channel()
+        GATEWAYS.append(self)
+        self.channel.setblocking(False)
+        self.held: dict[int, socket.socket] = {}
+        self.has_all = False
+        self.records: ConnectionRecords | None = None
+
+    async def adopt(self) -> "Gateway":
+        send(self.channel, Packet(Kind.ADOPT))
+        await self.until(lambda: self.has_all)
+        return self
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                with contextlib.suppress(BlockingIOError):
+                    self.take(receive(self.channel))
+                    continue
+                await asyncio.sleep(0.001)
+
+    def take(self, packet: Packet | None) -> None:
+        assert packet is not None, "the keeper is gone"
+        if packet.kind == Kind.RECORDS:
+            self.records = ConnectionRecords(packet.descriptor, RecordSizes(*packet.numbers))
+        elif packet.kind == Kind.HELD:
+            self.held[packet.numbers[0]] = socket.socket(fileno=packet.descriptor)
+            assert not os.get_inheritable(packet.descriptor)
+        elif packet.kind == Kind.ALL:
+            self.has_all = True
+
+    def release(self, number: int) -> None:
+        self.held.pop(number).close()
+        send(self.channel, Packet(Kind.RELEASE, (number, 0, 0)))
+
+    def close(self) -> None:
+        self.channel.close()
+        for connection in self.held.values():
+            connection.close()
+
+
+@asynccontextmanager
+async def keeping() -> AsyncIterator[tuple[ConnectionKeeper, Callable[[], socket.socket]]]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        keeper = ConnectionKeeper([listener], SIZES)
+
+        clients = []
+
+        def connect() -> socket.socket:
+            clients.append(client := socket.create_connection(listener.getsockname()))
+            client.settimeout(10)
+            return client
+
+        try:
+            yield keeper, connect
+        finally:
+            keeper.close()
+            for one in [*GATEWAYS, *clients]:
+                one.close()
+            GATEWAYS.clear()
+
+
+async def read(client: socket.socket) -> bytes:
+    return await asyncio.to_thread(client.recv, 100)
+
+
+def test_a_successor_gets_all_connections_and_those_that_wait() -> None:
+    async def test() -> None:
+        async with keeping() as (keeper, connect):
+            first = await Gateway(keeper).adopt()
+            standby = Gateway(keeper)
+            clients = [connect(), connect()]
+            await first.until(lambda: len(first.held) == 2)
+            first.held[0].sendall(b"half")
+            assert first.records is not None
+            first.records.record(1).commit(b"state")
+            first.close()
+            clients.append(connect())  # waits: nobody serves
+            await asyncio.sleep(0.02)
+            assert keeper.num_held == 2
+            await standby.adopt()
+            await standby.until(lambda: len(standby.held) == 3)
+            standby.held[0].sendall(b", whole")
+            assert await read(clients[0]) == b"half, whole"
+            assert standby.records is not None and standby.records.record(1).load() == b"state"
+            for number in list(standby.held):
+                standby.release(number)
+            for client in clients:
+                assert await read(client) == b""
+
+    asyncio.run(test())
+
+
+def test_a_released_connection_ends_for_its_client_and_its_record_is_empty() -> None:
+    async def test() -> None:
+        async with keeping() as (keeper, connect):
+            gateway = await Gateway(keeper).adopt()
+            closed, dropped = connect(), connect()
+            await gateway.until(lambda: len(gateway.held) == 2)
+            assert gateway.records is not None
+            gateway.records.record(0).commit(b"state")
+            gateway.held[0].sendall(b"last")
+            gateway.release(0)
+            assert await read(closed) == b"last" and await read(closed) == b""
+            gateway.held[1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            gateway.release(1)
+            with pytest.raises(ConnectionResetError):
+                await read(dropped)
+            assert keeper.num_held == 0 and gateway.records.record(0).load() == b""
+
+    asyncio.run(test())
+
+
+def test_connections_beyond_the_records_wait_for_one() -> None:
+    async def test() -> None:
+        async with keeping() as (keeper, connect):
+            gateway = await Gateway(keeper).adopt()
+            clients = [connect() for _ in range(SIZES.number + 2)]
+            await gateway.until(lambda: len(gateway.held) == SIZES.number)
+            await asyncio.sleep(0.02)
+            assert keeper.num_held == SIZES.number
+            gateway.release(2)
+            await gateway.until(lambda: 2 in gateway.held)
+            gateway.held[2].sendall(b"yours")
+            assert await read(clients[SIZES.number]) == b"yours"
+
+    asyncio.run(test())
+
+
+def test_a_gateway_that_does_not_read_its_channel_loses_nothing() -> None:
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0), backlog=600) as listener:
+            listener.setblocking(False)
+            keeper = ConnectionKeeper([listener], RecordSizes(600, 4096, 4096))
+            gateway = Gateway(keeper)
+            send(gateway.channel, Packet(Kind.ADOPT))
+            clients = [socket.create_connection(listener.getsockname()) for _ in range(500)]
+            await asyncio.sleep(0.1)
+            await gateway.until(lambda: len(gateway.held) == 500)
+            keeper.close()
+            gateway.close()
+            GATEWAYS.clear()
+            for client in clients:
+                client.close()
+
+    asyncio.run(test())
+
+
+def test_few_open_files_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (300, 300))
+    assert record_sizes(0, 1 << 20).number == 0
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    assert record_sizes(0, 1 << 20).number == 1024 - 256 and record_sizes(100, 1 << 20).number == 132
