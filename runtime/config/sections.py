@@ -199,6 +199,7 @@ class SupervisorSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     drain_s: Wait = 30.0
     ready_timeout_s: Seconds = 180.0
     watchdog_s: Seconds = 30.0
+    gateway_standby: bool = False  # a second process of it that waits, warm, for its death
 
 
 class LoggingSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

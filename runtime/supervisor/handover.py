@@ -18,7 +18,7 @@ def expect_free(actor: SupervisedActor) -> None:
         raise RunError(f"{actor.name} is {actor.state}")
     if actor.debugger is not None:
         raise RunError(f"{actor.name} is being debugged by pid {actor.debugger.process.pid}")
-    if actor.candidate is not None or actor.state == "restarting":
+    if (actor.candidate is not None and not actor.candidate.is_standby) or actor.state == "restarting":
         raise RunError(f"{actor.name} is being restarted already")
 
 
@@ -30,6 +30,7 @@ async def restart(actor: SupervisedActor) -> RestartReply:
     Raises: RunError, see ``expect_free``; OSError if no process can be started, and then nothing has changed.
     """
     expect_free(actor)
+    drop_standby(actor)
     began_s = time.monotonic()
     if actor.current is None:
         candidate = await _hurry(actor)
@@ -67,6 +68,7 @@ async def hand_over_to_debugger(actor: SupervisedActor, debugger: Instance) -> N
 
     Ends with the debugger. ``actor`` must be free (``expect_free``).
     """
+    drop_standby(actor)
     actor.candidate = debugger
     pid = debugger.process.pid
     if not await _reaches(debugger, debugger.ready):
@@ -95,7 +97,7 @@ async def _keep_standby(actor: SupervisedActor, debugger: Instance) -> None:
 
 
 def drop_standby(actor: SupervisedActor) -> None:
-    """Drop the warm process behind a debugger, since its code is outdated. A fresh one will start instead."""
+    """Drop the warm process behind the one that serves, or behind a debugger: its code may be outdated. A fresh one will start."""
     standby = actor.candidate
     if standby is not None and not standby.is_debugger:
         actor.candidate = None

@@ -108,6 +108,7 @@ class Instance:
         self.excused_until_s = 0.0
         self.killed_because = ""
         self.suspects: list[str] = []  # actors of the process whose work ended it, if known
+        self.is_standby = False  # it waits for the death of the one before, and for nothing else
         self.is_relieved = False  # told to end because its successor is ready
         self.obeys = False  # it has reported that it ends on request
         self.oom_kills = oom_kills()  # the machine's counter at its start
@@ -215,12 +216,31 @@ class SupervisedActor:
             if self.stopping.is_set():
                 break
             lifetime_s = instance.process.lifetime_s if instance.active.is_set() else 0.0  # a failed start has no running time
-            if self.current is not None or instance.is_debugger:
+            if self.current is not None and self.current.is_standby and not expected:
+                await self._follow_a_death(instance, lifetime_s)
+            elif self.current is not None or instance.is_debugger:
                 self._history = self._history.aged(lifetime_s, self._host.policy.window_s)
             else:
                 await self._recover(lifetime_s=lifetime_s, status=instance.process.exit_status, cause=instance.cause)
         if self.state != "failed":
             self.set_state("stopped")
+
+    async def _follow_a_death(self, instance: Instance, lifetime_s: float) -> None:
+        """Let the standby go on, unless the actor is broken with this death: then it ends, too."""
+        standby, status = self.current, instance.process.exit_status
+        assert standby is not None
+        standby.is_standby = False
+        decision, history = decide(
+            self._host.policy, self._history, lifetime_s=lifetime_s, status=status, jitter=random.random(), cause=instance.cause
+        )
+        if isinstance(decision, Broken):
+            standby.kill("the actor is broken")
+            await standby.ended()
+            self.current = None
+            await self._recover(lifetime_s=lifetime_s, status=status, cause=instance.cause)
+        else:
+            self._history = history
+            self._host.on_message(self.name, f"ended with {self.last_exit}; its standby takes over")
 
     def _successor(self) -> Instance | None:
         """Return the candidate, now that the previous process has ended."""

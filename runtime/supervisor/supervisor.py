@@ -44,6 +44,7 @@ from .run_report import RunReport
 from .scaling import Scaling
 from .specs import HURRY_GRACE_S, stop_order
 from .stand_in import StandIn
+from .standby import keep_standby
 from .starter import NOTIFY_NAME, Starter
 from .status_report import ActorWords, CpuMeter, RunFacts, StatusTables, report_run
 
@@ -198,6 +199,8 @@ class Supervisor:
                 background.add(asyncio.create_task(Reloader(self._setup.watched_source, self.actors, self.say).watch()))
             for actor in self.actors.values():
                 self.tasks.begin(actor)
+                if actor.spec.listens and self._config.supervisor.gateway_standby:
+                    background.add(asyncio.create_task(keep_standby(actor)))
             for task in background:
                 self.tasks.watch(task)
             await ending
