@@ -10,13 +10,23 @@ class TimeTokens(msgspec.Struct, frozen=True):
     """Ids of the pieces that the text of a time in seconds is made of, as ``<12.3 seconds>``."""
 
     opening: tuple[int, ...]
-    digits: tuple[tuple[int, ...], ...]  # of 0 to 9
+    digits: tuple[tuple[tuple[int, ...], ...], ...]  # of 0 to 9, then of 00 to 99 and so on: as many digits as make one piece at most
     point: tuple[int, ...]
     closing: tuple[int, ...]
 
     @property
     def ids(self) -> Iterator[int]:
-        return chain(self.opening, *self.digits, self.point, self.closing)
+        return chain(self.opening, *(piece for of_length in self.digits for piece in of_length), self.point, self.closing)
+
+    def text(self, number: str) -> Iterator[int]:
+        """The ids of a number such as ``12.3``, and of what stands around it."""
+        yield from self.opening
+        for place, digits in enumerate(number.split(".")):
+            yield from self.point if place else ()
+            for at in range(0, len(digits), len(self.digits)):
+                piece = digits[at : at + len(self.digits)]
+                yield from self.digits[len(piece) - 1][int(piece)]
+        yield from self.closing
 
 
 class TileTokens(msgspec.Struct, frozen=True):

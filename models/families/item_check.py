@@ -20,10 +20,11 @@ def fault_of(config: ModelConfig, kind: MediaKind, shape: ItemShape) -> str:
     if shape.kind != kind or kind not in config.media_kinds:
         return f"{shape.kind} in place of {kind}"
     allowed = (kind, "audio") if kind == "video" and config.audio_rules is not None else (kind,)
+    texts = _texts(config)
     for number, segment in enumerate(shape.segments):
         if segment.kind not in allowed:
             return f"segment {number} is {segment.kind}"
-        if fault := _fault_of_segment(config, segment) or _fault_of_details(config, number, segment):
+        if fault := _fault_of_segment(config, segment, texts) or _fault_of_details(config, number, segment):
             return f"segment {number} has {fault}"
     parts = [segment.grid for segment in shape.segments if segment.kind == kind]
     whole = sum(grid[0] for grid in parts), *shape.grid[1:]
@@ -37,8 +38,7 @@ def fault_of(config: ModelConfig, kind: MediaKind, shape: ItemShape) -> str:
     return ""
 
 
-def _fault_of_segment(config: ModelConfig, segment: SegmentShape) -> str:
-    texts = _texts(config)
+def _fault_of_segment(config: ModelConfig, segment: SegmentShape, texts: set[int]) -> str:
     if not texts.issuperset(segment.lead + segment.trail):
         return "other text around it than its family writes"
     if segment.ids and (fault := _fault_of_ids(config, segment, texts)):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mmrt.tests.end_to_end.oracle import Media, Oracle
 from mmrt.tests.end_to_end.test_media import sample
+from mmrt.tests.models.glm_reference import embedded, glm4v, text_of_glm_clip
 from mmrt.tests.models.test_items import function_of_transformers
 from mmrt.tests.settings import ImportedLater
 
@@ -75,13 +76,60 @@ class TimedOracle(SeeingOracle):
 
 
 class GlmOracle(SeeingOracle):
-    """A checkpoint of GLM-OCR or GLM-4.1V, whose bounds on pixels are those of a picture that counts twice. It takes no videos here."""
+    """A checkpoint of GLM's, whose bounds on pixels are those of a picture that counts twice, or of a whole clip. Each frame of a
+    video is a picture, before its time."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        super().__init__(checkpoint)
+        self.family = self.model.config.model_type
+        self.module = "glm4v" if self.family == "glm4v" else "glm46v"
+
+    def sampled(self, frames: NDArray[np.uint8], fps: int) -> tuple[NDArray[np.uint8], Any]:
+        processor = SimpleNamespace(fps=2.0, max_duration=300, temporal_patch_size=2)
+        metadata = SimpleNamespace(total_num_frames=len(frames), fps=fps, duration=len(frames) / fps)
+        indices = function_of_transformers(f"video_processing_{self.module}", "sample_frames")(processor, metadata)
+        return frames[indices], SimpleNamespace(fps=fps, timestamps=[number / fps for number in indices.tolist()])
+
+    def taken(self, frames: NDArray[np.uint8], fps: float) -> tuple[NDArray[np.uint8], Any]:
+        return frames, SimpleNamespace(fps=fps, timestamps=[number / fps for number in range(len(frames))])
+
+    def logits(self, inputs: dict[str, Any], ids: list[int]) -> torch.Tensor:
+        prompt = inputs["input_ids"]
+        forced = torch.cat((prompt, torch.tensor([ids[:-1]], dtype=torch.long)), dim=1)
+        found = {**inputs, "input_ids": forced, "mm_token_type_ids": self._types(forced)}
+        grids = {name: found[name] for name in ("image_grid_thw", "video_grid_thw") if name in found}
+        found["position_ids"], _ = self.model.model.get_rope_index(
+            input_ids=forced, mm_token_type_ids=found["mm_token_type_ids"], **grids
+        )
+        with torch.inference_mode():
+            output = self.model(**embedded(self.model.model, found), use_cache=False)
+        logits: torch.Tensor = output.logits[0, prompt.shape[1] - 1 :].float()
+        return logits
+
+    def _types(self, ids: torch.Tensor) -> torch.Tensor:
+        config = self.model.config
+        processor = SimpleNamespace(
+            video_start_id=config.video_start_token_id, video_end_id=config.video_end_token_id, image_token_id=config.image_token_id
+        )
+        return torch.tensor(glm4v.Glm4vProcessor.create_mm_token_type_ids(processor, ids.tolist()))
 
     def _size(self, frames: NDArray[np.uint8], bounds: tuple[int, int]) -> tuple[int, int]:
-        from transformers.models.glm46v.image_processing_pil_glm46v import smart_resize
+        return self._fit(2, *frames.shape[1:3], bounds)
 
-        size: tuple[int, int] = smart_resize(2, *frames.shape[1:3], 2, 28, *bounds)
+    def _clip_size(self, frames: NDArray[np.uint8], bounds: tuple[int, int]) -> tuple[int, int]:
+        return self._fit(*frames.shape[:3], bounds)
+
+    def _fit(self, num_frames: int, height: int, width: int, bounds: tuple[int, int]) -> tuple[int, int]:
+        resize = function_of_transformers("image_processing_glm46v", "smart_resize")
+        size: tuple[int, int] = resize(num_frames, height, width, 2, 28, *bounds)
         return size
+
+    def _timing(self, timings: list[Any]) -> dict[str, Any]:
+        return {}
+
+    def _video_ids(self, grid: list[int], timing: Any) -> list[int]:
+        ids: list[int] = self.tokenizer(text_of_glm_clip(self.family, grid, timing))["input_ids"]
+        return ids
 
 
 def text_of_clip(grid: list[int], metadata: Any) -> str:

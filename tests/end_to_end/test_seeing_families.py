@@ -34,10 +34,6 @@ class Case(NamedTuple):
     server: Server
     oracle: SeeingOracle
 
-    @property
-    def takes_videos(self) -> bool:
-        return not self.family.startswith("glm")
-
     def found_again(self, num_tokens: int) -> range:
         """Tokens of a prompt that may be known: with recurrent states those up to the end of its last message."""
         known = whole_pages(num_tokens - 1)
@@ -52,24 +48,16 @@ class Case(NamedTuple):
 @pytest.fixture(scope="module", params=["qwen3_vl", "glm4v", *also_slow("qwen2_vl", "qwen3_5", "qwen3_5_moe", "glm_ocr")])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[..., Any]) -> Iterator[Case]:
     with launching(tmp_path_factory, checkpoints) as start:
-        yield Case(request.param, start(request.param), FAMILIES[request.param](checkpoints(request.param)))
-
-
-@pytest.fixture
-def with_videos(case: Case) -> Case:
-    if not case.takes_videos:
-        pytest.skip("the family takes no videos")
-    return case
+        settings = "[media]\nfps = 6\n" if request.param == "glm_ocr" else ""  # its own rate, of clips of half a minute
+        yield Case(request.param, start(request.param, settings=settings), FAMILIES[request.param](checkpoints(request.param)))
 
 
 def everything(case: Case) -> tuple[list[dict[str, Any]], Media]:
-    """Several pictures and, if the family takes them, two videos between words."""
+    """Several pictures and two videos between words."""
     pictures = [picture(seed, 60 + 41 * seed, 200 - 23 * seed) for seed in range(3)]
     clips = [video(num_frames, 64, 96, fps) for num_frames, fps in ((8, 2), (31, 10))]
     images, videos = [image_part(pixels) for pixels in pictures], [part for part, _ in clips]
     content = [text("First"), images[0], text("then"), videos[0], images[1], images[2], text("and"), videos[1], text("Compare.")]
-    if not case.takes_videos:
-        return [part for part in content if part not in videos], Media(images=pictures)
     sampled = [case.oracle.sampled(frames, fps) for (_, frames), fps in zip(clips, (2, 10), strict=True)]
     return content, Media(images=pictures, videos=sampled)
 
@@ -82,8 +70,7 @@ def test_a_picture(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("num_frames", "fps"), [(8, 2), (30, 10), (9, 2), (3, 4)])
-def test_a_video(with_videos: Case, num_frames: int, fps: int) -> None:
-    case = with_videos
+def test_a_video(case: Case, num_frames: int, fps: int) -> None:
     part, frames = video(num_frames, 96, 128, fps)
     content = [part, text("What moves?")]
     inputs = case.inputs(content, Media(videos=[case.oracle.sampled(frames, fps)]))
@@ -91,8 +78,7 @@ def test_a_video(with_videos: Case, num_frames: int, fps: int) -> None:
     case.oracle.check_greedy(inputs, case.server.chat(content)[1])
 
 
-def test_a_video_as_frames(with_videos: Case) -> None:
-    case = with_videos
+def test_a_video_as_frames(case: Case) -> None:
     frames = np.stack([picture(seed, 64, 96) for seed in range(5)])
     urls = [image_part(pixels)["image_url"]["url"] for pixels in frames]
     content = [{"type": "video", "video": urls, "fps": 1.5}, text("What moves?")]
@@ -103,11 +89,9 @@ def test_a_video_as_frames(with_videos: Case) -> None:
 def test_known_media_in_a_new_conversation(case: Case) -> None:
     """Neither video nor encoder works again; embedding rows are what they were."""
     pixels, (clip, frames) = picture(7, 150, 213), video(8, 96, 128, 2)
-    media, clips = Media(images=[pixels]), list[dict[str, Any]]()
-    if case.takes_videos:
-        media.videos, clips = [case.oracle.sampled(frames, 2)], [clip]
+    media = Media(images=[pixels], videos=[case.oracle.sampled(frames, 2)])
     for words in ("One:", "Another:"):
-        content = [text(words), image_part(pixels), text("and"), *clips, text("What are they?")]
+        content = [text(words), image_part(pixels), text("and"), clip, text("What are they?")]
         asked = Asked(case.server, content)
         assert (work(case.server, asked) == KNOWN) == (words == "Another:")
         case.oracle.check_greedy(case.inputs(content, media), asked.ids)
@@ -147,8 +131,6 @@ def test_everything_at_once_and_again(case: Case) -> None:
     first, second = Answer(case.server, content), Answer(case.server, content)
     case.oracle.check_greedy(inputs, first.ids)
     assert second.ids == first.ids and second.num_cached in case.found_again(inputs["input_ids"].shape[1])
-    if not case.takes_videos:
-        return
     other, (_, frames) = [*content], (clip := video(8, 64, 96, 2))
     other[3] = {**clip[0], "max_frames": 6}
     third = Answer(case.server, other)

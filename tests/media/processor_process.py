@@ -79,10 +79,14 @@ else:
     library = register_missing_operators()  # operators live as long as the library
 
 from transformers.models.glm4v.image_processing_glm4v import Glm4vImageProcessor  # noqa: E402 behind the stub
+from transformers.models.glm4v.video_processing_glm4v import Glm4vVideoProcessor  # noqa: E402
 from transformers.models.glm46v.image_processing_glm46v import Glm46VImageProcessor  # noqa: E402
+from transformers.models.glm46v.video_processing_glm46v import Glm46VVideoProcessor  # noqa: E402
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor  # noqa: E402
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor  # noqa: E402
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor  # noqa: E402
+
+GLM4V, GLM46V = (Glm4vImageProcessor, Glm4vVideoProcessor), (Glm46VImageProcessor, Glm46VVideoProcessor)
 
 
 def processors(checkpoint: str | None):
@@ -92,8 +96,8 @@ def processors(checkpoint: str | None):
         return Qwen2VLImageProcessor(), Qwen2VLVideoProcessor(**options)
     model_type = json.loads((Path(checkpoint) / "config.json").read_bytes())["model_type"]
     if model_type.startswith("glm"):
-        of_image = Glm4vImageProcessor if model_type == "glm4v" else Glm46VImageProcessor
-        return of_image.from_pretrained(checkpoint), None
+        of_image, of_video = GLM4V if model_type == "glm4v" else GLM46V
+        return of_image.from_pretrained(checkpoint), of_video.from_pretrained(checkpoint, do_sample_frames=False)
     of_video = Qwen3VLVideoProcessor if model_type.startswith("qwen3") else Qwen2VLVideoProcessor
     return Qwen2VLImageProcessor.from_pretrained(checkpoint), of_video.from_pretrained(checkpoint, **options)
 

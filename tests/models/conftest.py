@@ -212,7 +212,8 @@ class Loaded:
             prompt.ids += [getattr(hf, FENCES[kind][0], 0) for kind in kinds]
             prompt.spans.append(MediaSpan(len(prompt.ids), part))
             for segment in part.segments:
-                prompt.ids += [*segment.lead, *([config.placeholder_id(segment.kind)] * segment.num_tokens), *segment.trail]
+                tokens = segment.ids or ((config.placeholder_id(segment.kind), segment.num_tokens),)
+                prompt.ids += [*segment.lead, *(id for id, count in tokens for _ in range(count)), *segment.trail]
             prompt.ids += [getattr(hf, FENCES[kind][1], 0) for kind in reversed(kinds)]
             prompt.rows.append([self._random_rows(segment, rng) for segment in part.segments])
             for kind in kinds:

@@ -6,12 +6,14 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from mmrt.models.architecture import ModelConfig, WeightFormat
@@ -19,9 +21,18 @@ from mmrt.models.checkpoint.files import adapted_directory
 from mmrt.models.checkpoint.weights import check_weights, read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import UnsupportedMediaError
+from mmrt.models.families.glm.families import GLM4V
 from mmrt.models.families.glm.families import GLM_OCR as glm_ocr
+from mmrt.models.families.item_check import fault_of
 from mmrt.models.families.qwen2_5.vision_geometry import geometry
-from mmrt.schema.media import MediaSpan
+from mmrt.models.families.registry import family_of
+from mmrt.models.make import tokenizer as make_tokenizer
+from mmrt.models.make.tokenizer import write_tokenizer
+from mmrt.models.text.tokenizer import Tokenizer
+from mmrt.models.text.tokenizer_trial import QWEN_SPLIT
+from mmrt.runtime.controller.rows.expansion import expand
+from mmrt.schema.media import ItemShape, MediaSpan
+from mmrt.tests.models.glm_reference import text_of_glm_clip
 from mmrt.tests.models.kept import exact, keep
 from mmrt.tests.models.quantized_checkpoint import CONFIGS, quantize_checkpoint
 from mmrt.tests.models.test_fp8 import FORMS, write
@@ -96,8 +107,11 @@ def test_sizes_of_pictures_are_transformers(config: ModelConfig, height: int, wi
 def test_what_it_does_not_take_is_refused(config: ModelConfig) -> None:
     for refuse, what in (
         (lambda: glm_ocr.image_item(config, 0, 9), "picture of 9x0 pixels is empty"),
-        (lambda: glm_ocr.sample_frames(config, 30, 10.0), "this model takes no video"),
-        (lambda: glm_ocr.video_item(config, 4, 60, 60, 2.0), "this model takes no video"),
+        (lambda: glm_ocr.sample_frames(config, 0, 10.0), "video has no frames"),
+        (lambda: GLM4V.sample_frames(config, 30, float("nan")), "frame rate of nan"),
+        (lambda: glm_ocr.video_item(config, 0, 60, 60, 2.0), "video has no frames"),
+        (lambda: glm_ocr.video_item(config, 4, 60, 0, 2.0), "picture of 0x60 pixels is empty"),
+        (lambda: glm_ocr.video_item(config, 4, 6000, 6, 2.0), "above the limit of 200"),
         (lambda: glm_ocr.audio_item(config, 300), "this model takes no audio"),
     ):
         with pytest.raises(UnsupportedMediaError, match=what):
@@ -120,7 +134,85 @@ def test_the_published_shape(sized: Callable[[str, str], int], path: Path, tmp_p
     for field in ("language", "vision", "vision_rules", "dtype", "max_context"):
         assert getattr(found, field) == getattr(expected, field)
     (published / "config.json").write_text(json.dumps({"model_type": "glm_ocr", **PUBLISHED}))
-    assert (load_model_config(published).image_token_id, found.media_kinds) == (59280, ("image",))
+    assert (load_model_config(published).image_token_id, found.media_kinds) == (59280, ("image", "video"))
+
+
+NAMES = {"glm4v": "glm4v", "glm46v": "glm46v", "glm_ocr": "glm46v"}  # of the modules of processors
+
+
+def with_rules(config: ModelConfig, **rules: float) -> ModelConfig:
+    assert config.vision_rules is not None
+    return replace(config, vision_rules=replace(config.vision_rules, **rules))
+
+
+@given(
+    total=st.integers(1, 40) | st.integers(1, 200_000),
+    rate=st.sampled_from([0.3, 1, 5.3, 12, 23.976, 24, 29.97, 30, 60, 90.0]),
+    family=st.sampled_from(["glm4v", "glm46v"]),
+    fps=st.sampled_from([2.0, 0.5, 3.0]),
+)
+@example(total=30, rate=30.0, family="glm46v", fps=2.0)
+@example(total=900, rate=30.0, family="glm46v", fps=2.0)
+@example(total=9001, rate=30.0, family="glm4v", fps=2.0)
+def test_frames_are_transformers(checkpoints: Callable[[str], Path], total: int, rate: float, family: str, fps: float) -> None:
+    config, shown = load_model_config(checkpoints(family)), SimpleNamespace(total_num_frames=total, fps=rate, duration=total / rate)
+    if family == "glm4v":
+        config = with_rules(config, fps=fps, max_frames=10_000)
+    processor = SimpleNamespace(fps=fps, max_duration=300, temporal_patch_size=2)
+    expected = function_of_transformers(f"video_processing_{family}", "sample_frames")(processor, shown)
+    found = family_of(config).sample_frames(config, total, rate)
+    assert found.tolist() == (expected.tolist() or [0, 0])  # transformers takes none of a clip of a sixth of a second
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_bounds_of_a_run_or_a_request(checkpoints: Callable[[str], Path], family: str) -> None:
+    config = load_model_config(checkpoints(family))
+    taken = family_of(config).sample_frames(with_rules(config, max_frames=10), 900, 30.0)
+    assert taken.tolist() == [0, 100, 200, 300, 400, 499, 599, 699, 799, 899]
+    assert len(family_of(config).sample_frames(with_rules(config, fps=1.0), 900, 30.0)) == 30
+    assert len(family_of(config).sample_frames(with_rules(config, fps=0.1, min_frames=9), 900, 30.0)) == 10
+
+
+@given(
+    family=st.sampled_from(list(NAMES)),
+    num_frames=st.integers(2, 700),
+    height=st.integers(1, 90) | st.integers(1, 3000),
+    width=st.integers(1, 900),
+)
+def test_sizes_of_clips_are_transformers(
+    checkpoints: Callable[[str], Path], family: str, num_frames: int, height: int, width: int
+) -> None:
+    config = load_model_config(checkpoints(family))
+    resize = function_of_transformers(f"video_processing_{NAMES[family]}", "smart_resize")
+    try:
+        expected = resize(num_frames, height, width, 2, 28, 112 * 112, 28 * 28 * 60000)
+    except ValueError:
+        with pytest.raises(UnsupportedMediaError, match="above the limit of 200"):
+            family_of(config).video_item(config, num_frames, height, width, 2.0)
+        return
+    item = family_of(config).video_item(config, num_frames, height, width, 2.0)
+    assert item.grid == (-(-num_frames // 2), expected[0] // 14, expected[1] // 14)
+    assert fault_of(config, "video", item) == ""
+
+
+@pytest.mark.parametrize("are_grouped", [False, True])
+@pytest.mark.parametrize("family", NAMES)
+def test_a_video_s_prompt(
+    checkpoints: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, are_grouped: bool
+) -> None:
+    """Of a tokenizer that takes single digits, and of one that takes up to three, as published ones do, and merges some."""
+    path = Path(shutil.copytree(checkpoints(family), tmp_path / "model"))
+    if are_grouped:
+        monkeypatch.setattr(make_tokenizer, "QWEN_SPLIT", QWEN_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|"))
+        write_tokenizer(path, family_of(load_model_config(path)).recipes()["tiny"], ["12 seconds 120 7.5 seconds 100 20"] * 40)
+    config, tokenizer = load_model_config(path), Tokenizer.load(path)
+    assert config.times is not None and len(config.times.digits) == (3 if are_grouped else 1)
+    times = [0.0, 0.25, 7.5, 9.0, 12.04, 13.0, 120.96, 121.0, 1000.3, 1001.0, 2399.5, 2400.0]
+    item = family_of(config).video_item(config, len(times), 60, 90, 2.0, times)
+    expected = tokenizer.encode(text_of_glm_clip(family, list(item.grid), SimpleNamespace(fps=1, timestamps=times)))
+    assert expand_item(config, item) == expected and item.num_tokens == len(expected)
+    if are_grouped:
+        assert sum(len(ids) == 1 for ids in config.times.digits[1] + config.times.digits[2]) >= 4
 
 
 PUBLISHED_4V = {
@@ -192,6 +284,13 @@ def test_layers_for_later_tokens_are_left_out(path: Path, config: ModelConfig, t
     checked, found, expected = check_weights(made, config), read_weights(made, config), read_weights(path, config)
     assert not checked.problems and sorted(checked.unread) == sorted(more)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def expand_item(config: ModelConfig, item: ItemShape) -> list[int]:
+    """Its tokens, as the controller writes them."""
+    limits = SimpleNamespace(placeholder_ids={"video": config.video_token_id}, max_context=1 << 20)
+    prompt, _ = expand(SimpleNamespace(prompt_ids=[config.video_token_id]), [item], limits)
+    return prompt
 
 
 def turned(values: torch.Tensor, head_dim: int = HEAD_DIM, turning: int = HEAD_DIM) -> torch.Tensor:

@@ -1,20 +1,25 @@
-"""GLM-OCR, GLM-4.1V and GLM-4.6V: text and pictures. As transformers' ``glm_ocr``, ``glm4v`` and ``glm46v``.
+"""GLM-OCR, GLM-4.1V and GLM-4.6V: text, pictures and videos. As transformers' ``glm_ocr``, ``glm4v`` and ``glm46v``.
 
 Their decoders norm what their layers add, and turn neighbouring values of a head together. The layers behind ``num_hidden_layers``,
 which predict tokens after the next, are in GLM-OCR's files; nothing reads them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
-from ....schema.media import ItemShape
+from ....schema.media import ItemShape, MediaSpan
 from ...architecture import AttentionConfig, FeedForwardConfig, LanguageConfig, MlpConfig, ModelConfig, VisionConfig, VisionRules
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ..family import CheckpointRecipe, made_recipes
 from ..fields import parse_attention, parse_decoder
 from ..qwen2_5 import fields, media, seeing, tensors
+from ..qwen3.clips import frames_of
+from ..qwen3.times import SECONDS, read_time_tokens
 from ..text.ropes import parse_turning
+from . import clips
 
 _NAMES = {
     ".post_layernorm.": ".merger.ln_q.",
@@ -22,13 +27,12 @@ _NAMES = {
     ".post_conv_layernorm.": ".patch_norm.",
     ".embeddings.position_embedding.": ".pos_embed.",
 }
-_FRAMES = 2  # that a picture counts as where its size is bounded
-_BOUNDS = VisionRules(min_pixels=112 * 112, max_pixels=28 * 28 * 15000, max_frames=0)
 
 
 class GlmFamily:
     """A ``Family``. ``parse_heads`` reads the decoder's attention, ``parse_tower`` gets the tower's fields and the decoder's width;
-    ``placeholder``: of a picture, where the file does not say."""
+    ``placeholder``: the id of a picture's tokens, where the file does not say, and ``opening``: the one before them.
+    ``parse_rules``, ``sample_frames``: of videos; ``behind_times``: the text behind the seconds of a frame."""
 
     def __init__(
         self,
@@ -36,13 +40,25 @@ class GlmFamily:
         parse_heads: Callable[[JsonObject], AttentionConfig],
         parse_tower: Callable[[JsonObject, int], VisionConfig],
         placeholder: int,
+        opening: int,
+        parse_rules: Callable[[CheckpointFiles, VisionConfig], VisionRules] = clips.parse_rules,
+        sample_frames: Callable[[ModelConfig, int, float], NDArray[np.int64]] = clips.sample_frames,
+        behind_times: Sequence[str] = (SECONDS,),
     ) -> None:
-        self._name, self._placeholder = name, placeholder
+        self._name, self._placeholder, self._opening = name, placeholder, opening
         self._parse_heads, self._parse_tower = parse_heads, parse_tower
+        self._parse_rules, self._behind_times = parse_rules, behind_times
+        self.sample_frames = sample_frames
 
     def parse_config(self, files: CheckpointFiles) -> ModelConfig:
         """Map config.json. Raises CheckpointError."""
-        return seeing.parse_config(files, self._name, self._parse_text, self._parse_tower, _parse_rules, self._placeholder)
+        config = files.required("config.json")
+        return replace(
+            seeing.parse_config(files, self._name, self._parse_text, self._parse_tower, self._parse_rules, self._placeholder),
+            vision_start_token_id=config.integer("image_start_token_id", default=self._opening, least=0),
+            vision_end_token_id=config.integer("image_end_token_id", default=self._opening + 1, least=0),
+            times=read_time_tokens(files.path, (), self._behind_times),
+        )
 
     def _parse_text(self, text: JsonObject, tie: bool) -> LanguageConfig:
         heads = self._parse_heads(text)
@@ -59,8 +75,13 @@ class GlmFamily:
     def image_item(config: ModelConfig, height: int, width: int) -> ItemShape:
         """As Qwen's, in a size that is bounded as that of a clip."""
         rules = media.vision_rules(config, "image")
-        bounds = rules.min_pixels * _FRAMES, rules.max_pixels * _FRAMES
-        return media.image_item_of(rules, media.resize_frames(rules, _FRAMES, (height, width), bounds))
+        bounds = rules.min_pixels * clips.FRAMES, rules.max_pixels * clips.FRAMES
+        return media.image_item_of(rules, media.resize_frames(rules, clips.FRAMES, (height, width), bounds))
+
+    @staticmethod
+    def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
+        """Each temporal patch of a video is a picture, and its time is text."""
+        return seeing.positions_by_patch(config, num_tokens, [part for span in spans for part in frames_of(span)])
 
     @staticmethod
     def canonical_name(name: str) -> str:
@@ -74,9 +95,7 @@ class GlmFamily:
 
     tensor_specs = staticmethod(tensors.tensor_specs)
     build_towers = staticmethod(seeing.build_towers)
-    positions = staticmethod(seeing.positions_by_patch)
-    sample_frames = staticmethod(media.sample_frames)
-    video_item = staticmethod(seeing.video_item)
+    video_item = staticmethod(clips.video_item)
     audio_item = staticmethod(media.audio_item)
     video_with_sound = staticmethod(seeing.video_with_sound)
 
@@ -124,12 +143,6 @@ def _parse_tower(vision: JsonObject, hidden_size: int, inner: int, *, has_biases
     return replace(config, patch_bias=True, norm_eps=vision.number("rms_norm_eps", default=1e-5))
 
 
-def _parse_rules(files: CheckpointFiles, vision: VisionConfig) -> VisionRules:
-    """The bounds of the file are those of ``_FRAMES`` frames, ours those of one."""
-    image, _, _ = fields.processors(files, video_falls_back=False)
-    rules = fields.image_rules(image, vision, _BOUNDS)
-    return replace(rules, min_pixels=-(-rules.min_pixels // _FRAMES), max_pixels=rules.max_pixels // _FRAMES)
-
-
-GLM_OCR = GlmFamily("glm_ocr", _parse_ocr_heads, _parse_ocr_tower, 59280)
-GLM4V, GLM46V = (GlmFamily(name, _parse_4v_heads, _parse_4v_tower, 151343) for name in ("glm4v", "glm46v"))
+GLM_OCR = GlmFamily("glm_ocr", _parse_ocr_heads, _parse_ocr_tower, 59280, 59256)
+GLM4V = GlmFamily("glm4v", _parse_4v_heads, _parse_4v_tower, 151343, 151339, clips.parse_even_rules, clips.sample_evenly, ())
+GLM46V = GlmFamily("glm46v", _parse_4v_heads, _parse_4v_tower, 151343, 151339)

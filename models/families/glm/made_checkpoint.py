@@ -19,6 +19,7 @@ _CHAT_TEMPLATE = """\
 {%- else -%}
 {%- for item in message.content -%}
 {%- if item.type == 'image' or item.type == 'image_url' -%}<|begin_of_image|><|image|><|end_of_image|>
+{%- elif item.type == 'video' or item.type == 'video_url' -%}<|begin_of_video|><|video|><|end_of_video|>
 {%- elif item.type == 'text' -%}{{ item.text }}
 {%- else -%}{{ raise_exception('this model takes no content part of type ' ~ item.type) }}
 {%- endif -%}
@@ -77,7 +78,13 @@ def _recipe(family: str, dimensions: Dimensions) -> CheckpointRecipe:
             **{f"{kind}_{end}_token_id": ids[f"<|{word}_of_{kind}|>"] for kind in ("image", "video") for end, word in _FENCES.items()},
         }
         generation = {**ends, "do_sample": False}
-        return {"preprocessor_config.json": _processor(family), "config.json": config, "generation_config.json": generation}
+        image, video = _processors(family)
+        return {
+            "preprocessor_config.json": image,
+            "video_preprocessor_config.json": video,
+            "config.json": config,
+            "generation_config.json": generation,
+        }
 
     vocab_size, merges = dimensions.text["vocab_size"], dimensions.num_merges
     return CheckpointRecipe(vocab_size, merges, _SPECIAL_TOKENS, _PLAIN_TOKENS, {}, _CHAT_TEMPLATE, files, end="<|endoftext|>")
@@ -116,11 +123,17 @@ def _tower(family: str, dimensions: Dimensions) -> dict[str, Any]:
     }
 
 
-def _processor(family: str) -> dict[str, Any]:
+def _processors(family: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of pictures and of videos."""
     name = _PROCESSORS[family]
-    return {
-        **{field: value for field, value in IMAGE_PROCESSOR.items() if not field.endswith("_pixels")},
-        "image_processor_type": f"{name}ImageProcessor",
-        "processor_class": f"{name}Processor",
-        "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 12288},
+    both = {field: value for field, value in IMAGE_PROCESSOR.items() if not field.endswith(("_pixels", "_type"))}
+    both["processor_class"] = f"{name}Processor"
+    image = {"image_processor_type": f"{name}ImageProcessor", "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 12288}}
+    video = {
+        "video_processor_type": f"{name}VideoProcessor",
+        "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 60000},
+        "fps": 2,
+        "num_frames": 16,  # as published, and not used
+        "max_duration": 300,
     }
+    return {**both, **image}, {**both, **video}

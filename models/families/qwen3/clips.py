@@ -80,11 +80,9 @@ def _clip_size(rules: VisionRules, num_frames: int, height: int, width: int) -> 
 
 def _timed(config: ModelConfig, segment: SegmentShape, seconds: float) -> SegmentShape:
     """The segment behind ``<12.3 seconds>``."""
-    times = config.times
-    assert times is not None
-    pieces = (times.point if character == "." else times.digits[int(character)] for character in f"{seconds:.1f}")
-    lead = [*times.opening, *(id for piece in pieces for id in piece), *times.closing, config.vision_start_token_id]
-    return msgspec.structs.replace(segment, lead=tuple(lead), trail=(config.vision_end_token_id,))
+    assert config.times is not None
+    lead = (*config.times.text(f"{seconds:.1f}"), config.vision_start_token_id)
+    return msgspec.structs.replace(segment, lead=lead, trail=(config.vision_end_token_id,))
 
 
 def frames_of(span: MediaSpan) -> Iterator[MediaSpan]:
