@@ -60,10 +60,13 @@ def checkpoint_of(config: RuntimeConfig, home: Path | None = None) -> Path:
 
 def origin_of(config: RuntimeConfig, checkpoint: Path) -> str:
     """Return how ``mmrt status`` names a run's model and its adapter: a directory, a GGUF file, or a hub's model at its commit."""
-    path = Path(config.model.path).expanduser().absolute()
-    name = name_of(path) if config.model.path else None
-    origin = str(name) if name is not None else str(path) if config.model.path else str(checkpoint)
-    return f"{origin} with {Path(config.model.adapter).expanduser().absolute()}" if config.model.adapter else origin
+    origin = _shown(config.model.path) if config.model.path else str(checkpoint)
+    return f"{origin} with {_shown(config.model.adapter)}" if config.model.adapter else origin
+
+
+def _shown(text: str) -> str:
+    path = Path(text).expanduser().absolute()
+    return str(name_of(path) or path)
 
 
 def _plain_checkpoint(config: RuntimeConfig, home: Path) -> Path:

@@ -7,14 +7,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from ..hub.cache import Cached, RepositoryCache, find_cached
+from ..hub.cache import Cached, RepositoryCache, find_adapter, find_cached
 from ..hub.client import Hub
 from ..hub.errors import HubError, ModelNotFoundError
 from ..hub.fetch import check_disk, fetch_files
 from ..hub.headers import draft_checkpoint, draft_gguf
 from ..hub.names import HubName
-from ..hub.repository import RemoteFile, Repository, gguf_files, is_gguf, safetensors_files, small_files
-from ..models.checkpoint.files import INDEX
+from ..hub.repository import RemoteFile, Repository, adapter_files, gguf_files, is_adapter, is_gguf, safetensors_files, small_files
+from ..models.checkpoint.files import ADAPTER_FILES, INDEX
+from ..models.errors import CheckpointError
 from ..runtime.errors import ConfigError
 from ..runtime.supervisor.supervisor import Reporter
 from .terminal import JsonReporter, size
@@ -75,22 +76,68 @@ async def _fetch_model(name: HubName, judge: Judge, reporter: Reporter | None, a
     async with Hub() as hub:
         if reporter is not None:
             reporter.progress(_PLACE, "asking", f"asking {hub.shown} about {name}, and reading its headers")
+        repository = await hub.repository(name)
+        if is_adapter([file.name for file in repository.files]):
+            return await _fetch_adapter(hub, name, repository, reporter, agree)
         with tempfile.TemporaryDirectory(prefix="mmrt-pull-") as folder:
-            found = await _examine(hub, name, Path(folder))
+            found = await _examine(hub, repository, name, Path(folder))
             if problems := judge(found.draft, str(name)):
                 more = f", and {len(problems) - 1} others" * (len(problems) > 1)
                 raise HubError(f"{name} is not fetched, as it would not be served: {problems[0]}{more} (mmrt model check {name})")
-        check_disk(found.cache, found.weights)
-        agree(name, found.missing_bytes)
-        commit = found.repository.commit[:12]
-        if reporter is not None and found.missing_bytes:
-            reporter.message(f"fetching {size(found.missing_bytes)} of {name} at {commit} into {found.cache.folder}")
-        show = _Show(sum(file.num_bytes for file in found.weights), found.missing_bytes, reporter)
-        await fetch_files(hub, found.repository, found.weights, found.cache, show)
-        found.cache.note(name.revision, found.repository.commit)
-    cached = find_cached(HubName(name.repo, name.tag, found.repository.commit))
+        await _bring(hub, name, repository, found.weights, reporter, agree)
+    return _expect_whole(name, repository, find_cached)
+
+
+def fetch_adapter(name: HubName, reporter: Reporter, agree: Callable[[HubName, int], None]) -> Cached:
+    """Fetch what is missing of a LoRA adapter's newest commit. Raises: HubError."""
+
+    async def fetch() -> Cached:
+        async with Hub() as hub:
+            return await _fetch_adapter(hub, name, await hub.repository(name), reporter, agree)
+
+    return asyncio.run(fetch())
+
+
+async def _fetch_adapter(
+    hub: Hub, name: HubName, repository: Repository, reporter: Reporter | None, agree: Callable[[HubName, int], None]
+) -> Cached:
+    """Its configuration first: what mmrt does not merge is not fetched."""
+    from ..models.checkpoint.adapter import read_config  # with torch, which other commands do without
+
+    files, cache = adapter_files(repository), RepositoryCache(name.repo)
+    config = next(file for file in files if file.name == ADAPTER_FILES[0])
+    await fetch_files(hub, repository, [config], cache, lambda _: None)
+    try:
+        read_config(cache.blob(config))
+    except CheckpointError as error:
+        raise HubError(f"{name} is not fetched: {str(error).replace(str(cache.blob(config)), config.name)}") from None
+    await _bring(hub, name, repository, files, reporter, agree)
+    return _expect_whole(name, repository, find_adapter)
+
+
+async def _bring(
+    hub: Hub,
+    name: HubName,
+    repository: Repository,
+    files: list[RemoteFile],
+    reporter: Reporter | None,
+    agree: Callable[[HubName, int], None],
+) -> None:
+    cache = RepositoryCache(name.repo)
+    check_disk(cache, files)
+    missing = cache.missing_bytes(files)
+    agree(name, missing)
+    if reporter is not None and missing:
+        reporter.message(f"fetching {size(missing)} of {name} at {repository.commit[:12]} into {cache.folder}")
+    await fetch_files(hub, repository, files, cache, _Show(sum(file.num_bytes for file in files), missing, reporter))
+    cache.note(name.revision, repository.commit)
+
+
+def _expect_whole(name: HubName, repository: Repository, find: Callable[[HubName], Cached | None]) -> Cached:
+    cached = find(HubName(name.repo, name.tag, repository.commit))
     if cached is None:  # nobody should see this; files that another program has put there may lead to it
-        raise HubError(f"{name}: {found.cache.snapshot(found.repository.commit)} is not whole after all; remove it (mmrt model rm)")
+        place = RepositoryCache(name.repo).snapshot(repository.commit)
+        raise HubError(f"{name}: {place} is not whole after all; remove it (mmrt model rm)")
     return cached
 
 
@@ -99,13 +146,12 @@ def examine_model(name: HubName, folder: Path) -> Examined:
 
     async def examine() -> Examined:
         async with Hub() as hub:
-            return await _examine(hub, name, folder)
+            return await _examine(hub, await hub.repository(name), name, folder)
 
     return asyncio.run(examine())
 
 
-async def _examine(hub: Hub, name: HubName, folder: Path) -> Examined:
-    repository = await hub.repository(name)
+async def _examine(hub: Hub, repository: Repository, name: HubName, folder: Path) -> Examined:
     cache = RepositoryCache(name.repo)
     names = [file.name for file in repository.files]
     if is_gguf(name, names):
@@ -113,8 +159,7 @@ async def _examine(hub: Hub, name: HubName, folder: Path) -> Examined:
         weights = await _drafted(draft_gguf(hub, repository, weights, cache, folder), folder)
         return Examined(repository, [], weights, cache, folder / Path(weights[0].name).name)
     if "config.json" not in names:
-        is_adapter = "adapter_config.json" in names
-        what = "is a LoRA adapter: fetch it with `hf download`, and give it to --adapter" if is_adapter else "has no config.json"
+        what = "is a LoRA adapter: give it to --adapter, beside its model" if is_adapter(names) else "has no config.json"
         raise ModelNotFoundError(f"{name.repo} {what}")
     small = small_files(repository)
     check_disk(cache, small)

@@ -75,7 +75,7 @@ def _register_check(group: typer.Typer) -> None:
         """
         from ..serving.sizes import read_size
         from .draft_check import check_remote
-        from .hub_models import hub_name, with_cached
+        from .hub_models import hub_name, with_cached, with_cached_adapter
         from .model_check import check_here, print_report
 
         environment = read_environment()
@@ -89,7 +89,7 @@ def _register_check(group: typer.Typer) -> None:
         if name is None or find_cached(name) is not None:
             report = check_here(with_cached(settings), model, environment, memory_bytes)
         else:
-            report = check_remote(name, settings, environment, memory_bytes)
+            report = check_remote(name, with_cached_adapter(settings), environment, memory_bytes)
         print(msgspec.json.encode(report.card).decode()) if json else print_report(report, model)
         raise typer.Exit(1 if report.problems else 0)
 

@@ -28,7 +28,7 @@ Mmproj = Annotated[
     typer.Option("--mmproj", metavar="FILE", help="Part of a GGUF model that sees; default: one that fits beside it (model.mmproj)."),
 ]
 Adapter = Annotated[
-    str | None, typer.Option("--adapter", metavar="DIR", help="LoRA adapter, merged when the model is loaded (model.adapter).")
+    str | None, typer.Option("--adapter", metavar="DIR", help="LoRA adapter, or ORG/REPO of one, merged at load (model.adapter).")
 ]
 Device = Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N (model.device).")]
 MaxContext = Annotated[

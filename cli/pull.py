@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ..hub.names import parse_name
+from ..hub.repository import is_adapter
 from ..runtime.environment import read_environment
 from .options import ConfigFile, Device, Dtype, MaxContext, configuration, override
 from .up import reporter_of
@@ -40,4 +41,6 @@ def register(app: typer.Typer) -> None:
         reporter = None if quiet else reporter_of(settings, environment, sys.stdout)
         found = fetch_model(name, judge_of(settings, environment, reporter, is_for_now=False), reporter)
         if reporter is not None:
-            reporter.message(f"{name} is in {os.path.normpath(found.path)}: mmrt up {model}")
+            is_alone = is_adapter(os.listdir(found.path)) if found.path.is_dir() else False
+            use = f"mmrt up MODEL --adapter {model}" if is_alone else f"mmrt up {model}"
+            reporter.message(f"{name} is in {os.path.normpath(found.path)}: {use}")

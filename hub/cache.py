@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from ..models.checkpoint.files import INDEX, gguf_shards, missing_files
+from ..models.checkpoint.files import ADAPTER_FILES, INDEX, gguf_shards, missing_files
 from ..models.errors import CheckpointError
 from .errors import HubError, ModelNotFoundError
 from .names import HubName
@@ -117,6 +117,14 @@ def find_cached(name: HubName, root: Path | None = None) -> Cached | None:
     except OSError as error:
         raise HubError(f"{snapshot} cannot be read: {error.strerror}") from None
     return None if path is None else Cached(path, commit)
+
+
+def find_adapter(name: HubName, root: Path | None = None) -> Cached | None:
+    """As ``find_cached``, of a LoRA adapter; ``path`` is its directory."""
+    cache = RepositoryCache(name.repo, root)
+    commit = cache.commit_of(name.revision)
+    is_whole = commit is not None and all((cache.snapshot(commit) / file).is_file() for file in ADAPTER_FILES)
+    return Cached(cache.snapshot(commit), commit) if commit is not None and is_whole else None
 
 
 def _whole(name: HubName, snapshot: Path) -> Path | None:

@@ -4,13 +4,13 @@ Every name, size and digest is checked before it is used: an answer may come fro
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from ..models.checkpoint.files import GGUF_SUFFIX, INDEX, TOKENIZER, best_tower, is_first_shard, is_tower, model_stem
+from ..models.checkpoint.files import ADAPTER_FILES, GGUF_SUFFIX, INDEX, TOKENIZER, best_tower, is_first_shard, is_tower, model_stem
 from .errors import HubError, ModelNotFoundError
 from .names import HubName
 
@@ -124,6 +124,19 @@ def safetensors_files(repository: Repository, index: bytes | None) -> list[Remot
         others = sorted({Path(file.name).suffix for file in repository.files} & {".bin", ".pt", ".pth", ".ckpt", ".onnx"})
         more = f"; mmrt does not read its {', '.join(others)} files" if others else ""
         raise ModelNotFoundError(f"{repository.name}: has neither *.safetensors nor *{GGUF_SUFFIX} files{more}")
+    return _with_digests(repository, found)
+
+
+def is_adapter(files: Collection[str]) -> bool:
+    """Whether a repository of these files has an adapter alone."""
+    return ADAPTER_FILES[0] in files and "config.json" not in files
+
+
+def adapter_files(repository: Repository) -> list[RemoteFile]:
+    """Those of an adapter that peft has written. Raises: HubError."""
+    found = [file for file in repository.files if file.name in ADAPTER_FILES]
+    if absent := [name for name in ADAPTER_FILES if name not in {file.name for file in found}]:
+        raise ModelNotFoundError(f"{repository.name}: is no LoRA adapter that mmrt reads: it has no {absent[0]}")
     return _with_digests(repository, found)
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..models.checkpoint.files import GGUF_SUFFIX, is_tower
-from .cache import PARTIAL, find_cached
+from .cache import PARTIAL, find_adapter, find_cached
 from .errors import HubError, ModelNotFoundError
 from .names import HubName
-from .repository import choose_gguf, gguf_places
+from .repository import choose_gguf, gguf_places, is_adapter
 
 
 class Stored(NamedTuple):
@@ -25,7 +25,7 @@ class Stored(NamedTuple):
 
 
 def stored_models(root: Path) -> list[Stored]:
-    """All models of the cache that have a configuration, a GGUF file or a part of one, by name. Raises: HubError."""
+    """All models of the cache that have a configuration, a GGUF file or a part of one, and adapters, by name. Raises: HubError."""
     from huggingface_hub import scan_cache_dir
 
     if not root.is_dir():
@@ -42,12 +42,12 @@ def stored_models(root: Path) -> list[Stored]:
         for revision in repo.revisions:
             files = {str(file.file_path.relative_to(revision.snapshot_path)): file for file in revision.files}
             names = {HubName(repo.repo_id, tag, revision.commit_hash): list(part) for tag, part in gguf_places(files).items()}
-            if not names and ("config.json" in files or partial):
+            if not names and ("config.json" in files or is_adapter(files) or partial):
                 names[HubName(repo.repo_id, "", revision.commit_hash)] = list(files)
             for name, part in names.items():
                 size = sum(files[file].size_on_disk for file in part)
                 used_s = max((files[file].blob_last_accessed for file in part), default=0.0)
-                is_whole = find_cached(name, root) is not None
+                is_whole = (find_adapter if is_adapter(files) else find_cached)(name, root) is not None
                 found.append(Stored(name, size + (0 if is_whole else partial), used_s, is_whole, repo.repo_path))
     return sorted(found)
 

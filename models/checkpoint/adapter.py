@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .files import ADAPTER
+from .files import ADAPTER, ADAPTER_FILES
 from .safetensors_files import DTYPES, SafetensorsFiles
 from .weight_specs import Source
 
-CONFIG = "adapter_config.json"
 _PREFIX = "base_model.model."
 _PARTS = {".lora_A.weight": "A", ".lora_B.weight": "B", ".lora_A.default.weight": "A", ".lora_B.default.weight": "B"}
 _BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal")  # of the training; others change the base's weights, too
@@ -63,7 +62,7 @@ def read_adapter(checkpoint: Path, canonical_name: Callable[[str], str]) -> Adap
     path = checkpoint / ADAPTER
     if not path.is_symlink() and not path.exists():
         return None
-    config = _read_config(path / CONFIG)
+    config = read_config(path / ADAPTER_FILES[0])
     parts: dict[str, dict[str, Tensor]] = {}
     with SafetensorsFiles(path) as files:
         for name, stored in files.tensors.items():
@@ -91,7 +90,8 @@ def _factor(config: Mapping[str, Any], rank: int) -> float:
     return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
 
 
-def _read_config(file: Path) -> Mapping[str, Any]:
+def read_config(file: Path) -> Mapping[str, Any]:
+    """An adapter's fields. Raises: CheckpointError naming the one that is not supported."""
     try:
         config: Any = json.loads(file.read_bytes())
     except OSError as error:

@@ -19,6 +19,7 @@ INDEX = "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 GGUF_SUFFIX = ".gguf"
 GGUF_MAGIC = b"GGUF"
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # of a directory that peft has written
 ADAPTER = "mmrt-adapter"  # in a directory that was made for it: a link to an adapter's directory
 _SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
 _WEIGHTS = re.compile(r"I?Q[1-8](_[0-9A-Z]+)*|B?F16|F32", re.IGNORECASE)  # formats in files' names

@@ -95,7 +95,7 @@ def test_names_that_lead_nowhere(served: FakeHub, monkeypatch: pytest.MonkeyPatc
     served.repositories["org/m"] = {"pytorch_model.bin": b"\x80", "config.json": b"{}"}
     assert refused(capsys, status=2) == "org/m: has neither *.safetensors nor *.gguf files; mmrt does not read its .bin files"
     served.repositories["org/m"] = {"adapter_config.json": b"{}", "adapter_model.safetensors": b""}
-    assert "org/m is a LoRA adapter" in refused(capsys, status=2)
+    assert refused(capsys) == "org/m is not fetched: adapter_config.json: peft_type is None, expected 'LORA'"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert refused(capsys) == "HF_HUB_OFFLINE is set, so no hub is asked: unset it to fetch a model"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
