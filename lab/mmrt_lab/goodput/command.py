@@ -80,7 +80,8 @@ def _settings(options: GoodputOptions) -> dict[str, str | int | float | bool | N
     if options.has_rate or options.load.scenario == "stall":
         plain.pop("concurrency", None)
     seconds = {"seconds": options.seconds} if options.has_rate else {}
-    return plain | seconds | {"apart": options.apart, "rounds": options.num_rounds}
+    kills = {"kills_per_minute": options.kills_per_minute} if options.kills_per_minute else {}
+    return plain | seconds | kills | {"apart": options.apart, "rounds": options.num_rounds}
 
 
 def _search(options: GoodputOptions, tell: Tell) -> dict[str, list[Point]]:

@@ -1,16 +1,18 @@
 """The judge's loads on this machine: each system is a run of its own, whose caches are cleared before each load."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+import signal
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import uvloop
 from numpy.typing import NDArray
 from rich.console import Console
 
-from mmrt.bench.own_run import own_run
+from mmrt.bench.own_run import OwnRun, own_run
+from mmrt.bench.processes import send_signal
 from mmrt.bench.serve.command import run_bench
 from mmrt.bench.serve.errors import BenchError
 from mmrt.bench.serve.options import Options
@@ -25,6 +27,7 @@ from mmrt.runtime.observe.trace_requests import plan_spans, plans_by_request, re
 from mmrt.runtime.process.host_room import HostRoom, read_host_room
 from mmrt.runtime.process.memory_layout import plan_layout
 from mmrt.runtime.process.run import model_path
+from mmrt.runtime.stage_table import stage_of
 from mmrt.schema.policy_report import PolicyReport
 from mmrt.shm.run_directory import RunDirectory
 
@@ -32,6 +35,8 @@ from .options import GoodputOptions
 from .report import Measured
 from .simulated import Measure
 from .systems import System
+
+T = TypeVar("T")
 
 _PROCESSES_BYTES = 768 << 20  # of the processes of a run, beside pools and weights; nine have 560 MiB
 
@@ -74,13 +79,25 @@ def live(options: GoodputOptions, system: System) -> Iterator[Measure]:
 
         def measure(load: Options) -> Measured:
             run.command("cache", "clear")
-            _, records, stall = runner.run(run_bench(load, [url], Console(quiet=True)))
+            (_, records, stall), num_kills = runner.run(_under_kills(run_bench(load, [url], Console(quiet=True)), run, options))
             check_policy(run.report().policy)
             with RunDirectory.attach(run.run) as directory:
                 recorders = Recording.take(directory).recorders
-            return Measured(records, break_down_records(recorders, records), stall)
+            return Measured(records, break_down_records(recorders, records), stall, num_kills)
 
         yield measure
+
+
+async def _under_kills(work: Coroutine[Any, Any, T], run: OwnRun, options: GoodputOptions) -> tuple[T, int]:
+    """Do the work while processes are killed. Returns what it returns, and the number of kills."""
+    doing, num_kills = asyncio.create_task(work), 0
+    every_s = 60 / options.kills_per_minute if options.kills_per_minute else None
+    while not (await asyncio.wait([doing], timeout=every_s))[0]:
+        report = await asyncio.to_thread(run.report)
+        alive = [actor.pid for actor in report.actors if actor.pid is not None and stage_of(actor.name) != "gateway"]
+        if alive and send_signal(alive[num_kills % len(alive)], signal.SIGKILL):
+            num_kills += 1
+    return await doing, num_kills
 
 
 def check_policy(policy: PolicyReport) -> None:

@@ -30,7 +30,7 @@ _OF_RATES = ("rates", "seconds", "least_rate", "most_rate", "precision", "target
 class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True):
     """``load``: of each run, but for its rate. ``costs``: of a simulation; None for live runs of ``checkpoint``. ``rates``: at which
     every system is measured; none for a load without a rate. ``searches``: the goodput is searched for, from there. ``apart``: see
-    ``devices.link_of``."""
+    ``devices.link_of``. ``kills_per_minute``: of processes of a live run, while the load comes."""
 
     systems: list[System]
     load: Options
@@ -46,6 +46,7 @@ class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True):
     precision: float
     least_rate: float
     most_rate: float
+    kills_per_minute: float
     json: Path | None
     out: Path | None
 
@@ -92,6 +93,7 @@ def parse_goodput(argv: Sequence[str]) -> GoodputOptions:
         precision=given.precision,
         least_rate=given.least_rate,
         most_rate=given.most_rate,
+        kills_per_minute=given.kills_per_minute or 0.0,
         json=given.json,
         out=given.out,
     )
@@ -119,6 +121,7 @@ def _load(parser: argparse.ArgumentParser, given: argparse.Namespace) -> dict[st
         given.num_requests = _NUM_REQUESTS[given.sim]
     if given.sim:
         refuse_options(parser, given, ("checkpoint",), "a simulation has --costs")
+        refuse_options(parser, given, ("kills_per_minute",), "a simulation has no processes")
     else:
         refuse_options(parser, given, ("costs", "apart"), "only a simulation (--sim) has costs")
     if given.least_rate > given.most_rate:
@@ -161,6 +164,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--most-rate", type=_finite_rate, default=1000.0, metavar="R", help="highest rate of the search (%(default)s)")
     add("--apart", action="store_true", help="simulated: each process of a layout has a device, but for presets")
     add("--checkpoint", type=Path, metavar="DIR", help="of live runs (the demo model)")
+    add(
+        "--kills-per-minute",
+        type=number("kills", float, above=0),
+        metavar="K",
+        help="live: kill -9 a process so often, each but the gateway in turn",
+    )
     add_run(parser)
     add_load(parser)
     add("--json", type=json_file, metavar="FILE", help=JSON_HELP)

@@ -19,11 +19,12 @@ SCALES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
 
 class Measured(msgspec.Struct, frozen=True):
     """One load on one system. ``breakdowns``: of the requests that went well and are known, with the seconds from the client.
-    ``stall``: the phases of that scenario."""
+    ``stall``: the phases of that scenario. ``num_kills``: of processes meanwhile."""
 
     records: list[Record]
     breakdowns: list[Breakdown]
     stall: StallRun | None = None
+    num_kills: int = 0
 
     @property
     def good(self) -> list[Record]:
@@ -84,6 +85,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     breakdown: dict[str, PartSummary]
     failures: dict[str, int]
     rounds: list[Round]
+    num_kills: int = 0
 
 
 class SystemReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +127,11 @@ class GoodputReport(msgspec.Struct, frozen=True, kw_only=True):
         return any(point.rate is not None for system in self.systems for point in system.points)
 
     @property
+    def has_kills(self) -> bool:
+        """Processes were killed meanwhile."""
+        return any(point.num_kills for system in self.systems for point in system.points)
+
+    @property
     def source(self) -> str:
         """The origin in words."""
         if self.origin == "live":
@@ -156,6 +163,7 @@ def summarise(rate: float | None, rounds: Sequence[Measured], objective: Objecti
         breakdown=summarise_parts(breakdowns),
         failures=count_failures(records),
         rounds=[_round(measured, objective) for measured in rounds],
+        num_kills=sum(measured.num_kills for measured in rounds),
     )
 
 

@@ -24,7 +24,7 @@ class Table(NamedTuple):
 def tables(report: GoodputReport) -> Iterator[Table]:
     """Goodput, each load, attainment over the objective's scale, and latency in parts."""
     for table in _tables(report):
-        yield table if report.has_rate else _without(table, _OF_RATES)
+        yield _without(table, [*([] if report.has_rate else _OF_RATES), *([] if report.has_kills else ["kills"])])
 
 
 def _without(table: Table, left_out: Collection[str]) -> Table:
@@ -35,7 +35,7 @@ def _without(table: Table, left_out: Collection[str]) -> Table:
 def _tables(report: GoodputReport) -> Iterator[Table]:
     yield Table(title(report), ["system", "policy", "layout", "goodput", "fails at", "area"], list(map(_system, report.systems)))
     loads = [(system, point) for system in report.systems for point in system.points]
-    columns = ["system", "req/s", "attained", "attained/s", "tok in/s", "tok out/s", "failed"]
+    columns = ["system", "req/s", "attained", "attained/s", "tok in/s", "tok out/s", "failed", "kills"]
     yield Table("each load", columns, [_load(system, point) for system, point in loads])
     columns = ["system", "req/s", "TTFT mean", "P50", "P90", "TBT mean", "P50", "P99", "E2E mean"]
     what = "; TBT: of the streams while media come" if report.load == "stall" else ""
@@ -102,6 +102,7 @@ def _load(system: SystemReport, point: Point) -> Row:
         f"{rates[0]:.3g}",
         *(f"{r:.0f}" for r in rates[1:]),
         str(failed),
+        str(point.num_kills),
     ]
 
 

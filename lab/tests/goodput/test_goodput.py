@@ -106,6 +106,8 @@ def test_a_policy_of_a_file_is_judged_and_html_in_names_is_escaped(tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--sim", "--kills-per-minute", "1"], "--kills-per-minute 1.0: a simulation has no processes"),
+        (["--kills-per-minute", "0"], "kills 0 must be above 0"),
         (["--systems", "magic"], 'magic: scheduling.policy = "magic": expected one of unified'),
         (["--systems", "unified,unified"], "unified is named 2 times, once is enough"),
         (["--systems", "unified@E+P"], "unified@E+P: actors.layout"),
@@ -248,3 +250,13 @@ def test_live_runs_are_judged_by_their_clients_and_their_recorders(tmp_path: Pat
         assert point["num_broken_down"] == point["num_requests"] == 8
         assert_parts_sum_to_latency(point)
         assert all(point["breakdown"][part]["mean"] > 0 for part in ("encode_s", "prefill_s", "decode_s", "decode_queue_s"))
+
+
+@pytest.mark.slow
+def test_a_live_run_is_judged_while_its_processes_are_killed(tmp_path: Path) -> None:
+    """Every answer comes, and the kills are counted."""
+    load = ("--scenario", "mixed", "--max-tokens", "24", "--num-requests", "24", "--slo-ttft", "60", "--slo-tbt", "60")
+    report = judged(tmp_path, "--systems", "auto", "--rates", "2", "--no-search", "--kills-per-minute", "20", *load)
+    ((point,),) = [system["points"] for system in report["systems"]]
+    assert point["num_kills"] >= 3 and (point["attainment"], point["failures"]) == (1.0, {})
+    assert report["settings"]["kills_per_minute"] == 20
