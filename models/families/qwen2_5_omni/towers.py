@@ -6,8 +6,8 @@ from torch import Tensor
 from ....schema.media import MediaKind
 from ...architecture import ModelConfig
 from ...towers.interface import Tower
+from ..qwen2_5.audio_tower import AudioTower
 from ..qwen2_5.vision_tower import VisionTower
-from .audio_tower import AudioTower
 
 
 def build_towers(config: ModelConfig, weights: dict[str, Tensor], device: torch.device) -> dict[MediaKind, Tower]:
