@@ -20,6 +20,7 @@ from .resample import resampled
 _TRACK, _SILENT = "sound track", "the video has no sound track"
 _GAP_S = 0.1  # FFmpeg's aresample fills gaps from here on, too; coarser times are common
 _BROKEN = 422
+_ROUNDING_S = 1e-6  # of the sum of the lengths of frames
 _MAX_AMPLITUDE = 1e6  # of full scale 1; a float file can hold anything, and its square must stay finite
 
 
@@ -161,7 +162,7 @@ def _decoded(container: Any, stream: Any, name: str, limits: MediaLimits, budget
             if not 1000 <= frame.sample_rate <= limits.max_sample_rate:
                 raise MediaError(f"{name} of {frame.sample_rate} Hz is outside the limits of 1000 to {limits.max_sample_rate} Hz", 400)
             duration_s += frame.samples / frame.sample_rate
-            if duration_s > limits.max_audio_s:
+            if duration_s > limits.max_audio_s + _ROUNDING_S:
                 raise _too_long(name, limits)
             yield frame
     if num_failed and not num_decoded:

@@ -160,6 +160,15 @@ def test_a_bomb_is_stopped_while_it_is_decoded(make_audio):
     assert caught.value.status == 400
 
 
+def test_a_sound_as_long_as_the_limit(make_audio):
+    """The lengths of its frames in seconds add up to a little more."""
+    data = make_audio(np.zeros((1, RATE * 30 + 1)), RATE, "pcm_s16le", "wav", "s16")
+    with pytest.raises(MediaError, match="longer than the limit of 30 s"):
+        decoded(data, MediaLimits(max_audio_s=30))
+    data = make_audio(np.zeros((1, RATE * 30)), RATE, "pcm_s16le", "wav", "s16")
+    assert len(decoded(data, MediaLimits(max_audio_s=30))) == RATE * 30
+
+
 def test_the_sound_of_a_video_can_be_heard(make_video):
     assert len(decoded(make_video(audio=True))) >= 16000
 
