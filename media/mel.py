@@ -58,9 +58,10 @@ class LogMel:
         self._filters = mel_filters(rules)
 
     def __call__(self, waveform: Waveform) -> npt.NDArray[np.float32]:
-        """waveform float32 [num_samples], at least one -> float32 [num_frames, num_mel_bins]."""
+        """waveform float32 [num_samples], at least one -> float32 [num_frames, num_mel_bins], silent ones at the end as far as
+        ``max_s`` goes."""
         rules = self._rules
-        num_frames = rules.num_frames(len(waveform))
+        num_frames = rules.num_frames(len(waveform)) + rules.silent_frames
         padded = np.zeros(self._num_padded(len(waveform), num_frames), dtype=np.float32)
         padded[: len(waveform)] = waveform
         spectrum = torch.stft(torch.from_numpy(padded), rules.n_fft, rules.hop, window=self._window, return_complex=True)

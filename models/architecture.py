@@ -279,6 +279,7 @@ class AudioRules(msgspec.Struct, frozen=True, kw_only=True):
     window_frames: int = 200  # mel frames that the tower attends over at once
     max_s: float = 300.0
     min_samples: int = 0  # shorter clips are filled up with silence, which then counts as heard
+    silent_frames: int = 0  # behind a clip, which the tower's convolutions see; they give no tokens
     has_mirrored_end: bool = False
 
     @property

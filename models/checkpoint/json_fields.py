@@ -25,6 +25,10 @@ class JsonObject:
     def _name(self, field: str) -> str:
         return f"{self._where}.{field}" if self._where else field
 
+    def over(self, defaults: Mapping[str, object]) -> "JsonObject":
+        """The object with ``defaults`` for fields that are not there."""
+        return JsonObject({**defaults, **self._data}, self._file, self._where)
+
     def error(self, field: str, problem: str) -> CheckpointError:
         return CheckpointError(f"{self._file}: {self._name(field)} {problem}")
 

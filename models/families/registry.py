@@ -42,6 +42,7 @@ FAMILIES: dict[str, Entry] = {
     "glm_ocr": Entry(lambda: _glm().GLM_OCR, ("glm_ocr",)),
     "glm4v": Entry(lambda: _glm().GLM4V, ("glm4v",)),
     "glm46v": Entry(lambda: _glm().GLM46V, ("glm46v",)),
+    "qwen2_audio": Entry(lambda: import_module(".qwen2_audio", __package__), ("qwen2_audio",)),
     "qwen3_asr": Entry(lambda: import_module(".qwen3_asr", __package__), ("qwen3_asr",)),
     "smolvlm": Entry(lambda: import_module(".smolvlm", __package__), ("smolvlm", "idefics3")),
     "null": Entry(lambda: import_module(".null", __package__), ("mmrt_null",)),

@@ -10,15 +10,17 @@ from typing import Any
 
 import av
 import numpy as np
+import openai
 import pytest
 import torch
 from numpy.typing import NDArray
 
 from mmrt.tests.end_to_end.conftest import Server, launching
 from mmrt.tests.end_to_end.oracle import check_argmax
-from mmrt.tests.end_to_end.test_media import sound
+from mmrt.tests.end_to_end.test_media import sound, text
 
 NUM_TOKENS = 16  # transformers shortens what is said twenty times
+SHORT = {"max_completion_tokens": NUM_TOKENS}
 FORMATS = {"mp3": ("mp3", "mp3"), "flac": ("flac", "flac"), "ogg": ("ogg", "libopus"), "webm": ("webm", "libopus")}
 
 
@@ -58,7 +60,7 @@ class Speech:
         return self.server.chat(content, max_tokens=NUM_TOKENS)
 
     def transcribe(self, data: bytes, name: str = "a.wav", **asked: Any) -> Any:
-        asked = {"model": self.server.checkpoint.name, "extra_body": {"max_completion_tokens": NUM_TOKENS}, **asked}
+        asked = {"model": self.server.checkpoint.name, "extra_body": SHORT, **asked}
         return self.server.client.audio.transcriptions.create(file=(name, data), **asked)
 
 
@@ -94,6 +96,31 @@ def test_a_language_and_a_stream(speech: Speech) -> None:
     assert events[-1].text == found.text == "".join(event.delta for event in events[:-1]) and events[-1].usage.output_tokens == 8
 
 
+@pytest.mark.slow
+def test_a_model_that_is_told_in_words(launch: Callable[..., Server], checkpoints: Callable[..., Any]) -> None:
+    """Qwen2-Audio: a clip of half a minute and a short one between words; a longer one is refused with the limit."""
+    import transformers
+
+    server, path = launch("qwen2_audio"), checkpoints("qwen2_audio")
+    processor: Any = transformers.AutoProcessor.from_pretrained(path, local_files_only=True)
+    model: Any = transformers.AutoModelForMultimodalLM.from_pretrained(path, dtype=torch.float32).eval()
+    (short, samples), (whole, more) = sound(1.3, 440), sound(30, 300)
+    _, ids = server.chat([short, text("And"), whole, text("Compare.")], max_tokens=NUM_TOKENS)
+    plain = [{"type": "audio"}, text("And"), {"type": "audio"}, text("Compare.")]
+    said = processor.apply_chat_template([{"role": "user", "content": plain}], tokenize=False, add_generation_prompt=True)
+    inputs = processor(text=said, audio=[samples, more], sampling_rate=16000, return_tensors="pt")
+    length = inputs["input_ids"].shape[1]
+    inputs["input_ids"] = torch.cat((inputs["input_ids"], torch.tensor([ids[:-1]], dtype=torch.long)), 1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    with torch.inference_mode():
+        check_argmax(model(**inputs, use_cache=False).logits[0, length - 1 :].float(), ids)
+    name = path.name
+    assert server.client.audio.transcriptions.create(model=name, file=("a.wav", wav_of(short)), extra_body=SHORT).text
+    with pytest.raises(openai.BadRequestError, match="the audio is longer than the limit of 30 s"):
+        server.client.audio.transcriptions.create(model=name, file=("a.wav", wav_of(sound(30.01, 300)[0])))
+    server.down()
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_files_as_clients_send_them(speech: Speech, name: str) -> None:
     """The transcript is that of the same bytes in a chat."""
@@ -107,8 +134,8 @@ def test_files_as_clients_send_them(speech: Speech, name: str) -> None:
         for packet in (*stream.encode(frame), *stream.encode(None)):
             out.mux(packet)
     url = {"url": f"data:audio/{name};base64,{base64.b64encode(data.getvalue()).decode()}"}
-    text, _ = speech.chat([{"type": "audio_url", "audio_url": url}])
-    assert text.strip() and speech.transcribe(data.getvalue(), f"voice.{name}").text == text.strip()
+    said, _ = speech.chat([{"type": "audio_url", "audio_url": url}])
+    assert said.strip() and speech.transcribe(data.getvalue(), f"voice.{name}").text == said.strip()
 
 
 def test_a_killed_encoder_changes_no_token(speech: Speech) -> None:

@@ -78,3 +78,14 @@ def test_a_mirrored_end(kind):
         expected = output["input_features"][0].T[output["attention_mask"][0].astype(bool)]
         assert len(expected) == rules.num_frames(num_samples) >= 50
         assert np.array_equal(log_mel(waveform), expected), num_samples
+
+
+@pytest.mark.parametrize("kind", ["noise", "click at the end", "silence"])
+def test_silence_behind_a_clip(kind):
+    """Frames of it, as far as the extractor pads."""
+    log_mel = LogMel(AudioRules(max_s=30, silent_frames=2))
+    for num_samples in (1, 160, 31840, 33333, 30 * 16000 - 161, 30 * 16000 - 7, 30 * 16000):
+        waveform = signal(kind, num_samples)
+        output = extractor(128, 30)(waveform, sampling_rate=16000, padding="max_length", return_tensors="np")
+        expected = output["input_features"][0].T[: -(-num_samples // 160) + 2]
+        assert np.array_equal(log_mel(waveform), expected), num_samples

@@ -303,6 +303,7 @@ def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
                 "glm4v": "Glm4vForConditionalGeneration",
                 "glm46v": "Glm46VForConditionalGeneration",
                 "qwen3_asr": "Qwen3ASRForConditionalGeneration",
+                "qwen2_audio": "Qwen2AudioForConditionalGeneration",
                 "smolvlm": "SmolVLMForConditionalGeneration",
             }
             reference = getattr(transformers, classes[family]).from_pretrained(path, dtype=torch.float32).eval()

@@ -19,7 +19,7 @@ from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import Tokenizer
 
-FAMILIES = ("qwen2_5_vl", "qwen2_5_omni", "qwen2_vl", "qwen3_vl", "qwen3_5", "glm_ocr", "glm4v", "qwen3_asr", "smolvlm")
+FAMILIES = ("qwen2_5_vl", "qwen2_5_omni", "qwen2_vl", "qwen3_vl", "qwen3_5", "glm_ocr", "glm4v", "qwen2_audio", "qwen3_asr", "smolvlm")
 
 SENTENCE = "What can you see in this picture? It's 42 über-café 日本語 🙂\n\n  def f(x):\treturn x"
 
@@ -28,7 +28,7 @@ SENTENCE = "What can you see in this picture? It's 42 über-café 日本語 🙂
 def test_transformers_loads_it_whole(checkpoints: Callable[[str], Path], family: str) -> None:
     import transformers
 
-    hears = family in ("qwen2_5_omni", "qwen3_asr")
+    hears = family in ("qwen2_5_omni", "qwen2_audio", "qwen3_asr")
     auto = transformers.AutoModelForMultimodalLM if hears else transformers.AutoModelForImageTextToText
     _, info = auto.from_pretrained(checkpoints(family), output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))

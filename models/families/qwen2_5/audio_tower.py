@@ -1,5 +1,5 @@
-"""Qwen2.5-Omni's audio tower (arXiv 2503.20215, 2.1): Whisper's encoder over pieces of 2 x n_window mel frames that do not see each
-other. Weights are views, never copied.
+"""The sound tower of Qwen2-Audio and Qwen2.5-Omni (arXiv 2503.20215, 2.1): Whisper's encoder over pieces of 2 x n_window mel frames
+that do not see each other. Weights are views, never copied.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,9 @@ class AudioTower:
         self._device, self._piece = device, 2 * config.n_window
         self._convolutions = [(weights[f"audio.conv{i}.weight"], weights[f"audio.conv{i}.bias"]) for i in (1, 2)]
         self._dtype = self._convolutions[0][0].dtype
-        self._positions = sinusoids(config.max_source_positions, config.hidden_size).to(device, self._dtype)
+        learned = weights.get("audio.embed_positions.weight")
+        made = sinusoids(config.max_source_positions, config.hidden_size) if learned is None else learned
+        self._positions = made.to(device, self._dtype)
         self._layers = [EncoderLayer(config, weights, i) for i in range(config.num_layers)]
         if device.type == "cpu":
             prepare(config.hidden_size // config.num_heads, self._dtype)
@@ -38,20 +40,21 @@ class AudioTower:
     def encode(self, parts: Sequence[TowerInput], after_layer: AfterLayer | None = None) -> list[Tensor]:
         mels = [torch.from_numpy(part.rows.view(np.float32).copy()) for part in parts]
         pieces = [piece for mel in mels for piece in torch.split(mel, self._piece)]
-        hidden, sequences = self._convolved(pieces)
+        heard = [min(self._piece, part.grid[0] - at) for part in parts for at in range(0, part.grid[0], self._piece)]
+        hidden, sequences = self._convolved(pieces, heard)
         for layer in self._layers:
             layer(hidden, sequences)
             if after_layer is not None:
                 after_layer()
-        rows = _halved(np.array([len(mel) for mel in mels])).tolist()
+        rows = _halved(np.array([part.grid[0] for part in parts])).tolist()
         pairs = [part[: len(part) // 2 * 2].view(len(part) // 2, 2, part.shape[1]) for part in torch.split(hidden, rows)]
         pooled = torch.cat(pairs).sum(1) / 2
         return list(torch.split(self._project(self._norm(pooled)), [len(part) for part in pairs]))
 
-    def _convolved(self, pieces: list[Tensor]) -> tuple[Tensor, Sequences]:
-        """Mel frames [n, num_mel_bins] of each piece, on the host -> rows [T, hidden] of all pieces, ceil(n / 2) of each."""
-        lengths = np.array([len(piece) for piece in pieces])
-        halves = _halved(lengths)
+    def _convolved(self, pieces: list[Tensor], heard: list[int]) -> tuple[Tensor, Sequences]:
+        """Mel frames [n, num_mel_bins] of each piece, on the host -> rows [T, hidden] of all pieces. ``heard``: frames of each that
+        give rows, two of them one; those behind are silence."""
+        lengths, halves = np.array([len(piece) for piece in pieces]), _halved(np.array(heard))
         padded = torch.nn.utils.rnn.pad_sequence(pieces, batch_first=True).transpose(1, 2)
         inside = torch.arange(padded.shape[2]) < torch.from_numpy(lengths).unsqueeze(1)
         kept = (torch.arange(halves.max()) < torch.from_numpy(halves).unsqueeze(1)).flatten().nonzero().squeeze(1)
@@ -59,7 +62,7 @@ class AudioTower:
         x = F.gelu(F.conv1d(padded.to(self._device, self._dtype), first, first_bias, padding=1))
         x = x * inside.unsqueeze(1).to(self._device)  # what the first convolution makes of the padding is not for the second
         x = F.gelu(F.conv1d(x, second, second_bias, stride=2, padding=1)).transpose(1, 2)
-        x = x + self._positions[: x.shape[1]]
+        x = x[:, : halves.max()] + self._positions[: halves.max()]
         return x.flatten(0, 1)[kept.to(self._device)], Sequences.of(halves, self._device)
 
 
