@@ -28,7 +28,7 @@ def main(actor: Actor) -> None:
     shared = SharedTensors(actor)
     keep_kernels()
     towers = Towers(config, shared.weights(), shared.device)
-    pool = PagePool.attach(actor.run, "embedding")
+    pool = PagePool.attach(actor.run, "embedding", "fill")
     embeddings = open_embedding_pages(config, pool, shared)
     shared.close()
     completion = Completion(shared.device)
@@ -37,7 +37,7 @@ def main(actor: Actor) -> None:
         warm_up_towers(towers, config)
     completion.wait()  # a failure here must not count against the first plan
     actor.open_turn(completion.wait)
-    worker = EncoderWorker(towers, PagePool.attach(actor.run, "patch"), embeddings, completion, actor.turn.after_layer)
+    worker = EncoderWorker(towers, PagePool.attach(actor.run, "patch", "read"), embeddings, completion, actor.turn.after_layer)
     loader = PageLoader(actor.run, pool, cache_directory(actor.config))
 
     def execute(plan: Plan) -> Result:

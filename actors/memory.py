@@ -239,5 +239,5 @@ def load_weights(actor: Actor, store: DeviceStore | None = None) -> None:
 
     index = write_weights(actor.model_path, actor.model, allocate, progress, read_processors().num_cores)
     if segment is not None:
-        segment.publish()
+        segment.publish(sealed=True)
     (actor.run.path / WEIGHTS_INDEX).write_bytes(msgspec.msgpack.encode(index))

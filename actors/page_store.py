@@ -104,7 +104,7 @@ class PageStore:
             log.warning("cache.dir %s is not used: %s", directory, why)
             return None
         log.info("cache.dir: there are %s", " and ".join(f"{len(file)} {name} pages" for name, file in files.items()))
-        pools = {kind: [PagePool.attach(run, name) for name in layout.pools if kind_of_pool(name) == kind] for kind in files}
+        pools = {kind: [PagePool.attach(run, name, "read") for name in layout.pools if kind_of_pool(name) == kind] for kind in files}
         return cls(secret, files, pools)
 
     def start(self) -> None:

@@ -43,9 +43,9 @@ def main(actor: Actor) -> None:
     """Entry of the prefill process."""
     layout = actor.wait_for_layout()
     shared = SharedTensors(actor)
-    kv = PagePool.attach(actor.run, actor.kv_pool)
+    kv = PagePool.attach(actor.run, actor.kv_pool, "fill")
     model = open_language_model(actor, shared, kv, layout.kv_page_tokens)
-    embeddings = open_embedding_pages(actor.model, PagePool.attach(actor.run, "embedding"), shared)
+    embeddings = open_embedding_pages(actor.model, PagePool.attach(actor.run, "embedding", "read"), shared)
     shared.close()
     completion = Completion(shared.device)
     embeddings.warm_up()
@@ -56,10 +56,10 @@ def main(actor: Actor) -> None:
     actor.open_turn(completion.wait)
     worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, completion, actor.turn.after_layer)
     cache = cache_directory(actor.config)
-    states = PageLoader(actor.run, PagePool.attach(actor.run, state_pool(actor.kv_pool)), cache) if layout.has_states else None
+    states = PageLoader(actor.run, PagePool.attach(actor.run, state_pool(actor.kv_pool), "fill"), cache) if layout.has_states else None
     loader = PageLoader(actor.run, kv, cache, states)
     packing = open_packing(actor, layout.kv_page_tokens)
-    packed = None if packing is None else PackedPages(actor, kv, packing, writable=True)
+    packed = None if packing is None else PackedPages(actor, kv, packing, "own")
 
     def execute(plan: Plan) -> Result:
         if isinstance(plan, Load):

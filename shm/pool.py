@@ -8,7 +8,7 @@ the generations and keys are here, and its pages are ``device_memory``'s.
 import io
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _KIND = "pool"
+
+Access = Literal["read", "fill", "grant", "own"]
+"""What a process writes of a pool: nothing; the pages; the words that say whose they are and what they hold; all of it."""
 
 
 class PagePool:
@@ -64,20 +67,25 @@ class PagePool:
         return cls(segment, name, num_pages, page_bytes, on_device)
 
     @classmethod
-    def attach(cls, run: RunDirectory, name: str, writable: bool = True) -> Self:
-        """Map the pool ``name``. Raises: MissingError, SegmentError."""
-        segment = Segment.attach(run.segment_path(f"pool-{name}"), kind=_KIND, writable=writable)
+    def attach(cls, run: RunDirectory, name: str, access: Access = "fill") -> Self:
+        """Map the pool ``name``, for writing as far as ``access`` says. Raises: MissingError, SegmentError."""
+        segment = Segment.attach(run.segment_path(f"pool-{name}"), kind=_KIND, writable=access == "own")
         num_pages, page_bytes, on_device, *_ = segment.geometry
-        return cls(segment, name, num_pages, page_bytes, bool(on_device))
-
-    @classmethod
-    def attach_to_fill(cls, run: RunDirectory, name: str) -> Self:
-        """Map the pool ``name`` so that its pages alone can be written, not what says whose they are. Raises as ``attach``."""
-        pool = cls.attach(run, name, writable=False)
-        if not pool.on_device:
-            pool.data = pool._segment.part_to_write(_Fields(pool.num_pages, pool.page_bytes, False).data)
+        pool = cls(segment, name, num_pages, page_bytes, bool(on_device))
+        if access == "fill" and not on_device:
+            pool.data = segment.part_to_write(_Fields(num_pages, page_bytes, False).data)
             pool._flat = pool.data.reshape(-1)
+        elif access == "grant":
+            pool._let_grant(_Fields(num_pages, page_bytes, bool(on_device)))
         return pool
+
+    def _let_grant(self, fields: "_Fields") -> None:
+        self.generations = self._segment.part_to_write(fields.generations)
+        first, names = fields.keys.offset, (fields.keys, fields.key_depths, fields.key_generations)
+        part = self._segment.part_to_write(Field(first, (fields.layout.num_bytes - first,), np.dtype(np.uint8)))
+        self._keys, self._key_depths, self._key_generations = (
+            np.frombuffer(part, field.dtype, int(np.prod(field.shape)), field.offset - first).reshape(field.shape) for field in names
+        )
 
     def close(self) -> None:
         """Drop the pool's own views. The memory stays mapped while others (tensors, rows, readers) are around."""

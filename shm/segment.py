@@ -138,9 +138,11 @@ class Segment:
             raise SegmentError(f"{path} is a {magic + found!r} segment, not {_MAGIC + kind.encode()!r}")
         return segment
 
-    def publish(self) -> None:
-        """Give an unpublished segment its name. Raises: FileExistsError."""
+    def publish(self, *, sealed: bool = False) -> None:
+        """Give an unpublished segment its name. ``sealed``: its file is read-only from now on. Raises: FileExistsError."""
         assert self._unpublished is not None, f"segment {self.path.name!r} has its name already"
+        if sealed:
+            os.fchmod(self._unpublished, 0o400)
         # a directory descriptor makes Python call linkat, which follows the link; an absolute path ignores it
         os.link(f"/proc/self/fd/{self._unpublished}", self.path, src_dir_fd=self._unpublished)
         os.close(self._unpublished)

@@ -64,7 +64,7 @@ class ControllerIO:
         self.table = SequenceTable.attach(run)
         self.plans = PlanTable.attach(run)
         self.gaps = StepGaps.attach(run)
-        self.pools = {name: PagePool.attach(run, name) for name in pools_of(num_devices, has_states)}
+        self.pools = {name: PagePool.attach(run, name, "grant") for name in pools_of(num_devices, has_states)}
         self.secret = page_secret(run.path)
         self._run, self._cache = run.path, cache
 

@@ -55,7 +55,7 @@ def main(actor: Actor) -> None:
     layout = actor.wait_for_layout()
     table = SequenceTable.attach(actor.run)
     shared = SharedTensors(actor)
-    kv = PagePool.attach(actor.run, actor.kv_pool)
+    kv = PagePool.attach(actor.run, actor.kv_pool, "fill")
     model = open_decoding_model(actor, shared, kv, layout)
     shared.close()
     sampler = sampler_for(actor.model.language.vocab_size, shared.device)

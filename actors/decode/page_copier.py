@@ -16,7 +16,7 @@ from ...runtime.bus.messages import ItemError, PlanDone, Result, Run, Skipped, T
 from ...runtime.bus.plans import Plan, decode_plan
 from ...runtime.pools import log_pool, state_pool
 from ...shm.plan_table import PlanTable
-from ...shm.pool import PagePool
+from ...shm.pool import Access, PagePool
 from ...shm.sequence_table import SequenceTable
 from ..host.actor import Actor
 from ..host.page_packer import PackedPages
@@ -122,22 +122,22 @@ class PageCopier:
 
     def _copy_state(self, source: str, target: str, page: int, to: int) -> Iterator[int]:
         """Copy a page of recurrent states, or of their log, part by part."""
-        contents, place = self._pool(source, writable=False).page(page), self._pool(target, writable=True).page(to)
+        contents, place = self._pool(source, "read").page(page), self._pool(target, "fill").page(to)
         for start in range(0, len(contents), STATE_PART_BYTES):
             part = contents[start : start + STATE_PART_BYTES]
             place[start : start + len(part)] = part
             yield len(part)
 
-    def _pool(self, name: str, *, writable: bool) -> PagePool:
+    def _pool(self, name: str, access: Access) -> PagePool:
         if name not in self._pools:
-            self._pools[name] = PagePool.attach(self._actor.run, name, writable=writable)
+            self._pools[name] = PagePool.attach(self._actor.run, name, access)
         return self._pools[name]
 
     def _reader(self, name: str) -> ReadPage:
         """Return what reads the pages of another device's pool. This process never writes there."""
         if name not in self._sources:
-            pool = self._pool(name, writable=False)
-            packed = None if self._packing is None else PackedPages(self._actor, pool, self._packing, writable=False)
+            pool = self._pool(name, "read")
+            packed = None if self._packing is None else PackedPages(self._actor, pool, self._packing, "read")
             self._sources[name] = (lambda page: (pool.page(page), pool.page_bytes)) if packed is None else packed.read
         return self._sources[name]
 

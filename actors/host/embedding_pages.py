@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ...models.architecture import ModelConfig
+from ...models.checkpoint.filling import tensor_over
 from ...models.checkpoint.weights import torch_dtype
 from ...runtime.bus.messages import PageRun
 from ...runtime.bus.plans import EmbeddingSpan
@@ -59,7 +60,7 @@ class HostEmbeddingPages:
         for span in spans:
             self._pool.check(span.source.pages, span.source.generations)
             rows = self._pool.gather_rows(span.source.pages, self._row_bytes, span.num_tokens, span.first_row)
-            parts = torch.from_numpy(rows).view(self._dtype).view(span.num_tokens, 1 + self._num_deep, -1)
+            parts = tensor_over(rows.data.cast("B"), torch.uint8).view(self._dtype).view(span.num_tokens, 1 + self._num_deep, -1)
             at = slice(span.start - start, span.start - start + span.num_tokens)
             embeds[at] = parts[:, 0]
             if deep is not None:

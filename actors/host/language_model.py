@@ -18,7 +18,7 @@ def open_language_model(actor: Actor, shared: SharedTensors, kv: PagePool, page_
     keep_kernels()
     states = None
     if state_layout(actor.model) is not None:
-        pools = [PagePool.attach(actor.run, name(kv.name)) for name in (state_pool, log_pool)]
+        pools = [PagePool.attach(actor.run, name(kv.name), "fill") for name in (state_pool, log_pool)]
         states = StatePools(*map(shared.pages, pools))
     return build_language_model(actor.model, shared.weights(), shared.pages(kv), page_tokens, states)
 

@@ -79,7 +79,7 @@ class PageLoader:
     def _copy(self, pages: Sequence[int], source: str, theirs: Sequence[int], until_s: float) -> tuple[int, bool]:
         """Copy pages of another pool. Returns how many, and whether time was short."""
         if source not in self._others:
-            self._others[source] = PagePool.attach(self._run, source, writable=False)
+            self._others[source] = PagePool.attach(self._run, source, "read")
         for num_copied, (page, other) in enumerate(zip(pages, theirs, strict=True)):
             if time.monotonic() >= until_s:
                 return num_copied, True

@@ -14,7 +14,7 @@ from ...models.lm.kv_packing import KvPacking
 from ...runtime.bus.plans import Prefill
 from ...runtime.pools import packed_pool
 from ...shm.fence import fence
-from ...shm.pool import PagePool
+from ...shm.pool import Access, PagePool
 from ...shm.sequence_table import SequenceTable
 from .actor import Actor
 
@@ -28,11 +28,11 @@ def open_packing(actor: Actor, page_tokens: int) -> KvPacking | None:
 class PackedPages:
     """The packed pages of a KV pool, ``pool``, of this device or another."""
 
-    def __init__(self, actor: Actor, pool: PagePool, packing: KvPacking, writable: bool) -> None:
-        """``writable``: for the actor that packs them."""
+    def __init__(self, actor: Actor, pool: PagePool, packing: KvPacking, access: Access) -> None:
+        """``access``: "own" for the actor that packs them, else "read"."""
         self._pool = pool
         self._packing = packing
-        self._packed = PagePool.attach(actor.run, packed_pool(pool.name), writable=writable)
+        self._packed = PagePool.attach(actor.run, packed_pool(pool.name), access)
 
     def pack(self, pages: list[int]) -> None:
         """Pack pages that this actor has just filled, or begun."""

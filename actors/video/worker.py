@@ -66,7 +66,7 @@ def main(actor: Actor) -> None:
     num_engines = len(os.sched_getaffinity(0))
     load(actor.model)
     actor.wait_for_layout()
-    media, patches = PagePool.attach(actor.run, "media", writable=False), PagePool.attach_to_fill(actor.run, "patch")
+    media, patches = PagePool.attach(actor.run, "media", "read"), PagePool.attach(actor.run, "patch", "fill")
     rows = SequenceTable.attach(actor.run, writable=False)
     plans = PlanLoop(actor, rows)
     plans.prepare_captures(("media", "patch"))

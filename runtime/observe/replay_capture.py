@@ -296,7 +296,7 @@ class _Memory:
     def open_pool(self, name: str) -> PagePool:
         """Map a pool for reading, once."""
         if name not in self._pools:
-            self._pools[name] = PagePool.attach(self._run, self._kv if name == "kv" else name, writable=False)
+            self._pools[name] = PagePool.attach(self._run, self._kv if name == "kv" else name, "read")
         return self._pools[name]
 
     def _copy(self, pool: str, pages: list[int]) -> NDArray[Any]:

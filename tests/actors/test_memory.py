@@ -83,7 +83,7 @@ def test_what_a_killed_predecessor_left_is_made_anew(
     def killed(*arguments: object) -> None:
         if not before and step != "write_layout":
             original(*arguments)
-            PagePool.attach(run, "kv").generations[:] = 9
+            PagePool.attach(run, "kv", "grant").generations[:] = 9
         raise Killed
 
     monkeypatch.setattr(memory, step, killed)

@@ -76,7 +76,7 @@ def wait_for_half_a_copy(server: Server) -> None:
         run = stack.enter_context(RunDirectory.attach(server.run_path))
         table = stack.enter_context(closing(SequenceTable.attach(run, writable=False)))
         plans = stack.enter_context(closing(PlanTable.attach(run, writable=False)))
-        pools = [stack.enter_context(closing(PagePool.attach(run, name, writable=False))) for name in ("kv", "kv.1")]
+        pools = [stack.enter_context(closing(PagePool.attach(run, name, "read"))) for name in ("kv", "kv.1")]
         while time.monotonic() < until_s:
             for plan in [decode_plan(record.payload) for record in plans.live()]:
                 if isinstance(plan, Transfer) and (chunk := plan.chunks[0]).end - chunk.start > 64:

@@ -105,6 +105,49 @@ def test_segments_have_a_token_in_their_names(server: Server) -> None:
         assert token not in answer.text and str(server.run_path) not in answer.text
 
 
+def mappings(pid: int, names: dict[int, str]) -> dict[str, str]:
+    """What a process may write of the segments that it maps: "w" all, "p" a part, "r" nothing.
+
+    The kernel tells whether a mapping can be written or made so (mprotect): its file was opened for it.
+    """
+    writable: dict[str, int] = {}
+    name, num_bytes = "", 0
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ (\d+)", line):
+            name, num_bytes = names.get(int(found[3]), ""), int(found[2], 16) - int(found[1], 16)
+        elif line.startswith("VmFlags:") and name:
+            writable[name] = writable.get(name, 0) + num_bytes * bool({"wr", "mw"} & set(line.split()))
+    sizes = {name: path.stat().st_size for name, path in PATHS.items()}
+    return {name: "r" if not of_it else "p" if of_it < sizes[name] else "w" for name, of_it in writable.items()}
+
+
+PATHS: dict[str, Path] = {}
+COLUMNS = ("supervisor", "memory", "controller", "gateway", "video", "encoder", "prefill", "decode", "detokenizer")
+
+
+def test_each_process_can_write_what_the_page_on_security_says(server: Server) -> None:
+    """Of all that it maps of the run. Where they differ, the failure shows the table that is right."""
+    PATHS.update({path.stem: path for path in server.run_path.glob(f"*.{server.status()['run_id']}")})
+    names = {path.stat().st_ino: name for name, path in PATHS.items()}
+    found = {actor: mappings(pid, names) for pid, actor in processes(server).items()}
+    assert found.pop("zygote") == {}
+    own = {f"flight-{actor}": "w" for actor in found}
+    rights = {name: [found[actor].get(name, "") for actor in COLUMNS] for name in sorted(PATHS) if name not in own}
+    lines = [f"| `{name}` | {' | '.join(cells)} |" for name, cells in rights.items() if any(cells)]
+    written = (ROOT / "docs/security.md").read_text().split("<!-- the table of mappings -->")[1].split("<!-- its end -->")[0]
+    assert [re.sub(" +", " ", line) for line in written.splitlines() if line.startswith("| `")] == [
+        re.sub(" +", " ", line) for line in lines
+    ], "\n".join(lines)
+    for actor in COLUMNS[1:]:
+        assert {name: right for name, right in found[actor].items() if name in own and right != "r"} == {f"flight-{actor}": "w"}
+
+
+def test_weights_are_sealed(server: Server) -> None:
+    """Nobody can write them by what it has mapped, and nobody opens them to do so by mistake."""
+    weights = PATHS["weights"]
+    assert stat.S_IMODE(weights.stat().st_mode) == 0o400
+
+
 def routes() -> list[tuple[str, str]]:
     """Every (method, path) that the application has, by its source: a new one is tested without anybody thinking of it."""
     found = []

@@ -85,7 +85,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 def test_pool_is_its_pages(run, pool):
-    PoolMachine.pool, PoolMachine.other = pool, PagePool.attach(run, "p", writable=False)
+    PoolMachine.pool, PoolMachine.other = pool, PagePool.attach(run, "p", "read")
     run_state_machine_as_test(PoolMachine, settings=settings(max_examples=examples(50), stateful_step_count=15, deadline=None))
     PoolMachine.other.close()
     del PoolMachine.pool, PoolMachine.other
@@ -116,7 +116,7 @@ def test_rows_per_page(pool):
 
 def test_stale_pages(run, pool):
     pool.generations[:] = 7
-    other = PagePool.attach(run, "p", writable=False)
+    other = PagePool.attach(run, "p", "read")
     other.check([0, 8], [7, 7])
     pool.generations[8] += 1
     with pytest.raises(StalePage, match="page 8 of pool 'p' has generation 8, not 7"):
@@ -199,6 +199,28 @@ def test_pages_on_a_device_have_only_their_generations_here(run):
             use()
     pool.close()
     other.close()
+
+
+@pytest.mark.parametrize("page_bytes", [64, 1 << 20])
+@pytest.mark.parametrize(("access", "written"), [("read", ""), ("fill", "data"), ("grant", "words"), ("own", "data words")])
+def test_a_process_writes_what_is_its_own(run, access, written, page_bytes):
+    pool = PagePool.create(run, "shared", PAGES, page_bytes)
+    other = PagePool.attach(run, "shared", access)
+    words = (other.generations, other._keys, other._key_depths, other._key_generations)
+    assert {other.data.flags.writeable, other._flat.flags.writeable} == {"data" in written}
+    assert {word.flags.writeable for word in words} == {"words" in written}
+    pool.generations[3] = 7
+    pool.write_bytes([3], b"hello")
+    assert other.generations[3] == 7 and bytes(other.page(3)[:5]) == b"hello"
+    if "data" in written:
+        other.write_bytes([4], b"there")
+        assert bytes(pool.page(4)[:5]) == b"there"
+    if "words" in written:
+        other.generations[5] = 9
+        other.write_keys([5], [9], [b"k" * 16], [2])
+        assert pool.read_keys() == {5: b"k" * 16} and pool._key_depths[5] == 2 and pool.generations[5] == 9
+    other.close()
+    pool.close()
 
 
 @pytest.mark.parametrize("on_device", [False, True])

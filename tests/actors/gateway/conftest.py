@@ -237,7 +237,7 @@ class Controller:
     """Plays a script per request over the real bus. Whatever ends a request releases it."""
 
     def __init__(self, run: RunDirectory, generation: int) -> None:
-        self.pool = PagePool.attach(run, "media")
+        self.pool = PagePool.attach(run, "media", "grant")
         self.table = SequenceTable.attach(run)
         self.script: Script = answer_hello
         self.plays: dict[int, Play] = {}

@@ -108,7 +108,7 @@ def give_back(at: int) -> None:
 def deadly(actor: Actor) -> dict[str, Callable[[], object]]:
     theirs, run, own = os.getppid(), actor.run.path, actor.notifier._socket
     assert own is not None
-    patches = PagePool.attach_to_fill(actor.run, "patch")
+    patches = PagePool.attach(actor.run, "patch", "fill")
     return {
         "give patches back": lambda: give_back(address(patches, "data")),
         **{f"connect to {name}": lambda name=name: own.connect(str(run / name)) for name in ("bus", "control")},  # type: ignore[misc]

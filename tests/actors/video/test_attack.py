@@ -57,7 +57,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         assert done.stdout, done.stderr
         if "what it reads and writes" in done.stderr or "system calls" in done.stderr:
             pytest.skip(done.stderr)
-        first = bytes(PagePool.attach(run, "patch", writable=False).page(0)[:4])
+        first = bytes(PagePool.attach(run, "patch", "read").page(0)[:4])
         held = RoleLock.is_held(run, "decode")
         said = [listener.recv(1 << 16) for listener in listeners if has_heard(listener)]
         yield {
