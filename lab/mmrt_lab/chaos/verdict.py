@@ -1,6 +1,6 @@
 """Verdict on a request's outcome: the reference gives the right answer, the faults around it give the excuses.
 
-Pure. The standard is the promise: whatever dies except the gateway, a request ends as if undisturbed. A prefix of the
+Pure. The standard is the promise: whatever dies, a request ends as if undisturbed. A prefix of the
 reference, in text and in ids, is what a cancelled or excused one may have got: nothing is ever lost in between, doubled or changed.
 Where rounding depends on the batch, only numbers of ids and ends are judged.
 """
@@ -15,7 +15,7 @@ from .faults import Fault
 # complete: finish reason and [DONE]. error: an error event and [DONE]. refused: an HTTP error instead of a stream.
 # cancelled: we went away. broken: the connection broke. silent: an end without [DONE]. overdue: no end in time.
 End = Literal["complete", "error", "refused", "cancelled", "broken", "silent", "overdue", "garbled"]
-_GATEWAY_DEATHS = frozenset({"kill", "stop", "term", "exit", "oom"})
+_GATEWAY_ENDS = frozenset({"term", "oom"})
 _LOOKS_LIKE_GUILT = frozenset({"stop", "exit", "oom"})
 
 
@@ -92,13 +92,8 @@ def is_excused(outcome: Outcome, around: Sequence[Trouble]) -> bool:
     guilty = 0
     for trouble in around:
         cell = trouble.fault.cell
-        if cell.target == "gateway" and cell.kind in _GATEWAY_DEATHS:
-            return True  # its connections die with it; when it is told to end it refuses while it drains
-        if trouble.fault.second == "gateway":
-            return True
-        if cell.target == "gateway" and cell.kind == "restart" and (outcome.status == 503 or not outcome.id):
-            # Cut by a short drain, or sent as an idle connection closed: HTTP/1.1 cannot tell its client in time.
-            return True
+        if cell.target == "gateway" and cell.kind in _GATEWAY_ENDS:
+            return True  # when it is told to end it refuses while it drains, and closes its connections
         if cell.phase == "drain":
             if outcome.status == 503 or (outcome.began_s >= trouble.began_s and not outcome.id):
                 return True  # refused, or it met the end of a connection, as above
