@@ -158,6 +158,13 @@ class Choice:
         request = self.request
         return self._take(request.take(), request.findings.take(), request.take_ids(), request.is_over)
 
+    @property
+    def taken(self) -> Place:
+        """How far it has been taken. Ids and tokens that are held back have not."""
+        taken = self.request.taken
+        num_tokens = sum(len(one.tokens.ids) for one in self._held if one.tokens is not None)
+        return Place(taken.num_bytes, taken.num_tokens - num_tokens, taken.num_ids - sum(len(one.ids) for one in self._held))
+
     def can_take_again(self, place: Place) -> bool:
         """Return whether what a gateway before has shown has come again."""
         needs_prompt = place.has_begun and self._owes_echo and self._format is not None

@@ -180,10 +180,10 @@ class Stream:
             return None
         news, ending = choice.take(), choice.ending
         if not news.is_shown and ending is None:
-            part.place = msgspec.structs.replace(choice.request.taken, has_begun=part.has_begun)
+            part.place = msgspec.structs.replace(choice.taken, has_begun=part.has_begun)
             return None
         is_first, part.has_begun = not part.has_begun, True
-        part.place = msgspec.structs.replace(choice.request.taken, has_begun=True, has_ended=ending is not None)
+        part.place = msgspec.structs.replace(choice.taken, has_begun=True, has_ended=ending is not None)
         if news.is_shown:
             self._measure(part, now_s)
         if ending is not None:

@@ -39,12 +39,14 @@ class Adoption:
         self._records: ConnectionRecords | None = None
         self._unclaimed: set[int] = set()
         self._are_all_here = False
+        self._num_taken, self._began_s = 0, 0.0
         self._opening: set[asyncio.Task[None]] = set()
         self._to_send: list[Packet] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
         """Ask for the connections."""
+        self._began_s = self._loop.time()
         self._channel.setblocking(False)
         self._loop.add_reader(self._channel, self._receive)
         self._timer = self._loop.call_later(ADOPTION_S, self._give_up)
@@ -91,6 +93,7 @@ class Adoption:
             log.warning("a connection is dropped: %s", error)
             self._drop(number, connection)
             return
+        self._num_taken += 1
         if kept.recorded is not None:
             self._unclaimed.add(number)
         task = self._loop.create_task(self._attach(number, connection, kept))
@@ -124,6 +127,7 @@ class Adoption:
     def _check(self) -> None:
         if self._on_adopted is not None and self._are_all_here and not self._unclaimed:
             done, self._on_adopted = self._on_adopted, None
+            log.info("%d connections taken over in %.3f s", self._num_taken, self._loop.time() - self._began_s)
             if self._timer is not None:
                 self._timer.cancel()
             done()

@@ -260,8 +260,8 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
     def answered(self, keeps_alive: bool) -> None:
         """Commit the rest of the answer, with which the request is over."""
         state, is_whole = self._state, self._is_whole()
-        if state.answer is not None and state.answer.has_begun and self.recorded is not None and not self._is_restored:
-            log.error("%s: its stream cannot be gone on with", state.answer.id)
+        if self.recorded is not None and self.recorded.has_begun and not self._is_restored:
+            log.error("%s: its stream cannot be gone on with", self.recorded.id)
             reset(self)
             return
         received_from = state.received_from

@@ -14,11 +14,12 @@ from aiohttp import web
 
 from mmrt.actors.gateway.connections import Connections, Runner
 from mmrt.actors.gateway.keeping.connection import KeptConnection
-from mmrt.actors.gateway.keeping.state import ConnectionState, RecordError, decode_state, encode_state
+from mmrt.actors.gateway.keeping.state import ConnectionState, OpenAnswer, Place, RecordError, decode_state, encode_state
 from mmrt.shm.connection_records import ConnectionRecords, RecordSizes
 from mmrt.tests.settings import examples
 
 LARGE = 3_000_000
+NUM_WORDS = 40
 
 
 async def serve(record: ConnectionRecords, connection: socket.socket, ready: int) -> None:
@@ -33,7 +34,30 @@ async def serve(record: ConnectionRecords, connection: socket.socket, ready: int
     async def refuse(request: web.Request) -> web.Response:
         return web.Response(status=413, text="too large")
 
+    async def stream(request: web.Request) -> web.StreamResponse:
+        connection = request.transport
+        assert isinstance(connection, KeptConnection)
+        recorded = connection.recorded
+        if recorded is None:
+            connection.open(OpenAnswer("id", 1, 1.0, [1]))
+        connection.claimed()
+        await asyncio.sleep(0.02)
+        response, first = web.StreamResponse(), 0
+        await response.prepare(request)
+        if recorded is not None and recorded.has_begun:
+            request.writer.send_headers()
+            connection.restored()
+            first = recorded.places[0].num_bytes
+        for number in range(first, NUM_WORDS):
+            await response.write(b"word %d;" % number)
+            connection.commit([Place(num_bytes=number + 1)])
+            await asyncio.sleep(0.002)
+        await response.write_eof()
+        connection.answered(bool(response.keep_alive))
+        return response
+
     app = web.Application(client_max_size=1 << 22)
+    app.router.add_get("/stream", stream)
     app.add_routes([web.post("/echo", echo), web.get("/echo", echo), web.get("/large", large), web.post("/refuse", refuse)])
     runner = Runner(app, Connections(10), handler_cancellation=True, access_log=None)
     await runner.setup()
@@ -166,6 +190,22 @@ def test_a_large_answer_goes_on_where_it_was_cut(kept: Kept) -> None:
         received += kept.client.recv(LARGE - len(received))
     assert received == b"z" * LARGE
     assert kept.answer() == (200, expected(b"after", 6))
+
+
+def test_a_recorded_answer_goes_on_whether_it_had_begun_or_not(kept: Kept) -> None:
+    chance = random.Random(12)
+    for _ in range(examples(9)):
+        kept.client.sendall(b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n" + post(b"after", 7))
+        for after_s in chance.choice(([0.01], [0.01, 0.04], [0.03, 0.05, 0.02])):
+            kept.restart(chance.random() * after_s)
+        head, words = kept.until(b"\r\n\r\n"), b""
+        assert head.startswith(b"HTTP/1.1 200") and b"chunked" in head
+        while size := int(kept.until(b"\r\n"), 16):
+            words += kept.until(b"\r\n")
+            assert len(words.rpartition(b"word")[2]) + 4 == size
+        kept.until(b"\r\n")
+        assert words == b"".join(b"word %d;" % number for number in range(NUM_WORDS))
+        assert kept.answer() == (200, expected(b"after", 7))
 
 
 def test_a_client_is_told_to_continue_once(kept: Kept) -> None:
