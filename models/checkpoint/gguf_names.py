@@ -1,4 +1,4 @@
-"""Names of tensors in GGUF files, and those of the same tensors in a Hugging Face checkpoint: of decoders, and of Qwen's vision towers,
+"""Names of tensors in GGUF files, and those of the same tensors in a Hugging Face checkpoint: of decoders, and of Qwen's towers,
 which lie in files of their own (mmproj). Pure."""
 
 import re
@@ -70,8 +70,28 @@ _OF_BLOCKS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_OF_SOUND = {  # with their ends
+    **{f"a.conv1d.{number}.{end}": f"conv{number}.{end}" for number in (1, 2) for end in ("weight", "bias")},
+    **{
+        f"{theirs}.{end}": f"{ours}.{end}"
+        for theirs, ours in {"a.post_ln": "ln_post", "mm.a.fc": "proj"}.items()
+        for end in ("weight", "bias")
+    },
+}
+_OF_SOUND_BLOCKS = {
+    "ln1": "self_attn_layer_norm",
+    "ln2": "final_layer_norm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_out": "self_attn.out_proj",
+    "ffn_up": "fc1",
+    "ffn_down": "fc2",
+}
+POSITIONS = "a.position_embd.weight"  # sines and cosines, which a tower makes itself
 _OF_DEEPSTACK = {"norm": "ln_q", "fc1": "mlp.0", "fc2": "mlp.2"}
 _BLOCK = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)")
+_SOUND_BLOCK = re.compile(r"a\.blk\.(\d+)\.(\w+)\.(weight|bias)")
 _DEEPSTACK = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -87,6 +107,11 @@ def checkpoint_name(name: str, deepstack: tuple[int, ...] = ()) -> str:
     found = _BLOCK.fullmatch(name)
     if found is not None and found[2] in _OF_BLOCKS:
         return f"visual.blocks.{int(found[1])}.{_OF_BLOCKS[found[2]]}.{found[3]}"
+    found = _SOUND_BLOCK.fullmatch(name)
+    if found is not None and found[2] in _OF_SOUND_BLOCKS:
+        return f"audio_tower.layers.{int(found[1])}.{_OF_SOUND_BLOCKS[found[2]]}.{found[3]}"
+    if name in _OF_SOUND:
+        return f"audio_tower.{_OF_SOUND[name]}"
     found = _DEEPSTACK.fullmatch(name)
     if found is not None and found[2] in _OF_DEEPSTACK and int(found[1]) in deepstack:
         return f"visual.deepstack_merger_list.{deepstack.index(int(found[1]))}.{_OF_DEEPSTACK[found[2]]}.{found[3]}"
@@ -112,10 +137,12 @@ def swapped(name: str) -> str:
 
 
 def checkpoint_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a tensor in a checkpoint: some have an axis of one more there."""
+    """The shape of a tensor in a checkpoint: some have an axis of one more there, or one less."""
     part = name.split(".")[-2:-1]
     if part == ["ssm_conv1d"] and len(shape) == 2:
         return shape[0], 1, shape[1]
+    if name.startswith("a.conv1d.") and name.endswith(".bias") and shape[1:] == (1,):
+        return shape[:1]
     return (1, *shape) if part == ["ffn_gate_inp_shexp"] and len(shape) == 1 else shape
 
 

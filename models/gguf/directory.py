@@ -13,7 +13,7 @@ import numpy as np
 
 from ..checkpoint.files import GGUF_SUFFIX, gguf_shards, model_stem, move_directory
 from ..checkpoint.gguf_files import GgufFile, read_gguf
-from ..checkpoint.gguf_names import layer_of
+from ..checkpoint.gguf_names import POSITIONS, layer_of
 from ..checkpoint.weights import check_weights
 from ..config import load_model_config
 from ..errors import CheckpointError
@@ -101,8 +101,9 @@ def _check(draft: Path, contents: Contents) -> None:
     except CheckpointError as error:
         place = contents.where
         raise CheckpointError(str(error).replace(f"{draft}/config.json", place).replace(str(draft), place)) from None
+    unused = (ROPE_FACTORS, POSITIONS)
     guessing = range(config.language.num_layers, number_of_blocks(contents))  # layers of which mmrt has no use
-    if not found.problems and (unread := [name for name in found.unread if name != ROPE_FACTORS and layer_of(name) not in guessing]):
+    if not found.problems and (unread := [name for name in found.unread if name not in unused and layer_of(name) not in guessing]):
         more = f", and {len(unread) - 1} others" * (len(unread) > 1)
         raise CheckpointError(f"{contents.where}: tensor {unread[0]!r} is none of this model's{more}")
 

@@ -35,12 +35,13 @@ class Architecture(NamedTuple):
     towers: Mapping[str, str] = MappingProxyType({})
 
 
+OMNI = "qwen2_5_omni_thinker"  # which hears as well
 ARCHITECTURES = {
     "llama": Architecture("llama", permuted=True),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
     "qwen3moe": Architecture("qwen3_moe", has_experts=True),
-    "qwen2vl": Architecture("qwen2", towers={"qwen2vl_merger": "qwen2_vl", "qwen2.5vl_merger": "qwen2_5_vl"}),
+    "qwen2vl": Architecture("qwen2", towers={"qwen2vl_merger": "qwen2_vl", "qwen2.5vl_merger": "qwen2_5_vl", "qwen2.5o": OMNI}),
     "qwen3vl": Architecture("qwen3", towers={"qwen3vl_merger": "qwen3_vl"}),
     "qwen3vlmoe": Architecture("qwen3_moe", has_experts=True, towers={"qwen3vl_merger": "qwen3_vl_moe"}),
     "qwen35": Architecture("qwen3_5", has_delta=True, towers={"qwen3vl_merger": "qwen3_5"}),

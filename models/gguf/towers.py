@@ -1,5 +1,5 @@
-"""The vision tower of a model in GGUF, which has a file of its own (mmproj): its fields of config.json and of the processors' files,
-and which of several files belongs to a model. Pure.
+"""The towers of a model in GGUF, which have a file of their own (mmproj): its fields of config.json and of the processors' files, and
+which of several files belongs to a model. Pure.
 
 What such a file does not say (limits of pixels, rules for videos) is as the family's published checkpoints have it.
 """
@@ -13,17 +13,33 @@ from ..checkpoint.files import best_tower
 from ..checkpoint.gguf_names import deepstack_blocks, has_swapped_names
 from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
-from .fields import TOWER, Contents, Fields, architecture_of
+from .fields import OMNI, TOWER, Contents, Fields, architecture_of
 
 _VISION = "clip.vision."
 _EPSILON = 1e-6  # of the towers' norms
 _MERGED = "mm.2.weight"  # the last matrix: its rows are the decoder's width
+_AUDIO = "clip.audio."
 _IDS = {
     "image_token_id": "<|image_pad|>",
     "video_token_id": "<|video_pad|>",
     "vision_start_token_id": "<|vision_start|>",
     "vision_end_token_id": "<|vision_end|>",
 }
+_OMNI_IDS = {
+    "image_token_id": "<|IMAGE|>",
+    "video_token_id": "<|VIDEO|>",
+    "audio_token_id": "<|AUDIO|>",
+    "audio_start_token_id": "<|audio_bos|>",
+    "audio_end_token_id": "<|audio_eos|>",
+    "vision_start_token_id": "<|vision_bos|>",
+    "vision_end_token_id": "<|vision_eos|>",
+}
+_EXTRACTOR = {
+    "sampling_rate": 16000,
+    "hop_length": 160,
+    "n_fft": 400,
+    "chunk_length": 300,
+}  # of sounds, in Omni's published checkpoints
 
 
 class _Published(NamedTuple):
@@ -48,7 +64,8 @@ def tower_fields(contents: Contents, tower: Contents, config: Fields) -> dict[st
     facts, text = _facts(tower), JsonObject(contents.metadata, contents.where)
     published = _PUBLISHED["qwen2" if name == "qwen2vl" else "qwen3"]
     tokens: Sequence[str] = contents.metadata.get("tokenizer.ggml.tokens") or []
-    if absent := [token for token in _IDS.values() if token not in tokens]:
+    ids = _OMNI_IDS if family == OMNI else _IDS
+    if absent := [token for token in ids.values() if token not in tokens]:
         raise CheckpointError(f"{contents.where}: tokenizer.ggml.tokens has no {absent[0]!r}, which stands at media")
     sections = text.integers(f"{name}.rope.dimension_sections", default=published.sections)[:3]
     colours: Fields = {"image_mean": facts.colour("image_mean"), "image_std": facts.colour("image_std")}
@@ -57,14 +74,17 @@ def tower_fields(contents: Contents, tower: Contents, config: Fields) -> dict[st
         "min_pixels": facts.integer("image_min_pixels", default=published.min_pixels),
         "max_pixels": facts.integer("image_max_pixels", default=published.max_pixels),
     }
+    text_config = {**config, "rope_parameters": {**config["rope_parameters"], "mrope_section": list(sections)}}
+    own: Fields = {
+        "model_type": family,
+        "vision_config": _vision_fields(contents, tower, facts, family),
+        **{field: tokens.index(token) for field, token in ids.items()},
+    }
+    if family == OMNI:
+        own["audio_config"] = sound = _sound_fields(tower, config["hidden_size"])
+        image |= {**_EXTRACTOR, "feature_size": sound["num_mel_bins"]}
     return {
-        "config.json": {
-            **config,
-            "model_type": family,
-            "rope_parameters": {**config["rope_parameters"], "mrope_section": list(sections)},
-            "vision_config": _vision_fields(contents, tower, facts, family),
-            **{field: tokens.index(token) for field, token in _IDS.items()},
-        },
+        "config.json": {**text_config, **own, **({"text_config": text_config} if family == OMNI else {})},
         "preprocessor_config.json": image,
         **({"video_preprocessor_config.json": {**colours, "size": published.video}} if published.video else {}),
     }
@@ -138,13 +158,27 @@ def _vision_fields(contents: Contents, tower: Contents, facts: JsonObject, famil
             raise CheckpointError(f"{tower.where}: tensor {up!r} has {inner} rows, expected a multiple of {width}")
         return {**fields, "embed_dim": width, "hidden_size": rows, "mlp_ratio": inner // width}
     fields |= {"hidden_size": width, "intermediate_size": inner, "out_hidden_size": rows}
-    if family == "qwen2_5_vl":
+    if family in ("qwen2_5_vl", OMNI):
         every = facts.integer("n_wa_pattern")
         whole = list(range(every - 1, depth, every))
         window = facts.integer("window_size", default=112)
         return {**fields, "fullatt_block_indexes": whole, "window_size": window, "tokens_per_second": 2}
     positions = _shape(tower, "v.position_embd.weight")[0]
     return {**fields, "num_position_embeddings": positions, "deepstack_visual_indexes": list(_deepstack(contents, tower))}
+
+
+def _sound_fields(tower: Contents, rows: int) -> Fields:
+    """audio_config."""
+    own = {key.removeprefix(_AUDIO): value for key, value in tower.metadata.items() if key.startswith(_AUDIO)}
+    facts = JsonObject(own, tower.where, _AUDIO.removesuffix("."))
+    return {
+        "encoder_layers": facts.integer("block_count", most=1000),
+        "d_model": facts.integer("embedding_length"),
+        "encoder_ffn_dim": facts.integer("feed_forward_length"),
+        "encoder_attention_heads": facts.integer("attention.head_count"),
+        "num_mel_bins": facts.integer("num_mel_bins", default=128),
+        "output_dim": rows,
+    }
 
 
 def _deepstack(contents: Contents, tower: Contents) -> tuple[int, ...]:

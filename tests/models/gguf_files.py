@@ -15,7 +15,7 @@ from mmrt.models.config import load_model_config
 ARCHITECTURES = {
     **{"qwen3_moe": "qwen3moe", "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl"},
     **{"qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"},
-    **{"qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe"},
+    **{"qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen2_5_omni_thinker": "qwen2vl"},
 }
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -199,7 +199,7 @@ def decoder_of(checkpoint: Path) -> Tensors:
     found: Tensors = {}
     for name, value in load_file(checkpoint / "model.safetensors").items():
         name = name.replace("model.language_model.", "model.")
-        if "visual." in name:
+        if "visual." in name or "audio_tower." in name:
             continue
         if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):
             before, _, part = name.rpartition(".")
@@ -218,7 +218,8 @@ def write_tower(checkpoint: Path, file: Path, kind: str = "F32", changes: dict[s
     family, vision = root["model_type"], root["vision_config"]
     image = json.loads((checkpoint / "preprocessor_config.json").read_text())
     writer = gguf.GGUFWriter(file, "clip")
-    projector = {"qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger"}.get(family, "qwen3vl_merger")
+    kinds = {"qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger", "qwen2_5_omni_thinker": "qwen2.5o"}
+    projector = kinds.get(family, "qwen3vl_merger")
     fields: dict[str, Any] = {
         "clip.has_vision_encoder": True,
         "clip.projector_type": projector,
@@ -232,7 +233,12 @@ def write_tower(checkpoint: Path, file: Path, kind: str = "F32", changes: dict[s
         "clip.vision.image_mean": image["image_mean"],
         "clip.vision.image_std": image["image_std"],
     }
-    if family == "qwen2_5_vl":
+    if projector == "qwen2.5o":
+        sound = {"block_count": "encoder_layers", "embedding_length": "d_model", "feed_forward_length": "encoder_ffn_dim"}
+        sound |= {"attention.head_count": "encoder_attention_heads", "num_mel_bins": "num_mel_bins"}
+        fields |= {f"clip.audio.{key}": root["audio_config"][field] for key, field in sound.items()}
+        fields["clip.has_audio_encoder"] = True
+    if family in ("qwen2_5_vl", "qwen2_5_omni_thinker"):
         fields["clip.vision.n_wa_pattern"] = vision["fullatt_block_indexes"][0] + 1
     if projector == "qwen3vl_merger":
         deep = vision.get("deepstack_visual_indexes", [])
@@ -257,9 +263,15 @@ def _tower_tensors(checkpoint: Path, vision: dict[str, Any], projector: str, old
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["depth"])
     own = {"merger.norm": "v.post_ln", "merger.linear_fc1": "mm.0", "merger.linear_fc2": "mm.2"}
     deep = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}
-    found: Tensors = {}
+    found: Tensors = {"a.position_embd.weight": torch.zeros(8, 4)} if projector == "qwen2.5o" else {}
     for name, tensor in load_file(checkpoint / "model.safetensors").items():
         name = name.removeprefix("model.")
+        if name.startswith("audio_tower."):
+            value, end = tensor.float(), name.rpartition(".")[2]
+            is_bias_of_conv = ".conv" in name and end == "bias"
+            sound = "mm.a.fc" if ".proj." in name else names.get_name(name.removesuffix(f".{end}"))
+            found[f"{sound}.{end}"] = value.unsqueeze(1) if is_bias_of_conv else value
+            continue
         if not name.startswith("visual."):
             continue
         value, (module, _, end) = tensor.float(), name.rpartition(".")

@@ -31,7 +31,10 @@ def test_transformers_loads_it_whole(checkpoints: Callable[[str], Path], family:
     hears = family in ("qwen2_5_omni", "qwen2_audio", "qwen3_asr")
     auto = transformers.AutoModelForMultimodalLM if hears else transformers.AutoModelForImageTextToText
     _, info = auto.from_pretrained(checkpoints(family), output_loading_info=True)
-    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    unused = (
+        {"model.audio_tower.audio_bos_eos_token.weight"} if family == "qwen2_5_omni" else set()
+    )  # by nobody: of the talker's prompts
+    assert set(info["missing_keys"]) == unused and not info["unexpected_keys"] and not info["mismatched_keys"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

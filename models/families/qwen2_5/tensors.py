@@ -77,16 +77,14 @@ def _norm(vision: VisionConfig, name: str, width: int) -> Iterator[TensorSpec]:
         yield same(f"{name}.bias", width)
 
 
-def audio_specs(audio: AudioConfig, has_fences: bool = True) -> Iterator[TensorSpec]:
-    """The audio tower's tensors, with rows for the tokens around a sound or, without, for its positions."""
+def audio_specs(audio: AudioConfig, has_positions: bool = False) -> Iterator[TensorSpec]:
+    """The audio tower's tensors. ``has_positions``: with rows for its positions."""
     hidden = audio.hidden_size
     yield same("audio.conv1.weight", hidden, audio.num_mel_bins, 3)
     yield same("audio.conv1.bias", hidden)
     yield same("audio.conv2.weight", hidden, hidden, 3)
     yield same("audio.conv2.bias", hidden)
-    if has_fences:
-        yield same("audio.audio_bos_eos_token.weight", 2, audio.out_hidden_size)
-    else:
+    if has_positions:
         yield same("audio.embed_positions.weight", audio.max_source_positions, hidden)
     yield from encoder_specs(audio)
     yield from linear("audio.proj", audio.out_hidden_size, hidden)

@@ -91,7 +91,7 @@ def audio_item(config: ModelConfig, num_frames: int) -> ItemShape:
 def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
     """See ``Family``."""
     assert config.audio is not None
-    return [*language_specs(config.language), *tensors.audio_specs(config.audio, has_fences=False)]
+    return [*language_specs(config.language), *tensors.audio_specs(config.audio, has_positions=True)]
 
 
 def canonical_name(name: str) -> str:
