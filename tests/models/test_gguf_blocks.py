@@ -1,10 +1,13 @@
 """Blocks of GGUF's types against the package gguf: equal, not close."""
 
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
 import torch
 
+from mmrt.cpu_kernels import block_kernels, packing_kernel
 from mmrt.models.checkpoint.gguf_blocks import (
     BLOCKS,
     INT4_TYPES,
@@ -15,6 +18,10 @@ from mmrt.models.checkpoint.gguf_blocks import (
     block_values,
     whole_numbers,
 )
+from mmrt.models.checkpoint.gguf_matrices import BlockMatrix, StoredBlocks
+from mmrt.models.checkpoint.gguf_orders import Orders, Turned
+from mmrt.models.checkpoint.safetensors_files import StoredTensor
+from mmrt.tests.models.kept import keep
 
 HALVES = {  # where a block has numbers of 16 bits
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
@@ -70,3 +77,39 @@ def test_whole_numbers_say_the_same_values(name: str) -> None:
 def test_plain_numbers_are_themselves(name: str, dtype: torch.dtype) -> None:
     values = torch.randn(5, 7).to(dtype)
     assert torch.equal(block_values(values.view(torch.uint8), name), values.float())
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("form", ["int4", "int8g", "bfloat16"])
+def test_matrices_are_written_alike_without_kernels(kind: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts, and with rows in another order."""
+    blocks = torch.from_numpy(random_rows(kind)[:64])
+    shape = 64, blocks.shape[1] // BLOCKS[kind][1] * 256
+    matrix = BlockMatrix(
+        StoredBlocks("m", StoredTensor(tmp_path, kind, shape, 0, blocks.numel()), Orders(rows=Turned(2))), blocks.flatten()
+    )
+
+    def written() -> dict[str, torch.Tensor]:
+        found = keep(torch.zeros(shape), form)
+        for part in (slice(0, 32), slice(32, 64)):
+            scales = found.get("w.scales")
+            matrix.write(part, found["w"][part], None if scales is None else scales[part])
+        return found
+
+    ours = written()
+    for module in (block_kernels, packing_kernel):
+        monkeypatch.setattr(module, "has_kernel", lambda *_: False)
+    theirs = written()
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("form", ["int4", "int8g", "bfloat16"])
+@pytest.mark.parametrize(("kind", "place"), [("Q4_K", 0), ("Q4_K", 2), ("Q6_K", 208)])
+def test_steps_that_are_not_finite_are_refused(kind: str, place: int, form: str, tmp_path: Path) -> None:
+    blocks = torch.from_numpy(random_rows(kind)[:32].copy())
+    blocks[7, place : place + 2] = torch.tensor([0, 0x7C], dtype=torch.uint8)  # infinity
+    shape = 32, blocks.shape[1] // BLOCKS[kind][1] * 256
+    matrix = BlockMatrix(StoredBlocks("m", StoredTensor(tmp_path, kind, shape, 0, blocks.numel())), blocks.flatten())
+    found = keep(torch.zeros(shape), form)
+    with pytest.raises(ValueError, match="has a (value|scale) that is not finite"):
+        matrix.write(slice(0, 32), found["w"], found.get("w.scales"))
