@@ -17,6 +17,7 @@ from ..errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
+VOCABULARY, MERGES = "vocab.json", "merges.txt"  # of a tokenizer without tokenizer.json
 GGUF_SUFFIX = ".gguf"
 GGUF_MAGIC = b"GGUF"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # of a directory that peft has written
@@ -159,10 +160,13 @@ def _split(name: str) -> set[str]:
 
 
 def tokenizer_file(path: Path) -> Path:
-    """Return the tokenizer's file. Raises: CheckpointError if there is none."""
+    """Return the tokenizer's file: tokenizer.json, or vocab.json beside merges.txt. Raises: CheckpointError if there is none."""
     file = path / TOKENIZER
     if not file.is_file():
-        raise CheckpointError(f"{file} is missing")
+        if not ((path / VOCABULARY).is_file() and (path / MERGES).is_file()):
+            raise CheckpointError(f"{file} is missing")
+        _expect_contents(path / MERGES)
+        file = path / VOCABULARY
     _expect_contents(file)
     return file
 

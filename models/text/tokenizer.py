@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
-from ..checkpoint.files import tokenizer_file
+from ..checkpoint.files import VOCABULARY, tokenizer_file
 from ..errors import CheckpointError
 from . import sentence_pieces
 from .tokenizer_trial import check_number, check_tokenizer
+from .vocabulary_files import read_vocabulary
 
 _SENTINEL = re.compile("x|([0-9]+)y")  # behind a request's nonce
 
@@ -65,13 +66,15 @@ class Tokenizer:
             CheckpointError: a file is missing, malformed, or takes too long to load; or is of another kind than byte-level BPE and
                 SentencePiece.
         """
-        file = tokenizer_file(path)
-        check_tokenizer(file)
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing narrower
-            raise CheckpointError(f"{file} cannot be read: {error}") from error
-        config = _read_json(path / "tokenizer_config.json")
+        file, config = tokenizer_file(path), _read_json(path / "tokenizer_config.json")
+        if file.name == VOCABULARY:
+            backend = read_vocabulary(path, config)
+        else:
+            check_tokenizer(file)
+            try:
+                backend = tokenizers.Tokenizer.from_file(str(file))
+            except Exception as error:  # the library raises nothing narrower
+                raise CheckpointError(f"{file} cannot be read: {error}") from error
         _add_missing_tokens(backend, config, path)
         named = {name: _token_text(value) for name, value in config.items() if name.endswith("_token")}
         special_tokens = {name: text for name, text in named.items() if text is not None}

@@ -1,4 +1,4 @@
-"""Whether a checkpoint's ``tokenizer.json`` belongs to its model, by the numbers of the tokens. Without the tokenizers library."""
+"""Whether a checkpoint's tokenizer belongs to its model, by the numbers of the tokens. Without the tokenizers library."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 
 from ..architecture import ModelConfig
-from ..checkpoint.files import tokenizer_file
+from ..checkpoint.files import VOCABULARY, tokenizer_file
+from ..checkpoint.json_fields import CheckpointFiles
 from ..errors import CheckpointError
 
 
@@ -34,7 +35,7 @@ def check_vocabulary(path: Path, config: ModelConfig) -> int:
     """
     file = tokenizer_file(path)
     try:
-        found = _decode(file.read_bytes())
+        found = _in_two_files(path) if file.name == VOCABULARY else _decode(file.read_bytes())
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file} is no tokenizer: {error}") from None
     vocabulary = found.model.vocab
@@ -47,3 +48,11 @@ def check_vocabulary(path: Path, config: ModelConfig) -> int:
     if lacking := [id for id in config.eos_token_ids if id >= num_tokens]:
         raise CheckpointError(f"{file} is another model's: it has {num_tokens} tokens, and answers end with token {lacking[0]}")
     return num_tokens
+
+
+def _in_two_files(path: Path) -> _File:
+    """vocab.json, and the added tokens of tokenizer_config.json."""
+    vocabulary = msgspec.json.decode((path / VOCABULARY).read_bytes(), type=dict[str, int])
+    config = CheckpointFiles(path).optional("tokenizer_config.json")
+    added = () if config is None else config.object("added_tokens_decoder").data
+    return _File(_Model(vocabulary), tuple(_Token(int(id)) for id in added if id.isdigit()))

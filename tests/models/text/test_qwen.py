@@ -11,10 +11,12 @@ from mmrt.actors.gateway.reading.validation import read_chat
 from mmrt.actors.gateway.serve import load_text_stack
 from mmrt.actors.host.actor import Actor
 from mmrt.models.config import load_model_config
+from mmrt.models.errors import CheckpointError
 from mmrt.models.families.registry import FAMILIES
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import IncrementalDecoder, PromptGuard, Tokenizer
+from mmrt.models.text.vocabulary_check import check_vocabulary
 from mmrt.runtime.config.runtime_config import RuntimeConfig
 
 TEXTS = [
@@ -80,3 +82,57 @@ def test_the_gateway_s_text_stack(checkpoint: Path) -> None:
     prompt = stack.prompts.build(read_chat(json.dumps(body).encode(), stack.limits))
     assert forged in tokenizer.decode(prompt.ids)
     assert prompt.companion_ids is not None and len(prompt.companion_ids) < len(prompt.ids)
+
+
+def in_two_files(path: Path, out: Path) -> Path:
+    """The checkpoint's text files as Qwen3-ASR's repositories have them, without tokenizer.json."""
+    out.mkdir()
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        (out / name).write_text((path / name).read_text())
+    model = json.loads((path / "tokenizer.json").read_text())["model"]
+    (out / "vocab.json").write_text(json.dumps(model["vocab"]))
+    lines = ["#version: 0.2", *(merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]), ""]
+    (out / "merges.txt").write_text("\n".join(lines))
+    return out
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("speech") / "model"
+    make_checkpoint("tiny", path, family="qwen3_asr")
+    return path
+
+
+def test_a_vocabulary_and_merges(speech: Path, tmp_path: Path) -> None:
+    """The ids are those of tokenizer.json, and transformers' for the same files."""
+    from transformers import AutoTokenizer
+
+    path = in_two_files(speech, tmp_path / "two")
+    ours, whole, theirs = Tokenizer.load(path), Tokenizer.load(speech), AutoTokenizer.from_pretrained(path, local_files_only=True)
+    assert ours.control_ids == whole.control_ids and ours.token_bytes == whole.token_bytes
+    for text in (*TEXTS, "language English<asr_text>über<|im_end|>"):
+        assert ours.encode(text) == whole.encode(text) == theirs.encode(text, add_special_tokens=False)
+    config = load_model_config(speech)
+    assert check_vocabulary(path, config) == check_vocabulary(speech, config)
+
+
+@pytest.mark.parametrize(
+    ("file", "contents", "problem"),
+    [
+        (
+            "tokenizer_config.json",
+            '{"tokenizer_class": "GPT2Tokenizer"}',
+            "alone, and tokenizer_class is 'GPT2Tokenizer'",
+        ),
+        ("merges.txt", "#version: 0.2\nnobody knows\n", "merges.txt: does not fit vocab.json"),
+        ("vocab.json", '{"a": "b"}', "vocab.json is no vocabulary: Expected `int`"),
+        ("merges.txt", None, "tokenizer.json is missing"),
+    ],
+)
+def test_a_bad_vocabulary(speech: Path, tmp_path: Path, file: str, contents: str | None, problem: str) -> None:
+    path = in_two_files(speech, tmp_path / "two")
+    (path / file).unlink()
+    if contents is not None:
+        (path / file).write_text(contents)
+    with pytest.raises(CheckpointError, match=problem):
+        Tokenizer.load(path)
