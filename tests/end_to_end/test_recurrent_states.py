@@ -61,8 +61,8 @@ PLACES = {  # of each file: the place's name, and the line before which it is, o
     "actors/decode/running_set.py": [
         ("fold", "            self._model.fold(states.borders, states.full_rows, states.targets)\n"),
         ("after the fold", "            self._model.fold(states.borders, states.full_rows, states.targets)\n"),
-        ("commit", "            self._commit(batch, tokens, num_N)\n"),
-        ("after the commit", "            self._commit(batch, tokens, num_N)\n"),
+        ("commit", "            self._commit(batch, answers)\n"),
+        ("after the commit", "            self._commit(batch, answers)\n"),
     ],
     "actors/prefill.py": [("end of a plan", "        return Done()\n")],
     "actors/controller/io.py": [("effects", "        match effect:\n")],
