@@ -420,6 +420,9 @@ class Actor:
     def wait_for_layout(self) -> None:
         pass
 
+    def share_cores(self) -> None:
+        pass
+
     def hold_connections(self) -> None:
         calls.append(("hold",))
 
