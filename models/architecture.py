@@ -52,6 +52,7 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, tag="attention"
     owner: int = -1  # an earlier layer, whose K and V are attended to; -1: the layer has its own
     bias: bool = False  # of the projections to queries, keys and values
     output_bias: bool = False
+    is_fused: bool = False  # the checkpoint has one matrix for queries, keys and values
     qk_norm: bool = False
     window: int = 0  # tokens that are attended to, the newest included; 0: all
     scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)

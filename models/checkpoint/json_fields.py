@@ -94,6 +94,13 @@ class JsonObject:
                 raise self.error(field, f"is {value!r}, expected integers of at least {least}")
         return tuple(items)
 
+    def numbers(self, *fields: str) -> tuple[float, ...]:
+        """A list of numbers above 0."""
+        field, value = self._get(fields, _MISSING)
+        if not isinstance(value, list | tuple) or not all(isinstance(x, int | float) and x > 0 for x in value):
+            raise self.error(field, f"is {value!r}, expected numbers above 0")
+        return tuple(map(float, value))
+
     def colour(self, *fields: str, default: object = _MISSING) -> tuple[float, float, float]:
         """Three numbers, one per colour channel."""
         field, value = self._get(fields, default)

@@ -187,7 +187,8 @@ def _attention_parts(lm: LanguageConfig, attention: AttentionConfig, name: str, 
     hidden, head_dim = lm.hidden_size, attention.head_dim
     q, kv = attention.num_heads * head_dim, attention.num_kv_heads * head_dim
     rows = {"q": q, "k": kv, "v": kv}
-    qkv = _matrix(_fused(f"{name}qkv", source, {f"{part}_proj.weight": n for part, n in rows.items()}, (hidden,)))
+    parts = {"qkv_proj.weight": q + 2 * kv} if attention.is_fused else {f"{part}_proj.weight": n for part, n in rows.items()}
+    qkv = _matrix(_fused(f"{name}qkv", source, parts, (hidden,)))
     if attention.gated:  # the checkpoint has a head's queries, then its gates, in one matrix
         both = Source(f"{source}q_proj.weight", (2 * q, hidden))
         queries, gates = (both._replace(interleaved=Interleaved(head_dim, first, 2)) for first in (0, 1))

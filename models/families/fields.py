@@ -35,6 +35,11 @@ def parse_mlps(text: JsonObject, num_layers: int) -> list[FeedForwardConfig]:
     return [MlpConfig(intermediate_size=text.integer("intermediate_size"))] * num_layers
 
 
+def parse_fused_mlps(text: JsonObject, num_layers: int) -> list[FeedForwardConfig]:
+    """As ``parse_mlps``, with one matrix for gate and up in the checkpoint. Raises CheckpointError."""
+    return [MlpConfig(intermediate_size=text.integer("intermediate_size"), is_fused=True)] * num_layers
+
+
 def parse_decoder(
     text: JsonObject, mixer: AttentionConfig, rope: RopeConfig, tie: bool, feed_forwards: FeedForwards = parse_mlps
 ) -> LanguageConfig:

@@ -20,7 +20,8 @@ from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.make.checkpoint import make_checkpoint, write_configs
 
 DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-TEXT_FAMILIES = (*DENSE_FAMILIES, "qwen3_moe")
+PART_FAMILIES = ("phi3", "glm", "glm4")  # of whose heads a part may turn
+TEXT_FAMILIES = (*DENSE_FAMILIES, "smollm3", *PART_FAMILIES, "qwen3_moe")
 ORIGINAL, CONTEXT = 64, 256  # tokens that ropes were trained with, and that they are to reach
 LENGTH, PAGE_TOKENS = 200, 8
 SIZES: dict[str, Any] = {
@@ -34,6 +35,7 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.15,
     "rms_norm_eps": 1e-5,
     "eos_token_id": [7, 9],
+    "pad_token_id": None,
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": [1]}  # of three layers
 LLAMA_3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -137,6 +139,54 @@ def test_windows(tmp_path: Path, family: str, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("family", DENSE_FAMILIES)
 def test_ropes_up_to_and_beyond_the_trained_context(tmp_path: Path, family: str, rope: str) -> None:
     check(tmp_path, save(tmp_path, family, rope_parameters={"rope_theta": 5000.0, **ROPES[rope]}))
+
+
+@pytest.mark.parametrize("family", PART_FAMILIES)
+def test_heads_of_which_a_part_turns(tmp_path: Path, family: str) -> None:
+    rope = {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.75}
+    config = check(tmp_path, save(tmp_path, family, head_dim=32, rope_parameters=rope, rms_norm_eps=1e-4))
+    assert len(config.language.ropes[0].axes) == 12
+    edit(tmp_path, head_dim=8, rope_parameters={**rope, "partial_rotary_factor": 0.4})
+    with pytest.raises(CheckpointError, match="is 0.4; 3 of a head's 8 values would turn, expected pairs"):
+        load_model_config(tmp_path)
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["5", "4"])
+def test_the_short_side_of_longrope(tmp_path: Path, is_old: bool) -> None:
+    """The context is the trained one: beyond, all that was cached would turn otherwise. As transformers 4 and 5 write it."""
+    factors = {"short_factor": [1.0, 1.2, 1.7, 2.5, 4.0, 7.0], "long_factor": [2.0] * 6}
+    rope = {"rope_type": "longrope", "rope_theta": 5000.0, "partial_rotary_factor": 0.75, **factors}
+    trained = {"max_position_embeddings": 4 * CONTEXT, "original_max_position_embeddings": CONTEXT}
+    reference = save(tmp_path, "phi3", rope_parameters={**rope, "original_max_position_embeddings": CONTEXT}, **trained)
+    if is_old:
+        scaling = {"type": "longrope", **factors}
+        edit(tmp_path, rope_parameters=ABSENT, rope_theta=5000.0, partial_rotary_factor=0.75, rope_scaling=scaling)
+    config = check(tmp_path, reference)
+    assert config.max_context == CONTEXT and config.language.ropes[0].factor == pytest.approx(1.118, abs=1e-3)
+    edit(tmp_path, **{"rope_scaling" if is_old else "rope_parameters": {**rope, "short_factor": [1.0] * 5}})
+    with pytest.raises(CheckpointError, match="short_factor has 5 numbers, expected one for each of the 6 pairs that turn"):
+        load_model_config(tmp_path)
+
+
+def test_layers_in_which_no_head_turns(tmp_path: Path) -> None:
+    config = check(tmp_path, save(tmp_path, "smollm3", no_rope_layer_interval=2))
+    assert [layer.mixer.rope for layer in config.language.layers] == [0, 1, 0]
+    config = check(tmp_path, save(tmp_path, "smollm3", no_rope_layers=[0, 1, 1, 1], attention_bias=True))
+    assert [layer.mixer.rope for layer in config.language.layers] == [1, 0, 0]
+    edit(tmp_path, tie_word_embeddings=ABSENT)
+    assert load_model_config(tmp_path).language.tie_embeddings
+    edit(tmp_path, no_rope_layers=[0, 1])
+    with pytest.raises(CheckpointError, match=r"no_rope_layers has 2 numbers, expected one for each of num_hidden_layers \(3\)"):
+        load_model_config(tmp_path)
+    edit(tmp_path, use_sliding_window=True)
+    with pytest.raises(CheckpointError, match="use_sliding_window is true"):
+        load_model_config(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["glm", "glm4"])
+def test_biases_of_glm(tmp_path: Path, family: str) -> None:
+    config = check(tmp_path, save(tmp_path, family, attention_bias=False))
+    assert not config.language.heads.bias and config.language.layers[0].has_output_norms == (family == "glm4")
 
 
 def test_fields_as_transformers_4_wrote_them(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ....schema.media import ItemShape, MediaSpan
-from ...architecture import AttentionConfig, FeedForwardConfig, LanguageConfig, MlpConfig, ModelConfig, VisionConfig, VisionRules
+from ...architecture import AttentionConfig, LanguageConfig, ModelConfig, VisionConfig, VisionRules
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ..family import CheckpointRecipe, made_recipes
-from ..fields import parse_attention, parse_decoder
+from ..fields import parse_attention, parse_decoder, parse_fused_mlps
 from ..qwen2_5 import fields, media, seeing, tensors
 from ..qwen3.clips import frames_of
 from ..qwen3.times import SECONDS, read_time_tokens
@@ -64,7 +64,7 @@ class GlmFamily:
         heads = self._parse_heads(text)
         turning = parse_turning(text, heads.head_dim)
         rope = fields.parse_sections(text, turning // 2, default_theta=1e4, default_section=(8, 12, 12))
-        decoder = parse_decoder(text, heads, replace(rope, has_neighbours=True), tie, _parse_mlps)
+        decoder = parse_decoder(text, heads, replace(rope, has_neighbours=True), tie, parse_fused_mlps)
         layers = tuple(replace(layer, has_output_norms=True) for layer in decoder.layers)
         return replace(decoder, rms_norm_eps=text.number("rms_norm_eps", default=1e-5), layers=layers)
 
@@ -108,10 +108,6 @@ def _parse_4v_heads(text: JsonObject) -> AttentionConfig:
     """Raises CheckpointError also for a decoder with experts."""
     text.text("model_type", default="glm4v_text", choices=("glm4v_text",))
     return replace(parse_attention(text), bias=True, output_bias=False)
-
-
-def _parse_mlps(text: JsonObject, num_layers: int) -> list[FeedForwardConfig]:
-    return [MlpConfig(intermediate_size=text.integer("intermediate_size"), is_fused=True)] * num_layers
 
 
 def _parse_ocr_tower(vision: JsonObject, hidden_size: int) -> VisionConfig:

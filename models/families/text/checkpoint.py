@@ -1,32 +1,49 @@
 """What checkpoints of text alone have in common: their configuration, and the names of their tensors."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from msgspec.structs import replace
 
 from ...architecture import AttentionConfig, ModelConfig
-from ...checkpoint.json_fields import CheckpointFiles
+from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...checkpoint.weight_specs import TensorSpec, language_specs
 from ..fields import FeedForwards, parse_decoder, parse_dtype, parse_eos, parse_mlps
-from .ropes import parse_rope
+from .ropes import Ropes, TurningLayers, all_turn, no_turns, parse_rope, served_positions
 from .windows import Windows, no_windows
 
 
-def parse_text_config(
-    files: CheckpointFiles,
-    family: str,
-    mixer: AttentionConfig,
-    max_positions: int,
-    feed_forwards: FeedForwards = parse_mlps,
-    windows: Windows = no_windows,
-) -> ModelConfig:
-    """Map config.json; ``max_positions`` where it has no ``max_position_embeddings``. Raises CheckpointError."""
+class Reading(NamedTuple):
+    """How a family's config.json is read. All layers have the attention of ``attention`` but for their ``windows``. ``max_positions``,
+    ``epsilon``: where the file has no ``max_position_embeddings`` and ``rms_norm_eps``. ``has_output_norms``: as in ``LayerConfig``.
+    ``is_tied``: its head, where the file has no ``tie_word_embeddings``."""
+
+    attention: Callable[[JsonObject], AttentionConfig]
+    max_positions: int
+    feed_forwards: FeedForwards = parse_mlps
+    windows: Windows = no_windows
+    ropes: Ropes = parse_rope
+    epsilon: float = 1e-6
+    has_output_norms: bool = False
+    turning_layers: TurningLayers = all_turn
+    is_tied: bool = False
+
+
+def parse_text_config(files: CheckpointFiles, family: str, reading: Reading) -> ModelConfig:
+    """Map config.json. Raises CheckpointError."""
     config = files.required("config.json")
-    max_positions = config.integer("max_position_embeddings", default=max_positions)
-    rope = parse_rope(config, mixer.head_dim, max_positions)
-    tie = config.boolean("tie_word_embeddings", default=False)
-    language = parse_decoder(config, mixer, rope, tie, feed_forwards)
-    found = [window if window < max_positions else 0 for window in windows(config, language.num_layers)]
-    layers = tuple(replace(layer, mixer=replace(mixer, window=window)) for layer, window in zip(language.layers, found, strict=True))
-    language = replace(language, layers=layers)
+    mixer, positions = reading.attention(config), config.integer("max_position_embeddings", default=reading.max_positions)
+    rope, max_positions = reading.ropes(config, mixer.head_dim, positions), served_positions(config, positions)
+    tie = config.boolean("tie_word_embeddings", default=reading.is_tied)
+    language = parse_decoder(config, mixer, rope, tie, reading.feed_forwards)
+    found = [window if window < max_positions else 0 for window in reading.windows(config, language.num_layers)]
+    turns = reading.turning_layers(config, language.num_layers)
+    layers = tuple(
+        replace(layer, mixer=replace(mixer, window=window, rope=int(not does_turn)), has_output_norms=reading.has_output_norms)
+        for layer, window, does_turn in zip(language.layers, found, turns, strict=True)
+    )
+    ropes = (rope,) if all(turns) else (rope, no_turns(mixer.head_dim))
+    language = replace(language, layers=layers, ropes=ropes, rms_norm_eps=config.number("rms_norm_eps", default=reading.epsilon))
     return ModelConfig(
         family=family,
         language=language,

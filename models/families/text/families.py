@@ -1,7 +1,8 @@
-"""The families of text alone: Llama and its like (SmolLM2), Mistral, Qwen2 and Qwen3, the last also with experts. As transformers'
-models of these names."""
+"""The families of text alone: Llama and its like (SmolLM2), SmolLM3, Mistral, Phi-3 and Phi-4, GLM-4, Qwen2 and Qwen3, the last also
+with experts. As transformers' models of these names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -10,33 +11,22 @@ from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from .. import no_media
 from ..experts import parse_experts
 from ..family import CheckpointRecipe, made_recipes
-from ..fields import FeedForwards, parse_attention, parse_mlps
+from ..fields import parse_attention, parse_fused_mlps
 from . import checkpoint
-from .windows import Windows, no_windows, windows_by_layer, windows_everywhere, windows_if_used
+from .checkpoint import Reading
+from .ropes import parse_glm_rope, parse_phi3_rope, parse_rope, turn_but_for_some
+from .windows import windows_by_layer, windows_everywhere, windows_if_named, windows_if_used
 
 
 class TextFamily:
-    """A ``Family`` without towers whose decoder's layers attend alike but for their ``windows``. ``parse_mixer`` reads how;
-    ``max_positions`` where a checkpoint has no ``max_position_embeddings``."""
+    """A ``Family`` without towers. ``reading``: of its config.json."""
 
-    def __init__(
-        self,
-        name: str,
-        parse_mixer: Callable[[JsonObject], AttentionConfig],
-        max_positions: int,
-        feed_forwards: FeedForwards = parse_mlps,
-        windows: Windows = no_windows,
-    ) -> None:
-        self._name = name
-        self._parse_mixer = parse_mixer
-        self._max_positions = max_positions
-        self._feed_forwards = feed_forwards
-        self._windows = windows
+    def __init__(self, name: str, reading: Reading) -> None:
+        self._name, self._reading = name, reading
 
     def parse_config(self, files: CheckpointFiles) -> ModelConfig:
         """Map config.json. Raises CheckpointError."""
-        mixer = self._parse_mixer(files.required("config.json"))
-        return checkpoint.parse_text_config(files, self._name, mixer, self._max_positions, self._feed_forwards, self._windows)
+        return checkpoint.parse_text_config(files, self._name, self._reading)
 
     def recipes(self) -> Mapping[str, CheckpointRecipe]:
         return made_recipes(__package__, self._name)
@@ -75,8 +65,31 @@ def _qwen3_moe_attention(config: JsonObject) -> AttentionConfig:
     return replace(parse_attention(config), qk_norm=True)
 
 
-LLAMA = TextFamily("llama", _llama_attention, max_positions=2048)
-MISTRAL = TextFamily("mistral", _mistral_attention, max_positions=131072, windows=windows_everywhere)
-QWEN2 = TextFamily("qwen2", _qwen2_attention, max_positions=32768, windows=windows_by_layer)
-QWEN3 = TextFamily("qwen3", _qwen3_attention, max_positions=32768, windows=windows_by_layer)
-QWEN3_MOE = TextFamily("qwen3_moe", _qwen3_moe_attention, max_positions=32768, feed_forwards=parse_experts, windows=windows_if_used)
+def _phi3_attention(config: JsonObject) -> AttentionConfig:
+    return replace(parse_attention(config), bias=False, output_bias=False, is_fused=True)
+
+
+def _glm_attention(config: JsonObject) -> AttentionConfig:
+    has_biases = config.boolean("attention_bias", default=True)
+    return replace(parse_attention(config, default_head_dim=128, default_kv_heads=2), bias=has_biases, output_bias=False)
+
+
+def _smollm3_attention(config: JsonObject) -> AttentionConfig:
+    if config.boolean("use_sliding_window", default=False):
+        raise config.error("use_sliding_window", "is true, which is not supported")
+    return _llama_attention(config)
+
+
+_SMOLLM3 = Reading(
+    _smollm3_attention, 32768, ropes=partial(parse_rope, default_theta=2e6), turning_layers=turn_but_for_some, is_tied=True
+)
+_GLM = Reading(_glm_attention, 131072, parse_fused_mlps, ropes=parse_glm_rope, epsilon=1.5625e-7)
+
+LLAMA = TextFamily("llama", Reading(_llama_attention, max_positions=2048))
+MISTRAL = TextFamily("mistral", Reading(_mistral_attention, max_positions=131072, windows=windows_everywhere))
+PHI3 = TextFamily("phi3", Reading(_phi3_attention, 4096, parse_fused_mlps, windows_if_named, parse_phi3_rope, epsilon=1e-5))
+GLM, GLM4 = TextFamily("glm", _GLM), TextFamily("glm4", _GLM._replace(has_output_norms=True))
+SMOLLM3 = TextFamily("smollm3", _SMOLLM3)
+QWEN2 = TextFamily("qwen2", Reading(_qwen2_attention, max_positions=32768, windows=windows_by_layer))
+QWEN3 = TextFamily("qwen3", Reading(_qwen3_attention, max_positions=32768, windows=windows_by_layer))
+QWEN3_MOE = TextFamily("qwen3_moe", Reading(_qwen3_moe_attention, 32768, feed_forwards=parse_experts, windows=windows_if_used))

@@ -74,6 +74,33 @@ def _qwen3(tied: bool, *sizes: int) -> _Shape:
     return _Shape("bfloat16", 8000, {**_sizes(151936, *sizes, context=40960, theta=1e6), "head_dim": 128, "tie_word_embeddings": tied})
 
 
+def _phi(vocab: int, theta: float, context: int, *sizes: int, **others: Any) -> _Shape:
+    all_sizes = _sizes(vocab, *sizes, context=context, theta=theta)
+    rope = {**all_sizes["rope_parameters"], "partial_rotary_factor": 1.0}
+    return _Shape(
+        "bfloat16", 8000, {**all_sizes, "rope_parameters": rope, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, **others}
+    )
+
+
+def _long_rope(pairs: int, part: float, trained: int) -> dict[str, Any]:
+    """Of Phi-3; the factors are made up."""
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": part, "original_max_position_embeddings": trained}
+    factors = {name: [1.0 + scale * pair for pair in range(pairs)] for name, scale in (("short_factor", 0.05), ("long_factor", 0.8))}
+    return {"original_max_position_embeddings": trained, "rope_parameters": {**rope, **factors}}
+
+
+def _glm(context: int, has_biases: bool, epsilon: float, *sizes: int) -> _Shape:
+    all_sizes = _sizes(151552, *sizes, context=context, theta=1e4)
+    rope = {**all_sizes["rope_parameters"], "partial_rotary_factor": 0.5}
+    others = {"head_dim": 128, "attention_bias": has_biases, "rms_norm_eps": epsilon, "tie_word_embeddings": False}
+    return _Shape("bfloat16", 8000, {**all_sizes, "rope_parameters": rope, **others})
+
+
+def _tiny_glm(has_biases: bool) -> _Shape:
+    sizes = _sizes(1216, 128, 256, 4, 4, 2, context=8192, theta=1e4)
+    return _Shape("float32", 900, {**sizes, "head_dim": 64, "attention_bias": has_biases, "tie_word_embeddings": False})
+
+
 _TINY_LLAMA = _sizes(1216, 128, 256, 4, 4, 2, context=8192, theta=10000.0)
 _TINY_LLAMA["rope_parameters"] |= {**_LLAMA_3, "original_max_position_embeddings": 256}
 _SHAPES = {  # of the published models: hidden size, that of the feed-forward, layers, heads, heads of keys and values
@@ -91,6 +118,28 @@ _SHAPES = {  # of the published models: hidden size, that of the feed-forward, l
         "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, context=8192, theta=1e4), "sliding_window": 48}),
         "7b": _mistral(32000, 1e4, window=4096),
         "7b-v0.3": _mistral(32768, 1e6, window=None),
+    },
+    "smollm3": {
+        "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, context=8192, theta=5e6), "tie_word_embeddings": True}),
+        "3b": _Shape(
+            "bfloat16", 8000, {**_sizes(128256, 2048, 11008, 36, 16, 4, context=65536, theta=5e6), "tie_word_embeddings": True}
+        ),
+    },
+    "phi3": {
+        "tiny": _Shape(
+            "float32",
+            900,
+            {**_sizes(1216, 128, 256, 4, 4, 2, context=8192, theta=1e4), **_long_rope(12, 0.75, 2048), "tie_word_embeddings": False},
+        ),
+        "mini-4k": _phi(32064, 1e4, 4096, 3072, 8192, 32, 32, 32, sliding_window=2047),
+        "4-mini": _phi(200064, 1e4, 131072, 3072, 8192, 32, 24, 8, **_long_rope(48, 0.75, 4096), tie_word_embeddings=True),
+        "4": _phi(100352, 2.5e5, 16384, 5120, 17920, 40, 40, 10),
+    },
+    "glm": {"tiny": _tiny_glm(True), "9b": _glm(131072, True, 1.5625e-7, 4096, 13696, 40, 32, 2)},
+    "glm4": {
+        "tiny": _tiny_glm(False),
+        "9b": _glm(32768, False, 1e-5, 4096, 13696, 40, 32, 2),
+        "32b": _glm(32768, False, 1e-5, 6144, 23040, 61, 48, 8),
     },
     "qwen2": {
         "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, context=8192, theta=1e6), "tie_word_embeddings": True}),
@@ -126,6 +175,10 @@ _SHAPES = {  # of the published models: hidden size, that of the feed-forward, l
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "glm": "GlmForCausalLM",
+    "glm4": "Glm4ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",

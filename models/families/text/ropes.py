@@ -2,15 +2,46 @@
 
 The formulas are transformers' (``modeling_rope_utils``): linear; llama3 (Llama 3.1); yarn (Peng et al., 2023). "dynamic" turns heads as
 "default" does up to ``max_position_embeddings``, which is the context that is served: beyond, each longer length has angles of its own,
-and K that is stored would not fit them. "mrope" is "default" with several axes, as older files say it.
+and K that is stored would not fit them. So it is with "longrope" beyond ``original_max_position_embeddings``. "mrope" is "default" with
+several axes, as older files say it.
 """
 
 import math
+from collections.abc import Callable
+
+from msgspec.structs import replace
 
 from ...architecture import RopeConfig
 from ...checkpoint.json_fields import JsonObject
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "mrope")
+
+_LONG = ("longrope", "su", "yarn")  # as Phi-3's files name it
+
+Ropes = Callable[[JsonObject, int, int], RopeConfig]
+"""Reads the embedding of heads of a size, for a context of so many tokens. Raises CheckpointError."""
+
+TurningLayers = Callable[[JsonObject, int], list[bool]]
+"""Reads in which layers, so many, heads turn. Raises CheckpointError."""
+
+
+def all_turn(text: JsonObject, num_layers: int) -> list[bool]:
+    """They do in all."""
+    return [True] * num_layers
+
+
+def turn_but_for_some(text: JsonObject, num_layers: int) -> list[bool]:
+    """SmolLM3's: ``no_rope_layers`` has a 0 for a layer in which they do not; else every ``no_rope_layer_interval``-th is one."""
+    interval = text.integer("no_rope_layer_interval", default=4)
+    found = text.integers("no_rope_layers", default=[int(number % interval != 0) for number in range(1, num_layers + 1)])
+    if len(found) < num_layers:
+        raise text.error("no_rope_layers", f"has {len(found)} numbers, expected one for each of num_hidden_layers ({num_layers})")
+    return [number != 0 for number in found[:num_layers]]
+
+
+def no_turns(head_dim: int) -> RopeConfig:
+    """Angles of 0 everywhere."""
+    return RopeConfig(theta=1e4, stretch=(math.inf,) * (head_dim // 2))
 
 
 def rope_fields(text: JsonObject) -> JsonObject:
@@ -23,6 +54,50 @@ def parse_rope(text: JsonObject, head_dim: int, max_positions: int, default_thet
     """The embedding of ``text``, whose ``max_position_embeddings`` are ``max_positions``. Raises CheckpointError."""
     expect_whole_heads(text)
     return parse_turns(text, head_dim, max_positions, default_theta)
+
+
+def parse_partial_rope(text: JsonObject, head_dim: int, max_positions: int) -> RopeConfig:
+    """As ``parse_rope``, where a part of each head may turn. Raises CheckpointError."""
+    return _of_part(parse_turns(text, turning := parse_turning(text, head_dim), max_positions), turning, head_dim)
+
+
+def parse_glm_rope(text: JsonObject, head_dim: int, max_positions: int) -> RopeConfig:
+    """Half of each head turns where the file does not say, in neighbouring pairs. Raises CheckpointError."""
+    turning = parse_turning(text, head_dim, default=0.5)
+    return replace(_of_part(parse_turns(text, turning, max_positions), turning, head_dim), has_neighbours=True)
+
+
+def parse_phi3_rope(text: JsonObject, head_dim: int, max_positions: int) -> RopeConfig:
+    """Phi-3's: of "longrope", which has other angles for each side of the trained context, those of the short side. Raises
+    CheckpointError."""
+    rope = rope_fields(text)
+    if rope.text("rope_type", "type", default="default", choices=("default", *_LONG)) == "default":
+        return parse_partial_rope(text, head_dim, max_positions)
+    turning, theta = parse_turning(text, head_dim), (rope if rope.has("rope_theta") else text).number("rope_theta", default=1e4)
+    if len(stretch := rope.numbers("short_factor")) != turning // 2:
+        raise rope.error("short_factor", f"has {len(stretch)} numbers, expected one for each of the {turning // 2} pairs that turn")
+    trained = trained_positions(text, max_positions)
+    factor = rope.number("factor", default=max_positions / trained)
+    scale = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 and trained > 1 else 1.0
+    whole = RopeConfig(theta=theta, stretch=stretch, factor=rope.number("attention_factor", default=scale))
+    return _of_part(whole, turning, head_dim)
+
+
+def served_positions(text: JsonObject, max_positions: int) -> int:
+    """Tokens of the longest context whose angles are known before it is: of "longrope" the trained one. Raises CheckpointError."""
+    rope = rope_fields(text)
+    is_long = rope.has("short_factor") and rope.text("rope_type", "type", default="default") in _LONG
+    return min(max_positions, trained_positions(text, max_positions)) if is_long else max_positions
+
+
+def trained_positions(text: JsonObject, max_positions: int) -> int:
+    """Tokens of the context that a model was first trained with. Raises CheckpointError."""
+    place = text if text.has("original_max_position_embeddings") else rope_fields(text)
+    return place.integer("original_max_position_embeddings", default=max_positions)
+
+
+def _of_part(rope: RopeConfig, turning: int, head_dim: int) -> RopeConfig:
+    return rope if turning == head_dim else replace(rope, axes=(0,) * (turning // 2))
 
 
 def expect_whole_heads(text: JsonObject) -> None:
@@ -53,9 +128,7 @@ def parse_turns(text: JsonObject, head_dim: int, max_positions: int, default_the
     frequencies = [theta ** (-2 * pair / head_dim) for pair in range(head_dim // 2)]
     if kind == "linear":
         return RopeConfig(theta=theta, stretch=(rope.number("factor"),) * len(frequencies))
-    trained = (text if text.has("original_max_position_embeddings") else rope).integer(
-        "original_max_position_embeddings", default=max_positions
-    )
+    trained = trained_positions(text, max_positions)
     if kind == "llama3":
         return RopeConfig(theta=theta, stretch=_llama3(rope, frequencies, trained))
     factor = rope.number("factor", default=max_positions / trained)

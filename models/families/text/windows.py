@@ -23,6 +23,11 @@ def windows_everywhere(config: JsonObject, num_layers: int) -> list[int]:
     return [_window(config)] * num_layers
 
 
+def windows_if_named(config: JsonObject, num_layers: int) -> list[int]:
+    """All layers have it if the file has ``sliding_window``, as Phi-3's."""
+    return windows_everywhere(config, num_layers) if "sliding_window" in config.data else [0] * num_layers
+
+
 def windows_if_used(config: JsonObject, num_layers: int) -> list[int]:
     """All layers have it if ``use_sliding_window`` is true, as those of Qwen's experts."""
     return [_window(config) if config.boolean("use_sliding_window", default=False) else 0] * num_layers
