@@ -64,8 +64,13 @@ def run(arguments: Sequence[str]) -> int:
 
     try:
         if len(arguments) == 2 and arguments[0] == "actor" and not arguments[1].startswith("-"):
-            # No typer: an actor pays for every import at each restart.
+            # No typer, which takes half a second on a busy machine: an actor pays for every import at each restart.
             return importlib.import_module(".actor", __package__).run(arguments[1])  # type: ignore[no-any-return]
+        if arguments in (["status"], ["status", "--json"]):  # asked most often, by people and by scripts
+            from ..shm.run_directory import RunDirectory
+
+            importlib.import_module(".status", __package__).show(RunDirectory.default_path(), "--json" in arguments)
+            return 0
         return _run_app(expand(list(arguments)))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

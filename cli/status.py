@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-import typer
 
 from ..runtime.errors import RunError
 from ..runtime.process.run import is_of_several
@@ -15,13 +14,12 @@ from ..runtime.supervisor.run_report import ActorReport, ComputeReport, FrontRep
 from ..serving.left_runs import runs_beside
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
-from .keys import Keys
-from .options import RunName, run_path
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rich.console import Group, RenderableType
+    import typer
+    from rich.console import Console, Group, RenderableType
 
 _WATCH_S = 1.0
 _PIPE_WIDTH = 120
@@ -39,7 +37,11 @@ STATE_STYLES = {
 }
 
 
-def register(app: typer.Typer) -> None:
+def register(app: "typer.Typer") -> None:
+    import typer  # here and not above: it loads pydantic, half of the time of a plain ``mmrt status``
+
+    from .options import RunName, run_path
+
     @app.command()
     def status(
         json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
@@ -47,26 +49,41 @@ def register(app: typer.Typer) -> None:
         run: RunName = None,
     ) -> None:
         """Show actors, memory (PSS), processors, queues and pools. Exits with 1 if no run is up."""
-        path = run_path(run)
-        if json:
-            while True:
-                print(msgspec.json.encode(read_any_report(path)).decode(), flush=True)
-                if not watch:
-                    return
-                time.sleep(_WATCH_S)
-        from rich.console import Console
+        if watch:
+            _watch(run_path(run), json)
+        else:
+            show(run_path(run), json)
 
-        console = Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH)
-        if not watch:
-            console.print(_render(read_any_report(path), console.width))
-            return
-        from rich.live import Live
 
-        with Keys() as keys, Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
-            while True:
-                live.update(_render(read_any_report(path), console.width), refresh=True)
-                if keys.wait_for_end(_WATCH_S):
-                    return
+def show(path: "Path", json: bool) -> None:
+    """Print the state of the run in ``path``. Raises RunError when none is up."""
+    if json:
+        print(msgspec.json.encode(read_any_report(path)).decode(), flush=True)
+    else:
+        console = _console()
+        console.print(_render(read_any_report(path), console.width))
+
+
+def _watch(path: "Path", json: bool) -> None:
+    while json:
+        show(path, json)
+        time.sleep(_WATCH_S)
+    from rich.live import Live
+
+    from .keys import Keys
+
+    console = _console()
+    with Keys() as keys, Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        while True:
+            live.update(_render(read_any_report(path), console.width), refresh=True)
+            if keys.wait_for_end(_WATCH_S):
+                return
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH)
 
 
 def read_report(path: "Path") -> RunReport:

@@ -516,10 +516,10 @@ def test_logs(tmp_path: Path, capsys: Captured) -> None:
 
 
 def test_status_is_quick_and_light() -> None:
-    """No torch, numpy or asyncio for the commands that people type all the time."""
+    """No torch, numpy or asyncio for what people type all the time, and no typer, which loads pydantic."""
     program = (
         "import sys\nfrom mmrt.cli.main import run\nstatus = run(['status'])\n"
-        "heavy = {'torch', 'numpy', 'asyncio', 'zmq', 'aiohttp'} & set(sys.modules)\n"
+        "heavy = {'torch', 'numpy', 'asyncio', 'zmq', 'aiohttp', 'typer', 'pydantic'} & set(sys.modules)\n"
         "sys.exit(f'{status} {heavy}')"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ.copy())
