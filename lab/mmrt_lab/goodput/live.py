@@ -27,7 +27,6 @@ from mmrt.runtime.observe.trace_requests import plan_spans, plans_by_request, re
 from mmrt.runtime.process.host_room import HostRoom, read_host_room
 from mmrt.runtime.process.memory_layout import plan_layout
 from mmrt.runtime.process.run import model_path
-from mmrt.runtime.stage_table import stage_of
 from mmrt.schema.policy_report import PolicyReport
 from mmrt.shm.run_directory import RunDirectory
 
@@ -94,7 +93,7 @@ async def _under_kills(work: Coroutine[Any, Any, T], run: OwnRun, options: Goodp
     every_s = 60 / options.kills_per_minute if options.kills_per_minute else None
     while not (await asyncio.wait([doing], timeout=every_s))[0]:
         report = await asyncio.to_thread(run.report)
-        alive = [actor.pid for actor in report.actors if actor.pid is not None and stage_of(actor.name) != "gateway"]
+        alive = [actor.pid for actor in report.actors if actor.pid is not None]
         if alive and send_signal(alive[num_kills % len(alive)], signal.SIGKILL):
             num_kills += 1
     return await doing, num_kills

@@ -168,7 +168,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--kills-per-minute",
         type=number("kills", float, above=0),
         metavar="K",
-        help="live: kill -9 a process so often, each but the gateway in turn",
+        help="live: kill -9 a process so often, each in turn",
     )
     add_run(parser)
     add_load(parser)
