@@ -259,6 +259,7 @@ class VisionRules(msgspec.Struct, frozen=True, kw_only=True):
     max_frames: int = 768  # 0: the model takes no video
     resample: Literal["bicubic", "lanczos"] = "bicubic"
     tile: int = 0  # pixels at a side of the squares that pictures are cut into; 0: they are not
+    grids: tuple[tuple[int, int], ...] = ()  # heights and widths in pixels of what tiles may make up together
     longest_edge: int = 0  # that a picture is resized to before; 0: it has none
     image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
     image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)

@@ -22,6 +22,11 @@ class JsonObject:
         """The object as it was read, for what has a reader of its own."""
         return self._data
 
+    def with_defaults(self, defaults: Mapping[str, object]) -> "JsonObject":
+        """The object with these values of fields that are absent."""
+        present = {field: value for field, value in self._data.items() if value is not None or field not in defaults}
+        return JsonObject({**defaults, **present}, self._file, self._where)
+
     def _name(self, field: str) -> str:
         return f"{self._where}.{field}" if self._where else field
 

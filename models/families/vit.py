@@ -1,5 +1,5 @@
-"""Checkpoint reading shared by families with SigLIP's vision transformer: its fields, its processor's, its tensors. These keep the
-names that transformers gives to SigLIP's, after ``vision.``."""
+"""Checkpoint reading shared by families whose tower is a plain vision transformer, SigLIP's or CLIP's: its fields, its processor's, its
+tensors. These keep the names that transformers gives to SigLIP's, after ``vision.``."""
 
 import math
 from collections.abc import Iterator
@@ -9,15 +9,26 @@ from ..architecture import VisionConfig
 from ..checkpoint.json_fields import JsonObject
 from ..checkpoint.weight_specs import TensorSpec, linear, same
 
-_FILTERS = {"lanczos": 1}  # as Pillow numbers them
+_FILTERS = {"lanczos": 1, "bicubic": 3}  # as Pillow numbers them
 
 
-def parse_vit(vision: JsonObject, out: int, merge: int) -> VisionConfig:
+class VitConfig(VisionConfig, frozen=True, kw_only=True):
+    """A plain vision transformer, and the matrices that make a token's row of its patches."""
+
+    has_class: bool = False  # as CLIP: a token of the whole picture, a norm before the layers and none behind, patches without bias
+    merger_depth: int = 1  # matrices, with GELU between them
+    merger_bias: bool = False
+
+
+def parse_vit(
+    vision: JsonObject, out: int, merge: int, activation: Literal["gelu_tanh", "quick_gelu"] = "gelu_tanh", epsilon: float = 1e-6
+) -> VitConfig:
     """``vision_config``. ``out``: the decoder's width; ``merge`` x ``merge`` patches are a token. Defaults are SmolVLM's. Raises
     CheckpointError."""
-    vision.text("hidden_act", default="gelu_pytorch_tanh", choices=("gelu_pytorch_tanh",))
+    theirs = "gelu_pytorch_tanh" if activation == "gelu_tanh" else activation
+    vision.text("hidden_act", default=theirs, choices=(theirs,))
     patch = vision.integer("patch_size", default=32)
-    config = VisionConfig(
+    config = VitConfig(
         depth=vision.integer("num_hidden_layers", default=12, most=1000),
         hidden_size=vision.integer("hidden_size", default=1152),
         intermediate_size=vision.integer("intermediate_size", default=3072),
@@ -28,18 +39,17 @@ def parse_vit(vision: JsonObject, out: int, merge: int) -> VisionConfig:
         merge_size=merge,
         out_hidden_size=out,
         norm="layer",
-        feed_forward="gelu_tanh",
-        patch_bias=True,
+        feed_forward=activation,
         position_side=vision.integer("image_size", default=224, least=patch) // patch,
         split_qkv=True,
-        norm_eps=vision.number("layer_norm_eps", default=1e-6),
+        norm_eps=vision.number("layer_norm_eps", default=epsilon),
     )
     if config.hidden_size % config.num_heads:
         raise vision.error("hidden_size", f"is {config.hidden_size}, expected a multiple of {config.num_heads} heads")
     return config
 
 
-def parse_steps(processor: JsonObject, resample: Literal["lanczos"]) -> None:
+def parse_steps(processor: JsonObject, resample: Literal["lanczos", "bicubic"]) -> None:
     """Raise CheckpointError for an image processor that leaves out a step, or resizes with another filter."""
     for name in ("do_resize", "do_rescale", "do_normalize"):
         if not processor.boolean(name, default=True):
@@ -49,12 +59,17 @@ def parse_steps(processor: JsonObject, resample: Literal["lanczos"]) -> None:
             raise processor.error(name, f"is {found:g}, expected {number:g}")
 
 
-def vit_specs(vision: VisionConfig) -> Iterator[TensorSpec]:
-    """The tower's tensors, and the matrix that makes a token's row of its patches."""
+def vit_specs(vision: VitConfig) -> Iterator[TensorSpec]:
+    """The tower's tensors, and those of its merger."""
     hidden, inner = vision.hidden_size, vision.intermediate_size
     yield same("vision.embeddings.patch_embedding.weight", hidden, vision.in_channels, vision.patch_size, vision.patch_size)
-    yield same("vision.embeddings.patch_embedding.bias", hidden)
-    yield same("vision.embeddings.position_embedding.weight", vision.position_side**2, hidden)
+    yield same("vision.embeddings.position_embedding.weight", vision.position_side**2 + vision.has_class, hidden)
+    if vision.has_class:
+        yield same("vision.embeddings.class_embedding", hidden)
+        yield from _norm("vision.pre_layrnorm", hidden)
+    else:
+        yield same("vision.embeddings.patch_embedding.bias", hidden)
+        yield from _norm("vision.post_layernorm", hidden)
     for i in range(vision.depth):
         layer = f"vision.encoder.layers.{i}."
         for part in ("q", "k", "v", "out"):
@@ -63,8 +78,10 @@ def vit_specs(vision: VisionConfig) -> Iterator[TensorSpec]:
             yield from _norm(f"{layer}{norm}", hidden)
         yield from linear(f"{layer}mlp.fc1", inner, hidden)
         yield from linear(f"{layer}mlp.fc2", hidden, inner)
-    yield from _norm("vision.post_layernorm", hidden)
-    yield from linear("vision.merger", vision.out_hidden_size, hidden * vision.merge_size**2, bias=False)
+    width = hidden * vision.merge_size**2
+    for i in range(1, 1 + vision.merger_depth):
+        yield from linear(f"vision.merger.linear_{i}", vision.out_hidden_size, width, bias=vision.merger_bias)
+        width = vision.out_hidden_size
 
 
 def _norm(name: str, width: int) -> Iterator[TensorSpec]:

@@ -1,5 +1,5 @@
-"""A plain vision transformer over squares of one size, as SigLIP's: the tower of families that cut pictures into tiles. Its weights are
-views, never copied; all but its products and, on a CPU, its attention is torch's.
+"""A plain vision transformer over squares of one size, as SigLIP's and CLIP's: the tower of families that cut pictures into tiles. Its
+weights are views, never copied; all but its products and, on a CPU, its attention is torch's.
 
 Shapes: V views of n x n patches; a token is merge_size x merge_size patches that stand together, and follow each other in the input.
 """
@@ -33,12 +33,19 @@ class VisionTransformer:
             for numbers in (rules.image_mean, rules.image_std)
         )
         kernel = weights["vision.embeddings.patch_embedding.weight"]
-        self._patch_embed = Linear(kernel.flatten(1), weights["vision.embeddings.patch_embedding.bias"])
+        self._patch_embed = Linear(kernel.flatten(1), weights.get("vision.embeddings.patch_embedding.bias"))
         self._dtype = kernel.dtype
-        self._positions = weights["vision.embeddings.position_embedding.weight"][_merged(places, config.merge_size).to(device)]
+        table, first = weights["vision.embeddings.position_embedding.weight"], weights.get("vision.embeddings.class_embedding")
+        self._first = None if first is None else first + table[0]  # the row of the whole picture, whose place is the first
+        order = _merged(places, config.merge_size) + (first is not None)
+        self._positions = table[order.to(device)]
         self._layers = [_Layer(config, weights, f"vision.encoder.layers.{i}") for i in range(config.depth)]
-        self._last_norm = _Norm(config, weights, "vision.post_layernorm")
-        self._merger = Linear.of(weights, "vision.merger")
+        self._norms = [
+            _Norm(config, weights, name) if f"{name}.weight" in weights else None
+            for name in ("vision.pre_layrnorm", "vision.post_layernorm")
+        ]
+        names = [f"vision.merger.linear_{i}" for i in (1, 2)]
+        self._merger = [Linear.of(weights, name) for name in names if f"{name}.weight" in weights]
         if device.type == "cpu":
             prepare(config.hidden_size // config.num_heads, self._dtype)
 
@@ -50,14 +57,25 @@ class VisionTransformer:
         if self._device.type == "cuda":
             staged = staged.pin_memory()
         pixels = staged.to(self._device, non_blocking=True).float().sub_(self._mean).div_(self._std).to(self._dtype)
-        hidden = self._patch_embed(pixels).view(num_views, num_patches, -1).add_(self._positions).flatten(0, 1)
-        sequences = Sequences.of(np.full(num_views, num_patches), self._device)
+        hidden = self._patch_embed(pixels).view(num_views, num_patches, -1).add_(self._positions)
+        if self._first is not None:
+            hidden = torch.cat((self._first.expand(num_views, 1, -1), hidden), 1)
+        length = hidden.shape[1]
+        hidden = hidden.flatten(0, 1)
+        if (before := self._norms[0]) is not None:
+            hidden = before(hidden)
+        sequences = Sequences.of(np.full(num_views, length), self._device)
         for layer in self._layers:
             layer(hidden, sequences)
             if after_layer is not None:
                 after_layer()
+        if (behind := self._norms[1]) is not None:
+            hidden = behind(hidden)
         num_merged = self._config.merge_size**2
-        tokens = self._merger(self._last_norm(hidden).view(-1, num_merged * hidden.shape[1]))
+        patches = hidden.view(num_views, length, -1)[:, length - num_patches :]
+        tokens = self._merger[0](patches.reshape(-1, num_merged * hidden.shape[1]))
+        for matrix in self._merger[1:]:
+            tokens = matrix(F.gelu(tokens))
         return list(torch.split(tokens, [part.grid[0] * num_patches // num_merged for part in parts]))
 
 
@@ -80,13 +98,22 @@ class _Layer:
         self._qkv = [Linear.of(weights, f"{name}.self_attn.{part}_proj") for part in "qkv"]
         self._out = Linear.of(weights, f"{name}.self_attn.out_proj")
         self._up, self._down = (Linear.of(weights, f"{name}.mlp.fc{i}") for i in (1, 2))
+        self._activate = _quick_gelu if config.feed_forward == "quick_gelu" else _gelu_tanh
 
     def __call__(self, hidden: Tensor, sequences: Sequences) -> None:
         """Add to ``hidden`` [V n^2, width] what the layer finds."""
         normed = self._norms[0](hidden)
         q, k, v = (project(normed).view(len(normed), -1, self._head_dim) for project in self._qkv)
         hidden += self._out(attend(q, k, v, sequences).flatten(1))
-        hidden += self._down(F.gelu(self._up(self._norms[1](hidden)), approximate="tanh"))
+        hidden += self._down(self._activate(self._up(self._norms[1](hidden))))
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
 
 
 def _merged(places: Tensor, merge: int) -> Tensor:

@@ -13,13 +13,25 @@ import pytest
 import torch
 from PIL import Image
 
-from mmrt.tests.end_to_end.conftest import Server, launching
+from mmrt.tests.end_to_end.conftest import Server, also_slow, launching
 from mmrt.tests.end_to_end.oracle import check_argmax
 from mmrt.tests.end_to_end.test_embedding_cache import KNOWN, Asked, work
 from mmrt.tests.end_to_end.test_media import image_part, num_prompt_tokens, picture, text, video
+from mmrt.tests.models.test_llava import processor_of as llava_processor
+from mmrt.tests.models.whole_prompts import bicubic
 from mmrt.tests.settings import ImportedLater
 
 transformers: Any = ImportedLater("transformers")
+
+
+def smolvlm(checkpoint: Path) -> Any:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    images = transformers.models.smolvlm.image_processing_pil_smolvlm.SmolVLMImageProcessorPil.from_pretrained(checkpoint)
+    length = json.loads((checkpoint / "processor_config.json").read_bytes())["image_seq_len"]
+    return transformers.Idefics3Processor(images, tokenizer, image_seq_len=length)
+
+
+PROCESSORS = {"smolvlm": smolvlm, "llava": llava_processor, "llava_next": llava_processor}
 
 
 class TiledOracle:
@@ -27,10 +39,7 @@ class TiledOracle:
 
     def __init__(self, checkpoint: Path) -> None:
         torch.set_num_threads(1)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-        images = transformers.models.smolvlm.image_processing_pil_smolvlm.SmolVLMImageProcessorPil.from_pretrained(checkpoint)
-        length = json.loads((checkpoint / "processor_config.json").read_bytes())["image_seq_len"]
-        self.processor = transformers.Idefics3Processor(images, tokenizer, image_seq_len=length)
+        self.processor = PROCESSORS[json.loads((checkpoint / "config.json").read_bytes())["model_type"]](checkpoint)
         self.model = transformers.AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
     def inputs(self, content: list[dict[str, Any]], pictures: list[np.ndarray]) -> dict[str, Any]:
@@ -55,9 +64,11 @@ class Case(NamedTuple):
     oracle: TiledOracle
 
 
-@pytest.fixture(scope="module", params=["smolvlm"])
+@pytest.fixture(scope="module", params=["smolvlm", *also_slow("llava", "llava_next")])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[..., Any]) -> Iterator[Case]:
-    with launching(tmp_path_factory, checkpoints) as start:
+    with launching(tmp_path_factory, checkpoints) as start, pytest.MonkeyPatch.context() as patch:
+        if request.param != "smolvlm":
+            patch.setattr("transformers.image_processing_backends.np_resize", bicubic)
         yield Case(start(request.param), TiledOracle(checkpoints(request.param)))
 
 

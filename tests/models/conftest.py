@@ -258,7 +258,12 @@ class Loaded:
     def encode(self, prompt: Prompt) -> list[list[torch.Tensor]]:
         """The embedding rows of each segment of each medium."""
         return [
-            self.towers.encode([TowerInput(part.kind, rows, part.grid) for part, rows in zip(span.shape.segments, found, strict=True)])
+            self.towers.encode(
+                [
+                    TowerInput(part.kind, rows, part.grid, part.details, part.ids)
+                    for part, rows in zip(span.shape.segments, found, strict=True)
+                ]
+            )
             for span, found in zip(prompt.spans, prompt.rows, strict=True)
         ]
 
@@ -305,6 +310,8 @@ def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
                 "qwen3_asr": "Qwen3ASRForConditionalGeneration",
                 "qwen2_audio": "Qwen2AudioForConditionalGeneration",
                 "smolvlm": "SmolVLMForConditionalGeneration",
+                "llava": "LlavaForConditionalGeneration",
+                "llava_next": "LlavaNextForConditionalGeneration",
             }
             reference = getattr(transformers, classes[family]).from_pretrained(path, dtype=torch.float32).eval()
             config, weights = load_checkpoint(path)

@@ -24,7 +24,7 @@ FAMILIES = ("qwen2_5_vl", "qwen2_5_omni", "qwen2_vl", "qwen3_vl", "qwen3_5", "gl
 SENTENCE = "What can you see in this picture? It's 42 über-café 日本語 🙂\n\n  def f(x):\treturn x"
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "qwen3_5_moe", "qwen3_vl_moe"])
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen3_5_moe", "qwen3_vl_moe", "llava", "llava_next"])
 def test_transformers_loads_it_whole(checkpoints: Callable[[str], Path], family: str) -> None:
     import transformers
 
@@ -34,7 +34,9 @@ def test_transformers_loads_it_whole(checkpoints: Callable[[str], Path], family:
     unused = (
         {"model.audio_tower.audio_bos_eos_token.weight"} if family == "qwen2_5_omni" else set()
     )  # by nobody: of the talker's prompts
-    assert set(info["missing_keys"]) == unused and not info["unexpected_keys"] and not info["mismatched_keys"]
+    unread = ("vision_tower.encoder.layers.3.", "vision_tower.post_layernorm.") if family.startswith("llava") else ("nothing",)
+    missing = {name for name in info["missing_keys"] if not name.removeprefix("model.").startswith(unread)}
+    assert missing == unused and not info["unexpected_keys"] and not info["mismatched_keys"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -32,6 +32,16 @@ def opened(config: ModelConfig, pixels: Pixels) -> tuple[ItemShape, list[np.ndar
     return item.item, [np.concatenate(list(item.rows(number))) for number in range(len(item.item.segments))]
 
 
+def bicubic(image: np.ndarray, size: tuple[int, int], resample: int, **_: object) -> np.ndarray:
+    """As torchvision, the default of transformers, does it for uint8 [3, height, width]; in place of Pillow's."""
+    assert image.dtype == np.uint8 and resample == 3
+    if image.shape[1:] == tuple(size):
+        return image
+    found = torch.nn.functional.interpolate(torch.from_numpy(image.copy())[None], size, mode="bicubic", antialias=True)
+    resized: np.ndarray = found[0].numpy()
+    return resized
+
+
 def prompt_of(loaded: Loaded, processor: Any, content: Sequence[str | Pixels]) -> Prompt:
     """Of a message with texts and pictures. Its ids are ours; ``reference_inputs`` what the processor makes of it."""
     parts = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in content]

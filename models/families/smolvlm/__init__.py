@@ -19,9 +19,9 @@ from ...errors import UnsupportedMediaError
 from .. import no_media
 from ..family import CheckpointRecipe, made_recipes
 from ..fields import max_positions, parse_attention, parse_decoder
-from ..qwen2_5 import media, seeing
+from ..qwen2_5 import fields, media, seeing
 from ..text.ropes import parse_rope
-from ..vit import parse_steps, parse_vit, vit_specs
+from ..vit import VitConfig, parse_steps, parse_vit, vit_specs
 from .tags import read_tile_tokens
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _PLACEHOLDER = 128257  # of a picture, where the file does not say
 _PARTS = {
     "model.text_model.": "language.",
     "model.vision_model.": "vision.",
-    "model.connector.modality_projection.proj.": "vision.merger.",
+    "model.connector.modality_projection.proj.": "vision.merger.linear_1.",
 }
 
 
@@ -62,8 +62,7 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
 
 def _parse_rules(files: CheckpointFiles, vision: VisionConfig) -> VisionRules:
     nested = files.optional("processor_config.json") or JsonObject({}, "defaults")
-    image = nested.object("image_processor") if nested.has("image_processor") else files.optional("preprocessor_config.json")
-    image = image or JsonObject({}, "defaults")
+    image, _, _ = fields.processors(files, video_falls_back=False)
     parse_steps(image, "lanczos")
     for name in ("do_image_splitting", "do_convert_rgb"):
         if not image.boolean(name, default=True):
@@ -146,7 +145,7 @@ def _up_to_tiles(rules: VisionRules, length: int) -> int:
 
 def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
     """Decoder and tower."""
-    assert config.vision is not None
+    assert isinstance(config.vision, VitConfig)
     return [*language_specs(config.language), *vit_specs(config.vision)]
 
 

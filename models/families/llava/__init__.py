@@ -1,0 +1,198 @@
+"""LLaVA-1.5 and LLaVA-NeXT: text and pictures, seen by CLIP. As transformers' ``llava`` and ``llava_next``, with a decoder of the text
+families."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from ....schema.media import ItemShape, MediaKind, SegmentShape
+from ...architecture import LanguageConfig, ModelConfig, VisionRules
+from ...checkpoint.json_fields import CheckpointFiles, JsonObject
+from ...checkpoint.weight_specs import TensorSpec, language_specs, same
+from .. import no_media
+from ..family import CheckpointRecipe, made_recipes
+from ..fields import max_positions, parse_attention, parse_decoder
+from ..qwen2_5 import fields, media, seeing
+from ..text.ropes import parse_rope
+from ..text.windows import no_windows, windows_by_layer, windows_everywhere
+from ..vit import VitConfig, parse_steps, parse_vit, vit_specs
+from . import pictures
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...towers.interface import Tower
+
+_PLACEHOLDER = 32000  # of a picture, where the file does not say
+_WINDOWS = {"llama": no_windows, "mistral": windows_everywhere, "qwen2": windows_by_layer}
+_SIZES: dict[str, object] = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+}
+_DEFAULTS: dict[str, dict[str, object]] = {  # that published files leave out
+    "llama": {**_SIZES, "max_position_embeddings": 2048},
+    "mistral": {**_SIZES, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+    "qwen2": {**_SIZES, "intermediate_size": 22016, "vocab_size": 151936},
+}
+_CLIP = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "patch_size": 14}
+_CLIP |= {"image_size": 336}
+_GRIDS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+_PARTS = {  # newer files have all but the head within ``model.``
+    "language_model.lm_head.": "lm_head.",
+    "language_model.model.": "language.",
+    "language_model.": "language.",
+    "vision_tower.vision_model.": "vision.",
+    "vision_tower.": "vision.",
+    "multi_modal_projector.": "vision.merger.",
+    "image_newline": "vision.image_newline",
+}
+_SAVED = {
+    "vision.merger.": "multi_modal_projector.",
+    "vision.image_newline": "image_newline",
+    "vision.": "vision_tower.",
+    "language.": "language_model.model.",
+    "lm_head.": "language_model.lm_head.",
+}
+
+
+class LlavaFamily:
+    """A ``Family``. ``has_tiles``: pictures are cut into tiles, which are joined behind the tower; a learned row ends each line."""
+
+    home = __name__
+
+    def __init__(self, name: str, has_tiles: bool) -> None:
+        self._name, self._has_tiles = name, has_tiles
+
+    def parse_config(self, files: CheckpointFiles) -> ModelConfig:
+        """Map config.json. Raises CheckpointError."""
+        root = files.required("config.json")
+        text = _text(root)
+
+        def parse_text(own: JsonObject, is_any_tied: bool) -> LanguageConfig:
+            return _decoder(text, root.boolean("tie_word_embeddings", default=False) if self._has_tiles else is_any_tied)
+
+        def parse_tower(own: JsonObject, hidden_size: int) -> VitConfig:
+            return _parse_tower(root, hidden_size)
+
+        def parse_rules(files: CheckpointFiles, vision: Any) -> VisionRules:
+            return self._parse_rules(files, vision)
+
+        config = seeing.parse_config(files, self._name, parse_text, parse_tower, parse_rules, _PLACEHOLDER)
+        placeholder = root.integer("image_token_index", "image_token_id", default=_PLACEHOLDER, least=0)
+        return msgspec.structs.replace(config, image_token_id=placeholder, max_context=max_positions(text))
+
+    def _parse_rules(self, files: CheckpointFiles, vision: VitConfig) -> VisionRules:
+        root = files.required("config.json")
+        image, _, _ = fields.processors(files, video_falls_back=False)
+        parse_steps(image, "bicubic")
+        tile = _tile(root)
+        if not image.boolean("do_center_crop", default=True) or (not self._has_tiles and image.boolean("do_pad", default=False)):
+            raise image.error("do_center_crop", "is false, or do_pad is true; only the middle of a picture is supported")
+        for name, names in (("size", ("shortest_edge", "height")), ("crop_size", ("height", "width"))):
+            value = image.data.get(name)
+            found = value if isinstance(value, int) else image.object(name).integer(*names, default=tile)
+            if found != tile:
+                raise image.error(name, f"is {found}, but the vision tower's image_size is {tile}")
+        base = VisionRules()
+        return VisionRules(
+            patch_size=vision.patch_size,
+            temporal_patch_size=1,
+            merge_size=1,
+            min_pixels=tile**2,
+            max_pixels=tile**2,
+            max_frames=0,
+            image_mean=image.colour("image_mean", default=base.image_mean),
+            image_std=image.colour("image_std", default=base.image_std),
+            tile=tile,
+            grids=pictures.parse_grids(tile, root, image, _GRIDS) if self._has_tiles else (),
+        )
+
+    def recipes(self) -> Mapping[str, CheckpointRecipe]:
+        return made_recipes(self.home, self._name)
+
+    def tensor_specs(self, config: ModelConfig) -> list[TensorSpec]:
+        """Decoder, tower and, with tiles, the learned row."""
+        assert isinstance(config.vision, VitConfig)
+        newline = [same("vision.image_newline", config.language.hidden_size)] if self._has_tiles else []
+        return [*language_specs(config.language), *vit_specs(config.vision), *newline]
+
+    def image_item(self, config: ModelConfig, height: int, width: int) -> ItemShape:
+        """One segment: tiles are joined behind the tower."""
+        rules = media.vision_rules(config, "image")
+        views, num_tokens = pictures.views_of(rules, height, width), pictures.num_tokens(rules, height, width)
+        side = rules.tile // rules.patch_size
+        grid = (len(views), side, side)
+        details = (height, width) if rules.grids else ()
+        segment = SegmentShape("image", grid, len(views) * side**2, rules.row_bytes, num_tokens, views=tuple(views), details=details)
+        return ItemShape("image", grid, num_tokens, [segment])
+
+    def build_towers(self, config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":
+        # By its name: only the process that builds towers depends on them.
+        towers: dict[MediaKind, Tower] = import_module(f"{self.home}.towers").build_towers(config, weights, device)
+        return towers
+
+    @staticmethod
+    def canonical_name(name: str) -> str:
+        """See ``Family``."""
+        inner = name.removeprefix("model.")
+        return next((ours + inner.removeprefix(theirs) for theirs, ours in _PARTS.items() if inner.startswith(theirs)), inner)
+
+    @staticmethod
+    def checkpoint_name(name: str) -> str:
+        """See ``Family``."""
+        return next((theirs + name.removeprefix(ours) for ours, theirs in _SAVED.items() if name.startswith(ours)), name)
+
+    positions = staticmethod(no_media.positions)
+    sample_frames = staticmethod(media.sample_frames)
+    video_item = staticmethod(seeing.video_item)
+    audio_item = staticmethod(media.audio_item)
+    video_with_sound = staticmethod(seeing.video_with_sound)
+
+
+def _text(root: JsonObject) -> JsonObject:
+    """The decoder's fields, with what published files leave out."""
+    text = root.object("text_config")
+    name = text.text("model_type", default="llama", choices=tuple(_WINDOWS))
+    return text.with_defaults({**_DEFAULTS[name], "model_type": name})
+
+
+def _decoder(text: JsonObject, tie: bool) -> LanguageConfig:
+    name, heads, context = text.text("model_type"), parse_attention(text), max_positions(text)
+    if name != "llama":
+        heads = replace(heads, bias=name == "qwen2", output_bias=False)
+    language = parse_decoder(text, heads, parse_rope(text, heads.head_dim, context), tie)
+    windows = _WINDOWS[name](text, language.num_layers)
+    if any(window and window < context for window in windows):
+        raise text.error("sliding_window", f"is {max(windows)}; windows are not supported beside pictures")
+    return language
+
+
+def _tile(root: JsonObject) -> int:
+    return root.object("vision_config").with_defaults(_CLIP).integer("image_size")
+
+
+def _parse_tower(root: JsonObject, hidden_size: int) -> VitConfig:
+    vision = root.object("vision_config").with_defaults(_CLIP)
+    vision.text("model_type", default="clip_vision_model", choices=("clip_vision_model",))
+    root.text("vision_feature_select_strategy", default="default", choices=("default",))
+    root.text("projector_hidden_act", default="gelu", choices=("gelu",))
+    config = parse_vit(vision, hidden_size, 1, "quick_gelu", 1e-5)
+    layer = root.data.get("vision_feature_layer", -2)
+    if isinstance(layer, bool) or not isinstance(layer, int) or not -config.depth <= layer < 0:
+        raise root.error("vision_feature_layer", f"is {layer!r}, expected a number from {-config.depth} to -1")
+    return msgspec.structs.replace(
+        config,
+        depth=config.depth + 1 + layer,  # the layers behind are not computed
+        has_class=True,
+        merger_depth=2,
+        merger_bias=root.boolean("multimodal_projector_bias", default=True),
+    )
+
+
+LLAVA, LLAVA_NEXT = LlavaFamily("llava", has_tiles=False), LlavaFamily("llava_next", has_tiles=True)

@@ -1,0 +1,102 @@
+"""How LLaVA cuts pictures, and which of its tokens are seen (pure).
+
+LLaVA-1.5 sees the middle square of a picture. LLaVA-NeXT sees all of it as a square, then tiles: the picture as large as it fits a grid
+of them, on black. Behind the tower the rows of tiles are joined to a map, whose black edge is cut off; a learned row ends each line.
+"""
+
+import math
+from typing import NamedTuple
+
+from ....schema.media import View
+from ...architecture import VisionRules
+from ...checkpoint.json_fields import JsonObject
+from ...errors import UnsupportedMediaError
+
+_MOST_SIDE = 1 << 16  # of a grid, in pixels
+
+
+class TileMap(NamedTuple):
+    """Tiles in rows and columns, and what of the patches of all of them together is seen."""
+
+    rows: int
+    columns: int
+    lines: range  # of patches
+    places: range  # in each
+
+
+def parse_grids(tile: int, root: JsonObject, image: JsonObject, default: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """Heights and widths of the grids of tiles. Raises CheckpointError if they are none, or the two files do not agree."""
+    of_model, of_processor = (_grids(place, tile) or default for place in (root, image))
+    if of_model != of_processor:
+        raise image.error("image_grid_pinpoints", f"is {list(of_processor)}, but the model's is {list(of_model)}")
+    return of_model
+
+
+def _grids(place: JsonObject, tile: int) -> tuple[tuple[int, int], ...]:
+    found, pairs = place.data.get("image_grid_pinpoints") or [], list[tuple[int, int]]()
+    for pair in found if isinstance(found, list) else [None]:
+        sides = pair if isinstance(pair, list) and len(pair) == 2 else [0, 0]
+        if not all(isinstance(side, int) and 0 < side <= _MOST_SIDE and side % tile == 0 for side in sides):
+            raise place.error("image_grid_pinpoints", f"is {found!r}, expected pairs of multiples of {tile}")
+        pairs.append((sides[0], sides[1]))
+    return tuple(pairs)
+
+
+def views_of(rules: VisionRules, height: int, width: int) -> list[View]:
+    """What the tower sees. Raises UnsupportedMediaError."""
+    if min(height, width) < 1:
+        raise UnsupportedMediaError(f"picture of {width}x{height} pixels is empty")
+    tile, seen = rules.tile, rules.tile // rules.patch_size * rules.patch_size  # the latter: what makes whole patches
+    if not rules.grids:
+        long = int(tile * max(height, width) / min(height, width))
+        size = (long, tile) if width <= height else (tile, long)
+        return [View((size,), ((size[1] - tile) // 2, (size[0] - tile) // 2, seen, seen))]
+    grid = _best_grid(rules, height, width)
+    size = _inside(grid, height, width)
+    top, left = (grid[0] - size[0]) // 2, (grid[1] - size[1]) // 2
+    tiles = [View((size,), (x - left, y - top, seen, seen)) for y in range(0, grid[0], tile) for x in range(0, grid[1], tile)]
+    return [View(((tile, tile),), (0, 0, seen, seen)), *tiles]
+
+
+def num_tokens(rules: VisionRules, height: int, width: int) -> int:
+    """Of a picture."""
+    side = rules.tile // rules.patch_size
+    if not rules.grids:
+        return side**2
+    _, _, lines, places = tile_map(rules, height, width)
+    return side**2 + len(lines) * (len(places) + 1)
+
+
+def tile_map(rules: VisionRules, height: int, width: int) -> TileMap:
+    """The tiles of a picture of this size."""
+    side = rules.tile // rules.patch_size
+    grid = _best_grid(rules, height, width)
+    rows, columns = grid[0] // rules.tile, grid[1] // rules.tile
+    lines, places = rows * side, columns * side
+    if width / height > places / lines:
+        edge = (lines - int(round(height * (places / width), 7))) // 2
+        return TileMap(rows, columns, range(edge, lines - edge), range(0, places))
+    edge = (places - int(round(width * (lines / height), 7))) // 2
+    return TileMap(rows, columns, range(0, lines), range(edge, places - edge))
+
+
+def _best_grid(rules: VisionRules, height: int, width: int) -> tuple[int, int]:
+    """The one in which most of the picture's pixels are used, then least is black; of equal ones the first."""
+
+    def value(grid: tuple[int, int]) -> tuple[int, int]:
+        scale = min(grid[1] / width, grid[0] / height)
+        used = min(int(width * scale) * int(height * scale), width * height)
+        return used, used - grid[0] * grid[1]
+
+    best = max(rules.grids, key=value)
+    if value(best)[0] < 1:
+        raise UnsupportedMediaError(f"picture of {width}x{height} pixels fits no grid of tiles")
+    return best
+
+
+def _inside(grid: tuple[int, int], height: int, width: int) -> tuple[int, int]:
+    """The size of a picture that fills a grid in one direction."""
+    by_width, by_height = grid[1] / width, grid[0] / height
+    if by_width < by_height:
+        return min(math.ceil(height * by_width), grid[0]), grid[1]
+    return grid[0], min(math.ceil(width * by_height), grid[1])

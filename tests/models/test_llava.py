@@ -1,0 +1,255 @@
+"""LLaVA-1.5 and LLaVA-NeXT beside transformers: pictures in squares and tiles, prompts, tower, logits."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmrt.models.architecture import WeightFormat
+from mmrt.models.checkpoint.weights import read_weights
+from mmrt.models.config import load_model_config
+from mmrt.models.errors import CheckpointError, UnsupportedMediaError
+from mmrt.models.families.item_check import fault_of
+from mmrt.models.families.registry import family_named
+from mmrt.models.lm.language_model import LanguageModel
+from mmrt.models.lm.warm_up import warm_up_towers
+from mmrt.tests.models.conftest import Loaded
+from mmrt.tests.models.kept import exact
+from mmrt.tests.models.whole_prompts import bicubic, check_greedy_tokens, check_logits_in_cuts, noise, prompt_of
+from mmrt.tests.settings import ImportedLater
+
+transformers: Any = ImportedLater("transformers")
+TILE, PATCH, SIDE = 58, 14, 4  # of the tiny checkpoints, whose tiles have two pixels more than whole patches
+PICTURES = (
+    *((1, 1), (7, 400), (400, 7), (33, 21), (58, 58), (57, 59), (116, 58), (116, 116), (174, 58), (60, 170), (115, 117)),
+    *((300, 41), (97, 203), (150, 31), (640, 480), (61, 999), (17, 23), (29, 290), (5000, 40)),
+)
+FAMILIES = ("llava", "llava_next")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def loaded(request: pytest.FixtureRequest, models: Callable[[str], Loaded]) -> Loaded:
+    return models(request.param)
+
+
+@pytest.fixture(scope="module")
+def processor(loaded: Loaded) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformers.image_processing_backends.np_resize", bicubic)
+        yield processor_of(loaded.path)
+
+
+def processor_of(checkpoint: Path) -> Any:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    options = {"patch_size": PATCH, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    if json.loads((checkpoint / "config.json").read_bytes())["model_type"] == "llava":
+        images = transformers.models.clip.image_processing_pil_clip.CLIPImageProcessorPil.from_pretrained(checkpoint)
+        return transformers.LlavaProcessor(images, tokenizer, **options)
+    images = transformers.models.llava_next.image_processing_pil_llava_next.LlavaNextImageProcessorPil.from_pretrained(checkpoint)
+    return transformers.LlavaNextProcessor(images, tokenizer, **options)
+
+
+def seen(pixels: np.ndarray) -> np.ndarray:
+    """Normalised views [n, 3, TILE, TILE] as rows of whole patches [n, SIDE^2, row], in the order of the picture."""
+    whole = pixels[:, :, : SIDE * PATCH, : SIDE * PATCH].reshape(-1, 3, SIDE, PATCH, SIDE, PATCH)
+    return whole.transpose(0, 2, 4, 1, 3, 5).reshape(len(pixels), SIDE**2, -1)
+
+
+@pytest.mark.parametrize("size", PICTURES)
+def test_pictures_become_transformers_pixels(loaded: Loaded, processor: Any, size: tuple[int, int]) -> None:
+    """To the last bit, with black around."""
+    prompt = prompt_of(loaded, processor, [noise(*size), "What?"])
+    ((rows,),), (span,), rules = prompt.rows, prompt.spans, loaded.config.vision_rules
+    assert fault_of(loaded.config, "image", span.shape) == ""
+    pixels = prompt.reference_inputs["pixel_values"].numpy()
+    theirs = pixels if pixels.ndim == 4 else pixels[0]
+    assert len(theirs) == span.shape.grid[0]
+    mean, std = (np.repeat(np.array(numbers), PATCH**2) * 255 for numbers in (rules.image_mean, rules.image_std))
+    np.testing.assert_array_equal(rows.reshape(len(theirs), SIDE**2, -1), np.rint(seen(theirs) * std + mean))
+
+
+def test_whole_prompts_are_transformers(loaded: Loaded, processor: Any) -> None:
+    contents = [["only text"], *([noise(*size), "What is it?"] for size in PICTURES)]
+    contents += [["One", noise(30, 90), "\ntwo\n", noise(90, 300), " three."], [noise(9, 9), noise(100, 9)]]
+    for content in contents:
+        prompt = prompt_of(loaded, processor, content)
+        assert prompt.ids == prompt.reference_inputs["input_ids"][0].tolist()
+
+
+def test_the_tower_equals_transformers(loaded: Loaded, processor: Any) -> None:
+    for sizes in ([(75, 131), (20, 20)], [(131, 20)], [(300, 41)], [(41, 300), (60, 61)]):
+        prompt = prompt_of(loaded, processor, [noise(*size) for size in sizes])
+        with torch.inference_mode():
+            inputs = {
+                name: prompt.reference_inputs[name] for name in ("pixel_values", "image_sizes") if name in prompt.reference_inputs
+            }
+            expected = torch.cat(list(loaded.reference.model.get_image_features(**inputs).pooler_output))
+            ours = torch.cat([rows for found in loaded.encode(prompt) for rows in found])
+            torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_logits_in_any_cuts(loaded: Loaded, processor: Any) -> None:
+    with torch.inference_mode():
+        prompt = prompt_of(loaded, processor, ["See", noise(61, 290), "and", noise(80, 58), "Compare."])
+        check_logits_in_cuts(loaded, loaded.reference, prompt)
+
+
+def test_greedy_tokens_equal_those_of_generate(loaded: Loaded, processor: Any) -> None:
+    with torch.inference_mode():
+        check_greedy_tokens(loaded, prompt_of(loaded, processor, [noise(131, 75), "Tell."]))
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_logits_of_rounded_weights(loaded: Loaded, processor: Any, weights: WeightFormat) -> None:
+    """Those of the values that the format has, but for the rounding of activations."""
+    config = load_model_config(loaded.path, weights=weights)
+    rounded = read_weights(loaded.path, config)
+    exactly = {name: exact(rounded, name).float() if f"{name}.scales" in rounded else value for name, value in rounded.items()}
+    kv = torch.zeros(16, config.kv_page_bytes(16), dtype=torch.uint8)
+    with torch.inference_mode():
+        prompt, logits = prompt_of(loaded, processor, [noise(131, 75), "Tell."]), list[torch.Tensor]()
+        positions = torch.arange(len(prompt.ids)).expand(3, -1)
+        for model in (LanguageModel(config, rounded, kv.clone(), 16), LanguageModel(loaded.config, exactly, kv.clone(), 16)):
+            for chunk in loaded.prompt_chunks(model, prompt, positions, torch.arange(16), 16):
+                model.prefill([chunk])
+            length = torch.tensor([len(prompt.ids)])
+            logits.append(model.decode(torch.tensor(prompt.ids[-1:]), positions[:, -1:], length, torch.arange(16)[None]))
+        assert 0 < (logits[0] - logits[1]).abs().mean() / logits[1].std() < 0.05
+
+
+def test_each_spelling_of_names(loaded: Loaded, tmp_path: Path) -> None:
+    """Hub files', those of transformers 5, and newer ones with all but the head in ``model.``."""
+    family, tensors, expected = loaded.family, load_file(loaded.path / "model.safetensors"), read_weights(loaded.path, loaded.config)
+    assert all(family.checkpoint_name(family.canonical_name(name)) == name for name in tensors)
+    hub = {name.replace("vision_tower.", "vision_tower.vision_model."): name for name in tensors}
+    inner = {f"model.{name.replace('language_model.model.', 'language_model.')}": name for name in hub}
+    inner = {name.replace("model.language_model.lm_head.", "lm_head."): hub[of] for name, of in inner.items()}
+    for names in (hub, inner):
+        save_file({name: tensors[of] for name, of in names.items()}, tmp_path / "model.safetensors")
+        found = read_weights(tmp_path, loaded.config)
+        assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_the_first_launches_are_of_a_tile(loaded: Loaded) -> None:
+    warm_up_towers(loaded.towers, loaded.config)
+
+
+def edited(path: Path, to: Path, file: str, changes: dict[str, Any]) -> Path:
+    shutil.copytree(path, to, ignore=shutil.ignore_patterns("*.safetensors"))
+    content = json.loads((to / file).read_text())
+    for field, value in changes.items():
+        content[field] = {**content[field], **value} if isinstance(value, dict) else value
+    (to / file).write_text(json.dumps(content))
+    return to
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "tower": (
+        "config.json",
+        {"vision_config": {"model_type": "siglip_vision_model"}},
+        "vision_config.model_type is 'siglip_v",
+    ),
+    "decoder": ("config.json", {"text_config": {"model_type": "gemma"}}, "text_config.model_type is 'gemma', expected 'llama' or"),
+    "activation": (
+        "config.json",
+        {"vision_config": {"hidden_act": "gelu"}},
+        "vision_config.hidden_act is 'gelu', expected 'quick_",
+    ),
+    "layer": (
+        "config.json",
+        {"vision_feature_layer": [-2, -5]},
+        r"_feature_layer is \[-2, -5\], expected a number from -4 to -1",
+    ),
+    "far layer": ("config.json", {"vision_feature_layer": -9}, "vision_feature_layer is -9, expected a number from -4 to -1"),
+    "strategy": (
+        "config.json",
+        {"vision_feature_select_strategy": "full"},
+        "_select_strategy is 'full', expected 'default'",
+    ),
+    "projector": ("config.json", {"projector_hidden_act": "relu"}, "projector_hidden_act is 'relu', expected 'gelu'"),
+    "placeholder": ("config.json", {"image_token_index": 5000}, "image placeholder id is 5000, outside the vocabulary of 1216"),
+    "filter": ("preprocessor_config.json", {"resample": 1}, "resample is 1, expected 3"),
+    "size": ("preprocessor_config.json", {"size": 224}, "size is 224, but the vision tower's image_size is 58"),
+    "crop": ("preprocessor_config.json", {"crop_size": {"height": 60}}, "crop_size is 60, but the vision tower's image_size is 58"),
+    "whole": ("preprocessor_config.json", {"do_center_crop": False}, "do_center_crop is false, or do_pad is true"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_not_supported_is_refused_by_name(loaded: Loaded, tmp_path: Path, what: str) -> None:
+    file, changes, said = REFUSED[what]
+    with pytest.raises(CheckpointError, match=said):
+        load_model_config(edited(loaded.path, tmp_path / "made", file, changes))
+
+
+@pytest.mark.parametrize(
+    ("file", "grids", "said"),
+    [
+        ("config.json", [[58, 59]], "config.json: image_grid_pinpoints is .*, expected pairs of multiples of 58"),
+        ("config.json", "all", "config.json: image_grid_pinpoints is 'all', expected pairs"),
+        ("preprocessor_config.json", [[58, 58]], r"image_grid_pinpoints is \[\(58, 58\)\], but the model's is \[\(58, 116\)"),
+    ],
+)
+def test_grids_are_checked(checkpoints: Callable[[str], Path], tmp_path: Path, file: str, grids: Any, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        load_model_config(edited(checkpoints("llava_next"), tmp_path / "made", file, {"image_grid_pinpoints": grids}))
+
+
+def test_published_files_leave_out_what_their_decoder_has_by_default(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
+    """As those of llava-1.5-7b and llava-v1.6-mistral-7b."""
+    for family, text in (
+        ("llava", {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "vocab_size": 32064}),
+        ("llava_next", {"model_type": "mistral", "intermediate_size": 14336, "num_key_value_heads": 8, "sliding_window": None}),
+    ):
+        shutil.copytree(checkpoints(family), made := tmp_path / family, ignore=shutil.ignore_patterns("*.safetensors"))
+        config = json.loads((made / "config.json").read_text())
+        del config["vision_config"], config["image_token_index"]
+        config["text_config"] = {**text, "torch_dtype": "float16", "rope_theta": 1e6}
+        config["image_grid_pinpoints"] = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+        (made / "config.json").write_text(json.dumps({**config, "text_config": {"vocab_size": 32064, **config["text_config"]}}))
+        (made / "preprocessor_config.json").write_text(json.dumps({"size": 336, "crop_size": 336, "do_center_crop": True}))
+        found, theirs = load_model_config(made), transformers.AutoConfig.from_pretrained(made)
+        text_config, lm = theirs.text_config, found.language
+        assert (lm.hidden_size, lm.intermediate_size, lm.num_layers, lm.heads.num_heads, lm.heads.num_kv_heads, lm.heads.head_dim) == (
+            text_config.hidden_size,
+            text_config.intermediate_size,
+            text_config.num_hidden_layers,
+            text_config.num_attention_heads,
+            text_config.num_key_value_heads,
+            128,
+        )
+        assert found.image_token_id == theirs.image_token_index == 32000 and lm.ropes[0].theta == 1e6
+        assert found.vision.depth == theirs.vision_config.num_hidden_layers - 1 and found.vision.position_side == 24
+        assert family_named(family).image_item(found, 480, 640).num_tokens == (576 if family == "llava" else 576 + 36 * 49)
+
+
+def test_other_media_and_lies(loaded: Loaded) -> None:
+    family, config = loaded.family, loaded.config
+    for refuse, said in (
+        (lambda: family.image_item(config, 0, 9), "picture of 9x0 pixels is empty"),
+        (lambda: family.video_item(config, 4, 60, 60, 2.0), "this model takes no video"),
+        (lambda: family.audio_item(config, 300), "this model takes no audio"),
+    ):
+        with pytest.raises(UnsupportedMediaError, match=said):
+            refuse()
+    item = family.image_item(config, 90, 170)
+    (segment,) = item.segments
+    for lie in ({"num_tokens": segment.num_tokens + 1}, {"details": (90, 60)}, {"details": (0, 1)}, {"views": segment.views * 2}):
+        told = msgspec.structs.replace(segment, **lie)
+        assert fault_of(config, "image", msgspec.structs.replace(item, segments=[told], num_tokens=told.num_tokens)), lie
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "billions"), [("llava", "7b", 7.063), ("llava", "13b", 13.35), ("llava_next", "mistral-7b", 7.566)]
+)
+def test_published_shapes_have_their_published_size(sized: Callable[..., float], family: str, shape: str, billions: float) -> None:
+    """Less a layer of the tower that is not computed, and the norm behind it."""
+    unread = 4 * 1024 * 1024 + 2 * 1024 * 4096 + 13 * 1024 + 2 * 1024
+    assert (sized(family, shape) + unread) / 1e9 == pytest.approx(billions, rel=0.002)
