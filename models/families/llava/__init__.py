@@ -1,5 +1,5 @@
-"""LLaVA-1.5 and LLaVA-NeXT: text and pictures, seen by CLIP. As transformers' ``llava`` and ``llava_next``, with a decoder of the text
-families."""
+"""LLaVA-1.5 and LLaVA-NeXT: text and pictures, seen by CLIP. As transformers' ``llava`` and ``llava_next``, with the decoder of Llama,
+Mistral or Qwen2, without windows."""
 
 from collections.abc import Mapping
 from importlib import import_module
