@@ -136,7 +136,7 @@ class PrefillWorker:
         block_table = self._table.prefill_pages(chunk.row, chunk.member)[:num_pages].astype(np.int64)
         positions = torch.from_numpy(self._chunk_positions(spec, chunk))
         state = StateRefs(chunk.state_from, chunk.state_to, chunk.log, tuple(chunk.snapshots))
-        return Chunk(embeds, positions, chunk.start, torch.from_numpy(block_table), state, deep)
+        return Chunk(embeds, positions, chunk.start, torch.from_numpy(block_table), state, deep, ids)
 
     def _ids(self, spec: SequenceSpec, chunk: PrefillChunk) -> NDArray[np.int64]:
         """Ids [start, end) of the prompt followed by the generated ids."""

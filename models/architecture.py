@@ -54,6 +54,7 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, tag="attention"
     output_bias: bool = False
     is_fused: bool = False  # the checkpoint has one matrix for queries, keys and values
     qk_norm: bool = False
+    v_norm: bool = False  # an RMSNorm without weights of each value head
     window: int = 0  # tokens that are attended to, the newest included; 0: all
     scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
     gated: bool = False  # each value of the output is multiplied by a gate of its token
@@ -107,15 +108,25 @@ FeedForwardConfig = MlpConfig | MoeConfig
 
 class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A layer: its mixer, then its feed-forward, each after an RMSNorm and added to the residual stream. ``has_output_norms``: what is
-    added goes through an RMSNorm, too."""
+    added goes through an RMSNorm, too. ``has_scalar``: in the end the stream is multiplied by a number."""
 
     mixer: AttentionConfig | DeltaConfig
     feed_forward: FeedForwardConfig
     has_output_norms: bool = False
+    has_scalar: bool = False
+
+
+class PerLayerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Inputs that a layer has of a token by its id, in a table; ``placeholders`` of media count as ``pad_id``."""
+
+    size: int
+    vocab_size: int
+    pad_id: int = 0
+    placeholders: tuple[int, ...] = ()
 
 
 class KvGroup(NamedTuple):
-    """Layers whose K and V lie side by side in a page, since they attend alike, and how they do (``heads``)."""
+    """Layers that attend alike, as ``heads`` says: their K and V lie side by side in a page."""
 
     heads: AttentionConfig
     layers: tuple[int, ...]
@@ -139,6 +150,7 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
     tie_embeddings: bool = False
     embedding_scale: float = 1.0  # by which tokens' rows are multiplied, rounded to the model's dtype; not those of media
     final_softcap: float = 0.0  # c, where logits x are tanh(x / c) c; 0: as they are
+    per_layer: PerLayerConfig | None = None
     norm_offset: float = 0.0  # added to the weights of all norms but a DeltaNet's own; where it is not 0 they are kept in float32
 
     @property
@@ -152,8 +164,7 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
         for index, layer in enumerate(self.layers):
             if isinstance(heads := layer.mixer, AttentionConfig) and heads.owner < 0:
                 key = heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.window, heads.scale
-                known = groups.get(key, KvGroup(heads, ()))
-                groups[key] = known._replace(layers=(*known.layers, index))
+                groups[key] = KvGroup(heads, (*groups[key].layers, index) if key in groups else (index,))
         return tuple(groups.values())
 
     def kv_place(self, index: int) -> KvPlace:
@@ -161,8 +172,7 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
         mixer = self.layers[index].mixer
         assert isinstance(mixer, AttentionConfig)
         owner = index if mixer.owner < 0 else mixer.owner
-        places = (KvPlace(group, its.layers.index(owner)) for group, its in enumerate(self.kv_groups) if owner in its.layers)
-        return next(places)
+        return next(KvPlace(group, its.layers.index(owner)) for group, its in enumerate(self.kv_groups) if owner in its.layers)
 
     @property
     def num_kv_layers(self) -> int:
@@ -182,7 +192,7 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
     def turned_size(self, rope: int) -> int:
         """The size of heads that this rotary embedding turns."""
         mixers = (layer.mixer for layer in self.layers)
-        return next(mixer.head_dim for mixer in mixers if isinstance(mixer, AttentionConfig) and mixer.rope == rope)
+        return next((it.head_dim for it in mixers if isinstance(it, AttentionConfig) and it.rope == rope), self.heads.head_dim)
 
     @property
     def delta(self) -> DeltaConfig | None:
@@ -375,12 +385,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         feed-forward's width; with experts the rows of those that have all tokens, and their sum in float32; and an embedding row of
         several parts. Encoding a token's four patch rows takes about as much."""
         lm, size = self.language, DTYPE_BYTES[self.dtype]
-        mixers = [layer.mixer for layer in lm.layers if isinstance(layer.mixer, AttentionConfig)]
-        heads = max((mixer.num_heads + 2 * mixer.num_kv_heads) * mixer.head_dim for mixer in mixers)
+        heads = max((its.num_heads + 2 * its.num_kv_heads) * its.head_dim for its, _ in lm.kv_groups)
         has_experts = any(isinstance(layer.feed_forward, MoeConfig) for layer in lm.layers)
         experts = (2 * size + 8) * lm.hidden_size if has_experts else 0
         deep = self.embedding_row_bytes() if self.num_deep else 0
-        return size * (3 * lm.hidden_size + 2 * heads + 3 * lm.intermediate_size) + experts + deep
+        per_layer = 3 * size * lm.num_layers * lm.per_layer.size if lm.per_layer is not None else 0
+        return size * (3 * lm.hidden_size + 2 * heads + 3 * lm.intermediate_size) + experts + deep + per_layer
 
     def step_bytes(self) -> int:
         """Bytes that the experts of a layer take in a step on a GPU, where all of them multiply ``MASKED_TOKENS`` tokens: three times
@@ -417,26 +427,21 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 def kv_layer_bytes(heads: AttentionConfig, page_tokens: int, value_bytes: int, kv_dtype: KvDType) -> int:
     """Bytes of a layer's part of a KV page, whose values are as large as the model's unless ``kv_dtype`` says others."""
     num_heads = page_tokens * 2 * heads.num_kv_heads
-    if kv_dtype == "auto":
-        return num_heads * heads.head_dim * value_bytes
-    return -(-num_heads * (heads.head_dim + 4) // KV_ALIGNMENT) * KV_ALIGNMENT
+    in_integers = -(-num_heads * (heads.head_dim + 4) // KV_ALIGNMENT) * KV_ALIGNMENT
+    return num_heads * heads.head_dim * value_bytes if kv_dtype == "auto" else in_integers
 
 
 def kv_part_bytes(language: LanguageConfig, page_tokens: int, value_bytes: int, kv_dtype: KvDType) -> list[int]:
     """Bytes of each group's part of a KV page, as ``kv_layer_bytes``."""
-    groups = language.kv_groups
-    sizes = [len(layers) * kv_layer_bytes(heads, page_tokens, value_bytes, kv_dtype) for heads, layers in groups]
-    return sizes if len(groups) == 1 else [-(-size // GROUP_ALIGNMENT) * GROUP_ALIGNMENT for size in sizes]
+    sizes = [len(layers) * kv_layer_bytes(heads, page_tokens, value_bytes, kv_dtype) for heads, layers in language.kv_groups]
+    return sizes if len(sizes) == 1 else [-(-size // GROUP_ALIGNMENT) * GROUP_ALIGNMENT for size in sizes]
 
 
 def packed_part_bytes(group: KvGroup, page_tokens: int, packed: TransferDType) -> int:
     """Bytes of a group's part of a packed page; 0 where none are."""
     head_dim, num_heads = group.heads.head_dim, len(group.layers) * page_tokens * 2 * group.heads.num_kv_heads
-    if packed == "auto":
-        return 0
-    if packed == "int8":
-        return num_heads * (head_dim + 4)
-    return num_heads * head_dim // 2 + 4 * num_heads * (head_dim // packed_group(head_dim))
+    in_int4 = num_heads * head_dim // 2 + 4 * num_heads * (head_dim // packed_group(head_dim))
+    return {"auto": 0, "int8": num_heads * (head_dim + 4), "int4": in_int4}[packed]
 
 
 def packed_group(head_dim: int) -> int:

@@ -14,6 +14,7 @@ from ..architecture import AttentionConfig, DeltaConfig, FeedForwardConfig, Lang
 
 Shape = tuple[int, ...]
 
+_IN_INTEGERS = ("int8", "int8g", "int4")
 INT4_GROUPS = (256, 128, 64, 32)  # columns that may share a scale in int4
 
 
@@ -58,13 +59,15 @@ class Source(NamedTuple):
 class TensorSpec(NamedTuple):
     """A tensor of the model: its sources, stacked along the first axis. A *matrix* is kept in the format of ``ModelConfig.weights``,
     anything else in ``dtype``. A *vocabulary*, a matrix with a row for each token, is kept in int8g where others are in int8 or int4:
-    answers depend on it most, and in a large model it is a small part. ``offset`` is added to what the checkpoint has."""
+    answers depend on it most, and in a large model it is a small part. A *table*, of which rows are looked up alone, is kept in int8g
+    but in a model of float32. ``offset`` is added to what the checkpoint has."""
 
     name: str
     shape: Shape
     sources: tuple[Source, ...]
     is_matrix: bool = False
     is_vocabulary: bool = False
+    is_table: bool = False
     dtype: Literal["model", "float32"] = "model"
     offset: float = 0.0
 
@@ -85,17 +88,20 @@ def scales_of(name: str) -> str:
 def stored_parts(spec: TensorSpec, config: ModelConfig, in_8_bits: bool = False) -> tuple[StoredPart, ...]:
     """The tensors that one of the model is kept as: a matrix in int8 has a scale for each row besides, one in int8g a scale for each
     row and group of columns, one in int4 a scale and a zero. ``in_8_bits``: a matrix has 8 bits at least."""
-    if not spec.is_matrix or config.weights == "auto":
+    weights = config.weights
+    if spec.is_table and weights not in _IN_INTEGERS:
+        weights = "auto" if config.dtype == "float32" else "int8g"
+    if not spec.is_matrix or weights == "auto":
         return (StoredPart(spec.name, config.dtype if spec.dtype == "model" else spec.dtype, spec.shape),)
-    if config.weights not in ("int8", "int8g", "int4"):
-        return (StoredPart(spec.name, config.weights, spec.shape),)
+    if weights not in _IN_INTEGERS:
+        return (StoredPart(spec.name, weights, spec.shape),)
     rows, columns = spec.shape
     is_wide = spec.is_vocabulary or in_8_bits
-    if config.weights == "int4" and not is_wide and (group := _int4_group(spec, config)):
+    if weights == "int4" and not is_wide and (group := _int4_group(spec, config)):
         scales = StoredPart(scales_of(spec.name), "bfloat16", (rows, columns // group, 2))
         return (StoredPart(spec.name, "uint8", (rows, columns // 2)), scales)
     whole = StoredPart(spec.name, "int8", spec.shape)
-    if (config.weights != "int8" or spec.is_vocabulary) and _has_blocks(spec, INT8G_COLUMNS):
+    if (weights != "int8" or spec.is_vocabulary) and _has_blocks(spec, INT8G_COLUMNS):
         return (whole, StoredPart(scales_of(spec.name), "bfloat16", (rows, columns // INT8G_COLUMNS)))
     return (whole, StoredPart(scales_of(spec.name), "bfloat16", (rows,)))
 
@@ -147,6 +153,12 @@ def language_specs(lm: LanguageConfig) -> Iterator[TensorSpec]:
     """The decoder's tensors."""
     hidden = lm.hidden_size
     yield _vocabulary(_single("embed", "language.embed_tokens.weight", lm.vocab_size, hidden))
+    if (inputs := lm.per_layer) is not None:
+        all_layers = lm.num_layers * inputs.size
+        table = _single("per_layer_table", "language.embed_tokens_per_layer.weight", inputs.vocab_size, all_layers)
+        yield _vocabulary(table)._replace(is_table=True)
+        yield _matrix(_single("per_layer_projection", "language.per_layer_model_projection.weight", all_layers, hidden))
+        yield _norm(lm, "per_layer_norm", "language.per_layer_projection_norm.weight", inputs.size)
     for i, layer in enumerate(lm.layers):
         name, source = f"layers.{i}.", f"language.layers.{i}."
         yield _norm(lm, f"{name}input_norm", f"{source}input_layernorm.weight", hidden)
@@ -159,6 +171,12 @@ def language_specs(lm: LanguageConfig) -> Iterator[TensorSpec]:
             yield _norm(lm, f"{name}mixed_norm", f"{source}post_self_attn_layernorm.weight", hidden)
             yield _norm(lm, f"{name}output_norm", f"{source}post_mlp_layernorm.weight", hidden)
         yield from _feed_forward_specs(layer.feed_forward, hidden, name, f"{source}mlp.")
+        if inputs is not None:
+            yield _matrix(_single(f"{name}per_layer_gate", f"{source}per_layer_input_gate.weight", inputs.size, hidden))
+            yield _matrix(_single(f"{name}per_layer_out", f"{source}per_layer_projection.weight", hidden, inputs.size))
+            yield _norm(lm, f"{name}per_layer_out_norm", f"{source}post_per_layer_input_norm.weight", hidden)
+        if layer.has_scalar:
+            yield _single(f"{name}scalar", f"{source}layer_scalar", 1)
     yield _norm(lm, "norm", "language.norm.weight", hidden)
     if not lm.tie_embeddings:
         yield _vocabulary(_single("lm_head", "lm_head.weight", lm.vocab_size, hidden))
@@ -186,7 +204,7 @@ def _turns(source: Source) -> bool:
 def _attention_parts(lm: LanguageConfig, attention: AttentionConfig, name: str, source: str) -> Iterator[TensorSpec]:
     hidden, head_dim = lm.hidden_size, attention.head_dim
     q, kv = attention.num_heads * head_dim, attention.num_kv_heads * head_dim
-    rows = {"q": q, "k": kv, "v": kv}
+    rows = {"q": q, "k": kv, "v": kv} if attention.owner < 0 else {"q": q}
     parts = {"qkv_proj.weight": q + 2 * kv} if attention.is_fused else {f"{part}_proj.weight": n for part, n in rows.items()}
     qkv = _matrix(_fused(f"{name}qkv", source, parts, (hidden,)))
     if attention.gated:  # the checkpoint has a head's queries, then its gates, in one matrix
@@ -200,7 +218,8 @@ def _attention_parts(lm: LanguageConfig, attention: AttentionConfig, name: str, 
         yield _fused(f"{name}qkv_bias", source, {f"{part}_proj.bias": n for part, n in rows.items()}, ())
     if attention.qk_norm:
         yield _norm(lm, f"{name}q_norm", f"{source}q_norm.weight", head_dim)
-        yield _norm(lm, f"{name}k_norm", f"{source}k_norm.weight", head_dim)
+        if attention.owner < 0:
+            yield _norm(lm, f"{name}k_norm", f"{source}k_norm.weight", head_dim)
     yield _matrix(_single(f"{name}o", f"{source}o_proj.weight", hidden, q))
     if attention.output_bias:
         yield _single(f"{name}o_bias", f"{source}o_proj.bias", hidden)

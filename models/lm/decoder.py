@@ -36,7 +36,8 @@ class Chunk:
 
     embeds [n, H] in the model's dtype; positions int64 [3, n]; block_table int64, at least ceil((start + n) / page_tokens) pages.
     ``state``: for a model with recurrent states; ``start`` is a border then.
-    deep [n, D, H]: what is added to the residual stream after layers 0 to D - 1; 0 for text.
+    deep [n, D, H]: what is added to the residual stream after layers 0 to D - 1; 0 for text. ids int64 [n]: for a model with
+    ``LanguageConfig.per_layer``.
     """
 
     embeds: Tensor
@@ -45,6 +46,7 @@ class Chunk:
     block_table: Tensor
     state: StateRefs | None = None
     deep: Tensor | None = None
+    ids: Tensor | None = None
 
 
 class Decoder(Protocol):

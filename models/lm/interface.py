@@ -52,11 +52,11 @@ class Operations(Protocol):
         """Each token's sum over its experts, float32 [N, H]; ``logits`` are the router's."""
         ...
 
-    def rotate_and_write(self, place: KvPlace, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
+    def rotate_and_write(self, place: KvPlace | None, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
         """Normalise and rotate a projection's query and key heads in place, and store K and V.
 
         ``heads`` [N, num_heads + 2 x num_kv_heads, D]: queries, keys, values; without any queries, too. ``rope``: the index of
-        theirs.
+        theirs. Without a ``place`` all are queries, and nothing is stored.
         """
         ...
 

@@ -5,6 +5,7 @@ Shapes: N tokens of all sequences together, B sequences, H hidden, V vocabulary.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from .layer_ops import operations_for
 from .layers import layers_of
 from .matrices import Matrix, table_of
 from .null_model import NullModel
+from .per_layer import PerLayerInputs
 
 __all__ = ["Chunk", "Decoder", "LanguageModel", "build_language_model"]
 
@@ -55,6 +57,8 @@ class LanguageModel:
         pages = KvPages.of_groups(language, kv, page_tokens, self._dtype, config.kv_dtype)
         self._operations = make_operations(language, pages, None if states is None else DeltaPages(config, states))
         self._attentions, self._delta = self._operations.attentions, self._operations.delta
+        inputs = language.per_layer
+        self._inputs = None if inputs is None else PerLayerInputs(inputs, language.num_layers, weights, self._operations)
         self._layers, self._last_owner = layers_of(language, weights, self._operations), language.last_owner
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -72,8 +76,9 @@ class LanguageModel:
         hidden = torch.cat([chunk.embeds for chunk in chunks])  # a copy even of one: it is added to in place
         normed = self._operations.norm(hidden, self._layers[0].norm)
         deep = _deep(chunks, hidden)
+        inputs = self._inputs_of([chunk.ids for chunk in chunks], hidden)
         for layer in self._layers if wanted else self._layers[: self._last_owner]:
-            normed = layer.finish(layer.mixer.prefill(normed), hidden, next(deep, ()))
+            normed = layer.finish(layer.mixer.prefill(normed), hidden, next(deep, ()), next(inputs))
             if after_layer is not None:
                 after_layer()
         if not wanted:
@@ -92,9 +97,18 @@ class LanguageModel:
         self._operations.begin(positions.to(self._device))
         hidden = self.embed(ids)
         normed = self._operations.norm(hidden, self._layers[0].norm)
+        inputs = self._inputs_of([ids], hidden)
         for layer in self._layers:
-            normed = layer.finish(layer.mixer.decode(normed), hidden)
+            normed = layer.finish(layer.mixer.decode(normed), hidden, inputs=next(inputs))
         return self.logits(normed)
+
+    def _inputs_of(self, ids: Sequence[Tensor | None], hidden: Tensor) -> Iterator[Tensor | None]:
+        """What each layer gets besides the residual stream, which is still the embeddings."""
+        if self._inputs is None:
+            return repeat(None)
+        found = [part for part in ids if part is not None]
+        assert len(found) == len(ids), "a model with per-layer inputs needs ids"
+        return iter(self._inputs.of(torch.cat(found).to(self._device), hidden).unbind(1))
 
     @torch.inference_mode()
     def fold(self, borders: Sequence[int], states: StateRows, targets: Sequence[int]) -> None:

@@ -64,9 +64,9 @@ class CpuOperations:
         routes = route(logits_NE, experts.config)
         return sum_by_expert(x_NH, routes, experts, self.silu_mul, alike=self.attentions[0].is_decoding)
 
-    def rotate_and_write(self, place: KvPlace, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
-        kv_heads = self._kv_heads[place.group]
-        turning = heads[:, :-kv_heads]
+    def rotate_and_write(self, place: KvPlace | None, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
+        kv_heads = 0 if place is None else self._kv_heads[place.group]
+        turning = heads[:, : heads.shape[1] - kv_heads]
         if norms is not None:
             parts = torch.split(turning, [turning.shape[1] - kv_heads, kv_heads], 1)
             for part, weight in zip(parts, norms, strict=True):
@@ -76,7 +76,8 @@ class CpuOperations:
             layer_kernels.rotate(heads, turning.shape[1], *rotation[:2])
         else:
             rotate(turning, rotation)
-        self.attentions[place.group].write(place.layer, heads[:, -2 * kv_heads :].flatten(1))
+        if place is not None:
+            self.attentions[place.group].write(place.layer, heads[:, -2 * kv_heads :].flatten(1))
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ def warm_up_prefill(model: Decoder, page_tokens: int) -> None:
     """Launch prefill on chunks of page -1, which belongs to no sequence."""
     for num_tokens in _CHUNKS:
         nowhere = torch.full((-(-num_tokens // page_tokens),), -1)
-        model.prefill([Chunk(model.embed(torch.zeros(num_tokens, dtype=torch.int64)), _positions(num_tokens), 0, nowhere)])
+        ids = torch.zeros(num_tokens, dtype=torch.int64)
+        model.prefill([Chunk(model.embed(ids), _positions(num_tokens), 0, nowhere, ids=ids)])
 
 
 def warm_up_towers(towers: Towers, config: ModelConfig) -> None:

@@ -178,6 +178,9 @@ def _distribution(source: Source, config: ModelConfig) -> tuple[float, float]:
         return scale - offset, 0.05 * scale
     if name.endswith((".A_log", ".dt_bias")):  # most heads remember some tens of tokens, as trained ones do
         return (-1.0, 1.5) if name.endswith(".A_log") else (-3.0, 1.0)
+    if name.endswith(("q_norm.weight", "k_norm.weight")) and (scale := config.language.heads.scale):
+        size = (source.shape[0] ** -0.5 / scale) ** 0.5  # scores are as large as with a scale of 1 / sqrt(head_dim)
+        return size - offset, 0.1 * size
     if offset:
         return 1.0 - offset, 0.1
     if len(source.shape) == 1:

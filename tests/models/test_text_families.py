@@ -89,7 +89,8 @@ def check(path: Path, reference: Any, num_steps: int = 20) -> ModelConfig:
     places = torch.arange(LENGTH).expand(3, -1)
     for row, length in enumerate(lengths):
         for start, end in ((0, 13), (13, 14), (14, 50), (50, length)):
-            hidden = lm.prefill([Chunk(lm.embed(ids[row, start:end]), places[:, start:end], start, tables[row])], [0])
+            part = ids[row, start:end]
+            hidden = lm.prefill([Chunk(lm.embed(part), places[:, start:end], start, tables[row], ids=part)], [0])
             close(lm.logits(hidden[0]), expected[row, start:end])
     for step in range(num_steps):
         at = [length + step for length in lengths]

@@ -11,21 +11,16 @@ from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from .. import no_media
 from ..family import CheckpointRecipe, made_recipes
 from ..fields import parse_attention, parse_dtype, parse_eos
-from ..text import checkpoint
+from ..text import checkpoint, gemma
 from ..text.ropes import parse_rope
 from ..text.windows import windows_by_pattern
 
 tensor_specs, build_towers, positions = checkpoint.tensor_specs, no_media.build_towers, no_media.positions
 image_item, video_item, audio_item = no_media.image_item, no_media.video_item, no_media.audio_item
 sample_frames, video_with_sound = no_media.sample_frames, no_media.video_with_sound
+canonical_name, checkpoint_name = gemma.canonical_name, gemma.checkpoint_name
 
-NORMS = {  # of the checkpoint, and those that stand in their places in other families
-    ".post_attention_layernorm.": ".post_self_attn_layernorm.",
-    ".pre_feedforward_layernorm.": ".post_attention_layernorm.",
-    ".post_feedforward_layernorm.": ".post_mlp_layernorm.",
-}
 _MAX_POSITIONS = 131072
-_ACTIVATION = "gelu_pytorch_tanh"
 
 
 def parse_config(files: CheckpointFiles) -> ModelConfig:
@@ -42,7 +37,7 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
 
 
 def _parse_text(config: JsonObject, max_context: int) -> LanguageConfig:
-    config.text("hidden_activation", "hidden_act", default=_ACTIVATION, choices=(_ACTIVATION,))
+    config.text("hidden_activation", "hidden_act", default=gemma.ACTIVATION, choices=(gemma.ACTIVATION,))
     if config.boolean("use_bidirectional_attention", default=False):
         raise config.error("use_bidirectional_attention", "is true; a decoder is expected, whose tokens see none behind them")
     if config.data.get("attn_logit_softcapping") is not None:
@@ -80,21 +75,6 @@ def _parse_ropes(config: JsonObject, head_dim: int, max_context: int) -> tuple[R
     local.text("rope_type", default="default", choices=("default",))
     old = config.number("rope_local_base_freq", default=1e4)  # as transformers 4 wrote it
     return RopeConfig(theta=local.number("rope_theta", default=old)), parse_rope(config, head_dim, max_context, 1e6)
-
-
-def canonical_name(name: str) -> str:
-    """See ``Family``."""
-    return _renamed(checkpoint.canonical_name(name), NORMS)
-
-
-def checkpoint_name(name: str) -> str:
-    """See ``Family``."""
-    return _renamed(checkpoint.checkpoint_name(name), {ours: theirs for theirs, ours in NORMS.items()})
-
-
-def _renamed(name: str, names: Mapping[str, str]) -> str:
-    """The name with the one part that is in ``names`` changed."""
-    return next((name.replace(part, other) for part, other in names.items() if part in name), name)
 
 
 def recipes() -> Mapping[str, CheckpointRecipe]:

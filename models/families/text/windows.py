@@ -42,9 +42,9 @@ def windows_by_layer(config: JsonObject, num_layers: int) -> list[int]:
     return [window if layer >= first else 0 for layer in range(num_layers)]
 
 
-def windows_by_pattern(config: JsonObject, num_layers: int, default_interval: int) -> list[int]:
+def windows_by_pattern(config: JsonObject, num_layers: int, default_interval: int, default_window: int = _DEFAULT) -> list[int]:
     """All layers but each ``sliding_window_pattern``-th have it, or those that ``layer_types`` names, as Gemma's."""
-    window = _window(config)
+    window = _window(config, default_window)
     interval = config.integer("sliding_window_pattern", default=default_interval)
     pattern = [_SLIDING if number % interval else _FULL for number in range(1, num_layers + 1)]
     kinds = _parse_kinds(config, num_layers, window) or pattern
@@ -63,9 +63,9 @@ def _parse_kinds(config: JsonObject, num_layers: int, window: int) -> list[str]:
     return kinds
 
 
-def _window(config: JsonObject) -> int:
+def _window(config: JsonObject, default: int = _DEFAULT) -> int:
     is_none = "sliding_window" in config.data and config.data["sliding_window"] is None
-    return 0 if is_none else config.integer("sliding_window", default=_DEFAULT)
+    return 0 if is_none else config.integer("sliding_window", default=default)
 
 
 def _layer_types(config: JsonObject, num_layers: int) -> list[str]:
