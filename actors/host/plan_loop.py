@@ -37,6 +37,7 @@ KEPT_RESULTS = 256
 NO_PAGES: DevicePages = MappingProxyType({})
 IDLE_S = 0.5
 IN_NO_TURN = FreeTurn()  # for plans that do not compute
+CEILING_UNITS = 4096  # tokens or patch rows, for which the longest time of a step is meant
 LEAST_UNITS = 256  # tokens or patch rows: a forward over fewer costs about as much
 
 Execute = Callable[[Plan], Result]
@@ -80,7 +81,7 @@ class PlanLoop:
         self._status.set_crashes(0)  # the controller knows the cause of their death
         worst_s = self._status.step_cost_ns / 1e9
         ceiling_s = actor.config.step_limit_s(actor.name)
-        self._limit = StepLimit(actor.config.supervisor.watchdog_s, ceiling_s, worst_s, LEAST_UNITS)
+        self._limit = StepLimit(actor.config.supervisor.watchdog_s, ceiling_s, worst_s, LEAST_UNITS, CEILING_UNITS)
         self._flight = PlanFlight(actor.flight)
         self._capture = PlanCapture(actor.run, actor.name, actor.config.memory.kv_page_tokens, device_pages)
 

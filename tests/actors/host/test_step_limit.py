@@ -19,6 +19,13 @@ def test_known_costs_are_multiplied_and_inherited() -> None:
     assert limit.limit_s(1_000_000) == 300.0 and limit.limit_s(0.01) == 1.0
 
 
+def test_a_large_step_may_take_longer_than_the_ceiling() -> None:
+    limit = StepLimit(30.0, 300.0, ceiling_units=4096)
+    assert (limit.limit_s(4096), limit.limit_s(3 * 4096)) == (300.0, 900.0)
+    limit.took(4096, 100.0)
+    assert (limit.limit_s(4096), limit.limit_s(2 * 4096)) == (300.0, 600.0)
+
+
 def test_a_small_step_that_took_long_says_nothing_about_large_ones() -> None:
     """One that was paused for a moment: a hang of a large step must still be found in this life."""
     limit = StepLimit(1.0, 300.0, least_units=256)
