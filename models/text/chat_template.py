@@ -52,7 +52,9 @@ class ChatTemplate:
         self.takes_tools = "tools" in names
         self.calls_are_known = not self.takes_tools or OPENING in source
         self.thinks, self.takes_thoughts = CLOSING in source, "reasoning_content" in source
-        self.takes_parts = self._shows_parts()
+        self._takes_strings = True
+        shows_parts, shows_strings = self._shows_parts(), _PROBE in self._shown(_PROBE)
+        self.takes_parts, self._takes_strings = shows_parts or not shows_strings, shows_strings or not shows_parts
 
     def tells_thoughts(self, tokenizer: Tokenizer) -> bool:
         """Return whether thoughts can be told from answers. Special tokens are left out of texts: where the mark is one, nothing shows
@@ -75,12 +77,15 @@ class ChatTemplate:
         options: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The prompt's text. A message's ``content`` is a string or a list of parts of ``type`` text, image, video or audio.
-        ``options``: values of some of ``self.options``. ``tools``: functions, in OpenAI's form, for a template that takes them.
+        """The prompt's text. A message's ``content`` is a string or a list of parts of ``type`` text, image, video or audio; a template
+        that shows lists alone, as SmolVLM2's and LLaVA's, gets one of a string. ``options``: values of some of ``self.options``.
+        ``tools``: functions, in OpenAI's form, for a template that takes them.
 
         Raises:
             TemplateRefusal: the template raised, fails on these messages, or takes too much time or memory for them.
         """
+        if not self._takes_strings:
+            messages = [_in_parts(message) for message in messages]
         try:
             return self._template.render(
                 **{name: value for name, value in (options or {}).items() if name in self.options},
@@ -96,11 +101,11 @@ class ChatTemplate:
             raise TemplateRefusal(f"the model's chat template fails on the messages: {type(error).__name__}") from error
 
     def _shows_parts(self) -> bool:
-        """True if ``content`` may be a list. Templates for text alone show a string, but print a list as it is, omit it or fail."""
+        """True if a list is shown as ``content``. Templates for text alone print it as it is, omit it or fail."""
         parts = [{"type": "text", "text": _PROBE}]
         shown = self._shown(parts)
         as_it_is = repr(parts) in shown or json.dumps(parts) in shown
-        return (_PROBE in shown and not as_it_is) or _PROBE not in self._shown(_PROBE)
+        return _PROBE in shown and not as_it_is
 
     def _shown(self, content: str | list[dict[str, str]]) -> str:
         try:
@@ -109,6 +114,11 @@ class ChatTemplate:
             if isinstance(error.__cause__, TemplateLimit):
                 raise CheckpointError(f"the chat template cannot be used: {error.__cause__}") from error
             return ""
+
+
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _raise_exception(message: str) -> NoReturn:

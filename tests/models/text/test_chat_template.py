@@ -63,6 +63,21 @@ def test_offers_what_transformers_offers(checkpoint: Path, source: str) -> None:
     assert ChatTemplate(source, {"eos_token": "<|im_end|>"}).render(MESSAGES) == expected
 
 
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "{% for p in m['content'] %}{% if p['type'] == 'text' %}{{ p['text'] }}{% else %}<image>{% endif %}{% endfor %}",
+        "{% for p in m['content'] | selectattr('type', 'equalto', 'text') %}{{ p['text'] }}{% endfor %}",
+        "{{ m['content'][0]['text'] }}",
+    ],
+)
+def test_a_template_that_shows_lists_alone_gets_them(shown: str) -> None:
+    """As those of SmolVLM2 and LLaVA, which would show nothing of a string."""
+    template = ChatTemplate("{% for m in messages %}{{ m['role'] }}: " + shown + "|{% endfor %}")
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}]
+    assert template.takes_parts and template.render(messages) == "user: hi|assistant: |"
+
+
 def test_a_refusal_gives_the_template_s_reason() -> None:
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(TemplateRefusal, match="roles must alternate"):
