@@ -29,6 +29,7 @@ class Tokenizer:
 
     ``token_bytes[id]`` is what a token adds to the decoded bytes, empty for special tokens; ``eos_ids`` end a generation;
     ``control_ids`` maps the text of every control token to its id; ``special_tokens`` are the named ones that chat templates use.
+    ``opening_ids``: the ``bos_token``, if the file puts it in front of any text; else none.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class Tokenizer:
         self._longest_token_chars = max((len(token) for token in backend.get_vocab()), default=1)
         self.control_words = ControlWords.of(self.control_ids)
         self._literal_ids = self._encode_literally()
+        put_around, bos = backend.encode("").ids, self.special_tokens.get("bos_token")
+        self.opening_ids = put_around[:1] if bos is not None and put_around[:1] == [backend.token_to_id(bos)] else []
 
     @classmethod
     def load(cls, path: Path, control_ids: Collection[int] = (), eos_ids: Collection[int] = ()) -> "Tokenizer":

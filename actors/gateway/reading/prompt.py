@@ -60,6 +60,8 @@ class PromptBuilder:
         self._vocab_size = model.language.vocab_size
         self._eos_ids = model.eos_token_ids
         self._max_context = max_context
+        # transformers' processors put it there where the template does not, its tokenizers never
+        self._opening = tokenizer.opening_ids if model.media_kinds else []
 
     def build(self, request: ChatRequest | TextRequest) -> Prompt:
         """Build the token ids of the prompt and, for a guidance scale other than 1, of its companion (CF2, CF5).
@@ -187,6 +189,8 @@ class PromptBuilder:
         if use.continues and (rendered := guard.up_to_mark(rendered) or "") == "":
             raise RequestError("continue_final_message: the model's chat template leaves out the last message", param=None)
         ids = guard.encode(rendered + use.begins_answer)
+        if ids[:1] != self._opening:
+            ids = [*self._opening, *ids]
         self._check_length(len(ids), field)
         self._check_placeholders(ids, conversation)
         return self._fence_sound_tracks(ids, conversation)

@@ -4,6 +4,7 @@ import copy
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,6 +65,22 @@ def test_a_text_begins_as_the_tokenizer_says_unless_the_client_does_it(
     body = {"model": "tiny", "prompt": "Hello", **({} if adds is None else {"add_special_tokens": adds})}
     prompt = prompts.build(read_text(json.dumps(body).encode(), LIMITS))
     assert prompt.ids == [*([] if adds is False else [begin]), *tokenizer.encode("Hello")]
+
+
+@pytest.mark.parametrize("written", ["", "{{ bos_token }}"])
+def test_a_conversation_begins_as_the_tokenizer_says(tokenizer: Tokenizer, model: ModelConfig, written: str) -> None:
+    """LLaVA's templates leave the first token to transformers' processor, which asks the tokenizer; text models have no processor."""
+    backend = copy.deepcopy(tokenizer._backend)
+    begin = backend.token_to_id("<|im_end|>")
+    backend.post_processor = TemplateProcessing(single="<|im_end|> $A", special_tokens=[("<|im_end|>", begin)])
+    named = {"bos_token": "<|im_end|>"}
+    template = ChatTemplate(written + "{{ messages[0].content }}", named)
+    text_model = msgspec.structs.replace(model, vision_rules=None, audio_rules=None)
+    for its, opens in ((model, True), (text_model, bool(written))):
+        prompt = build(
+            PromptBuilder(Tokenizer(backend, special_tokens=named), template, its, 2048), [{"role": "user", "content": "Hi"}]
+        )
+        assert prompt.ids == [*([begin] if opens else []), *tokenizer.encode("Hi")]
 
 
 def test_a_conversation_with_media(prompts: PromptBuilder, tokenizer: Tokenizer) -> None:
