@@ -140,6 +140,16 @@ def test_the_published_shape(sized: Callable[[str, str], int], path: Path, tmp_p
 NAMES = {"glm4v": "glm4v", "glm46v": "glm46v", "glm_ocr": "glm46v"}  # of the modules of processors
 
 
+def test_the_processor_says_how_videos_are_seen(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
+    """GLM-4.6V-Flash's files call it glm4v, and name GLM-4.6V's processor."""
+    published = Path(shutil.copytree(checkpoints("glm46v"), tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")))
+    expected, config = load_model_config(published), json.loads((published / "config.json").read_text())
+    (published / "config.json").write_text(json.dumps({**config, "model_type": "glm4v"}))
+    assert load_model_config(published) == expected
+    (published / "video_preprocessor_config.json").unlink()
+    assert load_model_config(published).family == "glm4v"
+
+
 def with_rules(config: ModelConfig, **rules: float) -> ModelConfig:
     assert config.vision_rules is not None
     return replace(config, vision_rules=replace(config.vision_rules, **rules))

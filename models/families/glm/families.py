@@ -32,7 +32,8 @@ _NAMES = {
 class GlmFamily:
     """A ``Family``. ``parse_heads`` reads the decoder's attention, ``parse_tower`` gets the tower's fields and the decoder's width;
     ``placeholder``: the id of a picture's tokens, where the file does not say, and ``opening``: the one before them.
-    ``parse_rules``, ``sample_frames``: of videos; ``behind_times``: the text behind the seconds of a frame."""
+    ``parse_rules``, ``sample_frames``: of videos; ``behind_times``: the text behind the seconds of a frame. ``others``: families that
+    a checkpoint belongs to whose files name this processor of videos."""
 
     def __init__(
         self,
@@ -44,14 +45,18 @@ class GlmFamily:
         parse_rules: Callable[[CheckpointFiles, VisionConfig], VisionRules] = clips.parse_rules,
         sample_frames: Callable[[ModelConfig, int, float], NDArray[np.int64]] = clips.sample_frames,
         behind_times: Sequence[str] = (SECONDS,),
+        others: "Mapping[str, GlmFamily] | None" = None,
     ) -> None:
         self._name, self._placeholder, self._opening = name, placeholder, opening
         self._parse_heads, self._parse_tower = parse_heads, parse_tower
-        self._parse_rules, self._behind_times = parse_rules, behind_times
+        self._parse_rules, self._behind_times, self._others = parse_rules, behind_times, others or {}
         self.sample_frames = sample_frames
 
     def parse_config(self, files: CheckpointFiles) -> ModelConfig:
         """Map config.json. Raises CheckpointError."""
+        _, video, _ = fields.processors(files, video_falls_back=False)
+        if (other := self._others.get(video.text("video_processor_type", default=""))) is not None:
+            return other.parse_config(files)
         config = files.required("config.json")
         return replace(
             seeing.parse_config(files, self._name, self._parse_text, self._parse_tower, self._parse_rules, self._placeholder),
@@ -140,5 +145,8 @@ def _parse_tower(vision: JsonObject, hidden_size: int, inner: int, *, has_biases
 
 
 GLM_OCR = GlmFamily("glm_ocr", _parse_ocr_heads, _parse_ocr_tower, 59280, 59256)
-GLM4V = GlmFamily("glm4v", _parse_4v_heads, _parse_4v_tower, 151343, 151339, clips.parse_even_rules, clips.sample_evenly, ())
 GLM46V = GlmFamily("glm46v", _parse_4v_heads, _parse_4v_tower, 151343, 151339)
+GLM4V = GlmFamily(
+    *("glm4v", _parse_4v_heads, _parse_4v_tower, 151343, 151339, clips.parse_even_rules, clips.sample_evenly, ()),
+    others={"Glm46VVideoProcessor": GLM46V},  # as GLM-4.6V-Flash has it
+)
