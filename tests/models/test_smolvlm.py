@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -21,9 +22,11 @@ from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError, UnsupportedMediaError
 from mmrt.models.families import smolvlm
 from mmrt.models.families.item_check import fault_of
+from mmrt.models.families.smolvlm.tags import read_tile_tokens
 from mmrt.models.families.smolvlm.towers import table_rows
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.lm.warm_up import warm_up_towers
+from mmrt.models.text.tokenizer_trial import QWEN_SPLIT
 from mmrt.models.towers.interface import TowerInput
 from mmrt.schema.media import MediaOptions
 from mmrt.tests.models.conftest import Loaded
@@ -231,6 +234,30 @@ def test_a_tokenizer_that_is_missing_or_another_is_refused(path: Path, tmp_path:
     (made / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match="tokenizer.json: No such file or directory; tiles of pictures have tags"):
         load_model_config(made)
+
+
+@pytest.mark.parametrize("kind", ["as made", "gpt-2", "llama 3"])
+def test_tags_without_tokens_of_their_own_are_text(path: Path, tmp_path: Path, kind: str) -> None:
+    """As in Idefics3-8B and the first SmolVLM."""
+    content = json.loads((path / "tokenizer.json").read_text())
+    content["added_tokens"] = [token for token in content["added_tokens"] if not token["content"].startswith(("<row", "<global"))]
+    bytes_alone = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    if kind == "gpt-2":
+        digits = {"type": "Digits", "individual_digits": True}
+        content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, {**bytes_alone, "use_regex": True}]}
+    elif kind == "llama 3":
+        expression = QWEN_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+        split = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+        content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, bytes_alone]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    theirs, found = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")), read_tile_tokens(tmp_path, 4)
+    tags = {"<global-img>": found.whole, "<row_1_col_4>": found.places[0][3], "<row_3_col_2>": found.places[2][1]}
+    for tag, ids in tags.items():
+        assert theirs.encode(f"<fake_token_around_image>{tag}<image>").ids[1:-1] == [*ids] and len(ids) > 1
+    content["pre_tokenizer"] = bytes_alone
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="has no '<global-img>'"):
+        read_tile_tokens(tmp_path, 4)
 
 
 def test_other_media_are_refused(config: ModelConfig) -> None:

@@ -67,7 +67,9 @@ def piece_ids(model: _Model, pieces: Sequence[str]) -> list[tuple[int, ...]]:
     fields = {f"piece_{number}": piece for number, piece in enumerate(pieces)}
     known = msgspec.defstruct("Known", [(field, int, -1) for field in fields], rename=fields)
     whole = msgspec.structs.astuple(msgspec.json.decode(model.vocab, type=known))
-    return [(id,) for id in whole] if min(whole) >= 0 else _merged_ids(model, pieces)
+    lacking = [piece for piece, id in zip(pieces, whole, strict=True) if id < 0]
+    merged = iter(_merged_ids(model, lacking) if lacking else ())
+    return [(id,) if id >= 0 else next(merged) for id in whole]
 
 
 def _digits_at_once(file: Path, tokenizer: Tokenizer) -> int:
