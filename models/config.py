@@ -14,6 +14,7 @@ from .architecture import (
     MAX_REPETITION_PENALTY,
     MAX_TEMPERATURE,
     MIN_REPETITION_PENALTY,
+    AttentionConfig,
     KvDType,
     ModelConfig,
     SamplingDefaults,
@@ -29,6 +30,7 @@ from .state_layout import GRID, state_layout
 DEFAULT_MAX_CONTEXT = 32768
 TIME_ID = "an id in the text of times"
 ITEM_TEXT_ID = "an id in the text of media"
+GPU_HEADS = (16, 32, 64, 128, 256)  # values, as paged attention on a GPU has kernels for
 NULL_TYPE = "mmrt_null"  # for benches; not documented for users
 
 
@@ -100,7 +102,22 @@ def facts_of(config: ModelConfig, kv_page_tokens: int, kv_transfer_dtype: Transf
         state_bytes=states.base_bytes if states is not None else 0,
         log_bytes=states.log_bytes if states is not None else 0,
         state_grid=GRID if states is not None else 0,
+        gpu_fault=gpu_fault(config),
     )
+
+
+def gpu_fault(config: ModelConfig) -> str:
+    """What a model has that no kernel for a GPU computes; "" for one that runs there."""
+    mixers = {layer.mixer for layer in config.language.layers if isinstance(layer.mixer, AttentionConfig)}
+    if windows := {mixer.window for mixer in mixers if mixer.window}:
+        return f"layers that attend to a window ({max(windows)} tokens)"
+    if any(mixer.scale for mixer in mixers):
+        return "a scale of scores of its own"
+    if any(mixer.owner >= 0 for mixer in mixers):
+        return "layers that share keys and values"
+    if sizes := {mixer.head_dim for mixer in mixers} - {*GPU_HEADS}:
+        return f"heads of {max(sizes)} values, not {', '.join(map(str, GPU_HEADS))}"
+    return ""
 
 
 def _sampling_defaults(files: CheckpointFiles) -> SamplingDefaults:

@@ -7,7 +7,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """A model's memory needs: bytes of a KV page, of an embedding row, of the longest patch or mel row, of a prompt token in
     prefill, of a row's logits, of the weights, and of a KV page that is packed, or 0 where none are; tokens of context; and
     whether it takes media. Of a model with recurrent states: bytes of one, and of a log; and the tokens between two of a sequence that
-    are kept, 0 without any. Of one with experts: bytes that these take in a step on a GPU, else 0."""
+    are kept, 0 without any. Of one with experts: bytes that these take in a step on a GPU, else 0. And what of it no kernel for a GPU
+    computes, or ""."""
 
     kv_page_bytes: int
     embedding_row_bytes: int
@@ -22,6 +23,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     log_bytes: int = 0
     state_grid: int = 0
     step_bytes: int = 0
+    gpu_fault: str = ""
 
     @property
     def kv_room_bytes(self) -> int:

@@ -91,6 +91,8 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
     memory = config.memory
     page, mebibyte = memory.kv_page_tokens, 1 << 20
     num_rows = memory.max_sequences or (CUDA_SEQUENCES if config.model.on_cuda else CPU_SEQUENCES)
+    if config.model.on_cuda and facts.gpu_fault:
+        raise ConfigError(f"model.device is {config.model.device!r}, but the model has {facts.gpu_fault}: it runs on a CPU only")
     if facts.state_grid:
         _check_states(config, facts.state_grid)
     if isinstance(room, DeviceRoom):

@@ -13,7 +13,7 @@ import torch
 from mmrt.actors import memory
 from mmrt.actors.host.actor import Ending
 from mmrt.actors.host.shared_tensors import WEIGHTS_SEGMENT, SharedTensors
-from mmrt.models.config import load_model_config
+from mmrt.models.config import gpu_fault, load_model_config
 from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.config.sections import MemorySection, ModelSection
 from mmrt.runtime.errors import ConfigError, UserError
@@ -94,6 +94,28 @@ def test_what_a_killed_predecessor_left_is_made_anew(
     builder = Builder(run, checkpoint)
     build(builder)
     check(run, builder)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"window": 48}, r"a window \(48 tokens\): it runs on a CPU only"),
+        ({"scale": 1.0}, "a scale of scores"),
+        ({"owner": 0}, "share keys and values"),
+        ({"head_dim": 96}, "heads of 96 values, not 16, 32"),
+    ],
+)
+def test_a_model_without_kernels_for_a_gpu_is_refused_there(
+    run: RunDirectory, checkpoint: Path, change: dict[str, float], said: str
+) -> None:
+    builder = Builder(run, checkpoint, msgspec.structs.replace(SMALL, model=ModelSection(device="cuda:0")))
+    assert gpu_fault(builder.model) == ""
+    first, last = builder.model.language.layers[0], builder.model.language.layers[-1]
+    changed = msgspec.structs.replace(last, mixer=msgspec.structs.replace(last.mixer, **change))
+    language = msgspec.structs.replace(builder.model.language, layers=(first, changed))
+    builder.model = msgspec.structs.replace(builder.model, language=language)
+    with pytest.raises(ConfigError, match=f"model.device is 'cuda:0', but the model has .*{said}"):
+        build(builder)
 
 
 def test_without_room_it_says_what_is_needed(run: RunDirectory, checkpoint: Path) -> None:

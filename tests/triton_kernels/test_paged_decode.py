@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmrt.models.config import GPU_HEADS
 from mmrt.tests.settings import examples
 from mmrt.tests.triton_kernels.paged_cache import LAYER, NUM_LAYERS, TOLERANCES, cpu_attention, fill, make_cache, make_tables, poisoned
 from mmrt.triton_kernels.paged_decode import DecodeWorkspace, paged_decode, paged_decode_reference, plan_decode
@@ -291,3 +292,7 @@ def test_in_a_graph_and_without_compiling_again() -> None:
         graph.replay()
         expected = paged_decode_reference(q, kv, table, lengths)
         torch.testing.assert_close(out.float(), expected, rtol=0, atol=TOLERANCES[torch.bfloat16])
+
+
+def test_models_with_other_heads_are_refused_before_they_are_loaded() -> None:
+    assert GPU_HEADS == HEAD_DIMS
