@@ -25,8 +25,9 @@ class CheckpointRecipe(NamedTuple):
     """The files that ``mmrt model make`` writes besides random weights, for one shape of a family.
 
     ``special_tokens`` and ``plain_tokens`` are added to the vocabulary in this order, as its last; ``token_names`` are their names in
-    tokenizer_config.json, and ``end`` is the one that it says ends a text. ``files`` makes the JSON files, including config.json, from
-    the ids of the added tokens. ``are_stacked``: the experts of a layer are together in a tensor, since transformers reads no others.
+    tokenizer_config.json, which says that the first pads texts and ``end`` ends them. ``files`` makes the JSON files, including
+    config.json, from the ids of the added tokens. ``are_stacked``: the experts of a layer are together in a tensor, since transformers
+    reads no others.
     """
 
     vocab_size: int

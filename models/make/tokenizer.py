@@ -51,7 +51,7 @@ def write_tokenizer(out: Path, recipe: CheckpointRecipe, corpus: Sequence[str] |
         "add_prefix_space": False,
         "bos_token": None,
         "eos_token": recipe.end,
-        "pad_token": "<|endoftext|>",
+        "pad_token": recipe.special_tokens[0],
         "unk_token": None,
         "extra_special_tokens": dict(recipe.token_names),
         "added_tokens_decoder": {
