@@ -255,13 +255,16 @@ class PromptBuilder:
             said["tool_call_id"] = guard.hide_within(message.call_id)
         if isinstance(message.content, str):
             return {**said, "content": next(hidden)}
-        parts: list[dict[str, str]] = [
-            {"type": part.kind} if isinstance(part, MediaPart) else {"type": "text", "text": next(hidden)} for part in message.content
-        ]
+        parts = [_media(part) if isinstance(part, MediaPart) else {"type": "text", "text": next(hidden)} for part in message.content]
         is_text = all(part["type"] == "text" for part in parts)
         if is_text and (message.role == "tool" or not self._template.takes_parts):
             return {**said, "content": "\n".join(part["text"] for part in parts)}
         return {**said, "content": parts}
+
+
+def _media(part: MediaPart) -> dict[str, str]:
+    """Convert it for the template, which may look at its type or, as Qwen2-Audio's, for a field of its name."""
+    return {"type": part.kind, part.kind: ""}
 
 
 def _for_template(call: Call, guard: PromptGuard) -> dict[str, Any]:

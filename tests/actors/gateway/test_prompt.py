@@ -20,6 +20,7 @@ from mmrt.runtime.errors import RequestError
 from mmrt.tests.settings import examples
 
 LIMITS = Limits(model_name="tiny", kinds=("image", "video", "audio"), max_context=2048, vision_rules=VisionRules())
+TEXT = {"type": "text", "text": "Hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 VIDEO = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
 
@@ -93,6 +94,13 @@ def test_a_conversation_with_media(prompts: PromptBuilder, tokenizer: Tokenizer)
         "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\n<|video_pad|>and<|image_pad|><|im_end|>\n<|im_start|>assistant\n"
     )
     assert prompt.companion_ids is None
+
+
+@pytest.mark.parametrize("test", ["part.type == 'image'", "'image' in part or 'image_url' in part"])
+def test_templates_know_media_by_type_or_field(tokenizer: Tokenizer, model: ModelConfig, test: str) -> None:
+    source = "{% for part in messages[0].content %}{% if " + test + " %}<|image_pad|>{% else %}{{ part.text }}{% endif %}{% endfor %}"
+    prompt = build(PromptBuilder(tokenizer, ChatTemplate(source), model, 2048), [{"role": "user", "content": [TEXT, IMAGE]}])
+    assert prompt.ids == [*tokenizer.encode("Hi"), model.image_token_id]
 
 
 def test_sound_tracks_are_opened_and_closed(prompts: PromptBuilder, tokenizer: Tokenizer) -> None:
