@@ -56,7 +56,9 @@ def _fault_of_segment(config: ModelConfig, segment: SegmentShape, texts: set[int
         # of a segment with details the family knows how many
         num_tokens = segment.num_tokens if segment.details else num_rows // vision.merge_size**2 + num_text
         expected = (num_rows, vision.row_bytes, num_tokens)
-        is_grid = not (h % vision.merge_size or w % vision.merge_size) and _are_views(vision, segment)
+        side = vision.tile // vision.patch_size  # all that a tower for tiles takes
+        is_size = (h, w) == (side, side) if side else not (h % vision.merge_size or w % vision.merge_size)
+        is_grid = is_size and _are_views(vision, segment)
     found = (segment.num_rows, segment.row_bytes, segment.num_tokens)
     if not is_grid or found != expected or segment.num_tokens < 1:
         return f"{found[0]} rows of {found[1]} bytes and {found[2]} tokens in a grid of {segment.grid}, of {len(segment.views)} views"

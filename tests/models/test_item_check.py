@@ -58,6 +58,18 @@ def test_a_picture_in_views_with_text_in_it(checkpoints: Callable[[str], Path]) 
         assert fault_of(config, "image", told).startswith("segment 1 has "), name
 
 
+@pytest.mark.parametrize("family", ["smolvlm", "llava", "llava_next"])
+def test_a_tile_of_another_size(checkpoints: Callable[[str], Path], family: str) -> None:
+    """Its rows are as many as its grid says, and the tower takes whole tiles alone."""
+    config = load_model_config(checkpoints(family))
+    assert config.vision_rules is not None
+    assert fault_of(config, "image", family_of(config).image_item(config, 90, 120)) == ""
+    side, row_bytes = config.vision_rules.merge_size, config.vision_rules.row_bytes
+    segment = SegmentShape("image", (1, side, side), side**2, row_bytes, 1)
+    told = fault_of(config, "image", ItemShape("image", segment.grid, 1, [segment]))
+    assert told.startswith(f"segment 0 has {side**2} rows")
+
+
 def lies(config: ModelConfig, item: ItemShape, number: int) -> dict[str, ItemShape]:
     """The same item, each time with one untruth; of its segments, in one of this number."""
     (t, h, w), segment = item.grid, item.segments[number]
