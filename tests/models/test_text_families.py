@@ -239,6 +239,11 @@ def test_made_checkpoints_have_the_tensors_of_transformers(tmp_path: Path, famil
     assert num_values / 2 < weight_bytes(replace(config, weights="int4")) < in_int8
 
 
+@pytest.mark.parametrize(("size", "billions"), [("9b", 9.40), ("32b", 32.57)])
+def test_glm_4_has_its_published_size(sized: Callable[[str, str], int], size: str, billions: float) -> None:
+    assert sized("glm4", size) / 1e9 == pytest.approx(billions, abs=0.01)
+
+
 def test_greedy_tokens_equal_those_of_generate(tmp_path: Path) -> None:
     for family in TEXT_FAMILIES:
         reference = save(tmp_path / family, family)

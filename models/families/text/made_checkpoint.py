@@ -139,7 +139,7 @@ _SHAPES = {  # of the published models: hidden size, that of the feed-forward, l
     "glm4": {
         "tiny": _tiny_glm(False),
         "9b": _glm(32768, False, 1e-5, 4096, 13696, 40, 32, 2),
-        "32b": _glm(32768, False, 1e-5, 6144, 23040, 61, 48, 8),
+        "32b": _glm(32768, False, 1e-5, 6144, 23040, 61, 48, 2),
     },
     "qwen2": {
         "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, context=8192, theta=1e6), "tie_word_embeddings": True}),
