@@ -251,9 +251,8 @@ class ActorStatus:
         """Use ``ActorTable.writer``."""
         self._words = words = own[:_ROW_WORDS].data.cast("B").cast("Q")
         mutex = own[_COMPUTES:].view(np.uint8)
-        if own[_COMPUTES] & HOLDER:  # nobody lives who could: the kernel could not clear it, as where the dead one's memory went first
-            mutex[:] = 0
-            make_mutex(mutex)
+        mutex[:] = 0  # a process that was taken over can have written any; and Linux clears none where its memory went first
+        make_mutex(mutex)
         self._computing = RobustMutex(mutex)
         self._generation = generation
         words[_STATE] = 0

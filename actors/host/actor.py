@@ -313,6 +313,7 @@ class Actor:
 
         One that is confined cannot: ``memory``, whose end nobody waits for, stays until that one has ended.
         """
+        self.turn.rest()  # whoever comes next makes the word anew that says so
         if self.status is not None:
             self.status.set_state(ActorState.STOPPING)
         if self._flight is not None:

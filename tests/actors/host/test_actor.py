@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from mmrt.actors.host.actor import Actor
+from mmrt.actors.host.cores import SharedCores
+from mmrt.actors.host.free_turn import FreeTurn
 from mmrt.runtime.bus.transport import ActorSocket
 from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.process.notify import Notifier
@@ -73,11 +75,26 @@ def test_one_that_is_confined_removes_nothing(tmp_path: Path) -> None:
         actor._listening.socket.close()
 
 
+def test_one_that_ends_in_the_midst_of_work_computes_no_more(tmp_path: Path) -> None:
+    """Before another may take over: its role lock is what this one releases."""
+    with RunDirectory.create(tmp_path / "run", {}) as run:
+        table = ActorTable.create(run, ["video", "decode"])
+        actor, look, seen = bare_actor(run, 1), table.lookout(["video"]), list[int]()
+        status = actor.status = table.writer("video", 1)
+        actor.turn = SharedCores(actor.config, actor.name, table, 2, status.set_computing, torch_too=False)
+        actor._flight, actor._bus, actor._terminated, actor.is_confined = None, None, False, True
+        actor.role = SimpleNamespace(release=lambda: seen.append(look()))  # type: ignore[assignment]
+        actor.turn.work()
+        assert look() == 1
+        actor.close()
+        assert seen == [0]
+
+
 def bare_actor(run: RunDirectory, generation: int) -> Actor:
     """As much of one as takes over the words of its predecessor, without a supervisor."""
     actor = Actor.__new__(Actor)
     actor.name, actor.run, actor.config = InstanceId("video"), run, RuntimeConfig()
     actor.lifeline = SimpleNamespace(fd=None)  # type: ignore[assignment]
     actor.generation, actor.is_confined, actor.session = generation, False, None
-    actor.notifier = Notifier(None, "video", generation)
+    actor.notifier, actor.turn = Notifier(None, "video", generation), FreeTurn()
     return actor
