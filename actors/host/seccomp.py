@@ -61,12 +61,12 @@ _CUDA_NEEDS = {  # its driver listens on an abstract socket of its own, or does 
     "bind": 49, "listen": 50, "mlock": 149, "munlock": 150, "sched_setaffinity": 203, "mbind": 237, "set_mempolicy": 238,
     "memfd_create": 319,
 }  # fmt: skip
-_NETWORK_NEEDS = {  # to connect and to look up names; pairs of sockets wake a loop, and Landlock's calls take rights away alone
-    "connect": 42, "sendmsg": 46, "bind": 49, "socketpair": 53, "sendmmsg": 307, "landlock_create_ruleset": 444,
-    "landlock_add_rule": 445, "landlock_restrict_self": 446,
+_NETWORK_NEEDS = {  # to connect and to look up names; Landlock's calls take rights away alone
+    "connect": 42, "sendmsg": 46, "bind": 49, "sendmmsg": 307, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
+    "landlock_restrict_self": 446,
 }  # fmt: skip
 _FAMILIES = {"AF_INET": 2, "AF_INET6": 10, "AF_NETLINK": 16}  # the last tells getaddrinfo which addresses this machine has
-_MMAP, _SOCKET, _SENDTO, _CLONE, _CLONE3, _KILL, _TGKILL = 9, 41, 44, 56, 435, 62, 234
+_MMAP, _SOCKET, _SENDTO, _SOCKETPAIR, _CLONE, _CLONE3, _KILL, _TGKILL = 9, 41, 44, 53, 56, 435, 62, 234
 _SCHED_SETSCHEDULER, _PRLIMIT, _SECCOMP = 144, 302, 317
 _FCNTL, _IOCTL = 72, 16
 _DEADLY_COMMANDS = {  # by number and argument
@@ -89,6 +89,7 @@ _COMMANDS = {  # the only ones, by number; the driver of GPUs has others
     },
 }  # fmt: skip
 _AF_UNIX = 1
+_NOT_STREAMS = 0xE  # bits of a socket's type: those of a stream (1) are none of them
 _SCHED_OTHER = 0
 _CLONE_THREAD = 0x10000
 _SHARED_AND_ANONYMOUS = 0x21  # of mmap
@@ -135,6 +136,7 @@ def _program(pid: int, cuda: bool = False, network: bool = False) -> Iterator[_L
         yield from _by_command(_SOCKET, 0, list(_FAMILIES.values()), _PERMIT, _REFUSE)
         for number in (*_NETWORK_NEEDS.values(), _SENDTO):
             yield from _answer(number, _PERMIT)
+        yield from _if_any(_SOCKETPAIR, 1, _NOT_STREAMS, _REFUSE)  # streams wake a loop; others reach any unix socket
     yield from _unless(_CLONE, 0, _JUMP_BITS, _CLONE_THREAD, _REFUSE)
     for number in (_KILL, _TGKILL):
         yield from _unless(number, 0, _JUMP_EQUAL, pid, _END)
@@ -167,6 +169,15 @@ def _unless(number: int, argument: int, test: int, value: int, answer: _Line) ->
     yield _JUMP_EQUAL, number, 0, 4
     yield _LOAD, _ARGUMENTS_AT + argument * _ARGUMENT_BYTES, 0, 0
     yield test, value, 1, 0
+    yield answer
+    yield _PERMIT
+
+
+def _if_any(number: int, argument: int, bits: int, answer: _Line) -> Iterator[_Line]:
+    """Answer ``number`` so if this argument, counted from 0, has any of these bits."""
+    yield _JUMP_EQUAL, number, 0, 4
+    yield _LOAD, _ARGUMENTS_AT + argument * _ARGUMENT_BYTES, 0, 0
+    yield _JUMP_BITS, bits, 0, 1
     yield answer
     yield _PERMIT
 

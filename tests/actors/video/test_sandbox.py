@@ -143,11 +143,13 @@ def test_every_system_call_kills_but_those_that_are_needed_or_tried() -> None:
 
 def test_a_process_that_fetches_has_the_network_besides() -> None:
     answers = {number: answer(number, network=True) for number in range(seccomp._FIRST_UNKNOWN)}
-    more = {*seccomp._NETWORK_NEEDS.values(), seccomp._SENDTO}
+    more = {*seccomp._NETWORK_NEEDS.values(), seccomp._SENDTO, seccomp._SOCKETPAIR}
     assert {number for number in answers if answers[number] == "done"} == {n for n in answers if answer(n) == "done"} | more
     assert {answers[number] for number in (57, 59, 101, 424)} == {"EPERM"}  # fork, execve, ptrace, pidfd_send_signal
     families = {family: answer(41, family, network=True) for family in (1, 2, 10, 16, 17, 40)}
     assert families == {1: "EPERM", 2: "done", 10: "done", 16: "done", 17: "EPERM", 40: "EPERM"}
+    pairs = [answer(53, 1, kind | 0x80800, network=True) for kind in range(1, 6)]  # SOCK_CLOEXEC, SOCK_NONBLOCK
+    assert pairs == ["done", *["EPERM"] * 4], "of streams alone: any other can send to a socket that has a name"
     assert (answer(62, 1, 9, network=True), answer(16, 0, 0x5412, network=True)) == ("SIGSYS", "SIGSYS")
 
 

@@ -281,6 +281,7 @@ print(
     attempt(lambda: socket.socket(socket.AF_UNIX)), attempt(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)),
     attempt(lambda: socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)), attempt(os.fork),
     attempt(lambda: os.memfd_create("x")), attempt(lambda: os.posix_spawn("/bin/true", ["true"], {})),
+    attempt(lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b"READY=1", str(place / "notify"))),
 )
 print(*(attempt(lambda: resource.setrlimit(kind, (1 << 40, 1 << 40))) for kind in range(5)))
 """
@@ -290,7 +291,8 @@ def test_it_reads_what_it_is_allowed_and_needs_alone(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     for name in ("root/file", "secret"):
         (tmp_path / name).write_text(name)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind(str(tmp_path / "notify"))
         arguments = [str(tmp_path), str(listener.getsockname()[1])]
         done = subprocess.run([sys.executable, "-c", CONFINED, *arguments], capture_output=True, text=True, timeout=60)
     if "does not restrict files" in done.stderr:
