@@ -43,13 +43,17 @@ class CaptureSpool:
         self._append(_DONE, memoryview(_WORD.pack(number)))
 
     def _append(self, word: int, data: memoryview) -> None:
-        start = self._end if os.fstat(self._fd).st_size >= self._end else 0
+        start = self._end if self._is_whole() else 0
         at, left = start + _WORD.size, data
         while left:
             num_bytes = os.pwrite(self._fd, left, at)
             at, left = at + num_bytes, left[num_bytes:]
         os.pwrite(self._fd, _WORD.pack(word), start)
         self._end = at
+
+    def _is_whole(self) -> bool:
+        """Return whether nobody has emptied the file. One that was emptied while a record was written begins with zeros."""
+        return os.fstat(self._fd).st_size >= self._end and any(os.pread(self._fd, _WORD.size, 0))
 
 
 def empty_spool(run: Path, actor: str) -> None:

@@ -231,6 +231,23 @@ def test_a_spool_that_is_half_written_or_lies_gives_what_is_whole_and_its_own(ca
     assert take_out(tmp_path, "prefill", taken) == []
 
 
+def test_a_spool_that_is_emptied_while_a_record_is_written_takes_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An order in the place of another: its end must not be missed behind what is lost."""
+    (tmp_path / "notes").mkdir()
+    spool, write = CaptureSpool(tmp_path, "prefill"), os.pwrite
+    spool.finish(1)
+
+    def emptied(fd: int, data: bytes, at: int) -> int:
+        monkeypatch.undo()
+        empty_spool(tmp_path, "prefill")
+        return write(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", emptied)
+    spool.finish(2)
+    spool.finish(3)
+    assert not is_finished(tmp_path, "prefill", 1) and is_finished(tmp_path, "prefill", 3)
+
+
 def test_what_raised_raises_again(captured: Capture, checkpoint: Path) -> None:
     plan = captured.header.plan
     assert isinstance(plan, Prefill)
