@@ -114,8 +114,9 @@ class Capture(msgspec.Struct, frozen=True):
         try:
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
+                names = file.keys() if _METADATA in metadata else ()  # not all of a checkpoint
+                tensors = {name: file.get_tensor(name) for name in names}
+        except (SafetensorError, OSError, TypeError, AttributeError) as error:  # the last two: types that numpy does not have
             raise UserError(f"{path} cannot be read as safetensors: {error}") from None
         if _METADATA not in metadata:
             raise UserError(f"{path} is no captured plan: its metadata have no {_METADATA!r}")

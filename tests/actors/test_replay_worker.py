@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import save_file as save_tensors
 
 from mmrt.actors.host.plan_loop import serve_plans
 from mmrt.actors.video.worker import VideoWorker
@@ -420,6 +421,13 @@ def test_other_safetensors_and_directories_are_refused(tmp_path: Path) -> None:
     save_file({"x": np.zeros(3)}, tmp_path / "x.safetensors")
     with pytest.raises(UserError, match="no captured plan"):
         Capture.load(tmp_path / "x.safetensors")
+    for kind in (torch.bfloat16, torch.float8_e4m3fn):
+        save_tensors({"x": torch.zeros(3, dtype=kind)}, tmp_path / "x.safetensors")
+        with pytest.raises(UserError, match="no captured plan"):
+            Capture.load(tmp_path / "x.safetensors")
+        save_tensors({"x": torch.zeros(3, dtype=kind)}, tmp_path / "x.safetensors", {"mmrt": "{}"})
+        with pytest.raises(UserError, match="cannot be read as safetensors"):
+            Capture.load(tmp_path / "x.safetensors")
     with pytest.raises(UserError, match="is a directory"):
         Capture.load(tmp_path)
     with pytest.raises(UserError, match="is not there"):
