@@ -114,16 +114,18 @@ class ControllerFlight:
             self._prompt(effect.prompts[0], request)
 
     def _prompt(self, prompt: Sequence[int], request: Request) -> None:
+        """Under the run's secret: whoever reads a recording cannot try guesses of what was asked."""
         flight, key, spec, media = self._flight, request.key, request.spec, []
+        root = blake2b(spec.salt, digest_size=16, key=self._state.secret).digest()
         for index, item in enumerate(spec.items):
             shape, tracker = request.record.items[index].shape, request.media.tracker
             assert shape is not None and tracker is not None
             content = item.content or b"%d/%d" % (key, index)
             media.append((tracker.part(index, 0).start, content))
-            name = int.from_bytes(blake2b(spec.salt + content, digest_size=8).digest())
+            name = int.from_bytes(blake2b(root + content, digest_size=8).digest())
             count, *sides = shape.grid
             length = round(1000 * count * shape.second_per_grid_s) if shape.kind == "video" else count
             flight.event(Kind.ITEM, key, pack_item(shape.kind, length, shape.num_tokens), pack_pair(*sides), name)
-        hashes = block_hashes(spec.salt, prompt, media)
+        hashes = block_hashes(root, prompt, media)
         for first in range(0, len(hashes), 3):
             flight.event(Kind.BLOCKS, key, *hashes[first : first + 3])

@@ -10,12 +10,12 @@ from hashlib import blake2b
 BLOCK_TOKENS = 512  # as in Mooncake's traces
 
 
-def block_hashes(salt: bytes, ids: Sequence[int], media: Sequence[tuple[int, bytes]]) -> list[int]:
+def block_hashes(root: bytes, ids: Sequence[int], media: Sequence[tuple[int, bytes]]) -> list[int]:
     """Return a number of 64 bits for each block of the expanded prompt ``ids``, the last of which may be short. Each stands for all
-    tokens and media up to its block's end, under this ``salt``. ``media``: (first token, what names its contents), in order. None is 0.
+    tokens and media up to its block's end, under this ``root``. ``media``: (first token, what names its contents), in order. None is 0.
     """
     hashes: list[int] = []
-    before, waiting = salt, list(reversed(media))
+    before, waiting = root, list(reversed(media))
     for start in range(0, len(ids), BLOCK_TOKENS):
         block = array("i", ids[start : start + BLOCK_TOKENS])
         digest = blake2b(before, digest_size=16)

@@ -136,6 +136,19 @@ def test_a_controllers_decisions(recorder: FlightRecorder) -> None:
     assert records(recorder)[-1].c == Phase.ENDING
 
 
+def test_hashes_of_a_prompt_tell_nothing_without_the_runs_secret(run: RunDirectory) -> None:
+    """Recordings are saved and shared: nobody can try in them what was asked."""
+    found = []
+    for number, secret in enumerate((b"one", b"one", b"another")):
+        recorder = FlightRecorder.create(run, f"controller.{number}", 64)
+        machine = Machine(recorder)
+        machine.controller.state.secret = secret
+        machine.take("gateway", Submit(1, 55, RequestSpec(Generation("x"), list(range(9)), [], 5)))
+        machine.tick(2.0)
+        found += [record.a for record in records(recorder) if record.kind is Kind.BLOCKS]
+    assert found[0] == found[1] != found[2]
+
+
 def test_media_are_filled_once(recorder: FlightRecorder) -> None:
     machine = Machine(recorder)
     limits = {"placeholder_ids": {"image": 3}}
