@@ -3,6 +3,7 @@
 The records are made where effects are performed, so the pure machine knows nothing of them.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -16,6 +17,7 @@ from ...runtime.controller.state.state import ControllerState
 from ...runtime.observe.flight import POOL_NAMES, Kind, pack_item, pack_pair
 from ...runtime.observe.prompt_blocks import block_hashes
 from ...runtime.stage_table import InstanceId
+from ...schema.media import ItemShape
 from ...schema.rows import Phase
 from ...shm.controller_stats import StatsSnapshot
 from ...shm.flight_recorder import FlightWriter
@@ -123,9 +125,20 @@ class ControllerFlight:
             content = item.content or b"%d/%d" % (key, index)
             media.append((tracker.part(index, 0).start, content))
             name = int.from_bytes(blake2b(root + content, digest_size=8).digest())
-            count, *sides = shape.grid
+            count = shape.grid[0]
             length = round(1000 * count * shape.second_per_grid_s) if shape.kind == "video" else count
-            flight.event(Kind.ITEM, key, pack_item(shape.kind, length, shape.num_tokens), pack_pair(*sides), name)
+            flight.event(Kind.ITEM, key, pack_item(shape.kind, length, shape.num_tokens), pack_pair(*_sides(shape)), name)
         hashes = block_hashes(root, prompt, media)
         for first in range(0, len(hashes), 3):
             flight.event(Kind.BLOCKS, key, *hashes[first : first + 3])
+
+
+def _sides(shape: ItemShape) -> tuple[int, int]:
+    """Height and width in patches; of a picture that is cut into views, of the largest size that they are cut from."""
+    _, height, width = shape.grid
+    views = [view for segment in shape.segments for view in segment.views]
+    if not views:
+        return height, width
+    patch = max(1, views[0].size[0] // max(1, height))
+    height, width = max((view.sizes[-1] for view in views), key=math.prod)
+    return height // patch, width // patch

@@ -62,7 +62,7 @@ class Kind(enum.IntEnum):
     TICK = 53  # slice. a effects
     UNSENT = 54  # a message did not leave: receiver absent, or its queue full. a index of the actor
     CACHED = 55  # KV pages of a prompt's beginning were found in the cache. key request key, a prompt tokens in them
-    ITEM = 56  # a medium, in the prompt's order. key request key, a ``pack_item``, b ``pack_pair`` of its grid's sides, c its contents
+    ITEM = 56  # a medium, in the prompt's order. key request key, a ``pack_item``, b ``pack_pair`` of sides in patches, c its contents
     BLOCKS = 57  # key request key, a to c ``prompt_blocks.block_hashes`` of the next three blocks, 0 behind the last
 
     # gateway

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mmrt.actors.controller.counts import stats_of
-from mmrt.actors.controller.flight import ControllerFlight
+from mmrt.actors.controller.flight import ControllerFlight, _sides
 from mmrt.actors.gateway.answers.flight import GatewayFlight
 from mmrt.actors.host.actor import Actor
 from mmrt.actors.host.plan_flight import UNWANTED, PlanFlight
@@ -34,6 +34,7 @@ from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.controller.state.effects import BeginRow, ClearPlan, Effect, SetPhase, WriteJournal, WritePlan, WriteSpec
 from mmrt.runtime.observe.flight import FlightRecord, Kind, merge, unpack_id, unpack_pair, unpack_plan
 from mmrt.runtime.stage_table import ACTORS, InstanceId
+from mmrt.schema.media import ItemShape, SegmentShape, View
 from mmrt.schema.rows import Phase
 from mmrt.shm.controller_stats import StatsSnapshot
 from mmrt.shm.flight_recorder import FlightRecorder
@@ -147,6 +148,19 @@ def test_hashes_of_a_prompt_tell_nothing_without_the_runs_secret(run: RunDirecto
         machine.tick(2.0)
         found += [record.a for record in records(recorder) if record.kind is Kind.BLOCKS]
     assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize("size", [(480, 640), (720, 1280), (100, 90)])
+@pytest.mark.parametrize("is_whole_first", [False, True])
+def test_a_picture_that_is_cut_has_its_whole_size(size: tuple[int, int], is_whole_first: bool) -> None:
+    """Some families show it as a whole besides, in the size of a tile, before its tiles or behind them, in a segment or in several."""
+    whole, tile, patch = View(((56, 56),), (0, 0, 56, 56)), View(((500, 660), size), (0, 0, 56, 56)), 14
+    views = (whole, tile, tile) if is_whole_first else (tile, tile, whole)
+    apart = [SegmentShape("image", (1, 4, 4), 16, 8, 4, views=(view,)) for view in views]
+    together = SegmentShape("image", (3, 4, 4), 48, 8, 12, views=views)
+    for segments in (apart, [together]):
+        assert _sides(ItemShape("image", (3, 4, 4), 12, segments)) == (size[0] // patch, size[1] // patch)
+    assert _sides(ItemShape("image", (1, 4, 6), 4, [SegmentShape("image", (1, 4, 6), 24, 8, 4)])) == (4, 6)
 
 
 def test_media_are_filled_once(recorder: FlightRecorder) -> None:
