@@ -13,7 +13,7 @@ import typer
 from ..models.config import load_model_config
 from ..runtime.errors import RunError, UserError
 from ..runtime.observe.flight import Kind
-from ..runtime.observe.live import RecordFollower
+from ..runtime.observe.live import SETTLE_NS, RecordFollower
 from ..runtime.observe.traffic import WANTED, Traffic, TrafficRow
 from ..runtime.process.run import read_run_info
 from ..shm.errors import MissingError
@@ -84,18 +84,28 @@ def _record(recording: _Recording, file: BinaryIO) -> str:
     """Write a line for each request, until time, run or user ends it. Return what was written, in words."""
     path, follower, traffic, seconds = recording
     began_s, num_written = time.monotonic(), 0
+
+    def look() -> int:
+        num_gaps = follower.num_gaps
+        for record in follower.take():
+            traffic.add(record)
+        written = _write(file, traffic.rows(time.monotonic_ns()))
+        if follower.num_gaps > num_gaps:
+            written += _write(file, traffic.rest())
+            traffic.forget()
+        return written
+
     try:
         while (seconds is None or time.monotonic() - began_s < seconds) and RunDirectory.is_alive(path):
             time.sleep(_LOOK_S)
-            for record in follower.take():
-                traffic.add(record)
-            num_written += _write(file, traffic.rows(time.monotonic_ns()))
+            num_written += look()
     except KeyboardInterrupt:
         pass
-    num_written += _write(file, traffic.rest())
+    time.sleep(2 * SETTLE_NS / 1e9)  # until what was written last can be read
+    num_written += look() + _write(file, traffic.rest())
     said = [f"{num_written} requests"]
-    if traffic.num_refused:
-        said.append(f"{traffic.num_refused} were refused before their prompt was read")
+    if traffic.num_unread:
+        said.append(f"{traffic.num_unread} were over before their prompt was read")
     if traffic.num_open:
         said.append(f"{traffic.num_open} are not over yet")
     if follower.num_gaps:

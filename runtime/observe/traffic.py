@@ -26,7 +26,7 @@ WANTED = (
     Kind.ENDED,
 )
 _FIRST = (Kind.RECEIVED, Kind.SUBMITTED)
-_UNSAID_NS = 5_000_000_000  # after its end in the controller nobody waits longer for the gateway's word
+_UNSAID_NS = 5_000_000_000  # after its end in the controller, or its gateway's, nobody waits longer for the gateway's word
 
 
 class TrafficMedium(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -66,7 +66,8 @@ class Traffic:
         self._blocks: dict[int, list[int]] = {}
         self._media: dict[int, list[FlightRecord]] = {}
         self._numbers: dict[Kind, dict[int, int]] = {Kind.BLOCKS: {}, Kind.ITEM: {}}
-        self.num_refused = 0  # before their prompt's length was known
+        self._gateway_generation = 0
+        self.num_unread = 0  # over before their prompt's length was known: refused, or lost with their gateway
 
     @property
     def num_open(self) -> int:
@@ -82,7 +83,9 @@ class Traffic:
         elif record.kind is Kind.ITEM:
             self._media.setdefault(record.key, []).append(record)
         else:
-            if record.kind is Kind.PREPARED:  # a new controller, or a request that was put off, says all of it again
+            if record.kind is Kind.RECEIVED:
+                self._gateway_generation = max(self._gateway_generation, record.generation)
+            elif record.kind is Kind.PREPARED:  # a new controller, or a request that was put off, says all of it again
                 self._blocks.pop(record.key, None)
                 self._media.pop(record.key, None)
             self._requests.add(record)
@@ -91,7 +94,7 @@ class Traffic:
         """Yield the requests that are over, in order of arrival, and forget them: up to the first that is not."""
         spans = self._requests.spans
         for span in sorted(spans.values(), key=lambda found: found.begin_ns):
-            if not span.is_over and not (span.end_ns and now_ns - span.end_ns > _UNSAID_NS):
+            if not span.is_over and not self._is_left(span, now_ns):
                 return
             yield from self._row(spans.pop(span.key))
 
@@ -102,10 +105,22 @@ class Traffic:
             if span.is_over or span.end_ns:
                 yield from self._row(spans.pop(span.key))
 
+    def forget(self) -> None:
+        """Forget the requests that are not over: records are missing, of the ends of some maybe."""
+        for key in list(self._requests.spans):
+            for found in (self._requests.spans, self._blocks, self._media):
+                found.pop(key, None)
+
+    def _is_left(self, span: RequestSpan, now_ns: int) -> bool:
+        """Return whether no gateway tells of its end: it has ended without, or its gateway did before the controller knew it."""
+        is_lost = span.gateway_generation < self._gateway_generation and all(stage.name == "submitted" for stage in span.stages)
+        ended_ns = span.begin_ns if is_lost else span.end_ns
+        return 0 < ended_ns < now_ns - _UNSAID_NS
+
     def _row(self, span: RequestSpan) -> Iterator[TrafficRow]:
         blocks, media = self._blocks.pop(span.key, []), self._media.pop(span.key, [])
         if not span.num_prompt_tokens:
-            self.num_refused += 1
+            self.num_unread += 1
             return
         first_ns = next((at_ns for event, at_ns in span.marks if event == "first text"), 0)
         yield TrafficRow(

@@ -17,8 +17,8 @@ class Tape:
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
 
-    def __call__(self, at_s: float, kind: Kind, key: int, *numbers: int) -> None:
-        self.traffic.add(FlightRecord("controller", 1, kind, int(at_s * S), 0, key, *[*numbers, 0, 0, 0][:3]))
+    def __call__(self, at_s: float, kind: Kind, key: int, *numbers: int, generation: int = 1) -> None:
+        self.traffic.add(FlightRecord("controller", generation, kind, int(at_s * S), 0, key, *[*numbers, 0, 0, 0][:3]))
 
 
 @pytest.fixture
@@ -80,6 +80,26 @@ def test_a_request_whose_gateway_says_nothing_more_is_over_with_its_row(tape: Ta
     assert [row.output_length for row in tape.traffic.rows(18 * S)] == [6]
 
 
+def test_a_request_that_its_gateway_took_with_it_holds_up_no_others(tape: Tape) -> None:
+    tape(11.0, Kind.RECEIVED, 1)
+    a_request(tape, 2, 12.0)
+    tape(12.5, Kind.ENDED, 2)
+    assert not [*tape.traffic.rows(30 * S)], "it may be slow"
+    tape(31.0, Kind.RECEIVED, 3, generation=2)
+    assert [row.timestamp for row in tape.traffic.rows(31 * S)] == [2000.0]
+    assert (tape.traffic.num_unread, tape.traffic.num_open) == (1, 1)
+
+
+def test_requests_whose_ends_may_be_missing_are_forgotten(tape: Tape) -> None:
+    a_request(tape, 1, 11.0, (5, 6))
+    tape.traffic.forget()
+    tape(12.0, Kind.OVER, 1, 5)
+    a_request(tape, 2, 13.0, (5,))
+    tape(14.0, Kind.OVER, 2, 5)
+    assert [(row.timestamp, row.hash_ids) for row in tape.traffic.rows(15 * S)] == [(3000.0, [0])]
+    assert not tape.traffic.num_open
+
+
 def test_requests_from_before_and_refused_ones_are_left_out(tape: Tape) -> None:
     a_request(tape, 1, 9.0)
     tape(9.95, Kind.RECEIVED, 2)
@@ -90,7 +110,7 @@ def test_requests_from_before_and_refused_ones_are_left_out(tape: Tape) -> None:
     tape(12.1, Kind.SUBMITTED, 3, 9, 1)
     tape(12.2, Kind.FAILED, 3, 422)
     tape(12.3, Kind.OVER, 3, 0, 422)
-    assert not [*tape.traffic.rows(20 * S)] and (tape.traffic.num_refused, tape.traffic.num_open) == (1, 0)
+    assert not [*tape.traffic.rows(20 * S)] and (tape.traffic.num_unread, tape.traffic.num_open) == (1, 0)
 
 
 def test_a_prompt_that_is_prepared_again_is_said_once(tape: Tape) -> None:
