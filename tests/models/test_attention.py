@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmrt.cpu_kernels import kernel
+from mmrt.cpu_kernels import attention_kernel, kernel
 from mmrt.cpu_kernels.attention_kernel import PagedAttention
 from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, RopeConfig
 from mmrt.models.lm.attention import _PADDED_TOKENS, CpuAttention
@@ -201,14 +201,15 @@ def test_whole_numbers_of_any_size_and_queries_of_other_shapes() -> None:
 
 @needs_kernel
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_queries_that_lie_apart(num_threads: int) -> None:
+def test_queries_that_lie_apart(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Among K and V, as a product leaves them, or in another order."""
     sequences = Sequences(torch.float32, 4, 64, 16)
     expected = sequences.attend(ALL)
     attention = PagedAttention.of(sequences.pages.values, 2, 4)
     assert attention is not None
     attention.begin(torch.tensor(LENGTHS), sequences.tables)
-    attention._num_threads = num_threads
+    attention._is_small = False
+    monkeypatch.setattr(attention_kernel, "available_threads", lambda: num_threads)
     among = torch.cat((sequences.queries, torch.full_like(sequences.queries, 9)), 1)[:, : sequences.queries.shape[1]]
     turned = sequences.queries.transpose(1, 2).contiguous().transpose(1, 2)
     assert not among.is_contiguous() and not turned.is_contiguous()
