@@ -20,6 +20,7 @@ _LENGTH_BYTES = 4
 _EXTRA_IN_BYTES = 1 << 20  # for headers, and the frames of chunks around a body
 _OUT_BYTES = 256 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_LOOK_BYTES = 4 * 1024  # that are searched at first
 _KEPT_BYTES = 64 * 1024  # that a ring may keep when it is empty
 
 
@@ -67,6 +68,16 @@ class ByteRing:
         if size <= tail:
             return bytes(self._bytes[place : place + size])
         return bytes(self._bytes[place:]) + bytes(self._bytes[: size - tail])
+
+    def find(self, mark: bytes, at: int, end: int) -> int:
+        """Return the offset at which ``mark`` begins in [at, end), -1 if nowhere. Where it is near, little is read."""
+        num_bytes = _LOOK_BYTES
+        while at + len(mark) <= end:
+            stop = min(end, at + num_bytes)
+            if (found := self.get(at, stop).find(mark)) >= 0:
+                return at + found
+            at, num_bytes = stop - len(mark) + 1, 4 * num_bytes
+        return -1
 
     def space(self, at: int, num_bytes: int) -> memoryview:
         """Return where up to ``num_bytes`` may be received at this offset, in one piece."""

@@ -168,3 +168,16 @@ def test_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="record 64 of 64"):
         records.record(64)
     records.close()
+
+
+def test_a_mark_is_found_wherever_it_lies() -> None:
+    records = ConnectionRecords.create(RecordSizes(1, 1 << 16, 4096))
+    ring = records.record(0).received
+    for at in (0, 4090, 4093, 20_000, (1 << 16) - 2, 70_000):  # the first look ends at 4096, the ring at 65,536
+        ring.base = 0
+        ring.put(0, b"." * (1 << 16))
+        ring.put(at, b"mark")
+        begin = max(0, at - 60_000)
+        assert ring.find(b"mark", begin, begin + (1 << 16)) == at
+        assert ring.find(b"mark", begin, at + 3) == -1 and ring.find(b"mark", at + 1, begin + (1 << 16)) == -1
+    records.close()

@@ -27,6 +27,7 @@ PIECE_BYTES = 256 * 1024  # given to the loop's transport at once
 RECEIVE_BYTES = 256 * 1024
 AHEAD_BYTES = 64 * 1024  # of further requests, that are received while one is answered
 MAX_STRIKES = 2
+MAX_SHOWN = 64  # pieces of a request in one turn of the loop
 _BLANK_LINE = b"\r\n\r\n"  # where headers and bodies in chunks end
 _CONTINUE = b"HTTP/1.1 100 "
 _CHOICE_BYTES = 48  # of a state, at most: its key and its place
@@ -82,6 +83,9 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         self._is_ahead = False  # too much was received of further requests
         self._is_full = False  # the loop's transport is
         self._is_restored = False
+        self._is_due = False  # the rest is shown in the next turn of the loop
+        self._is_leaving = False  # it ends once the loop's transport has all that is committed
+        self._is_lost = False  # then its record may be another connection's
         self._held: list[bytes] = []
         self._after: list[Callable[[], None]] = []
         self._drained: asyncio.Future[None] | None = None
@@ -136,7 +140,11 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
 
     def _feed(self) -> None:
         """Show the handler what has come, up to the end of a request that is not answered."""
-        while not self._is_paused and not self.is_closing():
+        if self._is_due:
+            return
+        for _ in range(MAX_SHOWN):
+            if self._is_paused or self.is_closing():
+                return
             if self._is_whole():
                 if not self._may_go_on:
                     return
@@ -148,6 +156,16 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
     def _is_whole(self) -> bool:
         """Return whether the end of the current request was shown."""
         if self._payload is None:
+        self._feed_soon()  # a body of blank lines must not keep the loop from others
+
+    def _feed_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._feed_now)
+
+    def _feed_now(self) -> None:
+        self._is_due = False
+        self._feed()
             return False
         return self._shown >= self._end if self._end is not None else bool(self._payload.is_eof())
 
@@ -156,8 +174,8 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         if self._end is not None:
             return min(self._read, self._end)
         at = max(self._state.received_from, self._shown - len(_BLANK_LINE) + 1)
-        found = self._record.received.get(at, self._read).find(_BLANK_LINE)
-        return self._read if found < 0 else at + found + len(_BLANK_LINE)
+        found = self._record.received.find(_BLANK_LINE, at, self._read)
+        return self._read if found < 0 else found + len(_BLANK_LINE)
 
     def _show(self, stop: int) -> None:
         data, self._shown = self._record.received.get(self._shown, stop), stop
@@ -213,9 +231,10 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         self._pace()
 
     def resume_reading(self) -> None:
-        self._is_paused = False
-        self._pace()
-        self._feed()
+        if self._is_paused:
+            self._is_paused = False
+            self._pace()
+            self._feed_soon()  # not at once: the parser calls this in the midst of its work
 
     def is_reading(self) -> bool:
         return not self._is_paused

@@ -158,7 +158,12 @@ def test_every_request_is_answered_once_whenever_the_server_is_killed(kept: Kept
     chance = random.Random(11)
     for turn in range(examples(7)):
         asked = [
-            (bytes(chance.choices(b"ab\r\n0", k=chance.choice((0, 5, 5000, 200_000)))), number)
+            (
+                b"\r\n\r\n" * 2000
+                if chance.random() < 0.1
+                else bytes(chance.choices(b"ab\r\n0", k=chance.choice((0, 5, 5000, 200_000)))),
+                number,
+            )
             for number in range(chance.choice((1, 1, 3)))
         ]
         wire = b"".join(
@@ -284,3 +289,16 @@ def test_a_record_that_does_not_fit_is_refused(kept: Kept) -> None:
     for data in (b"\xff", encode_state(ConnectionState(format=99))):
         with pytest.raises(RecordError, match="cannot be read|format 99"):
             decode_state(data)
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_what_follows_a_body_that_was_refused_early(kept: Kept, is_chunked: bool) -> None:
+    """The parser tells of the body's end in the midst of its work: it must not be given the next request there."""
+    body = b"r" * 600_000
+    wire = chunked(body, 0, 70_000) if is_chunked else post(body)
+    for number in range(3):
+        whole = wire.replace(b"/echo", b"/refuse")
+        kept.client.sendall(whole[:1000])
+        assert kept.answer() == (413, b"too large")
+        kept.client.sendall(whole[1000:] + post(b"next", number) + post(b"last", number))
+        assert kept.answer() == (200, expected(b"next", number)) and kept.answer() == (200, expected(b"last", number))
+
+
