@@ -139,6 +139,7 @@ class ConnectionRecords:
         self.descriptor = descriptor
         self.sizes = sizes
         self._memory = mmap.mmap(descriptor, sizes.number * sizes.stride)
+        self._memory.madvise(mmap.MADV_DONTDUMP)  # a core would have it whole, and fill every hole on the way
         self._words = memoryview(self._memory).cast("Q")
 
     @classmethod

@@ -181,3 +181,12 @@ def test_a_mark_is_found_wherever_it_lies() -> None:
         assert ring.find(b"mark", begin, begin + (1 << 16)) == at
         assert ring.find(b"mark", begin, at + 3) == -1 and ring.find(b"mark", at + 1, begin + (1 << 16)) == -1
     records.close()
+
+
+def test_a_core_of_a_process_has_none_of_it() -> None:
+    records = ConnectionRecords.create(SIZES)
+    with open("/proc/self/smaps") as file:
+        _, _, maps = file.read().partition("mmrt-connections")
+    (flags, *_) = [line for line in maps.splitlines() if line.startswith("VmFlags")]
+    assert "dd" in flags.split()
+    records.close()

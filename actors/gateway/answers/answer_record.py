@@ -58,6 +58,7 @@ class AnswerRecord:
         if self._connection is not None:
             answer = OpenAnswer(self.id, self.created, self.deadline_s, self._keys)
             self._is_kept = self._connection.open(answer)
+            self._connection.claimed()  # whatever a gateway before had of it: nobody will ask for that
 
     def request(self, number: int) -> tuple[int, Keeping | None]:
         """Return key and keeping of its ``number``th request."""

@@ -16,7 +16,6 @@ from ....runtime.process.kept_connections import Kind, Packet, receive, send
 from ....shm.connection_records import ConnectionRecords, RecordSizes
 from ....shm.tcp_count import reset
 from .connection import KeptConnection
-from .state import RecordError
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +69,9 @@ class Adoption:
                 return
             if packet.kind == Kind.RECORDS:
                 self._records = ConnectionRecords(packet.descriptor, RecordSizes(*packet.numbers))
+            elif packet.kind == Kind.HELD and packet.descriptor < 0:
+                log.warning("a connection is dropped: too many files are open")
+                self._say(Packet(Kind.RELEASE, packet.numbers))
             elif packet.kind == Kind.HELD:
                 self._open(packet.numbers[0], socket.socket(fileno=packet.descriptor))
             elif packet.kind == Kind.ALL:
@@ -89,7 +91,7 @@ class Adoption:
                 lambda: self._say(Packet(Kind.RELEASE, (number, 0, 0))),
                 is_suspect=self._has_crashed and not self._are_all_here,
             )
-        except (RecordError, OSError) as error:
+        except (ValueError, OSError) as error:
             log.warning("a connection is dropped: %s", error)
             self._drop(number, connection)
             return

@@ -94,6 +94,7 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._real = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._real.set_write_buffer_limits(0)  # so it is full as long as the kernel has not taken all
         self._handler.connection_made(self)
         self._push()
         if self._state.closes:
@@ -118,8 +119,10 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
             self._is_ahead = True
             self._pace()
 
-    def eof_received(self) -> None:
+    def eof_received(self) -> bool:
         self._handler.eof_received()
+        self.close()
+        return True  # what is committed still goes out
 
     def pause_writing(self) -> None:
         self._is_full = True
@@ -130,6 +133,7 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
         self._handler.connection_lost(exc)
         self._wake()
         self._run_after()
@@ -152,10 +156,6 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
             if self._shown >= self._read:
                 return
             self._show(self._next_stop())
-
-    def _is_whole(self) -> bool:
-        """Return whether the end of the current request was shown."""
-        if self._payload is None:
         self._feed_soon()  # a body of blank lines must not keep the loop from others
 
     def _feed_soon(self) -> None:
@@ -166,6 +166,10 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
     def _feed_now(self) -> None:
         self._is_due = False
         self._feed()
+
+    def _is_whole(self) -> bool:
+        """Return whether the end of the current request was shown."""
+        if self._payload is None:
             return False
         return self._shown >= self._end if self._end is not None else bool(self._payload.is_eof())
 
@@ -203,7 +207,7 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self.is_closing():
             return
-        if bytes(data[: len(_CONTINUE)]) != _CONTINUE:
+        if self._held or bytes(data[: len(_CONTINUE)]) != _CONTINUE:
             self._held.append(bytes(data))
         elif not self._state.is_told_to_continue:
             self._state.is_told_to_continue = True
@@ -213,14 +217,16 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         self.write(b"".join(list_of_data))
 
     def is_closing(self) -> bool:
-        return self._real is None or self._real.is_closing()
+        return self._real is None or self._is_leaving or self._real.is_closing()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default if self._real is None else self._real.get_extra_info(name, default)
 
     def close(self) -> None:
-        if self._real is not None:
-            self._real.close()
+        self._is_leaving = True
+        self._pace()
+        self._push()
+        self._wake()
 
     def abort(self) -> None:
         if self._real is not None:
@@ -244,7 +250,7 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         if self._real is None or self._real.is_closing():
             return
         with contextlib.suppress(RuntimeError):  # it does so already
-            if self._is_paused or self._is_ahead:
+            if self._is_paused or self._is_ahead or self._is_leaving:
                 self._real.pause_reading()
             else:
                 self._real.resume_reading()
@@ -278,6 +284,8 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
 
     def answered(self, keeps_alive: bool) -> None:
         """Commit the rest of the answer, with which the request is over."""
+        if self._is_lost:
+            return
         state, is_whole = self._state, self._is_whole()
         if self.recorded is not None and self.recorded.has_begun and not self._is_restored:
             log.error("%s: its stream cannot be gone on with", self.recorded.id)
@@ -302,6 +310,9 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         if not self._is_answered:
             self.answered(keeps_alive)
         await self.drained()
+        if self._is_lost:
+            return
+        self._record.sent.empty(self._state.written)
         self._may_go_on = True
         if not self._state.closes or not self._is_whole():
             self._feed()
@@ -313,7 +324,7 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
             self._run_after()
 
     async def drained(self, on_more: Callable[[], None] | None = None) -> None:
-        """Wait until the loop's transport has nearly all that is committed. ``on_more``: is called when the client has taken more.
+        """Wait until the kernel has taken all that is committed. ``on_more``: is called when the client has taken more.
         Raises: ConnectionResetError."""
         while self._is_full or self._sent < self._state.written:
             if self.is_closing():
@@ -329,10 +340,15 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
 
     def _commit(self, data: bytes) -> None:
         """Write ``data`` into the record, commit it with the state, and send it."""
+        if self._is_lost:
+            return
         state, ring = self._state, self._record.sent
         is_idle = self._sent == state.written and not self._is_full
         if data and self._real is not None:
             num_unsent = state.written - self._sent + self._real.get_write_buffer_size()
+            if len(data) > ring.size:
+                self._send_unrecorded(data)
+                return
             if not num_unsent:
                 ring.empty(state.written)
                 state.sent_from = state.written
@@ -349,11 +365,24 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         else:
             self._push()
 
+    def _send_unrecorded(self, data: bytes) -> None:
+        """Send more than a record holds. If this gateway dies before the kernel has taken it, the connection is dropped: less than
+        ``sent_from`` was sent."""
+        assert self._real is not None
+        state, ring = self._state, self._record.sent
+        rest = ring.get(self._sent, state.written)
+        self._sent = state.written = state.sent_from = state.written + len(data)
+        ring.empty(state.written)
+        self._record.commit(encode_state(state))
+        self._real.writelines([rest, data])
+
     def _push(self) -> None:
         """Give the loop's transport what is committed, as long as it takes more."""
         while self._real is not None and self._sent < self._state.written and not self._is_full and not self._real.is_closing():
             start, self._sent = self._sent, min(self._state.written, self._sent + PIECE_BYTES)
             self._real.write(self._record.sent.get(start, self._sent))
+        if self._is_leaving and self._real is not None and self._sent == self._state.written:
+            self._real.close()
 
     def _wake(self) -> None:
         if self._drained is not None and not self._drained.done():

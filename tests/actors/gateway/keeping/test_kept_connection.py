@@ -7,13 +7,15 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import uvloop
 from aiohttp import web
 
+from mmrt.actors.gateway.answers.answer_record import AnswerRecord
 from mmrt.actors.gateway.connections import Connections, Runner
-from mmrt.actors.gateway.keeping.connection import KeptConnection
+from mmrt.actors.gateway.keeping.connection import MAX_SHOWN, KeptConnection
 from mmrt.actors.gateway.keeping.state import ConnectionState, OpenAnswer, Place, RecordError, decode_state, encode_state
 from mmrt.shm.connection_records import ConnectionRecords, RecordSizes
 from mmrt.tests.settings import examples
@@ -72,8 +74,8 @@ async def serve(record: ConnectionRecords, connection: socket.socket, ready: int
 class Kept:
     """A connection, its record, and servers one after another."""
 
-    def __init__(self) -> None:
-        self.records = ConnectionRecords.create(RecordSizes.of(1, 1 << 20))
+    def __init__(self, out_bytes: int = 256 << 20) -> None:
+        self.records = ConnectionRecords.create(RecordSizes.of(1, 1 << 20)._replace(out_bytes=out_bytes))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.client = socket.create_connection(listener.getsockname())
             self.connection = listener.accept()[0]
@@ -94,6 +96,12 @@ class Kept:
         os.close(told)
         assert os.read(ready, 1) == b"!"
         os.close(ready)
+
+    def narrow(self) -> "Kept":
+        """Let the kernel take little before the client reads."""
+        self.client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+        return self
 
     def kill(self, after_s: float = 0.0) -> None:
         time.sleep(after_s)
@@ -197,6 +205,48 @@ def test_a_large_answer_goes_on_where_it_was_cut(kept: Kept) -> None:
     assert kept.answer() == (200, expected(b"after", 6))
 
 
+def test_a_last_answer_is_whole_though_it_was_cut(kept: Kept) -> None:
+    kept.narrow().client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    kept.until(b"\r\n\r\n")
+    kept.restart()
+    while data := kept.client.recv(1 << 16):
+        kept.received += data
+    assert len(kept.received) == LARGE
+
+
+def test_a_client_that_has_said_all_gets_the_rest(kept: Kept) -> None:
+    kept.narrow().client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    kept.until(b"\r\n\r\n")
+    kept.client.shutdown(socket.SHUT_WR)
+    while data := kept.client.recv(1 << 16):
+        kept.received += data
+    assert len(kept.received) == LARGE
+
+
+def test_an_answer_larger_than_its_record_is_whole_unless_its_gateway_dies() -> None:
+    kept = Kept(out_bytes=1 << 20)
+    kept.start()
+    ask = b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    kept.client.sendall(ask + post(b"after", 6))
+    assert kept.answer() == (200, b"z" * LARGE) and kept.answer() == (200, expected(b"after", 6))
+    kept.restart()
+    kept.narrow().client.sendall(ask)
+    kept.until(b"\r\n\r\n")
+    kept.kill()
+    with pytest.raises(RecordError, match="bytes were sent"):
+        KeptConnection(kept.records.record(0), kept.connection, None, lambda: None, lambda: None)  # type: ignore[arg-type]
+    kept.close()
+
+
+def test_memory_of_answers_is_given_back(kept: Kept) -> None:
+    kept.client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert kept.answer() == (200, b"z" * LARGE)
+    end_s = time.monotonic() + 10
+    while (num_bytes := os.fstat(kept.records.descriptor).st_blocks * 512) > 1 << 18:
+        assert time.monotonic() < end_s, num_bytes
+        time.sleep(0.01)
+
+
 def test_a_recorded_answer_goes_on_whether_it_had_begun_or_not(kept: Kept) -> None:
     chance = random.Random(12)
     for _ in range(examples(9)):
@@ -242,6 +292,19 @@ def test_a_body_that_is_refused_early_and_what_follows(kept: Kept) -> None:
     assert kept.answer() == (200, expected(b"next", 4))
 
 
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_what_follows_a_body_that_was_refused_early(kept: Kept, is_chunked: bool) -> None:
+    """The parser tells of the body's end in the midst of its work: it must not be given the next request there."""
+    body = b"r" * 600_000
+    wire = chunked(body, 0, 70_000) if is_chunked else post(body)
+    for number in range(3):
+        whole = wire.replace(b"/echo", b"/refuse")
+        kept.client.sendall(whole[:1000])
+        assert kept.answer() == (413, b"too large")
+        kept.client.sendall(whole[1000:] + post(b"next", number) + post(b"last", number))
+        assert kept.answer() == (200, expected(b"next", number)) and kept.answer() == (200, expected(b"last", number))
+
+
 def test_bytes_that_are_no_http_are_answered_and_end_it(kept: Kept) -> None:
     kept.client.sendall(b"no\1\2\r\n\r\n" + post(b"never"))
     assert kept.answer()[0] == 400 and kept.client.recv(1) == b""
@@ -272,6 +335,18 @@ def test_a_request_that_may_have_ended_three_gateways_is_given_up(kept: Kept) ->
         adopt(True)
 
 
+def test_an_answer_of_too_many_requests_to_record_begins_anew_and_nobody_waits_for_it(kept: Kept) -> None:
+    kept.kill()
+    record, claimed = kept.records.record(0), list[int]()
+    record.commit(encode_state(ConnectionState(answer=OpenAnswer("id", 1, 1.0, []))))
+    connection = KeptConnection(record, kept.connection, None, lambda: claimed.append(1), lambda: None)  # type: ignore[arg-type]
+    answer = AnswerRecord(SimpleNamespace(transport=connection), "x-", 5.0)  # type: ignore[arg-type]
+    answer.open(1, lambda: 7)
+    assert claimed == [1] and answer.request(0)[0] == 7 and not answer.shown
+    state = decode_state(record.load())
+    assert state.answer is not None and state.answer.keys == [7]
+
+
 def test_a_record_that_does_not_fit_is_refused(kept: Kept) -> None:
     kept.client.sendall(post(b"one"))
     kept.answer()
@@ -289,16 +364,42 @@ def test_a_record_that_does_not_fit_is_refused(kept: Kept) -> None:
     for data in (b"\xff", encode_state(ConnectionState(format=99))):
         with pytest.raises(RecordError, match="cannot be read|format 99"):
             decode_state(data)
-@pytest.mark.parametrize("is_chunked", [False, True])
-def test_what_follows_a_body_that_was_refused_early(kept: Kept, is_chunked: bool) -> None:
-    """The parser tells of the body's end in the midst of its work: it must not be given the next request there."""
-    body = b"r" * 600_000
-    wire = chunked(body, 0, 70_000) if is_chunked else post(body)
-    for number in range(3):
-        whole = wire.replace(b"/echo", b"/refuse")
-        kept.client.sendall(whole[:1000])
-        assert kept.answer() == (413, b"too large")
-        kept.client.sendall(whole[1000:] + post(b"next", number) + post(b"last", number))
-        assert kept.answer() == (200, expected(b"next", number)) and kept.answer() == (200, expected(b"last", number))
 
 
+def test_one_connection_leaves_the_loop_to_others_and_its_record_once_it_is_lost() -> None:
+    """With a handler that only counts: no request ends in what it is shown."""
+
+    async def test(kept: Kept) -> None:
+        loop, record, shown, lost = asyncio.get_running_loop(), kept.records.record(0), [0], asyncio.Event()
+        handler = SimpleNamespace(_request_count=0, connection_made=lambda _: None, connection_lost=lambda _: None)
+
+        def count(_: bytes) -> None:
+            shown[-1] += 1
+
+        handler.data_received = count
+        connection = KeptConnection(record, kept.connection, handler, lambda: None, lost.set)  # type: ignore[arg-type]
+        kept.connection.setblocking(False)
+        await loop.connect_accepted_socket(lambda: connection, kept.connection.dup())
+        kept.client.sendall(b"\r\n\r\n" * 1000)
+        while sum(shown) < 1000:
+            await asyncio.sleep(0)
+            shown.append(0)
+        assert 1 < max(shown) <= MAX_SHOWN
+        for data in (b"head", b"HTTP/1.1 100 is the body"):
+            connection.write(data)
+        connection.commit([])
+        assert await asyncio.to_thread(kept.client.recv, 100) == b"headHTTP/1.1 100 is the body"
+        connection.write(b"more")
+        connection.abort()
+        await lost.wait()
+        record.clear()
+        connection.commit([])
+        other = b"o" * (1 << 20)
+        record.sent.base = 0
+        record.sent.put(0, other)
+        await connection.finish(True)
+        assert record.load() == b"" and record.sent.get(0, len(other)) == other, "it may be another connection's by now"
+
+    kept = Kept()
+    asyncio.run(test(kept))
+    kept.close()

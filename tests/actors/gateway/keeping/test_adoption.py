@@ -1,0 +1,42 @@
+"""A gateway's side of the keeper's channel, with a keeper that is nothing but the other end."""
+
+import asyncio
+import socket
+
+import pytest
+
+from mmrt.actors.gateway.keeping.adoption import Adoption
+from mmrt.runtime.process.kept_connections import Kind, Packet, receive, send
+from mmrt.shm.connection_records import ConnectionRecords, RecordSizes
+
+SIZES = RecordSizes(4, 4096, 4096)
+
+
+def test_connections_of_no_use_are_released() -> None:
+    """One whose descriptor did not arrive, since this process has too many, and one whose record cannot be read."""
+
+    async def test() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.settimeout(5)
+        records, adopted = ConnectionRecords.create(SIZES), asyncio.Event()
+        records.record(2).commit(b"\xff")
+        with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+            connection, _ = listener.accept()
+            adoption = Adoption(theirs, lambda: None, adopted.set, False)  # type: ignore[arg-type, return-value]
+            adoption.begin()
+            assert receive(ours) == Packet(Kind.ADOPT)
+            send(ours, Packet(Kind.RECORDS, tuple(SIZES), records.descriptor))  # type: ignore[arg-type]
+            send(ours, Packet(Kind.HELD, (1, 0, 0)))
+            send(ours, Packet(Kind.HELD, (2, 0, 0), connection.fileno()))
+            send(ours, Packet(Kind.ALL))
+            await asyncio.wait_for(adopted.wait(), 10)
+            assert [receive(ours), receive(ours)] == [Packet(Kind.RELEASE, (1, 0, 0)), Packet(Kind.RELEASE, (2, 0, 0))]
+            client.settimeout(10)
+            with pytest.raises(ConnectionResetError):
+                client.recv(1)
+            connection.close()
+            adoption.close()
+            ours.close()
+            records.close()
+
+    asyncio.run(test())
