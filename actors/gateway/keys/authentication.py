@@ -8,6 +8,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from ....runtime.errors import RequestError
+from ..keeping.connection import KeptConnection
 from .api_keys import CLIENT, ApiKeys
 from .cross_origin import AllowedOrigins
 from .host_names import HostNames
@@ -62,8 +63,8 @@ async def limit(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Hold each key to its limits. They count POST requests, except those of the page."""
     if not _is_limited(request):
         return await handler(request)
-    quota = request[CLIENT].quota
-    quota.begin(time.monotonic())
+    quota, kept = request[CLIENT].quota, request.transport
+    quota.begin(time.monotonic(), is_known=isinstance(kept, KeptConnection) and kept.recorded is not None)
     try:
         return await handler(request)
     finally:

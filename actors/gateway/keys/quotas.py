@@ -51,10 +51,13 @@ class Quota:
         self._requests = _renewed(self._requests, key.requests_per_minute, now_s)
         self._tokens = _renewed(self._tokens, key.tokens_per_minute, now_s)
 
-    def begin(self, now_s: float) -> None:
+    def begin(self, now_s: float, *, is_known: bool = False) -> None:
         """Count a request that begins; ``end`` must follow. Raises: RequestError (429) where it breaks a limit: then it counts for
-        nothing."""
+        nothing. ``is_known``: a gateway before has let it in."""
         key = self._key
+        if is_known:
+            self.num_open += 1
+            return
         if key.max_requests and self.num_open >= key.max_requests:
             raise self._refusal("max_requests", f"{key.max_requests} requests at a time", _BUSY_RETRY_S)
         for allowance, limit, what in (

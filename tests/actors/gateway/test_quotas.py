@@ -1,7 +1,15 @@
 """The limits of one key, by a clock of the test's own."""
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from mmrt.actors.gateway.keeping.connection import KeptConnection
+from mmrt.actors.gateway.keeping.state import OpenAnswer
+from mmrt.actors.gateway.keys.api_keys import CLIENT
+from mmrt.actors.gateway.keys.authentication import limit
 from mmrt.actors.gateway.keys.key_file import ApiKey
 from mmrt.actors.gateway.keys.quotas import Quota, duration
 from mmrt.runtime.errors import RequestError
@@ -47,6 +55,28 @@ def test_tokens_are_owed_and_paid_back() -> None:
     assert quota.headers(0.0)["X-RateLimit-Reset-Tokens"] == "1m30s"
     quota.begin(31.0)
     assert (quota.prompt_tokens, quota.completion_tokens) == (500, 400)
+
+
+def test_what_a_gateway_before_has_let_in_breaks_no_limit() -> None:
+    class Request(dict[Any, Any]):
+        method, path = "POST", "/v1/completions"
+
+        def __init__(self, quota: Quota, recorded: OpenAnswer | None) -> None:
+            super().__init__({CLIENT: SimpleNamespace(quota=quota)})
+            self.transport = KeptConnection.__new__(KeptConnection)
+            self.transport.recorded = recorded
+
+    async def handle(request: Any) -> int:
+        return int(request[CLIENT].quota.num_open)
+
+    async def test() -> None:
+        quota = Quota(key(requests_per_minute=1, max_requests=1), 0.0)
+        for recorded in (None, OpenAnswer("id", 1, 1.0, [5]), OpenAnswer("id", 1, 1.0, [6])):
+            assert await limit(Request(quota, recorded), handle) == 1 and quota.num_open == 0  # type: ignore[arg-type, comparison-overlap]
+        with pytest.raises(RequestError):
+            await limit(Request(quota, None), handle)  # type: ignore[arg-type]
+
+    asyncio.run(test())
 
 
 def test_requests_at_a_time() -> None:
