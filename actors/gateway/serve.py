@@ -341,8 +341,8 @@ def _import_tracing(config: RuntimeConfig) -> "type[Tracing] | None":
 
 
 def _has_crashed(last: ExitNote | None) -> bool:
-    """Return whether the gateway before ended of its work, and not by a signal from outside."""
-    return last is not None and (last.hang or not is_from_outside(last.status, obeys=True, oom_kills=0))
+    """Return whether the gateway before ended of its work, and not by a signal from outside, nor in a debugger."""
+    return last is not None and not last.debugger and (last.hang or not is_from_outside(last.status, obeys=True, oom_kills=0))
 
 
 def _most_connections(actor: Actor) -> int:

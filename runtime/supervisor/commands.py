@@ -1,6 +1,7 @@
 """Requests over the control socket, carried out on the actors of the run. Owned by the supervisor."""
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Mapping
 from typing import Protocol
@@ -138,9 +139,10 @@ class Commands:
             debugger = Instance(ForeignProcess(pid), None, is_debugger=True)
         except ProcessLookupError:
             return ErrorReply(f"process {pid} has gone")
+        stack = contextlib.ExitStack()
+        environment, fds = self._starter.inheritance(actor.spec, stack)
         self._run.on_started(actor, debugger)
         debugging = asyncio.create_task(hand_over_to_debugger(actor, debugger))
         self._loans.add(debugging)
         debugging.add_done_callback(self._loans.discard)
-        fds = self._starter.listen_fds(actor.spec)
-        return WithDescriptors(DebugReply(self._starter.environment(actor.spec)), fds)
+        return WithDescriptors(DebugReply(environment), fds, stack.close)

@@ -17,10 +17,11 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class WithDescriptors(msgspec.Struct, frozen=True):
-    """A reply sent together with open files; the supervisor keeps its own descriptors of them."""
+    """A reply sent together with open files. ``on_sent`` is called when the other side has them, or is gone."""
 
     reply: Reply
     fds: Sequence[int]
+    on_sent: Callable[[], None]
 
 
 Handler = Callable[[Request, int], Awaitable[Reply | WithDescriptors]]
@@ -55,7 +56,10 @@ class ControlServer:
                     except (msgspec.MsgspecError, RunError, OSError) as error:
                         reply = ErrorReply(str(error))
                     if isinstance(reply, WithDescriptors):
-                        _send_descriptors(writer, encode(reply.reply) + b"\n", reply.fds)
+                        try:
+                            _send_descriptors(writer, encode(reply.reply) + b"\n", reply.fds)
+                        finally:
+                            reply.on_sent()
                     else:
                         writer.write(encode(reply) + b"\n")
                     await writer.drain()

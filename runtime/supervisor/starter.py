@@ -206,6 +206,15 @@ class Starter:
             environment["MMRT_LISTEN_FDS"] = str(len(listen_fds))
         return environment
 
+    def inheritance(self, spec: ActorSpec, stack: contextlib.ExitStack) -> tuple[dict[str, str], list[int]]:
+        """Return environment and descriptors of a process that is no fork. ``stack`` closes those that are for it alone: do so once it
+        has them. Raises: OSError."""
+        environment, fds = self.environment(spec), self.listen_fds(spec)
+        if spec.listens and self._keeper is not None:
+            environment["MMRT_KEEPER_FD"] = str(CHILD_LISTEN_FD + len(fds))
+            fds.append(stack.enter_context(self._keeper.channel()).fileno())
+        return environment, fds
+
     def listen_fds(self, spec: ActorSpec) -> list[int]:
         """Return the sockets that the actor inherits."""
         return [listener.fileno() for listener in self._listeners] if spec.listens else []
@@ -244,10 +253,7 @@ class Starter:
                 if not has_died:
                     break
         with contextlib.ExitStack() as stack:
-            fds = self.listen_fds(spec)
-            if spec.listens and self._keeper is not None:
-                environment["MMRT_KEEPER_FD"] = str(CHILD_LISTEN_FD + len(fds))
-                fds.append(stack.enter_context(self._keeper.channel()).fileno())
+            environment, fds = self.inheritance(spec, stack)
             process = spawn(spec.command, environment, output_fd=output_fd, lifeline_fd=self._lifeline, listen_fds=fds)
         self._remember(process)
         return process

@@ -5,14 +5,22 @@ import contextlib
 import os
 import resource
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mmrt.runtime.environment import CHILD_LISTEN_FD
 from mmrt.runtime.process.kept_connections import Kind, Packet, receive, record_sizes, send
 from mmrt.runtime.supervisor.connection_keeper import ConnectionKeeper
+from mmrt.runtime.supervisor.control import DebugReply, DebugRequest, encode
+from mmrt.runtime.supervisor.control_server import ControlServer, WithDescriptors
+from mmrt.runtime.supervisor.managed_actor import ActorSpec
+from mmrt.runtime.supervisor.starter import Starter
 from mmrt.shm.connection_records import ConnectionRecords, RecordSizes
 
 SIZES = RecordSizes(4, 4096, 4096)
@@ -21,6 +29,10 @@ GATEWAYS: list["Gateway"] = []
 
 class Gateway:
     """Asks for the connections and takes them."""
+
+    @classmethod
+    def of(cls, channel: socket.socket) -> "Gateway":
+        return cls(SimpleNamespace(channel=lambda: channel))  # type: ignore[arg-type]
 
     def __init__(self, keeper: ConnectionKeeper) -> None:
         self.channel = keeper.channel()
@@ -132,6 +144,45 @@ def test_a_released_connection_ends_for_its_client_and_its_record_is_empty() -> 
             with pytest.raises(ConnectionResetError):
                 await read(dropped)
             assert keeper.num_held == 0 and gateway.records.record(0).load() == b""
+
+    asyncio.run(test())
+
+
+def test_a_debugger_gets_the_connections_too(tmp_path: Path) -> None:
+    """``mmrt debug gateway``: else their clients would wait for its end."""
+
+    async def test() -> None:
+        async with keeping() as (keeper, connect):
+            starter = Starter.__new__(Starter)
+            starter._run, starter._environment, starter._keeper, starter._lifeline = tmp_path, {}, keeper, -1
+            with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
+                starter._listeners = [listener]
+                environment, fds = starter.inheritance(ActorSpec(name="gateway", command=(), listens=True), stack)
+                assert environment["MMRT_LISTEN_FDS"] == "1" and environment["MMRT_KEEPER_FD"] == str(CHILD_LISTEN_FD + 1)
+                assert fds[0] == listener.fileno()
+                debugger = Gateway.of(socket.socket(fileno=os.dup(fds[1])))
+            connect()
+            await debugger.adopt()
+            await debugger.until(lambda: debugger.held)
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_descriptors_that_were_sent_are_let_go(tmp_path: Path, is_there: bool) -> None:
+    sent = threading.Event()
+
+    async def handler(request: object, pid: int) -> WithDescriptors:
+        return WithDescriptors(DebugReply({}), [0] if is_there else [-1], sent.set)
+
+    async def test() -> None:
+        server = ControlServer(tmp_path / "control", handler)
+        await server.start()
+        _, writer = await asyncio.open_unix_connection(tmp_path / "control")
+        writer.write(encode(DebugRequest("gateway")) + b"\n")
+        assert await asyncio.to_thread(sent.wait, 10)
+        writer.close()
+        await server.close()
 
     asyncio.run(test())
 
