@@ -1,6 +1,8 @@
 """What every actor process has: waiting that a signal ends once, its number, and what it says while it is debugged."""
 
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from mmrt.actors.host.cores import SharedCores
 from mmrt.actors.host.free_turn import FreeTurn
 from mmrt.runtime.bus.transport import ActorSocket
 from mmrt.runtime.config.runtime_config import RuntimeConfig
+from mmrt.runtime.process.crash_cause import ExitNote, write_exit_note
 from mmrt.runtime.process.notify import Notifier
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.shm.role_lock import next_generation
@@ -90,11 +93,27 @@ def test_one_that_ends_in_the_midst_of_work_computes_no_more(tmp_path: Path) -> 
         assert seen == [0]
 
 
+def test_who_goes_on_with_answers_waits_for_word_of_how_the_last_one_ended(tmp_path: Path) -> None:
+    """A warm one is there before the supervisor has noted it."""
+    with RunDirectory.create(tmp_path / "run", {}) as run:
+        table = ActorTable.create(run, ["video"])
+        table.writer("video", 1).set_state(ActorState.ACTIVE)
+        note = ExitNote(os.getpid(), -signal.SIGSEGV)
+        writing = threading.Timer(0.1, write_exit_note, (run.path, "video", note))
+        writing.start()
+        actor = bare_actor(run, 2)
+        actor.keeper_fd, actor._terminated = 3, False
+        actor.lifeline = SimpleNamespace(fd=4, is_gone=lambda: False)  # type: ignore[assignment]
+        actor._take_over(table)
+        assert actor.last_exit == note
+        writing.join()
+
+
 def bare_actor(run: RunDirectory, generation: int) -> Actor:
     """As much of one as takes over the words of its predecessor, without a supervisor."""
     actor = Actor.__new__(Actor)
     actor.name, actor.run, actor.config = InstanceId("video"), run, RuntimeConfig()
     actor.lifeline = SimpleNamespace(fd=None)  # type: ignore[assignment]
-    actor.generation, actor.is_confined, actor.session = generation, False, None
+    actor.generation, actor.is_confined, actor.session, actor.keeper_fd = generation, False, None, None
     actor.notifier, actor.turn = Notifier(None, "video", generation), FreeTurn()
     return actor
