@@ -75,6 +75,8 @@ class KeyRanges(NamedTuple):
     @classmethod
     def of(cls, firsts: Tensor, ends: Tensor) -> "KeyRanges":
         """Raises: ValueError for firsts or ends that fall, or are negative."""
+        if not len(ends):
+            return cls(firsts.long(), ends.long(), 0)
         found = cls(firsts.long().contiguous(), ends.long().contiguous(), int(ends.max()))
         if firsts.shape != ends.shape or any(int(bounds[0]) < 0 or bool((bounds.diff() < 0).any()) for bounds in found[:2]):
             raise ValueError(f"keys from {firsts.tolist()} to {ends.tolist()} are no ranges that rise")
