@@ -25,6 +25,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 _decode = msgspec.json.Decoder(_File).decode
+_decode_vocabulary = msgspec.json.Decoder(dict[str, int]).decode
 
 
 def check_vocabulary(path: Path, config: ModelConfig) -> int:
@@ -52,7 +53,7 @@ def check_vocabulary(path: Path, config: ModelConfig) -> int:
 
 def _in_two_files(path: Path) -> _File:
     """vocab.json, and the added tokens of tokenizer_config.json."""
-    vocabulary = msgspec.json.decode((path / VOCABULARY).read_bytes(), type=dict[str, int])
+    vocabulary = _decode_vocabulary((path / VOCABULARY).read_bytes())
     config = CheckpointFiles(path).optional("tokenizer_config.json")
     added = () if config is None else config.object("added_tokens_decoder").data
     return _File(_Model(vocabulary), tuple(_Token(int(id)) for id in added if id.isdigit()))
