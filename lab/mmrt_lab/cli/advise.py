@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
         as_json: Annotated[bool, typer.Option("--json", help="Print each look as a line of JSON.")] = False,
         run: RunName = None,
     ) -> None:
-        """Say what a live run should have more or fewer of, or see to it.
+        """Say what a live run needs more or fewer of, or set it.
 
         Every look prints figures of each kind of process, a layout to set with the reason, and whether the load is no longer that
         of the plan. With --act the layout is set; no request is lost by it.
