@@ -33,7 +33,7 @@ class Drawn(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What a step adds to answers: the first ``num_N`` of the members' ``tokens`` [N, K], or [N] of one each, and their EndCodes."""
+    """The tokens that a step adds: of each member the first ``num_N`` of ``tokens`` [N, K], or one each of [N]; and their EndCodes."""
 
     tokens: Ints
     num_N: Ints

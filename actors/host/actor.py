@@ -208,7 +208,7 @@ class Actor:
         if last.generation > self.generation:  # another process has acted since this one got its number, say while it was in pdb
             self.generation = self.notifier.generation = next_generation(self.run, self.name)
         note = read_exit_note(self.run.path, self.name, last.pid)
-        keeps_answers = self.keeper_fd is not None and last.state is ActorState.ACTIVE  # of which one may have ended it
+        keeps_answers = self.keeper_fd is not None and last.state is ActorState.ACTIVE  # one of them may have ended it
         if self.lifeline.fd is not None and (last.step_deadline_ns or keeps_answers):
             patient_until_s = time.monotonic() + NOTE_S
             while note is None and time.monotonic() < patient_until_s:

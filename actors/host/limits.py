@@ -3,7 +3,7 @@
 import resource
 from collections.abc import Mapping
 
-# Less than any core has, so that no file is made; and other than 0 it keeps the kernel from piping a core to a program, too.
+# No core is so small, so the kernel writes no file. Unlike 0, this also keeps it from piping a core to a program.
 NO_CORE_BYTES = 1
 MAX_STACK_BYTES = 8 << 20  # of the first thread, which grows; no other limit counts it
 

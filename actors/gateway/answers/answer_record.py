@@ -39,7 +39,7 @@ class AnswerRecord:
 
     @property
     def shown(self) -> list[Place]:
-        """How far a gateway before has shown each choice; nothing if it has not begun."""
+        """Return the place up to which an earlier gateway has shown each choice; [] if none has begun."""
         return [] if self._recorded is None else self._recorded.places
 
     @property

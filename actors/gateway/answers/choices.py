@@ -160,7 +160,7 @@ class Choice:
 
     @property
     def taken(self) -> Place:
-        """How far it has been taken. Ids and tokens that are held back have not."""
+        """Return the place up to which the client has it. Ids and tokens that are held back come later."""
         taken = self.request.taken
         num_tokens = sum(len(one.tokens.ids) for one in self._held if one.tokens is not None)
         return Place(taken.num_bytes, taken.num_tokens - num_tokens, taken.num_ids - sum(len(one.ids) for one in self._held))

@@ -162,7 +162,7 @@ class ClientRequest:
 
     @property
     def taken(self) -> Place:
-        """How far it has been taken."""
+        """Return the place up to which ``take`` has given it."""
         num_ids = self._num_ids - len(self._ids)
         return Place(self._received - len(self._pending), self.findings.num_taken, num_ids)
 

@@ -17,7 +17,7 @@ class RecordError(ValueError):
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """How far a choice has been read for the client: bytes of its text, of which the last may be held back, tokens with
+    """The place up to which a choice has been read for the client: bytes of its text (the last may be held back), tokens with
     log-probabilities, and ids."""
 
     num_bytes: _Offset = 0

@@ -44,7 +44,7 @@ _decode_number: Callable[[str], int | float] = msgspec.json.Decoder(int | float)
 
 
 class Asked(NamedTuple):
-    """What a form asks for. ``language``: of the text, as far as form or route say."""
+    """A form, read. ``language``: of the text, if form or route say it."""
 
     request: ChatRequest
     format: str
@@ -228,7 +228,7 @@ def _typed(name: str, value: str | FormFile | list[str]) -> Any:
 
 
 def _in_words(fields: Fields, instruction: str = INSTRUCTION) -> _Prompt:
-    """What is said to the model: the task, and the language and the style that are given."""
+    """Make the prompt: the task, and the language and the style if they are given."""
     language, prompt = fields.take_str("language"), fields.take_str("prompt", MAX_PROMPT_CHARS)
     sentences = [instruction]
     if language:
