@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ...models.architecture import ModelConfig, VisionRules
+from ...models.architecture import ModelConfig
+from ...models.media_config import VisionRules
 from ...runtime.config.sections import MIN_FPS, MediaSection
 from ...schema.media import MediaKind, MediaOptions
 

@@ -7,8 +7,9 @@ numbers that agree.
 import math
 
 from ...schema.media import ItemShape, MediaKind, SegmentShape
-from ..architecture import ModelConfig, VisionRules
+from ..architecture import ModelConfig
 from ..errors import UnsupportedMediaError
+from ..media_config import VisionRules
 from .registry import family_of
 
 MAX_VIDEO_S = 1e6  # of the times on the temporal axis

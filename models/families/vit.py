@@ -5,9 +5,9 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
-from ..architecture import VisionConfig
 from ..checkpoint.json_fields import JsonObject
 from ..checkpoint.weight_specs import TensorSpec, linear, same
+from ..media_config import VisionConfig
 
 _FILTERS = {"lanczos": 1, "bicubic": 3}  # as Pillow numbers them
 

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...cpu_kernels.flash_attention import prepare
-from ..architecture import ModelConfig, VisionConfig
+from ..architecture import ModelConfig
 from ..lm.decoder import AfterLayer
+from ..media_config import VisionConfig
 from .interface import TowerInput
 from .linear import Linear
 from .sequences import Sequences, attend

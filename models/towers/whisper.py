@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..architecture import AudioConfig
+from ..media_config import AudioConfig
 from .linear import Linear
 from .sequences import Sequences, attend
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mmrt.media.mel import LogMel, mel_filters
-from mmrt.models.architecture import AudioRules
+from mmrt.models.media_config import AudioRules
 from mmrt.tests.settings import ImportedLater
 
 transformers: Any = ImportedLater("transformers")

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrt.media.preprocess import image_rows, patch_rows, resize, video_rows
-from mmrt.models.architecture import VisionRules
+from mmrt.models.media_config import VisionRules
 from mmrt.tests.settings import examples
 
 RULES = VisionRules()

@@ -11,7 +11,7 @@ from mmrt.media.audio import decode_audio
 from mmrt.media.limits import MediaLimits
 from mmrt.media.mel import LogMel
 from mmrt.media.resample import resampled
-from mmrt.models.architecture import AudioRules
+from mmrt.models.media_config import AudioRules
 
 RATE = 16000
 DOWN = (22050, 32000, 44100, 47999, 48000, 96000, 192000)

@@ -11,7 +11,7 @@ from PIL import Image
 from mmrt.media.image import decode_image
 from mmrt.media.limits import MediaLimits
 from mmrt.media.preprocess import image_rows
-from mmrt.models.architecture import VisionRules
+from mmrt.models.media_config import VisionRules
 from mmrt.tests.media.test_preprocess import normalised
 
 HEIGHT, WIDTH = 56, 84

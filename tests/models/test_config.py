@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mmrt.models.architecture import ModelConfig, SamplingDefaults, VisionRules
+from mmrt.models.architecture import ModelConfig, SamplingDefaults
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
+from mmrt.models.media_config import VisionRules
 
 
 def read(path: Path) -> dict:

@@ -12,7 +12,6 @@ import torch
 
 from mmrt.cli.checkpoints import checkpoint_of
 from mmrt.cli.main import run
-from mmrt.models.architecture import VisionConfig
 from mmrt.models.checkpoint.weights import check_weights, read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
@@ -20,6 +19,7 @@ from mmrt.models.families.registry import family_of
 from mmrt.models.gguf.directory import gguf_directory
 from mmrt.models.gguf.made import made_directories, unused_towers
 from mmrt.models.make.checkpoint import make_checkpoint
+from mmrt.models.media_config import VisionConfig
 from mmrt.models.towers.interface import TowerInput
 from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.config.sections import ModelSection

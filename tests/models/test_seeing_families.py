@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmrt.media.preprocess import image_rows, video_rows
-from mmrt.models.architecture import VisionRules
 from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
 from mmrt.models.families.registry import family_of
 from mmrt.models.lm.rope import Rope
+from mmrt.models.media_config import VisionRules
 from mmrt.tests.media.processor_reference import processed
 
 FAMILIES = ("qwen2_vl", "qwen3_vl", "qwen3_5", "glm_ocr", "glm4v")

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import vision_utils
 
-from mmrt.models.architecture import VisionConfig
 from mmrt.models.families.qwen2_5.vision_geometry import geometry
+from mmrt.models.media_config import VisionConfig
 from mmrt.models.towers.sequences import Sequences, attend
 
 CPU = torch.device("cpu")

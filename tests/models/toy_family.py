@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig, VisionRules
+from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
 from mmrt.models.checkpoint.json_fields import CheckpointFiles
 from mmrt.models.checkpoint.weight_specs import TensorSpec, language_specs, same
 from mmrt.models.errors import UnsupportedMediaError
 from mmrt.models.families.family import CheckpointRecipe
 from mmrt.models.lm.decoder import AfterLayer
+from mmrt.models.media_config import VisionRules
 from mmrt.models.towers.interface import Tower, TowerInput
 from mmrt.schema.media import ItemShape, MediaKind, MediaSpan, SegmentShape, View
 

@@ -14,7 +14,7 @@ from mmrt.actors.host.embedding_pages import DeviceEmbeddingPages, HostEmbedding
 from mmrt.actors.host.shared_tensors import copy_pages
 from mmrt.actors.prefill import PrefillWorker
 from mmrt.cli.replay_worker import Replay
-from mmrt.models.architecture import DType, KvDType, ModelConfig, VisionConfig
+from mmrt.models.architecture import DType, KvDType, ModelConfig
 from mmrt.models.checkpoint.weights import attach_weights, torch_dtype, write_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.families.qwen2_5 import vision_tower
@@ -24,6 +24,7 @@ from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.lm.triton_layer_ops import TritonOperations
 from mmrt.models.lm.warm_up import warm_up_decode, warm_up_prefill, warm_up_towers
 from mmrt.models.make.checkpoint import make_checkpoint
+from mmrt.models.media_config import VisionConfig
 from mmrt.models.sampling.interface import Sampler
 from mmrt.models.sampling.sampler import CpuSampler
 from mmrt.models.sampling.triton_sampler import TritonSampler

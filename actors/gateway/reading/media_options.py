@@ -8,7 +8,7 @@ is refused, never cut down in silence. Of a video that comes as frames ``fps`` a
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ....models.architecture import VisionRules
+from ....models.media_config import VisionRules
 from ....runtime.config.sections import MAX_FPS, MIN_FPS
 from ....schema.media import MediaKind, MediaOptions
 from ...host.media_rules import Range, option_ranges

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ....models.architecture import SamplingDefaults, VisionRules
+from ....models.architecture import SamplingDefaults
+from ....models.media_config import VisionRules
 from ....models.text.transcripts import SpeechRules
 from ....runtime.bus.sampling import Sampling
 from ....runtime.config.sections import MediaSection

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmrt.models.architecture import AudioConfig, LanguageConfig, ModelConfig, VisionConfig
+from mmrt.models.architecture import LanguageConfig, ModelConfig
+from mmrt.models.media_config import AudioConfig, VisionConfig
 
 VISION_ROPE_THETA = 10000.0
 AUDIO_TIMESCALE = 10000.0

@@ -6,19 +6,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from mmrt.models.architecture import (
-    AttentionConfig,
-    LanguageConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-    RopeConfig,
-    VisionConfig,
-    VisionRules,
-)
+from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
 from mmrt.models.families.qwen2_5.vision_geometry import Geometry, geometry
 from mmrt.models.families.qwen2_5.vision_tower import VisionTower
 from mmrt.models.families.registry import family_of
+from mmrt.models.media_config import VisionConfig, VisionRules
 
 from .counts import Shape
 from .stack import EPSILON

@@ -10,7 +10,8 @@ import argparse
 from pathlib import Path
 from typing import NamedTuple
 
-from mmrt.models.architecture import DTYPE_BYTES, LanguageConfig, ModelConfig, VisionConfig
+from mmrt.models.architecture import DTYPE_BYTES, LanguageConfig, ModelConfig
+from mmrt.models.media_config import VisionConfig
 
 from .costs import SHIPPED, Costs, Line, Overheads, load_costs, save_costs, shipped_costs
 from .interference import stage_set, stage_sets

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....schema.media import ItemShape, SegmentShape
-from ...architecture import ModelConfig, VisionConfig, VisionRules
+from ...architecture import ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles
 from ...errors import UnsupportedMediaError
+from ...media_config import VisionConfig, VisionRules
 from ..qwen2_5 import fields, media
 
 FRAMES = 2  # that a picture counts as where its size is bounded

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ....schema.media import ItemShape, MediaSpan
-from ...architecture import AttentionConfig, LanguageConfig, ModelConfig, VisionConfig, VisionRules
+from ...architecture import AttentionConfig, LanguageConfig, ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
+from ...media_config import VisionConfig, VisionRules
 from ..family import CheckpointRecipe, made_recipes
 from ..fields import parse_attention, parse_decoder, parse_fused_mlps
 from ..qwen2_5 import fields, media, seeing, tensors

@@ -9,9 +9,10 @@ import msgspec
 from msgspec.structs import replace
 
 from ....schema.media import ItemShape, MediaKind, SegmentShape
-from ...architecture import LanguageConfig, ModelConfig, VisionRules
+from ...architecture import LanguageConfig, ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...checkpoint.weight_specs import TensorSpec, language_specs, same
+from ...media_config import VisionRules
 from .. import no_media
 from ..family import CheckpointRecipe, made_recipes
 from ..fields import max_positions, parse_attention, parse_decoder

@@ -8,9 +8,9 @@ import math
 from typing import NamedTuple
 
 from ....schema.media import View
-from ...architecture import VisionRules
 from ...checkpoint.json_fields import JsonObject
 from ...errors import UnsupportedMediaError
+from ...media_config import VisionRules
 
 _MOST_SIDE = 1 << 16  # of a grid, in pixels
 

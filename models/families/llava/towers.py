@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from ....schema.media import MediaKind
-from ...architecture import ModelConfig, VisionRules
+from ...architecture import ModelConfig
 from ...lm.decoder import AfterLayer
+from ...media_config import VisionRules
 from ...towers.interface import Tower, TowerInput
 from ...towers.vit import VisionTransformer
 from .pictures import tile_map

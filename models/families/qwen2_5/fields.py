@@ -5,8 +5,9 @@ from typing import Any
 
 import msgspec
 
-from ...architecture import AudioConfig, AudioRules, LanguageConfig, RopeConfig, VisionConfig, VisionRules
+from ...architecture import LanguageConfig, RopeConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
+from ...media_config import AudioConfig, AudioRules, VisionConfig, VisionRules
 from ..fields import max_positions, parse_attention, parse_decoder
 from ..text.ropes import expect_whole_heads, parse_turns, rope_fields
 

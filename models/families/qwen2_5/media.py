@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....schema.media import ItemShape, MediaKind, MediaSpan, SegmentShape
-from ...architecture import AudioRules, ModelConfig, VisionRules
+from ...architecture import ModelConfig
 from ...errors import UnsupportedMediaError
+from ...media_config import AudioRules, VisionRules
 
 MAX_SEGMENT_PATCHES = 512  # patch rows per video segment, unless one temporal patch has more: 128 tokens, half the least prefill plan
 MAX_SEGMENT_MEL_FRAMES = 3000

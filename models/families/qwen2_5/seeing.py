@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....schema.media import ItemShape, MediaKind, MediaSpan
-from ...architecture import LanguageConfig, ModelConfig, VisionConfig, VisionRules
+from ...architecture import LanguageConfig, ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...errors import UnsupportedMediaError
+from ...media_config import VisionConfig, VisionRules
 from ..fields import max_positions, parse_dtype, parse_eos
 from . import fields, media
 

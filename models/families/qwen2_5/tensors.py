@@ -5,8 +5,9 @@ Tower tensors keep the names that transformers gives to Qwen2.5's, after ``visio
 
 from collections.abc import Iterator, Mapping
 
-from ...architecture import AudioConfig, ModelConfig, VisionConfig
+from ...architecture import ModelConfig
 from ...checkpoint.weight_specs import TensorSpec, language_specs, linear, same
+from ...media_config import AudioConfig, VisionConfig
 
 
 def tensor_specs(config: ModelConfig) -> list[TensorSpec]:

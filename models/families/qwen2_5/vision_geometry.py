@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...architecture import VisionConfig
+from ...media_config import VisionConfig
 from ...towers.sequences import Sequences
 
 _CUBIC = -0.75  # the slope of a cubic convolution at a distance of 1

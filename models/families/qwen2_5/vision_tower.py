@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....cpu_kernels.flash_attention import prepare
-from ...architecture import ModelConfig, VisionConfig
+from ...architecture import ModelConfig
 from ...lm.decoder import AfterLayer
+from ...media_config import VisionConfig
 from ...towers.interface import TowerInput
 from ...towers.linear import Linear
 from ...towers.sequences import Sequences

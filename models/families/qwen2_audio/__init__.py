@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ....schema.media import ItemShape, MediaKind, SegmentShape
-from ...architecture import AudioConfig, AudioRules, LanguageConfig, ModelConfig
+from ...architecture import LanguageConfig, ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...checkpoint.weight_specs import TensorSpec, language_specs
 from ...errors import UnsupportedMediaError
+from ...media_config import AudioConfig, AudioRules
 from .. import no_media
 from ..family import CheckpointRecipe, made_recipes
 from ..fields import max_positions, parse_attention, parse_decoder, parse_dtype, parse_eos

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ...architecture import ModelConfig, VisionConfig
+from ...architecture import ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
+from ...media_config import VisionConfig
 from ..family import CheckpointRecipe, made_recipes
 from ..qwen2_5 import fields, media, seeing, tensors
 

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....schema.media import ItemShape, MediaSpan, SegmentShape
-from ...architecture import ModelConfig, VisionConfig, VisionRules
+from ...architecture import ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles
 from ...errors import UnsupportedMediaError
+from ...media_config import VisionConfig, VisionRules
 from ..qwen2_5 import fields, media
 
 _HALF = (0.5, 0.5, 0.5)  # of videos, where their file has no colours; transformers takes others for pictures

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....schema.media import MediaKind, MediaSpan
-from ...architecture import LanguageConfig, ModelConfig, VisionConfig
+from ...architecture import LanguageConfig, ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
+from ...media_config import VisionConfig
 from .. import no_media
 from ..family import CheckpointRecipe, made_recipes
 from ..qwen2_5 import media, tensors

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....schema.media import MediaSpan
-from ...architecture import LanguageConfig, ModelConfig, RopeConfig, VisionConfig, interleaved_axes
+from ...architecture import LanguageConfig, ModelConfig, RopeConfig, interleaved_axes
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
+from ...media_config import VisionConfig
 from ..fields import max_positions, parse_dtype, parse_eos
 from ..qwen2_5 import fields, seeing, tensors
 from ..text.ropes import parse_turns, rope_fields

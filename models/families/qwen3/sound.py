@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import msgspec
 
 from ....schema.media import ItemShape, SegmentShape
-from ...architecture import AudioConfig, AudioRules, ModelConfig
+from ...architecture import ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...checkpoint.weight_specs import TensorSpec, linear, same
 from ...errors import UnsupportedMediaError
+from ...media_config import AudioConfig, AudioRules
 from ..qwen2_5.fields import feature_extractor, parse_audio, parse_audio_rules
 from ..qwen2_5.tensors import encoder_specs
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ....schema.media import MediaKind
-from ...architecture import AudioConfig, LanguageConfig, ModelConfig
+from ...architecture import LanguageConfig, ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...checkpoint.weight_specs import TensorSpec, language_specs
+from ...media_config import AudioConfig
 from ...text.transcripts import SpeechRules
 from .. import no_media
 from ..family import CheckpointRecipe, made_recipes

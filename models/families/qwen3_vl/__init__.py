@@ -5,8 +5,9 @@ from functools import partial
 
 import msgspec
 
-from ...architecture import FeedForwardConfig, LanguageConfig, VisionConfig
+from ...architecture import FeedForwardConfig, LanguageConfig
 from ...checkpoint.json_fields import JsonObject
+from ...media_config import VisionConfig
 from ..experts import parse_router, place_experts
 from ..fields import FeedForwards, parse_attention, parse_decoder, parse_mlps
 from ..qwen3 import seeing

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ....schema.media import ItemShape, MediaKind, SegmentShape, View
-from ...architecture import LanguageConfig, ModelConfig, VisionConfig, VisionRules
+from ...architecture import LanguageConfig, ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...checkpoint.weight_specs import TensorSpec, language_specs
 from ...errors import UnsupportedMediaError
+from ...media_config import VisionConfig, VisionRules
 from .. import no_media
 from ..family import CheckpointRecipe, made_recipes
 from ..fields import max_positions, parse_attention, parse_decoder

@@ -24,16 +24,8 @@ from mmrt.actors.gateway import serve as serving
 from mmrt.actors.gateway.reading.prompt import PromptBuilder
 from mmrt.actors.gateway.reading.validation import Limits
 from mmrt.actors.host.actor import Actor
-from mmrt.models.architecture import (
-    AttentionConfig,
-    AudioRules,
-    LanguageConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-    RopeConfig,
-    VisionRules,
-)
+from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
+from mmrt.models.media_config import AudioRules, VisionRules
 from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.bus.messages import (

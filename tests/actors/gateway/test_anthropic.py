@@ -15,8 +15,8 @@ from mmrt.actors.gateway.reading.prompt import PromptBuilder
 from mmrt.actors.gateway.reading.template_fields import TemplateUse
 from mmrt.actors.gateway.reading.thinking import Thinking
 from mmrt.actors.gateway.reading.validation import ChatRequest, Limits
-from mmrt.models.architecture import VisionRules
 from mmrt.models.grammar.source import source_of_schema
+from mmrt.models.media_config import VisionRules
 from mmrt.runtime.errors import RequestError
 from mmrt.tests.actors.gateway.description import check_described
 from mmrt.tests.settings import ImportedLater

@@ -10,7 +10,7 @@ import pytest
 
 from mmrt.actors.gateway.reading import cache_keys
 from mmrt.actors.gateway.reading.validation import Limits
-from mmrt.models.architecture import VisionRules
+from mmrt.models.media_config import VisionRules
 from mmrt.runtime.bus.messages import RequestSpec
 from mmrt.runtime.config.sections import MediaSection
 

@@ -22,7 +22,7 @@ from mmrt.actors.gateway.reading.fields import Example
 from mmrt.actors.gateway.reading.ignored import HEADER, Ignored, collecting
 from mmrt.actors.gateway.reading.prompt import PromptBuilder
 from mmrt.actors.gateway.reading.validation import ChatRequest, Limits, TextRequest, read_chat, read_text
-from mmrt.models.architecture import VisionRules
+from mmrt.models.media_config import VisionRules
 from mmrt.runtime.errors import RequestError
 from mmrt.tests.actors.gateway.description import check_described
 from mmrt.tests.actors.gateway.field_table_markdown import with_table

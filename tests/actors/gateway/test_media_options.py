@@ -8,7 +8,7 @@ import pytest
 
 from mmrt.actors.gateway.reading.ignored import collecting
 from mmrt.actors.gateway.reading.validation import Limits, read_chat
-from mmrt.models.architecture import VisionRules
+from mmrt.models.media_config import VisionRules
 from mmrt.runtime.config.sections import MediaSection
 from mmrt.runtime.errors import RequestError
 from mmrt.schema.media import MediaKind, MediaOptions

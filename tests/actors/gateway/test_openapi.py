@@ -18,7 +18,7 @@ from mmrt.actors.gateway.reading.fields import Example, Fields
 from mmrt.actors.gateway.reading.ignored import collecting
 from mmrt.actors.gateway.reading.json_body import Body, decode_body
 from mmrt.actors.gateway.reading.validation import Limits
-from mmrt.models.architecture import VisionRules
+from mmrt.models.media_config import VisionRules
 from mmrt.tests.actors.gateway.conftest import MODEL
 
 LIMITS = Limits(model_name=MODEL, kinds=("image", "video", "audio"), max_context=2048, vision_rules=VisionRules())

@@ -13,7 +13,8 @@ from tokenizers.processors import TemplateProcessing
 from mmrt.actors.gateway.reading.ignored import collecting
 from mmrt.actors.gateway.reading.prompt import Prompt, PromptBuilder
 from mmrt.actors.gateway.reading.validation import Limits, read_chat, read_text
-from mmrt.models.architecture import ModelConfig, VisionRules
+from mmrt.models.architecture import ModelConfig
+from mmrt.models.media_config import VisionRules
 from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.errors import RequestError

@@ -17,7 +17,8 @@ from mmrt.actors.gateway.reading.output_fields import Output
 from mmrt.actors.gateway.reading.template_fields import TemplateUse
 from mmrt.actors.gateway.reading.validation import ChatRequest, Limits, read_chat, read_text
 from mmrt.media.frames import pack_frames, read_frames
-from mmrt.models.architecture import SamplingDefaults, VisionRules
+from mmrt.models.architecture import SamplingDefaults
+from mmrt.models.media_config import VisionRules
 from mmrt.runtime.config.sections import MediaSection
 from mmrt.runtime.errors import RequestError
 from mmrt.schema.media import MediaOptions

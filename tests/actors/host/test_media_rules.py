@@ -9,17 +9,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mmrt.actors.host.media_rules import for_medium, for_run, option_ranges
-from mmrt.models.architecture import (
-    AttentionConfig,
-    AudioRules,
-    LanguageConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-    RopeConfig,
-    VisionRules,
-)
+from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
 from mmrt.models.families import qwen2_5_omni
+from mmrt.models.media_config import AudioRules, VisionRules
 from mmrt.runtime.config.sections import MediaSection
 from mmrt.schema.media import MediaOptions
 from mmrt.tests.models.test_items import function_of_transformers

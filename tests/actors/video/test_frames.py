@@ -15,7 +15,8 @@ from mmrt.media.engines import CpuEngine
 from mmrt.media.errors import MediaError
 from mmrt.media.frames import MAGIC, pack_frames, read_frames
 from mmrt.media.limits import UNLIMITED, MediaLimits
-from mmrt.models.architecture import ModelConfig, VisionRules
+from mmrt.models.architecture import ModelConfig
+from mmrt.models.media_config import VisionRules
 from mmrt.tests.actors.bench import Weights
 from mmrt.tests.media.test_preprocess import normalised
 

@@ -24,18 +24,8 @@ from mmrt.media.audio import decode_audio
 from mmrt.media.limits import MediaLimits, TimeBudget
 from mmrt.media.mel import LogMel
 from mmrt.media.preprocess import image_rows, video_rows
-from mmrt.models.architecture import (
-    AttentionConfig,
-    AudioConfig,
-    AudioRules,
-    LanguageConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-    RopeConfig,
-    VisionConfig,
-    VisionRules,
-)
+from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
+from mmrt.models.media_config import AudioConfig, AudioRules, VisionConfig, VisionRules
 from mmrt.runtime.bus.messages import Analysed, Done, ItemError, MediaItem, Overran, PageRun
 from mmrt.runtime.bus.plans import Analyse, Plan, PreprocessSegment
 from mmrt.runtime.config.runtime_config import parse_config
