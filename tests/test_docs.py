@@ -63,20 +63,6 @@ def test_every_path_of_the_map_exists() -> None:
             assert any((base / other).exists() for base in (ROOT, place.parent, place.parent.parent)), f"{other}: {line}"
 
 
-def test_every_path_of_the_coverage_exists() -> None:
-    """Of modules in the tree, of tests below tests/ or in the tree; both without ``.py``."""
-    rows = re.findall(r"^\| [A-Z]{2}\d+ .*$", (LAB / "coverage.md").read_text(), re.MULTILINE)
-    assert len(rows) > 100
-    missing = []
-    for row in rows:
-        cells = row.split("|")
-        for cell, bases in ((cells[3], [ROOT]), (cells[4], [ROOT / "tests", ROOT])):
-            for name in re.findall(r"\w+(?:/\w+)+", cell):
-                if not any((base / f"{name}{end}").exists() for base in bases for end in ("", ".py")):
-                    missing.append(f"{cells[1].strip()}: {name}")
-    assert missing == []
-
-
 def test_pages_for_users_are_short() -> None:
     """README.md, CHANGELOG.md and docs/ together, without blocks of code and without the tables that are made from the code."""
     pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]
