@@ -1,12 +1,10 @@
 """Requests over the control socket, carried out on the actors of the run. Owned by the supervisor."""
 
 import asyncio
-import contextlib
 import signal
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
-from ...shm.confined import is_confined
 from ..errors import RunError
 from .control import (
     DebugReply,
@@ -25,38 +23,39 @@ from .control import (
     StatusReply,
 )
 from .control_server import WithDescriptors
+from .crew import Crew
 from .handover import expect_free, hand_over_to_debugger, restart
 from .managed_actor import Instance, SupervisedActor
-from .processes import ForeignProcess, descends_from_us
 from .run_report import RunReport
 from .scaling import Scaling
-from .starter import Starter
 
 
-class Commanded(Protocol):
+class Loan(NamedTuple):
+    """What a process gets that is to be an actor: ``close`` once it has the descriptors, or is gone."""
+
+    debugger: Instance
+    environment: dict[str, str]
+    fds: Sequence[int]
+    close: Callable[[], None]
+
+
+class Asked(Protocol):
     """The supervisor's interface for commands."""
 
-    @property
-    def actors(self) -> Mapping[str, SupervisedActor]: ...
-
     def report(self) -> RunReport: ...
-    def say(self, text: str) -> None: ...
-    def on_started(self, actor: SupervisedActor, instance: Instance) -> None: ...
-    async def end(self, drain_s: float | None) -> None: ...
+    def may_ask(self, pid: int) -> str: ...
+    def is_descendant(self, pid: int) -> bool: ...
+    def lend(self, actor: SupervisedActor, pid: int) -> Loan: ...
     @property
     def scaling(self) -> Scaling: ...
 
 
 class Commands:
-    """One method for each request. Several are answered at once, each in the task of its connection.
+    """One method for each request. Several are answered at once, each in the task of its connection."""
 
-    ``has_page``: the gateway serves a page with buttons that restart and kill processes.
-    """
-
-    def __init__(self, run: Commanded, starter: Starter, has_page: bool) -> None:
-        self._run = run
-        self._starter = starter
-        self._has_page = has_page
+    def __init__(self, crew: Crew, asked: Asked) -> None:
+        self._crew = crew
+        self._asked = asked
         self._loans: set[asyncio.Task[None]] = set()
 
     async def answer(self, request: Request, pid: int) -> Reply | WithDescriptors:
@@ -65,11 +64,8 @@ class Commands:
         Otherwise an attacker in the process that parses media could get listening sockets and environment of any role. The
         exceptions are the two commands of the gateway's page, which give nothing to anybody.
         """
-        if is_confined(pid):
-            raise RunError(
-                f"process {pid} has more filters of system calls (seccomp) than the run, as the one that parses media: it may not "
-                "command the run; use a terminal outside of its sandbox"
-            )
+        if refusal := self._asked.may_ask(pid):
+            raise RunError(refusal)
         if self._is_ours(pid) and not (isinstance(request, RestartRequest | KillRequest) and self._is_page(pid)):
             raise RunError(f"process {pid} belongs to the run and may not command it")
         if isinstance(request, RestartRequest):
@@ -77,15 +73,15 @@ class Commands:
         if isinstance(request, KillRequest):
             return self._kill(request)
         if isinstance(request, ScaleRequest):
-            return LayoutReply(*await self._run.scaling.scale(request.stage, request.count))
+            return LayoutReply(*await self._asked.scaling.scale(request.stage, request.count))
         if isinstance(request, LayoutRequest):
-            return LayoutReply(*await self._run.scaling.change(request.layout))
+            return LayoutReply(*await self._asked.scaling.change(request.layout))
         if isinstance(request, DebugRequest):
             return self._debug(request, pid)
         if isinstance(request, DownRequest):
-            await self._run.end(request.drain_s)
+            await self._crew.end(request.drain_s)
             return DownReply()
-        return StatusReply(self._run.report())
+        return StatusReply(self._asked.report())
 
     def close(self) -> None:
         for debugging in self._loans:
@@ -94,20 +90,20 @@ class Commands:
     def _is_ours(self, pid: int) -> bool:
         """Return whether the process is an actor's, or was started by one: the gateway has a child that compiles grammars. The video
         process is confined, under a debugger, too."""
-        instances = (instance for actor in self._run.actors.values() for instance in actor.instances)
-        return any(instance.process.pid == pid and not instance.is_debugger for instance in instances) or descends_from_us(pid)
+        instances = (instance for actor in self._crew.actors.values() for instance in actor.instances)
+        return any(instance.process.pid == pid and not instance.is_debugger for instance in instances) or self._asked.is_descendant(pid)
 
     def _is_page(self, pid: int) -> bool:
         """Return whether the process is a gateway that serves the page."""
-        gateways = (actor for actor in self._run.actors.values() if actor.spec.listens)
-        return self._has_page and any(instance.process.pid == pid for actor in gateways for instance in actor.instances)
+        gateways = (actor for actor in self._crew.actors.values() if actor.spec.listens)
+        return self._crew.config.server.page and any(instance.process.pid == pid for actor in gateways for instance in actor.instances)
 
     def _actor(self, name: str) -> SupervisedActor:
         """Return the supervised actor of the process that ``name`` runs in."""
-        for actor in self._run.actors.values():
+        for actor in self._crew.actors.values():
             if name in actor.spec.roles:
                 return actor
-        names = [role for actor in self._run.actors.values() for role in actor.spec.roles]
+        names = [role for actor in self._crew.actors.values() for role in actor.spec.roles]
         raise RunError(f"no actor {name!r}; there are {', '.join(names)}")
 
     async def _restart(self, request: RestartRequest) -> Reply:
@@ -115,7 +111,7 @@ class Commands:
             reply = await restart(self._actor(request.actor))
         except OSError as error:
             raise RunError(f"{request.actor}: no new process can be started: {error.strerror}") from None
-        self._run.say(reply.message)
+        self._crew.say(reply.message)
         return reply
 
     def _kill(self, request: KillRequest) -> Reply:
@@ -124,7 +120,7 @@ class Commands:
         instance = actor.current
         if instance is None or not instance.process.alive or instance.is_debugger or actor.stopping.is_set():
             raise RunError(f"{request.actor} is {actor.state}: no process of it can be killed")
-        self._run.say(f"{request.actor}: pid {instance.process.pid} is killed by a command")
+        self._crew.say(f"{request.actor}: pid {instance.process.pid} is killed by a command")
         instance.process.signal(signal.SIGKILL)
         return KillReply(instance.process.pid)
 
@@ -136,13 +132,11 @@ class Commands:
             raise RunError(f"{request.actor} cannot be debugged in a process that is {together}: actors.layout can give it its own")
         expect_free(actor)
         try:
-            debugger = Instance(ForeignProcess(pid), None, is_debugger=True)
+            loan = self._asked.lend(actor, pid)
         except ProcessLookupError:
             return ErrorReply(f"process {pid} has gone")
-        stack = contextlib.ExitStack()
-        environment, fds = self._starter.inheritance(actor.spec, stack)
-        self._run.on_started(actor, debugger)
-        debugging = asyncio.create_task(hand_over_to_debugger(actor, debugger))
+        self._crew.on_started(actor, loan.debugger)
+        debugging = asyncio.create_task(hand_over_to_debugger(actor, loan.debugger))
         self._loans.add(debugging)
         debugging.add_done_callback(self._loans.discard)
-        return WithDescriptors(DebugReply(environment), fds, stack.close)
+        return WithDescriptors(DebugReply(loan.environment), loan.fds, loan.close)

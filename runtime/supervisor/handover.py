@@ -5,11 +5,11 @@ process before it has ended. The newcomer is warm before the old process is told
 """
 
 import asyncio
-import time
 
 from ..errors import RunError
 from .control import RestartReply
 from .managed_actor import Instance, SupervisedActor, first
+from .processes import now_s
 
 
 def expect_free(actor: SupervisedActor) -> None:
@@ -31,7 +31,7 @@ async def restart(actor: SupervisedActor) -> RestartReply:
     """
     expect_free(actor)
     drop_standby(actor)
-    began_s = time.monotonic()
+    began_s = now_s()
     if actor.current is None:
         candidate = await _hurry(actor)
     else:
@@ -54,7 +54,7 @@ async def restart(actor: SupervisedActor) -> RestartReply:
             message=f"{actor.name}: the new process was ready, but ended with {candidate.describe_exit()} when it took over",
             log=candidate.tail,
         )
-    seconds = time.monotonic() - began_s
+    seconds = now_s() - began_s
     return RestartReply(
         ok=True,
         message=f"{actor.name}: generation {candidate.generation} serves after {seconds:.2f} s",

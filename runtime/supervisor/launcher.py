@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from .processes import Activity, Process, activity, spawn
+from .processes import Activity, Child, activity, spawn
 from .zygote import MAX_PACKET_BYTES, Copy, Fork, Forked, Guard, Imported, Reply, Request
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class Patience:
 class Zygote:
     """One zygote process and the socket to it. Belongs to the running event loop."""
 
-    def __init__(self, process: Process, control: socket.socket, stages: Iterable[str]) -> None:
+    def __init__(self, process: Child, control: socket.socket, stages: Iterable[str]) -> None:
         self.process = process
         self._control = control
         self._ids = itertools.count(1)
@@ -145,7 +145,7 @@ class Zygote:
         environment: Mapping[str, str],
         output_fd: int,
         lifeline_fd: int,
-    ) -> Process:
+    ) -> Child:
         """Fork a process that calls ``entry`` ("module:function") with ``argument``, once the stage ``needs`` is imported.
 
         Raises: ZygoteError.
@@ -167,7 +167,7 @@ class Zygote:
                 raise
         return Zygote(process, ours, ())
 
-    async def _process(self, request: Fork | Copy, fds: list[int]) -> Process:
+    async def _process(self, request: Fork | Copy, fds: list[int]) -> Child:
         """Return the process that a fork makes. Raises: ZygoteError."""
         if not self.usable:
             raise ZygoteError("the zygote is gone")
@@ -175,7 +175,7 @@ class Zygote:
         self._replies[request.id] = reply
         try:
             self._send(request, fds)
-            return Process(await self._forked(reply))
+            return Child(await self._forked(reply))
         finally:
             del self._replies[request.id]
 
@@ -195,7 +195,7 @@ class Zygote:
             await asyncio.wait([reply], timeout=_LOOK_S)
         return reply.result()
 
-    def guard(self, process: Process) -> None:
+    def guard(self, process: Child) -> None:
         """Make the zygote end this process too, if the supervisor dies and the process does not notice."""
         if self.usable and process.alive:
             with contextlib.suppress(ZygoteError):

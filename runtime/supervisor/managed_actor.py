@@ -1,28 +1,24 @@
 """The supervisor's view of one actor: its processes, one after another or two at once during a hand-over, and its state.
 
 ``SupervisedActor.run`` is the actor's task in the supervisor's event loop; it starts a process, waits for its end, and lets
-``restart_policy`` decide what follows; ``handover`` replaces the process while it runs. Only the ``SupervisorApi`` protocol
-gives access to the supervisor.
+``restart_policy`` decide what follows; ``handover`` replaces the process while it runs. Nothing here does I/O: the ``CrewApi``
+protocol starts processes and is told what happens, ``Process`` takes signals, and the event loop has the clock. So tests run the
+same code in a simulated world (tests/runtime/supervisor/crew_world.py).
 """
 
 import asyncio
-import os
 import random
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
 from ..errors import RunError
-from ..process.crash_cause import oom_kills
 from ..process.exit_status import describe_exit
 from ..process.json_log import readable
 from ..process.notify import Notification
-from .launcher import pipe_to_logs
-from .logs import LogPump
-from .processes import Process, make_nicer
+from .processes import Process, now_s
 from .restart_policy import CONFIGURATION_STATUS, Broken, Cause, RestartHistory, RestartPolicy, decide
 
 State = Literal[
@@ -70,16 +66,24 @@ class Outage(NamedTuple):
     next_probe_s: float
 
 
-class SupervisorApi(Protocol):
-    """The supervisor's interface for its actors."""
+class Output(Protocol):
+    """A process's output."""
+
+    @property
+    def tail(self) -> Sequence[str]: ...
+    def finish(self) -> None: ...
+
+
+class CrewApi(Protocol):
+    """An actor's interface to all actors of the run (``crew``), and through them to the supervisor."""
 
     policy: RestartPolicy
 
-    async def start_process(self, spec: ActorSpec, output_fd: int) -> Process: ...
+    async def start_process(self, actor: "SupervisedActor") -> "Instance": ...
     def is_ready(self, names: frozenset[str]) -> bool: ...
     def on_started(self, actor: "SupervisedActor", instance: "Instance") -> None: ...
     def on_ended(self, actor: "SupervisedActor", instance: "Instance", unexpected: bool) -> None: ...
-    def on_lines(self, actor: str, lines: Sequence[str], pid: int) -> None: ...
+    def on_active(self, actor: "SupervisedActor", instance: "Instance") -> None: ...
     def on_state(self, actor: "SupervisedActor") -> None: ...
     def on_message(self, actor: str, text: str) -> None: ...
     def can_do_without(self, actor: "SupervisedActor", is_misconfigured: bool) -> bool: ...
@@ -94,9 +98,9 @@ class Instance:
     watches it.
     """
 
-    def __init__(self, process: Process, pump: LogPump | None, *, is_debugger: bool = False) -> None:
+    def __init__(self, process: Process, output: Output | None, *, oom_kills: int = 0, is_debugger: bool = False) -> None:
         self.process = process
-        self.pump = pump
+        self.output = output
         self.is_debugger = is_debugger
         self.generation = 0
         self.ready = asyncio.Event()
@@ -111,7 +115,7 @@ class Instance:
         self.is_standby = False  # it waits for the death of the one before, and for nothing else
         self.is_relieved = False  # told to end because its successor is ready
         self.obeys = False  # it has reported that it ends on request
-        self.oom_kills = oom_kills()  # the machine's counter at its start
+        self.oom_kills = oom_kills  # the machine's counter at its start
         self.cause: Cause = "itself"  # of its end, once known
 
     def kill(self, reason: str) -> None:
@@ -123,13 +127,13 @@ class Instance:
     async def ended(self) -> None:
         """Wait for the process and the end of its output."""
         await self.process.wait()
-        if self.pump is not None:
-            self.pump.finish()
+        if self.output is not None:
+            self.output.finish()
 
     @property
     def tail(self) -> list[str]:
         """Return the last lines that it printed, as people read them."""
-        return [] if self.pump is None else [one for line in self.pump.tail for one in readable(line)]
+        return [] if self.output is None else [one for line in self.output.tail for one in readable(line)]
 
     def describe_exit(self) -> str:
         text = describe_exit(self.process.exit_status)
@@ -139,7 +143,7 @@ class Instance:
 class SupervisedActor:
     """State and processes of one actor. ``current`` is the working generation, ``candidate`` its replacement."""
 
-    def __init__(self, spec: ActorSpec, host: SupervisorApi) -> None:
+    def __init__(self, spec: ActorSpec, host: CrewApi) -> None:
         self.spec = spec
         self.state: State = "waiting"
         self.current: Instance | None = None
@@ -180,7 +184,7 @@ class SupervisedActor:
         if self.debugger is not None:
             return f"{'debugged' if self.debugger is self.current else 'about to be debugged'} by pid {self.debugger.process.pid}"
         if self.outage is not None:
-            wait_s = self.outage.next_probe_s - time.monotonic()
+            wait_s = self.outage.next_probe_s - now_s()
             return f"{self.outage.reason}; {'is being tried' if self.current else f'is tried again in {max(0.0, wait_s):.0f} s'}"
         return self.current.status if self.current else ""
 
@@ -261,7 +265,7 @@ class SupervisedActor:
                 self.stopping.set()
                 self._host.on_failed(self, reason)
                 return
-            self.outage = Outage(reason, time.monotonic() + decision.delay_s)
+            self.outage = Outage(reason, now_s() + decision.delay_s)
             self._host.on_message(
                 self.name, f"is broken: {reason}; it is tried again in {decision.delay_s:.0f} s, or by mmrt restart {self.name}"
             )
@@ -275,20 +279,11 @@ class SupervisedActor:
 
     async def start(self) -> Instance:
         """Start one process; the caller decides its part."""
-        read_end, write_end = pipe_to_logs()
-        try:
-            process = await self._host.start_process(self.spec, write_end)
-        except BaseException:
-            os.close(read_end)
-            raise
-        finally:
-            os.close(write_end)
+        instance = await self._host.start_process(self)
         self.num_starts += 1
-        pump = LogPump(read_end, lambda lines: self._host.on_lines(self.name, lines, process.pid))
-        instance = Instance(process, pump)
         self._host.on_started(self, instance)
         if self.stopping.is_set():
-            process.signal(signal.SIGTERM)
+            instance.process.signal(signal.SIGTERM)
         return instance
 
     async def stop(self, grace_s: float | None = None, *, hurry_after_s: float | None = None) -> None:
@@ -321,7 +316,7 @@ class SupervisedActor:
     def on_notification(self, instance: Instance, notification: Notification) -> None:
         """Handle the report of one of this actor's processes about itself."""
         instance.generation = notification.generation or instance.generation
-        instance.beat_s = time.monotonic()
+        instance.beat_s = now_s()
         said = notification.status is not None and notification.status != instance.status
         instance.status = notification.status or instance.status
         if notification.extend_s is not None:
@@ -330,8 +325,8 @@ class SupervisedActor:
         if notification.ready:
             instance.ready.set()
         if notification.active:
-            if self.spec.nice and not instance.active.is_set():
-                make_nicer(instance.process.pid, self.spec.nice)
+            if not instance.active.is_set():
+                self._host.on_active(self, instance)
             instance.ready.set()
             instance.active.set()
             self._mended()

@@ -38,31 +38,30 @@ def keep_descriptors() -> None:
                 os.set_inheritable(fd, False)
 
 
+def now_s() -> float:
+    """Return the time of the running event loop: CLOCK_MONOTONIC."""
+    return asyncio.get_running_loop().time()
+
+
 class Process:
-    """One child. Construct it while the pid is certainly the child's: not yet waited for. Belongs to the running event loop."""
+    """A process as decisions see it: it takes signals and ends once. A subclass sends them and calls ``_finish``; ``Child`` is real.
+
+    Belongs to the running event loop.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.started_s = time.monotonic()
+        self.started_s = now_s()
         self.ended_s = 0.0
         self.returncode: int | None = None  # exit status, or minus the signal
-        self.pidfd = os.pidfd_open(pid)
-        self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[int] = self._loop.create_future()
-        self._loop.add_reader(self.pidfd, self._reap)
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    def _reap(self) -> None:
-        result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
-        if result is None:
-            return
-        exited = result.si_code == os.CLD_EXITED
-        self._finish(result.si_status if exited else -result.si_status)
+    def _send(self, number: signal.Signals) -> None:
+        raise NotImplementedError
 
     def _finish(self, returncode: int) -> None:
         self.returncode = returncode
-        self.ended_s = time.monotonic()
-        self._loop.remove_reader(self.pidfd)
-        os.close(self.pidfd)
+        self.ended_s = now_s()
         if not self._ended.done():
             self._ended.set_result(self.returncode)
 
@@ -72,13 +71,12 @@ class Process:
 
     @property
     def lifetime_s(self) -> float:
-        return (time.monotonic() if self.alive else self.ended_s) - self.started_s
+        return (now_s() if self.alive else self.ended_s) - self.started_s
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal; no effect if the process has ended."""
         if self.alive:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, number)
+            self._send(number)
 
     async def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait for the exit status; None if the time is over first."""
@@ -101,7 +99,33 @@ class Process:
             await self.wait()
 
 
-class ForeignProcess(Process):
+class Child(Process):
+    """One child. Construct it while the pid is certainly the child's: not yet waited for."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(pid)
+        self.pidfd = os.pidfd_open(pid)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self.pidfd, self._reap)
+
+    def _reap(self) -> None:
+        result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
+        if result is None:
+            return
+        exited = result.si_code == os.CLD_EXITED
+        self._finish(result.si_status if exited else -result.si_status)
+
+    def _send(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def _finish(self, returncode: int) -> None:
+        self._loop.remove_reader(self.pidfd)
+        os.close(self.pidfd)
+        super()._finish(returncode)
+
+
+class ForeignProcess(Child):
     """A process that is not a child: its end is known, but not its exit status (``returncode`` 0)."""
 
     def _reap(self) -> None:
@@ -115,7 +139,7 @@ def spawn(
     output_fd: int,
     lifeline_fd: int,
     listen_fds: Sequence[int] = (),
-) -> Process:
+) -> Child:
     """Start a program: no input, both outputs to ``output_fd``, the lifeline as descriptor 3, ``listen_fds`` from 4 on, no others."""
     pid = os.posix_spawn(
         command[0],
@@ -132,7 +156,7 @@ def spawn(
         setsigmask=[],
         setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
     )
-    return Process(pid)
+    return Child(pid)
 
 
 def make_nicer(pid: int, nice: int) -> None:

@@ -20,7 +20,7 @@ from ..process.host_room import read_host_room
 from ..stage_table import ALL_ACTORS, InstanceId, devices_of, join_layouts, scale_layout, stage_of
 from .actor_tasks import ActorTasks
 from .handover import expect_free
-from .managed_actor import ActorSpec, SupervisedActor, SupervisorApi
+from .managed_actor import ActorSpec, CrewApi, SupervisedActor
 from .processes import anonymous_bytes
 from .specs import actor_specs
 from .status_report import StatusTables
@@ -29,8 +29,8 @@ _LOOK_S = 0.02
 _MEBI = 1 << 20
 
 
-class Scaled(SupervisorApi, Protocol):
-    """The supervisor's interface for another layout."""
+class Scaled(CrewApi, Protocol):
+    """The interface of the run's actors (``crew``) for another layout."""
 
     actors: dict[str, SupervisedActor]
     tasks: ActorTasks

@@ -18,7 +18,7 @@ from .connection_keeper import ConnectionKeeper
 from .launcher import Zygote, ZygoteDiedError, ZygoteError, is_fork, pipe_to_logs
 from .logs import LogPump
 from .managed_actor import ActorSpec
-from .processes import CHILD_LIFELINE_FD, Process, children, is_ending, reap_strangers, spawn
+from .processes import CHILD_LIFELINE_FD, Child, children, is_ending, reap_strangers, spawn
 from .restart_policy import Broken, Cause, RestartHistory, RestartPolicy, decide
 
 NOTIFY_NAME = "notify"
@@ -27,8 +27,6 @@ _FORKS_END_S, _FORKS_POLL_S = 1.0, 0.005
 
 class StarterHost(Protocol):
     """The supervisor's interface for the starter."""
-
-    policy: RestartPolicy
 
     def on_lines(self, actor: str, lines: Sequence[str], pid: int) -> None: ...
     def on_message(self, actor: str, text: str) -> None: ...
@@ -39,6 +37,7 @@ class Starter:
 
     def __init__(
         self,
+        policy: RestartPolicy,
         host: StarterHost,
         run: Path,
         environment: Mapping[str, str],
@@ -48,6 +47,7 @@ class Starter:
     ) -> None:
         """``stages`` is what a zygote imports; when there are none every process starts plainly. ``listeners`` and ``keeper`` stay the
         caller's."""
+        self._policy = policy
         self._host = host
         self._run = run
         self._environment = dict(environment)
@@ -57,7 +57,7 @@ class Starter:
         self._zygote: Zygote | None = None
         self._spare: Zygote | None = None  # a copy of the zygote, for its death
         self._pumps: dict[int, LogPump] = {}  # of the two, by pid
-        self._children: list[Process] = []
+        self._children: list[Child] = []
         self._strangers: set[int] = set()
         self._ending = False
         self._clearing = asyncio.Lock()  # held by a start that ends the forks of a dead zygote
@@ -97,7 +97,7 @@ class Starter:
                 is_killed = not zygote.has_hung and is_from_outside(zygote.process.exit_status, False, oom_kills() - kills)
                 cause: Cause = "outside" if is_killed else "itself"
                 lifetime_s, status = zygote.process.lifetime_s, zygote.process.exit_status
-                decision, history = decide(self._host.policy, history, lifetime_s=lifetime_s, status=status, jitter=0.0, cause=cause)
+                decision, history = decide(self._policy, history, lifetime_s=lifetime_s, status=status, jitter=0.0, cause=cause)
                 if self._ending:
                     return
                 if isinstance(decision, Broken):
@@ -106,7 +106,7 @@ class Starter:
                         await self._end(self._spare)
                     self._zygote = self._spare = None
                 if self._spare is None:
-                    await asyncio.sleep(max(decision.delay_s, self._host.policy.backoff_s))
+                    await asyncio.sleep(max(decision.delay_s, self._policy.backoff_s))
                 await self._clear(zygote)
         finally:
             for last in (self._zygote, self._spare):
@@ -155,7 +155,7 @@ class Starter:
                 return
             self._spare = None
             await self._end(spare)
-            await asyncio.sleep(self._host.policy.backoff_s)
+            await asyncio.sleep(self._policy.backoff_s)
 
     def _take_over(self) -> bool:
         """Put the spare in the place of the zygote, which has ended. Returns False if there is none."""
@@ -219,7 +219,7 @@ class Starter:
         """Return the sockets that the actor inherits."""
         return [listener.fileno() for listener in self._listeners] if spec.listens else []
 
-    async def start(self, spec: ActorSpec, output_fd: int) -> Process:
+    async def start(self, spec: ActorSpec, output_fd: int) -> Child:
         """Fork the actor from the zygote if possible, else start it plainly.
 
         Raises: OSError if the program cannot be started; RunError if the run is ending.
@@ -304,7 +304,7 @@ class Starter:
             os.kill(pid, signal.SIGKILL)  # a child not waited for: the pid is still its own
         self._host.on_message("supervisor", f"killed orphan process {pid}")
 
-    def _remember(self, process: Process) -> None:
+    def _remember(self, process: Child) -> None:
         self._children = [child for child in self._children if child.alive] + [process]
         if self._zygote is not None:
             self._zygote.guard(process)

@@ -1,21 +1,24 @@
 """The supervisor: one run of all actors in one process group tree, from ``mmrt up`` to the last actor's end.
 
 An asyncio program without torch. It owns the run directory, the notify and control sockets, the lifeline and the zygote; each actor
-is a ``SupervisedActor``. Dependencies gate readiness, not spawning: every actor is started at once and waits for what it needs.
+is a ``SupervisedActor`` of the ``Crew``, which decides; this module does what it asks for. Dependencies gate readiness, not spawning:
+every actor is started at once and waits for what it needs.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from ...schema.outage import Outage
+from ...shm.confined import is_confined
 from ...shm.errors import BusyError, ShmError
 from ...shm.outages import OutageTable
 from ...shm.run_directory import RunDirectory
@@ -23,33 +26,28 @@ from ...shm.tcp_count import why_inexact
 from ..config.runtime_config import RuntimeConfig
 from ..errors import ConfigError, RunError
 from ..observe.dumps import BlackBox, salvage
+from ..process.crash_cause import oom_kills
 from ..process.kept_connections import record_sizes
-from ..process.notify import Notifier, NotifyListener
+from ..process.notify import Notification, Notifier, NotifyListener
 from ..process.page_token import is_token_needed, page_token
 from ..process.run import RunInfo, create_run, rewrite_run_info
-from .actor_tasks import ActorTasks
-from .commands import Commands
+from .commands import Commands, Loan
 from .connection_keeper import ConnectionKeeper
 from .control import SOCKET_NAME
 from .control_server import ControlServer
+from .crew import Crew
 from .device_keeper import DeviceKeeper
 from .exit_cause import conclude
-from .logs import LogFiles
+from .launcher import pipe_to_logs
+from .logs import LogFiles, LogPump
 from .managed_actor import ActorSpec, Instance, Step, SupervisedActor
-from .processes import Process, become_subreaper, end_strangers, keep_descriptors
+from .processes import ForeignProcess, become_subreaper, descends_from_us, end_strangers, keep_descriptors, make_nicer
 from .reload import Reloader
-from .restart_policy import RestartPolicy
-from .roster import Roster
 from .run_report import RunReport
 from .scaling import Scaling
-from .specs import HURRY_GRACE_S, stop_order
 from .stand_in import StandIn
-from .standby import keep_standby
 from .starter import NOTIFY_NAME, Starter
 from .status_report import ActorWords, CpuMeter, RunFacts, StatusTables, report_run
-
-TICK_S = 0.5
-LATE_S = 1.0  # a tick later than this means that this process was stopped or starved
 
 
 class Reporter(Protocol):
@@ -81,31 +79,15 @@ class Supervisor:
     """One run. ``serve`` spans its whole life; it must run in the main thread of a process that has no other children."""
 
     def __init__(self, setup: RunSetup, reporter: Reporter) -> None:
-        settings = setup.info.config.supervisor
-        self.policy = RestartPolicy(
-            limit=settings.restart_limit,
-            window_s=settings.restart_window_s,
-            backoff_s=settings.backoff_s,
-            backoff_max_s=settings.backoff_max_s,
-        )
-        self.actors = {spec.name: SupervisedActor(spec, self) for spec in setup.specs}
         self._setup = setup
-        self._config = setup.info.config
+        self.crew = Crew(setup.specs, setup.info.config, self, can_be_edited=setup.watched_source is not None)
         self._reporter = reporter
         self._notifier = Notifier(setup.notify_socket, "supervisor")  # to the process that started the supervisor
         self._stand_in = StandIn(setup.listeners)
         self._connections: ConnectionKeeper | None = None
         self._began_s = time.monotonic()
-        self._was_ready = False
-        self._failure = ""
-        self._end = asyncio.Event()
-        self._gone = asyncio.Event()
-        self._drain_s = settings.drain_s
-        self._forced = False
-        self._logs = LogFiles(setup.log_directory, reporter.message, is_json=self._config.logging.is_json)
+        self._logs = LogFiles(setup.log_directory, reporter.message, is_json=setup.info.config.logging.is_json)
         self._meter = CpuMeter()
-        self._roster = Roster()
-        self.tasks = ActorTasks(self._end.set)
 
     # ------------------------------------------------------------------------------------------------------ the run
 
@@ -116,25 +98,30 @@ class Supervisor:
         Raises: RunError if a run is up already in this directory, or the directory cannot be used.
         """
         self._run = self._create_run()
-        self._logs.begin(self._config.actors.layout)
+        self._logs.begin(self.crew.config.actors.layout)
         self._tables = StatusTables(self._run)
         self._black_box = BlackBox(self._run, self._setup.log_directory)
-        self._keeper = DeviceKeeper(self._run.path, self.say) if self._config.model.on_cuda else None
+        self._keeper = DeviceKeeper(self._run.path, self.say) if self.crew.config.model.on_cuda else None
         self._loop = asyncio.get_running_loop()
         become_subreaper()
         keep_descriptors()
         self._connections = self._keep_connections()
         setup = self._setup
-        self._starter = Starter(self, self._run.path, setup.environment, setup.zygote_stages, setup.listeners, self._connections)
+        self._starter = Starter(
+            self.crew.policy, self, self._run.path, setup.environment, setup.zygote_stages, setup.listeners, self._connections
+        )
         self._notify = NotifyListener(self._run.path / NOTIFY_NAME)
-        self.scaling = Scaling(self._run, self._tables, self)
-        commands = Commands(self, self._starter, self._config.server.page)
+        self.scaling = Scaling(self._run, self._tables, self.crew)
+        commands = Commands(self.crew, self)
         control = ControlServer(self._run.path / SOCKET_NAME, commands.answer)
         try:
             await control.start()
-            self._loop.add_reader(self._notify.fd, self._on_notify)
+            self._loop.add_reader(self._notify.fd, self.crew.hear)
             self._handle_signals()
-            await self._run_actors()
+            try:
+                await self.crew.run(self._beside())
+            finally:
+                end_strangers()
         finally:
             self._loop.remove_reader(self._notify.fd)
             self._notify.close()
@@ -146,16 +133,17 @@ class Supervisor:
                 self._run.destroy()
             except ShmError as error:
                 self.say(f"the run directory stays: {error}")
-            self._gone.set()
+            self.crew.gone()
             commands.close()
-            self.say(": ".join(filter(None, ("forced to an end" if self._forced else "the run is over", self._failure))))
+            forced = "forced to an end" if self.crew.is_forced else "the run is over"
+            self.say(": ".join(filter(None, (forced, self.crew.failure))))
             await control.close()
             self._starter.close()
             self._notifier.close()
             self._logs.close()
-        if self._failure:
+        if self.crew.failure:
             return 1
-        return 130 if self._forced else 0
+        return 130 if self.crew.is_forced else 0
 
     def _create_run(self) -> RunDirectory:
         path = self._setup.path
@@ -175,7 +163,7 @@ class Supervisor:
 
     def _keep_connections(self) -> ConnectionKeeper | None:
         """Return what keeps clients' connections; None where that is impossible: they then end with their gateway."""
-        server = self._config.server
+        server = self.crew.config.server
         if not self._setup.listeners or server.scheme == "https":
             return None
         try:
@@ -187,138 +175,61 @@ class Supervisor:
         self.say(f"connections end with their gateway: {fault}")
         return None
 
-    async def _run_actors(self) -> None:
-        background: set[asyncio.Task[Any]] = set()
-        ending = asyncio.create_task(self._end.wait())
-        try:
-            if self._setup.zygote_stages:
-                background.add(asyncio.create_task(self._starter.keep_zygote()))
-                await asyncio.sleep(0)  # it starts first: it takes longest to become ready
-            background.add(asyncio.create_task(self._tick()))
-            if self._setup.watched_source is not None:
-                background.add(asyncio.create_task(Reloader(self._setup.watched_source, self.actors, self.say).watch()))
-            for actor in self.actors.values():
-                self.tasks.begin(actor)
-                if actor.spec.listens and self._config.supervisor.gateway_standby:
-                    background.add(asyncio.create_task(keep_standby(actor)))
-            for task in background:
-                self.tasks.watch(task)
-            await ending
-            self.tasks.raise_bugs(background)
-        finally:
-            ending.cancel()
-            await self._stop_actors()
-            self._starter.end()
-            await self.tasks.all_ended()
-            for task in background:
-                task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
-            end_strangers()
-
-    async def _stop_actors(self) -> None:
-        self.say("stopping" if not self._failure else "stopping, since an actor failed")
-        self._notifier.stopping()
-        actors = dict(self.actors)  # one that leaves the run may be gone from it before its turn
-        for specs in stop_order([actor.spec for actor in actors.values()]):
-            members = [actors[spec.name] for spec in specs]
-            await asyncio.gather(*(self._stop(actor) for actor in members))
-            if any(actor.spec.listens for actor in members):
-                self._stop_listening()
-
-    def _stop_listening(self) -> None:
-        """Close the listeners, which also refuses connections that wait for a gateway: none will come."""
-        self._stand_in.close()
-        if self._connections is not None:
-            self._connections.close()
-        for listener in self._setup.listeners:
-            listener.close()
-
-    async def _stop(self, actor: SupervisedActor) -> None:
-        if self._forced:
-            actor.kill()
-        if actor.spec.listens:
-            # The first SIGTERM lets it drain, the second ends its streams with an error frame.
-            await actor.stop(HURRY_GRACE_S, hurry_after_s=max(0.1, self._drain_s))
-        else:
-            await actor.stop()
+    def _beside(self) -> list[Coroutine[Any, Any, None]]:
+        """Return what runs beside the actors."""
+        beside: list[Coroutine[Any, Any, None]] = [self._starter.keep_zygote()] if self._setup.zygote_stages else []
+        if self._setup.watched_source is not None:
+            beside.append(Reloader(self._setup.watched_source, self.crew.actors, self.say).watch())
+        return beside
 
     def _handle_signals(self) -> None:
-        self._loop.add_signal_handler(signal.SIGINT, self._on_signal)
-        self._loop.add_signal_handler(signal.SIGTERM, self._on_signal)
+        self._loop.add_signal_handler(signal.SIGINT, self.crew.interrupt)
+        self._loop.add_signal_handler(signal.SIGTERM, self.crew.interrupt)
         if self._setup.hang_up_ends and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
-            self._loop.add_signal_handler(signal.SIGHUP, self._on_signal)
+            self._loop.add_signal_handler(signal.SIGHUP, self.crew.interrupt)
         else:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    def _on_signal(self) -> None:
-        if not self._end.is_set():
-            self._end.set()
-            return
-        self._forced = True
-        self.say("forced: killing every actor")
-        for actor in self.actors.values():
-            actor.kill()
-
-    async def _tick(self) -> None:
-        """Run the periodic checks: watchdog and orphans, for which there is no event."""
-        last_s = time.monotonic()
-        while True:
-            await asyncio.sleep(TICK_S)
-            self._notifier.watchdog()
-            now_s = time.monotonic()
-            # Unread notifications do not count against an actor, nor does time in which the supervisor was stopped (Ctrl-Z).
-            self._on_notify()
-            late, last_s = now_s - last_s > TICK_S + LATE_S, now_s
-            for actor in self.actors.values():
-                if late:
-                    actor.excuse(now_s)
-                actor.check(now_s, {} if late else {one.process.pid: self._steps_of(actor, one) for one in actor.instances})
-            self._starter.reap_strangers()
 
     def _words_of(self, actor: SupervisedActor, instance: Instance) -> dict[str, ActorWords]:
         """Return the status words of this process's actors, for rows that this process wrote."""
         words = {role: self._tables.actor(role) for role in actor.spec.roles}
         return {role: one for role, one in words.items() if one.pid == instance.process.pid}
 
-    def _steps_of(self, actor: SupervisedActor, instance: Instance) -> dict[str, Step]:
+    # ------------------------------------------------------------------------------------ what the crew asks for
+
+    async def start_process(self, actor: SupervisedActor) -> Instance:
+        """Outside: start the process of an actor."""
+        read_end, write_end = pipe_to_logs()
+        try:
+            process = await self._starter.start(actor.spec, write_end)
+        except BaseException:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        output = LogPump(read_end, lambda lines: self.on_lines(actor.name, lines, process.pid))
+        return Instance(process, output, oom_kills=oom_kills())
+
+    def hear(self) -> Iterable[Notification]:
+        """Outside: return what has come over the notify socket."""
+        return self._notify.drain()
+
+    def steps_of(self, actor: SupervisedActor, instance: Instance) -> dict[str, Step]:
+        """Outside: return the steps that stand in status words."""
         words = self._words_of(actor, instance)
         return {role: Step(one.step_start_s, one.step_deadline_s) for role, one in words.items() if one.step_deadline_s}
 
-    async def start_process(self, spec: ActorSpec, output_fd: int) -> Process:
-        """Host: start the process of an actor."""
-        return await self._starter.start(spec, output_fd)
+    def started(self, instance: Instance, pids: Iterable[int]) -> None:
+        """Outside: a process has started."""
+        self._meter.watch(set(pids))
 
-    # ------------------------------------------------------------------------------------------------- another layout
+    def serves(self, actor: SupervisedActor, instance: Instance) -> None:
+        """Outside: a process has its role."""
+        if actor.spec.nice:
+            make_nicer(instance.process.pid, actor.spec.nice)
 
-    @property
-    def config(self) -> RuntimeConfig:
-        """Scaled: the configuration, with the layout of now."""
-        return self._config
-
-    @property
-    def can_scale(self) -> bool:
-        """Scaled: return whether the run serves, and goes on."""
-        return self._was_ready and not self._end.is_set()
-
-    def set_config(self, config: RuntimeConfig) -> None:
-        """Scaled: let processes that start from now on have another configuration. Raises: OSError, and it stays as it was."""
-        rewrite_run_info(self._run, msgspec.structs.replace(self._setup.info, config=config))
-        self._config = config
-        self._logs.begin(config.actors.layout)
-
-    # ------------------------------------------------------------------------------------------ what actors tell
-
-    def _on_notify(self) -> None:
-        self._roster.pass_on(self._notify.drain())
-
-    def on_started(self, actor: SupervisedActor, instance: Instance) -> None:
-        """Host: a process has started."""
-        self._roster.add(actor, instance)
-        self._meter.watch(set(self._roster.pids))
-
-    def on_ended(self, actor: SupervisedActor, instance: Instance, unexpected: bool) -> None:
-        """Host: a process of an actor is gone. If that was unexpected, all flight records are saved."""
-        self._on_notify()  # its last words
+    def ended(self, actor: SupervisedActor, instance: Instance, unexpected: bool) -> None:
+        """Outside: a process of an actor is gone. If that was unexpected, all flight records are saved."""
         words = self._words_of(actor, instance)
         blamed = conclude(self._run.path, actor, instance, words)
         whose = f", in what {' and '.join(blamed)} did" if blamed and len(blamed) < len(actor.spec.roles) else ""
@@ -334,83 +245,100 @@ class Supervisor:
         if saved is not None:
             self._logs.write("supervisor", [f"flight recorders saved: {saved}"], os.getpid())
 
-    def is_ready(self, names: frozenset[str]) -> bool:
-        """Host: return whether all of these actors serve."""
-        return all(self.actors[name].ready for name in names if name in self.actors)
+    def tick(self) -> None:
+        """Outside: report to the own watchdog, and look for orphans."""
+        self._notifier.watchdog()
+        self._starter.reap_strangers()
 
     def on_lines(self, actor: str, lines: Sequence[str], pid: int) -> None:
-        """Host: a process of an actor has printed lines."""
+        """Starter: a process has printed lines."""
         self._reporter.lines(actor, self._logs.write(actor, lines, pid))
 
     def on_message(self, actor: str, text: str) -> None:
-        """Host: report a message of the supervisor itself about an actor."""
+        """Starter: report a message about a process."""
         self.say(f"{actor} {text}")
 
-    def on_state(self, actor: SupervisedActor) -> None:
-        """Host: an actor's state or status line has changed."""
+    def progress(self, actor: SupervisedActor) -> None:
+        """Outside: an actor's state or status line has changed."""
         self._reporter.progress(actor.name, actor.state, actor.status)
         if self._keeper is not None and actor.name == "memory" and actor.ready and actor.current is not None:
             self._keeper.follow(actor.current.process.pid)
-        if not self._was_ready and not self._end.is_set() and self.is_ready(frozenset(self.actors)):
-            self._was_ready = True
-            seconds = time.monotonic() - self._began_s
-            endpoint, page = self._setup.info.endpoint, self._setup.info.page
-            self._logs.write("supervisor", [f"ready after {seconds:.2f} s: {endpoint}"], os.getpid())
-            if is_token_needed(self._config.server) and (token := page_token(self._run.path)):
-                page += f"#token={token}"
-            self._reporter.ready(endpoint, page, seconds)
-            self._notifier.active(f"serving at {endpoint}")
 
-    def can_do_without(self, actor: SupervisedActor, is_misconfigured: bool) -> bool:
-        """Host: return whether the run goes on while this actor is broken. Not during the start: no client is served yet, and a caller
-        waits for the outcome. With reloading it does, since the next edit may fix anything except the configuration."""
-        if self._setup.watched_source is not None and not is_misconfigured:
-            return True
-        return self._was_ready and not actor.spec.is_essential
+    def run_ready(self) -> None:
+        """Outside: all actors serve for the first time."""
+        seconds = time.monotonic() - self._began_s
+        endpoint, page = self._setup.info.endpoint, self._setup.info.page
+        self._logs.write("supervisor", [f"ready after {seconds:.2f} s: {endpoint}"], os.getpid())
+        if is_token_needed(self.crew.config.server) and (token := page_token(self._run.path)):
+            page += f"#token={token}"
+        self._reporter.ready(endpoint, page, seconds)
+        self._notifier.active(f"serving at {endpoint}")
 
-    def on_outage(self, actor: SupervisedActor) -> None:
-        """Host: an actor is broken, or serves again."""
-        if actor.spec.listens and actor.outage is not None:
-            self._stand_in.open(actor.outage.next_probe_s)  # answers clients in place of the gateway
-        elif actor.spec.listens:
+    def run_failed(self, failure: str, tail: Sequence[str]) -> None:
+        """Outside: the run ends because of an actor."""
+        self._logs.write("supervisor", [failure], os.getpid())
+        self._reporter.failed(failure, tail)
+
+    def run_stopping(self) -> None:
+        """Outside: the actors are about to be told to end."""
+        self._notifier.stopping()
+
+    def publish(self, outages: tuple[Outage, ...]) -> None:
+        """Outside: say in shared memory which actors are broken."""
+        self._outages.publish(outages)
+
+    def stand_in(self, next_probe_s: float | None) -> None:
+        """Outside: answer clients in place of the gateway, or stop doing so."""
+        if next_probe_s is not None:
+            self._stand_in.open(next_probe_s)
+        else:
             self._stand_in.close()
-        self._outages.publish(
-            tuple(
-                Outage(role, broken.outage.reason, broken.outage.next_probe_s)
-                for broken in self.actors.values()
-                if broken.outage is not None
-                for role in broken.spec.roles
-            )
-        )
 
-    def on_failed(self, actor: SupervisedActor, reason: str) -> None:
-        """Host: an actor cannot be kept running: the run ends."""
-        if self._failure:
-            return
-        self._failure = f"{actor.name} failed: {reason}"
-        self._drain_s = 0.0
-        self._logs.write("supervisor", [self._failure], os.getpid())
-        self._reporter.failed(self._failure, actor.last_tail)
-        self._end.set()
+    def stop_listening(self) -> None:
+        """Outside: close the listeners, which also refuses connections that wait for a gateway: none will come."""
+        self._stand_in.close()
+        if self._connections is not None:
+            self._connections.close()
+        for listener in self._setup.listeners:
+            listener.close()
+
+    def start_no_more(self) -> None:
+        """Outside: the actors have been told to end."""
+        self._starter.end()
+
+    def write_config(self, config: RuntimeConfig) -> None:
+        """Outside: let processes that start from now on have another configuration. Raises: OSError."""
+        rewrite_run_info(self._run, msgspec.structs.replace(self._setup.info, config=config))
+        self._logs.begin(config.actors.layout)
 
     def say(self, text: str) -> None:
-        """Report to users and write to the log."""
+        """Outside: report to users and write to the log."""
         self._logs.write("supervisor", text.splitlines(), os.getpid())
         self._reporter.message(text)
 
     # ------------------------------------------------------------------------------------------------------ control
 
-    async def end(self, drain_s: float | None) -> None:
-        """Commanded: end the run, with at most ``drain_s`` for running requests, and return when nothing is left."""
-        if drain_s is not None and drain_s < self._drain_s:
-            self._drain_s = drain_s
-            if self._end.is_set():  # the actors have been given a longer one
-                for actor in self.actors.values():
-                    self._loop.call_later(drain_s, actor.hurried.set)
-        self._end.set()
-        await self._gone.wait()
+    def lend(self, actor: SupervisedActor, pid: int) -> Loan:
+        """Asked: give what process ``pid`` needs to be this actor. Raises: ProcessLookupError if it has gone; OSError."""
+        debugger = Instance(ForeignProcess(pid), None, is_debugger=True)
+        stack = contextlib.ExitStack()
+        environment, fds = self._starter.inheritance(actor.spec, stack)
+        return Loan(debugger, environment, fds, stack.close)
+
+    def may_ask(self, pid: int) -> str:
+        """Asked: return why this process may not command the run, "" if it may."""
+        if is_confined(pid):
+            return (
+                f"process {pid} has more filters of system calls (seccomp) than the run, as the one that parses media: it may not "
+                "command the run; use a terminal outside of its sandbox"
+            )
+        return ""
+
+    def is_descendant(self, pid: int) -> bool:
+        """Asked: return whether a process of the run has started this one."""
+        return descends_from_us(pid)
 
     def report(self) -> RunReport:
-        """Commanded: return the state of the run now. Some ms: the kernel adds up every process's memory."""
-        facts = RunFacts(self._run, self._began_s, self._was_ready, self._end.is_set(), self._starter.zygote_pids)
-        return report_run(facts, self.actors.values(), self._tables, self._meter)
+        """Asked: return the state of the run now. Some ms: the kernel adds up every process's memory."""
+        facts = RunFacts(self._run, self._began_s, self.crew.was_ready, self.crew.is_ending, self._starter.zygote_pids)
+        return report_run(facts, self.crew.actors.values(), self._tables, self._meter)

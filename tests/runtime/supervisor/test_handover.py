@@ -128,8 +128,8 @@ def test_without_a_page_the_gateway_commands_nothing() -> None:
     gateway = SimpleNamespace(
         spec=SimpleNamespace(listens=True), instances=[SimpleNamespace(process=SimpleNamespace(pid=7), is_debugger=False)]
     )
-    run: Any = SimpleNamespace(actors={"gateway": gateway})
-    commands = Commands(run, starter=None, has_page=False)  # type: ignore[arg-type]
+    crew: Any = SimpleNamespace(actors={"gateway": gateway}, config=SimpleNamespace(server=SimpleNamespace(page=False)))
+    commands = Commands(crew, SimpleNamespace(may_ask=lambda pid: ""))  # type: ignore[arg-type]
     for request in (KillRequest("decode"), RestartRequest("decode")):
         with pytest.raises(RunError, match="process 7 belongs to the run and may not command it"):
             asyncio.run(commands.answer(request, 7))
@@ -182,14 +182,14 @@ def test_a_restart_for_which_no_process_can_be_started_changes_nothing() -> None
         started_s = 0.0
         alive = True
 
-    class SupervisorApi:
+    class CrewApi:
         def on_state(self, actor: SupervisedActor) -> None: ...
 
-        async def start_process(self, spec: ActorSpec, output_fd: int) -> None:
+        async def start_process(self, actor: SupervisedActor) -> None:
             raise OSError(errno.EMFILE, "Too many open files")
 
     async def attempt() -> None:
-        actor = SupervisedActor(ActorSpec(name="decode", command=("x",)), SupervisorApi())  # type: ignore[arg-type]
+        actor = SupervisedActor(ActorSpec(name="decode", command=("x",)), CrewApi())  # type: ignore[arg-type]
         actor.current = Instance(Process(), None)  # type: ignore[arg-type]
         actor.current.active.set()
         actor.follow(actor.current)
@@ -215,7 +215,7 @@ def test_a_death_while_a_successor_loads_is_not_what_was_asked_for(is_relieved: 
         async def wait(self) -> int:
             return 0
 
-    class SupervisorApi:
+    class CrewApi:
         def on_state(self, actor: SupervisedActor) -> None: ...
 
         def on_ended(self, actor: SupervisedActor, instance: Instance, unexpected: bool) -> None:
@@ -223,7 +223,7 @@ def test_a_death_while_a_successor_loads_is_not_what_was_asked_for(is_relieved: 
             actor.stopping.set()
 
     async def die() -> None:
-        actor = SupervisedActor(ActorSpec(name="decode", command=("x",)), SupervisorApi())  # type: ignore[arg-type]
+        actor = SupervisedActor(ActorSpec(name="decode", command=("x",)), CrewApi())  # type: ignore[arg-type]
         actor.current, actor.candidate = (Instance(Process(), None) for _ in range(2))  # type: ignore[arg-type]
         actor.current.is_relieved = is_relieved
         await actor.run()

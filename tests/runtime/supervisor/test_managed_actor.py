@@ -2,13 +2,12 @@
 
 import asyncio
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
 from mmrt.runtime.process.notify import Notification
 from mmrt.runtime.supervisor.managed_actor import ActorSpec, Instance, Step, SupervisedActor
-from mmrt.runtime.supervisor.processes import Process
 from mmrt.runtime.supervisor.restart_policy import RestartPolicy
 
 SPEC = ActorSpec(name="decode", command=("x",), requires=frozenset({"memory"}), ready_timeout_s=10.0, watchdog_s=3.0)
@@ -32,7 +31,7 @@ class FakeHost:
     policy = RestartPolicy()
     memory_is_ready = True
 
-    async def start_process(self, spec: ActorSpec, output_fd: int) -> Process:
+    async def start_process(self, actor: SupervisedActor) -> Instance:
         raise NotImplementedError
 
     def is_ready(self, names: frozenset[str]) -> bool:
@@ -40,7 +39,7 @@ class FakeHost:
 
     def on_started(self, actor: SupervisedActor, instance: Instance) -> None: ...
     def on_ended(self, actor: SupervisedActor, instance: Instance, unexpected: bool) -> None: ...
-    def on_lines(self, actor: str, lines: Sequence[str], pid: int) -> None: ...
+    def on_active(self, actor: SupervisedActor, instance: Instance) -> None: ...
     def on_state(self, actor: SupervisedActor) -> None: ...
     def on_message(self, actor: str, text: str) -> None: ...
     def can_do_without(self, actor: SupervisedActor, is_misconfigured: bool) -> bool:

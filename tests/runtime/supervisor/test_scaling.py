@@ -209,14 +209,15 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
 
 
 def test_a_run_ends_while_an_actor_leaves_it(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
-    names, stopped = list(supervisor.actors), list[str]()
+    crew, stopped = supervisor.crew, list[str]()
+    names = list(crew.actors)
 
     async def stop(actor: SupervisedActor) -> None:
         stopped.append(actor.name)
-        supervisor.actors.pop("decode.1", None)  # a change that was under way has ended
+        crew.actors.pop("decode.1", None)  # a change that was under way has ended
 
-    monkeypatch.setattr(supervisor, "_stop", stop)
-    asyncio.run(supervisor._stop_actors())
+    monkeypatch.setattr(crew, "_stop", stop)
+    asyncio.run(crew._stop_actors())
     assert stopped[0] == "gateway" and sorted(stopped) == sorted(names)
 
 
@@ -226,8 +227,8 @@ def test_a_layout_that_cannot_be_written_is_not_the_layout_of_now(supervisor: Su
 
     supervisor._run = SimpleNamespace(rewrite=full)  # type: ignore[assignment]
     with pytest.raises(OSError, match="no room"):
-        supervisor.set_config(parse_config(""))
-    assert supervisor.config.actors.layout == "E+P+2D"
+        supervisor.crew.set_config(parse_config(""))
+    assert supervisor.crew.config.actors.layout == "E+P+2D"
 
 
 def test_without_room_for_flight_recorders_nothing_changes(place: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
