@@ -11,7 +11,6 @@ from ...bus.plans import Analyse, Plan, PreprocessSegment
 from ...bus.wire import encode
 from ...pools import PoolName
 from ...stage_table import InstanceId, stage_of
-from ..scheduling.routing import choose
 from ..state.effects import ClearPlan, WritePlan
 from ..state.inflight_plan import InflightPlan
 from ..state.pages import User
@@ -45,9 +44,9 @@ def _of_stage(actors: Sequence[InstanceId], stage: str) -> list[InstanceId]:
 
 
 def place_plan(state: ControllerState, plan: Plan, requests: Iterable[Request], now: float, pool: PoolName | None = None) -> None:
-    """Write a plan into a slot, hold the pages that it names, and send it to the actor of its stage with the least to do (MS2), of
-    those with this KV pool if one is given."""
-    actor = _least_busy(state, plan.STAGE, pool)
+    """Write a plan into a slot, hold the pages that it names, and send it to an actor of its stage: that with the least to do (MS2),
+    unless ``scheduling.routing`` says otherwise; of those with this KV pool if one is given."""
+    actor = _choose_actor(state, plan.STAGE, pool)
     inflight = InflightPlan(state.number(), state.free_slots.pop(), actor, plan, list(requests), begun_s=now)
     adopt_plan(state, inflight)
     user = User("plan", inflight.plan_id)
@@ -65,8 +64,8 @@ def place_video_plan(state: ControllerState, request: Request, plan: Analyse | P
     place_plan(state, plan, [request], now)
 
 
-def _least_busy(state: ControllerState, stage: str, pool: PoolName | None) -> InstanceId:
-    """Return the actor with room for a plan and the fewest pending units, by their cost (MS2)."""
+def _choose_actor(state: ControllerState, stage: str, pool: PoolName | None) -> InstanceId:
+    """Return the actor with room for a plan and, by ``least_load``, the fewest pending units, by their cost (MS2)."""
     depth, num_plans = state.limits.depth, state.num_plans
     able = [actor for actor in _able(state, stage, pool) if num_plans.get(actor, 0) < depth]
     if len(able) == 1:
@@ -75,7 +74,7 @@ def _least_busy(state: ControllerState, stage: str, pool: PoolName | None) -> In
     for inflight in state.plans.values():
         if inflight.actor in pending:
             pending[inflight.actor] += inflight.plan.cost or 0.0
-    return choose({actor: (pending[actor], num_plans.get(actor, 0)) for actor in able})
+    return state.routes.choose({actor: (pending[actor], num_plans.get(actor, 0)) for actor in able})
 
 
 def adopt_plan(state: ControllerState, inflight: InflightPlan) -> None:

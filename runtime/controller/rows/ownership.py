@@ -13,7 +13,7 @@ from collections.abc import Collection
 from ....schema.rows import Phase
 from ...bus.messages import Admit, Drop
 from ...pools import PoolName
-from ...stage_table import InstanceId, number_of, stage_of
+from ...stage_table import InstanceId, stage_of
 from ..caches.prefix_cache import check_unnamed, name_filled
 from ..caches.snapshots import has_states, keep_last_states
 from ..state.effects import SetOwner
@@ -45,20 +45,20 @@ def hand_over(state: ControllerState, request: Request) -> None:
 
 
 def choose_decode(state: ControllerState, pool: PoolName) -> InstanceId:
-    """Return the serving decode actor of a pool with the fewest sequences to step, then with the fewest tokens in the KV cache (TI7,
-    MS2)."""
+    """Return a serving decode actor of a pool: by ``least_load`` that with the fewest sequences to step, then with the fewest tokens in
+    the KV cache (TI7, MS2)."""
     actors = [actor for actor in state.staying if stage_of(actor) == "decode" and state.pool_of(actor) == pool]
     unbroken = [actor for actor in actors if not state.is_lost(actor)] or actors
     serving = [actor for actor in unbroken if actor in state.actors] or unbroken
     serving = [actor for actor in serving if actor not in state.absent] or serving
     if len(serving) == 1:
         return serving[0]
-    loads = {actor: [0, 0] for actor in serving}
+    loads = {actor: [0.0, 0.0] for actor in serving}
     for request in state.decoding():
         if request.ownership.decode is not None and (load := loads.get(request.ownership.decode)) is not None:
             load[0] += len(request.kv.lengths)
             load[1] += sum(request.kv.lengths) + len(request.kv.lengths) * request.answer.committed
-    return min(serving, key=lambda actor: (*loads[actor], number_of(actor)))
+    return state.routes.choose({actor: tuple(load) for actor, load in loads.items()})
 
 
 def is_orphan(request: Request) -> bool:

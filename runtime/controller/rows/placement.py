@@ -38,10 +38,16 @@ class Placement(NamedTuple):
     at_home: Hits
     most_hits: Hits
 
+    @property
+    def name(self) -> str:
+        """The pools, as one word for ``Routes``."""
+        return f"{self.source or self.pool} {self.pool}"
+
 
 def choose_pools(state: ControllerState, request: Request, lengths: Lengths, wanted: Lengths, gate: ResourceGate) -> Placement:
     """Choose the pools of a row without KV pages: those with the least work until its first token, of those that ``gate`` has room in;
-    if it has none, of all. ``lengths``: tokens of its prompts; ``wanted``: pages per member for decode."""
+    if it has none, of all. A ``scheduling.routing`` other than ``least_load`` says which are tried before these. ``lengths``: tokens of
+    its prompts; ``wanted``: pages per member for decode."""
     targets = lengths if request.spec.generation.pooling is not None else prefill_targets(lengths, request.answer.committed)
     if len(state.kv_pools) == 1:
         pool = state.kv_pools[0]
@@ -57,6 +63,9 @@ def choose_pools(state: ControllerState, request: Request, lengths: Lengths, wan
     most = max((option.hits for option in options), key=_num_pages)
     num_anywhere = max(_num_pages(find_hits(state, request, pool)) for pool in state.kv_pools)
     options.sort(key=lambda option: _work(state, option, targets, num_anywhere))
+    if state.limits.routing != "least_load":
+        chosen = state.routes.choose({option.name: () for option in options})
+        options.sort(key=lambda option: option.name != chosen)
     return next((option for option in options if gate.has(option.needs)), options[0])._replace(most_hits=most)
 
 

@@ -16,6 +16,7 @@ from ...config.runtime_config import MAX_STEP_TOKENS
 from ...stage_table import ACTORS, InstanceId
 from .facts import NO_OBJECTIVES, Facts, Objective, RequestKind
 from .page_keys import Positions, indices
+from .routing import Routing
 
 Rank = tuple[float, ...]
 """Lower ranks go first."""
@@ -89,6 +90,7 @@ class Limits:
     max_state_bytes: int = 131072
     num_plan_slots: int = 64
     depth: int = 2  # plans that an actor may have unacknowledged
+    routing: Routing = "least_load"  # among several instances of a stage, and several devices
     tbt_target_s: float = 0.05
     tbt_factor: float = 0.0  # above 0: the objective is this multiple of the undisturbed step, once measured, and
     tbt_least_s: float = 0.0  # at least this

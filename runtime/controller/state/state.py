@@ -22,6 +22,7 @@ from ..scheduling.costs import Costs
 from ..scheduling.facts import Cost, Facts, kind_of
 from ..scheduling.gap_window import GapWindow
 from ..scheduling.policy import POLICIES, Policy, PolicyRecord
+from ..scheduling.routing import Routes
 from ..scheduling.types import Device, Limits
 from .derived import Derived
 from .effects import Effect, Send, SetPageGenerations, SetPageKeys, SetPhase, WriteJournal, WriteState
@@ -122,6 +123,7 @@ class ControllerState:
     away: frozenset[InstanceId] = frozenset()  # those for which work no longer waits: see ``absence``
     pending_replies: dict[int, int] = field(default_factory=dict)  # key -> gateway generation that gets an answer
     next_arrival: int = 0
+    routes: Routes = field(init=False)
     now: float = 0.0  # of the message or tick that is being handled
     facts: Facts = Facts()  # of the last tick
     steering: Steering = field(init=False)
@@ -148,6 +150,7 @@ class ControllerState:
     def __post_init__(self) -> None:
         limits = self.limits
         self.policy = self.ranking = POLICIES[limits.policy]
+        self.routes = Routes(limits.routing)
         self.staying, self.devices = limits.actors, limits.devices
         self.kv_pools = tuple(map(kv_pool, range(limits.num_devices)))
         sizes: dict[PoolName, int] = {

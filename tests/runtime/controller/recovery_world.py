@@ -33,6 +33,7 @@ from mmrt.runtime.controller.rows.intake import check_segments
 from mmrt.runtime.controller.rows.lifecycle import preempt, reset_media
 from mmrt.runtime.controller.rows.ownership import take_back
 from mmrt.runtime.controller.scheduling.admission import check_lengths
+from mmrt.runtime.controller.scheduling.routing import Routing
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.controller.state.effects import SetPageGenerations
 from mmrt.runtime.controller.state.row_record import decode_record
@@ -142,6 +143,7 @@ class World:
         layouts: Sequence[str] = (),
         *,
         has_states: bool = False,
+        routing: Routing = "least_load",
     ) -> None:
         """``crowded``: much less memory than work: preemption and eviction all the time. Without ``faults`` others bring them.
         ``has_states``: the model has recurrent states."""
@@ -176,6 +178,7 @@ class World:
             embedding_cache=rng.random() < 0.8,
             prefix_cache=rng.random() < 0.9,
             positions=positions,
+            routing=routing,
         )
         if has_states:
             self.limits = with_states(rng, self.limits)

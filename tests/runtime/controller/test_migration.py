@@ -3,6 +3,7 @@
 import random
 import tempfile
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +15,7 @@ from mmrt.runtime.bus.plans import Plan, Prefill
 from mmrt.runtime.controller.recovery import recover
 from mmrt.runtime.controller.rows.instances import drained
 from mmrt.runtime.controller.rows.lifecycle import preempt
+from mmrt.runtime.controller.scheduling.routing import Routing
 from mmrt.runtime.controller.state.effects import (
     AppendPages,
     AppendSourcePages,
@@ -484,11 +486,15 @@ def test_copies_that_fail_end_their_request_alone() -> None:
 
 
 @settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, 2**32), st.sampled_from(["EP@0+D@1", "E@0+P@0+P@1+2D@1", "P@0+EPD@1", "EPD@0+P@1+D@0"]))
-def test_rows_never_wait_for_each_other_in_a_circle(seed: int, layout: str) -> None:
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(["EP@0+D@1", "E@0+P@0+P@1+2D@1", "P@0+EPD@1", "EPD@0+P@1+D@0"]),
+    st.sampled_from(get_args(Routing)),
+)
+def test_rows_never_wait_for_each_other_in_a_circle(seed: int, layout: str, routing: Routing) -> None:
     """Much more work than pages, in both pools: every request comes to its end without help."""
     with tempfile.TemporaryDirectory(prefix="mmrt-test-", dir="/dev/shm") as name:
-        world = World(random.Random(seed), Path(name), crowded=True, faults=False, layouts=(layout,))
+        world = World(random.Random(seed), Path(name), crowded=True, faults=False, layouts=(layout,), routing=routing)
         try:
             world.storm = False
             for key in range(1, 9):
@@ -496,3 +502,18 @@ def test_rows_never_wait_for_each_other_in_a_circle(seed: int, layout: str) -> N
             world.calm_down()
         finally:
             world.close()
+
+
+def test_round_robin_goes_from_device_to_device() -> None:
+    """TI7: whatever each has to do. ``least_load`` sends a text to the device that another has left."""
+    pools = {}
+    for routing in ("round_robin", "least_load"):
+        driver = on_devices("EPD@0+EPD@1", routing=routing)
+        for key in range(1, 5):
+            driver.submit(text(4), key)
+            driver.tick()
+            pools[routing, key] = driver.state.requests[key].kv_pool
+            if key == 1:
+                driver.receive("gateway", m.Cancel(1, key)).tick()
+    assert [pools["round_robin", key] for key in range(1, 5)] == ["kv", "kv.1", "kv", "kv.1"]
+    assert [pools["least_load", key] for key in range(1, 5)] == ["kv", "kv", "kv.1", "kv"]

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from mmrt.runtime.controller.scheduling.routing import Routing
 from mmrt.tests.runtime.controller.recovery_world import World, make_request
 from mmrt.tests.settings import examples
 
 NUM_KNOWN, NUM_NEW = examples(20), examples(40)
 STORM_S = 6.0
+ROUTINGS: dict[int, Routing] = {2: "round_robin", 6: "random"}  # of every eighth seed
 TWICE = 2477  # a row has a medium twice, and keeps pages of the first until the second is ready
 LOST = 336  # a row loses the pages of a segment that is read in part, and takes them again
 EVENTFUL = [5, 11, 12, 15, 16, 17, TWICE, LOST]  # worlds with states in which all happens that a test counts
@@ -37,7 +39,8 @@ def survive(seed: int, place: Path, **what: bool) -> World:
 
 
 def live_through(seed: int, place: Path, *, has_states: bool = False, has_media: bool = True, repeats_media: bool = False) -> World:
-    world = World(random.Random(seed), place, crowded=seed % 3 == 0, has_states=has_states)
+    routing = ROUTINGS.get(seed % 8, "least_load")
+    world = World(random.Random(seed), place, crowded=seed % 3 == 0, has_states=has_states, routing=routing)
     try:
         rng = world.random
         num_requests, end_s = rng.randint(6, 12) if world.crowded else rng.randint(1, 12), world.now + STORM_S
