@@ -28,6 +28,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     lifeline_fd: int | None = None  # MMRT_LIFELINE_FD: see runtime/process/lifeline.py
     listen_fds: tuple[int, ...] = ()  # sockets to serve on: MMRT_LISTEN_FDS of them from a supervisor, LISTEN_FDS from systemd
     keeper_fd: int | None = None  # MMRT_KEEPER_FD: a gateway's channel to the supervisor's keeper of connections
+    answers_fd: int | None = None  # MMRT_ANSWERS_FD: a gateway's memory of answers that are kept (shm/kept_records)
     fault_file: Path | None = None  # MMRT_FAULTS: see runtime/bus/faults.py
     state_home: Path = Path()  # XDG_STATE_HOME/mmrt: logs
     cache_home: Path = Path()  # XDG_CACHE_HOME/mmrt: what can be made again
@@ -66,6 +67,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         lifeline_fd=number("MMRT_LIFELINE_FD"),
         listen_fds=_listen_fds(number("MMRT_LISTEN_FDS"), number("LISTEN_FDS"), number("LISTEN_PID", _MOST_PID)),
         keeper_fd=number("MMRT_KEEPER_FD"),
+        answers_fd=number("MMRT_ANSWERS_FD"),
         fault_file=path("MMRT_FAULTS"),
         api_key=environ.get("OPENAI_API_KEY", ""),
         cpu_capability=environ.get("ATEN_CPU_CAPABILITY", ""),

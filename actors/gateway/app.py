@@ -18,6 +18,7 @@ from .apis.completions import Completions
 from .apis.openai.answers import json_response
 from .apis.openai.models import model_entry
 from .connections import Connections
+from .keeping.kept_answers import KeptAnswers
 from .keys.api_keys import ApiKeys
 from .openapi.document import Description
 from .page.routes import Page
@@ -48,7 +49,7 @@ def build_app(
         (app.router.add_get, "/v1", guide.serve),
         *(
             (adder(app, method), path, handler)
-            for method, path, handler in apis.routes(endpoints.completions, endpoints.limits, endpoints.created_s)
+            for method, path, handler in apis.routes(endpoints.completions, endpoints.limits, endpoints.created_s, endpoints.kept)
         ),
     ):
         add(path, handler)
@@ -69,6 +70,7 @@ class Endpoints:
     keys: ApiKeys
     readiness: Callable[[], Mapping[str, bool]]
     broken: Callable[[], Mapping[str, str]]
+    kept: KeptAnswers
     created_s: int = field(default_factory=lambda: int(time.time()))
 
     async def models(self, http: web.Request) -> web.Response:

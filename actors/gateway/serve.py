@@ -36,6 +36,7 @@ from ...runtime.process.kept_connections import record_sizes
 from ...runtime.process.listening import BACKLOG, EXTRA_CONNECTIONS, connection_limit, inherited_listeners, open_listeners
 from ...shm.controller_stats import ControllerStats
 from ...shm.doorbell import Listener, Ringer
+from ...shm.kept_records import KeptRecords
 from ...shm.pool import PagePool
 from ...shm.ring import Ring
 from ...shm.role_lock import RoleLock
@@ -53,6 +54,7 @@ from .connections import Connections, Runner, Site
 from .fetch.client import FetchClient
 from .grammar.checks import GrammarChecks
 from .keeping.adoption import Adoption
+from .keeping.kept_answers import KeptAnswers
 from .keys.api_keys import ApiKeys, KeyMetrics
 from .keys.tls import Certificate
 from .page.routes import Page
@@ -71,6 +73,7 @@ ENDPOINT_NAME = "endpoint"
 TICK_S = 0.1
 DRAIN_ERROR_S = 1.0  # for error events to reach their clients at the end
 IDLE_CONNECTION_S = 75.0  # also for the first request to come
+EXPIRE_S = 5.0  # between looks for answers that are kept no longer
 SWITCH_S = 0.0005  # how long a thread that reads a large body may keep the loop from running
 LAST_REQUESTS_S = 0.1  # for requests on connections that were accepted just before a hand-over
 
@@ -161,7 +164,10 @@ class GatewayServer:
         self._page: Page | None = None
         if actor.config.server.page:
             self._page = Page(actor.run, actor.config, self._actors, stats.read, text.limits.model_name, text.limits.kinds)
-        endpoints = Endpoints(self._completions, text.limits, metrics, self._keys, self._readiness, lambda: stats.read().broken)
+        self._kept = KeptAnswers(KeptRecords.own() if actor.answers_fd is None else KeptRecords(actor.answers_fd))
+        endpoints = Endpoints(
+            self._completions, text.limits, metrics, self._keys, self._readiness, lambda: stats.read().broken, self._kept
+        )
         connections = Connections(_most_connections(actor))
         metrics.add(connections)
         self._runner = Runner(
@@ -177,6 +183,7 @@ class GatewayServer:
         self._following: list[asyncio.Task[None]] = []  # files of the configuration
         self._num_orders = 0  # to end
         self._is_handing_over = False
+        self._expire_at_s = 0.0
         self._end_s = math.inf  # until when running requests may finish
         self._bell = Listener(actor.run, "gateway")
         self._adoption: Adoption | None = None
@@ -257,6 +264,9 @@ class GatewayServer:
         self._take_deltas()
         self._registry.tick(now_s)
         self._completions.tick(now_s)
+        if now_s >= self._expire_at_s:
+            self._expire_at_s = now_s + EXPIRE_S
+            self._kept.expire()
         if self._actor.status is not None:
             self._actor.status.set_queue_depth(self._completions.num_open)
         await asyncio.sleep(pause_s)

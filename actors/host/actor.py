@@ -68,10 +68,12 @@ class Actor:
         notifier_address: str | None,
         listen_fds: Sequence[int] = (),
         keeper_fd: int | None = None,
+        answers_fd: int | None = None,
     ) -> None:
         self.name = name
         self.listen_fds = listen_fds  # the gateway's: sockets that outlive it
         self.keeper_fd = keeper_fd  # the gateway's: to the process that keeps its connections, if one does
+        self.answers_fd = answers_fd  # the gateway's: of the records of answers that outlive it
         self.has_adopted = True  # what the process before had under way, as far as this one goes on with it
         self.run = run
         info = read_run_info(run, has_key=STAGES[stage_of(name)].listens)

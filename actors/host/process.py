@@ -53,7 +53,13 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
     try:
         identity = parse_instance(name)
         actor = Actor(
-            identity, join_run(name, environment), lifeline, environment.notify_socket, environment.listen_fds, environment.keeper_fd
+            identity,
+            join_run(name, environment),
+            lifeline,
+            environment.notify_socket,
+            environment.listen_fds,
+            environment.keeper_fd,
+            environment.answers_fd,
         )
         together = actor.config.processes.get(identity)
         if identity not in actor.config.instances:

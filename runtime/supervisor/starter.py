@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from ...shm.kept_records import KeptRecords
 from ..environment import CHILD_LISTEN_FD
 from ..errors import RunError
 from ..process.crash_cause import is_from_outside, oom_kills
@@ -62,6 +63,7 @@ class Starter:
         self._ending = False
         self._clearing = asyncio.Lock()  # held by a start that ends the forks of a dead zygote
         self._lifeline, self._lifeline_end = os.pipe()
+        self._answers: int | None = None  # memory of answers that outlive the gateway
 
     @property
     def zygote_pids(self) -> list[int]:
@@ -78,6 +80,8 @@ class Starter:
     def close(self) -> None:
         os.close(self._lifeline)
         os.close(self._lifeline_end)
+        if self._answers is not None:
+            os.close(self._answers)
 
     async def keep_zygote(self) -> None:
         """Keep a zygote and a spare running until cancelled. While the zygote is broken, actors start plainly."""
@@ -213,6 +217,11 @@ class Starter:
         if spec.listens and self._keeper is not None:
             environment["MMRT_KEEPER_FD"] = str(CHILD_LISTEN_FD + len(fds))
             fds.append(stack.enter_context(self._keeper.channel()).fileno())
+        if spec.listens:
+            if self._answers is None:
+                self._answers = KeptRecords.create()
+            environment["MMRT_ANSWERS_FD"] = str(CHILD_LISTEN_FD + len(fds))
+            fds.append(self._answers)
         return environment, fds
 
     def listen_fds(self, spec: ActorSpec) -> list[int]:

@@ -189,3 +189,13 @@ def test_a_client_that_goes_while_there_is_no_gateway_costs_no_row(own: Server) 
     stream.close()
     own.wait(lambda status: bool(status["ready"]) and not any(status["requests"].values()), "a new gateway and no requests")
     own.wait_until_empty()
+
+
+def test_a_conversation_goes_on_with_another_gateway(own: Server) -> None:
+    responses = own.client.responses
+    first = responses.create(model=own.checkpoint.name, input="My name is Ada.", max_output_tokens=4)
+    own.kill("gateway")
+    own.wait(lambda status: bool(status["ready"]), "a new gateway")
+    assert responses.retrieve(first.id) == first
+    second = responses.create(model=own.checkpoint.name, input="And?", max_output_tokens=4, previous_response_id=first.id)
+    assert second.usage is not None and first.usage is not None and second.usage.input_tokens > first.usage.total_tokens

@@ -13,6 +13,7 @@ from aiohttp.typedefs import Handler
 from .... import __version__
 from ....runtime.errors import RequestError
 from ..answers.choices import Usage
+from ..keeping.kept_answers import KeptAnswers
 from ..keys.api_keys import salt_of
 from ..reading.fields import Fields, refuse
 from ..reading.validation import Limits
@@ -43,10 +44,10 @@ _VERSION, _REQUEST_ID = "Anthropic-Version", "X-Request-Id"
 Route = tuple[str, str, Handler]
 
 
-def routes(completions: Completions, limits: Limits, created: int) -> list[Route]:
+def routes(completions: Completions, limits: Limits, created: int, kept: KeptAnswers) -> list[Route]:
     """Return method, path and handler of each. ``created``: Unix time in seconds since which the model is served."""
     return [
-        *_of_responses(completions, limits),
+        *_of_responses(completions, limits, kept),
         *_of_prefill(completions, limits),
         *_of_transcriptions(completions),
         *_of_messages(completions),
@@ -54,8 +55,8 @@ def routes(completions: Completions, limits: Limits, created: int) -> list[Route
     ]
 
 
-def _of_responses(completions: Completions, limits: Limits) -> list[Route]:
-    stored = StoredResponses()
+def _of_responses(completions: Completions, limits: Limits, kept_answers: KeptAnswers) -> list[Route]:
+    stored = StoredResponses(kept_answers)
 
     def exchange(http: web.Request) -> Exchange:
         return Exchange(stored, salt_of(http, None))

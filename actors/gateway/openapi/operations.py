@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ....shm.kept_records import KeptRecords
 from ..apis.anthropic import messages as anthropic
 from ..apis.decisions import read_decisions
 from ..apis.ollama import embeddings as ollama_embeddings
@@ -15,6 +16,7 @@ from ..apis.openai.embeddings import read_embeddings
 from ..apis.openai.responses import Exchange
 from ..apis.openai.stored import StoredResponses
 from ..apis.openai.transcriptions import read_transcription, read_translation
+from ..keeping.kept_answers import KeptAnswers
 from ..reading.content import Conversation
 from ..reading.fields import OBJECT, Schema
 from ..reading.json_body import Body
@@ -62,7 +64,7 @@ _WORK = (*_READ, 422, 500, 503, 504)
 
 
 def _read_response(body: Body, limits: Limits) -> object:
-    stored = StoredResponses()
+    stored = StoredResponses(KeptAnswers(KeptRecords.own()))
     stored.put(b"", "resp_1", Conversation((), ()), examples.RESPONSE)
     return Exchange(stored).read(body, limits)
 

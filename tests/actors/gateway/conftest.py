@@ -391,6 +391,7 @@ class Stage:
     def __init__(self, run: RunDirectory, text: serving.TextStack) -> None:
         self._run = run
         self._text = text
+        self.answers_fd: int | None = None  # of answers that outlive the gateway
         self.statuses: list[str] = []  # what the gateway says in `mmrt status`
         self.config = RuntimeConfig(
             server=ServerSection(port=0, keep_alive_s=5.0, max_body_mib=1), supervisor=SupervisorSection(drain_s=5.0)
@@ -424,6 +425,7 @@ class Stage:
             status=None,
             listen_fds=(),
             keeper_fd=None,
+            answers_fd=self.answers_fd,
             has_adopted=True,
             notifier=SimpleNamespace(status=self.statuses.append),
             flight=FlightRecorder.create(run, f"gateway-{secrets.token_hex(4)}", 1024).writer(1),

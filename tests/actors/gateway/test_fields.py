@@ -15,6 +15,7 @@ from mmrt.actors.gateway.apis.ollama import requests as ollama
 from mmrt.actors.gateway.apis.openai.embeddings import read_embeddings
 from mmrt.actors.gateway.apis.openai.responses import Exchange
 from mmrt.actors.gateway.apis.openai.stored import StoredResponses
+from mmrt.actors.gateway.keeping.kept_answers import KeptAnswers
 from mmrt.actors.gateway.openapi.operations import OPERATIONS
 from mmrt.actors.gateway.openapi.request_schema import example_of
 from mmrt.actors.gateway.reading.field_rules import Place
@@ -24,6 +25,7 @@ from mmrt.actors.gateway.reading.prompt import PromptBuilder
 from mmrt.actors.gateway.reading.validation import ChatRequest, Limits, TextRequest, read_chat, read_text
 from mmrt.models.media_config import VisionRules
 from mmrt.runtime.errors import RequestError
+from mmrt.shm.kept_records import KeptRecords
 from mmrt.tests.actors.gateway.description import check_described
 from mmrt.tests.actors.gateway.field_table_markdown import with_table
 
@@ -35,7 +37,7 @@ CALLS = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": 
 def read(path: str, body: dict[str, Any]) -> tuple[ChatRequest, Ignored]:
     readers: dict[str, Callable[[bytes, Limits], ChatRequest]] = {
         "/v1/chat/completions": read_chat,
-        "/v1/responses": Exchange(StoredResponses()).read,
+        "/v1/responses": Exchange(StoredResponses(KeptAnswers(KeptRecords.own()))).read,
         "/v1/messages": anthropic.read_message,
         "/api/chat": ollama.read_chat,
         "/api/generate": ollama.read_generate,

@@ -8,12 +8,14 @@ import pytest
 
 from mmrt.actors.gateway.apis.openai.responses import Exchange
 from mmrt.actors.gateway.apis.openai.stored import StoredResponses
+from mmrt.actors.gateway.keeping.kept_answers import KeptAnswers
 from mmrt.actors.gateway.reading.content import Conversation, MediaPart, Message
 from mmrt.actors.gateway.reading.ignored import collecting
 from mmrt.actors.gateway.reading.tool_messages import MAX_CALLS, Call
 from mmrt.actors.gateway.reading.validation import Limits
 from mmrt.models.grammar.call_form import CallForm, Function, form_of
 from mmrt.runtime.errors import RequestError
+from mmrt.shm.kept_records import KeptRecords
 from mmrt.tests.actors.gateway.test_openai_responses import IMAGE, read
 from mmrt.tests.actors.gateway.test_tool_calls import CALL, PIECES, scripted
 
@@ -305,17 +307,17 @@ def test_items_of_kept_responses_can_be_named(stage: Any) -> None:
     stage.run(test)
 
 
-def test_stored_calls_count() -> None:
-    stored = StoredResponses(max_bytes=100_000)
-    calls = tuple(Call(f"c{at}", "f", {"a": [[] for _ in range(100)]}) for at in range(10))
-    stored.put(b"", "many", Conversation((Message("assistant", "", calls=calls),), ()))
-    assert stored.get(b"", "many") is None
-    stored.put(b"", "one", Conversation((Message("assistant", "", calls=calls[:1]),), ()))
-    assert stored.get(b"", "one") is not None
+def test_calls_are_kept_as_they_are() -> None:
+    """Their arguments may have numbers that the records do not know."""
+    stored = StoredResponses(KeptAnswers(KeptRecords.own()))
+    message = Message("assistant", ("a", "b"), calls=(Call("c1", "f", {"a": [2**70, 0.5, None, {"b": "\u2603"}]}), Call("c2", "g", {})))
+    conversation = Conversation((Message("user", "hi"), message), ())
+    stored.put(b"", "resp_1", conversation)
+    assert (found := stored.get(b"", "resp_1")) is not None and found.conversation == conversation
 
 
 def test_results_of_stored_calls_are_known(limits: Limits) -> None:
-    stored = StoredResponses()
+    stored = StoredResponses(KeptAnswers(KeptRecords.own()))
     stored.put(b"", "resp_1", Conversation((Message("assistant", "", calls=(Call("c1", "weather", {}),)),), ()))
     body = json.dumps({"previous_response_id": "resp_1", "input": [OUTPUT]}).encode()
     messages = Exchange(stored).read(body, limits).conversation.messages

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 from mmrt.actors.gateway.apis.openai.input_items import Page, item_of, with_ids
 from mmrt.actors.gateway.apis.openai.responses import Exchange
 from mmrt.actors.gateway.apis.openai.stored import StoredResponses
+from mmrt.actors.gateway.keeping.kept_answers import KeptAnswers
 from mmrt.actors.gateway.reading.content import Conversation, MediaPart, Message
 from mmrt.actors.gateway.reading.ignored import collecting
 from mmrt.actors.gateway.reading.validation import ChatRequest, Limits
 from mmrt.models.grammar.source import JSON_OBJECT, source_of_schema
 from mmrt.runtime.errors import RequestError
+from mmrt.shm.kept_records import KeptRecords
 from mmrt.tests.actors.gateway.description import check_described
 
 TEXT = "Hello, größer 😀 world"
@@ -27,7 +30,7 @@ IMAGE = {"type": "input_image", "image_url": URL, "detail": "auto"}
 
 def read(limits: Limits, **fields: Any) -> ChatRequest:
     body = json.dumps({"model": "tiny", "input": "hi", **fields}).encode()
-    asked = Exchange(StoredResponses()).read(body, limits)
+    asked = Exchange(StoredResponses(KeptAnswers(KeptRecords.own()))).read(body, limits)
     check_described("/v1/responses", body, limits)
     return asked
 
@@ -223,19 +226,32 @@ def test_a_response_is_retrieved_and_deleted(stage: Any, stream: bool) -> None:
     stage.run(test)
 
 
-def test_conversations_are_kept_within_a_bound() -> None:
-    stored = StoredResponses(max_bytes=10_000)
-    for number in range(20):
-        stored.put(b"", f"{number}", Conversation((Message("user", "x" * 500),), ()))
-    kept = [number for number in range(20) if stored.get(b"", f"{number}") is not None]
-    assert kept == [17, 18, 19], "3,024 bytes each, the latest"
-    stored.put(b"", "large", Conversation((Message("user", "x" * 3000),), ()))
-    assert stored.get(b"", "large") is None and stored.get(b"", "19") is not None
-    assert stored.remove(b"", "18") and not stored.remove(b"", "18") and not stored.remove(b"a", "19")
-    stored.put(b"", "body", Conversation((), ()), bytes(3_000))
-    assert stored.get(b"", "17") is not None, "what was removed leaves room"
-    stored.put(b"", "another", Conversation((), ()), bytes(3_000))
-    assert stored.get(b"", "17") is None and stored.get(b"", "body") is not None, "the responses themselves count"
+def test_kept_responses_outlive_the_gateway(stage: Any) -> None:
+    """Another one goes on with the conversation, picture included, and has each response as it was, byte for byte."""
+    stage.answers_fd = KeptRecords.create()
+    content: Any = [{"role": "user", "content": [IMAGE, {"type": "input_text", "text": "What?"}]}]
+    known: list[Any] = []
+
+    async def before(scene: Any) -> None:
+        made = await scene.client.responses.create(model="tiny", input=content)
+        known.extend([made.id, (await scene.http.get(f"/v1/responses/{made.id}")).content])
+        known.append((await scene.http.get(f"/v1/responses/{made.id}/input_items")).content)
+        removed = await scene.client.responses.create(model="tiny", input="hi")
+        await scene.client.responses.delete(removed.id)
+        known.append(removed.id)
+
+    async def after(scene: Any) -> None:
+        id, body, items, removed = known
+        assert (await scene.http.get(f"/v1/responses/{id}")).content == body
+        assert (await scene.http.get(f"/v1/responses/{id}/input_items")).content == items
+        assert (await scene.http.get(f"/v1/responses/{removed}")).status_code == 404
+        again = await scene.client.responses.create(model="tiny", input="Why?", previous_response_id=id)
+        assert again.output_text == TEXT
+        assert [item.num_bytes for item in scene.controller.play.spec.items] == [len(PNG)]
+
+    stage.run(before)
+    stage.run(after)
+    os.close(stage.answers_fd)
 
 
 def test_what_a_body_becomes(limits: Limits) -> None:
@@ -316,7 +332,7 @@ def test_what_is_refused(limits: Limits, fields: dict[str, Any], param: str, say
 
 
 def test_media_of_earlier_turns_count(limits: Limits) -> None:
-    stored, most = StoredResponses(), limits.media.max_items
+    stored, most = StoredResponses(KeptAnswers(KeptRecords.own())), limits.media.max_items
     exchange = Exchange(stored, b"a")
     body = json.dumps({"input": [{"role": "user", "content": [IMAGE] * most}]}).encode()
     stored.put(b"a", "resp_1", exchange.read(body, limits).conversation)
@@ -326,7 +342,7 @@ def test_media_of_earlier_turns_count(limits: Limits) -> None:
 
 
 def test_a_tenant_goes_on_with_its_own_conversations(limits: Limits) -> None:
-    stored = StoredResponses()
+    stored = StoredResponses(KeptAnswers(KeptRecords.own()))
     stored.put(b"a", "resp_1", Conversation((Message("user", "x"),), ()))
     body = json.dumps({"previous_response_id": "resp_1", "input": "y"}).encode()
     assert len(Exchange(stored, b"a").read(body, limits).conversation.messages) == 2

@@ -22,6 +22,7 @@ from mmrt.runtime.supervisor.control_server import ControlServer, WithDescriptor
 from mmrt.runtime.supervisor.managed_actor import ActorSpec
 from mmrt.runtime.supervisor.starter import Starter
 from mmrt.shm.connection_records import ConnectionRecords, RecordSizes
+from mmrt.shm.kept_records import KeptRecords
 
 SIZES = RecordSizes(4, 4096, 4096)
 GATEWAYS: list["Gateway"] = []
@@ -155,11 +156,15 @@ def test_a_debugger_gets_the_connections_too(tmp_path: Path) -> None:
         async with keeping() as (keeper, connect):
             starter = Starter.__new__(Starter)
             starter._run, starter._environment, starter._keeper, starter._lifeline = tmp_path, {}, keeper, -1
+            starter._answers = None
             with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
                 starter._listeners = [listener]
                 environment, fds = starter.inheritance(ActorSpec(name="gateway", command=(), listens=True), stack)
                 assert environment["MMRT_LISTEN_FDS"] == "1" and environment["MMRT_KEEPER_FD"] == str(CHILD_LISTEN_FD + 1)
                 assert fds[0] == listener.fileno()
+                assert environment["MMRT_ANSWERS_FD"] == str(CHILD_LISTEN_FD + 2)
+                KeptRecords(fds[2])
+                os.close(fds[2])
                 debugger = Gateway.of(socket.socket(fileno=os.dup(fds[1])))
             connect()
             await debugger.adopt()

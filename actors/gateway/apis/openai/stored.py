@@ -1,18 +1,21 @@
-"""Responses of OpenAI's Responses API that clients may ask for or go on with: the latest, in the gateway's memory."""
+"""Responses of OpenAI's Responses API that clients may ask for or go on with, in the run's kept answers."""
 
-import json
-import threading
-from collections import OrderedDict
+import logging
 from typing import NamedTuple
 
-from ...reading.content import Conversation
+import msgspec
+
+from .....schema.media import MediaKind, MediaOptions
+from ...keeping.kept_answers import KeptAnswers
+from ...reading.content import Conversation, Message
 from ...reading.fields import show
+from ...reading.media import Medium
+from ...reading.tool_messages import Call
 from .input_items import Item
 
-MAX_STORED_BYTES = 64 << 20
+log = logging.getLogger(__name__)
+
 NO_OUTPUT = b'{"output":[]}'
-_VALUE_FACTOR = 64  # bytes of a value in memory, at most, for each of its JSON: a list of empty lists takes 20 to 40
-_MESSAGE_BYTES = 1024  # of a message or a call, beside text and media
 
 
 class StoredResponse(NamedTuple):
@@ -23,52 +26,101 @@ class StoredResponse(NamedTuple):
     items: tuple[Item, ...]
 
 
-class StoredResponses:
-    """Responses by tenant and id, up to a number of bytes together: the oldest are forgotten first. Media count in each response whose
-    conversation has them. Threads may share it."""
+class _Call(NamedTuple):
+    """``arguments``: their JSON, which has numbers that records have not."""
 
-    def __init__(self, max_bytes: int = MAX_STORED_BYTES) -> None:
-        self.max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._responses: OrderedDict[tuple[bytes, str], tuple[StoredResponse, int]] = OrderedDict()
-        self._num_bytes = 0
+    id: str
+    name: str
+    arguments: bytes
+
+
+class _Medium(NamedTuple):
+    """As ``Medium``; each of ``pieces`` is a URL, or bytes."""
+
+    kind: MediaKind
+    mime: str
+    data: bytes
+    options: MediaOptions
+    path: str
+    content: bytes
+    num_pixels: int
+    work: int
+    pieces: tuple[tuple[str, bytes], ...]
+    rate: float
+    num_pictures: int
+
+
+class StoredConversation(msgspec.Struct, array_like=True, frozen=True):
+    """A conversation as records have it. ``calls``: of each message."""
+
+    messages: tuple[Message, ...]
+    calls: tuple[tuple[_Call, ...], ...]
+    media: tuple[_Medium, ...]
+
+    @classmethod
+    def of(cls, conversation: Conversation) -> "StoredConversation":
+        messages, media = conversation
+        return cls(
+            tuple(message._replace(calls=()) for message in messages),
+            tuple(tuple(_Call(id, name, _encode_json(given)) for id, name, given in message.calls) for message in messages),
+            tuple(_kept_medium(medium) for medium in media),
+        )
+
+    def restored(self) -> Conversation:
+        calls = (tuple(Call(id, name, _decode_json(given)) for id, name, given in one) for one in self.calls)
+        return Conversation(
+            tuple(message._replace(calls=found) for message, found in zip(self.messages, calls, strict=True)),
+            tuple(_medium_of(medium) for medium in self.media),
+        )
+
+
+def _kept_medium(medium: Medium) -> _Medium:
+    pieces = tuple((piece, b"") if isinstance(piece, str) else ("", piece) for piece in medium.pieces)
+    return _Medium(*medium[:8], pieces, *medium[9:])
+
+
+def _medium_of(kept: _Medium) -> Medium:
+    return Medium(*kept[:8], tuple(url or data for url, data in kept.pieces), *kept[9:])
+
+
+class _Stored(msgspec.Struct, array_like=True, frozen=True):
+    conversation: StoredConversation
+    body: bytes
+    items: tuple[Item, ...]
+
+
+_encode_json = msgspec.json.Encoder().encode
+_decode_json = msgspec.json.Decoder().decode
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Stored).decode
+
+
+class StoredResponses:
+    """Responses by tenant and id. Media count in each response whose conversation has them. Threads may share it."""
+
+    def __init__(self, kept: KeptAnswers) -> None:
+        self._kept = kept
 
     def put(self, tenant: bytes, id: str, conversation: Conversation, body: bytes = NO_OUTPUT, items: tuple[Item, ...] = ()) -> None:
         """Keep a new response, unless it alone is too large."""
-        num_bytes = _num_bytes(conversation) + len(body) + sum(_MESSAGE_BYTES + len(item.shown) for item in items)
-        if num_bytes > self.max_bytes:
-            return
-        with self._lock:
-            self._responses[tenant, id] = StoredResponse(conversation, body, items), num_bytes
-            self._num_bytes += num_bytes
-            while self._num_bytes > self.max_bytes:
-                self._num_bytes -= self._responses.popitem(last=False)[1][1]
+        self._kept.put(tenant, id, _encode(_Stored(StoredConversation.of(conversation), body, items)))
 
     def get(self, tenant: bytes, id: str) -> StoredResponse | None:
         """Return a response, None if it is not there."""
-        with self._lock:
-            found = self._responses.get((tenant, id))
-        return None if found is None else found[0]
+        if (answer := self._kept.get(tenant, id)) is None or answer.is_open or (data := self._kept.body(answer)) is None:
+            return None
+        try:
+            stored = _decode(data)
+        except msgspec.DecodeError as error:
+            log.error("%s cannot be read: %s", id, error)
+            return None
+        return StoredResponse(stored.conversation.restored(), stored.body, stored.items)
 
     def remove(self, tenant: bytes, id: str) -> bool:
         """Forget a response. Returns whether it was there."""
-        with self._lock:
-            found = self._responses.pop((tenant, id), None)
-            self._num_bytes -= 0 if found is None else found[1]
-        return found is not None
+        return self._kept.remove(tenant, id)
 
     def why_unknown(self, id: str) -> str:
         """Return words for a client that names a response that is not there."""
-        return f"{show(id)} is unknown: the latest {self.max_bytes >> 20} MiB of conversations are kept, until the gateway ends"
-
-
-def _num_bytes(conversation: Conversation) -> int:
-    texts = [
-        part
-        for message in conversation.messages
-        for part in (message.thoughts, *((message.content,) if isinstance(message.content, str) else message.content))
-    ]
-    num_text_bytes = sum(4 * len(text) if isinstance(text, str) else _MESSAGE_BYTES for text in texts)
-    calls = [call for message in conversation.messages for call in message.calls]
-    num_text_bytes += sum(_MESSAGE_BYTES + _VALUE_FACTOR * len(json.dumps(call.arguments)) for call in calls)
-    return num_text_bytes + _MESSAGE_BYTES * len(conversation.messages) + sum(len(medium.data) for medium in conversation.media)
+        limit, hours = self._kept.max_bytes >> 20, self._kept.kept_s / 3600
+        return f"{show(id)} is unknown: the latest {limit} MiB of conversations are kept, for {hours:g} h, until the run ends"
