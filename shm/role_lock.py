@@ -14,6 +14,7 @@ from typing import Protocol, Self
 from .file_lock import EXCLUSIVE, SHARED, open_lock, try_lock, unlock, wait_for_lock
 
 _WORD = 8
+_MOMENT_S = 0.001
 _COUNTER, _HOLDER = 0, _WORD  # what the lock file contains: last generation given out, pid of the last holder
 _live: "weakref.WeakSet[RoleLock]" = weakref.WeakSet()
 
@@ -80,6 +81,12 @@ class RoleLock:
         self.held = True
         return True
 
+    def wait_for_holder(self, timeout_s: float) -> None:
+        """Wait until the process that has it ends, or for ``timeout_s``. It may give it up earlier. Call it behind ``try_acquire``."""
+        if _lives(_read_word(self._fd, _HOLDER), timeout_s):
+            return
+        time.sleep(min(_MOMENT_S, timeout_s))  # the lock may last a moment longer, or its holder has not written its pid yet
+
     def acquire(self, poll_s: float = 0.01, timeout_s: float | None = None) -> bool:
         """Wait for the lock, looking every ``poll_s``. False if ``timeout_s`` passed first."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -133,16 +140,16 @@ class RoleLock:
         return RoleLock.holder(run, actor) == pid and _lives(pid)
 
 
-def _lives(pid: int) -> bool:
-    """Return whether the process has not ended, with all its threads; one that waits to be reaped has."""
+def _lives(pid: int, for_s: float = 0.0) -> bool:
+    """Return whether the process does not end, with all its threads, for so long; one that waits to be reaped has."""
     try:
         fd = os.pidfd_open(pid)
-    except ProcessLookupError:
+    except OSError:  # there is none; EINVAL: nobody has written a pid
         return False
     try:
         poll = select.poll()  # select knows no descriptors above 1023, which a gateway with many connections has
         poll.register(fd, select.POLLIN)
-        return not poll.poll(0)
+        return not poll.poll(for_s * 1000)
     finally:
         os.close(fd)
 

@@ -27,7 +27,7 @@ from ...models.checkpoint.files import files_of_tensors
 from ...models.config import load_model_config
 from ...models.text.chat_template import ChatTemplate
 from ...models.text.tokenizer import Tokenizer
-from ...runtime.bus.messages import ToActor, ToController, decode_delta
+from ...runtime.bus.messages import ToActor, ToController, Welcome, decode_delta
 from ...runtime.bus.transport import drain_in_loop
 from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.errors import ConfigError
@@ -71,6 +71,7 @@ log = logging.getLogger(__name__)
 
 ENDPOINT_NAME = "endpoint"
 TICK_S = 0.1
+GREETING_S = 0.002  # between attempts to tell the controller of this gateway
 DRAIN_ERROR_S = 1.0  # for error events to reach their clients at the end
 IDLE_CONNECTION_S = 75.0  # also for the first request to come
 EXPIRE_S = 5.0  # between looks for answers that are kept no longer
@@ -135,11 +136,13 @@ class GatewayServer:
     def __init__(self, actor: Actor, text: TextStack) -> None:
         self._actor = actor
         self._loop = asyncio.get_running_loop()
+        _ = actor.bus  # it connects while the rest is made
         self._actors = ActorTable.attach(actor.run, writable=False)
         self._deltas = Ring.attach(actor.run, "deltas")
         media = PagePool.attach(actor.run, "media")
+        adopts = actor.keeper_fd is not None
         tokens = TokenTable(SequenceTable.attach(actor.run, writable=False))
-        self._registry = RequestRegistry(Link(actor.generation, self._send, media, GatewayFlight(actor.flight), tokens))
+        self._registry = RequestRegistry(Link(actor.generation, self._send, media, GatewayFlight(actor.flight), tokens), adopts=adopts)
         stats = ControllerStats.attach(actor.run)
         trace = _import_tracing(actor.config)
         tracing = None if trace is None else trace(actor.config.tracing, text.limits.model_name)
@@ -205,7 +208,8 @@ class GatewayServer:
             if self._actor.keeper_fd is None:
                 await _accept(self._runner, listeners, self._certificate.context)
             _publish_endpoint(self._actor, url)
-            self._actor.serving()
+            self._actor.serving(adopts=self._actor.keeper_fd is not None)
+            self._actor.heartbeat()
             if self._actor.keeper_fd is not None:
                 self._adopt(self._actor.keeper_fd)
             log.info("listening on %s", url)
@@ -238,7 +242,6 @@ class GatewayServer:
         """Take over the connections, and the requests under way on them; texts have to come again, from their beginnings."""
         server = self._runner.server
         assert server is not None
-        self._actor.has_adopted = False
         self._adoption = Adoption(socket.socket(fileno=keeper_fd), server, self._on_adopted, _has_crashed(self._actor.last_exit))
         self._adoption.begin()
         with Ringer(self._actor.run, "detokenizer") as bell:
@@ -247,6 +250,7 @@ class GatewayServer:
     def _on_adopted(self) -> None:
         self._actor.adopted()
         self._actor.heartbeat()
+        self._registry.adopted()
         self._take_deltas()
 
     def _leave(self) -> None:
@@ -269,7 +273,7 @@ class GatewayServer:
             self._kept.expire()
         if self._actor.status is not None:
             self._actor.status.set_queue_depth(self._completions.num_open)
-        await asyncio.sleep(pause_s)
+        await asyncio.sleep(pause_s if self._actor.has_greeted else GREETING_S)
 
     async def _stop_accepting(self) -> None:
         """Leave new connections to the successor, serve requests begun on accepted ones, and close idle ones."""
@@ -316,8 +320,8 @@ class GatewayServer:
 
     def _take_deltas(self) -> None:
         """Apply the deltas that the detokenizer has pushed, then acknowledge them."""
-        if not self._actor.has_adopted:
-            return  # it may be of a request that is not submitted again yet
+        if self._registry.is_full:
+            return
         now_s = time.monotonic()
         while records := self._deltas.pop_all():
             for record in records:
@@ -330,6 +334,8 @@ class GatewayServer:
         return sent
 
     def _receive(self, message: ToActor) -> None:
+        if isinstance(message, Welcome):
+            self._registry.on_welcome(time.monotonic())
         self._registry.on_message(message, time.monotonic())
 
     def _generations(self) -> dict[str, int]:

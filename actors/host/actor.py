@@ -48,7 +48,7 @@ PR_SET_NAME = 15
 MAX_NAME_BYTES = 15
 POLL_S = 0.01
 GRACE_S = 0.05  # for what a dead process's device may still do once its files are closed; not measured
-NOTE_S = 0.5  # how long a standby waits for word of how the previous process ended
+NOTE_S, NOTE_POLL_S = 0.5, 0.001  # how long a standby waits for word of how the previous process ended, and how often it looks
 HELLO_S = 1.0
 LAST_S = 900.0  # how long ``memory`` waits for the end of processes that may not remove the run directory
 
@@ -198,7 +198,8 @@ class Actor:
         self.notifier.ready("standby")
         self._standby_ns = time.monotonic_ns()
         while not self.role.try_acquire():
-            self.pause(POLL_S)
+            self.check_ending()
+            self.role.wait_for_holder(POLL_S) if self.keeper_fd is not None else self.pause(POLL_S)
         table = ActorTable.attach(self.run)
         self.status = self._take_over(table)
         self._flight = FlightRecorder.attach(self.run, self.name).writer(self.generation)
@@ -214,7 +215,7 @@ class Actor:
         if self.lifeline.fd is not None and (last.step_deadline_ns or keeps_answers):
             patient_until_s = time.monotonic() + NOTE_S
             while note is None and time.monotonic() < patient_until_s:
-                self.pause(POLL_S)
+                self.pause(NOTE_POLL_S)
                 note = read_exit_note(self.run.path, self.name, last.pid)
         self.last_exit = note
         self.death = judge(last, note, time.monotonic_ns(), kills, is_supervised=self.lifeline.fd is not None)
@@ -230,12 +231,15 @@ class Actor:
             status.set_debugged()
         return status
 
-    def serving(self) -> None:
-        """Say that this generation serves."""
+    def serving(self, *, adopts: bool = False) -> None:
+        """Say that this generation serves. ``adopts``: the supervisor learns of it once it has ``adopted`` what the process before had
+        under way; a standby then starts behind it, which would keep processors from that."""
         assert self.status is not None
         self.status.set_state(ActorState.ACTIVE)
         self.flight.event(Kind.ACTIVE, os.getpid(), self._started_ns, self._standby_ns)
-        self.notifier.active()
+        self.has_adopted = not adopts
+        if not adopts:
+            self.notifier.active()
 
     @property
     def flight(self) -> FlightWriter:
@@ -272,6 +276,12 @@ class Actor:
         """Say that whatever the process before had under way goes on, or will not."""
         self.has_adopted = True
         self._hello_at_s = 0.0
+        self.notifier.active()
+
+    @property
+    def has_greeted(self) -> bool:
+        """Return whether its last Hello has left: before the first, the socket may not be connected yet."""
+        return self._hello_at_s > 0
 
     def receive(self) -> list[ToActor]:
         """New messages; says Hello once a second so that a new controller learns of this actor."""

@@ -215,7 +215,7 @@ class ClientRequest:
         if self._unsettled is not None and now_s >= self._settle_at_s:
             self._settle(now_s)
         if self._unanswered is not None and now_s >= self._resend_at_s:
-            self._resend(now_s)
+            self.resend(now_s)
         if now_s >= self._query_at_s and self.stage not in (RequestStage.SUBMITTED, RequestStage.DELIVERED):
             self._query(now_s)
 
@@ -236,7 +236,7 @@ class ClientRequest:
             case Failed():
                 self._on_failed(message, now_s)
             case Unknown() if self.stage is RequestStage.SUBMITTED:
-                self._resend(now_s)
+                self.resend(now_s)
             case Unknown() | Released():
                 self._on_lost(now_s)
         self._wake()
@@ -431,7 +431,8 @@ class ClientRequest:
         self._resend_at_s = now_s + RESEND_S
         self._link.send(command)
 
-    def _resend(self, now_s: float) -> None:
+    def resend(self, now_s: float) -> None:
+        """Send the unanswered command again."""
         assert self._unanswered is not None
         if self._link.send(self._unanswered):
             self._resend_s = min(2 * self._resend_s, MAX_RESEND_S)

@@ -13,13 +13,18 @@ from .client_request import ClientRequest, ControllerAnswer, Keeping, Link, Requ
 
 log = logging.getLogger(__name__)
 
+MAX_EARLY_BYTES = 64 << 20
+
 
 class RequestRegistry:
     """Finds the request that a message or a delta is about, and drives all of them."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, *, adopts: bool = False) -> None:
+        """``adopts``: requests of a gateway before will be submitted again, until ``adopted``."""
         self._link = link
         self._requests: dict[int, ClientRequest] = {}
+        self._early: dict[int, list[Delta]] | None = {} if adopts else None  # of requests that are not submitted again yet
+        self._num_early_bytes = 0
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -50,7 +55,29 @@ class RequestRegistry:
         key = self.new_key() if key is None else key
         request = self._requests[key] = ClientRequest(key, spec, media, wake, self._link, now_s, keeping)
         request.submit(now_s)
+        for delta in self._take_early(key):
+            request.on_delta(delta, now_s)
         return request
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether so much text has come early that more has to wait."""
+        return self._num_early_bytes > MAX_EARLY_BYTES
+
+    def adopted(self) -> None:
+        """No request of a gateway before will be submitted again any more."""
+        self._early, self._num_early_bytes = None, 0
+
+    def _take_early(self, key: int) -> list[Delta]:
+        early = self._early.pop(key, []) if self._early is not None else []
+        self._num_early_bytes -= sum([len(delta.data) for delta in early])
+        return early
+
+    def on_welcome(self, now_s: float) -> None:
+        """Submit again what the controller may not have taken: it had not heard of this gateway."""
+        for request in self._requests.values():
+            if request.stage is RequestStage.SUBMITTED:
+                request.resend(now_s)
 
     def fail_all(self, error: RequestError, now_s: float) -> None:
         """End every request that is not over with this error: the gateway itself ends."""
@@ -80,6 +107,9 @@ class RequestRegistry:
             del self._requests[message.key]
 
     def on_delta(self, delta: Delta, now_s: float) -> None:
-        """Take a piece of text."""
+        """Take a piece of text. Of a request that is not submitted again yet it waits."""
         if (request := self._requests.get(delta.key)) is not None:
             request.on_delta(delta, now_s)
+        elif self._early is not None:
+            self._early.setdefault(delta.key, []).append(delta)
+            self._num_early_bytes += len(delta.data)

@@ -427,9 +427,10 @@ class Stage:
             keeper_fd=None,
             answers_fd=self.answers_fd,
             has_adopted=True,
+            has_greeted=True,
             notifier=SimpleNamespace(status=self.statuses.append),
             flight=FlightRecorder.create(run, f"gateway-{secrets.token_hex(4)}", 1024).writer(1),
-            serving=serves.set,
+            serving=lambda adopts: serves.set(),
             watch_ending=lambda loop, on_ending: None,
         )
         table = ActorTable.attach(run)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mmrt.actors.gateway.answers import client_request as module
+from mmrt.actors.gateway.answers import requests as module_of_registry
 from mmrt.actors.gateway.answers.client_request import ClientRequest, Link, RequestStage
 from mmrt.actors.gateway.answers.flight import GatewayFlight
 from mmrt.actors.gateway.answers.requests import RequestRegistry
@@ -164,6 +165,30 @@ def test_submit_is_sent_again_at_growing_intervals_until_answered(desk: Desk) ->
     desk.answer(Queued(1, request.key, 0))
     assert all(isinstance(message, Query) for message in desk.pass_time(3))
     assert len(desk.sent) == 3
+
+
+def test_what_the_controller_may_have_missed_is_sent_again_at_its_welcome(desk: Desk) -> None:
+    """A Submit that overtakes the Hello of its gateway is of an unknown one, and nobody answers it."""
+    unknown, known = desk.submit(), desk.submit()
+    desk.answer(Queued(1, known.key, 4))
+    desk.sent.clear()
+    desk.registry.on_welcome(desk.now_s)
+    assert desk.sent == [Submit(3, unknown.key, unknown.spec)]
+
+
+def test_text_of_one_request_waits_for_no_other_to_be_submitted_again(desk: Desk) -> None:
+    registry = desk.registry = RequestRegistry(desk.registry._link, adopts=True)
+    for key, data in ((5, b"late"), (6, b"lost"), (5, b"r")):
+        registry.on_delta(Delta(key, 1, 4 if data == b"r" else 0, len(data), data, None), desk.now_s)
+    now = desk.submit()
+    desk.text(now, 0, "at once", 2)
+    assert now.take() == "at once"
+    late = registry.submit(now.spec, [b"bytes"], desk._wake, desk.now_s, 5)
+    assert late.take() == "later" and not registry.is_full
+    registry.on_delta(Delta(7, 1, 0, 1, bytes(module_of_registry.MAX_EARLY_BYTES), None), desk.now_s)
+    assert registry.is_full
+    registry.adopted()
+    assert not registry.is_full
 
 
 def test_what_could_not_be_sent_is_tried_at_the_first_interval(desk: Desk) -> None:

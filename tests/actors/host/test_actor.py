@@ -13,9 +13,10 @@ from mmrt.actors.host.free_turn import FreeTurn
 from mmrt.runtime.bus.transport import ActorSocket
 from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.process.crash_cause import ExitNote, write_exit_note
-from mmrt.runtime.process.notify import Notifier
+from mmrt.runtime.process.notify import Notifier, NotifyListener
 from mmrt.runtime.stage_table import InstanceId
-from mmrt.shm.role_lock import next_generation
+from mmrt.shm.flight_recorder import FlightRecorder
+from mmrt.shm.role_lock import RoleLock, next_generation
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.status import ActorState, ActorTable
 
@@ -107,6 +108,43 @@ def test_who_goes_on_with_answers_waits_for_word_of_how_the_last_one_ended(tmp_p
         actor._take_over(table)
         assert actor.last_exit == note
         writing.join()
+
+
+def test_who_waits_for_the_role_has_it_as_soon_as_its_holder_is_gone(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path / "run", {}) as run:
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.write(writing, b"!" * RoleLock(run, "video").try_acquire())
+            time.sleep(60)
+        os.read(reading, 1)
+        role, began_s = RoleLock(run, "video"), time.monotonic()
+        assert not role.try_acquire()
+        role.wait_for_holder(0.2)
+        assert time.monotonic() - began_s > 0.15
+        killing = threading.Timer(0.1, os.kill, (pid, signal.SIGKILL))
+        killing.start()
+        began_s = time.monotonic()
+        while not role.try_acquire():
+            role.wait_for_holder(60.0)
+        assert time.monotonic() - began_s < 30
+        os.waitpid(pid, 0)
+        role.release()
+
+
+def test_the_supervisor_learns_of_it_once_all_is_taken_over(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path / "run", {}) as run:
+        listener = NotifyListener(run.path / "notify")
+        actor = bare_actor(run, 1)
+        actor.notifier = Notifier(str(listener.path), "video", 1)
+        actor.status = ActorTable.create(run, ["video"]).writer("video", 1)
+        actor._flight, actor._started_ns, actor._standby_ns = FlightRecorder.create(run, "video", 64).writer(1), 0, 0
+        actor.serving(adopts=True)
+        assert listener.drain() == [] and not actor.has_adopted
+        actor.adopted()
+        assert [said.active for said in listener.drain()] == [True] and actor.has_adopted
+        actor.notifier.close()
+        listener.close()
 
 
 def bare_actor(run: RunDirectory, generation: int) -> Actor:
