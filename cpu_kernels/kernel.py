@@ -34,6 +34,7 @@ from .team_code import team_module
 _WIDTHS = {"AVX2": 8, "AVX512": 16}  # numbers in a vector of float32, by torch's name of the instructions
 _CPUS = {"AVX2": "haswell", "AVX512": "skylake-avx512"}  # LLVM's names of processors that have them
 _WITH_VNNI = "cascadelake"
+_WITH_BFLOAT16 = "cooperlake"
 _BESIDE = ("abm", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt")  # Linux's names of instructions that both have besides
 
 STORED = {torch.float32: FLOAT, torch.bfloat16: ir.IntType(16)}  # as LLVM reads what kernels of other operations than products take
@@ -55,6 +56,11 @@ def vector_width() -> int | None:
 def has_vnni() -> bool:
     """Return whether kernels may use instructions that add up four products of bytes at once."""
     return vector_width() == 16 and "avx512_vnni" in processor_flags()
+
+
+def has_bfloat16() -> bool:
+    """Return whether kernels may use instructions that add up products of two pairs of bfloat16 at once (AVX512-BF16)."""
+    return has_vnni() and "avx512_bf16" in processor_flags()
 
 
 def set_threads(count: Callable[[], int] | None) -> None:
@@ -133,17 +139,17 @@ def _packer(num_words: int) -> Callable[..., bytes]:
     return struct.Struct(f"{num_words}q").pack
 
 
-def load_kernel(name: str, tiles: Tiles, block_rows: int | None) -> Kernel:
+def load_kernel(name: str, tiles: Tiles, block_rows: int | None, *, with_bfloat16: bool = False) -> Kernel:
     """The kernel of these tiles, with blocks of so many rows; None: there is a block for each thread. Its name is its own among kernels
-    of one processor.
+    of one processor. ``with_bfloat16``: it uses instructions that not all kernels may.
 
     Where no earlier process has kept it, it takes 0.2 s.
     """
-    return Kernel(_image(name, lambda: _module(tiles, block_rows)))
+    return Kernel(_image(name, lambda: _module(tiles, block_rows), _WITH_BFLOAT16 if with_bfloat16 else None))
 
 
-def _image(name: str, make: Callable[[], ir.Module]) -> Image:
-    cpu = _WITH_VNNI if has_vnni() else _CPUS[torch.backends.cpu.get_cpu_capability()]
+def _image(name: str, make: Callable[[], ir.Module], cpu: str | None = None) -> Image:
+    cpu = cpu or (_WITH_VNNI if has_vnni() else _CPUS[torch.backends.cpu.get_cpu_capability()])
     file = f"{name}-{cpu}.code"
     key = _sources()
     image = None if key is None else kernel_files.load(file, key)

@@ -20,6 +20,16 @@ _SHIFTER = 12582912.0  # 1.5 x 2^23: a number is rounded to a whole one by addin
 _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.693145751953125, 1.428606765330187e-06
 
 
+class _Bfloat16(ir.Type):  # type: ignore[misc]
+    """LLVM's type, which llvmlite has no name for. Numbers are kept as 16 bits elsewhere."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+_BFLOAT16 = _Bfloat16()
+
+
 @contextmanager
 def loop(builder: ir.IRBuilder, start: ir.Value, stop: ir.Value, step: int) -> Iterator[Any]:
     """Emit what the body emits for each index from ``start`` to ``stop``, int64."""
@@ -114,16 +124,18 @@ def add_outer_products(
     distance: int,
     count: ir.Value,
     ahead: tuple[ir.Value, int] | None = None,
+    add: Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], None] = add_product,
+    unrolled: int = _UNROLLED,
 ) -> None:
     """Add the products of numbers and vectors of float32, for each index below ``count``, a multiple of 4, to a row's variables.
 
     ``factors``: where the numbers of each row begin; ``vectors``: where those of index 0 begin, ``distance`` numbers before those of
     index 1. A row has as many variables as an index has vectors. ``ahead``: memory that is asked for meanwhile, so many numbers with
-    each index.
+    each index. ``add`` adds a product to a variable: of float32, or of what else 32 bits hold.
     """
     kind = sums[0][0].allocated_type
-    with loop(builder, constant(0), count, _UNROLLED) as first:
-        for step in range(_UNROLLED):
+    with loop(builder, constant(0), count, unrolled) as first:
+        for step in range(unrolled):
             index = builder.add(first, constant(step))
             if ahead is not None:
                 begin = builder.mul(index, constant(ahead[1]))
@@ -135,7 +147,7 @@ def add_outer_products(
             for base, totals in zip(factors, sums, strict=True):
                 factor = spread(builder, builder.load(address(builder, base, index), align=4, typ=FLOAT), kind.count)
                 for total, part in zip(totals, parts, strict=True):
-                    add_product(builder, total, factor, part)
+                    add(builder, total, factor, part)
 
 
 def call_intrinsic(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: Sequence[ir.Value]) -> ir.Value:
@@ -148,6 +160,15 @@ def call_intrinsic(builder: ir.IRBuilder, name: str, result: ir.Type, arguments:
 def multiply_add(builder: ir.IRBuilder, one: ir.Value, other: ir.Value, added: ir.Value) -> ir.Value:
     """one x other + added, of vectors of float32, rounded once."""
     return call_intrinsic(builder, f"llvm.fma.v{one.type.count}f32", one.type, [one, other, added])
+
+
+def add_products_of_pairs(builder: ir.IRBuilder, total: ir.Value, one: ir.Value, other: ir.Value) -> None:
+    """Add products of bfloat16, of each two neighbours in one number of float32's bits, to a variable of float32. Only with
+    AVX512-BF16, which takes subnormal numbers as 0."""
+    pairs = ir.VectorType(_BFLOAT16, 2 * one.type.count)
+    factors = (builder.bitcast(values, pairs) for values in (one, other))
+    name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * one.type.count}"
+    builder.store(call_intrinsic(builder, name, one.type, [builder.load(total, typ=one.type), *factors]), total)
 
 
 def multiply_bytes(builder: ir.IRBuilder, unsigned: ir.Value, signed: ir.Value) -> ir.Value:

@@ -4,10 +4,12 @@ No process packs a copy of its own: all formats lie in the memory that the run's
 once, and prefill and decode have one copy. Shapes: M rows of activations, N rows of the matrix, K columns.
 
 Few rows are multiplied by kernels that read a matrix as it is (``row_kernels``, ``int8_kernels``), any number of them with int4 and
-int8g (``part_tiles``), many rows in float32 with a floating matrix by ``panel_kernels``. Others are multiplied by torch, a converted
-block of a narrow matrix at a time; under activations in bfloat16 a block rounds its weights as well. int8 is multiplied by activations
-in int8 (W8A8), which are whole numbers of 8 bits, or 7 (``int8_rows``). Their sums are exact in int32, so a row's numbers do not depend
-on how many are beside it; nor do they with int4 and int8g, which are multiplied by activations of 8 bits with a step for 32 columns.
+int8g (``part_tiles``), many rows in float32 with a floating matrix by ``panel_kernels``, in bfloat16 by ``pair_kernels`` unless AMX
+multiplies them. Others are multiplied by torch, a converted block of a narrow matrix at a time; under activations in bfloat16 a block
+rounds its weights as well. torch (oneDNN) gets few different numbers of rows: it makes machine code for each. int8 is multiplied by
+activations in int8 (W8A8), which are whole numbers of 8 bits, or 7 (``int8_rows``). Their sums are exact in int32, so a row's numbers
+do not depend on how many are beside it; nor do they with int4 and int8g, which are multiplied by activations of 8 bits with a step for
+32 columns.
 Experts of a layer are parts of one matrix: kernels multiply all of them in one call (``products``).
 """
 
@@ -19,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...cpu_kernels import int4_kernels, int8_kernels, int8g_kernels, panel_kernels, row_kernels
+from ...cpu_kernels import int4_kernels, int8_kernels, int8g_kernels, pair_kernels, panel_kernels, row_kernels
 from ...cpu_kernels.groups import Groups
 from ...cpu_kernels.int8_rows import FULL, Parts, level_of_rows, round_rows
 from ...cpu_kernels.row_kernels import most_rows
@@ -28,6 +30,7 @@ from ..checkpoint.weight_specs import scales_of
 
 _BLOCK_BYTES = 1 << 20  # of a matrix's block in the dtype of the activations: it stays in the cache of a core
 _MANY_ROWS = 64  # of activations: from so many on, twice as large blocks are faster
+_LEAST_SIZE, _SIZES_BITS = 16, 3  # of products by oneDNN: rows of activations, and how many sizes there are between two powers of 2
 _BLOCK_ROWS = 64  # a block has a multiple of so many rows, and is larger where these alone are
 
 
@@ -87,14 +90,17 @@ class FloatMatrix:
         self.values = values
         self._few_rows, self._few_rows_bfloat16 = most_rows(values), most_rows(values, torch.bfloat16)
         self._has_panels = panel_kernels.can_multiply(values)
+        self._has_pairs = not torch.cpu._is_amx_tile_supported() and pair_kernels.can_multiply(values)
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
         if x_MK.shape[0] <= self._most_rows(x_MK):
             out = _in_dtype(row_kernels.multiply(x_MK, self.values), x_MK.dtype)
         elif self._has_panels and x_MK.dtype == torch.float32:
             out = panel_kernels.multiply(x_MK, self.values)
+        elif self._has_pairs and x_MK.dtype == torch.bfloat16:
+            return pair_kernels.multiply(x_MK, self.values, bias)
         elif x_MK.dtype == self.values.dtype:
-            return F.linear(x_MK, self.values, bias)
+            return F.linear(_in_few_sizes(x_MK), self.values, bias)[: len(x_MK)]
         else:
             out = _product_by_blocks(x_MK, self.values)
         return out if bias is None else out.add_(bias)
@@ -105,6 +111,8 @@ class FloatMatrix:
             return _in_dtype(row_kernels.multiply_groups(x_MK, self.values, groups), x_MK.dtype)
         if self._has_panels and x_MK.dtype == torch.float32:
             return panel_kernels.multiply_groups(x_MK, self.values, groups)
+        if self._has_pairs and x_MK.dtype == torch.bfloat16:
+            return pair_kernels.multiply_groups(x_MK, self.values, groups)
         return _products_one_by_one(self, x_MK, groups)
 
     def _most_rows(self, x_MK: Tensor) -> int:
@@ -177,13 +185,13 @@ class Int8Matrix:
         return found
 
     def _product_by_blocks(self, x_MK: Tensor, parts: Parts) -> Tensor:
-        num_values = self._values.shape[0]
+        num_values, codes = self._values.shape[0], _in_few_sizes(parts.codes)
         num_rows = max(1, _BLOCK_BYTES // (4 * len(parts.codes) * _BLOCK_ROWS)) * _BLOCK_ROWS  # sums of a block stay in cache
         num_blocks = max(1, num_values // num_rows)
         out = x_MK.new_empty(len(parts.codes), num_values, dtype=torch.float32)
         for number in range(num_blocks):  # the last one also has what is left
             rows = slice(number * num_rows, (number + 1) * num_rows if number + 1 < num_blocks else None)
-            sums = torch._int_mm(parts.codes, self._values[rows].t())
+            sums = torch._int_mm(codes, self._values[rows].t())[: len(parts.codes)]
             if self._level.shift:
                 sums.sub_(self._of_zeros[rows])
             torch.mul(sums, self._steps[rows], out=out[:, rows]).mul_(parts.steps)
@@ -239,15 +247,15 @@ class PackedMatrix:
 
     def _product_by_blocks(self, x_MK: Tensor) -> Tensor:
         num_values, num_inputs = self._packed.shape[0], x_MK.shape[1]
-        num_rows = _block_rows(x_MK)
-        out = x_MK.new_empty(x_MK.shape[0], num_values)
-        block = x_MK.new_empty(min(num_rows, num_values), num_inputs)
+        x, num_rows = _in_few_sizes(x_MK), _block_rows(x_MK)
+        out = x.new_empty(x.shape[0], num_values)
+        block = x.new_empty(min(num_rows, num_values), num_inputs)
         for first in range(0, num_values, num_rows):
             rows = slice(first, min(first + num_rows, num_values))
             values = block[: rows.stop - first]
             self._unpack(self._packed[rows], self._scales[rows], values)
-            torch.mm(x_MK, values.t(), out=out[:, rows])
-        return out
+            torch.mm(x, values.t(), out=out[:, rows])
+        return out[: len(x_MK)]
 
 
 class PackedTable(PackedMatrix):
@@ -273,6 +281,16 @@ def _in_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values if values.dtype == dtype else values.to(dtype)
 
 
+def _in_few_sizes(x_MK: Tensor) -> Tensor:
+    """The rows, with rows of zeros behind them where oneDNN would else make machine code for this number of rows: on a processor, in
+    bfloat16 and int8. There are 8 sizes between two powers of 2, all multiples of 32, or 16 rows."""
+    num_rows = len(x_MK)
+    if not x_MK.is_cpu or x_MK.dtype == torch.float32 or not num_rows:
+        return x_MK
+    unit = _LEAST_SIZE if num_rows <= _LEAST_SIZE else max(2 * _LEAST_SIZE, 1 << (num_rows - 1).bit_length() - 1 >> _SIZES_BITS)
+    return F.pad(x_MK, (0, 0, 0, missing)) if (missing := -num_rows % unit) else x_MK
+
+
 def _block_rows(x_MK: Tensor) -> int:
     """Rows of a matrix's block in the dtype of ``x``."""
     num_bytes = _BLOCK_BYTES if x_MK.shape[0] < _MANY_ROWS else 2 * _BLOCK_BYTES
@@ -282,11 +300,11 @@ def _block_rows(x_MK: Tensor) -> int:
 def _product_by_blocks(x_MK: Tensor, values: Tensor) -> Tensor:
     """x W^T, where W is converted to the dtype of ``x`` a block of rows at a time, into memory that stays in cache."""
     num_values, num_inputs = values.shape
-    num_rows = _block_rows(x_MK)
-    out = x_MK.new_empty(x_MK.shape[0], num_values)
-    block = x_MK.new_empty(min(num_rows, num_values), num_inputs)
+    x, num_rows = _in_few_sizes(x_MK), _block_rows(x_MK)
+    out = x.new_empty(x.shape[0], num_values)
+    block = x.new_empty(min(num_rows, num_values), num_inputs)
     for first in range(0, num_values, num_rows):
         rows = slice(first, min(first + num_rows, num_values))
         converted = block[: rows.stop - first].copy_(values[rows])
-        torch.mm(x_MK, converted.t(), out=out[:, rows])
-    return out
+        torch.mm(x, converted.t(), out=out[:, rows])
+    return out[: len(x_MK)]

@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmrt.cpu_kernels import int4_kernels, int8_kernels, int8_rows, int8g_kernels
+from mmrt.cpu_kernels import int4_kernels, int8_kernels, int8_rows, int8g_kernels, pair_kernels
 from mmrt.cpu_kernels.int8_rows import FULL, PAIRS, level_of_rows, round_rows
 from mmrt.cpu_kernels.rounding_kernel import has_kernel, round_to
 from mmrt.models.architecture import WeightFormat
@@ -202,6 +203,36 @@ def test_rows_that_do_not_fit_are_refused(form: str) -> None:
 def test_a_product_of_no_rows(form: str) -> None:
     matrix, reference = make(form, 192, 128, torch.float32)
     assert matrix.product(torch.zeros(0, 128), torch.zeros(192)).shape == (0, len(reference))
+
+
+_LENGTHS = """
+from mmrt.tests.models.test_matrices import make, torch
+for form in ("bfloat16", "int8", "float16"):
+    matrix = make(form, 192, 128, torch.bfloat16)[0]
+    for num_rows in range(200, 260):
+        matrix.product(torch.zeros(num_rows, 128, dtype=torch.bfloat16))
+"""
+
+
+def test_no_length_of_a_prompt_is_compiled() -> None:
+    """oneDNN says when it makes machine code for a product. 200 to 259 rows are few numbers of rows for it."""
+    environment = {**os.environ, "ONEDNN_VERBOSE": "profile_create"}
+    said = subprocess.check_output([sys.executable, "-c", _LENGTHS], env=environment, text=True)
+    made = [line.split(",")[-2] for line in said.splitlines() if "create:cache_miss" in line and "matmul" in line]
+    assert {int(shapes.split("x")[0]) for shapes in made} == {224, 256, 288}
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "int8"])
+def test_rows_of_zeros_behind_others_change_no_bit(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch multiplies them, as it does beside AMX."""
+    monkeypatch.setattr(pair_kernels, "can_multiply", lambda values: False)
+    matrix, _ = make(form, 192, 128, torch.bfloat16)
+    x = torch.randn(300, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
+    for num_rows in (17, 33, 100, 200, 257):
+        found = matrix.product(x[:num_rows], torch.ones(192).bfloat16())
+        assert found.shape == (num_rows, 192) and found.is_contiguous()
+        whole = F.pad(x[:num_rows], (0, 0, 0, -num_rows % 64))
+        assert torch.equal(found, matrix.product(whole, torch.ones(192).bfloat16())[:num_rows]), num_rows
 
 
 @pytest.mark.parametrize("form", PACKED)
