@@ -23,7 +23,7 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     window_size: int = 0  # pixels at a side of the windows that attention stays in; 0: it sees whole frames
     full_attention_blocks: tuple[int, ...] = ()  # that see whole frames although there are windows
     norm: Literal["rms", "layer"] = "rms"  # of blocks and merger; LayerNorms have biases
-    feed_forward: Literal["swiglu", "quick_gelu", "gelu_tanh"] = "swiglu"  # the others: this activation between two matrices
+    feed_forward: Literal["swiglu", "gelu", "quick_gelu", "gelu_tanh"] = "swiglu"  # the others: this activation between two matrices
     patch_bias: bool = False  # of the projection of patches
     patch_norm: bool = False  # an RMSNorm behind it
     position_side: int = 0  # of the square table of learned positions; 0: there is none

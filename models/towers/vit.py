@@ -4,7 +4,7 @@ weights are views, never copied; all but its products and, on a CPU, its attenti
 Shapes: V views of n x n patches; a token is merge_size x merge_size patches that stand together, and follow each other in the input.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from ..media_config import VisionConfig
 from .interface import TowerInput
 from .linear import Linear
 from .sequences import Sequences, attend
+
+_EPSILON = 1e-5  # of a merger's norm
 
 
 class VisionTransformer:
@@ -36,15 +38,18 @@ class VisionTransformer:
         kernel = weights["vision.embeddings.patch_embedding.weight"]
         self._patch_embed = Linear(kernel.flatten(1), weights.get("vision.embeddings.patch_embedding.bias"))
         self._dtype = kernel.dtype
-        table, first = weights["vision.embeddings.position_embedding.weight"], weights.get("vision.embeddings.class_embedding")
-        self._first = None if first is None else first + table[0]  # the row of the whole picture, whose place is the first
+        table = weights["vision.embeddings.position_embedding.weight"].view(-1, config.hidden_size)
+        first = weights.get("vision.embeddings.class_embedding")
+        self._first = None if first is None else first.flatten() + table[0]  # the row of the whole picture, whose place is the first
         order = _merged(places, config.merge_size) + (first is not None)
         self._positions = table[order.to(device)]
         self._layers = [_Layer(config, weights, f"vision.encoder.layers.{i}") for i in range(config.depth)]
         self._norms = [
-            _Norm(config, weights, name) if f"{name}.weight" in weights else None
+            _Norm(weights, name, config.norm_eps) if f"{name}.weight" in weights else None
             for name in ("vision.pre_layrnorm", "vision.post_layernorm")
         ]
+        merger_norm = "vision.merger.layer_norm"
+        self._merger_norm = _Norm(weights, merger_norm, _EPSILON) if f"{merger_norm}.weight" in weights else None
         names = [f"vision.merger.linear_{i}" for i in (1, 2)]
         self._merger = [Linear.of(weights, name) for name in names if f"{name}.weight" in weights]
         if device.type == "cpu":
@@ -74,19 +79,22 @@ class VisionTransformer:
             hidden = behind(hidden)
         num_merged = self._config.merge_size**2
         patches = hidden.view(num_views, length, -1)[:, length - num_patches :]
-        tokens = self._merger[0](patches.reshape(-1, num_merged * hidden.shape[1]))
+        merged = patches.reshape(-1, num_merged * hidden.shape[1])
+        tokens = self._merger[0](merged if self._merger_norm is None else self._merger_norm(merged))
         for matrix in self._merger[1:]:
             tokens = matrix(F.gelu(tokens))
         return list(torch.split(tokens, [part.grid[0] * num_patches // num_merged for part in parts]))
 
 
 class _Norm:
-    """A LayerNorm."""
+    """A LayerNorm; without a bias an RMSNorm."""
 
-    def __init__(self, config: VisionConfig, weights: dict[str, Tensor], name: str) -> None:
-        self._weight, self._bias, self._epsilon = weights[f"{name}.weight"], weights[f"{name}.bias"], config.norm_eps
+    def __init__(self, weights: dict[str, Tensor], name: str, epsilon: float) -> None:
+        self._weight, self._bias, self._epsilon = weights[f"{name}.weight"], weights.get(f"{name}.bias"), epsilon
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._bias is None:
+            return F.rms_norm(x, self._weight.shape, self._weight, self._epsilon)
         return F.layer_norm(x, self._weight.shape, self._weight, self._bias, self._epsilon)
 
 
@@ -95,18 +103,28 @@ class _Layer:
 
     def __init__(self, config: VisionConfig, weights: dict[str, Tensor], name: str) -> None:
         self._head_dim = config.hidden_size // config.num_heads
-        self._norms = [_Norm(config, weights, f"{name}.layer_norm{i}") for i in (1, 2)]
+        self._norms = [_Norm(weights, f"{name}.layer_norm{i}", config.norm_eps) for i in (1, 2)]
         self._qkv = [Linear.of(weights, f"{name}.self_attn.{part}_proj") for part in "qkv"]
+        joint = [f"{name}.self_attn.{part}_norm" for part in "qk"]
+        self._joint_norms = [_Norm(weights, norm, 1e-6) for norm in joint if f"{norm}.weight" in weights]
         self._out = Linear.of(weights, f"{name}.self_attn.out_proj")
         self._up, self._down = (Linear.of(weights, f"{name}.mlp.fc{i}") for i in (1, 2))
-        self._activate = _quick_gelu if config.feed_forward == "quick_gelu" else _gelu_tanh
+        self._scales = [weights.get(f"{name}.lambda_{i}") for i in (1, 2)]
+        self._activate = _ACTIVATIONS[config.feed_forward]
 
     def __call__(self, hidden: Tensor, sequences: Sequences) -> None:
         """Add to ``hidden`` [V n^2, width] what the layer finds."""
         normed = self._norms[0](hidden)
-        q, k, v = (project(normed).view(len(normed), -1, self._head_dim) for project in self._qkv)
-        hidden += self._out(attend(q, k, v, sequences).flatten(1))
-        hidden += self._down(self._activate(self._up(self._norms[1](hidden))))
+        q, k, v = (project(normed) for project in self._qkv)
+        if self._joint_norms:
+            q, k = (norm(part) for norm, part in zip(self._joint_norms, (q, k), strict=True))
+        q, k, v = (part.view(len(normed), -1, self._head_dim) for part in (q, k, v))
+        self._add(hidden, self._out(attend(q, k, v, sequences).flatten(1)), self._scales[0])
+        self._add(hidden, self._down(self._activate(self._up(self._norms[1](hidden)))), self._scales[1])
+
+    @staticmethod
+    def _add(hidden: Tensor, found: Tensor, scale: Tensor | None) -> None:
+        hidden += found if scale is None else found.mul_(scale)
 
 
 def _quick_gelu(x: Tensor) -> Tensor:
@@ -115,6 +133,9 @@ def _quick_gelu(x: Tensor) -> Tensor:
 
 def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"quick_gelu": _quick_gelu, "gelu_tanh": _gelu_tanh, "gelu": F.gelu}
 
 
 def _merged(places: Tensor, merge: int) -> Tensor:

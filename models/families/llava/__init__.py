@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec.structs import replace
 
 from ....schema.media import ItemShape, MediaKind, SegmentShape
 from ...architecture import LanguageConfig, ModelConfig
@@ -15,11 +14,10 @@ from ...checkpoint.weight_specs import TensorSpec, language_specs, same
 from ...media_config import VisionRules
 from .. import no_media
 from ..family import CheckpointRecipe, made_recipes
-from ..fields import max_positions, parse_attention, parse_decoder
+from ..fields import max_positions
 from ..qwen2_5 import fields, media, seeing
-from ..text.ropes import parse_rope
-from ..text.windows import no_windows, windows_by_layer, windows_everywhere
-from ..vit import VitConfig, parse_steps, parse_vit, vit_specs
+from ..text.nested import nested_fields, parse_nested
+from ..vit import VitConfig, canonical_name, checkpoint_name, parse_steps, parse_vit, vit_specs
 from . import pictures
 
 if TYPE_CHECKING:
@@ -28,38 +26,9 @@ if TYPE_CHECKING:
     from ...towers.interface import Tower
 
 _PLACEHOLDER = 32000  # of a picture, where the file does not say
-_WINDOWS = {"llama": no_windows, "mistral": windows_everywhere, "qwen2": windows_by_layer}
-_SIZES: dict[str, object] = {
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "vocab_size": 32000,
-}
-_DEFAULTS: dict[str, dict[str, object]] = {  # that published files leave out
-    "llama": {**_SIZES, "max_position_embeddings": 2048},
-    "mistral": {**_SIZES, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072},
-    "qwen2": {**_SIZES, "intermediate_size": 22016, "vocab_size": 151936},
-}
 _CLIP = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "patch_size": 14}
 _CLIP |= {"image_size": 336}
 _GRIDS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
-_PARTS = {  # newer files have all but the head within ``model.``
-    "language_model.lm_head.": "lm_head.",
-    "language_model.model.": "language.",
-    "language_model.": "language.",
-    "vision_tower.vision_model.": "vision.",
-    "vision_tower.": "vision.",
-    "multi_modal_projector.": "vision.merger.",
-    "image_newline": "vision.image_newline",
-}
-_SAVED = {
-    "vision.merger.": "multi_modal_projector.",
-    "vision.image_newline": "image_newline",
-    "vision.": "vision_tower.",
-    "language.": "language_model.model.",
-    "lm_head.": "language_model.lm_head.",
-}
 
 
 class LlavaFamily:
@@ -73,10 +42,10 @@ class LlavaFamily:
     def parse_config(self, files: CheckpointFiles) -> ModelConfig:
         """Map config.json. Raises CheckpointError."""
         root = files.required("config.json")
-        text = _text(root)
+        text = nested_fields(root, "llama", "mistral", "qwen2")
 
         def parse_text(own: JsonObject, is_any_tied: bool) -> LanguageConfig:
-            return _decoder(text, root.boolean("tie_word_embeddings", default=False) if self._has_tiles else is_any_tied)
+            return parse_nested(text, root.boolean("tie_word_embeddings", default=False) if self._has_tiles else is_any_tied)
 
         def parse_tower(own: JsonObject, hidden_size: int) -> VitConfig:
             return _parse_tower(root, hidden_size)
@@ -141,37 +110,18 @@ class LlavaFamily:
     @staticmethod
     def canonical_name(name: str) -> str:
         """See ``Family``."""
-        inner = name.removeprefix("model.")
-        return next((ours + inner.removeprefix(theirs) for theirs, ours in _PARTS.items() if inner.startswith(theirs)), inner)
+        return canonical_name(name).replace("image_newline", "vision.image_newline")
 
     @staticmethod
     def checkpoint_name(name: str) -> str:
         """See ``Family``."""
-        return next((theirs + name.removeprefix(ours) for ours, theirs in _SAVED.items() if name.startswith(ours)), name)
+        return checkpoint_name(name.replace("vision.image_newline", "image_newline"))
 
     positions = staticmethod(no_media.positions)
     sample_frames = staticmethod(media.sample_frames)
     video_item = staticmethod(seeing.video_item)
     audio_item = staticmethod(media.audio_item)
     video_with_sound = staticmethod(seeing.video_with_sound)
-
-
-def _text(root: JsonObject) -> JsonObject:
-    """The decoder's fields, with what published files leave out."""
-    text = root.object("text_config")
-    name = text.text("model_type", default="llama", choices=tuple(_WINDOWS))
-    return text.with_defaults({**_DEFAULTS[name], "model_type": name})
-
-
-def _decoder(text: JsonObject, tie: bool) -> LanguageConfig:
-    name, heads, context = text.text("model_type"), parse_attention(text), max_positions(text)
-    if name != "llama":
-        heads = replace(heads, bias=name == "qwen2", output_bias=False)
-    language = parse_decoder(text, heads, parse_rope(text, heads.head_dim, context), tie)
-    windows = _WINDOWS[name](text, language.num_layers)
-    if any(window and window < context for window in windows):
-        raise text.error("sliding_window", f"is {max(windows)}; windows are not supported beside pictures")
-    return language
 
 
 def _tile(root: JsonObject) -> int:
@@ -191,6 +141,9 @@ def _parse_tower(root: JsonObject, hidden_size: int) -> VitConfig:
         config,
         depth=config.depth + 1 + layer,  # the layers behind are not computed
         has_class=True,
+        has_first_norm=True,
+        has_last_norm=False,
+        patch_bias=False,
         merger_depth=2,
         merger_bias=root.boolean("multimodal_projector_bias", default=True),
     )

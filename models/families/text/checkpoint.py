@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ...architecture import AttentionConfig, ModelConfig
+from ...architecture import AttentionConfig, LanguageConfig, ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...checkpoint.weight_specs import TensorSpec, language_specs
 from ..fields import FeedForwards, parse_decoder, parse_dtype, parse_eos, parse_mlps
@@ -32,9 +32,20 @@ class Reading(NamedTuple):
 def parse_text_config(files: CheckpointFiles, family: str, reading: Reading) -> ModelConfig:
     """Map config.json. Raises CheckpointError."""
     config = files.required("config.json")
+    positions = config.integer("max_position_embeddings", default=reading.max_positions)
+    return ModelConfig(
+        family=family,
+        language=parse_language(config, reading, config.boolean("tie_word_embeddings", default=reading.is_tied)),
+        dtype=parse_dtype(config),
+        max_context=served_positions(config, positions),
+        eos_token_ids=parse_eos(files, config),
+    )
+
+
+def parse_language(config: JsonObject, reading: Reading, tie: bool) -> LanguageConfig:
+    """The decoder. Raises CheckpointError."""
     mixer, positions = reading.attention(config), config.integer("max_position_embeddings", default=reading.max_positions)
     rope, max_positions = reading.ropes(config, mixer.head_dim, positions), served_positions(config, positions)
-    tie = config.boolean("tie_word_embeddings", default=reading.is_tied)
     language = parse_decoder(config, mixer, rope, tie, reading.feed_forwards)
     found = [window if window < max_positions else 0 for window in reading.windows(config, language.num_layers)]
     turns = reading.turning_layers(config, language.num_layers)
@@ -43,14 +54,7 @@ def parse_text_config(files: CheckpointFiles, family: str, reading: Reading) -> 
         for layer, window, does_turn in zip(language.layers, found, turns, strict=True)
     )
     ropes = (rope,) if all(turns) else (rope, no_turns(mixer.head_dim))
-    language = replace(language, layers=layers, ropes=ropes, rms_norm_eps=config.number("rms_norm_eps", default=reading.epsilon))
-    return ModelConfig(
-        family=family,
-        language=language,
-        dtype=parse_dtype(config),
-        max_context=max_positions,
-        eos_token_ids=parse_eos(files, config),
-    )
+    return replace(language, layers=layers, ropes=ropes, rms_norm_eps=config.number("rms_norm_eps", default=reading.epsilon))
 
 
 def tensor_specs(config: ModelConfig) -> list[TensorSpec]:

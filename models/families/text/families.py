@@ -22,11 +22,11 @@ class TextFamily:
     """A ``Family`` without towers. ``reading``: of its config.json."""
 
     def __init__(self, name: str, reading: Reading) -> None:
-        self._name, self._reading = name, reading
+        self._name, self.reading = name, reading
 
     def parse_config(self, files: CheckpointFiles) -> ModelConfig:
         """Map config.json. Raises CheckpointError."""
-        return checkpoint.parse_text_config(files, self._name, self._reading)
+        return checkpoint.parse_text_config(files, self._name, self.reading)
 
     def recipes(self) -> Mapping[str, CheckpointRecipe]:
         return made_recipes(__package__, self._name)
