@@ -251,6 +251,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     speech: SpeechRules | None = None  # None: the model is told in words what to do with sounds
     image_token_id: int = -1
     video_token_id: int = -1
+    video_is_pictures: bool = False  # its tokens have the id of a picture's: its own stands in no expanded prompt
     audio_token_id: int = -1
     audio_start_token_id: int = -1  # start and end enclose the tokens of a video with its sound track
     audio_end_token_id: int = -1
@@ -277,6 +278,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The token that stands for media of this kind in a prompt; -1 if the model does not take it."""
         ids = {"image": self.image_token_id, "video": self.video_token_id, "audio": self.audio_token_id}
         return ids[kind]
+
+    @property
+    def control_ids(self) -> set[int]:
+        """Ids that stand for media or around them: in users' text none of them is a token, whatever the tokenizer says."""
+        around = self.vision_start_token_id, self.vision_end_token_id, self.audio_start_token_id, self.audio_end_token_id
+        return {*map(self.placeholder_id, self.media_kinds), *self.item_text_ids, *around} - {-1}
 
     def kv_page_bytes(self, page_tokens: int) -> int:
         """Bytes of one KV page: all layers' K and V of ``page_tokens`` tokens."""

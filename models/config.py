@@ -139,7 +139,8 @@ def _sampling_defaults(files: CheckpointFiles) -> SamplingDefaults:
 
 def _check_ids(path: Path, config: ModelConfig) -> None:
     ids = [("eos_token_id", token) for token in config.eos_token_ids]
-    ids += [(f"{kind} placeholder id", config.placeholder_id(kind)) for kind in config.media_kinds]
+    kinds = [kind for kind in config.media_kinds if kind != "video" or not config.video_is_pictures]
+    ids += [(f"{kind} placeholder id", config.placeholder_id(kind)) for kind in kinds]
     if config.audio_start_token_id != -1:
         ids += [("audio_start_token_id", config.audio_start_token_id), ("audio_end_token_id", config.audio_end_token_id)]
     if config.times is not None:

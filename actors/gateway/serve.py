@@ -101,8 +101,7 @@ def load_text_stack(actor: Actor) -> TextStack:
     """Read tokenizer, chat template and model facts of the checkpoint. Raises CheckpointError."""
     layout = actor.wait_for_layout()
     model = load_model_config(actor.model_path)
-    placeholders = [model.placeholder_id(kind) for kind in model.media_kinds]
-    tokenizer = Tokenizer.load(actor.model_path, control_ids=placeholders)
+    tokenizer = Tokenizer.load(actor.model_path, control_ids=model.control_ids)
     template = ChatTemplate.load(actor.model_path, tokenizer.special_tokens)
     prompts = PromptBuilder(tokenizer, template, model, layout.max_context)
     limits = Limits(

@@ -34,6 +34,10 @@ class JsonObject:
         """The object with ``defaults`` for fields that are not there."""
         return JsonObject({**defaults, **self._data}, self._file, self._where)
 
+    def with_values(self, values: Mapping[str, object]) -> "JsonObject":
+        """The object with these values in place of its own."""
+        return JsonObject({**self._data, **values}, self._file, self._where)
+
     def error(self, field: str, problem: str) -> CheckpointError:
         return CheckpointError(f"{self._file}: {self._name(field)} {problem}")
 

@@ -50,6 +50,7 @@ FAMILIES: dict[str, Entry] = {
     "qwen2_audio": Entry(lambda: import_module(".qwen2_audio", __package__), ("qwen2_audio",)),
     "qwen3_asr": Entry(lambda: import_module(".qwen3_asr", __package__), ("qwen3_asr",)),
     "smolvlm": Entry(lambda: import_module(".smolvlm", __package__), ("smolvlm", "idefics3")),
+    "internvl": Entry(lambda: import_module(".internvl", __package__), ("internvl",)),
     "llava": Entry(lambda: import_module(".llava", __package__).LLAVA, ("llava",)),
     "llava_next": Entry(lambda: import_module(".llava", __package__).LLAVA_NEXT, ("llava_next",)),
     "null": Entry(lambda: import_module(".null", __package__), ("mmrt_null",)),

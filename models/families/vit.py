@@ -42,9 +42,7 @@ class VitConfig(VisionConfig, frozen=True, kw_only=True):
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 
 
-def parse_vit(
-    vision: JsonObject, out: int, merge: int, activation: Activation = "gelu_tanh", epsilon: float = 1e-6
-) -> VitConfig:
+def parse_vit(vision: JsonObject, out: int, merge: int, activation: Activation = "gelu_tanh", epsilon: float = 1e-6) -> VitConfig:
     """``vision_config``. ``out``: the decoder's width; ``merge`` x ``merge`` patches are a token. Defaults are SmolVLM's. Raises
     CheckpointError."""
     theirs = "gelu_pytorch_tanh" if activation == "gelu_tanh" else activation

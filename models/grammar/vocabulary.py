@@ -62,8 +62,7 @@ class GrammarVocabulary:
 
 def load_vocabulary(path: Path, model: ModelConfig) -> GrammarVocabulary:
     """Read a checkpoint directory's. Raises: CheckpointError."""
-    placeholders = [model.placeholder_id(kind) for kind in model.media_kinds]
-    tokenizer = Tokenizer.load(path, control_ids=placeholders)
+    tokenizer = Tokenizer.load(path, control_ids=model.control_ids)
     return GrammarVocabulary(tokenizer, model.language.vocab_size, model.eos_token_ids)
 
 

@@ -63,7 +63,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, control_ids: Collection[int] = (), eos_ids: Collection[int] = ()) -> "Tokenizer":
-        """Read a checkpoint directory. ``control_ids`` are ids (media placeholders) that are control tokens whatever the file says.
+        """Read a checkpoint directory. ``control_ids``: those of added tokens that are control tokens whatever the file says.
 
         Raises:
             CheckpointError: a file is missing, malformed, or takes too long to load; or is of another kind than byte-level BPE and

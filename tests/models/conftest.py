@@ -311,6 +311,7 @@ def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
                 "qwen2_audio": "Qwen2AudioForConditionalGeneration",
                 "smolvlm": "SmolVLMForConditionalGeneration",
                 "llava": "LlavaForConditionalGeneration",
+                "internvl": "InternVLForConditionalGeneration",
                 "llava_next": "LlavaNextForConditionalGeneration",
             }
             reference = getattr(transformers, classes[family]).from_pretrained(path, dtype=torch.float32).eval()

@@ -18,11 +18,17 @@ from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError, UnsupportedMediaError
 from mmrt.models.families.item_check import fault_of
 from mmrt.models.families.registry import family_named
-from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.lm.warm_up import warm_up_towers
 from mmrt.tests.models.conftest import Loaded
-from mmrt.tests.models.kept import exact
-from mmrt.tests.models.whole_prompts import bicubic, check_greedy_tokens, check_logits_in_cuts, noise, prompt_of
+from mmrt.tests.models.whole_prompts import (
+    bicubic,
+    check_greedy_tokens,
+    check_logits_in_cuts,
+    check_rounded_logits,
+    edited,
+    noise,
+    prompt_of,
+)
 from mmrt.tests.settings import ImportedLater
 
 transformers: Any = ImportedLater("transformers")
@@ -108,20 +114,7 @@ def test_greedy_tokens_equal_those_of_generate(loaded: Loaded, processor: Any) -
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_logits_of_rounded_weights(loaded: Loaded, processor: Any, weights: WeightFormat) -> None:
-    """Those of the values that the format has, but for the rounding of activations."""
-    config = load_model_config(loaded.path, weights=weights)
-    rounded = read_weights(loaded.path, config)
-    exactly = {name: exact(rounded, name).float() if f"{name}.scales" in rounded else value for name, value in rounded.items()}
-    kv = torch.zeros(16, config.kv_page_bytes(16), dtype=torch.uint8)
-    with torch.inference_mode():
-        prompt, logits = prompt_of(loaded, processor, [noise(131, 75), "Tell."]), list[torch.Tensor]()
-        positions = torch.arange(len(prompt.ids)).expand(3, -1)
-        for model in (LanguageModel(config, rounded, kv.clone(), 16), LanguageModel(loaded.config, exactly, kv.clone(), 16)):
-            for chunk in loaded.prompt_chunks(model, prompt, positions, torch.arange(16), 16):
-                model.prefill([chunk])
-            length = torch.tensor([len(prompt.ids)])
-            logits.append(model.decode(torch.tensor(prompt.ids[-1:]), positions[:, -1:], length, torch.arange(16)[None]))
-        assert 0 < (logits[0] - logits[1]).abs().mean() / logits[1].std() < 0.05
+    check_rounded_logits(loaded, prompt_of(loaded, processor, [noise(131, 75), "Tell."]), weights)
 
 
 def test_each_spelling_of_names(loaded: Loaded, tmp_path: Path) -> None:
@@ -139,15 +132,6 @@ def test_each_spelling_of_names(loaded: Loaded, tmp_path: Path) -> None:
 
 def test_the_first_launches_are_of_a_tile(loaded: Loaded) -> None:
     warm_up_towers(loaded.towers, loaded.config)
-
-
-def edited(path: Path, to: Path, file: str, changes: dict[str, Any]) -> Path:
-    shutil.copytree(path, to, ignore=shutil.ignore_patterns("*.safetensors"))
-    content = json.loads((to / file).read_text())
-    for field, value in changes.items():
-        content[field] = {**content[field], **value} if isinstance(value, dict) else value
-    (to / file).write_text(json.dumps(content))
-    return to
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {

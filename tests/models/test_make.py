@@ -19,7 +19,19 @@ from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.text.chat_template import ChatTemplate
 from mmrt.models.text.tokenizer import Tokenizer
 
-FAMILIES = ("qwen2_5_vl", "qwen2_5_omni", "qwen2_vl", "qwen3_vl", "qwen3_5", "glm_ocr", "glm4v", "qwen2_audio", "qwen3_asr", "smolvlm")
+FAMILIES = (
+    "qwen2_5_vl",
+    "qwen2_5_omni",
+    "qwen2_vl",
+    "qwen3_vl",
+    "qwen3_5",
+    "glm_ocr",
+    "glm4v",
+    "qwen2_audio",
+    "qwen3_asr",
+    "smolvlm",
+    "internvl",
+)
 
 SENTENCE = "What can you see in this picture? It's 42 über-café 日本語 🙂\n\n  def f(x):\treturn x"
 

@@ -24,14 +24,12 @@ from mmrt.models.families import smolvlm
 from mmrt.models.families.item_check import fault_of
 from mmrt.models.families.smolvlm.tags import read_tile_tokens
 from mmrt.models.families.smolvlm.towers import table_rows
-from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.lm.warm_up import warm_up_towers
 from mmrt.models.text.tokenizer_trial import QWEN_SPLIT
 from mmrt.models.towers.interface import TowerInput
 from mmrt.schema.media import MediaOptions
 from mmrt.tests.models.conftest import Loaded
-from mmrt.tests.models.kept import exact
-from mmrt.tests.models.whole_prompts import check_greedy_tokens, check_logits_in_cuts, noise, opened, prompt_of
+from mmrt.tests.models.whole_prompts import check_greedy_tokens, check_logits_in_cuts, check_rounded_logits, noise, opened, prompt_of
 from mmrt.tests.settings import ImportedLater
 
 transformers: Any = ImportedLater("transformers")
@@ -143,21 +141,7 @@ def test_idefics3_sees_alike(loaded: Loaded, processor: Any, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_logits_of_rounded_weights(loaded: Loaded, processor: Any, weights: WeightFormat) -> None:
-    """Those of the values that the format has, but for the rounding of activations."""
-    config = load_model_config(loaded.path, weights=weights)
-    rounded = read_weights(loaded.path, config)
-    assert rounded["layers.0.qkv"].dtype != torch.float32 and rounded["vision.merger.linear_1.weight"].dtype == torch.float32
-    exactly = {name: exact(rounded, name).float() if f"{name}.scales" in rounded else value for name, value in rounded.items()}
-    kv = torch.zeros(16, config.kv_page_bytes(16), dtype=torch.uint8)
-    with torch.inference_mode():
-        prompt, logits = prompt_of(loaded, processor, [noise(131, 75), "Tell."]), list[torch.Tensor]()
-        positions = torch.arange(len(prompt.ids)).expand(3, -1)
-        for model in (LanguageModel(config, rounded, kv.clone(), 16), LanguageModel(loaded.config, exactly, kv.clone(), 16)):
-            for chunk in loaded.prompt_chunks(model, prompt, positions, torch.arange(16), 16):
-                model.prefill([chunk])
-            length = torch.tensor([len(prompt.ids)])
-            logits.append(model.decode(torch.tensor(prompt.ids[-1:]), positions[:, -1:], length, torch.arange(16)[None]))
-        assert 0 < (logits[0] - logits[1]).abs().mean() / logits[1].std() < 0.05
+    check_rounded_logits(loaded, prompt_of(loaded, processor, [noise(131, 75), "Tell."]), weights)
 
 
 def test_the_first_launches_are_of_a_tile(loaded: Loaded) -> None:

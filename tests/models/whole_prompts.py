@@ -1,7 +1,10 @@
 """Prompts with pictures, from files and a chat template on, beside those of a processor of transformers."""
 
 import io
+import json
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +13,16 @@ from PIL import Image
 
 from mmrt.actors.video.items import open_item
 from mmrt.media.limits import UNLIMITED, MediaLimits
-from mmrt.models.architecture import ModelConfig
+from mmrt.models.architecture import ModelConfig, WeightFormat
+from mmrt.models.checkpoint.weights import read_weights
+from mmrt.models.config import load_model_config
+from mmrt.models.lm.language_model import LanguageModel
 from mmrt.runtime.bus.messages import Generation, MediaItem, RequestSpec
 from mmrt.runtime.controller.rows.expansion import check_placeholders, expand
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.schema.media import ItemShape, MediaSpan
 from mmrt.tests.models.conftest import Loaded, Prompt
+from mmrt.tests.models.kept import exact
 
 Pixels = np.ndarray  # uint8 [height, width, 3]
 
@@ -100,3 +107,29 @@ def check_greedy_tokens(loaded: Loaded, prompt: Prompt, num_tokens: int = 20) ->
         said.append(int(lm.decode(torch.tensor([token]), place, torch.tensor([length]), table[None]).argmax()))
         place = torch.full((3, 1), length + delta)
     assert said == expected
+
+
+def check_rounded_logits(loaded: Loaded, prompt: Prompt, weights: WeightFormat) -> None:
+    """Those of the values that the format has, but for the rounding of activations."""
+    config = load_model_config(loaded.path, weights=weights)
+    rounded, logits = read_weights(loaded.path, config), list[torch.Tensor]()
+    exactly = {name: exact(rounded, name).float() if f"{name}.scales" in rounded else value for name, value in rounded.items()}
+    kv = torch.zeros(16, config.kv_page_bytes(16), dtype=torch.uint8)
+    with torch.inference_mode():
+        positions = torch.arange(len(prompt.ids)).expand(3, -1)
+        for model in (LanguageModel(config, rounded, kv.clone(), 16), LanguageModel(loaded.config, exactly, kv.clone(), 16)):
+            for chunk in loaded.prompt_chunks(model, prompt, positions, torch.arange(16), 16):
+                model.prefill([chunk])
+            length = torch.tensor([len(prompt.ids)])
+            logits.append(model.decode(torch.tensor(prompt.ids[-1:]), positions[:, -1:], length, torch.arange(16)[None]))
+        assert 0 < (logits[0] - logits[1]).abs().mean() / logits[1].std() < 0.05
+
+
+def edited(path: Path, to: Path, file: str, changes: dict[str, Any]) -> Path:
+    """A checkpoint without weights, with other values of fields of a file."""
+    shutil.copytree(path, to, ignore=shutil.ignore_patterns("*.safetensors"))
+    content = json.loads((to / file).read_text())
+    for field, value in changes.items():
+        content[field] = {**content[field], **value} if isinstance(value, dict) else value
+    (to / file).write_text(json.dumps(content))
+    return to

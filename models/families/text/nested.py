@@ -6,9 +6,8 @@ transformers leaves out of that object what its class of decoder has by default.
 from ...architecture import AttentionConfig, LanguageConfig
 from ...checkpoint.json_fields import JsonObject
 from .checkpoint import parse_language
-from .families import LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE
+from .readings import READINGS
 
-_READINGS = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3, "qwen3_moe": QWEN3_MOE}
 _SIZES: dict[str, object] = {
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -17,7 +16,7 @@ _SIZES: dict[str, object] = {
     "vocab_size": 32000,
 }
 _QWEN: dict[str, object] = {**_SIZES, "intermediate_size": 22016, "vocab_size": 151936}
-_EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+_EXPERTS = {"num_local_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 _DEFAULTS: dict[str, dict[str, object]] = {
     "llama": {**_SIZES, "max_position_embeddings": 2048},
     "mistral": {**_SIZES, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072},
@@ -43,7 +42,7 @@ def nested_fields(root: JsonObject, default: str, *others: str) -> JsonObject:
 
 def parse_nested(text: JsonObject, tie: bool) -> LanguageConfig:
     """The decoder of ``nested_fields``. Raises CheckpointError, also for one with windows."""
-    language = parse_language(text, _READINGS[text.text("model_type")].reading, tie)
+    language = parse_language(text, READINGS[text.text("model_type")], tie)
     mixers = (layer.mixer for layer in language.layers)
     if windows := {mixer.window for mixer in mixers if isinstance(mixer, AttentionConfig) and mixer.window}:
         raise text.error("sliding_window", f"is {max(windows)}; windows are not supported beside pictures")
