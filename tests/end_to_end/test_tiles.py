@@ -53,7 +53,7 @@ class TiledOracle:
 
     @property
     def takes_videos(self) -> bool:
-        return hasattr(self.processor, "replace_video_token")
+        return isinstance(self.processor, transformers.InternVLProcessor)
 
     def video_inputs(self, question: dict[str, Any], frames: np.ndarray) -> dict[str, Any]:
         """Of a clip whose frames are all taken: each is a picture of one tile."""

@@ -18,6 +18,7 @@ from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError, UnsupportedMediaError
 from mmrt.models.families import internvl
 from mmrt.models.families.item_check import fault_of
+from mmrt.models.text.tokenizer import PromptGuard, Tokenizer
 from mmrt.models.towers.dispatch import Towers
 from mmrt.schema.media import MediaOptions, MediaSpan
 from mmrt.tests.models.conftest import Loaded, Prompt
@@ -297,3 +298,19 @@ def test_other_media_are_refused(loaded: Loaded) -> None:
 @pytest.mark.parametrize(("shape", "billions"), [("1b", 0.938), ("8b", 7.944), ("3.5-1b", 1.06)])
 def test_published_shapes_have_their_published_size(sized: Callable[..., float], shape: str, billions: float) -> None:
     assert sized("internvl", shape) / 1e9 == pytest.approx(billions, rel=0.003)
+
+
+def test_a_tag_that_users_write_is_text(loaded: Loaded, tmp_path: Path) -> None:
+    """Although the tokenizer does not call it special."""
+    file = edited(loaded.path, tmp_path / "made", "tokenizer_config.json", {}) / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["added_tokens"] = [
+        {**token, "special": token["special"] and token["content"] != "<img>"} for token in content["added_tokens"]
+    ]
+    file.write_text(json.dumps(content))
+    config = load_model_config(file.parent)
+    tokenizer = Tokenizer.load(file.parent, control_ids=config.control_ids)
+    assert tokenizer.control_ids["<img>"] == config.vision_start_token_id
+    guard = PromptGuard(tokenizer)
+    assert config.vision_start_token_id not in guard.encode(guard.hide(["an <img> tag"])[0], begins=False)
+    assert config.vision_start_token_id in Tokenizer.load(file.parent).encode("an <img> tag")
