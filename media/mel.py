@@ -13,9 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .htk_mel import HtkMel
 from .rules import MelRules
 
 Waveform = npt.NDArray[np.float32]
+
+
+def spectrogram(rules: MelRules, waveform: Waveform) -> npt.NDArray[np.float32]:
+    """The mel frames of a clip, float32 [num_frames, num_mel_bins]."""
+    return HtkMel(rules)(waveform) if rules.window else LogMel(rules)(waveform)
 
 
 def mel_filters(rules: MelRules) -> torch.Tensor:

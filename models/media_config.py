@@ -80,7 +80,9 @@ class VisionRules(msgspec.Struct, frozen=True, kw_only=True):
 
 class AudioRules(msgspec.Struct, frozen=True, kw_only=True):
     """Rules for turning sound into mel rows, as in the checkpoint's feature extractor (Whisper's). ``max_s`` 0: of any length.
-    ``has_mirrored_end``: the clip's own end is mirrored behind it, in place of silence, and an incomplete last frame is dropped."""
+    ``has_mirrored_end``: the clip's own end is mirrored behind it, in place of silence, and an incomplete last frame is dropped.
+    ``window``: samples of a window that is shorter than ``n_fft``, as Gemma's, whose frames begin half of it before the clip and end
+    within; 0: Whisper's."""
 
     sample_rate: int = 16000
     n_fft: int = 400
@@ -91,6 +93,7 @@ class AudioRules(msgspec.Struct, frozen=True, kw_only=True):
     min_samples: int = 0  # shorter clips are filled up with silence, which then counts as heard
     silent_frames: int = 0  # behind a clip, which the tower's convolutions see; they give no tokens
     has_mirrored_end: bool = False
+    window: int = 0
 
     @property
     def row_bytes(self) -> int:
@@ -99,5 +102,7 @@ class AudioRules(msgspec.Struct, frozen=True, kw_only=True):
 
     def num_frames(self, num_samples: int) -> int:
         """Mel frames of a clip of ``num_samples`` at ``sample_rate``."""
+        if self.window:
+            return max(-(-(num_samples - self.window // 2) // self.hop), 0)
         num_samples = max(num_samples, self.min_samples)
         return num_samples // self.hop if self.has_mirrored_end else -(-num_samples // self.hop)

@@ -24,7 +24,7 @@ from ...media.errors import MediaError, MediaMemoryError, OutOfTime
 from ...media.frames import FrameList, read_frames
 from ...media.image import JpegDecoder, decode_image
 from ...media.limits import MediaLimits, Reader, TimeBudget
-from ...media.mel import LogMel, Waveform
+from ...media.mel import Waveform, spectrogram
 from ...media.preprocess import patch_rows, resize, temporal_rows
 from ...media.timing import sampled, sampled_fps, times_s
 from ...media.views import Views
@@ -222,7 +222,7 @@ class OpenAudio:
         assert config.audio_rules is not None
         waveform = decode(reader, config.audio_rules.sample_rate, limits, budget)
         self.item = family_of(config).audio_item(config, config.audio_rules.num_frames(len(waveform)))
-        self._mel = LogMel(config.audio_rules)(waveform)
+        self._mel = spectrogram(config.audio_rules, waveform)
         self.num_bytes = self._mel.nbytes
 
     def rows(self, segment: int) -> Iterator[NDArray[Any]]:

@@ -100,7 +100,8 @@ _Matrix = Plain | Integers | Fp8Matrix | Fp4Matrix | BlockMatrix | JoinedMatrix 
 
 def _matrix(part: Stored, files: Files, config: ModelConfig) -> _Matrix:
     if isinstance(part, StoredNumbers):
-        return Plain(part.place.of(_view(files, part.place.tensor)))
+        numbers = part.place.of(_view(files, part.place.tensor))
+        return Plain(numbers if numbers.dim() else numbers.unsqueeze(0))
     if isinstance(part, StoredBlocks):
         return BlockMatrix(part, tensor_over(files.view(part.tensor), torch.uint8))
     if isinstance(part, StoredPieces):

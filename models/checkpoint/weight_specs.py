@@ -49,7 +49,7 @@ class Source(NamedTuple):
     def pieces(self) -> Iterator[slice]:
         """The rows that are used, in order."""
         if self.interleaved is None:
-            yield slice(0, self.shape[0])
+            yield slice(0, self.shape[0] if self.shape else 1)
             return
         rows, first, of = self.interleaved
         for start in range(first * rows, self.shape[0], of * rows):
@@ -275,6 +275,11 @@ def _experts_specs(config: MoeConfig, hidden: int, name: str, source: str) -> It
 def same(name: str, *shape: int) -> TensorSpec:
     """A tensor as the checkpoint has it."""
     return _single(name, name, *shape)
+
+
+def number(name: str) -> TensorSpec:
+    """A tensor without axes, which is kept with one."""
+    return TensorSpec(name, (1,), (Source(name, ()),))
 
 
 def linear(name: str, out: int, inp: int, bias: bool = True) -> Iterator[TensorSpec]:

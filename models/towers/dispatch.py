@@ -23,6 +23,7 @@ class Towers:
         """Raises: CheckpointError if the weights do not fit the towers, or the device's kernels do not support the towers."""
         self._towers = family_of(config).build_towers(config, weights, device)
         self._weights, self._dtype = weights, torch_dtype(config.dtype)
+        self._scale = torch.tensor(config.language.embedding_scale, dtype=self._dtype).item()  # of text, not of media
         self._placeholders = torch.tensor([config.placeholder_id(kind) for kind in config.media_kinds])
 
     @torch.inference_mode()
@@ -53,6 +54,6 @@ class Towers:
         is_text = is_text.to(media.device)
         rows = media.new_zeros(len(tokens), media.shape[1])  # text has no deep parts
         embeds = table_of(self._weights, "embed").lookup(text, self._dtype)
-        rows[is_text, : embeds.shape[1]] = embeds
+        rows[is_text, : embeds.shape[1]] = embeds if self._scale == 1.0 else embeds.mul_(self._scale)
         rows[~is_text] = media
         return rows

@@ -27,17 +27,17 @@ class Sequences(NamedTuple):
         return cls(borders.to(device), int(lengths.max()), runs)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
-    """softmax(q k' / sqrt(D)) v within each sequence, [T, heads, D] each and the result: one call for each run."""
+def attend(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float = 0.0) -> Tensor:
+    """softmax(scale q k') v within each sequence, [T, heads, D] each and the result: a call for each run. ``scale`` 0: 1 / sqrt(D)."""
     outputs: list[Tensor] = []
     has_kernel, begin = flash_attention.has_kernel(q), 0
     for count, length in sequences.runs:
         rows = slice(begin, begin := begin + count * length)
         queries, keys, values = (tensor[rows].view(count, length, *tensor.shape[1:]) for tensor in (q, k, v))
         if has_kernel:
-            found = flash_attention.attend(queries, keys, values).output
+            found = flash_attention.attend(queries, keys, values, scale=scale).output
         else:
             turned = queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
-            found = F.scaled_dot_product_attention(*turned).transpose(1, 2)
+            found = F.scaled_dot_product_attention(*turned, scale=scale or None).transpose(1, 2)
         outputs.append(found.flatten(0, 1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -275,16 +275,21 @@ class Loaded:
         for (start, segment), its in zip(prompt.segments, rows, strict=True):
             parts = its.view(segment.num_tokens, 1 + self.config.num_deep, -1)
             embeds[start : start + segment.num_tokens], deep[start : start + segment.num_tokens] = parts[:, 0], parts[:, 1:]
-        return self.chunks(embeds, positions, table, step, deep if self.config.num_deep and prompt.spans else None)
+        ids = torch.tensor(prompt.ids)
+        return self.chunks(embeds, positions, table, step, deep if self.config.num_deep and prompt.spans else None, ids)
 
     @staticmethod
     def chunks(
-        embeds: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, step: int, deep: torch.Tensor | None = None
-    ) -> list[Chunk]:
+        embeds: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, step: int,
+        deep: torch.Tensor | None = None, ids: torch.Tensor | None = None,
+    ) -> list[Chunk]:  # fmt: skip
         """The prompt but for its last token, in pieces of ``step`` tokens."""
         end = embeds.shape[0] - 1
         cuts = [(at, min(at + step, end)) for at in range(0, end, step)]
-        return [Chunk(embeds[a:b], positions[:, a:b], a, table, deep=None if deep is None else deep[a:b]) for a, b in cuts]
+        parts = [(None if deep is None else deep[a:b], None if ids is None else ids[a:b]) for a, b in cuts]
+        return [
+            Chunk(embeds[a:b], positions[:, a:b], a, table, deep=own, ids=its) for (a, b), (own, its) in zip(cuts, parts, strict=True)
+        ]
 
 
 @pytest.fixture(scope="session")
@@ -313,6 +318,7 @@ def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
                 "llava": "LlavaForConditionalGeneration",
                 "internvl": "InternVLForConditionalGeneration",
                 "llava_next": "LlavaNextForConditionalGeneration",
+                "gemma4": "Gemma4ForConditionalGeneration",
             }
             reference = getattr(transformers, classes[family]).from_pretrained(path, dtype=torch.float32).eval()
             config, weights = load_checkpoint(path)

@@ -16,6 +16,7 @@ from mmrt.models.families.registry import family_named
 from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.make.checkpoint import make_checkpoint, write_configs
+from mmrt.models.make.tokenizer import write_tokenizer
 from mmrt.tests.models.test_text_families import ABSENT, PAGE_TOKENS, SIZES, check, close, edit
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -165,10 +166,10 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, fields: dict[s
 
 
 def test_made_checkpoints_are_read_by_transformers(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
+    from transformers import Gemma4ForConditionalGeneration
 
     make_checkpoint("tiny", tmp_path / "made", "gemma4")
-    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "made", dtype=torch.float32).eval()
+    reference = Gemma4ForConditionalGeneration.from_pretrained(tmp_path / "made", dtype=torch.float32).eval()
     check(tmp_path / "made", reference)
 
 
@@ -178,9 +179,11 @@ def test_published_sizes_have_the_tensors_of_transformers(tmp_path: Path, family
     import transformers
 
     recipe = family_named(family).recipes()[size]
-    write_configs(tmp_path, recipe, {token: at for at, token in enumerate(recipe.special_tokens)})
+    ids = write_tokenizer(tmp_path, recipe._replace(vocab_size=256 + len(recipe.special_tokens), num_merges=0))
+    write_configs(tmp_path, recipe, ids)
+    classes = transformers.AutoModelForCausalLM if family == "gemma3" else transformers.AutoModelForImageTextToText
     with torch.device("meta"):
-        reference = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
+        reference = classes.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
     expected = {name: tuple(values.shape) for name, values in reference.state_dict().items() if name != "lm_head.weight"}
     specs = family_named(family).tensor_specs(load_model_config(tmp_path))
     found = {family_named(family).checkpoint_name(source.name): source.shape for spec in specs for source in spec.sources}

@@ -1,132 +1,122 @@
-"""Gemma 4's small models (E2B, E4B), text alone. As transformers' ``gemma4_text``: layers with a window for one that attends to all,
-whose heads are larger; the last layers attend to the keys and values of earlier ones; each layer has inputs of its own.
-"""
+"""Gemma 4's small models (E2B, E4B), as transformers' ``gemma4``: text, pictures, videos and sounds; checkpoints of the decoder alone,
+too."""
 
 from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ...architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, PerLayerConfig, RopeConfig
-from ...checkpoint.json_fields import CheckpointFiles, JsonObject
+from ....schema.media import MediaKind
+from ...architecture import ModelConfig
+from ...checkpoint.json_fields import CheckpointFiles
+from ...checkpoint.weight_specs import TensorSpec, language_specs
 from .. import no_media
 from ..family import CheckpointRecipe, made_recipes
-from ..fields import parse_attention, parse_dtype, parse_eos
-from ..text import checkpoint, gemma
-from ..text.windows import windows_by_pattern
+from ..fields import parse_dtype, parse_eos
+from ..qwen2_5 import seeing
+from ..qwen2_5.tensors import placed
+from ..text import gemma
+from . import media
+from .clock import read_clock_tokens
+from .decoder import parse_text
+from .rules import sound_rules, vision_rules
+from .towers_config import Conformer, PooledVision, parse_sound, parse_vision, sound_specs, vision_specs
 
-tensor_specs, build_towers, positions = checkpoint.tensor_specs, no_media.build_towers, no_media.positions
-image_item, video_item, audio_item = no_media.image_item, no_media.video_item, no_media.audio_item
-sample_frames, video_with_sound = no_media.sample_frames, no_media.video_with_sound
+if TYPE_CHECKING:
+    import torch
+
+    from ...towers.interface import Tower
+
+positions, video_with_sound = no_media.positions, seeing.video_with_sound
+image_item, video_item, audio_item, sample_frames = media.image_item, media.video_item, media.audio_item, media.sample_frames
 
 _MAX_POSITIONS = 131072
-_STILL = 1e30  # by which a pair turns more slowly that does not turn
 _PLACEHOLDERS = {"image_token_id": 258880, "video_token_id": 258884, "audio_token_id": 258881}  # where the file does not say
+_PARTS = {
+    "vision_tower.": "vision.",
+    "embed_vision.embedding_projection.": "vision.projection.",
+    "audio_tower.": "audio.",
+    "embed_audio.embedding_projection.": "audio.projection.",
+}
 
 
 def parse_config(files: CheckpointFiles) -> ModelConfig:
     """Map config.json. Raises CheckpointError."""
-    config = files.required("config.json")
-    has_towers = config.has("text_config")
-    text = config.object("text_config") if has_towers else config
-    placeholders = tuple(config.integer(field, default=token) for field, token in _PLACEHOLDERS.items()) if has_towers else ()
+    root = files.required("config.json")
+    is_whole = root.has("text_config")
+    text = root.object("text_config") if is_whole else root
+    placeholders = {field: root.integer(field, default=token, least=0) for field, token in _PLACEHOLDERS.items()} if is_whole else {}
     max_context = text.integer("max_position_embeddings", default=_MAX_POSITIONS)
-    tie = (config if config.has("tie_word_embeddings") else text).boolean("tie_word_embeddings", default=True)
-    return ModelConfig(
+    tie = (root if root.has("tie_word_embeddings") else text).boolean("tie_word_embeddings", default=True)
+    config = ModelConfig(
         family="gemma4",
-        language=_parse_text(text, max_context, tie, placeholders),
-        dtype=parse_dtype(config, text),
+        language=parse_text(text, max_context, tie, tuple(placeholders.values())),
+        dtype=parse_dtype(root, text),
         max_context=max_context,
-        eos_token_ids=parse_eos(files, config, text),
+        eos_token_ids=parse_eos(files, root, text),
     )
+    if is_whole and root.has("vision_config"):
+        vision = parse_vision(root.object("vision_config"), config.language.hidden_size)
+        ends = root.integer("boi_token_id", default=255999, least=0), root.integer("eoi_token_id", default=258882, least=0)
+        config = replace(
+            config,
+            vision=vision,
+            vision_rules=vision_rules(files, vision),
+            image_token_id=placeholders["image_token_id"],
+            video_token_id=placeholders["video_token_id"],
+            vision_start_token_id=ends[0],
+            vision_end_token_id=ends[1],
+            times=read_clock_tokens(files.path),
+            item_text_ids=ends,
+        )
+    if is_whole and root.has("audio_config"):
+        audio = parse_sound(root.object("audio_config"), config.language.hidden_size)
+        ends = root.integer("boa_token_id", default=256000, least=0), root.integer("eoa_token_index", default=258883, least=0)
+        config = replace(
+            config,
+            audio=audio,
+            audio_rules=sound_rules(files, audio),
+            audio_token_id=placeholders["audio_token_id"],
+            audio_start_token_id=ends[0],
+            audio_end_token_id=ends[1],
+            item_text_ids=(*config.item_text_ids, *ends),
+        )
+    return config
 
 
-def _parse_text(text: JsonObject, max_context: int, tie: bool, placeholders: tuple[int, ...]) -> LanguageConfig:
-    text.text("hidden_activation", default=gemma.ACTIVATION, choices=(gemma.ACTIVATION,))
-    for field in ("attention_k_eq_v", "enable_moe_block"):
-        if text.boolean(field, default=False):
-            raise text.error(field, "is true; of Gemma 4 only E2B and E4B are supported")
-    if text.data.get("use_bidirectional_attention") is not None:
-        raise text.error("use_bidirectional_attention", f"is {text.data['use_bidirectional_attention']!r}, expected null")
-    hidden_size = text.integer("hidden_size")
-    layers = _parse_layers(text, max_context)
-    size = text.integer("hidden_size_per_layer_input", default=256, least=0)
-    inputs = PerLayerConfig(
-        size=size,
-        vocab_size=text.integer("vocab_size_per_layer_input", default=262144),
-        pad_id=text.integer("pad_token_id", default=0, least=0),
-        placeholders=placeholders,
-    )
-    return LanguageConfig(
-        vocab_size=text.integer("vocab_size", default=262144),
-        hidden_size=hidden_size,
-        rms_norm_eps=text.number("rms_norm_eps", default=1e-6),
-        layers=layers,
-        ropes=_parse_ropes(text, layers),
-        tie_embeddings=tie,
-        embedding_scale=hidden_size**0.5,
-        final_softcap=text.number("final_logit_softcapping") if text.has("final_logit_softcapping") else 0.0,
-        per_layer=inputs if size else None,
-    )
-
-
-def _parse_layers(text: JsonObject, max_context: int) -> tuple[LayerConfig, ...]:
-    num_layers = text.integer("num_hidden_layers", most=1000)
-    windows = windows_by_pattern(text, num_layers, default_interval=6, default_window=512)
-    windows[-1] = 0  # as transformers has it, whatever the file says
-    num_shared = text.integer("num_kv_shared_layers", default=0, least=0, most=num_layers - 1)
-    num_owners, is_wide = num_layers - num_shared, text.boolean("use_double_wide_mlp", default=False)
-    inner, layers = text.integer("intermediate_size"), list[LayerConfig]()
-    for index, window in enumerate(windows):
-        owner = -1
-        if index >= num_owners:
-            owner = max((earlier for earlier in range(num_owners) if bool(windows[earlier]) == bool(window)), default=-1)
-            if owner < 0:
-                raise text.error("num_kv_shared_layers", f"is {num_shared}; layer {index} finds no earlier one of its type")
-        mixer = replace(_parse_heads(text, index, is_full=not window), window=window if window < max_context else 0, owner=owner)
-        mlp = MlpConfig(intermediate_size=inner * (2 if is_wide and owner >= 0 else 1), activation="gelu_tanh")
-        layers.append(LayerConfig(mixer=mixer, feed_forward=mlp, has_output_norms=True, has_scalar=True))
-    return tuple(layers)
-
-
-def _parse_heads(text: JsonObject, index: int, is_full: bool) -> AttentionConfig:
-    """Of a layer. Published files say how layers that attend to all differ, those of transformers 5 how each layer does."""
-    heads = parse_attention(text, default_head_dim=256, default_kv_heads=4)
-    head_dim, kv_heads = heads.head_dim, heads.num_kv_heads
-    if text.has("per_layer_config"):
-        own = text.object("per_layer_config").object(str(index))
-        head_dim, kv_heads = own.integer("head_dim", default=head_dim), own.integer("num_key_value_heads", default=kv_heads)
-    elif is_full:
-        head_dim = text.integer("global_head_dim", default=512)
-    if heads.num_heads % kv_heads or head_dim % 2:
-        raise text.error("per_layer_config", f"says that layer {index} has {kv_heads} heads of keys of size {head_dim}")
-    return replace(heads, head_dim=head_dim, num_kv_heads=kv_heads, rope=int(is_full), qk_norm=True, v_norm=True, scale=1.0)
-
-
-def _parse_ropes(text: JsonObject, layers: tuple[LayerConfig, ...]) -> tuple[RopeConfig, RopeConfig]:
-    """Of layers with a window, then of the others: pairs behind the first ones do not turn ("proportional")."""
-    ropes = text.object("rope_parameters")
-    local, full = ropes.object("sliding_attention"), ropes.object("full_attention")
-    local.text("rope_type", default="default", choices=("default",))
-    full.text("rope_type", default="proportional", choices=("proportional",))
-    head_dim = next(layer.mixer.head_dim for layer in layers if isinstance(layer.mixer, AttentionConfig) and layer.mixer.rope == 1)
-    turning = int(full.number("partial_rotary_factor", default=0.25, least=0, most=1.0) * head_dim // 2)
-    factor = full.number("factor", default=1.0)
-    stretch = (factor,) * turning + (_STILL,) * (head_dim // 2 - turning)
-    return (
-        RopeConfig(theta=local.number("rope_theta", default=1e4)),
-        RopeConfig(theta=full.number("rope_theta", default=1e6), stretch=stretch),
-    )
+def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
+    """See ``Family``."""
+    specs = list(language_specs(config.language))
+    if isinstance(config.vision, PooledVision):
+        specs += vision_specs(config.vision)
+    if isinstance(config.audio, Conformer):
+        specs += sound_specs(config.audio)
+    return specs
 
 
 def canonical_name(name: str) -> str:
     """See ``Family``."""
+    bare = name.removeprefix("model.")
+    if (found := placed(bare, _PARTS)) != bare:
+        return found
     for prefix in ("model.language_model.", "language_model.model."):
         if name.startswith(prefix):
             name = f"model.{name.removeprefix(prefix)}"
     return gemma.canonical_name(name)
 
 
-checkpoint_name = gemma.checkpoint_name
+def checkpoint_name(name: str) -> str:
+    """See ``Family``."""
+    if name.startswith("language."):
+        return gemma.checkpoint_name(name).replace("model.", "model.language_model.", 1)
+    return placed(name, {ours: f"model.{theirs}" for theirs, ours in reversed(_PARTS.items())})
+
+
+def build_towers(config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":
+    # By its name: only the process that builds towers depends on them (runtime/supervisor/reload.py).
+    towers: dict[MediaKind, Tower] = import_module(f"{__package__}.towers").build_towers(config, weights, device)
+    return towers
 
 
 def recipes() -> Mapping[str, CheckpointRecipe]:

@@ -5,11 +5,41 @@ from typing import Any, NamedTuple
 
 from ..family import CheckpointRecipe
 
-_SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>")
+_TOKENS = {
+    "image_token": "<|image|>",
+    "boi_token": "<|image>",
+    "eoi_token": "<image|>",
+    "video_token": "<|video|>",
+    "audio_token": "<|audio|>",
+    "boa_token": "<|audio>",
+    "eoa_token": "<audio|>",
+}
+_SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>", *_TOKENS.values())
+_IDS = {
+    "image_token_id": "image_token",
+    "video_token_id": "video_token",
+    "audio_token_id": "audio_token",
+    "boi_token_id": "boi_token",
+    "eoi_token_id": "eoi_token",
+    "boa_token_id": "boa_token",
+    "eoa_token_index": "eoa_token",
+}
 _CHAT_TEMPLATE = """\
 {{- '<bos>' -}}
 {%- for message in messages -%}
-{{- '<|turn>' ~ ('model' if message.role == 'assistant' else message.role) ~ '\\n' ~ message.content | trim ~ '<turn|>\\n' -}}
+{{- '<|turn>' ~ ('model' if message.role == 'assistant' else message.role) ~ '\\n' -}}
+{%- if message.content is string -%}{{ message.content | trim }}
+{%- else -%}
+{%- for item in message.content -%}
+{%- if item.type in ('image', 'image_url') -%}{{ '\\n\\n<|image|>\\n\\n' }}
+{%- elif item.type in ('video', 'video_url') -%}{{ '\\n\\n<|video|>\\n\\n' }}
+{%- elif item.type in ('audio', 'audio_url', 'input_audio') -%}<|audio|>
+{%- elif item.type == 'text' -%}{{ item.text | trim }}
+{%- else -%}{{ raise_exception('this model takes no content part of type ' ~ item.type) }}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<turn|>\\n' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|turn>model\\n' -}}{%- endif -%}
 """
@@ -19,6 +49,33 @@ class _Shape(NamedTuple):
     dtype: str
     num_merges: int
     sizes: dict[str, Any]
+    vision: dict[str, Any]
+    audio: dict[str, Any]
+
+
+def _tower(layers: int, hidden: int, inner: int, heads: int, head_dim: int, positions: int, *, standardize: bool) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": head_dim,
+        "position_embedding_size": positions,
+        "standardize": standardize,
+    }
+
+
+def _conformer(layers: int, hidden: int, heads: int, channels: tuple[int, int], chunk: int, width: int) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "subsampling_conv_channels": list(channels),
+        "attention_chunk_size": chunk,
+        "attention_context_left": chunk + 1,
+        "output_proj_dims": width,
+    }
 
 
 def _sizes(vocab: int, hidden: int, inner: int, inputs: int, layers: int, shared: int, interval: int) -> dict[str, Any]:
@@ -45,18 +102,24 @@ def _heads(heads: int, kv_heads: int, head_dim: int, window: int, context: int) 
     }
 
 
+_TINY_TOWER = {**_tower(3, 96, 160, 3, 48, 900, standardize=True), "patch_size": 4, "use_clipped_linears": True}
+_VISION, _AUDIO = _tower(16, 768, 3072, 12, 64, 10240, standardize=False), _conformer(12, 1024, 8, (128, 32), 12, 1536)
+
+
+def _published(sizes: dict[str, Any], heads: dict[str, Any], is_wide: bool) -> _Shape:
+    return _Shape("bfloat16", 8000, {**sizes, **heads, "use_double_wide_mlp": is_wide}, _VISION, _AUDIO)
+
+
 _SHAPES = {
-    "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 192, 32, 8, 3, 4), **_heads(4, 2, 32, 48, 8192), "use_double_wide_mlp": True}),
-    "e2b": _Shape(
-        "bfloat16",
-        8000,
-        {**_sizes(262144, 1536, 6144, 256, 35, 20, 5), **_heads(8, 1, 256, 512, 131072), "use_double_wide_mlp": True},
+    "tiny": _Shape(
+        "float32",
+        900,
+        {**_sizes(1216, 128, 192, 32, 8, 3, 4), **_heads(4, 2, 32, 48, 8192), "use_double_wide_mlp": True},
+        _TINY_TOWER,
+        _conformer(3, 64, 4, (16, 8), 6, 40),
     ),
-    "e4b": _Shape(
-        "bfloat16",
-        8000,
-        {**_sizes(262144, 2560, 10240, 256, 42, 18, 6), **_heads(8, 2, 256, 512, 131072), "use_double_wide_mlp": False},
-    ),
+    "e2b": _published(_sizes(262144, 1536, 6144, 256, 35, 20, 5), _heads(8, 1, 256, 512, 131072), is_wide=True),
+    "e4b": _published(_sizes(262144, 2560, 10240, 256, 42, 18, 6), _heads(8, 2, 256, 512, 131072), is_wide=False),
 }
 
 
@@ -66,12 +129,19 @@ def recipes() -> dict[str, CheckpointRecipe]:
 
 
 def _recipe(shape: _Shape) -> CheckpointRecipe:
+    pixels = {"patch_size": shape.vision.get("patch_size", 16), "pooling_kernel_size": 3, "resample": 3, "rescale_factor": 1 / 255}
+    extractor = {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": shape.audio["subsampling_conv_channels"][0]}
+    processor = {
+        "processor_class": "Gemma4Processor",
+        "image_processor": {"image_processor_type": "Gemma4ImageProcessor", "max_soft_tokens": 280, "do_normalize": False, **pixels},
+        "video_processor": {"video_processor_type": "Gemma4VideoProcessor", "max_soft_tokens": 70, "num_frames": 32, **pixels},
+        "feature_extractor": {**extractor, "sampling_rate": 16000},
+    }
+
     def files(ids: Mapping[str, int]) -> dict[str, dict[str, Any]]:
         ends = {"eos_token_id": [ids["<eos>"], ids["<turn|>"]], "bos_token_id": ids["<bos>"], "pad_token_id": ids["<pad>"]}
-        config = {
-            "architectures": ["Gemma4ForCausalLM"],
+        text = {
             "model_type": "gemma4_text",
-            "dtype": shape.dtype,
             "final_logit_softcapping": 30.0,
             "hidden_activation": "gelu_pytorch_tanh",
             "rms_norm_eps": 1e-6,
@@ -79,11 +149,25 @@ def _recipe(shape: _Shape) -> CheckpointRecipe:
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
                 "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
             },
-            "tie_word_embeddings": True,
             **ends,
             **shape.sizes,
         }
-        return {"config.json": config, "generation_config.json": {**ends, "do_sample": True, "top_k": 64, "top_p": 0.95}}
+        config = {
+            "architectures": ["Gemma4ForConditionalGeneration"],
+            "model_type": "gemma4",
+            "dtype": shape.dtype,
+            "tie_word_embeddings": True,
+            "text_config": text,
+            "vision_config": {"model_type": "gemma4_vision", "hidden_activation": "gelu_pytorch_tanh", **shape.vision},
+            "audio_config": {"model_type": "gemma4_audio", **shape.audio},
+            **{field: ids[_TOKENS[token]] for field, token in _IDS.items()},
+            **ends,
+        }
+        return {
+            "config.json": config,
+            "processor_config.json": processor,
+            "generation_config.json": {**ends, "do_sample": True, "top_k": 64, "top_p": 0.95},
+        }
 
     vocab_size = shape.sizes["vocab_size"]
-    return CheckpointRecipe(vocab_size, shape.num_merges, _SPECIAL_TOKENS, (), {}, _CHAT_TEMPLATE, files, end="<eos>")
+    return CheckpointRecipe(vocab_size, shape.num_merges, _SPECIAL_TOKENS, (), _TOKENS, _CHAT_TEMPLATE, files, end="<eos>")

@@ -18,7 +18,7 @@ from ...item_text import TimeTokens
 
 SECONDS = "\u0120seconds"  # the space as byte-level tokenizers write it
 _MOST_DIGITS = 3
-_GROUPED = re.compile(rb"p\{N\}(?:\{1,(\d+)\}|([+*{]))")
+GROUPED_DIGITS = re.compile(rb"p\{N\}(?:\{1,(\d+)\}|([+*{]))")
 _NUMBER = re.compile(rb'"(\d{1,3})"\s*:\s*(\d+)')
 
 
@@ -74,7 +74,7 @@ def piece_ids(model: _Model, pieces: Sequence[str]) -> list[tuple[int, ...]]:
 
 def _digits_at_once(file: Path, tokenizer: Tokenizer) -> int:
     """How many digits make a piece at most. Raises CheckpointError."""
-    if (grouped := _GROUPED.search(memoryview(tokenizer.pre_tokenizer))) is None:
+    if (grouped := GROUPED_DIGITS.search(memoryview(tokenizer.pre_tokenizer))) is None:
         return 1
     if grouped[1] is None or not 1 <= int(grouped[1]) <= _MOST_DIGITS:
         told = f"pre_tokenizer takes more than {_MOST_DIGITS} digits at once, which is not supported: times of videos are text"
