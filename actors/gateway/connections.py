@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from ...runtime.errors import RequestError
 from ...runtime.process.listening import EXTRA_CONNECTIONS
+from .at_work import in_steps
 from .keeping.connection import KeptConnection
 from .keys.tls import HANDSHAKE_S
 
@@ -131,6 +132,10 @@ class _Connection(web.RequestHandler):
         self._address = ""
         self._has_asked = False
         self._header_timer: asyncio.TimerHandle | None = None
+
+    async def _handle_request(self, *args: Any, **kwargs: Any) -> tuple[web.StreamResponse, bool]:
+        kept, handling = self.transport, super()._handle_request(*args, **kwargs)
+        return await (in_steps(kept.work, handling) if isinstance(kept, KeptConnection) else handling)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

@@ -31,7 +31,6 @@ from ...runtime.bus.messages import ToActor, ToController, Welcome, decode_delta
 from ...runtime.bus.transport import drain_in_loop
 from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.errors import ConfigError
-from ...runtime.process.crash_cause import ExitNote, is_from_outside
 from ...runtime.process.kept_connections import record_sizes
 from ...runtime.process.listening import BACKLOG, EXTRA_CONNECTIONS, connection_limit, inherited_listeners, open_listeners
 from ...shm.controller_stats import ControllerStats
@@ -241,7 +240,7 @@ class GatewayServer:
         """Take over the connections, and the requests under way on them; texts have to come again, from their beginnings."""
         server = self._runner.server
         assert server is not None
-        self._adoption = Adoption(socket.socket(fileno=keeper_fd), server, self._on_adopted, _has_crashed(self._actor.last_exit))
+        self._adoption = Adoption(socket.socket(fileno=keeper_fd), server, self._on_adopted, self._actor.follows_a_crash)
         self._adoption.begin()
         with Ringer(self._actor.run, "detokenizer") as bell:
             bell.ring()
@@ -353,11 +352,6 @@ def _import_tracing(config: RuntimeConfig) -> "type[Tracing] | None":
     except ImportError as error:
         raise ConfigError(f"tracing.otlp_endpoint needs OpenTelemetry: pip install 'mmrt[otel]' ({error})") from None
     return Tracing
-
-
-def _has_crashed(last: ExitNote | None) -> bool:
-    """Return whether the gateway before ended of its work, and not by a signal from outside, nor in a debugger."""
-    return last is not None and not last.debugger and (last.hang or not is_from_outside(last.status, obeys=True, oom_kills=0))
 
 
 def _most_connections(actor: Actor) -> int:

@@ -24,7 +24,7 @@ from ...runtime.environment import read_environment
 from ...runtime.observe.dumps import save_crash
 from ...runtime.observe.flight import Kind
 from ...runtime.pools import kv_pool
-from ...runtime.process.crash_cause import Death, ExitNote, judge, oom_kills, outlive, read_exit_note, recent_crashes
+from ...runtime.process.crash_cause import Death, ExitNote, is_crash, judge, oom_kills, outlive, read_exit_note, recent_crashes
 from ...runtime.process.lifeline import Lifeline
 from ...runtime.process.memory_layout import MemoryLayout, read_layout
 from ...runtime.process.notify import Notifier
@@ -92,6 +92,7 @@ class Actor:
         self.death: Death | None = None  # of the previous process, in the middle of a step; known once active
         self.failure: BaseException | None = None  # that ended ``main``, and nothing explained
         self.last_exit: ExitNote | None = None  # of the previous process, if one was left; known once active
+        self.follows_a_crash = False  # the previous process ended of its work, in a step or not; known once active
         self.is_confined = False  # it can connect to nothing, and open nothing in the run directory, any more
         self.follows_a_death = False  # the previous process did not end in order, whatever its work; known once active
         self.turn = FreeTurn()  # around a plan or step
@@ -217,7 +218,7 @@ class Actor:
             while note is None and time.monotonic() < patient_until_s:
                 self.pause(NOTE_POLL_S)
                 note = read_exit_note(self.run.path, self.name, last.pid)
-        self.last_exit = note
+        self.last_exit, self.follows_a_crash = note, is_crash(last, note, kills, is_supervised=self.lifeline.fd is not None)
         self.death = judge(last, note, time.monotonic_ns(), kills, is_supervised=self.lifeline.fd is not None)
         self.follows_a_death = self.death is not None or last.state in (ActorState.STARTING, ActorState.ACTIVE)
         if self.follows_a_death and self.config.model.on_cuda and STAGES[stage_of(self.name)].letter:

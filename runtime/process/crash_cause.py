@@ -94,6 +94,15 @@ def judge(last: ActorReading, note: ExitNote | None, now_ns: int, oom_kills: int
     return Death(last.step_plan, crashed, reason, _forgetting(last) + crashed)
 
 
+def is_crash(last: ActorReading, note: ExitNote | None, oom_kills: int, is_supervised: bool = True) -> bool:
+    """Return whether the generation that wrote ``last`` ended of its work, for an actor that declares no steps. Arguments as for
+    ``judge``."""
+    if last.state != ActorState.ACTIVE or (note is not None and not note.status):
+        return False
+    is_unseen = note is None and not is_supervised and not last.debugged
+    return is_unseen or _blame(last, note, 0, oom_kills)[0]
+
+
 def leave_notes(run: Path, note: ExitNote, actors: Collection[str], suspects: Collection[str]) -> list[str]:
     """Leave a note on a process's end for each of its actors, unless the process left one. Returns the actors whose work is the cause.
 

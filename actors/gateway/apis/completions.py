@@ -28,6 +28,7 @@ from ..answers.answer_record import AnswerRecord, is_shown
 from ..answers.choices import Choice, Usage, best_of, error_of, specs_of, usage_of
 from ..answers.logprobs import ChatLogprobs, TextLogprobs, prompt_logprobs
 from ..answers.requests import RequestRegistry
+from ..at_work import in_thread
 from ..fetch.client import FetchClient
 from ..fetch.remote_media import RemoteMedia
 from ..grammar.checks import GrammarChecks
@@ -342,7 +343,7 @@ class Completions:
         encode = partial(self._encode_whole, asked, choices, answer)
         output = asked.generation.output
         is_large = output.logprobs is not None or output.prompt_logprobs is not None or output.echo
-        body = await asyncio.get_running_loop().run_in_executor(self._threads_of_answers, encode) if is_large else encode()
+        body = await asyncio.get_running_loop().run_in_executor(self._threads_of_answers, in_thread(encode)) if is_large else encode()
         charset = "utf-8" if answer.content_type.startswith("text/") else None
         return web.Response(body=body, content_type=answer.content_type, charset=charset, headers={"X-Request-Id": answer.id})
 

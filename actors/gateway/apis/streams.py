@@ -20,6 +20,7 @@ from ....runtime.errors import RequestError
 from ..answers.answer_format import Chunks
 from ..answers.answer_record import AnswerRecord
 from ..answers.choices import NOTHING, Choice, Ending, News, Usage, error_of, usage_of
+from ..at_work import in_thread
 from ..keeping.connection import reset
 from ..keeping.state import Place
 from ..reading.validation import ChatRequest, TextRequest
@@ -199,7 +200,7 @@ class Stream:
         encode = partial(self._encode, news, usage)
         if sum([one.choice.cost(one.news) for one in news]) <= LOOP_TOKENS:
             return encode()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, in_thread(encode))
 
     def _encode(self, found: Sequence[_PartNews], usage: Usage) -> bytes:
         frames = []

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ....runtime.config.sections import MediaSection
 from ....runtime.errors import RequestError
+from ..at_work import in_thread
 from ..reading.bodies import OVERLOAD_RETRY_S, too_many_large
 from ..reading.fields import refuse
 from ..reading.media import Medium, fill
@@ -36,7 +37,7 @@ class RemoteMedia:
         tasks = [loop.create_task(self._fetch(medium, url, sizes)) for medium, url in remote]
         try:
             fetched = await asyncio.gather(*tasks)
-            return await loop.run_in_executor(self._threads, fill, media, fetched, self._limits)
+            return await loop.run_in_executor(self._threads, in_thread(fill), media, fetched, self._limits)
         finally:
             for task in tasks:
                 task.cancel()

@@ -1,7 +1,7 @@
 """The gateway's side of the keeper's channel: it asks for all connections once it serves, and goes on with each. Runs in its loop.
 
 Until the requests that a gateway before had under way are all submitted again, the adoption lasts: then the controller may end the
-others.
+others. Those that it may have died of come last, one at a time.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 
 from aiohttp import web
 
@@ -20,6 +21,7 @@ from .connection import KeptConnection
 log = logging.getLogger(__name__)
 
 ADOPTION_S = 30.0  # for all requests under way to be submitted again
+SUSPECT_S = 1.0  # for one that a gateway may have died of, before the next
 _RETRY_S = 0.01
 
 
@@ -40,6 +42,7 @@ class Adoption:
         self._are_all_here = False
         self._num_taken, self._began_s = 0, 0.0
         self._opening: set[asyncio.Task[None]] = set()
+        self._suspects: dict[int, Callable[[], None]] = {}  # that wait, and how they begin
         self._to_send: list[Packet] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -89,15 +92,22 @@ class Adoption:
                 self._make_handler(),
                 lambda: self._claimed(number),
                 lambda: self._say(Packet(Kind.RELEASE, (number, 0, 0))),
-                is_suspect=self._has_crashed and not self._are_all_here,
+                has_crashed=self._has_crashed and not self._are_all_here,
             )
         except (ValueError, OSError) as error:
             log.warning("a connection is dropped: %s", error)
             self._drop(number, connection)
             return
         self._num_taken += 1
-        if kept.recorded is not None:
+        if kept.is_awaited:
             self._unclaimed.add(number)
+        begin = partial(self._begin, number, connection, kept)
+        if kept.is_suspect:
+            self._suspects[number] = begin
+        else:
+            begin()
+
+    def _begin(self, number: int, connection: socket.socket, kept: KeptConnection) -> None:
         task = self._loop.create_task(self._attach(number, connection, kept))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
@@ -124,10 +134,21 @@ class Adoption:
         log.warning("%d requests were not taken over in %g s", len(self._unclaimed), ADOPTION_S)
         self._unclaimed.clear()
         self._are_all_here = True
+        while self._suspects:
+            self._try_suspect()
         self._check()
 
+    def _try_suspect(self) -> int:
+        number = next(iter(self._suspects))
+        self._suspects.pop(number)()
+        return number
+
     def _check(self) -> None:
-        if self._on_adopted is not None and self._are_all_here and not self._unclaimed:
+        if not self._are_all_here or self._unclaimed - self._suspects.keys():
+            return
+        if self._suspects:
+            self._loop.call_later(SUSPECT_S, self._claimed, self._try_suspect())
+        elif self._on_adopted is not None:
             done, self._on_adopted = self._on_adopted, None
             log.info("%d connections taken over in %.3f s", self._num_taken, self._loop.time() - self._began_s)
             if self._timer is not None:

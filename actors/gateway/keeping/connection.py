@@ -19,17 +19,23 @@ from aiohttp import web
 
 from ....shm.connection_records import MAX_STATE_BYTES, ConnectionRecord
 from ....shm.tcp_count import bytes_put, bytes_taken
-from .state import OpenAnswer, Place, RecordError, decode_state, encode_state
+from ..at_work import Work
+from .state import OpenAnswer, Place, decode_state, encode_state
 
 log = logging.getLogger(__name__)
 
 PIECE_BYTES = 256 * 1024  # given to the loop's transport at once
 RECEIVE_BYTES = 256 * 1024
 AHEAD_BYTES = 64 * 1024  # of further requests, that are received while one is answered
-MAX_STRIKES = 2
+MAX_STRIKES = 2  # deaths in the midst of a request, with which it is given up
 MAX_SHOWN = 64  # pieces of a request in one turn of the loop
 _BLANK_LINE = b"\r\n\r\n"  # where headers and bodies in chunks end
 _CONTINUE = b"HTTP/1.1 100 "
+_MESSAGE = b'{"error":{"message":"the server has died twice over this request","type":"internal_error","param":null,"code":null}}'
+_GIVEN_UP = (
+    b"HTTP/1.1 500 Internal Server Error\r\nServer: mmrt\r\nContent-Type: application/json\r\nX-Should-Retry: false\r\n"
+    b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(_MESSAGE), _MESSAGE)
+)
 _CHOICE_BYTES = 48  # of a state, at most: its key and its place
 
 
@@ -51,10 +57,10 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         handler: web.RequestHandler,
         on_claimed: Callable[[], None],
         on_lost: Callable[[], None],
-        is_suspect: bool = False,
+        has_crashed: bool = False,
     ) -> None:
         """``on_claimed``: called once what a gateway before had under way is under way again, or is over. ``on_lost``: at its end.
-        ``is_suspect``: its request, if it has one, may have ended the gateway before.
+        ``has_crashed``: the gateway before did; a request that it worked on then gets a strike.
 
         Raises: RecordError, and OSError if the client has dropped it.
         """
@@ -64,12 +70,12 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         self._read = bytes_taken(connection)
         state.check(self._sent, self._read, record.sent.size, record.received.size)
         record.received.base, record.sent.base = state.received_from, state.sent_from
-        if is_suspect and state.request_at < self._read:
+        self.work = Work(record)
+        if self.work.take() and has_crashed and state.request_at < self._read:
             state.strikes += 1
             record.commit(encode_state(state))
-        if state.strikes > MAX_STRIKES:
-            raise RecordError(f"gateways have died {state.strikes} times over its request, or one beside it")
         self.recorded = state.answer
+        self.is_awaited = state.answer is not None or state.strikes > 0  # until it is claimed
         self._record = record
         self._handler = handler
         self._on_claimed, self._on_lost = on_claimed, on_lost
@@ -99,8 +105,18 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         self._push()
         if self._state.closes:
             self.close()
+        elif self._state.strikes >= MAX_STRIKES:
+            log.error("gateways have died %d times in the midst of a request: it is given up", self._state.strikes)
+            self._held.append(_GIVEN_UP)
+            self.answered(keeps_alive=False)
+            self.close()
         else:
             self._feed()
+
+    @property
+    def is_suspect(self) -> bool:
+        """Return whether a gateway has died in the midst of its request."""
+        return self._state.strikes > 0
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._record.received.space(self._read, min(self._room, RECEIVE_BYTES))
@@ -133,7 +149,7 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_lost = True
+        self._is_lost = self.work.is_over = True
         self._handler.connection_lost(exc)
         self._wake()
         self._run_after()
@@ -184,7 +200,7 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
     def _show(self, stop: int) -> None:
         data, self._shown = self._record.received.get(self._shown, stop), stop
         count = self._handler._request_count
-        self._handler.data_received(data)
+        self.work.do(lambda: self._handler.data_received(data))
         if self._payload is None and self._handler._request_count > count:
             message, self._payload = self._handler._messages[-1]
             headers = getattr(message, "headers", {})  # bytes that are no HTTP have none: they are answered, and that is the end
@@ -266,7 +282,7 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
 
     def claimed(self) -> None:
         """Tell that the requests of a recorded answer have been submitted again, or will not be."""
-        if self.recorded is not None:
+        if self.is_awaited:
             self._on_claimed()
 
     def restored(self) -> None:
@@ -302,7 +318,7 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
             self._record.received.empty(self._read)
         self._is_answered, self._is_restored = True, False
         self.claimed()
-        self.recorded = None
+        self.recorded, self.is_awaited = None, False
         self._run_after()
 
     async def finish(self, keeps_alive: bool) -> None:

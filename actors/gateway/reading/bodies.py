@@ -10,6 +10,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from ....runtime.errors import RequestError
+from ..at_work import in_thread
 from .forms import FORM, Form, read_form
 
 # A body has so long, and longer by what has arrived at this rate, but never longer without a byte: a slow link is served, a trickle
@@ -87,7 +88,7 @@ class BodyReader:
             if len(body) <= _THREAD_BYTES and not takes_long:
                 return parse(content)
             threads = self._threads if len(body) <= _LARGE_BYTES else self._threads_of_large
-            parsing = threads.submit(copy_context().run, parse, content)
+            parsing = threads.submit(copy_context().run, in_thread(parse), content)
         finally:
             self.num_reading -= 1
             self._num_bytes -= len(body)

@@ -19,11 +19,13 @@ from mmrt.actors.gateway.apis.openai.answers import CHAT, TEXT
 from mmrt.actors.gateway.apis.openai.responses import Exchange
 from mmrt.actors.gateway.apis.openai.stored import StoredResponses
 from mmrt.actors.gateway.apis.streams import Stream
+from mmrt.actors.gateway.keeping.kept_answers import KeptAnswers
 from mmrt.actors.gateway.keeping.state import Place
 from mmrt.actors.gateway.reading.output_fields import Output
 from mmrt.models.text.thoughts import ThoughtReader
 from mmrt.models.text.tool_calls import CallReader
 from mmrt.runtime.bus.messages import Delta, Generation, Prepared, RequestSpec, ToController
+from mmrt.shm.kept_records import KeptRecords
 from mmrt.tests.actors.gateway.test_requests import Words
 from mmrt.tests.settings import examples
 
@@ -37,7 +39,7 @@ NOTHING: Any = SimpleNamespace(
 
 
 def responses() -> Any:
-    exchange = Exchange(StoredResponses())
+    exchange = Exchange(StoredResponses(KeptAnswers(KeptRecords.own())))
     exchange._shown = {"tools": [], "store": False, "text": None}
     return exchange
 

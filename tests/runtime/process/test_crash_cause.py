@@ -12,6 +12,7 @@ from mmrt.runtime.process.crash_cause import (
     FORGET_STEPS,
     Death,
     ExitNote,
+    is_crash,
     judge,
     leave_notes,
     oom_kills,
@@ -60,6 +61,30 @@ def test_where_nobody_knows_all_are_to_blame_but_for_who_has_been_told_otherwise
     note = ExitNote(77, -signal.SIGSEGV)
     assert leave_notes(run, note, ("encoder", "prefill", "decode"), []) == ["prefill", "decode"]
     assert [blamed(read_exit_note(run, actor, 77)) for actor in ("encoder", "prefill", "decode")] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("note", "expected"),
+    [
+        (ExitNote(77, -signal.SIGSEGV), True),
+        (ExitNote(77, 1), True),
+        (ExitNote(77, -signal.SIGKILL, hang=True), True),
+        (ExitNote(77, -signal.SIGKILL), False),
+        (ExitNote(77, 0), False),
+        (ExitNote(77, -signal.SIGSEGV, debugger=True), False),
+        (None, False),
+    ],
+)
+def test_who_declares_no_steps_may_crash_too(note: ExitNote | None, expected: bool) -> None:
+    last = reading(step_deadline_ns=0)
+    assert is_crash(last, note, 0) == expected
+    assert not is_crash(reading(step_deadline_ns=0, state=ActorState.STOPPING), note, 0), "it has ended in order"
+
+
+def test_memory_that_ran_out_and_what_nobody_saw_are_crashes_without_steps_too() -> None:
+    last, killed = reading(step_deadline_ns=0, oom_kills=3), ExitNote(77, -signal.SIGKILL)
+    assert [is_crash(last, killed, kills) for kills in (3, 4)] == [False, True]
+    assert is_crash(last, None, 3, is_supervised=False) and not is_crash(reading(debugged=True), None, 0, is_supervised=False)
 
 
 def test_no_step_no_death() -> None:

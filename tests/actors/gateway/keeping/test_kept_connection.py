@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from mmrt.actors.gateway.answers.answer_record import AnswerRecord
 from mmrt.actors.gateway.connections import Connections, Runner
 from mmrt.actors.gateway.keeping.connection import MAX_SHOWN, KeptConnection
 from mmrt.actors.gateway.keeping.state import ConnectionState, OpenAnswer, Place, RecordError, decode_state, encode_state
-from mmrt.shm.connection_records import ConnectionRecords, RecordSizes
+from mmrt.shm.connection_records import ConnectionRecords, RecordSizes, Workplace
 from mmrt.tests.settings import examples
 
 LARGE = 3_000_000
@@ -310,29 +311,47 @@ def test_bytes_that_are_no_http_are_answered_and_end_it(kept: Kept) -> None:
     assert kept.answer()[0] == 400 and kept.client.recv(1) == b""
 
 
-def test_a_request_that_may_have_ended_three_gateways_is_given_up(kept: Kept) -> None:
+def test_a_request_at_work_in_two_crashes_is_given_up(kept: Kept) -> None:
     kept.client.sendall(post(b"one"))
     kept.answer()
     kept.client.sendall(post(b"poison")[:30])
     kept.kill(0.05)
     record, ignored = kept.records.record(0), ([None], lambda: None, lambda: None)
 
-    def adopt(is_suspect: bool) -> None:
-        KeptConnection(record, kept.connection, *ignored, is_suspect=is_suspect)  # type: ignore[arg-type]
+    def strikes(place: Workplace | None, has_crashed: bool) -> int:
+        if place is not None:
+            record.set_at_work(place, True)
+        KeptConnection(record, kept.connection, *ignored, has_crashed=has_crashed)  # type: ignore[arg-type]
+        assert not any(record.is_at_work(one) for one in Workplace)
+        return decode_state(record.load()).strikes
 
-    for is_suspect in (True, False, True, False):
-        adopt(is_suspect)
-    with pytest.raises(RecordError, match="have died 3 times"):
-        adopt(True)
-    state = decode_state(record.load())
-    state.strikes = 0
-    record.commit(encode_state(state))
+    assert [strikes(None, True), strikes(Workplace.LOOP, False), strikes(Workplace.THREAD, True)] == [0, 0, 1]
     kept.start()
     kept.client.sendall(post(b"poison")[30:])
     assert kept.answer() == (200, expected(b"poison", 0))
     kept.kill()
-    for _ in range(4):  # nothing is under way
-        adopt(True)
+    assert strikes(Workplace.LOOP, True) == 0, "nothing is under way"
+    kept.client.sendall(post(b"poison")[:30])
+    kept.start()
+    kept.kill(0.05)
+    assert [strikes(Workplace.LOOP, True), strikes(Workplace.LOOP, True)] == [1, 2]
+    kept.start()
+    assert kept.answer()[0] == 500 and kept.client.recv(1) == b""
+
+
+def test_a_stream_that_is_given_up_is_reset(kept: Kept) -> None:
+    kept.client.sendall(b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    kept.until(b"word 1;")
+    kept.kill()
+    record = kept.records.record(0)
+    state = decode_state(record.load())
+    state.strikes = 2
+    record.commit(encode_state(state))
+    kept.start()
+    with pytest.raises(AssertionError, match="the end after"):
+        kept.until(b"0\r\n\r\n")
+    linger = kept.connection.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)
+    assert linger == struct.pack("ii", 1, 0), "by which the keeper resets it"
 
 
 def test_an_answer_of_too_many_requests_to_record_begins_anew_and_nobody_waits_for_it(kept: Kept) -> None:
