@@ -51,6 +51,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     num_cores: int
     processor_flags: frozenset[str]
     has_bfloat16: bool
+    choices: Mapping[str, str]  # of kernels that were tried on this machine: what was tried, and what was found
     gpus: Sequence[str]
     gpu_driver: str
     sandbox_problem: str
@@ -80,6 +81,7 @@ def diagnose(facts: Facts) -> list[Check]:
         _port(facts),
         _open_files(facts),
         _processor(facts),
+        _choices(facts),
         _gpu(facts),
         _sandbox(facts),
         _logs(facts),
@@ -196,6 +198,11 @@ def _processor(facts: Facts) -> Check:
     if not facts.has_bfloat16:
         return Check("processor", "note", f"{text}, without bfloat16 units: models are computed in float32")
     return Check("processor", "ok", f"{text}, with bfloat16 units")
+
+
+def _choices(facts: Facts) -> Check:
+    found = [f"{name}: {text}" for name, text in facts.choices.items()]
+    return Check("kernels", "ok", "; ".join(found) or "none was tried yet: the first run does it, once")
 
 
 def _gpu(facts: Facts) -> Check:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from ..cpu_kernels import kernel_files
 from ..cpu_kernels.processor import processor_flags, processor_name
 from ..models.config import weight_bytes
 from ..runtime.config.runtime_config import RuntimeConfig
@@ -74,6 +75,7 @@ def read_facts(config: RuntimeConfig | UserError, run: Path, environment: Enviro
         num_cores=read_processors().num_cores,
         processor_flags=processor_flags(),
         has_bfloat16=has_bfloat16_units(environment.cpu_capability),
+        choices=_choices(environment),
         gpus=gpu_names(),
         gpu_driver=gpu_driver(),
         sandbox_problem=sandbox_problem,
@@ -119,6 +121,11 @@ def _installed(requirements: Sequence[str]) -> Mapping[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _choices(environment: Environment) -> dict[str, str]:
+    kernel_files.keep_in(environment.cache_home / "kernels")
+    return kernel_files.choices()
 
 
 def _import_problem(requirements: Sequence[str]) -> str:

@@ -6,14 +6,13 @@ instructions for bytes (VNNI), are multiplied as bytes: pairs of products of a n
 """
 
 import sys
-import time
-from collections.abc import Callable
 from functools import cache
 
 import torch
 from llvmlite import ir
 from torch import Tensor
 
+from .choices import fastest
 from .groups import Groups
 from .kernel import Kernel, check_columns, load_kernel, threads_for, vector_width
 from .machine_code import FLOAT, POINTER, add_pairs, address, load_vector, load_word, multiply_bytes, multiply_shorts
@@ -78,20 +77,11 @@ def _torch_is_fast(codes: torch.dtype) -> bool:
     rows = torch.ones(num_rows, num_columns, dtype=codes)
     values = torch.ones(num_values, num_columns, dtype=torch.int8)
     added, steps, row_steps = torch.zeros(num_values, dtype=torch.int32), torch.ones(num_values), torch.ones(num_rows, 1)
-    return _seconds(lambda: torch._int_mm(rows.view(torch.int8), values.t())) < _seconds(
-        lambda: multiply(rows, values, added, steps, row_steps)
-    )
-
-
-def _seconds(product: Callable[[], Tensor]) -> float:
-    """The shortest of some times that it takes."""
-    product()
-    found = []
-    for _ in range(3):
-        begun_s = time.perf_counter()
-        product()
-        found.append(time.perf_counter() - begun_s)
-    return min(found)
+    candidates = {
+        "torch": lambda: torch._int_mm(rows.view(torch.int8), values.t()),
+        "kernel": lambda: multiply(rows, values, added, steps, row_steps),
+    }
+    return fastest(f"many-rows-of-{str(codes).removeprefix('torch.')}", candidates) == "torch"
 
 
 @cache

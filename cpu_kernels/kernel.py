@@ -151,7 +151,7 @@ def load_kernel(name: str, tiles: Tiles, block_rows: int | None, *, with_bfloat1
 def _image(name: str, make: Callable[[], ir.Module], cpu: str | None = None) -> Image:
     cpu = cpu or (_WITH_VNNI if has_vnni() else _CPUS[torch.backends.cpu.get_cpu_capability()])
     file = f"{name}-{cpu}.code"
-    key = _sources()
+    key = sources_digest()
     image = None if key is None else kernel_files.load(file, key)
     if image is None:
         image = _compile(make(), cpu)
@@ -161,7 +161,7 @@ def _image(name: str, make: Callable[[], ir.Module], cpu: str | None = None) -> 
 
 
 @cache
-def _sources() -> bytes | None:
+def sources_digest() -> bytes | None:
     """Digest of all that determines kernels' code; None where it is not known: a source is gone, or was written since this process
     imported its own."""
     digest = blake2b(llvmlite.__version__.encode(), digest_size=32)

@@ -1,4 +1,5 @@
-"""Kernels' code, kept from process to process: ``$XDG_CACHE_HOME/mmrt/kernels``. A file is replaced when its kernel changes.
+"""Kernels' code, and what was tried of them (``choices``), kept from process to process: ``$XDG_CACHE_HOME/mmrt/kernels``. A file is
+replaced when its kernel changes.
 
 The code runs as it lies there: nothing is taken from, or put into, a directory that others can write, and no file of theirs is taken.
 """
@@ -16,6 +17,7 @@ from .object_code import Image
 
 log = logging.getLogger(__name__)
 
+CHOICE = ".choice"  # ends the names of files of ``choices``
 _MAX_BYTES = 1 << 20
 _DIGEST_BYTES = 32
 _ENTRY = struct.Struct("<Q")
@@ -32,6 +34,17 @@ def keep_in(directory: Path) -> None:
 
 def load(name: str, key: bytes) -> Image | None:
     """The image that was saved with this key; None where there is none, where it is damaged, and where somebody else may write it."""
+    body = read(name, key)
+    return None if body is None else Image(body[_ENTRY.size :], *_ENTRY.unpack_from(body))
+
+
+def save(name: str, key: bytes, image: Image) -> None:
+    """Write a file, whole or not at all. Where that is impossible, each process makes its kernels."""
+    write(name, key, _ENTRY.pack(image.entry) + image.code)
+
+
+def read(name: str, key: bytes | None) -> bytes | None:
+    """As ``load``, of what ``write`` wrote. With None for a key it is not checked with which one that was, nor that it is whole."""
     if _directory is None or not _is_ours(_directory):
         return None
     path = _directory / name
@@ -45,16 +58,13 @@ def load(name: str, key: bytes) -> Image | None:
     except OSError:
         return None
     digest, body = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
-    if digest != _digest(name, key, body):
-        return None
-    return Image(body[_ENTRY.size :], *_ENTRY.unpack_from(body))
+    return body if key is None or digest == _digest(name, key, body) else None
 
 
-def save(name: str, key: bytes, image: Image) -> None:
-    """Write a file, whole or not at all. Where that is impossible, each process makes its kernels."""
+def write(name: str, key: bytes, body: bytes) -> None:
+    """As ``save``, of any bytes."""
     if _directory is None:
         return
-    body = _ENTRY.pack(image.entry) + image.code
     if _DIGEST_BYTES + len(body) > _MAX_BYTES:
         log.debug("%s has %d bytes and is not kept", name, len(body))
         return
@@ -73,6 +83,13 @@ def save(name: str, key: bytes, image: Image) -> None:
         log.debug("%s is not written: %s", path, error.strerror)
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def choices() -> dict[str, str]:
+    """What was tried on this machine, and what was found (``choices``), also what a change has made old."""
+    paths = sorted(_directory.glob(f"*{CHOICE}")) if _directory is not None else []
+    found = {path.stem: read(path.name, None) for path in paths}
+    return {name: body.decode("ascii", "replace") for name, body in found.items() if body is not None}
 
 
 def _is_ours(directory: Path) -> bool:

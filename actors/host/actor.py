@@ -152,13 +152,17 @@ class Actor:
     def share_cores(self) -> None:
         """Let its ``turn`` tell others when it computes, where stages compute at once on a CPU, and take cores that they leave idle.
 
-        Torch's sums of bfloat16 can depend on its threads, and those of a process are of all its actors: there torch has its share.
+        Torch follows where no bit depends on its threads. Those of a process are of all its actors: there torch has its share.
         """
         if self.config.actors.turns != "off" or self.config.model.on_cuda:
             return
         from .cores import SharedCores  # torch, which only actors that compute import
+        from .torch_threads import may_change
 
-        torch_too = STAGES[stage_of(self.name)].takes_plans and self.model.dtype == "float32" and not self.shares_process
+        stage, most_threads = STAGES[stage_of(self.name)], self.config.most_threads(self.name)
+        torch_too = stage.takes_plans and not self.shares_process and most_threads > self.config.actor(self.name).threads
+        if torch_too:
+            torch_too = may_change(self.model.dtype, most_threads) if stage.letter else self.model.dtype == "float32"
         num_cores, table = num_shared_cores(self.config, self.name), ActorTable.attach(self.run)
         self.turn = SharedCores(self.config, self.name, table, num_cores, self._set_computing, torch_too=torch_too)
 

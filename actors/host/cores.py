@@ -60,7 +60,9 @@ class SharedCores(FreeTurn):
             self._say(False)
 
     def num_threads(self) -> int:
-        """Threads that compute the next kernel."""
+        """Threads that compute the next kernel. Whoever has not said that it computes, as a standby that warms up, has its share."""
+        if not self._is_working:
+            return self._config.actor(self._actor).threads
         computing = self._look()
         known = self._known.get(computing)
         if known is None:

@@ -49,6 +49,7 @@ GOOD = Facts(
     num_cores=8,
     processor_flags=frozenset({"avx2", "avx512_bf16"}),
     has_bfloat16=True,
+    choices={},
     gpus=[],
     gpu_driver="",
     sandbox_problem="",
@@ -70,6 +71,12 @@ def test_a_good_machine() -> None:
     checks = diagnose(GOOD)
     assert {check.name: check.state for check in checks if check.state != "ok"} == {"gpu": "note"}
     assert len({check.name for check in checks}) == len(checks) and all("\n" not in check.text for check in checks)
+
+
+def test_what_was_tried_of_kernels_is_said() -> None:
+    assert found()["kernels"].text == "none was tried yet: the first run does it, once"
+    tried = {"many-rows-int4": "integers (integers 1.00 ms, blocks 2.00 ms)", "torch": "alike"}
+    assert found(choices=tried)["kernels"].text == "many-rows-int4: integers (integers 1.00 ms, blocks 2.00 ms); torch: alike"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(kernel.vector_width() is None, reason="this proc
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where kernels are kept. A process's kernel of float32 counts as not loaded yet."""
     monkeypatch.setattr(kernel_files, "_directory", tmp_path / "kernels")
-    caches = row_kernels._kernel, kernel._sources
+    caches = row_kernels._kernel, kernel.sources_digest
     for cached in caches:
         cached.cache_clear()
     yield tmp_path / "kernels"
@@ -112,7 +112,7 @@ def test_an_edit_of_a_kernel_makes_kernels_again_and_one_of_a_model_does_not(
     read = Path.read_bytes
     assert read(edited)
     monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b" " * (path == edited))
-    kernel._sources.cache_clear()
+    kernel.sources_digest.cache_clear()
     product(values)
     assert len(makes) == 1 + is_made_again
 

@@ -12,8 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from mmrt.actors.host import torch_threads
 from mmrt.actors.host.cores import SharedCores
-from mmrt.cpu_kernels import kernel
+from mmrt.actors.host.torch_threads import may_change
+from mmrt.cpu_kernels import kernel, kernel_files
 from mmrt.runtime.config.runtime_config import RuntimeConfig, parse_config
 from mmrt.runtime.process.processors import Processors, plan_threads
 from mmrt.runtime.stage_table import InstanceId, stage_of
@@ -65,6 +67,29 @@ def test_a_stage_has_the_cores_that_others_leave_idle(run: RunDirectory) -> None
     assert prefill.num_threads() == 2
     prefill.rest()
     prefill.rest()
+
+
+def test_one_that_has_not_begun_has_its_share(run: RunDirectory) -> None:
+    """A standby warms up beside the generation that serves."""
+    config = planned(2)
+    prefill = cores_of(config, "prefill", table_of(run, config), 2)
+    assert (prefill.num_threads(), kernel.available_threads()) == (1, 1)
+    with prefill:
+        assert prefill.num_threads() == 2
+    prefill.rest()
+    assert prefill.num_threads() == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_torch_follows_where_no_bit_depends_on_its_threads(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_files, "_directory", None)
+    before, linear = torch.get_num_threads(), torch.nn.functional.linear
+    found = may_change(dtype, 2)  # true of every processor that was tried
+    monkeypatch.setattr(torch_threads.F, "linear", lambda x, values: linear(x, values) * torch.get_num_threads())
+    assert not may_change(dtype, 2)
+    monkeypatch.setattr(torch_threads.F, "linear", lambda x, values: x)
+    assert may_change(dtype, 2) >= found
+    assert torch.get_num_threads() == before
 
 
 def test_devices_share_none(run: RunDirectory) -> None:

@@ -1,0 +1,63 @@
+"""What a processor does best is tried once, in a moment of the first start, and kept beside the kernels (``kernel_files``).
+
+A choice is made again when the kernels' code, torch, the processor, or a variable changes that limits what libraries use of it.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from hashlib import blake2b
+
+import torch
+
+from . import kernel_files
+from .kernel import sources_digest
+from .processor import processor_flags, processor_name
+
+log = logging.getLogger(__name__)
+
+_VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+_TIMES = 3  # each candidate is timed
+
+
+def kept(name: str, find: Callable[[], str]) -> str:
+    """What ``find`` returned in this process or an earlier one, in words for people. ``name`` says what was tried, and is a file's."""
+    key = _key()
+    if key is not None and (body := kernel_files.read(name + kernel_files.CHOICE, key)) is not None:
+        return body.decode()
+    begun_s = time.perf_counter()
+    found = find()
+    log.info("tried %s in %.2f s: %s", name, time.perf_counter() - begun_s, found)
+    if key is not None:
+        kernel_files.write(name + kernel_files.CHOICE, key, found.encode())
+    return found
+
+
+def fastest(name: str, candidates: Mapping[str, Callable[[], object]]) -> str:
+    """The name of the candidate that takes the least time of this process, all threads together: one word each."""
+    return kept(name, lambda: _timed(candidates)).split()[0]
+
+
+def _timed(candidates: Mapping[str, Callable[[], object]]) -> str:
+    """The fastest one and the times of all, each the shortest of some that take turns."""
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(1 + _TIMES):  # the first makes machine code
+        for name, compute in candidates.items():
+            begun_s = time.process_time()
+            compute()
+            times[name].append(time.process_time() - begun_s)
+    best = {name: 1000 * min(found[1:]) for name, found in times.items()}
+    order = sorted(best, key=lambda name: best[name])
+    return f"{order[0]} ({', '.join(f'{name} {best[name]:.2f} ms' for name in order)})"
+
+
+@cache
+def _key() -> bytes | None:
+    """Of all that choices depend on; None where the kernels' own is not known."""
+    sources = sources_digest()
+    if sources is None:
+        return None
+    facts = [torch.__version__, processor_name(), *sorted(processor_flags()), *(os.environ.get(name, "") for name in _VARIABLES)]
+    return blake2b("\n".join(facts).encode(), key=sources, digest_size=32).digest()

@@ -1,0 +1,58 @@
+"""What was tried once is kept, until something changes on which it depends."""
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mmrt.cpu_kernels import choices, kernel, kernel_files
+from mmrt.cpu_kernels.choices import fastest, kept
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(kernel_files, "_directory", tmp_path / "kernels")
+    for cached in (kernel.sources_digest, choices._key):
+        cached.cache_clear()
+    yield tmp_path / "kernels"
+    choices._key.cache_clear()
+
+
+def work(seconds: float) -> None:
+    until_s = time.process_time() + seconds
+    while time.process_time() < until_s:
+        pass
+
+
+def test_the_fastest_is_found_once_and_said(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        assert fastest("rows", {"slow": lambda: work(0.01), "quick": lambda: work(0.001)}) == "quick"
+    (record,) = caplog.records
+    assert record.getMessage().startswith("tried rows in ") and "quick (quick " in record.getMessage()
+    assert list(kernel_files.choices()) == ["rows"] and kernel_files.choices()["rows"].startswith("quick (quick 1.")
+
+
+@pytest.mark.parametrize("change", ["variable", "torch", "file", "sources"])
+def test_it_is_tried_again_when_something_changes(change: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kept("rows", lambda: "one") == kept("rows", lambda: "other") == "one"
+    choices._key.cache_clear()
+    assert kept("rows", lambda: "other") == "one"
+    if change == "variable":
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    elif change == "torch":
+        monkeypatch.setattr(choices.torch, "__version__", "0")
+    elif change == "sources":
+        monkeypatch.setattr(choices, "sources_digest", lambda: bytes(32))
+    else:
+        (directory / "rows.choice").write_bytes(b"damaged")
+    choices._key.cache_clear()
+    assert kept("rows", lambda: "other") == kept("rows", lambda: "one") == "other"
+
+
+def test_without_a_place_it_is_tried_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_files, "_directory", None)
+    assert (kept("rows", lambda: "one"), kept("rows", lambda: "other")) == ("one", "other")
+    assert kernel_files.choices() == {}
