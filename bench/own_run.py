@@ -25,7 +25,6 @@ from ..shm.run_directory import RunDirectory
 from .processes import descendants
 
 _decode_report = msgspec.json.Decoder(RunReport).decode
-_COMMAND = (sys.executable, "-P", "-m", "mmrt.cli.main")
 _COMMAND_TIMEOUT_S = 600.0
 _MAX_MESSAGE_CHARS = 2000
 
@@ -46,12 +45,13 @@ class OwnRunError(Exception):
 class OwnRun:
     """``mmrt`` commands on one run directory. ``home`` holds its configuration and logs; ``extra`` is for its environment.
 
-    ``config``: of the run that ``up`` has started; None once it is down.
+    ``config``: of the run that ``up`` has started; None once it is down. ``python``: of the environment whose mmrt is run.
     """
 
     def __init__(self, home: Path, run: Path, extra: Mapping[str, str] | None = None) -> None:
         self.home = home
         self.run = run
+        self.python = sys.executable
         self.config: RuntimeConfig | None = None
         state = home / "state"
         state.mkdir(exist_ok=True)
@@ -67,7 +67,7 @@ class OwnRun:
             start_s = time.perf_counter()
             try:
                 done = subprocess.run(
-                    [*_COMMAND, *arguments],
+                    [self.python, "-P", "-m", "mmrt.cli.main", *arguments],
                     env=self._environment,
                     stdin=subprocess.DEVNULL,
                     stdout=output,

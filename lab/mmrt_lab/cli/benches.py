@@ -7,6 +7,7 @@ BENCHES = {
     "profile": ("How long each stage works, for bench sim.", "mmrt_lab.sim.profile"),
     "bus": ("Bus, ring and pools beside ZeroMQ, queues and memcpy.", "mmrt_lab.micro.bus"),
     "runtime": ("What the runtime costs when a model computes nothing.", "mmrt_lab.micro.runtime"),
+    "burst": ("A thousand requests at once beside streams.", "mmrt_lab.micro.burst"),
     "gateway": ("What gateway and page cost.", "mmrt_lab.micro.gateway"),
     "masks": ("What masks of grammars add to a decode step.", "mmrt_lab.micro.masks"),
     "experts": ("What the experts of a layer cost in a decode step.", "mmrt_lab.micro.experts"),
