@@ -7,7 +7,6 @@ restart, ``runtime/controller/recovery.py`` continues from there.
 
 import asyncio
 import errno
-import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from ...schema.policy_report import PolicyReport
 from ...shm.controller_stats import ControllerStats
 from ...shm.status import ActorState, ActorTable
 from ..host.actor import Actor
+from ..host.garbage import Garbage, collect_when_quiet
 from .costs_file import CostsFile
 from .counts import stats_of
 from .flight import ControllerFlight
@@ -81,7 +81,7 @@ async def serve(actor: Actor) -> None:
     log.info("epoch %d: %d requests, %d plans", actor.generation, len(controller.state.requests), len(controller.state.plans))
     socket = ControllerSocket(actor.run.path)
     outages = OutageWatch(actor.run, actor.config.supervisor.restart_window_s, actor.config.instances)
-    gc.freeze()
+    collect_when_quiet()
     ended = asyncio.Event()
     flight = ControllerFlight(actor.flight, controller.state, io.actors)
     policies.look(time.monotonic())
@@ -90,10 +90,12 @@ async def serve(actor: Actor) -> None:
     following = asyncio.create_task(files.follow(controller.set_saved))
     actor.serving()
     watchdog_s = actor.config.supervisor.watchdog_s / 4
+    garbage = Garbage(time.monotonic())
     saved_costs, save_at_s = controller.state.costs.by_stage, time.monotonic() + SAVE_COSTS_S
     while not actor.ending and serving.failure is None:
         actor.notifier.watchdog()
         status.set_queue_depth(len(controller.state.waiting))
+        garbage.tick(time.monotonic(), len(controller.state.requests))
         try:
             await asyncio.wait_for(ended.wait(), watchdog_s)
         except TimeoutError:
@@ -183,6 +185,7 @@ class Serving:
             if handle is not None:
                 handle.cancel()
         if self.failure is None:
+            self._socket.flush()
             self._publish()
 
     def _receive(self, received: tuple[InstanceId, int, ToController]) -> None:
@@ -275,6 +278,7 @@ class Serving:
             self._controller.set_absent(self._outages.absent(self._controller.twins(), now))
             effects = self._controller.tick(now, progress, new_ids, self._io.gaps.read(), gone)
             self._perform(effects)
+            self._flush()
             self._flight.tick(began_ns, len(effects))
             wait_s = self._controller.next_tick_s()
             if now >= self._stats_at_s:
@@ -293,8 +297,11 @@ class Serving:
         perform_all(effects, self._io, self._journal, self._send, self._flight.effect)
 
     def _send(self, actor: InstanceId, generation: int, message: ToActor) -> None:
-        if not self._socket.send(actor, generation, message):
-            self._flight.unsent(actor)
+        self._socket.hold(actor, generation, message)  # a tick always follows
+
+    def _flush(self) -> None:
+        for actor in self._socket.flush():
+            self._flight.unsent(InstanceId(actor))
         self._reader.poke()
 
     def _publish(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from ... import __version__
 from ...runtime.config.sections import ServerSection
@@ -18,7 +19,9 @@ from .apis.completions import Completions
 from .apis.openai.answers import json_response
 from .apis.openai.models import model_entry
 from .connections import Connections
+from .keeping.connection import KeptConnection
 from .keeping.kept_answers import KeptAnswers
+from .keeping.turns import Turns
 from .keys.api_keys import ApiKeys
 from .openapi.document import Description
 from .page.routes import Page
@@ -28,11 +31,19 @@ from .watching.metrics import CONTENT_TYPE, Metrics
 
 
 def build_app(
-    endpoints: "Endpoints", server: ServerSection, connections: Connections, is_ending: Callable[[], bool], page: Page | None = None
+    endpoints: "Endpoints",
+    server: ServerSection,
+    connections: Connections,
+    is_ending: Callable[[], bool],
+    page: Page | None = None,
+    turns: Turns | None = None,
 ) -> web.Application:
-    """Build the application with all routes, those of ``page`` included. The rest is of ``make_shell``."""
+    """Build the application with all routes, those of ``page`` included. ``turns``: of requests on connections that are not kept. The
+    rest is of ``make_shell``."""
     open_routes = frozenset() if page is None else page.open_routes
     app = make_shell(endpoints.keys, server, connections, is_ending, endpoints.counts.on_http, open_routes)
+    if turns is not None:
+        app.middlewares.append(_in_turn(turns))
     description = Description(endpoints.limits, endpoints.keys.is_needed)
     for add, path, handler in (
         (app.router.add_post, "/v1/chat/completions", endpoints.completions.chat),
@@ -57,6 +68,16 @@ def build_app(
     for method, path, serve in () if page is None else page.routes():
         adder(app, method)(path, serve)
     return app
+
+
+def _in_turn(turns: Turns) -> Middleware:
+    @web.middleware
+    async def in_turn(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method == "POST" and not isinstance(request.transport, KeptConnection):
+            await turns.wait()
+        return await handler(request)
+
+    return in_turn
 
 
 @dataclass(frozen=True)

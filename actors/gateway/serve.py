@@ -42,6 +42,7 @@ from ...shm.role_lock import RoleLock
 from ...shm.sequence_table import SequenceTable
 from ...shm.status import ActorState, ActorTable
 from ..host.actor import Actor
+from ..host.garbage import Garbage, collect_when_quiet
 from ..host.media_rules import for_run
 from .answers.client_request import Link
 from .answers.flight import GatewayFlight
@@ -54,6 +55,7 @@ from .fetch.client import FetchClient
 from .grammar.checks import GrammarChecks
 from .keeping.adoption import Adoption
 from .keeping.kept_answers import KeptAnswers
+from .keeping.turns import Turns
 from .keys.api_keys import ApiKeys, KeyMetrics
 from .keys.tls import Certificate
 from .page.routes import Page
@@ -91,7 +93,7 @@ def main(actor: Actor) -> None:
     _import_tracing(actor.config)
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
-    gc.freeze()  # else a collection in the midst of a large body would go through tokenizer and libraries, too
+    collect_when_quiet()  # else a collection in the midst of a large body would go through tokenizer and libraries, too
     actor.become_active()
     uvloop.run(serve(actor, text))
 
@@ -169,10 +171,11 @@ class GatewayServer:
         endpoints = Endpoints(
             self._completions, text.limits, metrics, self._keys, self._readiness, lambda: stats.read().broken, self._kept
         )
+        self._turns, self._garbage = Turns(), Garbage(time.monotonic())
         connections = Connections(_most_connections(actor))
         metrics.add(connections)
         self._runner = Runner(
-            build_app(endpoints, actor.config.server, connections, lambda: actor.ending, self._page),
+            build_app(endpoints, actor.config.server, connections, lambda: actor.ending, self._page, self._turns),
             connections,
             handler_cancellation=True,
             access_log=None,
@@ -183,6 +186,7 @@ class GatewayServer:
         )
         self._following: list[asyncio.Task[None]] = []  # files of the configuration
         self._num_orders = 0  # to end
+        self._is_sending = False
         self._is_handing_over = False
         self._expire_at_s = 0.0
         self._end_s = math.inf  # until when running requests may finish
@@ -232,6 +236,7 @@ class GatewayServer:
                 self._page.close()
             self._loop.remove_reader(self._bell.fd)
             self._bell.close()
+            self._actor.flush()
             self._bus.close()
             if self._adoption is not None:
                 self._adoption.close()
@@ -240,7 +245,7 @@ class GatewayServer:
         """Take over the connections, and the requests under way on them; texts have to come again, from their beginnings."""
         server = self._runner.server
         assert server is not None
-        self._adoption = Adoption(socket.socket(fileno=keeper_fd), server, self._on_adopted, self._actor.follows_a_crash)
+        self._adoption = Adoption(socket.socket(fileno=keeper_fd), server, self._turns, self._on_adopted, self._actor.follows_a_crash)
         self._adoption.begin()
         with Ringer(self._actor.run, "detokenizer") as bell:
             bell.ring()
@@ -269,6 +274,7 @@ class GatewayServer:
         if now_s >= self._expire_at_s:
             self._expire_at_s = now_s + EXPIRE_S
             self._kept.expire()
+        self._garbage.tick(now_s, self._completions.num_open)
         if self._actor.status is not None:
             self._actor.status.set_queue_depth(self._completions.num_open)
         await asyncio.sleep(pause_s if self._actor.has_greeted else GREETING_S)
@@ -327,9 +333,16 @@ class GatewayServer:
             self._deltas.ack()
 
     def _send(self, message: ToController) -> bool:
-        sent = self._actor.send(message)
+        """Send with all others of this turn of the loop. Returns whether those before have left."""
+        if not self._is_sending:
+            self._is_sending = True
+            self._loop.call_soon(self._flush)
+        return self._actor.hold(message)
+
+    def _flush(self) -> None:
+        self._is_sending = False
+        self._actor.flush()
         self._bus.poke()
-        return sent
 
     def _receive(self, message: ToActor) -> None:
         if isinstance(message, Welcome):

@@ -307,7 +307,17 @@ class Actor:
 
     def send(self, message: ToController) -> bool:
         """Send to the controller; False if it was not sent, which the flight recorder keeps."""
-        sent = self.bus.send(message)
+        return self._noted(self.bus.send(message))
+
+    def hold(self, message: ToController) -> bool:
+        """Send with the others of ``flush``; False if those of the last one were not sent."""
+        return self.bus.hold(message)
+
+    def flush(self) -> None:
+        """Send what is held. What was not sent is in the flight recorder."""
+        self._noted(self.bus.flush())
+
+    def _noted(self, sent: bool) -> bool:
         if not sent and self._flight is not None:
             self._flight.event(Kind.UNSENT, 0, self.config.instances.index(InstanceId("controller")))
         return sent

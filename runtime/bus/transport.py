@@ -4,7 +4,8 @@ Actors connect to the controller. One that is confined can connect to nothing, s
 was made before, and at which each new controller finds it again.
 
 Messages can be lost, so nothing here waits for delivery: ``send`` returns whether the message left, and a caller that needs an
-answer sends again. Frames that do not decode are dropped and logged. Peers are checked by their credentials (SO_PEERCRED): only
+answer sends again. Messages to one receiver may share a transfer: each transfer wakes threads in both processes, which takes many times
+what a message does. Frames that do not decode are dropped and logged. Peers are checked by their credentials (SO_PEERCRED): only
 messages of this user's processes are accepted, in addition to the run directory's mode 0700, and a process that is confined, as the
 video actor is, speaks for an actor of that stage alone.
 """
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 SOCKET_NAME = "bus"
 _HIGH_WATER_MARK = 10_000
 _DRAIN_LIMIT = 256
+_TOGETHER = 64  # messages of a transfer
 _CONFINED_STAGE = "video"
 _BACKLOG = 4
 _MAX_SPEAKERS = 1024
@@ -88,14 +90,13 @@ class ControllerSocket:
         self.fd = int(self._socket.FD)
         self._own_uid = str(os.getuid())
         self._speakers: OrderedDict[tuple[bytes, str], bool] = OrderedDict()  # name and pid: whether it may have that name
+        self._held: dict[tuple[str, int], list[bytes]] = {}
         self._faults = bus_faults("controller")
 
     def receive(self) -> list[tuple[InstanceId, int, ToController]]:
         """Return the messages that have arrived, at most a few hundred, as (actor, generation, message)."""
         received: list[tuple[InstanceId, int, ToController]] = []
-        for _ in range(_DRAIN_LIMIT):
-            if not _has_message(self._socket):
-                break
+        while len(received) < _DRAIN_LIMIT and _has_message(self._socket):
             try:
                 identity, *body = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -107,10 +108,14 @@ class ControllerSocket:
                 actor, generation = name.decode().rsplit(":", 1)
                 if not _GENERATION.fullmatch(generation):
                     raise ValueError(f"{generation!r} is no generation")
-                message = messages.decode_to_controller(body[0].buffer)
-                received.append((InstanceId(actor), int(generation), message))
-            except (msgspec.DecodeError, ValueError, IndexError) as error:
+            except ValueError as error:
                 log.warning("dropped a message from %r: %s", name, error)
+                continue
+            for frame in body:
+                try:
+                    received.append((InstanceId(actor), int(generation), messages.decode_to_controller(frame.buffer)))
+                except msgspec.DecodeError as error:
+                    log.warning("dropped a message from %r: %s", name, error)
         return received if self._faults is None else self._faults.incoming(received)
 
     def _is_ours(self, name: bytes, frame: zmq.Frame) -> bool:
@@ -140,12 +145,31 @@ class ControllerSocket:
     def send(self, actor: str, generation: int, message: ToActor) -> bool:
         """Send to one actor generation; False when it is not connected or its queue is full."""
         if self._faults is not None:
-            return self._faults.outgoing(lambda: self._send(actor, generation, message))
-        return self._send(actor, generation, message)
+            return self._faults.outgoing(lambda: self._send(actor, generation, [wire.encode(message)]))
+        return self._send(actor, generation, [wire.encode(message)])
 
-    def _send(self, actor: str, generation: int, message: ToActor) -> bool:
+    def hold(self, actor: str, generation: int, message: ToActor) -> None:
+        """Send with the others of ``flush``."""
+        if self._faults is not None:
+            self._faults.outgoing(lambda: self._hold(actor, generation, message))
+        else:
+            self._hold(actor, generation, message)
+
+    def _hold(self, actor: str, generation: int, message: ToActor) -> bool:
+        self._held.setdefault((actor, generation), []).append(wire.encode(message))
+        return True
+
+    def flush(self) -> list[str]:
+        """Send what is held, to each actor in its order; the actors that some did not leave for: see ``send``."""
+        held, self._held, missed = self._held, {}, []
+        for (actor, generation), frames in held.items():
+            if not all([self._send(actor, generation, frames[at : at + _TOGETHER]) for at in range(0, len(frames), _TOGETHER)]):
+                missed.append(actor)
+        return missed
+
+    def _send(self, actor: str, generation: int, frames: list[bytes]) -> bool:
         try:
-            self._socket.send_multipart([f"{actor}:{generation}".encode(), wire.encode(message)], zmq.NOBLOCK)
+            self._socket.send_multipart([f"{actor}:{generation}".encode(), *frames], zmq.NOBLOCK)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -178,33 +202,52 @@ class ActorSocket:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._extra: set[int] = set()
+        self._held: list[bytes] = []
+        self._has_left = True
         self._faults = bus_faults(actor) if listening is None else listening.faults
 
     def receive(self) -> list[ToActor]:
         """Return the messages that have arrived, at most a few hundred, without blocking."""
         received: list[ToActor] = []
-        for _ in range(_DRAIN_LIMIT):
-            if not _has_message(self._socket):
-                break
+        while len(received) < _DRAIN_LIMIT and _has_message(self._socket):
             try:
-                frame = self._socket.recv(zmq.NOBLOCK)
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            try:
-                received.append(messages.decode_to_actor(frame))
-            except msgspec.DecodeError as error:
-                log.warning("dropped a message from the controller: %s", error)
+            for frame in frames:
+                try:
+                    received.append(messages.decode_to_actor(frame))
+                except msgspec.DecodeError as error:
+                    log.warning("dropped a message from the controller: %s", error)
         return received if self._faults is None else self._faults.incoming(received)
 
     def send(self, message: ToController) -> bool:
         """Send to the controller; False when it is away or its queue is full."""
         if self._faults is not None:
-            return self._faults.outgoing(lambda: self._send(message))
-        return self._send(message)
+            return self._faults.outgoing(lambda: self._send([wire.encode(message)]))
+        return self._send([wire.encode(message)])
 
-    def _send(self, message: ToController) -> bool:
+    def hold(self, message: ToController) -> bool:
+        """Send with the others of ``flush``; False when those of the last one have not left."""
+        if self._faults is not None:
+            return self._faults.outgoing(lambda: self._hold(message))
+        return self._hold(message)
+
+    def _hold(self, message: ToController) -> bool:
+        self._held.append(wire.encode(message))
+        return self._has_left
+
+    def flush(self) -> bool:
+        """Send what is held, in its order; False when some has not left."""
+        held, self._held = self._held, []
+        if not held:
+            return True
+        self._has_left = all([self._send(held[at : at + _TOGETHER]) for at in range(0, len(held), _TOGETHER)])
+        return self._has_left
+
+    def _send(self, frames: list[bytes]) -> bool:
         try:
-            self._socket.send(wire.encode(message), zmq.NOBLOCK)
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True

@@ -25,6 +25,7 @@ class RequestRegistry:
         self._requests: dict[int, ClientRequest] = {}
         self._early: dict[int, list[Delta]] | None = {} if adopts else None  # of requests that are not submitted again yet
         self._num_early_bytes = 0
+        self._with_media: dict[int, ClientRequest] = {}  # a few more than have any
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -32,7 +33,9 @@ class RequestRegistry:
     @property
     def num_media_bytes(self) -> int:
         """Bytes of media held because the controller may still ask for them."""
-        return sum(request.num_media_bytes for request in self._requests.values())
+        held = {key: num_bytes for key, request in self._with_media.items() if (num_bytes := request.num_media_bytes)}
+        self._with_media = {key: self._with_media[key] for key in held}
+        return sum(held.values())
 
     def new_key(self) -> int:
         """Return a key that no request has."""
@@ -54,6 +57,8 @@ class RequestRegistry:
         ``wake`` is called when there is news for the client."""
         key = self.new_key() if key is None else key
         request = self._requests[key] = ClientRequest(key, spec, media, wake, self._link, now_s, keeping)
+        if media:
+            self._with_media[key] = request
         request.submit(now_s)
         for delta in self._take_early(key):
             request.on_delta(delta, now_s)

@@ -17,24 +17,32 @@ from ....runtime.process.kept_connections import Kind, Packet, receive, send
 from ....shm.connection_records import ConnectionRecords, RecordSizes
 from ....shm.tcp_count import reset
 from .connection import KeptConnection
+from .turns import Turns
 
 log = logging.getLogger(__name__)
 
 ADOPTION_S = 30.0  # for all requests under way to be submitted again
 SUSPECT_S = 1.0  # for one that a gateway may have died of, before the next
 _RETRY_S = 0.01
+_PACKETS = 16  # taken in one turn of the loop
 
 
 class Adoption:
     """All connections that the keeper gives to this gateway."""
 
     def __init__(
-        self, channel: socket.socket, make_handler: Callable[[], web.RequestHandler], on_adopted: Callable[[], None], has_crashed: bool
+        self,
+        channel: socket.socket,
+        make_handler: Callable[[], web.RequestHandler],
+        turns: Turns,
+        on_adopted: Callable[[], None],
+        has_crashed: bool,
     ) -> None:
         """``has_crashed``: the gateway before did, of its work. ``on_adopted`` is called once."""
         self._has_crashed = has_crashed
         self._channel = channel
         self._make_handler = make_handler
+        self._turns = turns
         self._on_adopted: Callable[[], None] | None = on_adopted
         self._loop = asyncio.get_running_loop()
         self._records: ConnectionRecords | None = None
@@ -62,7 +70,7 @@ class Adoption:
         self._channel.close()
 
     def _receive(self) -> None:
-        while True:
+        for _ in range(_PACKETS):
             try:
                 packet = receive(self._channel)
             except BlockingIOError:
@@ -90,6 +98,7 @@ class Adoption:
                 self._records.record(number),
                 connection,
                 self._make_handler(),
+                self._turns,
                 lambda: self._claimed(number),
                 lambda: self._say(Packet(Kind.RELEASE, (number, 0, 0))),
                 has_crashed=self._has_crashed and not self._are_all_here,

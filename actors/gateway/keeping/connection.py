@@ -21,6 +21,7 @@ from ....shm.connection_records import MAX_STATE_BYTES, ConnectionRecord
 from ....shm.tcp_count import bytes_put, bytes_taken
 from ..at_work import Work
 from .state import OpenAnswer, Place, decode_state, encode_state
+from .turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         record: ConnectionRecord,
         connection: socket.socket,
         handler: web.RequestHandler,
+        turns: Turns,
         on_claimed: Callable[[], None],
         on_lost: Callable[[], None],
         has_crashed: bool = False,
@@ -78,6 +80,8 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         self.is_awaited = state.answer is not None or state.strikes > 0  # until it is claimed
         self._record = record
         self._handler = handler
+        self._turns = turns
+        self._has_turn = self._has_asked = False  # for the current request
         self._on_claimed, self._on_lost = on_claimed, on_lost
         self._real: asyncio.Transport | None = None
         self._shown = state.request_at
@@ -171,8 +175,20 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
                 self._next()
             if self._shown >= self._read:
                 return
+            if not self._has_turn:
+                self._ask()
+                return
             self._show(self._next_stop())
         self._feed_soon()  # a body of blank lines must not keep the loop from others
+
+    def _ask(self) -> None:
+        if not self._has_asked:
+            self._has_asked = True
+            self._turns.ask(self._begin)
+
+    def _begin(self) -> None:
+        self._has_turn, self._has_asked = True, False
+        self._feed()
 
     def _feed_soon(self) -> None:
         if not self._is_due:
@@ -214,7 +230,7 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         if self._state.request_at != self._shown:  # a body in chunks, refused before it had come
             self._state.request_at, self._state.closes = self._shown, False
             self._commit(b"")
-        self._payload, self._end = None, None
+        self._payload, self._end, self._has_turn = None, None, False
         self._is_answered = self._may_go_on = self._is_ahead = False
         self._pace()
 

@@ -418,7 +418,8 @@ class Stage:
             model_path=DEFAULT_MODEL,  # of which only grammars know
             generation=1,
             bus=bus,
-            send=bus.send,
+            hold=bus.hold,
+            flush=bus.flush,
             heartbeat=lambda: None,
             ending=False,
             lifeline=SimpleNamespace(is_gone=lambda: False, fd=None),

@@ -550,9 +550,9 @@ def test_the_controller_may_be_away_for_a_while(stage: Any) -> None:
 
         def send(message: Any) -> Any:
             sent.set()
-            return scene.actor.bus.send(message)
+            return scene.actor.bus.hold(message)
 
-        scene.actor.send = send
+        scene.actor.hold = send
         scene.controller.stop()
         waiting = asyncio.create_task(scene.post(scene.chat()))
         await sent.wait()

@@ -110,6 +110,44 @@ def test_bad_frames_are_dropped(tmp_path: Path, controller: ControllerSocket, de
         assert receive_some(controller) == [("video", 1, hello())]
 
 
+def test_held_messages_share_a_transfer_in_their_order(controller: ControllerSocket, decode: ActorSocket) -> None:
+    send_until_gone(decode, hello())
+    receive_some(controller)
+    orders = [messages.Drop(1, row, 1, 1) for row in range(100)]
+    for order in orders:
+        controller.hold("decode", 7, order)
+    controller.hold("decode", 8, orders[0])
+    assert controller.flush() == ["decode"] and controller.flush() == []  # there is no generation 8
+    received = list[object]()
+    while len(received) < 100:
+        received += receive_some(decode)
+    assert received == orders
+    answers = [messages.Dropped(7, row, 1, 1) for row in range(100)]
+    assert all([decode.hold(answer) for answer in answers])
+    assert not decode.receive() and not controller.receive()
+    assert decode.flush()
+    received = []
+    while len(received) < 100:
+        received += receive_some(controller)
+    assert received == [("decode", 7, answer) for answer in answers]
+
+
+def test_what_is_held_says_whether_the_last_has_left(tmp_path: Path) -> None:
+    socket = ActorSocket(tmp_path, "decode", 1)
+    assert socket.flush() and socket.hold(hello())
+    assert not socket.flush() and not socket.hold(hello())
+    socket.close()
+
+
+def test_a_bad_frame_costs_no_other_of_its_transfer(tmp_path: Path, controller: ControllerSocket) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as raw:
+        raw.linger = 0
+        raw.routing_id = b"video:1"
+        raw.connect(f"ipc://{tmp_path / 'bus'}")
+        raw.send_multipart([wire.encode(hello()), b"\xc1", wire.encode(hello(2))])
+        assert receive_some(controller) == [("video", 1, hello()), ("video", 1, hello(2))]
+
+
 def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"limit is 107"):
         ControllerSocket(tmp_path / ("x" * 120))

@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from mmrt.actors.gateway.keeping.adoption import Adoption
+from mmrt.actors.gateway.keeping.turns import Turns
 from mmrt.runtime.process.kept_connections import Kind, Packet, receive, send
 from mmrt.shm.connection_records import ConnectionRecords, RecordSizes
 
@@ -22,7 +23,7 @@ def test_connections_of_no_use_are_released() -> None:
         records.record(2).commit(b"\xff")
         with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
             connection, _ = listener.accept()
-            adoption = Adoption(theirs, lambda: None, adopted.set, False)  # type: ignore[arg-type, return-value]
+            adoption = Adoption(theirs, lambda: None, Turns(), adopted.set, False)  # type: ignore[arg-type, return-value]
             adoption.begin()
             assert receive(ours) == Packet(Kind.ADOPT)
             send(ours, Packet(Kind.RECORDS, tuple(SIZES), records.descriptor))  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from mmrt.actors.gateway.answers.answer_record import AnswerRecord
 from mmrt.actors.gateway.connections import Connections, Runner
 from mmrt.actors.gateway.keeping.connection import MAX_SHOWN, KeptConnection
 from mmrt.actors.gateway.keeping.state import ConnectionState, OpenAnswer, Place, RecordError, decode_state, encode_state
+from mmrt.actors.gateway.keeping.turns import Turns
 from mmrt.shm.connection_records import ConnectionRecords, RecordSizes, Workplace
 from mmrt.tests.settings import examples
 
@@ -65,7 +66,7 @@ async def serve(record: ConnectionRecords, connection: socket.socket, ready: int
     runner = Runner(app, Connections(10), handler_cancellation=True, access_log=None)
     await runner.setup()
     lost = asyncio.Event()
-    kept = KeptConnection(record.record(0), connection, runner.server(), lambda: None, lost.set)
+    kept = KeptConnection(record.record(0), connection, runner.server(), Turns(), lambda: None, lost.set)
     connection.setblocking(False)
     await asyncio.get_running_loop().connect_accepted_socket(lambda: kept, connection)
     os.write(ready, b"!")
@@ -235,7 +236,7 @@ def test_an_answer_larger_than_its_record_is_whole_unless_its_gateway_dies() -> 
     kept.until(b"\r\n\r\n")
     kept.kill()
     with pytest.raises(RecordError, match="bytes were sent"):
-        KeptConnection(kept.records.record(0), kept.connection, None, lambda: None, lambda: None)  # type: ignore[arg-type]
+        KeptConnection(kept.records.record(0), kept.connection, None, None, lambda: None, lambda: None)  # type: ignore[arg-type]
     kept.close()
 
 
@@ -316,7 +317,7 @@ def test_a_request_at_work_in_two_crashes_is_given_up(kept: Kept) -> None:
     kept.answer()
     kept.client.sendall(post(b"poison")[:30])
     kept.kill(0.05)
-    record, ignored = kept.records.record(0), ([None], lambda: None, lambda: None)
+    record, ignored = kept.records.record(0), ([None], None, lambda: None, lambda: None)
 
     def strikes(place: Workplace | None, has_crashed: bool) -> int:
         if place is not None:
@@ -358,7 +359,7 @@ def test_an_answer_of_too_many_requests_to_record_begins_anew_and_nobody_waits_f
     kept.kill()
     record, claimed = kept.records.record(0), list[int]()
     record.commit(encode_state(ConnectionState(answer=OpenAnswer("id", 1, 1.0, []))))
-    connection = KeptConnection(record, kept.connection, None, lambda: claimed.append(1), lambda: None)  # type: ignore[arg-type]
+    connection = KeptConnection(record, kept.connection, None, None, lambda: claimed.append(1), lambda: None)  # type: ignore[arg-type]
     answer = AnswerRecord(SimpleNamespace(transport=connection), "x-", 5.0)  # type: ignore[arg-type]
     answer.open(1, lambda: 7)
     assert claimed == [1] and answer.request(0)[0] == 7 and not answer.shown
@@ -379,7 +380,7 @@ def test_a_record_that_does_not_fit_is_refused(kept: Kept) -> None:
     ):
         record.commit(encode_state(wrong))
         with pytest.raises(RecordError, match="bytes were (sent|received)"):
-            KeptConnection(record, kept.connection, None, lambda: None, lambda: None)  # type: ignore[arg-type]
+            KeptConnection(record, kept.connection, None, None, lambda: None, lambda: None)  # type: ignore[arg-type]
     for data in (b"\xff", encode_state(ConnectionState(format=99))):
         with pytest.raises(RecordError, match="cannot be read|format 99"):
             decode_state(data)
@@ -396,7 +397,7 @@ def test_one_connection_leaves_the_loop_to_others_and_its_record_once_it_is_lost
             shown[-1] += 1
 
         handler.data_received = count
-        connection = KeptConnection(record, kept.connection, handler, lambda: None, lost.set)  # type: ignore[arg-type]
+        connection = KeptConnection(record, kept.connection, handler, Turns(), lambda: None, lost.set)  # type: ignore[arg-type]
         kept.connection.setblocking(False)
         await loop.connect_accepted_socket(lambda: connection, kept.connection.dup())
         kept.client.sendall(b"\r\n\r\n" * 1000)
