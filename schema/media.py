@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 MediaKind = Literal["image", "video", "audio"]
+AUTO_SHARE = 0.0
 _Count = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 
@@ -17,6 +18,7 @@ class MediaOptions(msgspec.Struct, frozen=True, array_like=True):
 
     ``fps`` is the rate at which frames are sampled, ``min_frames`` and ``max_frames`` bound how many; ``min_pixels`` and
     ``max_pixels`` bound the area that a picture or each frame is resized to. ``use_audio_in_video``: the sound track counts, too.
+    ``token_share``: of the tokens that a picture or video would have, so many at most (VL9); AUTO_SHARE: as the load says.
     """
 
     fps: float | None = None
@@ -25,6 +27,12 @@ class MediaOptions(msgspec.Struct, frozen=True, array_like=True):
     min_pixels: int | None = None
     max_pixels: int | None = None
     use_audio_in_video: bool = False
+    token_share: float = 1.0
+
+    @property
+    def known_share(self) -> float:
+        """``token_share``, 1 while the load has not been asked."""
+        return self.token_share or 1.0
 
 
 class View(msgspec.Struct, frozen=True, array_like=True):

@@ -18,6 +18,7 @@ def stats_of(state: ControllerState, before: StatsSnapshot, policy: PolicyReport
         plans=len(state.plans),
         rows_left=sum([request.rows_left for request in state.requests.values()]),
         tokens_left=sum([request.tokens_left for request in state.requests.values()]),
+        work_left_s=_work_left_s(state),
         admitted_total=before.admitted_total + totals.admitted,
         finished_total=before.finished_total + totals.finished,
         failed_total=before.failed_total + totals.failed,
@@ -44,3 +45,18 @@ def stats_of(state: ControllerState, before: StatsSnapshot, policy: PolicyReport
         broken={outage.actor: outage.reason for outage in state.outages.values()},
         policy=policy,
     )
+
+
+def _work_left_s(state: ControllerState) -> float:
+    """Return the seconds of encoding and prefill until all requests have their first token, with one instance of each at work. Pictures
+    that are not analysed count by the pixels that they say they have."""
+    rows = new_rows = tokens = 0
+    limits = state.limits
+    for request in state.requests.values():
+        rows, tokens = rows + request.rows_left, tokens + request.tokens_left
+        if not request.record.prepared:
+            pixels = [min(max(item.num_pixels, 0), limits.most_pixels) * item.options.known_share for item in request.spec.items]
+            new_rows += int(sum(pixels)) // limits.row_pixels
+    rows, tokens = rows + new_rows, tokens + new_rows // limits.rows_per_token
+    encode, prefill = state.facts.encode, state.facts.prefill
+    return (encode.seconds(rows) if rows else 0.0) + (prefill.seconds(tokens) if tokens else 0.0)

@@ -6,6 +6,7 @@ from functools import partial
 from ...models.architecture import ModelConfig
 from ...models.families.item_check import fault_of
 from ...models.families.registry import family_of
+from ...models.media_config import VisionRules
 from ...runtime.config.runtime_config import RuntimeConfig, is_policy_file
 from ...runtime.config.sections import ObjectiveSection
 from ...runtime.controller.scheduling.budgets import tbt_rule
@@ -25,6 +26,7 @@ from ...schema.media import MediaSpan
 def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -> Limits:
     """Derive the machine's limits from the layout of this run's memory, the model and the configuration."""
     policy = config.scheduling.policy
+    rules = model.vision_rules or VisionRules()
     stages = [frozenset(map(stage_of, together)) for together in config.processes.values()]
     return Limits(
         policy="unified" if is_policy_file(policy) else policy,  # until the file is loaded
@@ -57,6 +59,8 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -
         prefill_budget=config.scheduling.prefill_budget_tokens,
         encode_budget=config.scheduling.encode_budget_tokens,
         rows_per_token=model.rows_per_token(),
+        row_pixels=rules.patch_size**2,
+        most_pixels=rules.max_pixels if model.vision_rules is not None else 0,
         embedding_cache=config.memory.embedding_cache,
         prefix_cache=config.memory.prefix_cache,
         positions=partial(_positions, model),

@@ -43,9 +43,9 @@ from ...shm.sequence_table import SequenceTable
 from ...shm.status import ActorState, ActorTable
 from ..host.actor import Actor
 from ..host.garbage import Garbage, collect_when_quiet
-from ..host.media_rules import for_run
-from .answers.client_request import Link
+from ..host.media_rules import for_run, share_under
 from .answers.flight import GatewayFlight
+from .answers.link import Link
 from .answers.requests import RequestRegistry
 from .answers.token_table import TokenTable
 from .apis.completions import Completions, shutting_down
@@ -161,6 +161,7 @@ class GatewayServer:
             server=actor.config.server,
             grammars=self._grammars,
             fetches=self._fetches,
+            share_now=lambda: share_under(stats.read().work_left_s, actor.config.slo.image.ttft_ms / 1000),
             fingerprint=f"mmrt-{__version__}",
             tracing=tracing,
         )
@@ -186,8 +187,7 @@ class GatewayServer:
         )
         self._following: list[asyncio.Task[None]] = []  # files of the configuration
         self._num_orders = 0  # to end
-        self._is_sending = False
-        self._is_handing_over = False
+        self._is_sending = self._is_handing_over = False
         self._expire_at_s = 0.0
         self._end_s = math.inf  # until when running requests may finish
         self._bell = Listener(actor.run, "gateway")

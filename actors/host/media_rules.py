@@ -8,9 +8,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ...models.architecture import ModelConfig
+from ...models.families.registry import family_of
 from ...models.media_config import VisionRules
 from ...runtime.config.sections import MIN_FPS, MediaSection
-from ...schema.media import MediaKind, MediaOptions
+from ...schema.media import ItemShape, MediaKind, MediaOptions
 
 
 class Range(NamedTuple):
@@ -18,6 +19,9 @@ class Range(NamedTuple):
 
     least: float
     most: float
+
+
+SHARES = Range(0.05, 1.0)
 
 
 def for_run(model: ModelConfig, media: MediaSection) -> ModelConfig:
@@ -31,22 +35,53 @@ def for_run(model: ModelConfig, media: MediaSection) -> ModelConfig:
 def for_medium(model: ModelConfig, options: MediaOptions) -> ModelConfig:
     """The run's rules with one medium's options; no option raises a medium's greatest cost.
 
-    A lower bound gives way to an upper one below it: otherwise a medium under ``max_pixels`` would be enlarged beyond it.
+    A lower bound gives way to an upper one below it: otherwise a medium under ``max_pixels`` would be enlarged beyond it. Of a video
+    ``token_share`` takes frames; of a picture ``image_of_share`` takes pixels, once its size is known.
     """
     rules = model.vision_rules
     if rules is None:
         return model
+    fps = rules.fps if options.fps is None else min(rules.fps, options.fps)
+    min_frames = _lower(rules.min_frames, options.min_frames, rules.max_frames, options.max_frames)
+    max_frames = _least(rules.max_frames, options.max_frames)
+    if (share := options.known_share) < 1:
+        fps = max(MIN_FPS, fps * share)
+        min_frames = max(1, round(min_frames * share))
+        max_frames = max(min(max_frames, rules.temporal_patch_size), round(max_frames * share))
     narrowed = replace(
         rules,
-        fps=rules.fps if options.fps is None else min(rules.fps, options.fps),
-        min_frames=_lower(rules.min_frames, options.min_frames, rules.max_frames, options.max_frames),
-        max_frames=_least(rules.max_frames, options.max_frames),
+        fps=fps,
+        min_frames=min_frames,
+        max_frames=max_frames,
         min_pixels=_lower(rules.min_pixels, options.min_pixels, rules.max_pixels, options.max_pixels),
         max_pixels=_least(rules.max_pixels, options.max_pixels),
         video_min_pixels=_lower(rules.video_min_pixels, options.min_pixels, rules.video_max_pixels, options.max_pixels),
         video_max_pixels=_least(rules.video_max_pixels, options.max_pixels),
     )
     return replace(model, vision_rules=narrowed)
+
+
+def image_of_share(model: ModelConfig, height: int, width: int, share: float) -> ItemShape:
+    """Return the shape of a picture of this size with at most this share of the tokens that it would have, by fewer pixels (VL9): one
+    token at least, and as many as ever where the family gives all pictures as many."""
+    item = family_of(model).image_item(model, height, width)
+    rules = model.vision_rules
+    if share >= 1 or rules is None:
+        return item
+    _, rows, columns = item.grid
+    token = (rules.patch_size * rules.merge_size) ** 2
+    most = max(token, int(rows * columns * rules.patch_size**2 * share))
+    fewer = replace(rules, max_pixels=most, min_pixels=min(rules.min_pixels, token))  # nothing is enlarged, not even to the share
+    return family_of(model).image_item(replace(model, vision_rules=fewer), height, width)
+
+
+def share_under(waiting_s: float, objective_s: float) -> float:
+    """Return the share of its tokens that a medium gets under load (VL9), a power of two, so that caches know it again. ``waiting_s``:
+    of encoding and prefill that wait before it. ``objective_s``: of the time to its first token."""
+    for share, patience in ((1.0, 0.5), (0.5, 1.0)):
+        if waiting_s <= patience * objective_s:
+            return share
+    return 0.25
 
 
 def _lower(mine: int, asked: int | None, *upper: int | None) -> int:
@@ -66,13 +101,14 @@ def option_ranges(rules: VisionRules) -> dict[MediaKind, dict[str, Range]]:
         return Range(min(least, most), most)
 
     return {
-        "image": {"min_pixels": upto(rules.max_pixels, token), "max_pixels": upto(rules.max_pixels, token)},
+        "image": {"min_pixels": upto(rules.max_pixels, token), "max_pixels": upto(rules.max_pixels, token), "token_share": SHARES},
         "video": {
             "fps": upto(rules.fps, MIN_FPS),
             "min_frames": upto(rules.max_frames, 1),
             "max_frames": upto(rules.max_frames, rules.temporal_patch_size),
             "min_pixels": upto(rules.video_max_pixels, token),
             "max_pixels": upto(rules.video_max_pixels, token),
+            "token_share": SHARES,
         },
         "audio": {},
     }

@@ -31,7 +31,8 @@ from ...media.views import Views
 from ...models.architecture import ModelConfig
 from ...models.families.registry import family_of
 from ...runtime.config.sections import MAX_FPS, MIN_FPS
-from ...schema.media import ItemShape, MediaKind, View
+from ...schema.media import ItemShape, MediaKind, MediaOptions, View
+from ..host.media_rules import image_of_share
 
 _INDEX_BYTES = 64  # for each packet of a video: where it is, and when its frame is shown
 KEPT_BYTES = 32 << 20  # of frames at their target size that came as pictures: those of a video with more are decoded twice
@@ -58,12 +59,19 @@ class OpenImage:
     """A picture at its target sizes."""
 
     def __init__(
-        self, reader: Reader, config: ModelConfig, limits: MediaLimits, budget: TimeBudget, jpeg_decoder: JpegDecoder | None = None
+        self,
+        reader: Reader,
+        config: ModelConfig,
+        limits: MediaLimits,
+        budget: TimeBudget,
+        jpeg_decoder: JpegDecoder | None = None,
+        token_share: float = 1.0,
     ) -> None:
         assert config.vision_rules is not None
         self._rules = config.vision_rules
         frame = decode_image(reader, limits, budget, jpeg_decoder)
-        self.item = family_of(config).image_item(config, *frame.shape[:2])
+        height, width = frame.shape[:2]
+        self.item = image_of_share(config, height, width, token_share)
         _, h, w = self.item.grid
         whole = View(((h * self._rules.patch_size, w * self._rules.patch_size),))
         self._views = [segment.views or (whole,) for segment in self.item.segments]
@@ -151,14 +159,16 @@ class OpenFrames:
         limits: MediaLimits,
         budget: TimeBudget,
         jpeg_decoder: JpegDecoder | None = None,
+        token_share: float = 1.0,
     ) -> None:
         assert config.vision_rules is not None
         self._frames, self._reader, self._limits, self._budget, self._jpeg_decoder = frames, reader, limits, budget, jpeg_decoder
         count, rules = len(frames.places), config.vision_rules
         if not MIN_FPS <= frames.rate <= MAX_FPS:
             raise MediaError(f"the rate of frames is {frames.rate:g} a second, allowed are {MIN_FPS:g} to {MAX_FPS:g}", 400)
-        if count > rules.max_frames:
-            sampled = replace(config, vision_rules=replace(rules, fps=frames.rate))
+        if count > (most := min(rules.max_frames, max(rules.temporal_patch_size, round(count * token_share)))):
+            few = replace(rules, fps=frames.rate, max_frames=most, min_frames=min(rules.min_frames, most))
+            sampled = replace(config, vision_rules=few)
             self._wanted = family_of(config).sample_frames(sampled, count, frames.rate).tolist()
         else:
             self._wanted = list(range(count))
@@ -263,26 +273,27 @@ def open_item(
     limits: MediaLimits,
     budget: TimeBudget,
     pool: DecodingPool,
-    use_audio_in_video: bool = False,
+    options: MediaOptions = MediaOptions(),  # noqa: B008
     ahead: bool = True,
     jpeg_decoder: JpegDecoder | None = None,
 ) -> OpenItem:
-    """Analyse an item; videos are decoded by the pool, ``ahead`` of what is asked for, JPEGs by the decoder if it takes them.
+    """Analyse an item by the rules of ``config``, which ``for_medium`` has made of the same ``options``. The pool decodes videos,
+    ``ahead`` of what is asked for, the decoder those JPEGs that it takes.
 
     Raises: MediaError, or UnsupportedMediaError if the model cannot take it.
     """
-    kinds: tuple[MediaKind, ...] = ("video", "audio") if use_audio_in_video else (kind,)
+    kinds: tuple[MediaKind, ...] = ("video", "audio") if options.use_audio_in_video else (kind,)
     for needed in kinds:
         if needed not in config.media_kinds:
             raise MediaError(f"this model takes no {needed}", 400)
     match kind:
         case "image":
-            return OpenImage(reader, config, limits, budget, jpeg_decoder)
+            return OpenImage(reader, config, limits, budget, jpeg_decoder, options.known_share)
         case "audio":
             return OpenAudio(reader, config, limits, budget)
         case "video" if (frames := read_frames(reader)) is not None:
-            return OpenFrames(frames, reader, config, limits, budget, jpeg_decoder)
-        case "video" if use_audio_in_video:
+            return OpenFrames(frames, reader, config, limits, budget, jpeg_decoder, options.known_share)
+        case "video" if options.use_audio_in_video:
             return OpenVideoWithSound(reader, config, limits, budget, pool, ahead)
         case "video":
             return OpenVideo(reader, config, limits, budget, pool, ahead)

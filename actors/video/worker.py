@@ -246,12 +246,12 @@ class VideoWorker:
         if entry is None:
             self._media.check(plan.source.pages, plan.source.generations)
             reader = self._media.reader(plan.source.pages, plan.media.num_bytes)
-            model = for_medium(self._model, plan.media.options)
+            options = plan.media.options
+            model = for_medium(self._model, options)
             budget = TimeBudget(SMALL_S, time.thread_time) if self._yields else TimeBudget(self._timeout_s)
             with budget.running():
-                sound = plan.media.options.use_audio_in_video
                 limits = replace(self._limits, said_pixels=plan.media.num_pixels)
-                opened = open_item(plan.media.kind, reader, model, limits, budget, self._pool, sound, self._ahead, self._jpeg_decoder)
+                opened = open_item(plan.media.kind, reader, model, limits, budget, self._pool, options, self._ahead, self._jpeg_decoder)
             entry = _Entry(opened, budget, plan)
             self._open[key] = entry
         self._open.move_to_end(key)

@@ -175,17 +175,19 @@ class Queued(Wire, frozen=True):
 class Prepared(Wire, frozen=True):
     """Analysis is done and the request fits: response headers may go out. ``num_cached_tokens``: of the prompt, those whose KV pages
     were found in the cache; -1 before the request has KV pages. It is sent again when it gets them. ``num_sound_frames``: mel frames
-    of its sounds."""
+    of its sounds. ``media_share``: the least share of tokens that one of its pictures or videos has."""
 
     epoch: int
     key: int
     num_prompt_tokens: int
     num_cached_tokens: int = 0
     num_sound_frames: int = 0
+    media_share: float = 1.0
 
 
 class Computed(Wire, frozen=True):
-    """The prompt of a request without an answer is prefilled, and what it asks for lies in its row. Answer Delivered."""
+    """The prompt of a request without an answer is prefilled, and what it asks for lies in its row. Answer Delivered.
+    ``media_share``: as of Prepared."""
 
     epoch: int
     key: int
@@ -193,6 +195,7 @@ class Computed(Wire, frozen=True):
     row_generation: int
     num_prompt_tokens: int
     num_cached_tokens: int
+    media_share: float = 1.0
 
 
 class Failed(Wire, frozen=True):

@@ -13,6 +13,8 @@ from .fetch import FetchSection
 POLICY_NAMES = ("unified", "stage_level", "overlap", "slack", "weighted", "monolithic", "split", "auto")
 FLOAT32_WEIGHTS = ("float32", "float16")  # formats of weights that are multiplied in float32 alone
 MAX_FPS = 1000
+AUTO = "auto"
+TokenShare = Annotated[float, Meta(ge=0.05, le=1)] | Literal["auto"]
 MIN_FPS = 0.01  # seconds per temporal patch are a factor of positions, which must not grow without bound
 
 HostName = Annotated[str, Meta(pattern=r"^(\*|[A-Za-z0-9._-]+)$")]
@@ -85,6 +87,7 @@ class MediaSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_frames: Positive = 256  # sampled frames per video
     fps: Annotated[float, Meta(ge=MIN_FPS, le=MAX_FPS)] = 2.0
     max_audio_s: Seconds = 600.0
+    token_share: TokenShare = 1.0  # of the tokens of pictures and videos; auto: fewer under load
     item_timeout_s: Seconds = 60.0
     gpu_decoding: bool = False  # by the video units of GPUs, in a run on CUDA
     gpu_jpegs: bool = False  # by the JPEG units of the GPU, likewise: pixels differ by a few levels

@@ -133,9 +133,22 @@ def test_an_image_of_fewer_pixels(server: Server, oracle: Oracle) -> None:
     )
 
 
+def test_a_picture_with_a_quarter_of_its_tokens(server: Server, oracle: Oracle) -> None:
+    """VL9: those of transformers with as many pixels, and the usage says the share. An idle run leaves all tokens to ``auto``."""
+    pixels = picture(4, 300, 400)
+    part, words = image_part(pixels), text("What is it?")
+    media = Media(images=[pixels], image_pixels=(28 * 28, 11 * 14 * 28 * 28 // 4))
+    check(server, oracle, [{**part, "token_share": 0.25}, words], media)
+    check(server, oracle, [{**part, "token_share": "auto"}, words], Media(images=[pixels]))
+    for share, expected in ((0.25, 0.25), ("auto", None)):
+        *_, last = server.stream([{**part, "token_share": share}, words], max_tokens=1, stream_options={"include_usage": True})
+        assert (last.usage.prompt_tokens_details.model_extra or {}).get("media_share") == expected
+
+
 @pytest.mark.parametrize(
     ("options", "wanted", "fps"),
     [
+        ({"token_share": 0.5}, sample(40, 8, 1.0), 1.0),
         ({"fps": 1.0}, sample(40, 8, 1.0), 1.0),
         ({"max_frames": 6}, sample(40, 8, max_frames=6), 2.0),
         ({"fps": 0.5, "min_frames": 2, "max_pixels": 30_000, "min_pixels": 784}, [0, 20], 0.5),

@@ -12,7 +12,8 @@ from aiohttp import web
 from ....runtime.errors import RequestError
 from ..keeping.connection import KeptConnection
 from ..keeping.state import OpenAnswer, Place
-from .client_request import ClientRequest, Keeping
+from .client_request import ClientRequest
+from .link import Keeping
 
 
 def is_shown(http: web.Request) -> bool:

@@ -24,13 +24,20 @@ from .token_table import Tokens
 
 class Usage(NamedTuple):
     """Tokens of the prompts, of all choices together, and, of the prompts, those whose KV pages were in the prefix cache; of the
-    choices, those of thoughts, with what came along with their ends; frames of the prompts' sounds."""
+    choices, those of thoughts, with what came along with their ends; frames of the prompts' sounds. ``media_share``: the least share
+    of its tokens that a picture or video has; less than 1 where the request asked for it, or the load did (VL9)."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     thought_tokens: int = 0
     sound_frames: int = 0
+    media_share: float = 1.0
+
+    @property
+    def of_media(self) -> dict[str, float]:
+        """``media_share`` as answers say it, where media have fewer tokens than they would."""
+        return {"media_share": self.media_share} if self.media_share < 1 else {}
 
 
 class Ending(NamedTuple):
@@ -268,7 +275,8 @@ def usage_of(choices: Sequence[Choice]) -> Usage:
         sum(counts) for counts in zip(*[(c.num_tokens, c.num_thought_tokens) for c in choices], strict=True)
     )
     num_sound_frames = sum([request.num_sound_frames for request in prompts])
-    return Usage(num_prompt_tokens, num_tokens, num_cached_tokens, num_thought_tokens, num_sound_frames)
+    share = min([request.media_share for request in prompts])
+    return Usage(num_prompt_tokens, num_tokens, num_cached_tokens, num_thought_tokens, num_sound_frames, share)
 
 
 def error_of(choices: Sequence[Choice]) -> RequestError | None:

@@ -10,7 +10,6 @@ knows neither HTTP nor sockets nor clocks: messages leave through ``Link.send``,
 import enum
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
 
 from ....runtime.bus.messages import (
     Cancel,
@@ -34,8 +33,8 @@ from ....runtime.bus.messages import (
 from ....runtime.errors import RequestError
 from ....shm.errors import StalePage, StaleRow
 from ..keeping.state import Place
-from .findings import Findings, TokenReader
-from .flight import GatewayFlight
+from .findings import Findings
+from .link import Keeping, Link
 
 log = logging.getLogger(__name__)
 
@@ -50,31 +49,6 @@ MAX_PENDING_BYTES = 1 << 20
 CLIENT_GONE = 499  # never sent: no client is left to read it
 
 ControllerAnswer = Queued | Granted | Prepared | Computed | Failed | Released | Unknown
-
-
-class MediaPool(Protocol):
-    """The part of a page pool that requests need."""
-
-    def check(self, pages: Sequence[int], generations: Sequence[int]) -> None: ...
-    def write_bytes(self, pages: Sequence[int], data: bytes) -> None: ...
-
-
-class Link(NamedTuple):
-    """Shared by the requests of one gateway generation: the way to the controller, media pages, flight recorder, the table's tokens."""
-
-    generation: int
-    send: Callable[[ToController], bool]
-    pool: MediaPool
-    flight: GatewayFlight
-    tokens: TokenReader
-
-
-class Keeping(NamedTuple):
-    """Of a request that another gateway could go on with: the controller is told of its end only by ``release``. ``on_known``: is
-    called once the controller has answered, or the request is over. ``place``: how far a gateway before has shown it."""
-
-    on_known: Callable[[], None]
-    place: Place = Place()
 
 
 class RequestStage(enum.Enum):
@@ -106,6 +80,7 @@ class ClientRequest:
         self.stage = RequestStage.SUBMITTED
         self.num_prompt_tokens: int | None = None
         self.num_cached_tokens = -1  # of the prompt; -1: not known yet
+        self.media_share = 1.0
         self.num_sound_frames = 0  # of the prompt's sounds
         self.num_tokens = 0
         self.finish: FinishReason | None = None
@@ -283,7 +258,8 @@ class ClientRequest:
         return True
 
     def _on_prepared(self, prepared: Prepared, now_s: float) -> None:
-        self.num_prompt_tokens, self.num_sound_frames = prepared.num_prompt_tokens, prepared.num_sound_frames
+        self.num_prompt_tokens, self.media_share = prepared.num_prompt_tokens, prepared.media_share
+        self.num_sound_frames = prepared.num_sound_frames
         self.num_cached_tokens = max(self.num_cached_tokens, prepared.num_cached_tokens)  # an older one may come later
         if self.granted_s is None:  # without media there is nothing to fill
             self.granted_s = now_s
@@ -307,6 +283,7 @@ class ClientRequest:
             self._fail_internally(f"what its prefill has found out cannot be read: {error}", now_s)
             return
         self.num_prompt_tokens, self.num_cached_tokens = computed.num_prompt_tokens, computed.num_cached_tokens
+        self.media_share = computed.media_share
         if self.granted_s is None:
             self.granted_s = now_s
         self.finish, self.finished_s = "stop", now_s

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from ....runtime.bus.messages import Cancel, Delivered, Delta, Failed, Released, RequestSpec, ToActor, Unknown
 from ....runtime.errors import RequestError
-from .client_request import ClientRequest, ControllerAnswer, Keeping, Link, RequestStage
+from .client_request import ClientRequest, ControllerAnswer, RequestStage
+from .link import Keeping, Link
 
 log = logging.getLogger(__name__)
 

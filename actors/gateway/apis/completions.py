@@ -23,6 +23,7 @@ from ....models.text.tool_calls import CallReader
 from ....runtime.bus.messages import Generation, RequestSpec
 from ....runtime.config.sections import ServerSection
 from ....runtime.errors import RequestError
+from ....schema.media import AUTO_SHARE
 from ..answers.answer_format import AnswerFormat, WrittenAnswer
 from ..answers.answer_record import AnswerRecord, is_shown
 from ..answers.choices import Choice, Usage, best_of, error_of, specs_of, usage_of
@@ -36,7 +37,7 @@ from ..keeping.connection import reset
 from ..keys.api_keys import salt_of, spend_tokens
 from ..reading.bodies import BodyReader
 from ..reading.forms import Form
-from ..reading.media import Medium
+from ..reading.media import Medium, shared
 from ..reading.prompt import Prompt, PromptBuilder
 from ..reading.validation import TEXT_TOKENS, ChatRequest, Limits, TextRequest, read_chat, read_detokenize, read_text, read_tokenize
 from ..watching.metrics import Metrics
@@ -78,6 +79,7 @@ class Completions:
         fingerprint: str,
         grammars: GrammarChecks,
         fetches: FetchClient,
+        share_now: Callable[[], float],
         tracing: "Tracing | None" = None,
     ) -> None:
         self._limits = limits
@@ -88,6 +90,7 @@ class Completions:
         self._fingerprint = fingerprint
         self._grammars = grammars
         self._tracing = tracing
+        self._share_now = share_now
         self.bodies = BodyReader(server.max_body_mib << 20, lambda: registry.num_media_bytes)
         self._remote = RemoteMedia(fetches, limits.media, self.bodies.hold)
         self._prefills = Prefills(registry, metrics, server, tracing)
@@ -196,10 +199,11 @@ class Completions:
         return msgspec.structs.replace(asked, conversation=asked.conversation._replace(media=media))
 
     async def _fetched_media(self, media: tuple[Medium, ...]) -> tuple[Medium, ...]:
+        """Return the media with what is to be fetched, and with a share of tokens."""
         began_s, filled = time.monotonic(), await self._remote.fill(media)
         if filled is not media:
             self._metrics.on_fetched(time.monotonic() - began_s)
-        return filled
+        return shared(filled, self._share_now()) if any(medium.options.token_share == AUTO_SHARE for medium in filled) else filled
 
     def tick(self, now_s: float) -> None:
         """Every 0.1 s or so: wake streams that owe their client a sign of life, and drop clients that do not read."""

@@ -71,6 +71,7 @@ class Found(NamedTuple):
     vector: NDArray[np.float64] | None
     num_prompt_tokens: int
     num_cached_tokens: int
+    media_share: float
 
 
 def check_num_tokens(num_tokens: int, max_context: int, field: str) -> None:
@@ -147,11 +148,12 @@ def _spec_of(spec: RequestSpec, row: int, prompt: PromptRow) -> RequestSpec:
 def _found(request: ClientRequest) -> Found:
     prompt = request.findings.prompt
     logprob = 0.0 if prompt is None else float(prompt.logprobs.own.clip(LEAST).sum(dtype=np.float64))
-    return Found(logprob, request.findings.vector, request.prompt_tokens(), max(0, request.num_cached_tokens))
+    return Found(logprob, request.findings.vector, request.prompt_tokens(), max(0, request.num_cached_tokens), request.media_share)
 
 
 def _usage(rows: Sequence[PromptRow], found: Mapping[int, Found]) -> Usage:
     counted = [at for at in found if rows[at].is_counted]
     num_scored = sum(len(rows[at].scored) for at in found if not rows[at].is_counted)
     num_prompt_tokens = num_scored + sum(found[at].num_prompt_tokens for at in counted)
-    return Usage(num_prompt_tokens, 0, sum(found[at].num_cached_tokens for at in counted))
+    share = min([found[at].media_share for at in found], default=1.0)
+    return Usage(num_prompt_tokens, 0, sum(found[at].num_cached_tokens for at in counted), media_share=share)

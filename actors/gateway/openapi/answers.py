@@ -9,6 +9,7 @@ from ..reading.fields import BOOLEAN, OBJECT, STRING, Schema
 
 INTEGER: Schema = {"type": "integer"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
+SHARE: Schema = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
 NUMBER: Schema = {"type": "number"}
 OBJECT_OR_NULL: Schema = {"type": ["object", "null"]}
 STRING_OR_NULL: Schema = {"type": ["string", "null"]}
@@ -60,7 +61,7 @@ _USAGE = object_of(
     prompt_tokens=COUNT,
     completion_tokens=COUNT,
     total_tokens=COUNT,
-    prompt_tokens_details=object_of(cached_tokens=COUNT),
+    prompt_tokens_details=object_of({"media_share": SHARE}, cached_tokens=COUNT),
 )
 _CALL = object_of(id=STRING, type=constant("function"), function=object_of(name=STRING, arguments=STRING))
 _OF_MESSAGE = {"reasoning_content": STRING, "tool_calls": array(_CALL)}
@@ -134,7 +135,7 @@ RESPONSE = object_of(
     output=array({"anyOf": [_SAID, _THOUGHTS, _CALLED]}),
     usage=object_of(
         input_tokens=COUNT,
-        input_tokens_details=object_of(cached_tokens=COUNT, cache_write_tokens=COUNT),
+        input_tokens_details=object_of({"media_share": SHARE}, cached_tokens=COUNT, cache_write_tokens=COUNT),
         output_tokens=COUNT,
         output_tokens_details=object_of(reasoning_tokens=COUNT),
         total_tokens=COUNT,
@@ -177,7 +178,13 @@ MESSAGE = object_of(
     content=array({"anyOf": [object_of(type=constant("text"), text=STRING), _THINKING, _USE]}),
     stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]},
     stop_sequence=STRING_OR_NULL,
-    usage=object_of(input_tokens=COUNT, cache_creation_input_tokens=COUNT, cache_read_input_tokens=COUNT, output_tokens=COUNT),
+    usage=object_of(
+        {"media_share": SHARE},
+        input_tokens=COUNT,
+        cache_creation_input_tokens=COUNT,
+        cache_read_input_tokens=COUNT,
+        output_tokens=COUNT,
+    ),
 )
 INPUT_TOKENS = object_of(input_tokens=COUNT)
 
@@ -186,7 +193,7 @@ def _ollama(_optional: dict[str, Schema] | None = None, /, **content: Schema) ->
     head = {"model": STRING, "created_at": STRING, **content, "done": constant(True)}
     loaded = object_of(**head, done_reason=constant("load"))
     answered = object_of(
-        {"logprobs": array(OBJECT), **(_optional or {})},
+        {"logprobs": array(OBJECT), "media_share": SHARE, **(_optional or {})},
         **head,
         done_reason={"enum": ["stop", "length"]},
         total_duration=COUNT,

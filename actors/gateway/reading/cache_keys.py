@@ -10,13 +10,19 @@ _NUM_SALT_BYTES = 16
 
 
 def content_key(kind: MediaKind, options: MediaOptions, data: bytes) -> bytes:
-    """Return the sha-256 of a medium: its compressed bytes as sent, its kind and its options.
+    """Return the sha-256 of a medium: its compressed bytes as sent, its kind and its options; a share of tokens that is still unknown
+    counts as all.
 
     It holds the bytes, not the pixels: two pictures of equal pixels and different sizes cannot be taken for one (CVE-2025-46722).
     """
-    digest = hashlib.sha256(msgspec.msgpack.encode((kind, options)))
+    digest = hashlib.sha256(msgspec.msgpack.encode((kind, msgspec.structs.replace(options, token_share=1.0))))
     digest.update(data)
-    return digest.digest()
+    return key_of_share(digest.digest(), options.known_share)
+
+
+def key_of_share(key: bytes, share: float) -> bytes:
+    """Return the key of a medium with this share of its tokens, from that with all of them."""
+    return key if share == 1 else hashlib.sha256(key + msgspec.msgpack.encode(share)).digest()
 
 
 def key_salt(digest: bytes, own: str | None = None) -> bytes:

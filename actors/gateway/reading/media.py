@@ -10,13 +10,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from ....media import header
 from ....media.frames import is_packed, pack_frames
 from ....runtime.bus.messages import MediaItem
 from ....runtime.config.sections import MediaSection
 from ....runtime.errors import RequestError
-from ....schema.media import MediaKind, MediaOptions
-from .cache_keys import content_key
+from ....schema.media import AUTO_SHARE, MediaKind, MediaOptions
+from .cache_keys import content_key, key_of_share
 from .data_urls import MAX_MIME_CHARS, DataUrl, decode_base64, decode_percents, most_bytes, read_head
 from .field_rules import settle
 from .field_table import media as table
@@ -76,6 +78,7 @@ class MediaIntake:
         self.media: list[Medium] = []
         self._kinds = kinds
         self._limits = limits
+        self._share = AUTO_SHARE if isinstance(limits.token_share, str) else limits.token_share
         self._options = options
         self._family = family
 
@@ -170,9 +173,9 @@ class MediaIntake:
             mime, pieces, is_list = self._pieces_of(kind, value, path, mime, is_base64)
         self._check_fetched(pieces, path)
         if is_list:
-            rate, options = self._options.read_frames(part)
+            rate, options = self._options.read_frames(part, self._share)
         else:
-            rate, options = 0.0, self._options.read(kind, part, most_pixels)
+            rate, options = 0.0, self._options.read(kind, part, most_pixels, self._share)
         medium = Medium(kind, mime, b"", options, path, pieces=pieces, rate=rate, num_pictures=len(pieces))
         self.media.append(medium if medium.urls else _filled(medium, self._limits))
 
@@ -241,6 +244,16 @@ def fill(media: Sequence[Medium], fetched: Sequence[bytes], limits: MediaSection
                 medium = _filled(medium._replace(pieces=pieces), limits)
         filled.append(medium)
     return tuple(filled)
+
+
+def shared(media: Sequence[Medium], share: float) -> tuple[Medium, ...]:
+    """Return filled ``media``, those that leave their number of tokens to the load with this share of it."""
+    return tuple(
+        medium._replace(options=replace(medium.options, token_share=share), content=key_of_share(medium.content, share))
+        if medium.options.token_share == AUTO_SHARE
+        else medium
+        for medium in media
+    )
 
 
 def _filled(medium: Medium, limits: MediaSection) -> Medium:

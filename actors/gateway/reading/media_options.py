@@ -9,17 +9,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ....models.media_config import VisionRules
-from ....runtime.config.sections import MAX_FPS, MIN_FPS
-from ....schema.media import MediaKind, MediaOptions
-from ...host.media_rules import Range, option_ranges
+from ....runtime.config.sections import AUTO, MAX_FPS, MIN_FPS
+from ....schema.media import AUTO_SHARE, MediaKind, MediaOptions
+from ...host.media_rules import SHARES, Range, option_ranges
 from .field_rules import settle
 from .field_table import media as table
-from .fields import Fields, Schema, refuse
+from .fields import Fields, Schema, refuse, show
 
 FOR_ALL = "mm_processor_kwargs"
 FOR_READING = "media_io_kwargs"
 FRAMES_FPS = 2.0  # of frames whose rate nobody says, as with Qwen's tools and processors
 _SOUND = "use_audio_in_video"
+_SHARE = "token_share"
 _SAMPLED = "do_sample_frames"
 _FRAME_COUNT = "num_frames"
 _RATES = ("sample_fps", "fps", "raw_fps")  # of frames; the last, of the video that they were taken from, says nothing about them
@@ -56,9 +57,9 @@ class OptionReader:
             fields.take_flag(_SAMPLED)
         settle(fields, table.KWARGS._replace(known=_listed("media", known)))
 
-    def read(self, kind: MediaKind, part: Fields, most_pixels: int | None = None) -> MediaOptions:
+    def read(self, kind: MediaKind, part: Fields, most_pixels: int | None = None, share: float = 1.0) -> MediaOptions:
         """Read the options of a medium; take its own out of the content part's fields, which must then be empty. ``most_pixels`` is
-        the default where neither says how many, as far as other limits allow it.
+        the default where neither says how many, as far as other limits allow it; ``share`` that of ``token_share``.
 
         Raises: RequestError, 400 for unknown names, wrong types, and values out of range.
         """
@@ -71,15 +72,15 @@ class OptionReader:
         if most_pixels is not None and "max_pixels" in ranges and "max_pixels" not in values:
             least, most = ranges["max_pixels"]
             values["max_pixels"] = max(int(least), values.get("min_pixels", 0), min(most_pixels, int(most)))
-        return MediaOptions(**values)
+        return MediaOptions(**({_SHARE: share} if _SHARE in ranges else {}) | values)
 
-    def read_frames(self, part: Fields) -> tuple[float, MediaOptions]:
-        """Read the options of a video that comes as frames, and return with them the rate at which these were taken. Raises:
-        RequestError, as ``read``."""
+    def read_frames(self, part: Fields, share: float = 1.0) -> tuple[float, MediaOptions]:
+        """Read the options of a video that comes as frames, and return with them the rate at which these were taken. ``share``: as of
+        ``read``. Raises: RequestError, as ``read``."""
         ranges = {**self._ranges.get("video", {}), **dict.fromkeys(_RATES, _RATE_RANGE)}
         values = self._values("video", part, (*(name for name in ranges if name not in _RATES), *_RATES), ranges)
         rates = [values.pop(name, None) for name in _RATES]
-        return rates[0] or rates[1] or FRAMES_FPS, MediaOptions(**values)
+        return rates[0] or rates[1] or FRAMES_FPS, MediaOptions(**({_SHARE: share} if _SHARE in ranges else {}) | values)
 
     def _values(self, kind: MediaKind, part: Fields, names: tuple[str, ...], ranges: Mapping[str, Range]) -> dict[str, Any]:
         """Return the values of these names, of the part and of the request."""
@@ -119,6 +120,8 @@ class OptionReader:
             least, most = ranges.get(name, _ANY)
             if name == _SOUND:
                 values[name] = fields.take_flag(name)
+            elif name == _SHARE:
+                values[name] = _take_share(fields)
             elif name in _RATES:
                 values[name] = fields.take_float(name, least, most)
             else:
@@ -127,6 +130,18 @@ class OptionReader:
         if values.get(_SOUND) and not self._takes_sound:
             raise refuse(fields.path(_SOUND), "is true, but the model takes no audio")
         return values
+
+
+def _take_share(fields: Fields) -> float | None:
+    """Take a share of tokens, or "auto"."""
+    value = fields.take(_SHARE, {"anyOf": [{**_NUMBER, "minimum": SHARES.least, "maximum": SHARES.most}, {"const": AUTO}]})
+    if value is None or value == AUTO:
+        return None if value is None else AUTO_SHARE
+    if type(value) not in (int, float):
+        raise refuse(fields.path(_SHARE), f'expected a number or "{AUTO}", got {show(value)}')
+    if not SHARES.least <= value <= SHARES.most:
+        raise refuse(fields.path(_SHARE), f'is {show(value)}, allowed are {SHARES.least:g} to {SHARES.most:g} and "{AUTO}"')
+    return float(value)
 
 
 def _listed(owner: str, names: Iterable[str]) -> str:

@@ -331,9 +331,10 @@ def _answer(state: ControllerState, key: int, position: dict[int, int]) -> ToAct
         return Queued(state.epoch, key, position[key])
     if request.record.prepared:
         known = request.record.num_cached_tokens if request.caches.keys else 0
+        share = min([item.options.known_share for item in request.spec.items], default=1.0)
         if request.is_computed:
-            return Computed(state.epoch, key, *request.key_in_table, request.kv.lengths[0], known or 0)
-        return Prepared(state.epoch, key, request.kv.lengths[0], -1 if known is None else known, _num_sound_frames(request))
+            return Computed(state.epoch, key, *request.key_in_table, request.kv.lengths[0], known or 0, share)
+        return Prepared(state.epoch, key, request.kv.lengths[0], -1 if known is None else known, _num_sound_frames(request), share)
     return Granted(state.epoch, key, [item.source for item in request.record.items])
 
 

@@ -98,6 +98,8 @@ class Limits:
     prefill_budget: int = 0  # tokens per prefill plan; 0: steered
     encode_budget: int = 0  # patch rows per encode plan; 0: steered
     rows_per_token: int = 4  # patch rows per embedding token
+    row_pixels: int = 196  # of a picture, per patch row
+    most_pixels: int = 0  # of a picture, after it was resized
     resend_s: float = 0.2
     patience_s: float = 0.5  # how long the first request waits for pages before later ones lose theirs
     silence_s: float = 15.0  # after which the gateway is told about a request that it has not asked about

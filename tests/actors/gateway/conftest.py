@@ -170,7 +170,9 @@ class Play:
         return [b"".join(bytes(pool.page(page)) for page in run.pages)[:size] for run, size in zip(self.runs, sizes, strict=True)]
 
     def prepare(self, num_prompt_tokens: int | None = None, num_cached_tokens: int = 0, num_sound_frames: int = 0) -> None:
-        self._say(Prepared(1, self.key, num_prompt_tokens or len(self.spec.prompt_ids), num_cached_tokens, num_sound_frames))
+        share = min([item.options.known_share for item in self.spec.items], default=1.0)
+        num_prompt_tokens = num_prompt_tokens or len(self.spec.prompt_ids)
+        self._say(Prepared(1, self.key, num_prompt_tokens, num_cached_tokens, num_sound_frames, share))
 
     def text(self, text: str, finish: FinishReason | None = None, num_tokens: int | None = None, stop: str = "") -> None:
         """A delta, as the detokenizer pushes it."""

@@ -13,6 +13,7 @@ from mmrt.actors.gateway.reading.validation import Limits
 from mmrt.models.media_config import VisionRules
 from mmrt.runtime.bus.messages import RequestSpec
 from mmrt.runtime.config.sections import MediaSection
+from mmrt.shm.controller_stats import StatsSnapshot
 
 PICTURE = b"\x89PNG: no one decodes it here"
 
@@ -55,7 +56,33 @@ def test_content_tells_bytes_kind_and_options_apart(stage: Any) -> None:
         (smaller,) = await content(part(max_pixels=90_000))
         (video,), (sound,) = await content(part(kind="video", mime="mp4")), await content(part(kind="audio", mime="wav"))
         (heard,) = await content(part(kind="video", mime="mp4", use_audio_in_video=True))
-        assert bounded == for_all and len({first, other, bounded, smaller, video, sound, heard}) == 7
+        (half,), (idle,) = await content(part(token_share=0.5)), await content(part(token_share="auto"))
+        assert idle == first, "without load a picture has all its tokens"
+        assert bounded == for_all and len({first, other, bounded, smaller, video, sound, heard, half}) == 8
+
+    stage.run(test)
+
+
+def test_under_load_a_picture_has_a_share_of_its_tokens(stage: Any) -> None:
+    """VL9: where the request leaves it to the load, and the usage says so. The objective is 4 s."""
+
+    async def test(scene: Any) -> None:
+        scene.stats.publish(StatsSnapshot(work_left_s=3.0))
+        body = {"messages": [{"role": "user", "content": [part(token_share="auto"), part(), {"type": "text", "text": "hi"}]}]}
+        answer = (await scene.http.post("/v1/chat/completions", json=body)).json()
+        (play,) = scene.controller.plays.values()
+        assert [item.options.token_share for item in play.spec.items] == [0.5, 1.0]
+        assert answer["usage"]["prompt_tokens_details"]["media_share"] == 0.5
+        ((fewer, whole),) = [[item.content for item in play.spec.items]]
+        (asked,) = (await chat(scene, part(token_share=0.5))).items
+        assert asked.content == fewer != whole, "a cache knows it again, whoever asked for the share"
+        source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PICTURE).decode()}
+        message = {"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": "hi"}]}
+        body = {"max_tokens": 4, "messages": [message], "mm_processor_kwargs": {"token_share": "auto"}}
+        assert (await scene.http.post("/v1/messages", json=body)).json()["usage"]["media_share"] == 0.5
+        scene.stats.publish(StatsSnapshot(work_left_s=30.0))
+        (least,) = (await chat(scene, part(token_share="auto"))).items
+        assert least.options.token_share == 0.25
 
     stage.run(test)
 

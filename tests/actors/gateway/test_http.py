@@ -13,7 +13,8 @@ import pytest
 from aiohttp.http_parser import DeflateBuffer
 
 from mmrt.actors.gateway import serve as serve_module
-from mmrt.actors.gateway.answers.client_request import CLIENT_GONE, ClientRequest, Link
+from mmrt.actors.gateway.answers.client_request import CLIENT_GONE, ClientRequest
+from mmrt.actors.gateway.answers.link import Link
 from mmrt.actors.gateway.answers.requests import RequestRegistry
 from mmrt.actors.gateway.apis import completions as completions_module
 from mmrt.actors.gateway.reading import bodies

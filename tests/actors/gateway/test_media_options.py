@@ -4,6 +4,7 @@ import base64
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from mmrt.actors.gateway.reading.ignored import collecting
@@ -11,7 +12,7 @@ from mmrt.actors.gateway.reading.validation import Limits, read_chat
 from mmrt.models.media_config import VisionRules
 from mmrt.runtime.config.sections import MediaSection
 from mmrt.runtime.errors import RequestError
-from mmrt.schema.media import MediaKind, MediaOptions
+from mmrt.schema.media import AUTO_SHARE, MediaKind, MediaOptions
 from mmrt.tests.actors.gateway.description import check_described
 
 RULES = VisionRules(max_frames=256)
@@ -74,6 +75,16 @@ def test_a_parts_own_option_goes_first() -> None:
     assert options(part("image", max_pixels=784), for_all={"max_pixels": 1_003_520}) == [MediaOptions(max_pixels=784)]
 
 
+def test_a_share_of_tokens() -> None:
+    """VL9: a part's own goes before the request's, and this before the run's."""
+    found = options(part("image", token_share=0.5), part("video"), part("audio"), for_all={"token_share": "auto"})
+    assert found == [MediaOptions(token_share=0.5), MediaOptions(token_share=AUTO_SHARE), ANY]
+    for share, expected in ((0.25, 0.25), ("auto", AUTO_SHARE)):
+        run = msgspec.structs.replace(OMNI, media=MediaSection(token_share=share))
+        media = read_chat(request(part("image"), part("image", token_share=1), part("audio")), run).conversation.media
+        assert [medium.options.token_share for medium in media] == [expected, 1.0, 1.0]
+
+
 def test_low_detail_is_a_number_of_pixels() -> None:
     def detailed(detail: str, **more: Any) -> dict[str, Any]:
         return {"type": "image_url", "image_url": {**part("image")["image_url"], "detail": detail}, **more}
@@ -114,6 +125,10 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("image", "max_pixels", {"height": 5}, "expected an integer, got an object with 1 entry"),
     ("image", "min_pixels", 1_003_521, "is 1003521, allowed are 784 to 1003520"),
     ("image", "min_pixels", "3000", 'expected an integer, got "3000"'),
+    ("image", "token_share", 0.04, 'is 0.04, allowed are 0.05 to 1 and "auto"'),
+    ("video", "token_share", 1.5, 'is 1.5, allowed are 0.05 to 1 and "auto"'),
+    ("image", "token_share", "half", 'expected a number or "auto", got "half"'),
+    ("image", "token_share", True, 'expected a number or "auto", got true'),
 ]
 
 
@@ -128,11 +143,11 @@ def test_values_out_of_range_and_of_wrong_types(kind: str, name: str, value: Any
         assert error.message == f"{error.param}: {says}"
 
 
-VIDEO_OPTIONS = "fps, min_frames, max_frames, min_pixels, max_pixels, use_audio_in_video"
+VIDEO_OPTIONS = "fps, min_frames, max_frames, min_pixels, max_pixels, token_share, use_audio_in_video"
 UNKNOWN: list[tuple[str, str, str]] = [
     ("video", "frames", f"options of video are {VIDEO_OPTIONS}"),
-    ("image", "fps", "options of image are min_pixels, max_pixels"),
-    ("image", "use_audio_in_video", "options of image are min_pixels, max_pixels"),
+    ("image", "fps", "options of image are min_pixels, max_pixels, token_share"),
+    ("image", "use_audio_in_video", "options of image are min_pixels, max_pixels, token_share"),
     ("audio", "fps", "there are no options of audio"),
 ]
 

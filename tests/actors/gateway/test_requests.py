@@ -9,8 +9,9 @@ import pytest
 
 from mmrt.actors.gateway.answers import client_request as module
 from mmrt.actors.gateway.answers import requests as module_of_registry
-from mmrt.actors.gateway.answers.client_request import ClientRequest, Link, RequestStage
+from mmrt.actors.gateway.answers.client_request import ClientRequest, RequestStage
 from mmrt.actors.gateway.answers.flight import GatewayFlight
+from mmrt.actors.gateway.answers.link import Link
 from mmrt.actors.gateway.answers.requests import RequestRegistry
 from mmrt.actors.gateway.answers.token_table import Tokens
 from mmrt.runtime.bus.messages import (

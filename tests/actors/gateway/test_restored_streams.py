@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from mmrt.actors.gateway.answers.choices import Choice
-from mmrt.actors.gateway.answers.client_request import ClientRequest, Keeping, Link
+from mmrt.actors.gateway.answers.client_request import ClientRequest
+from mmrt.actors.gateway.answers.link import Keeping, Link
 from mmrt.actors.gateway.apis.anthropic.answers import MessageFormat
 from mmrt.actors.gateway.apis.ollama.answers import CHAT as OLLAMA
 from mmrt.actors.gateway.apis.openai.answers import CHAT, TEXT

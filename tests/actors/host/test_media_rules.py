@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mmrt.actors.host.media_rules import for_medium, for_run, option_ranges
+from mmrt.actors.host.media_rules import for_medium, for_run, image_of_share, option_ranges, share_under
 from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
 from mmrt.models.families import qwen2_5_omni
 from mmrt.models.media_config import AudioRules, VisionRules
@@ -48,9 +48,10 @@ def test_without_options_nothing_changes() -> None:
 
 
 NUMBERS = st.none() | st.integers(1, 2_000_000)
+SHARES = st.floats(0.05, 1.0)
 
 
-@given(st.builds(MediaOptions, st.none() | st.floats(0.01, 100), NUMBERS, NUMBERS, NUMBERS, NUMBERS))
+@given(st.builds(MediaOptions, st.none() | st.floats(0.01, 100), NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.just(False), SHARES))
 def test_no_option_raises_what_a_medium_may_cost(options: MediaOptions) -> None:
     run, narrowed = RUN.vision_rules, rules(options)
     assert run is not None
@@ -93,13 +94,37 @@ def test_positions_follow_the_rate_asked_for() -> None:
 
 def test_ranges_end_at_the_rules() -> None:
     assert option_ranges(VisionRules(fps=1.5, max_pixels=100)) == {
-        "image": {"min_pixels": (100, 100), "max_pixels": (100, 100)},
+        "image": {"min_pixels": (100, 100), "max_pixels": (100, 100), "token_share": (0.05, 1.0)},
         "video": {
             "fps": (0.01, 1.5),
             "min_frames": (1, 768),
             "max_frames": (2, 768),
             "min_pixels": (784, 602_112),
             "max_pixels": (784, 602_112),
+            "token_share": (0.05, 1.0),
         },
         "audio": {},
     }
+
+
+@given(st.integers(60, 3000), st.integers(60, 3000), SHARES)
+def test_a_picture_has_at_most_its_share_of_tokens(height: int, width: int, share: float) -> None:
+    """VL9: and not many fewer, but for the sides that are whole tokens."""
+    if max(height, width) > 100 * min(height, width):
+        return
+    whole = image_of_share(RUN, height, width, 1.0)
+    assert whole == qwen2_5_omni.image_item(RUN, height, width)
+    part = image_of_share(RUN, height, width, share)
+    _, h, w = part.grid
+    assert 1 <= part.num_tokens <= max(1, share * whole.num_tokens, h // 2 if w == 2 else w // 2 if h == 2 else 0)
+    assert part.num_tokens >= share * whole.num_tokens - (h + w) / 2 - 1
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_a_video_has_its_share_of_frames(share: float) -> None:
+    whole = qwen2_5_omni.sample_frames(RUN, 600, 30.0)
+    assert len(qwen2_5_omni.sample_frames(for_medium(RUN, MediaOptions(token_share=share)), 600, 30.0)) == share * len(whole)
+
+
+def test_a_share_follows_what_waits() -> None:
+    assert [share_under(waiting_s, 4.0) for waiting_s in (0.0, 2.0, 2.1, 4.0, 4.1, 100.0)] == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]

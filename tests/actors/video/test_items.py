@@ -19,6 +19,7 @@ from mmrt.media.limits import UNLIMITED, MediaLimits, TimeBudget
 from mmrt.media.packets import Bitstream
 from mmrt.media.preprocess import video_rows
 from mmrt.models.architecture import ModelConfig
+from mmrt.schema.media import MediaOptions
 from mmrt.tests.actors.bench import Weights
 from mmrt.tests.media.conftest import decode_all, encode_film, encode_video
 
@@ -142,7 +143,10 @@ class Sounded(NamedTuple):
 def sounded(tiny: tuple[ModelConfig, Weights], pool: DecodingPool) -> Iterator[Sounded]:
     """Five seconds of video with four and a half of sound, opened together and each for itself."""
     data = io.BytesIO(encode_film(np.sin(np.arange(72000) / 6), "pcm_s16le", "matroska", num_frames=50))
-    opened = [open_item("video", data, tiny[0], MediaLimits(), UNLIMITED, pool, sound) for sound in (True, False)]
+    opened = [
+        open_item("video", data, tiny[0], MediaLimits(), UNLIMITED, pool, MediaOptions(use_audio_in_video=sound))
+        for sound in (True, False)
+    ]
     yield Sounded(*opened, OpenAudio(data, tiny[0], MediaLimits(), UNLIMITED, decode_sound_track))
     for item in opened:
         item.close()
@@ -172,5 +176,6 @@ def test_what_a_video_with_sound_costs(sounded):
 def test_sound_of_a_video_needs_a_model_that_takes_it(encoded, model, pool):
     deaf = msgspec.structs.replace(model, audio=None, audio_rules=None)
     with pytest.raises(MediaError, match="this model takes no audio") as caught:
-        open_item("video", io.BytesIO(encoded["open GOP"]), deaf, MediaLimits(), UNLIMITED, pool, True)
+        options = MediaOptions(use_audio_in_video=True)
+        open_item("video", io.BytesIO(encoded["open GOP"]), deaf, MediaLimits(), UNLIMITED, pool, options)
     assert caught.value.status == 400

@@ -144,13 +144,14 @@ def _stop_of(ending: Ending) -> dict[str, str | None]:
     return {"stop_reason": "stop_sequence" if ending.stop else "end_turn", "stop_sequence": ending.stop or None}
 
 
-def _usage(usage: Usage) -> dict[str, int]:
+def _usage(usage: Usage) -> dict[str, float]:
     """All tokens of the prompt are ``input_tokens`` and ``cache_read_input_tokens`` together."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
+        **usage.of_media,
     }
 
 

@@ -131,6 +131,7 @@ def _end(ending: Ending, usage: Usage) -> dict[str, Any]:
         "prompt_eval_duration": prefill_ns,
         "eval_count": usage.completion_tokens,
         "eval_duration": decode_ns,
+        **usage.of_media,
     }
 
 

@@ -32,7 +32,7 @@ def usage(numbers: Usage) -> dict[str, Any]:
 def final_usage(numbers: Usage) -> dict[str, Any]:
     """The usage of a whole answer."""
     of_answers = {"completion_tokens_details": {"reasoning_tokens": numbers.thought_tokens}} if numbers.thought_tokens else {}
-    return {**usage(numbers), "prompt_tokens_details": {"cached_tokens": numbers.cached_tokens}, **of_answers}
+    return {**usage(numbers), "prompt_tokens_details": {"cached_tokens": numbers.cached_tokens, **numbers.of_media}, **of_answers}
 
 
 def json_response(value: object) -> web.Response:

@@ -6,7 +6,7 @@ from ..field_rules import Place, Rule, only, refused, without_effect
 from ..harmless import EMPTY, OBJECT, one_of
 from .common import CACHED
 
-OPTION_NAMES = ("fps", "min_frames", "max_frames", "min_pixels", "max_pixels", "use_audio_in_video")
+OPTION_NAMES = ("fps", "min_frames", "max_frames", "min_pixels", "max_pixels", "use_audio_in_video", "token_share")
 _PIXELS = "give min_pixels and max_pixels"
 _OPTIONS: Mapping[str, Rule] = {
     **dict.fromkeys(("num_frames", "nframes"), refused("give max_frames")),

@@ -1,0 +1,34 @@
+"""The records that a client's request gets from the gateway: its way out, and what another gateway would go on with."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from ....runtime.bus.messages import ToController
+from ..keeping.state import Place
+from .findings import TokenReader
+from .flight import GatewayFlight
+
+
+class MediaPool(Protocol):
+    """The part of a page pool that requests need."""
+
+    def check(self, pages: Sequence[int], generations: Sequence[int]) -> None: ...
+    def write_bytes(self, pages: Sequence[int], data: bytes) -> None: ...
+
+
+class Link(NamedTuple):
+    """Shared by the requests of one gateway generation: the way to the controller, media pages, flight recorder, the table's tokens."""
+
+    generation: int
+    send: Callable[[ToController], bool]
+    pool: MediaPool
+    flight: GatewayFlight
+    tokens: TokenReader
+
+
+class Keeping(NamedTuple):
+    """Of a request that another gateway could go on with: the controller is told of its end only by ``release``. ``on_known``: is
+    called once the controller has answered, or the request is over. ``place``: how far a gateway before has shown it."""
+
+    on_known: Callable[[], None]
+    place: Place = Place()
