@@ -13,24 +13,30 @@ do not depend on how many are beside it; nor do they with int4 and int8g, which 
 Experts of a layer are parts of one matrix: kernels multiply all of them in one call (``products``).
 """
 
+import sys
 from collections.abc import Callable
 from copy import copy
+from functools import cache
 from typing import Protocol, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...cpu_kernels import int4_kernels, int8_kernels, int8g_kernels, pair_kernels, panel_kernels, row_kernels
+from ...cpu_kernels import int4_kernels, int8_kernels, int8g_kernels, pair_kernels, panel_kernels, row_kernels, unpacking_kernel
+from ...cpu_kernels.choices import fastest
 from ...cpu_kernels.groups import Groups
 from ...cpu_kernels.int8_rows import FULL, Parts, level_of_rows, round_rows
+from ...cpu_kernels.kernel import has_bfloat16
 from ...cpu_kernels.row_kernels import most_rows
+from ...schema.weight_layout import INT8G_COLUMNS
 from ..checkpoint import int4, int8g
 from ..checkpoint.weight_specs import scales_of
 
 _BLOCK_BYTES = 1 << 20  # of a matrix's block in the dtype of the activations: it stays in the cache of a core
 _MANY_ROWS = 64  # of activations: from so many on, twice as large blocks are faster
 _LEAST_SIZE, _SIZES_BITS = 16, 3  # of products by oneDNN: rows of activations, and how many sizes there are between two powers of 2
+_TRIED = 512, 1024  # N and K of the products that are timed
 _BLOCK_ROWS = 64  # a block has a multiple of so many rows, and is larger where these alone are
 
 
@@ -102,7 +108,7 @@ class FloatMatrix:
         elif x_MK.dtype == self.values.dtype:
             return F.linear(_in_few_sizes(x_MK), self.values, bias)[: len(x_MK)]
         else:
-            out = _product_by_blocks(x_MK, self.values)
+            out = _product_by_blocks(x_MK, len(self.values), lambda rows, block: block.copy_(self.values[rows]))
         return out if bias is None else out.add_(bias)
 
     def products(self, x_MK: Tensor, groups: Groups, alike: bool) -> Tensor:
@@ -218,14 +224,17 @@ class _Kernels(Protocol):
 
 class PackedMatrix:
     """Kept in integers in groups of columns, in the layout of ``checkpoint.int4`` or ``int8g``, multiplied by activations in int8 where
-    there are kernels: a row of the result is the same bits in any batch. ``unpack`` writes the values of some rows to a tensor."""
+    there are kernels: a row of the result is the same bits in any batch. Many rows in bfloat16 are multiplied by blocks of values
+    where that is faster, as it is tried. ``unpack`` writes the values of some rows to a tensor."""
 
     def __init__(self, packed: Tensor, scales: Tensor, kernels: _Kernels, unpack: Callable[[Tensor, Tensor, Tensor], None]) -> None:
         self._packed, self._scales, self._kernels, self._unpack = packed, scales, kernels, unpack
         self._has_kernel = kernels.has_kernel(packed)
+        self._unpacks_fast = self._has_kernel and unpacking_kernel.has_kernel(packed)
+        self._most_in_integers = _most_in_integers(packed.dtype) if self._unpacks_fast and has_bfloat16() else sys.maxsize
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
-        if self._has_kernel:
+        if self._has_kernel and (x_MK.dtype != torch.bfloat16 or len(x_MK) <= self._most_in_integers):
             out = _in_dtype(self._kernels.multiply(x_MK, self._packed, self._scales), x_MK.dtype)
         else:
             out = self._product_by_blocks(x_MK)
@@ -246,16 +255,27 @@ class PackedMatrix:
         return found
 
     def _product_by_blocks(self, x_MK: Tensor) -> Tensor:
-        num_values, num_inputs = self._packed.shape[0], x_MK.shape[1]
-        x, num_rows = _in_few_sizes(x_MK), _block_rows(x_MK)
-        out = x.new_empty(x.shape[0], num_values)
-        block = x.new_empty(min(num_rows, num_values), num_inputs)
-        for first in range(0, num_values, num_rows):
-            rows = slice(first, min(first + num_rows, num_values))
-            values = block[: rows.stop - first]
-            self._unpack(self._packed[rows], self._scales[rows], values)
-            torch.mm(x, values.t(), out=out[:, rows])
-        return out[: len(x_MK)]
+        unpack = unpacking_kernel.unpack if self._unpacks_fast and x_MK.dtype == torch.bfloat16 else self._unpack
+        return _product_by_blocks(x_MK, len(self._packed), lambda rows, block: unpack(self._packed[rows], self._scales[rows], block))
+
+
+@cache
+def _most_in_integers(dtype: torch.dtype) -> int:
+    """Rows of activations in bfloat16 up to which a matrix in int4 (uint8) or int8g (int8) is multiplied in integers: few; any number
+    where that is as fast with many, as without AMX."""
+    num_values, num_columns = _TRIED
+    num_groups, is_int4 = num_columns // INT8G_COLUMNS, dtype == torch.uint8
+    packed = torch.ones(num_values, num_columns // 2 if is_int4 else num_columns, dtype=dtype)
+    scales = torch.ones((num_values, num_groups, 2) if is_int4 else (num_values, num_groups), dtype=torch.bfloat16)
+    x = torch.ones(2 * _MANY_ROWS, num_columns, dtype=torch.bfloat16)
+    kernels = int4_kernels if is_int4 else int8g_kernels
+
+    def by_blocks() -> Tensor:
+        return _product_by_blocks(x, num_values, lambda rows, block: unpacking_kernel.unpack(packed[rows], scales[rows], block))
+
+    candidates = {"integers": lambda: kernels.multiply(x, packed, scales), "blocks": by_blocks}
+    found = fastest(f"many-rows-by-{'int4' if is_int4 else 'int8g'}", candidates)
+    return sys.maxsize if found == "integers" else _MANY_ROWS
 
 
 class PackedTable(PackedMatrix):
@@ -297,14 +317,14 @@ def _block_rows(x_MK: Tensor) -> int:
     return max(1, num_bytes // (x_MK.shape[1] * x_MK.element_size() * _BLOCK_ROWS)) * _BLOCK_ROWS
 
 
-def _product_by_blocks(x_MK: Tensor, values: Tensor) -> Tensor:
-    """x W^T, where W is converted to the dtype of ``x`` a block of rows at a time, into memory that stays in cache."""
-    num_values, num_inputs = values.shape
+def _product_by_blocks(x_MK: Tensor, num_values: int, convert: Callable[[slice, Tensor], object]) -> Tensor:
+    """x W^T, where ``convert`` writes some of W's rows in the dtype of ``x``, a block at a time, to memory that stays in cache."""
     x, num_rows = _in_few_sizes(x_MK), _block_rows(x_MK)
     out = x.new_empty(x.shape[0], num_values)
-    block = x.new_empty(min(num_rows, num_values), num_inputs)
+    memory = x.new_empty(min(num_rows, num_values), x.shape[1])
     for first in range(0, num_values, num_rows):
         rows = slice(first, min(first + num_rows, num_values))
-        converted = block[: rows.stop - first].copy_(values[rows])
-        torch.mm(x, converted.t(), out=out[:, rows])
+        block = memory[: rows.stop - first]
+        convert(rows, block)
+        torch.mm(x, block.t(), out=out[:, rows])
     return out[: len(x_MK)]

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -14,12 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmrt.cpu_kernels import int4_kernels, int8_kernels, int8_rows, int8g_kernels, pair_kernels
+from mmrt.cpu_kernels import int4_kernels, int8_kernels, int8_rows, int8g_kernels, pair_kernels, unpacking_kernel
 from mmrt.cpu_kernels.int8_rows import FULL, PAIRS, level_of_rows, round_rows
+from mmrt.cpu_kernels.kernel import has_bfloat16
 from mmrt.cpu_kernels.rounding_kernel import has_kernel, round_to
 from mmrt.models.architecture import WeightFormat
+from mmrt.models.checkpoint import int4, int8g
+from mmrt.models.lm import matrices
 from mmrt.models.lm.matrices import Int8Matrix, matrix_of
 from mmrt.schema.weight_layout import PACKED_ROWS
+from mmrt.tests.models.guarded import guarded
 from mmrt.tests.models.kept import GROUP, exact, keep
 from mmrt.tests.models.logits import our_logits
 
@@ -117,7 +121,10 @@ def w8a8() -> tuple[Any, Tensor]:
 
 @pytest.mark.parametrize("form", ["int8", "int8g", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_by_integers_are_the_same_bits_in_any_batch(form: str, dtype: torch.dtype) -> None:
+def test_rows_by_integers_are_the_same_bits_in_any_batch(form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many rows are integers, too, unless values in blocks are faster (with AMX)."""
+    monkeypatch.setattr(matrices, "fastest", lambda name, candidates: "integers")
+    matrices._most_in_integers.cache_clear()
     matrix, _ = make(form, 500, 1024, torch.float32)
     x = torch.randn(200, 1024, generator=torch.Generator().manual_seed(0))
     x[7, 3] = x[40, 900] = 300.0
@@ -220,6 +227,52 @@ def test_no_length_of_a_prompt_is_compiled() -> None:
     said = subprocess.check_output([sys.executable, "-c", _LENGTHS], env=environment, text=True)
     made = [line.split(",")[-2] for line in said.splitlines() if "create:cache_miss" in line and "matmul" in line]
     assert {int(shapes.split("x")[0]) for shapes in made} == {224, 256, 288}
+
+
+@pytest.fixture
+def by_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As where AMX multiplies bfloat16."""
+    if not has_bfloat16():
+        pytest.skip("nothing is tried without instructions for bfloat16")
+    monkeypatch.setattr(matrices, "fastest", lambda name, candidates: [candidate() for candidate in candidates.values()] and "blocks")
+    matrices._most_in_integers.cache_clear()
+    yield
+    matrices._most_in_integers.cache_clear()
+
+
+@pytest.mark.parametrize("form", PACKED)
+def test_many_rows_by_blocks_of_values(form: str, by_blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are as exact as a matrix in bfloat16; few rows, and rows in float32, are multiplied in integers."""
+    matrix, reference = make(form, 1500, 1024, torch.bfloat16)
+    x = torch.randn(100, 1024, generator=torch.Generator().manual_seed(0)).bfloat16()
+    expected, scale = x.double() @ reference.T, 0.04 * 1024**0.5
+    found = matrix.product(x, torch.ones(len(reference)).bfloat16())
+    assert (found.double() - 1 - expected).abs().max() / scale < 2 * ROUNDING["bfloat16", torch.bfloat16]
+    integers, calls = int4_kernels if form == "int4" else int8g_kernels, []
+    multiply = integers.multiply
+    monkeypatch.setattr(integers, "multiply", lambda x, *rest: calls.append(x.shape[0]) or multiply(x, *rest))
+    for rows in (x[:64], x, x.float()):
+        error = (matrix.product(rows).double() - expected[: len(rows)]).abs().max() / scale
+        assert error < ROUNDING[form, torch.bfloat16]
+    assert calls == [64, 100]
+
+
+@pytest.mark.parametrize("form", PACKED)
+@pytest.mark.parametrize("shape", [(32, 32), (96, 352), (160, 1024)], ids=str)
+def test_values_are_unpacked_as_by_torch(form: str, shape: tuple[int, int]) -> None:
+    """Rounded once; in groups of any size."""
+    num_groups = shape[1] // 32 if form == "int8g" else shape[1] // GROUP
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 256, (shape[0], shape[1] // (2 if form == "int4" else 1)), generator=generator, dtype=torch.uint8)
+    scales = torch.randn((shape[0], num_groups) + (2,) * (form == "int4"), generator=generator).bfloat16()
+    packed, expected = codes if form == "int4" else codes.view(torch.int8), torch.empty(shape)
+    if not unpacking_kernel.has_kernel(packed):
+        pytest.skip("this processor has no kernels")
+    (int4 if form == "int4" else int8g).unpack(packed, scales, expected)
+    packed, scales, found = (guarded(tensor, at_end=True) for tensor in (packed, scales, torch.full(shape, torch.nan).bfloat16()))
+    unpacking_kernel.unpack(packed, scales, found)
+    torch.testing.assert_close(found, expected.bfloat16(), rtol=0.008, atol=1e-6)
+    assert (found == expected.bfloat16()).double().mean() > 0.999, "a sum is rounded once, by torch twice"
 
 
 @pytest.mark.parametrize("form", ["bfloat16", "int8"])
