@@ -35,10 +35,14 @@ def is_packed(data: bytes) -> bool:
     return data.startswith(MAGIC)
 
 
+def frames_head(lengths: Sequence[int], rate: float) -> bytes:
+    """Return what stands before the pictures in one medium, of these lengths, ``rate`` of which a second were taken."""
+    return b"".join((MAGIC, _HEAD.pack(rate, len(lengths)), *map(_LENGTH.pack, lengths)))
+
+
 def pack_frames(pictures: Sequence[bytes], rate: float) -> bytes:
-    """Return one medium of these pictures, ``rate`` of which a second were taken."""
-    lengths = [_LENGTH.pack(len(picture)) for picture in pictures]
-    return b"".join((MAGIC, _HEAD.pack(rate, len(pictures)), *lengths, *pictures))
+    """Return one medium of these pictures."""
+    return b"".join((frames_head(list(map(len, pictures)), rate), *pictures))
 
 
 def read_frames(reader: Reader) -> FrameList | None:

@@ -4,36 +4,46 @@ Called by the gateway, which is no sandbox: each format is a few fixed offsets o
 refuses pictures larger than stated here.
 """
 
+import mmap
 import re
 
+Seen = bytes | mmap.mmap
 UNKNOWN_PIXELS = 1 << 24  # assumed where the size is not found
 
 _MAX_SEGMENTS = 4096  # walked in a JPEG: one of 32 MiB has some 500 if they are full
 _MAX_BOXES_BYTES = 1 << 16  # in which an AVIF's or HEIC's sizes stand
 _PORTABLE = re.compile(rb"P[1-6](?:\s|#[^\n]*\n)++(\d{1,9})(?:\s|#[^\n]*\n)++(\d{1,9})\s")  # PBM, PGM and PPM, with comments
 _JPEG_2000 = (b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")
+_SCAN = b"\xff\xda"
+_LOOK_BYTES = 1 << 20
 _JPEG_2000_PASSES = 16  # up to 0.4 us for each pixel (measured)
 _MAX_WORK = 1 << 62  # what a message holds
 _SCANS_PER_PASS = 4  # scans of a JPEG that cost about as much as a pass over all its pixels
 
 
-def num_pixels(data: bytes) -> int:
+def num_pixels(data: Seen) -> int:
     """Pixels of the picture in this file, as its header says; ``UNKNOWN_PIXELS`` where that is not understood."""
     size = _size(data)
     return UNKNOWN_PIXELS if size is None else size[0] * size[1]
 
 
-def decoding_work(data: bytes) -> int:
+def decoding_work(data: Seen) -> int:
     """Approximate cost of decoding the picture, in pixels of one that is decoded in a single pass."""
     passes = 1
-    if data.startswith(b"\xff\xd8\xff"):
-        passes += data.count(b"\xff\xda") // _SCANS_PER_PASS
-    elif data.startswith(_JPEG_2000):
+    head = data[: len(_JPEG_2000[0])]
+    if head.startswith(b"\xff\xd8\xff"):
+        passes += _num_scans(data) // _SCANS_PER_PASS
+    elif head.startswith(_JPEG_2000):
         passes = _JPEG_2000_PASSES
     return min(passes * num_pixels(data), _MAX_WORK)
 
 
-def _size(data: bytes) -> tuple[int, int] | None:
+def _num_scans(data: Seen) -> int:
+    """How often a JPEG says that a scan begins."""
+    return sum(data[at : at + _LOOK_BYTES + 1].count(_SCAN) for at in range(0, len(data), _LOOK_BYTES))
+
+
+def _size(data: Seen) -> tuple[int, int] | None:
     """Width and height."""
     head = data[:30].ljust(30, b"\0")
     if head.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -55,7 +65,7 @@ def _size(data: bytes) -> tuple[int, int] | None:
     return _boxed_size(data[:_MAX_BOXES_BYTES]) if head[4:8] == b"ftyp" else None
 
 
-def _jpeg_size(data: bytes) -> tuple[int, int] | None:
+def _jpeg_size(data: Seen) -> tuple[int, int] | None:
     """Size from the frame header, after any segments before it."""
     at = 2
     for _ in range(_MAX_SEGMENTS):

@@ -40,6 +40,7 @@ from ...shm.pool import PagePool
 from ...shm.ring import Ring
 from ...shm.role_lock import RoleLock
 from ...shm.sequence_table import SequenceTable
+from ...shm.spool import give_back
 from ...shm.status import ActorState, ActorTable
 from ..host.actor import Actor
 from ..host.garbage import Garbage, collect_when_quiet
@@ -76,6 +77,7 @@ GREETING_S = 0.002  # between attempts to tell the controller of this gateway
 DRAIN_ERROR_S = 1.0  # for error events to reach their clients at the end
 IDLE_CONNECTION_S = 75.0  # also for the first request to come
 EXPIRE_S = 5.0  # between looks for answers that are kept no longer
+LARGE_BLOCK_BYTES = 1 << 20
 SWITCH_S = 0.0005  # how long a thread that reads a large body may keep the loop from running
 LAST_REQUESTS_S = 0.1  # for requests on connections that were accepted just before a hand-over
 
@@ -92,6 +94,7 @@ def main(actor: Actor) -> None:
     text = load_text_stack(actor)
     _import_tracing(actor.config)
     sys.setswitchinterval(SWITCH_S)
+    give_back(LARGE_BLOCK_BYTES)
     gc.collect()
     collect_when_quiet()  # else a collection in the midst of a large body would go through tokenizer and libraries, too
     actor.become_active()

@@ -137,7 +137,9 @@ async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     except RequestError as error:
         request[PROBLEM] = error.message
-        return _error_response(request, error)
+        response = _error_response(request, error)
+        _forget_frames(error)
+        return response
     except web.HTTPException as error:
         if error.status < 400:
             raise
@@ -152,6 +154,13 @@ async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except Exception:  # the outermost loop of a request: a bug here must cost this request only
         log.exception("%s %s failed", request.method, one_line(request.path))
         return _error_response(request, RequestError("internal error", status=500, type="internal_error"))
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go of all that was in work where the error was raised: a request keeps its error, and would keep its media with it until the
+    next collection."""
+    while error is not None:
+        error.__traceback__, error = None, error.__context__
 
 
 def _routes(app: web.Application) -> list[tuple[str, str]]:

@@ -32,6 +32,7 @@ from ....runtime.bus.messages import (
 )
 from ....runtime.errors import RequestError
 from ....shm.errors import StalePage, StaleRow
+from ....shm.spool import AnyBytes, write_pages
 from ..keeping.state import Place
 from .findings import Findings
 from .link import Keeping, Link
@@ -69,7 +70,7 @@ class ClientRequest:
         self,
         key: int,
         spec: RequestSpec,
-        media: Sequence[bytes],
+        media: Sequence[AnyBytes],
         wake: Callable[[], None],
         link: Link,
         now_s: float,
@@ -244,7 +245,7 @@ class ClientRequest:
         try:
             for run, data in zip(runs, self._media, strict=True):
                 self._link.pool.check(run.pages, run.generations)
-                self._link.pool.write_bytes(run.pages, data)
+                write_pages(self._link.pool, run.pages, data)
             if runs:
                 self._link.flight.written(self.key, began_ns, sum(map(len, self._media)))
         except StalePage as error:

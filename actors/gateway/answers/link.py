@@ -4,16 +4,16 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from ....runtime.bus.messages import ToController
+from ....shm.spool import Pages
 from ..keeping.state import Place
 from .findings import TokenReader
 from .flight import GatewayFlight
 
 
-class MediaPool(Protocol):
+class MediaPool(Pages, Protocol):
     """The part of a page pool that requests need."""
 
     def check(self, pages: Sequence[int], generations: Sequence[int]) -> None: ...
-    def write_bytes(self, pages: Sequence[int], data: bytes) -> None: ...
 
 
 class Link(NamedTuple):

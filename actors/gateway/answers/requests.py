@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ....runtime.bus.messages import Cancel, Delivered, Delta, Failed, Released, RequestSpec, ToActor, Unknown
 from ....runtime.errors import RequestError
+from ....shm.spool import AnyBytes
 from .client_request import ClientRequest, ControllerAnswer, RequestStage
 from .link import Keeping, Link
 
@@ -48,7 +49,7 @@ class RequestRegistry:
     def submit(
         self,
         spec: RequestSpec,
-        media: Sequence[bytes],
+        media: Sequence[AnyBytes],
         wake: Callable[[], None],
         now_s: float,
         key: int | None = None,

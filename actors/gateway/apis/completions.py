@@ -37,6 +37,7 @@ from ..keeping.connection import reset
 from ..keys.api_keys import salt_of, spend_tokens
 from ..reading.bodies import BodyReader
 from ..reading.forms import Form
+from ..reading.json_body import Body
 from ..reading.media import Medium, shared
 from ..reading.prompt import Prompt, PromptBuilder
 from ..reading.validation import TEXT_TOKENS, ChatRequest, Limits, TextRequest, read_chat, read_detokenize, read_text, read_tokenize
@@ -55,9 +56,9 @@ DRAIN_RETRY_S = 5
 
 _Asked = ChatRequest | TextRequest
 _Body = TypeVar("_Body")
-Read = Callable[[bytearray, Limits], _Asked]
+Read = Callable[[Body, Limits], _Asked]
 ReadForm = Callable[[Form, Limits], _Asked]
-ReadPrefill = Callable[[bytearray, Limits, PromptBuilder], PrefillRequest]
+ReadPrefill = Callable[[Body, Limits, PromptBuilder], PrefillRequest]
 
 
 def shutting_down() -> RequestError:
@@ -92,7 +93,7 @@ class Completions:
         self._tracing = tracing
         self._share_now = share_now
         self.bodies = BodyReader(server.max_body_mib << 20, lambda: registry.num_media_bytes)
-        self._remote = RemoteMedia(fetches, limits.media, self.bodies.hold)
+        self._remote = RemoteMedia(fetches, limits.media, self.bodies.hold, self.bodies.spool)
         self._prefills = Prefills(registry, metrics, server, tracing)
         self._threads_of_answers = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._streams: set[Stream] = set()

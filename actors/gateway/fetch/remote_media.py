@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ....runtime.config.sections import MediaSection
 from ....runtime.errors import RequestError
+from ....shm.spool import AnyBytes, Spool
 from ..at_work import in_thread
 from ..reading.bodies import OVERLOAD_RETRY_S, too_many_large
 from ..reading.fields import refuse
@@ -15,13 +16,14 @@ from .client import FetchClient
 
 
 class RemoteMedia:
-    """Fills in media. ``hold`` counts bytes that the gateway holds, and returns whether it has room for more."""
+    """Fills in media. ``hold`` counts bytes that the gateway holds, and returns whether it has room for more; they lie in ``spool``."""
 
-    def __init__(self, client: FetchClient, limits: MediaSection, hold: Callable[[int], bool]) -> None:
+    def __init__(self, client: FetchClient, limits: MediaSection, hold: Callable[[int], bool], spool: Spool) -> None:
         self._client = client
         self._limits = limits
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="fetched")
         self._hold = hold
+        self._spool = spool
 
     async def fill(self, media: tuple[Medium, ...]) -> tuple[Medium, ...]:
         """Return the media of a request with all their bytes.
@@ -44,7 +46,7 @@ class RemoteMedia:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._hold(-sum(sizes))
 
-    async def _fetch(self, medium: Medium, url: str, sizes: list[int]) -> bytes:
+    async def _fetch(self, medium: Medium, url: str, sizes: list[int]) -> AnyBytes:
         """``sizes``: of what has been fetched for the request."""
         try:
             data = await self._client.fetch(url, self._limits.max_item_mib << 20)
@@ -58,7 +60,9 @@ class RemoteMedia:
             raise refuse(medium.path, message, 413)
         if not has_room:
             raise too_many_large()
-        return data
+        spooled = self._spool.new()
+        spooled.append(data)
+        return spooled
 
 
 def as_request_error(error: FetchError, medium: Medium) -> RequestError:

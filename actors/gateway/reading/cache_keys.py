@@ -5,18 +5,20 @@ import hashlib
 import msgspec
 
 from ....schema.media import MediaKind, MediaOptions
+from ....shm.spool import AnyBytes, pieces_of
 
 _NUM_SALT_BYTES = 16
 
 
-def content_key(kind: MediaKind, options: MediaOptions, data: bytes) -> bytes:
+def content_key(kind: MediaKind, options: MediaOptions, data: AnyBytes) -> bytes:
     """Return the sha-256 of a medium: its compressed bytes as sent, its kind and its options; a share of tokens that is still unknown
     counts as all.
 
     It holds the bytes, not the pixels: two pictures of equal pixels and different sizes cannot be taken for one (CVE-2025-46722).
     """
     digest = hashlib.sha256(msgspec.msgpack.encode((kind, msgspec.structs.replace(options, token_share=1.0))))
-    digest.update(data)
+    for piece in pieces_of(data):
+        digest.update(piece)
     return key_of_share(digest.digest(), options.known_share)
 
 

@@ -12,6 +12,7 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_exceptions import HttpProcessingError
 
 from ....runtime.errors import RequestError
+from ....shm.spool import AnyBytes, SpooledBytes, pieces_of
 from .fields import refuse, show
 
 FORM = "multipart/form-data"
@@ -27,7 +28,7 @@ class FormFile(NamedTuple):
 
     name: str
     mime: str
-    data: bytes
+    data: AnyBytes
 
 
 Form = dict[str, str | FormFile | list[str]]
@@ -38,12 +39,11 @@ class _Content(StreamReader):
     """A body that is there whole, of no connection. aiohttp reads line after line without letting other tasks run, so lines are
     bounded."""
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, body: AnyBytes) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(BaseProtocol(loop), max(1, len(body)), loop=loop)  # never full
         self._num_lines = 0
-        self.feed_data(body)
-        self.feed_eof()
+        self._pieces = pieces_of(body)
 
     async def readline(self, *, max_line_length: int | None = None) -> bytes:
         self._num_lines += 1
@@ -51,17 +51,24 @@ class _Content(StreamReader):
             raise ValueError(f"more than {MAX_LINES} lines outside of its fields")
         return await super().readline(max_line_length=max_line_length)
 
+    async def _wait(self, func_name: str) -> None:
+        """Give the next piece to who waits for more."""
+        if (piece := next(self._pieces, None)) is None:
+            self.feed_eof()
+        else:
+            self.feed_data(piece)
 
-async def read_form(headers: Mapping[str, str], body: bytearray) -> Form:
-    """Take a form apart, of a request with these headers. Raises: RequestError 400."""
+
+async def read_form(headers: Mapping[str, str], body: bytearray | SpooledBytes) -> Form:
+    """Take a form apart, of a request with these headers. Files of one in a spool are there too. Raises: RequestError 400."""
     form: Form = {}
     num_parts = 0
     try:
-        async for part in MultipartReader(headers, _Content(bytes(body))):
+        async for part in MultipartReader(headers, _Content(body if isinstance(body, SpooledBytes) else bytes(body))):
             num_parts += 1
             if num_parts > MAX_PARTS:
                 raise RequestError(f"the form has more than {MAX_PARTS} fields")
-            await _read_part(part, form)
+            await _read_part(part, form, body)
     except RequestError:
         raise
     except (ValueError, HttpProcessingError, AssertionError, RuntimeError) as error:
@@ -69,7 +76,7 @@ async def read_form(headers: Mapping[str, str], body: bytearray) -> Form:
     return form
 
 
-async def _read_part(part: MultipartReader | BodyPartReader | None, form: Form) -> None:
+async def _read_part(part: MultipartReader | BodyPartReader | None, form: Form, body: bytearray | SpooledBytes) -> None:
     if not isinstance(part, BodyPartReader) or not part.name:
         raise RequestError(f"a part of the {FORM} is no field: it has no name, or parts itself")
     name, mime = part.name, part.headers.get("Content-Type", "")
@@ -78,13 +85,14 @@ async def _read_part(part: MultipartReader | BodyPartReader | None, form: Form) 
     if (coding := part.headers.get("Content-Transfer-Encoding", "binary")).lower() not in _PLAIN:
         raise refuse(name[:60], f"has the Content-Transfer-Encoding {show(coding)}, allowed are {', '.join(_PLAIN)}")
     data = bytearray()
+    file = body.beside() if isinstance(body, SpooledBytes) and part.filename is not None else None
     while chunk := await part.read_chunk(_CHUNK_BYTES):
-        data += chunk
+        (data.extend if file is None else file.append)(chunk)
         if part.filename is None and len(data) > MAX_TEXT_BYTES:
             raise refuse(name[:60], f"has more than {MAX_TEXT_BYTES} bytes, the limit of a text in a form")
         await asyncio.sleep(0)
     if part.filename is not None:
-        _put(form, name, FormFile(part.filename, mime, bytes(data)))
+        _put(form, name, FormFile(part.filename, mime, bytes(data) if file is None else file))
         return
     try:
         text = data.decode()

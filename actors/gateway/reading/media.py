@@ -5,6 +5,7 @@ Pure. The bytes decide what a medium is, and the video actor inspects them: type
 and size of the bytes count, and the pixels of pictures by their headers.
 """
 
+import mmap
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,13 +14,15 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from ....media import header
-from ....media.frames import is_packed, pack_frames
+from ....media.frames import MAGIC, frames_head, is_packed
 from ....runtime.bus.messages import MediaItem
 from ....runtime.config.sections import MediaSection
 from ....runtime.errors import RequestError
 from ....schema.media import AUTO_SHARE, MediaKind, MediaOptions
+from ....shm.spool import AnyBytes, SpooledBytes, beginning_of, pieces_of
 from .cache_keys import content_key, key_of_share
-from .data_urls import MAX_MIME_CHARS, DataUrl, decode_base64, decode_percents, most_bytes, read_head
+from .cut_text import Cut, CutText
+from .data_urls import BLANKS, MAX_MIME_CHARS, DataUrl, decode_base64, decode_percents, decode_pieces, most_bytes, read_head
 from .field_rules import settle
 from .field_table import media as table
 from .fields import STRING, Fields, Schema, kind_of, refuse, show
@@ -49,13 +52,13 @@ class Medium(NamedTuple):
 
     kind: MediaKind
     mime: str
-    data: bytes
+    data: AnyBytes
     options: MediaOptions
     path: str
     content: bytes = b""
     num_pixels: int = -1
     work: int = 0
-    pieces: tuple[bytes | str, ...] = ()
+    pieces: tuple[AnyBytes | str, ...] = ()
     rate: float = 0.0
     num_pictures: int = 1
 
@@ -135,7 +138,7 @@ class MediaIntake:
             self._check("image", path, role)
             self._add("image", value, path, Fields({}, path), is_base64=True)
 
-    def read_file(self, kind: MediaKind, mime: str, data: bytes, path: str) -> None:
+    def read_file(self, kind: MediaKind, mime: str, data: AnyBytes, path: str) -> None:
         """Take a medium that came as a file. Raises: RequestError, as ``read``."""
         with _blaming(kind):
             self._check(kind, path, "user")
@@ -179,7 +182,7 @@ class MediaIntake:
         medium = Medium(kind, mime, b"", options, path, pieces=pieces, rate=rate, num_pictures=len(pieces))
         self.media.append(medium if medium.urls else _filled(medium, self._limits))
 
-    def _frames_of(self, values: list[Any], path: str) -> tuple[bytes | str, ...]:
+    def _frames_of(self, values: list[Any], path: str) -> tuple[AnyBytes | str, ...]:
         if not values:
             raise refuse(path, "is empty, at least one frame is needed")
         self._check_count(len(values), path)
@@ -187,15 +190,15 @@ class MediaIntake:
 
     def _pieces_of(
         self, kind: MediaKind, value: object, path: str, mime: str, is_base64: bool
-    ) -> tuple[str, tuple[bytes | str, ...], bool]:
+    ) -> tuple[str, tuple[AnyBytes | str, ...], bool]:
         """Return the stated type, the bytes or the URL, and whether these are frames: base64 of a video has no commas else."""
         head = read_head(value) if kind == "video" and isinstance(value, str) else None
         if head is None or not head.is_base64 or not isinstance(value, str) or (count := 1 + value.count(",", head.start)) == 1:
             mime, piece = self._piece_of(value, path, mime, is_base64)
-            return mime, (piece,), mime == FRAMES_MIME and isinstance(piece, bytes) and piece.startswith(_JPEG)
+            return mime, (piece,), mime == FRAMES_MIME and not isinstance(piece, str) and beginning_of(piece, 3) == _JPEG
         self._check_count(count, path)
         _check_text_size(value, head.start, path, self._limits)
-        frames: list[bytes | str] = []
+        frames: list[AnyBytes | str] = []
         start = head.start
         for at in range(count):
             end = value.find(",", start)
@@ -203,7 +206,7 @@ class MediaIntake:
             start = end + 1
         return head.mime, tuple(frames), True
 
-    def _piece_of(self, value: object, path: str, mime: str, is_base64: bool) -> tuple[str, bytes | str]:
+    def _piece_of(self, value: object, path: str, mime: str, is_base64: bool) -> tuple[str, AnyBytes | str]:
         """Return the stated type and the bytes of one text, or the URL if they are to be fetched."""
         if not isinstance(value, str):
             expected = "base64 text" if is_base64 else "a data: URL"
@@ -221,7 +224,7 @@ class MediaIntake:
         fetch = self._limits.fetch
         return bool(fetch.allowed_roots if is_file_url(url) else fetch.allowed_hosts and _REMOTE.match(url))
 
-    def _check_fetched(self, pieces: Sequence[bytes | str], path: str) -> None:
+    def _check_fetched(self, pieces: Sequence[AnyBytes | str], path: str) -> None:
         """Check the URLs among the pieces, and their number."""
         fetch, urls = self._limits.fetch, [piece for piece in pieces if isinstance(piece, str)]
         if urls and sum(len(medium.urls) for medium in self.media) + len(urls) > fetch.max_items:
@@ -233,7 +236,7 @@ class MediaIntake:
                 raise refuse(path, error.message, error.status) from None
 
 
-def fill(media: Sequence[Medium], fetched: Sequence[bytes], limits: MediaSection) -> tuple[Medium, ...]:
+def fill(media: Sequence[Medium], fetched: Sequence[AnyBytes], limits: MediaSection) -> tuple[Medium, ...]:
     """Return ``media`` with the bytes ``fetched`` for their URLs, in order. Raises: RequestError, as ``read``."""
     contents = iter(fetched)
     filled: list[Medium] = []
@@ -259,21 +262,48 @@ def shared(media: Sequence[Medium], share: float) -> tuple[Medium, ...]:
 def _filled(medium: Medium, limits: MediaSection) -> Medium:
     """Return a medium whose bytes are there with its digest, and with the pixels of its pictures and the work to decode them. Raises:
     RequestError if it is empty or too large."""
-    pieces = [piece for piece in medium.pieces if isinstance(piece, bytes)] or [medium.data]
+    pieces = [piece for piece in medium.pieces if not isinstance(piece, str)] or [medium.data]
     for at, piece in enumerate(pieces):
         if not piece:
             raise refuse(medium.path, f"frame {at + 1} is empty" if medium.rate else "is empty")
-        if is_packed(piece):
+        if is_packed(beginning_of(piece, len(MAGIC))):
             raise refuse(medium.path, "is a list of frames in this server's own form; send data:video/jpeg;base64,FRAME,FRAME")
-    data = pack_frames(pieces, medium.rate) if medium.rate else pieces[0]
+    data = _packed(pieces, medium.rate) if medium.rate else pieces[0]
     if len(data) > (max_bytes := limits.max_item_mib << 20):
         raise refuse(medium.path, f"has {len(data)} bytes, the limit is {max_bytes} (media.max_item_mib)", status=413)
     medium = medium._replace(data=data, pieces=(), content=content_key(medium.kind, medium.options, data))
     if medium.kind != "image" and not medium.rate:
         return medium
-    # More pixels than a picture may have are refused when it is decoded.
-    num_pixels = sum(min(header.num_pixels(piece), limits.max_pixels) for piece in pieces)
-    return medium._replace(num_pixels=num_pixels, work=sum(header.decoding_work(piece) for piece in pieces))
+    num_pixels = work = 0
+    for piece in pieces:
+        with _seen(piece) as seen:
+            num_pixels += min(header.num_pixels(seen), limits.max_pixels)  # if it has more, it is refused when it is decoded
+            work += header.decoding_work(seen)
+    return medium._replace(num_pixels=num_pixels, work=work)
+
+
+def _packed(pictures: Sequence[AnyBytes], rate: float) -> AnyBytes:
+    """Return one medium of these pictures."""
+    head = frames_head(list(map(len, pictures)), rate)
+    spooled = next((picture for picture in pictures if isinstance(picture, SpooledBytes)), None)
+    if spooled is None:
+        return b"".join((head, *(piece for picture in pictures for piece in pieces_of(picture))))
+    packed = spooled.beside()
+    packed.append(head)
+    for picture in pictures:
+        for piece in pieces_of(picture):
+            packed.append(piece)
+    return packed
+
+
+@contextmanager
+def _seen(data: AnyBytes) -> Iterator[bytes | mmap.mmap]:
+    """Show bytes in one piece, for a look."""
+    if isinstance(data, SpooledBytes):
+        with data.mapped() as mapping:
+            yield mapping
+    else:
+        yield data
 
 
 @contextmanager
@@ -301,19 +331,33 @@ def _mime_of(kind: MediaKind, stated: str) -> str:
     return name if "/" in name or not name else f"{kind}/{name}"
 
 
-def _from_data_url(url: str, head: DataUrl, path: str, limits: MediaSection) -> bytes:
+def _from_data_url(url: str, head: DataUrl, path: str, limits: MediaSection) -> AnyBytes:
     if not head.is_base64:
-        return decode_percents(url, head.start)
+        return decode_percents(url, head.start)  # what was cut out of it stays unused
     _check_text_size(url, head.start, path, limits)
     return _from_base64(url, head.start, len(url), path, path)
 
 
-def _from_base64(text: str, start: int, end: int, shown: str, path: str) -> bytes:
+def _from_base64(text: str, start: int, end: int, shown: str, path: str) -> AnyBytes:
     """``shown``: what an error calls the text."""
     try:
-        return decode_base64(text, start, end)
+        return _decode_cut(text, start, end) if isinstance(text, CutText) else decode_base64(text, start, end)
     except ValueError:
         raise RequestError(f"{shown}: is not valid base64 (other signs, or a wrong length)", param=path) from None
+
+
+def _decode_cut(text: CutText, start: int, end: int) -> AnyBytes:
+    parts = list(text.parts(start, end))
+    cut = next((part for part in parts if isinstance(part, Cut)), None)
+    if cut is None:
+        return decode_base64(text, start, end)
+    if any("%" in part for part in parts if isinstance(part, str)):
+        return decode_base64(text, start, end)  # as text: that is refused, and the body read anew without cuts
+    decoded = cut.body.beside()
+    decode_pieces(
+        (piece for part in parts for piece in ((part.encode("ascii"),) if isinstance(part, str) else part.pieces())), decoded.append
+    )
+    return decoded
 
 
 def _bad_url(path: str, url: str) -> RequestError:
@@ -329,5 +373,10 @@ def _bad_url(path: str, url: str) -> RequestError:
 def _check_text_size(text: str, start: int, path: str, limits: MediaSection) -> None:
     """Check that base64 is not of far more bytes than a medium may have, before it is decoded."""
     max_bytes = limits.max_item_mib << 20
-    if (len(text) - start) // 4 * 3 > max_bytes + 2 and (num_bytes := most_bytes(text, start)) > max_bytes + 2:
+    if isinstance(text, CutText):
+        num_chars = text.num_chars(start, BLANKS) if text.num_bytes(start) // 4 * 3 > max_bytes + 2 else 0
+        num_bytes = 3 * num_chars // 4
+    else:
+        num_bytes = most_bytes(text, start) if (len(text) - start) // 4 * 3 > max_bytes + 2 else 0
+    if num_bytes > max_bytes + 2:
         raise refuse(path, f"has about {num_bytes} bytes, the limit is {max_bytes} (media.max_item_mib)", status=413)

@@ -55,7 +55,7 @@ class Pool:
         if set(generations) != {self.generation}:
             raise StalePage("stale")
 
-    def write_bytes(self, pages: Sequence[int], data: bytes) -> None:
+    def write_bytes(self, pages: Sequence[int], data: bytes, start: int = 0) -> None:
         if len(data) > 10 * len(pages):
             raise ValueError("too long")
         self.written.append((list(pages), data))

@@ -11,6 +11,7 @@ import msgspec
 import pybase64
 
 from .....media.frames import read_frames
+from .....shm.spool import whole
 from ...reading.field_rules import settle
 from ...reading.field_table.responses import PAGE
 from ...reading.fields import STRING, Fields, Schema, refuse, show
@@ -142,10 +143,11 @@ def _content_of(medium: Medium, kind: str) -> str:
     """Return a medium as a part of this kind has it."""
     if medium.urls:
         return medium.urls[0]
-    if (frames := read_frames(reader := io.BytesIO(medium.data))) is not None:
+    content = whole(medium.data)
+    if (frames := read_frames(reader := io.BytesIO(content))) is not None:
         pictures = (frames.picture(reader, number) for number in range(len(frames.places)))
         return f"data:{FRAMES_MIME};base64,{','.join(map(pybase64.b64encode_as_string, pictures))}"
-    data = pybase64.b64encode_as_string(medium.data)
+    data = pybase64.b64encode_as_string(content)
     return data if kind in INLINE_PARTS else f"data:{medium.mime};base64,{data}"
 
 

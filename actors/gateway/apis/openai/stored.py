@@ -6,6 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from .....schema.media import MediaKind, MediaOptions
+from .....shm.spool import whole
 from ...keeping.kept_answers import KeptAnswers
 from ...reading.content import Conversation, Message
 from ...reading.fields import show
@@ -75,8 +76,8 @@ class StoredConversation(msgspec.Struct, array_like=True, frozen=True):
 
 
 def _kept_medium(medium: Medium) -> _Medium:
-    pieces = tuple((piece, b"") if isinstance(piece, str) else ("", piece) for piece in medium.pieces)
-    return _Medium(*medium[:8], pieces, *medium[9:])
+    pieces = tuple((piece, b"") if isinstance(piece, str) else ("", whole(piece)) for piece in medium.pieces)
+    return _Medium(medium.kind, medium.mime, whole(medium.data), *medium[3:8], pieces, *medium[9:])
 
 
 def _medium_of(kept: _Medium) -> Medium:
@@ -103,6 +104,8 @@ class StoredResponses:
 
     def put(self, tenant: bytes, id: str, conversation: Conversation, body: bytes = NO_OUTPUT, items: tuple[Item, ...] = ()) -> None:
         """Keep a new response, unless it alone is too large."""
+        if sum(len(medium.data) for medium in conversation.media) > self._kept.max_bytes:
+            return
         self._kept.put(tenant, id, _encode(_Stored(StoredConversation.of(conversation), body, items)))
 
     def get(self, tenant: bytes, id: str) -> StoredResponse | None:
