@@ -20,6 +20,7 @@ TOKENIZER = "tokenizer.json"
 VOCABULARY, MERGES = "vocab.json", "merges.txt"  # of a tokenizer without tokenizer.json
 GGUF_SUFFIX = ".gguf"
 GGUF_MAGIC = b"GGUF"
+_OTHER_FORM = "consolidated"  # how names of files begin that hold the same weights under other names
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # of a directory that peft has written
 ADAPTER = "mmrt-adapter"  # in a directory that was made for it: a link to an adapter's directory
 _SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
@@ -54,7 +55,11 @@ def weight_files(path: Path) -> list[Path]:
         if len(files) != len(names):
             raise CheckpointError(f"{index}: names a shard outside of the model directory")
     else:
-        files = sorted(path.glob("*.safetensors")) or sorted(path.glob(f"*{GGUF_SUFFIX}"))
+        found = sorted(path.glob("*.safetensors"))
+        files = [file for file in found if not file.name.startswith(_OTHER_FORM)]
+        if found and not files:
+            raise CheckpointError(f"{found[0]}: is in Mistral's own form; expected model.safetensors, in that of transformers")
+        files = files or sorted(path.glob(f"*{GGUF_SUFFIX}"))
     if not files:
         raise CheckpointError(f"{path}: holds no *.safetensors file")
     if absent := [file for file in files if not file.is_file()]:

@@ -51,6 +51,8 @@ FAMILIES: dict[str, Entry] = {
     "qwen3_asr": Entry(lambda: import_module(".qwen3_asr", __package__), ("qwen3_asr",)),
     "smolvlm": Entry(lambda: import_module(".smolvlm", __package__), ("smolvlm", "idefics3")),
     "internvl": Entry(lambda: import_module(".internvl", __package__), ("internvl",)),
+    "lighton_ocr": Entry(lambda: import_module(".pixtral", __package__).LIGHTON_OCR, ("lighton_ocr",)),
+    "mistral3": Entry(lambda: import_module(".pixtral", __package__).MISTRAL3, ("mistral3",)),
     "llava": Entry(lambda: import_module(".llava", __package__).LLAVA, ("llava",)),
     "llava_next": Entry(lambda: import_module(".llava", __package__).LLAVA_NEXT, ("llava_next",)),
     "null": Entry(lambda: import_module(".null", __package__), ("mmrt_null",)),

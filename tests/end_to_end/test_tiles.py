@@ -19,6 +19,7 @@ from mmrt.tests.end_to_end.test_embedding_cache import KNOWN, Asked, work
 from mmrt.tests.end_to_end.test_media import image_part, num_prompt_tokens, picture, text, video
 from mmrt.tests.models.test_internvl import processor_of as internvl_processor
 from mmrt.tests.models.test_llava import processor_of as llava_processor
+from mmrt.tests.models.test_pixtral import processor_of as pixtral_processor
 from mmrt.tests.models.whole_prompts import bicubic
 from mmrt.tests.settings import ImportedLater
 
@@ -33,6 +34,7 @@ def smolvlm(checkpoint: Path) -> Any:
 
 
 PROCESSORS = {"smolvlm": smolvlm, "internvl": internvl_processor, "llava": llava_processor, "llava_next": llava_processor}
+PROCESSORS |= {"lighton_ocr": pixtral_processor, "mistral3": pixtral_processor}
 
 
 class TiledOracle:
@@ -82,7 +84,7 @@ class Case(NamedTuple):
     oracle: TiledOracle
 
 
-@pytest.fixture(scope="module", params=["smolvlm", *also_slow("internvl", "llava", "llava_next")])
+@pytest.fixture(scope="module", params=["smolvlm", *also_slow(*(family for family in PROCESSORS if family != "smolvlm"))])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[..., Any]) -> Iterator[Case]:
     with launching(tmp_path_factory, checkpoints) as start, pytest.MonkeyPatch.context() as patch:
         if request.param != "smolvlm":

@@ -316,6 +316,8 @@ def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
                 "qwen2_audio": "Qwen2AudioForConditionalGeneration",
                 "smolvlm": "SmolVLMForConditionalGeneration",
                 "llava": "LlavaForConditionalGeneration",
+                "lighton_ocr": "LightOnOcrForConditionalGeneration",
+                "mistral3": "Mistral3ForConditionalGeneration",
                 "internvl": "InternVLForConditionalGeneration",
                 "llava_next": "LlavaNextForConditionalGeneration",
                 "gemma4": "Gemma4ForConditionalGeneration",

@@ -17,10 +17,9 @@ from ...checkpoint.tensor_names import tensor_names
 from ...checkpoint.weight_specs import TensorSpec, language_specs
 from .. import no_media, vit
 from ..family import CheckpointRecipe, made_recipes
-from ..fields import max_positions
 from ..qwen2_5 import media, seeing
 from ..qwen2_5.tensors import renamed
-from ..text.nested import nested_fields, parse_nested
+from ..text.nested import nested_fields, nested_positions, parse_nested
 from ..vit import VitConfig, parse_vit, vit_specs
 from . import tiles
 from .texts import add_texts
@@ -61,7 +60,7 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
         return _parse_tower(root, hidden_size)
 
     config = seeing.parse_config(files, "internvl", parse_text, parse_tower, tiles.parse_rules, _PLACEHOLDER)
-    return replace(add_texts(files, config), max_context=max_positions(text))
+    return replace(add_texts(files, config), max_context=nested_positions(text))
 
 
 def _parse_tower(root: JsonObject, hidden_size: int) -> VitConfig:

@@ -1,30 +1,16 @@
 """Ids of the text around tiles, from a checkpoint's tokenizer.json: ``<img>`` and ``</img>``, and ``Frame1: `` before a frame."""
 
-from pathlib import Path
-
-import msgspec
 from msgspec.structs import replace
 
 from ...architecture import ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...errors import CheckpointError
-from ..qwen3.times import Tokenizer, piece_ids, read_time_tokens
+from ..added_tokens import read_tokenizer
+from ..qwen3.times import piece_ids, read_time_tokens
 
 _LINE_END = "\u010a"  # as byte-level tokenizers write it
 _OPENING, _CLOSING = ("Frame",), (":", "\u0120")
 _TOKENS = {"start_image_token": "<img>", "end_image_token": "</img>", "video_token": "<video>"}  # where the file has no others
-
-
-class _Added(msgspec.Struct):
-    id: int
-    content: str
-
-
-class _File(Tokenizer):
-    added_tokens: list[_Added] = []
-
-
-_decode = msgspec.json.Decoder(_File).decode
 
 
 def add_texts(files: CheckpointFiles, config: ModelConfig) -> ModelConfig:
@@ -32,8 +18,8 @@ def add_texts(files: CheckpointFiles, config: ModelConfig) -> ModelConfig:
     that is missing or damaged, or lacks a token."""
     told = files.optional("tokenizer_config.json") or JsonObject({}, "defaults")
     file = files.path / "tokenizer.json"
-    found = _read(file)
-    ids = {token.content: token.id for token in found.added_tokens}
+    found = read_tokenizer(files.path, "tiles of pictures have text around them")
+    ids = found.ids
     names = {field: told.token(field) if told.has(field) else usual for field, usual in _TOKENS.items()}
     for field in ("start_image_token", "end_image_token"):
         if names[field] not in ids:
@@ -55,12 +41,3 @@ def add_texts(files: CheckpointFiles, config: ModelConfig) -> ModelConfig:
         times=read_time_tokens(files.path, _OPENING, _CLOSING),
         item_text_ids=line_end,
     )
-
-
-def _read(file: Path) -> _File:
-    try:
-        return _decode(file.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{file}: {error.strerror}; tiles of pictures have text around them") from None
-    except msgspec.MsgspecError as error:
-        raise CheckpointError(f"{file}: no byte-level BPE tokenizer: {error}") from None

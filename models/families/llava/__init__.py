@@ -14,9 +14,8 @@ from ...checkpoint.weight_specs import TensorSpec, language_specs, same
 from ...media_config import VisionRules
 from .. import no_media
 from ..family import CheckpointRecipe, made_recipes
-from ..fields import max_positions
 from ..qwen2_5 import fields, media, seeing
-from ..text.nested import nested_fields, parse_nested
+from ..text.nested import nested_fields, nested_positions, parse_nested
 from ..vit import VitConfig, canonical_name, checkpoint_name, parse_steps, parse_vit, vit_specs
 from . import pictures
 
@@ -55,7 +54,7 @@ class LlavaFamily:
 
         config = seeing.parse_config(files, self._name, parse_text, parse_tower, parse_rules, _PLACEHOLDER)
         placeholder = root.integer("image_token_index", "image_token_id", default=_PLACEHOLDER, least=0)
-        return msgspec.structs.replace(config, image_token_id=placeholder, max_context=max_positions(text))
+        return msgspec.structs.replace(config, image_token_id=placeholder, max_context=nested_positions(text))
 
     def _parse_rules(self, files: CheckpointFiles, vision: VitConfig) -> VisionRules:
         root = files.required("config.json")

@@ -36,4 +36,6 @@ class TextFamily:
     video_with_sound = staticmethod(no_media.video_with_sound)
 
 
-LLAMA, MISTRAL, PHI3, GLM, GLM4, SMOLLM3, QWEN2, QWEN3, QWEN3_MOE = (TextFamily(name) for name in READINGS)
+LLAMA, MISTRAL, PHI3, GLM, GLM4, SMOLLM3, QWEN2, QWEN3, QWEN3_MOE = map(
+    TextFamily, ("llama", "mistral", "phi3", "glm", "glm4", "smollm3", "qwen2", "qwen3", "qwen3_moe")
+)

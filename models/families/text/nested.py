@@ -5,8 +5,10 @@ transformers leaves out of that object what its class of decoder has by default.
 
 from ...architecture import AttentionConfig, LanguageConfig
 from ...checkpoint.json_fields import JsonObject
+from ..fields import max_positions
 from .checkpoint import parse_language
 from .readings import READINGS
+from .ropes import served_positions
 
 _SIZES: dict[str, object] = {
     "hidden_size": 4096,
@@ -17,9 +19,20 @@ _SIZES: dict[str, object] = {
 }
 _QWEN: dict[str, object] = {**_SIZES, "intermediate_size": 22016, "vocab_size": 151936}
 _EXPERTS = {"num_local_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+_YARN = {"type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384, "llama_4_scaling_beta": 0.1}
+_YARN |= {"mscale": 1.0, "mscale_all_dim": 1.0}
 _DEFAULTS: dict[str, dict[str, object]] = {
     "llama": {**_SIZES, "max_position_embeddings": 2048},
     "mistral": {**_SIZES, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+    "ministral3": {
+        **_SIZES,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 34,
+        "vocab_size": 131072,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": _YARN,
+    },
     "qwen2": _QWEN,
     "qwen3": _QWEN,
     "qwen3_moe": {
@@ -38,6 +51,11 @@ def nested_fields(root: JsonObject, default: str, *others: str) -> JsonObject:
     text = root.object("text_config")
     name = text.text("model_type", default=default, choices=(default, *others))
     return text.with_defaults({**_DEFAULTS[name], "model_type": name})
+
+
+def nested_positions(text: JsonObject) -> int:
+    """Tokens of the longest context that is served. Raises CheckpointError."""
+    return served_positions(text, max_positions(text))
 
 
 def parse_nested(text: JsonObject, tie: bool) -> LanguageConfig:

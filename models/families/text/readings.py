@@ -23,6 +23,10 @@ def _mistral_attention(config: JsonObject) -> AttentionConfig:
     return replace(parse_attention(config, default_kv_heads=8), bias=False, output_bias=False)
 
 
+def _ministral3_attention(config: JsonObject) -> AttentionConfig:
+    return replace(parse_attention(config, default_head_dim=128, default_kv_heads=8), bias=False, output_bias=False)
+
+
 def _qwen2_attention(config: JsonObject) -> AttentionConfig:
     return replace(parse_attention(config), bias=True, output_bias=False)
 
@@ -58,6 +62,7 @@ _GLM = Reading(_glm_attention, 131072, parse_fused_mlps, ropes=parse_glm_rope, e
 READINGS = {
     "llama": Reading(_llama_attention, max_positions=2048),
     "mistral": Reading(_mistral_attention, max_positions=131072, windows=windows_everywhere),
+    "ministral3": Reading(_ministral3_attention, max_positions=16384, windows=windows_if_named),  # inside Mistral 3 alone
     "phi3": Reading(_phi3_attention, 4096, parse_fused_mlps, windows_if_named, parse_phi3_rope, epsilon=1e-5),
     "glm": _GLM,
     "glm4": _GLM._replace(has_output_norms=True),

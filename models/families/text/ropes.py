@@ -84,9 +84,11 @@ def parse_phi3_rope(text: JsonObject, head_dim: int, max_positions: int) -> Rope
 
 
 def served_positions(text: JsonObject, max_positions: int) -> int:
-    """Tokens of the longest context whose angles are known before it is: of "longrope" the trained one. Raises CheckpointError."""
+    """Tokens of the longest context whose angles are known before it is: of "longrope" the trained one. So of models whose queries
+    grow beyond that, as Ministral 3's. Raises CheckpointError."""
     rope = rope_fields(text)
     is_long = rope.has("short_factor") and rope.text("rope_type", "type", default="default") in _LONG
+    is_long |= rope.has("llama_4_scaling_beta")
     return min(max_positions, trained_positions(text, max_positions)) if is_long else max_positions
 
 

@@ -1,0 +1,273 @@
+"""LightOnOCR and Mistral 3 beside transformers: pictures in their own ratio of sides, prompts, tower, logits."""
+
+import importlib
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmrt.actors.host.media_rules import for_medium
+from mmrt.models.checkpoint.files import weight_files
+from mmrt.models.checkpoint.weights import read_weights
+from mmrt.models.config import load_model_config
+from mmrt.models.errors import CheckpointError, UnsupportedMediaError
+from mmrt.models.families.item_check import fault_of
+from mmrt.models.families.registry import family_named
+from mmrt.models.lm.warm_up import warm_up_towers
+from mmrt.models.towers.dispatch import Towers
+from mmrt.models.towers.interface import TowerInput
+from mmrt.schema.media import MediaOptions
+from mmrt.tests.models.conftest import Loaded
+from mmrt.tests.models.whole_prompts import (
+    bicubic,
+    check_greedy_tokens,
+    check_logits_in_cuts,
+    check_rounded_logits,
+    edited,
+    noise,
+    prompt_of,
+)
+from mmrt.tests.settings import ImportedLater
+
+transformers: Any = ImportedLater("transformers")
+PATCH, UNIT, EDGE = 14, 28, 210  # of the tiny checkpoints
+PICTURES = (
+    *((28, 28), (29, 27), (33, 61), (56, 56), (57, 59), (112, 56), (210, 210), (211, 209), (210, 30), (30, 210), (420, 300)),
+    *((300, 41), (97, 203), (150, 31), (640, 480), (400, 77), (69, 99), (29, 150), (43, 43), (42, 70)),
+)
+FAMILIES = ("lighton_ocr", "mistral3")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def loaded(request: pytest.FixtureRequest, models: Callable[[str], Loaded]) -> Loaded:
+    return models(request.param)
+
+
+@pytest.fixture(scope="module")
+def processor(loaded: Loaded) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformers.image_processing_backends.np_resize", bicubic)
+        yield processor_of(loaded.path)
+
+
+def processor_of(checkpoint: Path) -> Any:
+    """transformers' class for Mistral 3 wants torchvision, and uses a function that the Pillow form has, too."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    images = transformers.models.pixtral.image_processing_pil_pixtral.PixtralImageProcessorPil.from_pretrained(checkpoint)
+    if json.loads((checkpoint / "config.json").read_bytes())["model_type"] == "lighton_ocr":
+        return transformers.LightOnOcrProcessor(images, tokenizer, patch_size=PATCH, spatial_merge_size=2)
+    with pytest.MonkeyPatch.context() as patch:
+        module = "transformers.models.pixtral.image_processing_pixtral"
+        patch.setitem(sys.modules, module, sys.modules["transformers.models.pixtral.image_processing_pil_pixtral"])
+        processing = importlib.import_module("transformers.models.pixtral.processing_pixtral")
+    return processing.PixtralProcessor(images, tokenizer, patch_size=PATCH, spatial_merge_size=2)
+
+
+def in_order(picture: np.ndarray) -> np.ndarray:
+    """float [3, height, width] as rows of patches, four of a token together; sides are filled up to whole tokens."""
+    height, width = (-(-side // UNIT) * UNIT for side in picture.shape[1:])
+    filled = np.full((3, height, width), np.nan, picture.dtype)
+    filled[:, : picture.shape[1], : picture.shape[2]] = picture
+    blocks = filled.reshape(3, height // UNIT, 2, PATCH, width // UNIT, 2, PATCH)
+    return blocks.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, 3 * PATCH**2)
+
+
+@pytest.mark.parametrize("size", PICTURES)
+def test_pictures_become_transformers_pixels(loaded: Loaded, processor: Any, size: tuple[int, int]) -> None:
+    """To the last bit; what fills up an odd row or column of patches is black."""
+    prompt = prompt_of(loaded, processor, [noise(*size), "What?"])
+    ((rows,),), (span,), rules = prompt.rows, prompt.spans, loaded.config.vision_rules
+    assert fault_of(loaded.config, "image", span.shape) == ""
+    theirs = in_order(prompt.reference_inputs["pixel_values"][0].numpy())
+    mean, std = (np.repeat(np.array(numbers), PATCH**2) * 255 for numbers in (rules.image_mean, rules.image_std))
+    np.testing.assert_array_equal(rows, np.nan_to_num(np.rint(theirs * std + mean)))
+
+
+def test_whole_prompts_are_transformers(loaded: Loaded, processor: Any) -> None:
+    contents = [["only text"], *([noise(*size), "What is it?"] for size in PICTURES)]
+    contents += [["One", noise(30, 90), "\ntwo\n", noise(90, 300), " three."], [noise(39, 49), noise(100, 29)]]
+    for content in contents:
+        prompt = prompt_of(loaded, processor, content)
+        assert prompt.ids == prompt.reference_inputs["input_ids"][0].tolist()
+
+
+def test_the_tower_equals_transformers(loaded: Loaded, processor: Any) -> None:
+    """Also of several pictures at once, which do not see each other; some have an odd row of patches, some an odd column."""
+    for sizes in ([(75, 131), (29, 60)], [(131, 42)], [(300, 43)], [(41, 210), (70, 70), (56, 56)]):
+        prompt = prompt_of(loaded, processor, [noise(*size) for size in sizes])
+        with torch.inference_mode():
+            inputs = {name: prompt.reference_inputs[name] for name in ("pixel_values", "image_sizes")}
+            expected = torch.cat(list(loaded.reference.model.get_image_features(**inputs).pooler_output))
+            is_token = torch.tensor(prompt.ids) == loaded.config.image_token_id
+            at_once = [(span.shape.segments[0], found[0]) for span, found in zip(prompt.spans, prompt.rows, strict=True)]
+            parts = [TowerInput("image", rows, segment.grid, segment.details) for segment, rows in at_once]
+            ours = torch.cat(loaded.towers.encode(parts))
+            torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+            assert len(ours) == is_token.sum()
+
+
+def test_logits_in_any_cuts(loaded: Loaded, processor: Any) -> None:
+    with torch.inference_mode():
+        prompt = prompt_of(loaded, processor, ["See", noise(61, 290), "and", noise(80, 58), "Compare."])
+        check_logits_in_cuts(loaded, loaded.reference, prompt)
+
+
+def test_greedy_tokens_equal_those_of_generate(loaded: Loaded, processor: Any) -> None:
+    with torch.inference_mode():
+        check_greedy_tokens(loaded, prompt_of(loaded, processor, [noise(131, 75), "Tell."]))
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_logits_of_rounded_weights(loaded: Loaded, processor: Any, weights: Any) -> None:
+    check_rounded_logits(loaded, prompt_of(loaded, processor, [noise(131, 75), "Tell."]), weights)
+
+
+def test_the_first_launches(loaded: Loaded) -> None:
+    warm_up_towers(loaded.towers, loaded.config)
+
+
+def test_ministral(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
+    """Its rope is stretched, its queries are not within the context that is served, and the files may have gelu and biases."""
+    path = checkpoints("mistral3")
+    config = json.loads((path / "config.json").read_text())
+    config["text_config"] |= {"model_type": "ministral3", "max_position_embeddings": 4096}
+    config["text_config"]["rope_parameters"] = {
+        **{"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 256, "mscale": 1.0},
+        **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+    }
+    config["vision_config"]["hidden_act"], config["multimodal_projector_bias"] = "gelu", True
+    made = transformers.Mistral3ForConditionalGeneration(transformers.Mistral3Config.from_dict(config)).eval()
+    with torch.no_grad():
+        for name, value in made.named_parameters():
+            value.normal_(1.0 if "norm" in name or "ln_" in name else 0.0, 0.2 if value.ndim == 1 else 0.5 / value.shape[-1] ** 0.5)
+    shutil.copytree(path, tmp_path / "made", ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    made.save_pretrained(tmp_path / "made")
+    found = load_model_config(tmp_path / "made")
+    assert found.max_context == 256
+    weights = read_weights(tmp_path / "made", found)
+    other = Loaded(tmp_path / "made", found, family_named("mistral3"), weights, Towers(found, weights), made)
+    with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformers.image_processing_backends.np_resize", bicubic)
+        prompt = prompt_of(other, processor_of(tmp_path / "made"), ["a word " * 40, noise(60, 111), "and more of it " * 20])
+        assert 150 < len(prompt.ids) < 252
+        check_logits_in_cuts(other, made, prompt, (4096,))
+    config["text_config"] = {"model_type": "ministral3"}
+    config["text_config"] |= {"eos_token_id": 2}
+    (tmp_path / "made/config.json").write_text(json.dumps(config))
+    found, theirs = load_model_config(tmp_path / "made"), transformers.AutoConfig.from_pretrained(tmp_path / "made").text_config
+    assert (found.language.num_layers, found.language.intermediate_size) == (theirs.num_hidden_layers, theirs.intermediate_size)
+    assert found.max_context == theirs.rope_parameters["original_max_position_embeddings"] and found.language.rms_norm_eps == 1e-5
+
+
+def test_each_spelling_of_names(loaded: Loaded, tmp_path: Path) -> None:
+    """With all but the head in ``model.``, and with none of it."""
+    family, tensors, expected = loaded.family, load_file(loaded.path / "model.safetensors"), read_weights(loaded.path, loaded.config)
+    assert all(family.checkpoint_name(family.canonical_name(name)) == name for name in tensors)
+    if loaded.config.family == "lighton_ocr":
+        assert "model.vision_encoder.patch_conv.weight" in tensors and "lm_head.weight" in tensors
+        others = {name.removeprefix("model."): name for name in tensors}
+    else:
+        assert "vision_tower.ln_pre.weight" in tensors and "language_model.lm_head.weight" in tensors
+        others = {f"model.{name.replace('language_model.model.', 'language_model.')}": name for name in tensors}
+        others = {name.replace("model.language_model.lm_head.", "lm_head."): of for name, of in others.items()}
+    save_file({name: tensors[of] for name, of in others.items()}, tmp_path / "model.safetensors")
+    found = read_weights(tmp_path, loaded.config)
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_weights_in_mistral_s_own_form(loaded: Loaded, tmp_path: Path) -> None:
+    (tmp_path / "consolidated.safetensors").write_bytes(b"12345678")
+    with pytest.raises(CheckpointError, match=r"consolidated.safetensors: is in Mistral's own form; expected model.safetensors"):
+        weight_files(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"12345678")
+    assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]
+
+
+def test_a_bound_on_pixels_makes_pictures_smaller(loaded: Loaded) -> None:
+    """Also of those that have no whole tokens: their readers believe them."""
+    config, sizes = loaded.config, set[int]()
+    for max_pixels in (10**9, 20000, 5000, UNIT**2, 1):
+        narrowed = for_medium(config, MediaOptions(max_pixels=max_pixels))
+        for picture in ((205, 141), (90, 120), (300, 200)):
+            item = loaded.family.image_item(narrowed, *picture)
+            assert fault_of(config, "image", item) == ""
+            assert item.grid[1] * item.grid[2] * PATCH**2 <= 2 * max(max_pixels, UNIT**2)
+            sizes.add(item.num_tokens)
+    assert len(sizes) > 5
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "decoder": ("config.json", {"text_config": {"model_type": "gemma"}}, "text_config.model_type is 'gemma', expected '"),
+    "tower": (
+        "config.json",
+        {"vision_config": {"model_type": "siglip_vision_model"}},
+        "model_type is 'siglip_vision_model', expected 'pi",
+    ),
+    "activation": ("config.json", {"vision_config": {"hidden_act": "relu"}}, "hidden_act is 'relu', expected 'silu' or 'gelu'"),
+    "heads": ("config.json", {"vision_config": {"num_attention_heads": 5}}, "hidden_size is 64, expected a multiple of 4 x 5 heads"),
+    "projector": ("config.json", {"projector_hidden_act": "relu"}, "projector_hidden_act is 'relu', expected 'gelu'"),
+    "layer": ("config.json", {"vision_feature_layer": [-1, -2]}, r"vision_feature_layer is \[-1, -2\], expected -1"),
+    "filter": ("preprocessor_config.json", {"resample": 1}, "resample is 1, expected 3"),
+    "crop": ("preprocessor_config.json", {"do_center_crop": True}, "do_center_crop is true, which is not supported"),
+    "edge": ("preprocessor_config.json", {"size": {"longest_edge": 9999}}, "longest_edge is 9999, expected an integer from"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_not_supported_is_refused_by_name(loaded: Loaded, tmp_path: Path, what: str) -> None:
+    file, changes, said = REFUSED[what]
+    with pytest.raises(CheckpointError, match=said):
+        load_model_config(edited(loaded.path, tmp_path / "made", file, changes))
+
+
+def test_sizes_and_tokens_that_do_not_fit(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
+    for number, (changes, said) in enumerate(
+        (
+            ({"patch_size": {"height": 14, "width": 28}}, "patch_size is .*, expected a multiple of the vision tower's"),
+            ({"patch_size": 16}, r"patch_size is 16, expected a multiple of the vision tower's \(14\)"),
+            ({"size": {"longest_edge": 200}}, r"longest_edge is 200, expected a multiple of patch_size \(14\)"),
+        )
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            load_model_config(edited(checkpoints("lighton_ocr"), tmp_path / str(number), "preprocessor_config.json", changes))
+    whole = load_model_config(edited(checkpoints("lighton_ocr"), tmp_path / "whole", "preprocessor_config.json", {"patch_size": 28}))
+    assert not family_named("lighton_ocr").image_item(whole, 43, 43).segments[0].details
+    made = edited(checkpoints("mistral3"), tmp_path / "made", "preprocessor_config.json", {})
+    content = json.loads((made / "tokenizer.json").read_text())
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != "[IMG_BREAK]"]
+    (made / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"tokenizer.json: has no '\[IMG_BREAK\]', which stands behind lines of pictures"):
+        load_model_config(made)
+
+
+def test_other_media_and_lies(loaded: Loaded) -> None:
+    family, config = loaded.family, loaded.config
+    for refuse, said in (
+        (lambda: family.image_item(config, 0, 9), "picture of 9x0 pixels is empty"),
+        (lambda: family.image_item(config, 9, 9000), "picture of 9000x9 pixels is too small or thin: it has no tokens"),
+        (lambda: family.video_item(config, 4, 60, 60, 2.0), "this model takes no video"),
+        (lambda: family.audio_item(config, 300), "this model takes no audio"),
+    ):
+        with pytest.raises(UnsupportedMediaError, match=said):
+            refuse()
+    item = family.image_item(config, 85, 170)
+    (segment,) = item.segments
+    for lie in ({"num_tokens": segment.num_tokens + 1}, {"grid": (1, 6, 10)}, {"details": (0, 1)}, {"ids": ((9, segment.num_tokens),)}):
+        told = msgspec.structs.replace(segment, **lie)
+        assert fault_of(config, "image", msgspec.structs.replace(item, segments=[told], num_tokens=told.num_tokens)), lie
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "billions"),
+    [("lighton_ocr", "1b", 1.006), ("mistral3", "24b", 24.01), ("mistral3", "ministral-3b", 3.85), ("mistral3", "ministral-8b", 8.92)],
+)
+def test_published_shapes_have_their_published_size(sized: Callable[..., float], family: str, shape: str, billions: float) -> None:
+    assert sized(family, shape) / 1e9 == pytest.approx(billions, rel=0.005)
