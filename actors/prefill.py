@@ -16,6 +16,7 @@ from ..models.architecture import ModelConfig
 from ..models.families.registry import family_of
 from ..models.lm.decoder import AfterLayer, Chunk, Decoder, StateRefs
 from ..models.lm.warm_up import warm_up_prefill
+from ..models.pictures import whole_runs, within
 from ..models.sampling.logprobs import logprobs_of
 from ..runtime.bus.copy_plans import Load
 from ..runtime.bus.messages import Done, Result, SequenceSpec, decode_sequence_spec
@@ -136,7 +137,9 @@ class PrefillWorker:
         block_table = self._table.prefill_pages(chunk.row, chunk.member)[:num_pages].astype(np.int64)
         positions = torch.from_numpy(self._chunk_positions(spec, chunk))
         state = StateRefs(chunk.state_from, chunk.state_to, chunk.log, tuple(chunk.snapshots))
-        return Chunk(embeds, positions, chunk.start, torch.from_numpy(block_table), state, deep, ids)
+        runs = [] if chunk.member else whole_runs(self._config.language, spec.spans)
+        pictures = within(runs, chunk.start, chunk.end)
+        return Chunk(embeds, positions, chunk.start, torch.from_numpy(block_table), state, deep, ids, pictures)
 
     def _ids(self, spec: SequenceSpec, chunk: PrefillChunk) -> NDArray[np.int64]:
         """Ids [start, end) of the prompt followed by the generated ids."""

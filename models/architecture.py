@@ -54,10 +54,12 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, tag="attention"
     bias: bool = False  # of the projections to queries, keys and values
     output_bias: bool = False
     is_fused: bool = False  # the checkpoint has one matrix for queries, keys and values
+    k_is_v: bool = False  # values are what keys are before their norm and rotation: the checkpoint has no matrix for them
     qk_norm: bool = False
     v_norm: bool = False  # an RMSNorm without weights of each value head
     window: int = 0  # tokens that are attended to, the newest included; 0: all
     scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
+    sees_pictures: bool = False  # a picture's tokens are attended to by all of its tokens, within the window
     gated: bool = False  # each value of the output is multiplied by a gate of its token
 
 
@@ -164,7 +166,7 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
         groups: dict[tuple[float, ...], KvGroup] = {}
         for index, layer in enumerate(self.layers):
             if isinstance(heads := layer.mixer, AttentionConfig) and heads.owner < 0:
-                key = heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.window, heads.scale
+                key = heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.window, heads.scale, heads.sees_pictures
                 groups[key] = KvGroup(heads, (*groups[key].layers, index) if key in groups else (index,))
         return tuple(groups.values())
 
@@ -174,6 +176,11 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
         assert isinstance(mixer, AttentionConfig)
         owner = index if mixer.owner < 0 else mixer.owner
         return next(KvPlace(group, its.layers.index(owner)) for group, its in enumerate(self.kv_groups) if owner in its.layers)
+
+    @property
+    def sees_pictures(self) -> bool:
+        """As in ``AttentionConfig``, of some layer."""
+        return any(isinstance(layer.mixer, AttentionConfig) and layer.mixer.sees_pictures for layer in self.layers)
 
     @property
     def num_kv_layers(self) -> int:

@@ -47,6 +47,7 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -
         num_state_pages=layout.pools["state"].num_pages if layout.has_states else 0,
         num_log_pages=layout.pools["log"].num_pages if layout.has_states else 0,
         placeholder_ids={kind: model.placeholder_id(kind) for kind in model.media_kinds},
+        sees_pictures=model.language.sees_pictures,
         max_items=config.media.max_items,
         max_request_pixels=config.media.max_request_pixels,
         max_waiting=config.server.max_waiting,

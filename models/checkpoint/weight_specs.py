@@ -207,6 +207,9 @@ def _attention_parts(lm: LanguageConfig, attention: AttentionConfig, name: str, 
     rows = {"q": q, "k": kv, "v": kv} if attention.owner < 0 else {"q": q}
     parts = {"qkv_proj.weight": q + 2 * kv} if attention.is_fused else {f"{part}_proj.weight": n for part, n in rows.items()}
     qkv = _matrix(_fused(f"{name}qkv", source, parts, (hidden,)))
+    if attention.k_is_v and attention.owner < 0:
+        queries, keys, _ = qkv.sources
+        qkv = qkv._replace(sources=(queries, keys, keys))
     if attention.gated:  # the checkpoint has a head's queries, then its gates, in one matrix
         both = Source(f"{source}q_proj.weight", (2 * q, hidden))
         queries, gates = (both._replace(interleaved=Interleaved(head_dim, first, 2)) for first in (0, 1))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...cpu_kernels.attention_kernel import PagedAttention
 from ...cpu_kernels.flash_attention import KeyRanges, attend, causal, has_kernel, prepare
+from ..pictures import Run
 from .kv_pages import KvPages
 
 _PADDED_TOKENS = 192  # of the longest sequence that is attended to with others
@@ -25,8 +26,13 @@ class Attention(Protocol):
     ``*_attend`` in each layer, over K and V that are written. Shapes: N tokens of all sequences together, HQ = num_heads, R = 2 x
     num_kv_heads x head_dim."""
 
-    def begin_prefill(self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor]) -> None:
-        """``spans`` (start, end) of each sequence's new tokens; ``block_tables`` int64, at least the pages of [0, end) each."""
+    def begin_prefill(
+        self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor], pictures: Sequence[Sequence[Run]] = ()
+    ) -> None:
+        """``spans`` (start, end) of each sequence's new tokens; ``block_tables`` int64, at least the pages of [0, end) each;
+        ``pictures`` of each that have new tokens, which count where ``AttentionConfig.sees_pictures``.
+
+        Raises: ValueError for one that reaches beyond them."""
         ...
 
     def begin_decode(self, lengths: Tensor, block_tables: Tensor) -> None:
@@ -40,6 +46,16 @@ class Attention(Protocol):
     def decode_attend(self, layer: int, q_NHD: Tensor) -> Tensor:
         """Attend from each sequence's new token to those of its ``length`` tokens that it sees. Returns [B, HQ x D]."""
         ...
+
+
+def _ends(start: int, end: int, pictures: Sequence[Run]) -> Tensor:
+    """Up to where each of the tokens [start, end) sees: itself, or the end of its picture. int64 [end - start], in the sequence."""
+    ends = torch.arange(start + 1, end + 1)
+    for first, last in pictures:
+        if last > end:
+            raise ValueError(f"a chunk of tokens {start} to {end} ends within a picture of tokens {first} to {last}")
+        ends[max(first - start, 0) : max(last - start, 0)] = last
+    return ends
 
 
 class _Group(NamedTuple):
@@ -70,7 +86,7 @@ class CpuAttention:
     def __init__(self, pages: KvPages) -> None:
         heads = pages.heads
         self._kv_heads, self._head_dim = heads.num_kv_heads, heads.head_dim
-        self._scale, self._window = heads.scale, heads.window
+        self._scale, self._window, self._sees_pictures = heads.scale, heads.window, heads.sees_pictures
         self._fold = heads.num_heads // heads.num_kv_heads
         self._pages, self._page_tokens, self._dtype = pages, pages.page_tokens, pages.dtype
         self._token_bytes = 2 * self._kv_heads * self._head_dim * self._dtype.itemsize
@@ -84,14 +100,17 @@ class CpuAttention:
         self._has_kernel = has_kernel(torch.empty(0, self._head_dim, dtype=self._dtype))
         prepare(self._head_dim, self._dtype, self._scale)
 
-    def begin_prefill(self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor]) -> None:
+    def begin_prefill(
+        self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor], pictures: Sequence[Sequence[Run]] = ()
+    ) -> None:
         self.is_decoding = False
-        self._spans = [self._span(start, end, table) for (start, end), table in zip(spans, block_tables, strict=True)]
+        seen: Sequence[Sequence[Run]] = pictures if self._sees_pictures and pictures else [()] * len(spans)
+        self._spans = [self._span(*span, table, its) for span, table, its in zip(spans, block_tables, seen, strict=True)]
         tokens = [torch.arange(start, end) for start, end in spans]
         pages = [table[index // self._page_tokens] for index, table in zip(tokens, block_tables, strict=True)]
         self._places = torch.cat(pages), torch.cat(tokens) % self._page_tokens
 
-    def _span(self, start: int, end: int, table: Tensor) -> _Span:
+    def _span(self, start: int, end: int, table: Tensor, pictures: Sequence[Run]) -> _Span:
         num_tokens, window = end - start, self._window
         first = max(start + 1 - window, 0) if window else 0
         skipped = first // self._page_tokens * self._page_tokens
@@ -100,11 +119,15 @@ class CpuAttention:
         firsts = (torch.arange(start, end) + 1 - window - skipped).clamp_(min=0)  # on the pages, with a window
         if self._has_kernel:
             earlier = KeyRanges.of(firsts, torch.full_like(firsts, num_earlier)) if window and num_earlier else None
-            return _Span(num_tokens, num_earlier, pages, causal(num_tokens, window), earlier)
-        if not window:
+            own = causal(num_tokens, window)
+            if pictures:
+                own = KeyRanges.of(own.firsts, _ends(start, end, pictures) - start)
+            return _Span(num_tokens, num_earlier, pages, own, earlier)
+        if not window and not pictures:
             return _Span(num_tokens, num_earlier, pages)
         keys = torch.arange(num_earlier + num_tokens)
-        hidden = (keys < firsts.unsqueeze(1)) | (keys > keys[num_earlier:].unsqueeze(1))
+        seen_from, seen_to = firsts.unsqueeze(1) if window else 0, (_ends(start, end, pictures) - skipped).unsqueeze(1)
+        hidden = (keys < seen_from) | (keys >= seen_to)
         return _Span(num_tokens, num_earlier, pages, mask=torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, -torch.inf))
 
     def begin_decode(self, lengths: Tensor, block_tables: Tensor) -> None:

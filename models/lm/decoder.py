@@ -37,7 +37,8 @@ class Chunk:
     embeds [n, H] in the model's dtype; positions int64 [3, n]; block_table int64, at least ceil((start + n) / page_tokens) pages.
     ``state``: for a model with recurrent states; ``start`` is a border then.
     deep [n, D, H]: what is added to the residual stream after layers 0 to D - 1; 0 for text. ids int64 [n]: for a model with
-    ``LanguageConfig.per_layer``.
+    ``LanguageConfig.per_layer``. ``pictures``: those that have tokens here, [start, end) in the sequence, for a model whose pictures
+    see themselves; none may reach beyond the chunk.
     """
 
     embeds: Tensor
@@ -47,6 +48,7 @@ class Chunk:
     state: StateRefs | None = None
     deep: Tensor | None = None
     ids: Tensor | None = None
+    pictures: tuple[tuple[int, int], ...] = ()
 
 
 class Decoder(Protocol):

@@ -69,7 +69,7 @@ class LanguageModel:
     def prefill(self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None) -> list[Tensor]:
         spans = [(chunk.start, chunk.start + chunk.embeds.shape[0]) for chunk in chunks]
         for attention in self._attentions:
-            attention.begin_prefill(spans, [chunk.block_table for chunk in chunks])
+            attention.begin_prefill(spans, [chunk.block_table for chunk in chunks], [chunk.pictures for chunk in chunks])
         if self._delta is not None:
             self._delta.begin_prefill(spans, [chunk.state or StateRefs() for chunk in chunks])
         self._operations.begin(torch.cat([chunk.positions for chunk in chunks], 1).to(self._device))

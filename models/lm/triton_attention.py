@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ...triton_kernels.paged_decode import DecodeWorkspace, paged_decode, plan_decode
 from ...triton_kernels.paged_extend import ExtendPlan, paged_extend, plan_extend
 from ...triton_kernels.paged_kv import PagedKV
+from ..pictures import Run
 from .kv_pages import KvPages
 
 
@@ -21,9 +22,10 @@ class TritonAttention:
     page_tokens + index in it, -1 for padding. ``is_decoding``: the forward is a step."""
 
     def __init__(self, pages: KvPages) -> None:
-        """``pages`` on the device. Raises: ValueError for a window or a scale of its own: the kernels have none."""
-        if pages.heads.window or pages.heads.scale:
-            raise ValueError(f"models with a window ({pages.heads.window} tokens) or a scale of scores run on a CPU only")
+        """``pages`` on the device. Raises: ValueError for a window, a scale or pictures that see themselves: the kernels have none."""
+        if pages.heads.window or pages.heads.scale or pages.heads.sees_pictures:
+            told = f"a window ({pages.heads.window} tokens), a scale of scores or pictures that see themselves"
+            raise ValueError(f"models with {told} run on a CPU only")
         self._device, self._dtype, self._page_tokens = pages.values.device, pages.dtype, pages.page_tokens
         self._heads = pages.heads.num_heads, pages.heads.num_kv_heads, pages.heads.head_dim
         parts = [tensor.unbind(3) for tensor in (pages.values, pages.scales) if tensor is not None]
@@ -37,7 +39,9 @@ class TritonAttention:
         self._extend: ExtendPlan | None = None
         self._decode: DecodeWorkspace | None = None
 
-    def begin_prefill(self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor]) -> None:
+    def begin_prefill(
+        self, spans: Sequence[tuple[int, int]], block_tables: Sequence[Tensor], pictures: Sequence[Sequence[Run]] = ()
+    ) -> None:
         slots = []
         for (start, end), table in zip(spans, block_tables, strict=True):
             index = torch.arange(start, end, device=table.device)

@@ -21,9 +21,11 @@ from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.make import checkpoint
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.make.tokenizer import write_tokenizer
+from mmrt.models.pictures import Run, whole_runs, within
 from mmrt.models.state_layout import GRID, state_layout
 from mmrt.models.towers.dispatch import Towers
 from mmrt.models.towers.interface import TowerInput
+from mmrt.runtime.controller.scheduling.types import MemberView
 from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
 from mmrt.tests.settings import also_slow
 from mmrt.tests.threads import one_thread as one_thread
@@ -275,20 +277,24 @@ class Loaded:
         for (start, segment), its in zip(prompt.segments, rows, strict=True):
             parts = its.view(segment.num_tokens, 1 + self.config.num_deep, -1)
             embeds[start : start + segment.num_tokens], deep[start : start + segment.num_tokens] = parts[:, 0], parts[:, 1:]
-        ids = torch.tensor(prompt.ids)
-        return self.chunks(embeds, positions, table, step, deep if self.config.num_deep and prompt.spans else None, ids)
+        ids, runs = torch.tensor(prompt.ids), whole_runs(self.config.language, prompt.spans)
+        return self.chunks(embeds, positions, table, step, deep if self.config.num_deep and prompt.spans else None, ids, runs)
 
     @staticmethod
     def chunks(
         embeds: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, step: int,
-        deep: torch.Tensor | None = None, ids: torch.Tensor | None = None,
+        deep: torch.Tensor | None = None, ids: torch.Tensor | None = None, runs: Sequence[Run] = (),
     ) -> list[Chunk]:  # fmt: skip
         """The prompt but for its last token, in pieces of ``step`` tokens."""
         end = embeds.shape[0] - 1
-        cuts = [(at, min(at + step, end)) for at in range(0, end, step)]
+        cuts, at = list[tuple[int, int]](), 0
+        while at < end:
+            cuts.append((at, MemberView(at, end, end, pictures=tuple(runs)).chunk_end(min(at + step, end))))
+            at = cuts[-1][1]
         parts = [(None if deep is None else deep[a:b], None if ids is None else ids[a:b]) for a, b in cuts]
         return [
-            Chunk(embeds[a:b], positions[:, a:b], a, table, deep=own, ids=its) for (a, b), (own, its) in zip(cuts, parts, strict=True)
+            Chunk(embeds[a:b], positions[:, a:b], a, table, deep=own, ids=its, pictures=within(runs, a, b))
+            for (a, b), (own, its) in zip(cuts, parts, strict=True)
         ]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from mmrt.cpu_kernels import attention_kernel, kernel
@@ -20,14 +21,18 @@ needs_kernel = pytest.mark.skipif(kernel.vector_width() is None, reason="this pr
 class Sequences:
     """Sequences of ``LENGTHS`` on pages that lie anywhere, and a query of each."""
 
-    def __init__(self, dtype: torch.dtype, group: int, head_dim: int, page_tokens: int, window: int = 0, scale: float = 0.0) -> None:
+    def __init__(
+        self, dtype: torch.dtype, group: int, head_dim: int, page_tokens: int,
+        window: int = 0, scale: float = 0.0, sees_pictures: bool = False,
+    ) -> None:  # fmt: skip
+        heads = AttentionConfig(num_heads=2 * group, num_kv_heads=2, head_dim=head_dim, window=window, scale=scale)
         self.config = LanguageConfig(
             vocab_size=8,
             hidden_size=8,
             rms_norm_eps=1e-6,
             layers=(
                 LayerConfig(
-                    mixer=AttentionConfig(num_heads=2 * group, num_kv_heads=2, head_dim=head_dim, window=window, scale=scale),
+                    mixer=replace(heads, sees_pictures=sees_pictures),
                     feed_forward=MlpConfig(intermediate_size=8),
                 ),
             )
@@ -132,6 +137,33 @@ def test_prompts_in_chunks(window: int, has_kernel: bool, monkeypatch: pytest.Mo
         places = [(4, start), *((5, start + index) for index in range(50))]
         attention.begin_decode(torch.tensor([at + 1 for _, at in places]), sequences.tables[[row for row, _ in places]])
         torch.testing.assert_close(found, attention.decode_attend(LAYER, q), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("has_kernel", [pytest.param(True, marks=needs_kernel), False])
+@pytest.mark.parametrize("window", [0, 10, 40])
+def test_pictures_see_themselves(window: int, has_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a dense mask, in chunks that begin before, at and within a picture. One must not end within it."""
+    sequences = Sequences(torch.float32, 2, 64, 16, window, 0.2, sees_pictures=True)
+    attention, runs = CpuAttention(sequences.pages), ((20, 60), (61, 90), (140, 150))
+    if not has_kernel:
+        monkeypatch.setattr(attention, "_has_kernel", False)
+    keys, values = sequences.values[sequences.tables[5], LAYER].flatten(0, 1)[:160].double().unbind(1)
+    places = torch.arange(160)
+    is_seen = places <= places[:, None]
+    for first, end in runs:
+        is_seen[first:end, first:end] = True
+    is_seen &= (places > places[:, None] - window) | (window == 0)
+    q = sequences.queries[4].expand(160, -1, -1) * torch.linspace(0.5, 2, 160)[:, None, None]
+    scores = torch.einsum("qhgd,khd->hgqk", q.double().unflatten(1, (2, 2)), keys) * 0.2
+    weights = scores.masked_fill(~is_seen, -torch.inf).softmax(-1)
+    expected = torch.einsum("hgqk,khd->qhgd", weights, values).flatten(1)
+    for start, end in ((0, 160), (0, 20), (16, 60), (20, 60), (33, 95), (89, 139), (145, 160)):
+        new = torch.stack((keys, values), 1)[start:end].float().flatten(1)
+        attention.begin_prefill([(start, end)], [sequences.tables[5]], [[run for run in runs if run[0] < end and start < run[1]]])
+        found = attention.prefill_attend(LAYER, q[start:end].contiguous(), new)
+        torch.testing.assert_close(found.double(), expected[start:end], rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="a chunk of tokens 30 to 50 ends within a picture of tokens 20 to 60"):
+        attention.begin_prefill([(30, 50)], [sequences.tables[5]], [runs[:1]])
 
 
 @needs_kernel

@@ -148,9 +148,8 @@ def test_quantized_weights_and_caches(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"attention_k_eq_v": True}, "attention_k_eq_v is true; of Gemma 4 only E2B and E4B are supported"),
-        ({"enable_moe_block": True}, "enable_moe_block is true"),
-        ({"use_bidirectional_attention": "vision"}, "use_bidirectional_attention is 'vision', expected null"),
+        ({"enable_moe_block": True}, "enable_moe_block is true; Gemma 4's experts are not supported"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all', expected 'vision'"),
         ({"num_kv_shared_layers": 7}, "num_kv_shared_layers is 7; layer 2 finds no earlier one of its type"),
         ({"num_kv_shared_layers": 8}, "num_kv_shared_layers is 8, expected an integer from 0 to 7"),
         ({"per_layer_config": {"2": {"head_dim": 33}}}, "per_layer_config says that layer 2 has 2 heads of keys of size 33"),
@@ -173,7 +172,9 @@ def test_made_checkpoints_are_read_by_transformers(tmp_path: Path) -> None:
     check(tmp_path / "made", reference)
 
 
-@pytest.mark.parametrize(("family", "size"), [("gemma3", "270m"), ("gemma3", "1b"), ("gemma4", "e2b"), ("gemma4", "e4b")])
+@pytest.mark.parametrize(
+    ("family", "size"), [("gemma3", "270m"), ("gemma3", "1b"), ("gemma4", "e2b"), ("gemma4", "e4b"), ("gemma4", "31b")]
+)
 def test_published_sizes_have_the_tensors_of_transformers(tmp_path: Path, family: str, size: str) -> None:
     """Without memory for any."""
     import transformers

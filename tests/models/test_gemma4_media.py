@@ -1,5 +1,6 @@
 """Gemma 4's pictures, videos and sounds beside transformers: sizes, pixels, spectrograms, prompts, towers, logits."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -25,13 +26,17 @@ from mmrt.models.errors import CheckpointError, UnsupportedMediaError
 from mmrt.models.families import gemma4
 from mmrt.models.families.gemma4.clock import read_clock_tokens
 from mmrt.models.families.item_check import fault_of
+from mmrt.models.families.registry import family_of
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.lm.warm_up import warm_up_towers
+from mmrt.models.pictures import whole_runs
+from mmrt.models.towers.dispatch import Towers
 from mmrt.models.towers.interface import TowerInput
 from mmrt.schema.media import ItemShape, MediaOptions, MediaSpan
-from mmrt.tests.models.conftest import Loaded, Prompt
+from mmrt.tests.models.conftest import Loaded, Prompt, load_checkpoint
 from mmrt.tests.models.kept import exact
-from mmrt.tests.models.whole_prompts import bicubic, check_greedy_tokens, check_logits_in_cuts, noise, opened
+from mmrt.tests.models.test_gemma4 import randomise
+from mmrt.tests.models.whole_prompts import bicubic, check_greedy_tokens, check_logits_in_cuts, forced_logits, noise, opened
 from mmrt.tests.settings import ImportedLater
 
 transformers: Any = ImportedLater("transformers")
@@ -182,8 +187,6 @@ def test_towers_without_bounds_and_standards(tmp_path: Path, loaded: Loaded, pro
     fields["vision_config"] |= {"standardize": False, "use_clipped_linears": False}
     fields["audio_config"]["use_clipped_linears"] = False
     (made / "config.json").write_text(json.dumps(fields))
-    from mmrt.models.towers.dispatch import Towers
-
     prompt = prompt_of(loaded, processor, [noise(75, 131), clip(20_000)])
     inputs = prompt.reference_inputs
     for dtype, bound in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
@@ -366,3 +369,65 @@ def test_text_within_a_medium_is_scaled_and_media_are_not(loaded: Loaded) -> Non
         (found,) = loaded.towers.encode([part])
         (said,) = loaded.language_model().embed(torch.tensor([word]))
     assert torch.equal(found, torch.cat((said.expand(2, -1), alone, said[None])))
+
+
+@pytest.fixture(scope="module")
+def large(loaded: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """As 31B: pictures see themselves where there are windows, values are keys in the other layers, no inputs of layers, no sounds."""
+    path = tmp_path_factory.mktemp("large")
+    for file in loaded.path.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, path)
+    fields = json.loads((path / "config.json").read_text())
+    fields |= {"audio_config": None}
+    fields["text_config"] |= {
+        "use_bidirectional_attention": "vision", "attention_k_eq_v": True, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0,
+        "num_global_key_value_heads": 1,
+    }  # fmt: skip
+    (path / "config.json").write_text(json.dumps(fields))
+    torch.manual_seed(0)
+    reference = transformers.Gemma4ForConditionalGeneration(transformers.AutoConfig.from_pretrained(path)).eval()
+    with torch.no_grad():
+        randomise(reference)
+        for name, values in [*reference.named_parameters(), *reference.named_buffers()]:
+            if name.endswith(("_min", "_max")):
+                values.fill_(-2.0 if name.endswith("_min") else 2.0)
+            elif name.endswith(("std_bias", "std_scale", "position_embedding_table")):
+                values.normal_(0.0, 0.3)
+            elif name.endswith(("_proj.weight", "linear.weight", "projection.weight")):
+                values.normal_(0.0, values.shape[1] ** -0.5)
+    reference.save_pretrained(path)
+    config, weights = load_checkpoint(path)
+    return Loaded(path, config, family_of(config), weights, Towers(config, weights), reference)
+
+
+def test_pictures_that_a_chunk_must_hold(large: Loaded, processor: Any) -> None:
+    """Spans longer and shorter than the window of 48 tokens; chunks of any size, whose ends are moved."""
+    assert [layer.mixer.sees_pictures for layer in large.config.language.layers] == [True, True, True, False] * 2  # type: ignore[union-attr]
+    assert large.config.media_kinds == ("image", "video") and large.config.language.layers[3].mixer.k_is_v  # type: ignore[union-attr]
+    with torch.inference_mode():
+        prompt = prompt_of(large, processor, ["See", noise(61, 290), "and", noise(40, 20), "then", noise(5, 300), "Compare."])
+        assert whole_runs(large.config.language, prompt.spans)
+        check_logits_in_cuts(large, large.reference, prompt, (1, 30, 4096))
+        causal = forced_logits(
+            large.reference, dataclasses.replace(prompt, reference_inputs={**prompt.reference_inputs, "mm_token_type_ids": None}), [5]
+        )
+        assert (causal[-1] - forced_logits(large.reference, prompt, [5])[-1]).abs().max() > 0.1, "spans make a difference"
+
+
+def test_a_chunk_that_begins_within_a_picture(large: Loaded, processor: Any) -> None:
+    """As behind pages that a cache has, which were computed with the whole picture."""
+    with torch.inference_mode():
+        prompt = prompt_of(large, processor, ["See", noise(61, 290), "Well?"])
+        (run,), places = whole_runs(large.config.language, prompt.spans), torch.arange(len(prompt.ids)).expand(3, -1)
+        table, found = torch.arange(40), list[torch.Tensor]()
+        for begin in (0, run[0] + 16 - run[0] % 16, run[1] - run[1] % 16):
+            lm = large.language_model()
+            chunks = large.prompt_chunks(lm, prompt, places, table, 4096)
+            lm.prefill(chunks)
+            (whole,) = chunks
+            rest = {"embeds": whole.embeds[begin:], "positions": whole.positions[:, begin:], "ids": whole.ids[begin:], "start": begin}  # type: ignore[index]
+            lm.prefill([dataclasses.replace(whole, **rest)])
+            found.append(lm.decode(torch.tensor(prompt.ids[-1:]), places[:, -1:], torch.tensor([len(prompt.ids)]), table[None]))
+        for other in found[1:]:
+            torch.testing.assert_close(other, found[0], rtol=0, atol=1e-5)

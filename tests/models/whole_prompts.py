@@ -72,7 +72,10 @@ def prompt_of(loaded: Loaded, processor: Any, content: Sequence[str | Pixels]) -
 def forced_logits(reference: Any, prompt: Prompt, following: Sequence[int]) -> torch.Tensor:
     """transformers' logits of the prompt and of tokens behind it, [tokens, vocabulary]."""
     ids = torch.cat((prompt.reference_inputs["input_ids"], torch.tensor([list(following)])), 1)
-    found: torch.Tensor = reference(**{**prompt.reference_inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}).logits
+    inputs = {**prompt.reference_inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if (kinds := inputs.get("mm_token_type_ids")) is not None:
+        inputs["mm_token_type_ids"] = torch.nn.functional.pad(kinds, (0, len(following)))
+    found: torch.Tensor = reference(**inputs).logits
     return found[0]
 
 

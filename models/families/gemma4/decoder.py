@@ -16,11 +16,8 @@ _STILL = 1e30  # by which a pair turns more slowly that does not turn
 def parse_text(text: JsonObject, max_context: int, tie: bool, placeholders: tuple[int, ...]) -> LanguageConfig:
     """``placeholders`` of media. Raises CheckpointError."""
     text.text("hidden_activation", default=gemma.ACTIVATION, choices=(gemma.ACTIVATION,))
-    for field in ("attention_k_eq_v", "enable_moe_block"):
-        if text.boolean(field, default=False):
-            raise text.error(field, "is true; of Gemma 4 only E2B and E4B are supported")
-    if text.data.get("use_bidirectional_attention") is not None:
-        raise text.error("use_bidirectional_attention", f"is {text.data['use_bidirectional_attention']!r}, expected null")
+    if text.boolean("enable_moe_block", default=False):
+        raise text.error("enable_moe_block", "is true; Gemma 4's experts are not supported")
     hidden_size = text.integer("hidden_size")
     layers = _parse_layers(text, max_context)
     size = text.integer("hidden_size_per_layer_input", default=256, least=0)
@@ -49,31 +46,42 @@ def _parse_layers(text: JsonObject, max_context: int) -> tuple[LayerConfig, ...]
     windows[-1] = 0  # as transformers has it, whatever the file says
     num_shared = text.integer("num_kv_shared_layers", default=0, least=0, most=num_layers - 1)
     num_owners, is_wide = num_layers - num_shared, text.boolean("use_double_wide_mlp", default=False)
-    inner, layers = text.integer("intermediate_size"), list[LayerConfig]()
+    inner, layers, seeing = text.integer("intermediate_size"), list[LayerConfig](), _sees_pictures(text)
     for index, window in enumerate(windows):
         owner = -1
         if index >= num_owners:
             owner = max((earlier for earlier in range(num_owners) if bool(windows[earlier]) == bool(window)), default=-1)
             if owner < 0:
                 raise text.error("num_kv_shared_layers", f"is {num_shared}; layer {index} finds no earlier one of its type")
-        mixer = replace(_parse_heads(text, index, is_full=not window), window=window if window < max_context else 0, owner=owner)
+        mixer = _parse_heads(text, index, is_full=not window)
+        own_window = window if window < max_context else 0
+        mixer = replace(mixer, window=own_window, owner=owner, sees_pictures=seeing and bool(window))
         mlp = MlpConfig(intermediate_size=inner * (2 if is_wide and owner >= 0 else 1), activation="gelu_tanh")
         layers.append(LayerConfig(mixer=mixer, feed_forward=mlp, has_output_norms=True, has_scalar=True))
     return tuple(layers)
 
 
+def _sees_pictures(text: JsonObject) -> bool:
+    """Whether pictures see themselves in layers that have a window. Raises CheckpointError."""
+    if not text.has("use_bidirectional_attention"):
+        return False
+    return text.text("use_bidirectional_attention", choices=("vision",)) == "vision"
+
+
 def _parse_heads(text: JsonObject, index: int, is_full: bool) -> AttentionConfig:
     """Of a layer. Published files say how layers that attend to all differ, those of transformers 5 how each layer does."""
     heads = parse_attention(text, default_head_dim=256, default_kv_heads=4)
-    head_dim, kv_heads = heads.head_dim, heads.num_kv_heads
+    head_dim, kv_heads, k_is_v = heads.head_dim, heads.num_kv_heads, is_full and text.boolean("attention_k_eq_v", default=False)
     if text.has("per_layer_config"):
         own = text.object("per_layer_config").object(str(index))
         head_dim, kv_heads = own.integer("head_dim", default=head_dim), own.integer("num_key_value_heads", default=kv_heads)
     elif is_full:
         head_dim = text.integer("global_head_dim", default=512)
+        kv_heads = text.integer("num_global_key_value_heads", default=kv_heads) if k_is_v else kv_heads
     if heads.num_heads % kv_heads or head_dim % 2:
         raise text.error("per_layer_config", f"says that layer {index} has {kv_heads} heads of keys of size {head_dim}")
-    return replace(heads, head_dim=head_dim, num_kv_heads=kv_heads, rope=int(is_full), qk_norm=True, v_norm=True, scale=1.0)
+    heads = replace(heads, head_dim=head_dim, num_kv_heads=kv_heads, rope=int(is_full), k_is_v=k_is_v)
+    return replace(heads, qk_norm=True, v_norm=True, scale=1.0)
 
 
 def _parse_ropes(text: JsonObject, layers: tuple[LayerConfig, ...]) -> tuple[RopeConfig, RopeConfig]:

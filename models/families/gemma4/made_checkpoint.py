@@ -106,6 +106,9 @@ _TINY_TOWER = {**_tower(3, 96, 160, 3, 48, 900, standardize=True), "patch_size":
 _VISION, _AUDIO = _tower(16, 768, 3072, 12, 64, 10240, standardize=False), _conformer(12, 1024, 8, (128, 32), 12, 1536)
 
 
+_LARGE = _tower(27, 1152, 4304, 16, 72, 10240, standardize=True)
+
+
 def _published(sizes: dict[str, Any], heads: dict[str, Any], is_wide: bool) -> _Shape:
     return _Shape("bfloat16", 8000, {**sizes, **heads, "use_double_wide_mlp": is_wide}, _VISION, _AUDIO)
 
@@ -120,6 +123,19 @@ _SHAPES = {
     ),
     "e2b": _published(_sizes(262144, 1536, 6144, 256, 35, 20, 5), _heads(8, 1, 256, 512, 131072), is_wide=True),
     "e4b": _published(_sizes(262144, 2560, 10240, 256, 42, 18, 6), _heads(8, 2, 256, 512, 131072), is_wide=False),
+    "31b": _Shape(
+        "bfloat16",
+        8000,
+        {
+            **_sizes(262144, 5376, 21504, 0, 60, 0, 6),
+            **_heads(32, 16, 256, 1024, 262144),
+            "num_global_key_value_heads": 4,
+            "attention_k_eq_v": True,
+            "use_bidirectional_attention": "vision",
+        },
+        _LARGE,
+        {},
+    ),
 }
 
 
@@ -130,7 +146,8 @@ def recipes() -> dict[str, CheckpointRecipe]:
 
 def _recipe(shape: _Shape) -> CheckpointRecipe:
     pixels = {"patch_size": shape.vision.get("patch_size", 16), "pooling_kernel_size": 3, "resample": 3, "rescale_factor": 1 / 255}
-    extractor = {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": shape.audio["subsampling_conv_channels"][0]}
+    num_bins = shape.audio.get("subsampling_conv_channels", [128])[0]
+    extractor = {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": num_bins}
     processor = {
         "processor_class": "Gemma4Processor",
         "image_processor": {"image_processor_type": "Gemma4ImageProcessor", "max_soft_tokens": 280, "do_normalize": False, **pixels},
@@ -159,7 +176,7 @@ def _recipe(shape: _Shape) -> CheckpointRecipe:
             "tie_word_embeddings": True,
             "text_config": text,
             "vision_config": {"model_type": "gemma4_vision", "hidden_activation": "gelu_pytorch_tanh", **shape.vision},
-            "audio_config": {"model_type": "gemma4_audio", **shape.audio},
+            "audio_config": {"model_type": "gemma4_audio", **shape.audio} if shape.audio else None,
             **{field: ids[_TOKENS[token]] for field, token in _IDS.items()},
             **ends,
         }

@@ -162,7 +162,7 @@ def view_request(state: ControllerState, request: Request) -> RequestView:
         request.arrival,
         has_kv=is_prepared and request.can_prefill,
         prefill_in_flight=is_prepared and (request.caches.may_load or request.prefill_plan is not None),
-        members=_members(request) if is_prepared else (),
+        members=_members(state, request) if is_prepared else (),
         unanalysed=unanalysed,
         segments=segments,
         patch_held=patch_held,
@@ -196,13 +196,14 @@ def _open_segments(state: ControllerState, request: Request) -> Iterator[Segment
         yield SegmentView(item, number, segment.stage, shape.num_rows, *pages, shape.kind == "video")
 
 
-def _members(request: Request) -> tuple[MemberView, ...]:
-    targets = request.targets
-    first = request.media.tracker.ready_prefix(targets[0]) if request.media.tracker is not None else targets[0]
+def _members(state: ControllerState, request: Request) -> tuple[MemberView, ...]:
+    targets, tracker, next = request.targets, request.media.tracker, request.kv.prefilled
+    first = tracker.ready_prefix(targets[0]) if tracker is not None else targets[0]
+    pictures = tracker.pictures(next[0], first) if state.limits.sees_pictures and tracker is not None else ()
     if len(targets) == 1:
-        return (MemberView(request.kv.prefilled[0], first, targets[0], request.caches.num_cached[0]),)
-    ready = (first, *targets[1:])
-    return tuple([MemberView(request.kv.prefilled[m], ready[m], targets[m], request.caches.num_cached[m]) for m in range(len(targets))])
+        return (MemberView(next[0], first, targets[0], request.caches.num_cached[0], pictures),)
+    ready, seen = (first, *targets[1:]), (pictures, *((),) * (len(targets) - 1))
+    return tuple([MemberView(next[m], ready[m], targets[m], request.caches.num_cached[m], seen[m]) for m in range(len(targets))])
 
 
 def _notice_shortage(state: ControllerState, view: View, now: float) -> None:

@@ -58,7 +58,7 @@ class PrefillBatch:
             return 0
         added = self._take(request, ready, room)
         self.num_tokens += added
-        self.is_closed = not added or self.num_tokens == self._max_tokens or request.alone
+        self.is_closed = not added or self.num_tokens >= self._max_tokens or request.alone
         return added
 
     def _take(self, request: RequestView, ready: list[tuple[int, MemberView]], room: int) -> int:
@@ -68,10 +68,17 @@ class PrefillBatch:
             size = get_next_chunk_size(member.ready, member.next, max(room - others, min(room, 1)), added)
             if member.next + size < member.target:
                 size -= (member.next + size) % self._grid
+            if member.pictures and size:
+                size = self._with_whole_pictures(member, size, room - others - added, added)
             if size:
                 self._chunks.append(ChunkChoice(request.key, index, member.next, member.next + size))
                 added += size
         return added
+
+    def _with_whole_pictures(self, member: MemberView, size: int, room: int, added: int) -> int:
+        """Return the tokens of a chunk that ends in no picture. One that is larger than the budget is prefilled alone."""
+        whole = member.chunk_end(member.next + size) - member.next
+        return whole if whole <= room or not (self._chunks or added) else 0
 
 
 class EncodeBatch:

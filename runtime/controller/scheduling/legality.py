@@ -2,7 +2,7 @@
 
 Credit is not overdrawn; pages are not given twice and a request keeps to its share of a pool; segments are taken in prompt order,
 chunks continue after the prefilled tokens and end where media are ready (RS4), on the view's grid; batches keep to their limits;
-suspects run alone.
+suspects run alone. Ends within pictures that a chunk must hold are moved, not refused.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -159,7 +159,9 @@ def _chunks(choices: Iterable[ChunkChoice], requests: Requests, max_tokens: int,
         others = {key for key, _ in legal if key != choice.key}
         if others and (request.alone or any(requests[key].alone for key in others)):
             continue
-        if num_tokens + choice.end - choice.start <= max_tokens:
-            legal[choice.key, choice.member] = choice
-            num_tokens += choice.end - choice.start
+        whole = choice._replace(end=member.chunk_end(choice.end))
+        is_large = not legal and whole.end <= member.chunk_end(choice.start + max_tokens)  # a picture alone that is above the budget
+        if num_tokens + whole.end - choice.start <= max_tokens or is_large:
+            legal[choice.key, choice.member] = whole
+            num_tokens += whole.end - choice.start
     return list(legal.values())

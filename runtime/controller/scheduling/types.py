@@ -111,6 +111,7 @@ class Limits:
     snapshot_tokens: int = 256  # least between the first snapshots of a prompt: a copy of its states is worth that
     learnt_tokens: int = 1024  # that a prompt has in common with others behind its last snapshot: it leaves one there
     positions: Positions = indices
+    sees_pictures: bool = False  # a chunk holds all of a picture, or none of it
     fault_of: Callable[[MediaKind, ItemShape], str] = lambda kind, shape: ""  # what contradicts what in the shape of such an item
 
     @property
@@ -145,12 +146,22 @@ class SegmentView(msgspec.Struct, frozen=True):
 
 class MemberView(msgspec.Struct, frozen=True):
     """One member of a row: tokens [0, next) are prefilled, [next, ready) can be, ``target`` are to be (RS4). The first ``cached`` were
-    found in the cache."""
+    found in the cache. No chunk may end within one of the ``pictures``, tokens [start, end) each, of those that are ready: they see
+    themselves."""
 
     next: int
     ready: int
     target: int
     cached: int = 0
+    pictures: tuple[tuple[int, int], ...] = ()
+
+    def chunk_end(self, end: int) -> int:
+        """Return where a chunk from ``next`` to ``end`` may end: before the picture that it would end in or, if nothing would be left,
+        behind it."""
+        for first, last in self.pictures:
+            if first < end < last:
+                return first if first > self.next else last
+        return end
 
 
 class RequestView(msgspec.Struct, frozen=True):

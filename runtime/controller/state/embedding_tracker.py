@@ -19,6 +19,7 @@ class Part(NamedTuple):
     segment: int
     start: int
     num_tokens: int
+    is_sound: bool = False
 
     @property
     def end(self) -> int:
@@ -30,7 +31,7 @@ def lay_out(starts: Sequence[int], shapes: Sequence[ItemShape]) -> list[Part]:
     parts: list[Part] = []
     for item, (start, shape) in enumerate(zip(starts, shapes, strict=True)):
         for index, segment in enumerate(shape.segments):
-            parts.append(Part(item, index, start + len(segment.lead), segment.num_tokens))
+            parts.append(Part(item, index, start + len(segment.lead), segment.num_tokens, segment.kind == "audio"))
             start += segment.num_prompt_tokens
     return parts
 
@@ -97,6 +98,11 @@ class EmbeddingTracker:
     def overlapping(self, start: int, end: int) -> list[Part]:
         """Return the parts that have tokens in [start, end)."""
         return [part for part in self.parts if part.start < end and start < part.end]
+
+    def pictures(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
+        """Return the tokens of pictures and frames that have some behind ``start``, and end at ``end`` or before."""
+        found = [part for part in self.overlapping(start, end) if part.end <= end and not part.is_sound]
+        return tuple([(part.start, part.end) for part in found])
 
     def num_consumed_pages(self, part: Part, prefilled: int) -> int:
         """Return the number of leading embedding pages of ``part`` not needed once tokens [0, prefilled) are in the KV cache."""

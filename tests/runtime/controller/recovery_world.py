@@ -36,6 +36,7 @@ from mmrt.runtime.controller.scheduling.admission import check_lengths
 from mmrt.runtime.controller.scheduling.routing import Routing
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.controller.state.effects import SetPageGenerations
+from mmrt.runtime.controller.state.embedding_tracker import lay_out
 from mmrt.runtime.controller.state.row_record import decode_record
 from mmrt.runtime.controller.state.state import owner
 from mmrt.runtime.errors import RequestError
@@ -143,10 +144,11 @@ class World:
         layouts: Sequence[str] = (),
         *,
         has_states: bool = False,
+        sees_pictures: bool = False,
         routing: Routing = "least_load",
     ) -> None:
         """``crowded``: much less memory than work: preemption and eviction all the time. Without ``faults`` others bring them.
-        ``has_states``: the model has recurrent states."""
+        ``has_states``: the model has recurrent states. ``sees_pictures``: a chunk has all of a picture, or none."""
         self.random = rng
         self.now = 1000.0
         self.crowded = crowded
@@ -179,6 +181,7 @@ class World:
             prefix_cache=rng.random() < 0.9,
             positions=positions,
             routing=routing,
+            sees_pictures=sees_pictures,
         )
         if has_states:
             self.limits = with_states(rng, self.limits)
@@ -654,7 +657,8 @@ class World:
             return writes, m.Loaded([end for end, _ in found], [more for _, more in found])
         else:
             assert isinstance(plan, p.Prefill)
-            if self.limits.prefill_budget:
+            pictures = [run for chunk in plan.chunks if chunk.member == 0 for run in self.pictures_of(chunk)]
+            if self.limits.prefill_budget and not (pictures and len(plan.chunks) == 1):
                 assert sum(chunk.end - chunk.start for chunk in plan.chunks) <= self.limits.prefill_budget  # US9
             for chunk in plan.chunks:
                 self.begin_chunk(chunk, kv, writes)
@@ -818,6 +822,18 @@ class World:
             if run.pages:
                 self.controller.state.emit(SetPageGenerations(name, run))
         self.perform(self.controller._take_effects(), 20 * self.controller_crash_rate)
+
+    def pictures_of(self, chunk: p.PrefillChunk) -> list[tuple[int, int]]:
+        """Return the pictures that a chunk must hold and does, whole but for what is prefilled already."""
+        if not self.limits.sees_pictures:
+            return []
+        spec = m.decode_sequence_spec(self.table.read_spec(chunk.row))
+        parts = [part for part in lay_out([its.start for its in spec.spans], [its.shape for its in spec.spans]) if not part.is_sound]
+        num_tokens = len(self.tokens_of(chunk.row, spec, chunk.member))
+        for part in parts:
+            ends_within = part.start < chunk.end < part.end and chunk.end < num_tokens - 1
+            assert not ends_within, f"a chunk ends at {chunk.end}, within a picture of tokens {part.start} to {part.end}"
+        return [(part.start, part.end) for part in parts if part.start < chunk.end and chunk.start < part.end]
 
     @staticmethod
     def media_place(spec: m.SequenceSpec, position: int) -> tuple[int, int, int] | None:

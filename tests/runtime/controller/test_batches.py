@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mmrt.runtime.controller.scheduling.batches import EncodeBatch, PrefillBatch, in_turn, partial_first
+from mmrt.runtime.controller.scheduling.legality import check
 from mmrt.runtime.controller.scheduling.types import (
     ChunkChoice,
     MemberView,
@@ -12,6 +14,8 @@ from mmrt.runtime.controller.scheduling.types import (
     SegmentChoice,
     SegmentStage,
     SegmentView,
+    StepLimits,
+    StepPlan,
     View,
 )
 
@@ -92,3 +96,64 @@ def test_turns_alternate_where_one_is_free() -> None:
     assert in_turn(view(last="encode"), encode, ()) == (encode, ())
     assert in_turn(view(num_turns=2), encode, prefill) == (encode, prefill)
     assert in_turn(view(encode_in_flight=1), encode, prefill) == ((), ())
+
+
+PICTURES = ((10, 30), (32, 36), (40, 400))
+
+
+def seeing(next: int, ready: int = 410, **values: Any) -> RequestView:
+    return RequestView(1, 1, has_kv=True, members=(MemberView(next, ready, 410, pictures=PICTURES),), **values)
+
+
+@pytest.mark.parametrize(
+    ("next", "budget", "end"),
+    [
+        (0, 5, 5),
+        (0, 10, 10),
+        (0, 11, 10),
+        (0, 29, 10),
+        (0, 30, 30),
+        (10, 1, 30),
+        (12, 3, 30),
+        (30, 3, 32),
+        (31, 8, 39),
+        (31, 4, 32),
+        (39, 99, 40),
+        (40, 99, 400),
+    ],
+)
+def test_no_chunk_ends_within_a_picture(next: int, budget: int, end: int) -> None:
+    """It ends before it or, if nothing would be left, behind it, whatever the budget."""
+    batch = PrefillBatch(view(), budget)
+    assert batch.add(seeing(next)) == end - next and batch.chunks == (ChunkChoice(1, 0, next, end),)
+    assert batch.is_closed or end - next < budget
+
+
+def test_a_picture_that_is_larger_than_the_budget_is_alone() -> None:
+    batch = PrefillBatch(view(), 100)
+    assert batch.fill([text(2, 50), seeing(40), text(3, 7)]).chunks == (ChunkChoice(2, 0, 0, 50),) and batch.is_closed
+    batch = PrefillBatch(view(), 100)
+    assert batch.fill([seeing(40), text(2, 50)]).chunks == (ChunkChoice(1, 0, 40, 400),)
+    pair = RequestView(1, 1, has_kv=True, members=(MemberView(40, 410, 410, pictures=PICTURES), MemberView(0, 9, 9)))
+    batch = PrefillBatch(view(), 100)
+    assert batch.fill([pair]).chunks == (ChunkChoice(1, 0, 40, 400),) and batch.is_closed
+
+
+def test_ends_within_pictures_are_moved_and_not_refused() -> None:
+    """Of any policy."""
+    requests = (seeing(0), *(replace(text(key, 60), key=key) for key in (2, 3)))
+    seen, limits = view(), StepLimits(64, 64, 100)
+    seen = replace(seen, requests=requests)
+    for choices, expected in (
+        ([(1, 0, 0, 12)], [(1, 0, 0, 10)]),
+        ([(2, 0, 0, 60), (1, 0, 0, 33)], [(2, 0, 0, 60), (1, 0, 0, 32)]),
+        ([(1, 0, 0, 410)], []),
+    ):
+        plan = StepPlan(prefill=tuple(ChunkChoice(*choice) for choice in choices))
+        assert [*check(seen, limits, plan)[0].prefill] == expected
+    seen = replace(seen, requests=(seeing(40), *requests[1:]))
+    whole, word = ChunkChoice(1, 0, 40, 41), ChunkChoice(2, 0, 0, 60)
+    assert check(seen, limits, StepPlan(prefill=(whole, word)))[0].prefill == (ChunkChoice(1, 0, 40, 400),)
+    assert check(seen, limits, StepPlan(prefill=(word, whole)))[0].prefill == (word,)
+    plan = StepPlan(prefill=(ChunkChoice(1, 0, 40, 400),))
+    assert check(seen, limits, plan) == (plan, 0)

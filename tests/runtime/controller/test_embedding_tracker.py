@@ -44,6 +44,14 @@ def test_ready_prefix_is_that_of_the_tokens(prompt: tuple[list[int], list[ItemSh
     assert tracker.ready_prefix(target) == min(prefix, target)
 
 
+def test_pictures_that_a_chunk_must_hold() -> None:
+    """Those that are ready and not prefilled whole; sounds see nothing behind them."""
+    segments = [SegmentShape(kind, (1, 1, 1), 6, 4, 6, lead=(1, 1), trail=(2,)) for kind in ("image", "audio", "image")]  # type: ignore[arg-type]
+    tracker = EmbeddingTracker(lay_out([5], [ItemShape("image", (1, 1, 1), 27, segments)]), PAGE)
+    assert tracker.pictures(0, 40) == tracker.pictures(12, 31) == ((7, 13), (25, 31))
+    assert tracker.pictures(13, 31) == ((25, 31),) and tracker.pictures(0, 30) == ((7, 13),) and tracker.pictures(31, 40) == ()
+
+
 @settings(deadline=None)
 @given(prompts(), st.data())
 def test_chunks_take_every_row_once_and_pages_go_when_used_up(

@@ -38,9 +38,19 @@ def survive(seed: int, place: Path, **what: bool) -> World:
         raise AssertionError(f"seed {seed}: {error}") from error
 
 
-def live_through(seed: int, place: Path, *, has_states: bool = False, has_media: bool = True, repeats_media: bool = False) -> World:
+def live_through(
+    seed: int,
+    place: Path,
+    *,
+    has_states: bool = False,
+    has_media: bool = True,
+    repeats_media: bool = False,
+    sees_pictures: bool = False,
+) -> World:
     routing = ROUTINGS.get(seed % 8, "least_load")
-    world = World(random.Random(seed), place, crowded=seed % 3 == 0, has_states=has_states, routing=routing)
+    world = World(
+        random.Random(seed), place, crowded=seed % 3 == 0, has_states=has_states, sees_pictures=sees_pictures, routing=routing
+    )
     try:
         rng = world.random
         num_requests, end_s = rng.randint(6, 12) if world.crowded else rng.randint(1, 12), world.now + STORM_S
@@ -72,6 +82,11 @@ def test_recurrent_states_survive_whatever_dies(place: Path) -> None:
     check_reach([survive(seed, place, has_states=True) for seed in EVENTFUL])
     for seed in new_seeds():
         survive(seed, place, has_states=True, repeats_media=True)
+
+
+def test_pictures_that_a_chunk_must_hold_survive_whatever_dies(place: Path) -> None:
+    for seed in (*EVENTFUL[:4], *new_seeds()):
+        survive(seed, place, sees_pictures=True)
 
 
 def check_reach(worlds: list[World]) -> None:
