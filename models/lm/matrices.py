@@ -23,7 +23,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...cpu_kernels import int4_kernels, int8_kernels, int8g_kernels, pair_kernels, panel_kernels, row_kernels, unpacking_kernel
+from ...cpu_kernels import (
+    int4_kernels,
+    int8_kernels,
+    int8g_kernels,
+    pair_kernels,
+    panel_kernels,
+    row_kernels,
+    scaling_kernel,
+    unpacking_kernel,
+)
 from ...cpu_kernels.choices import fastest
 from ...cpu_kernels.groups import Groups
 from ...cpu_kernels.int8_rows import FULL, Parts, level_of_rows, round_rows
@@ -191,17 +200,25 @@ class Int8Matrix:
         return found
 
     def _product_by_blocks(self, x_MK: Tensor, parts: Parts) -> Tensor:
-        num_values, codes = self._values.shape[0], _in_few_sizes(parts.codes)
-        num_rows = max(1, _BLOCK_BYTES // (4 * len(parts.codes) * _BLOCK_ROWS)) * _BLOCK_ROWS  # sums of a block stay in cache
-        num_blocks = max(1, num_values // num_rows)
-        out = x_MK.new_empty(len(parts.codes), num_values, dtype=torch.float32)
-        for number in range(num_blocks):  # the last one also has what is left
-            rows = slice(number * num_rows, (number + 1) * num_rows if number + 1 < num_blocks else None)
-            sums = torch._int_mm(codes, self._values[rows].t())[: len(parts.codes)]
-            if self._level.shift:
-                sums.sub_(self._of_zeros[rows])
-            torch.mul(sums, self._steps[rows], out=out[:, rows]).mul_(parts.steps)
-        return _joined(out, parts).to(x_MK.dtype)
+        num_values, num_parts, codes = self._values.shape[0], len(parts.codes), _in_few_sizes(parts.codes)
+        num_rows = max(1, _BLOCK_BYTES // (4 * num_parts * _BLOCK_ROWS)) * _BLOCK_ROWS  # sums of a block stay in cache
+        out = x_MK.new_empty(num_parts, num_values, dtype=torch.float32 if parts.split is not None else x_MK.dtype)
+        firsts = range(0, max(1, num_values // num_rows) * num_rows, num_rows)  # the last block also has what is left
+        memory = torch.empty(len(codes) * (num_values - firsts[-1]), dtype=torch.int32)
+        for first in firsts:
+            rows = slice(first, first + num_rows if first < firsts[-1] else num_values)
+            sums = memory[: len(codes) * (rows.stop - first)].view(len(codes), -1)
+            torch._int_mm(codes, self._values[rows].t(), out=sums)
+            _scale(sums[:num_parts], self._of_zeros[rows], self._steps[rows], parts.steps, out[:, rows])
+        return _in_dtype(_joined(out, parts), x_MK.dtype)
+
+
+def _scale(sums: Tensor, less: Tensor, steps: Tensor, row_steps: Tensor, out: Tensor) -> None:
+    """As ``scaling_kernel.scale``, of any number of columns."""
+    if scaling_kernel.has_kernel(out.shape[1], out.dtype):
+        scaling_kernel.scale(sums, less, steps, row_steps, out)
+    else:
+        out.copy_(torch.mul(sums - less, steps).mul_(row_steps))
 
 
 def _joined(products: Tensor, parts: Parts) -> Tensor:
