@@ -101,13 +101,13 @@ class Front:
 
     def _note(self, request: Request, answer: Answer, node: str) -> None:
         """Note which node has the response that a later request may go on with."""
-        if request.method == "POST" and request.path.startswith("/v1/responses"):
+        if request.method == "POST" and request.path.rstrip("/") == _RESPONSES.rstrip("/"):
             if id := answer.response.headers.get("X-Request-Id"):  # what the gateway's HTTP parser refuses has none
                 self._router.note_response(id, node)
 
 
 async def _features_of(request: Request) -> Features:
-    if request.method == "POST":
+    if request.method == "POST" and not request.path.rstrip("/").endswith("/cancel"):
         read = partial(read_features, request.body, request.credentials)
         return read() if len(request.body) <= SMALL_BYTES else await asyncio.to_thread(read)
     if request.path.startswith(_RESPONSES):

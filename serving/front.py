@@ -267,7 +267,7 @@ def _is_judged(header: str) -> bool:
     return header in (*_OF_BROWSERS, *PROXIED, TOKEN_HEADER.lower()) or header.startswith("x-forwarded-")
 
 
-_OF_STORED = (("GET", ""), ("GET", "/input_items"), ("DELETE", ""))
+_OF_STORED = (("GET", ""), ("POST", "/cancel"), ("GET", "/input_items"), ("DELETE", ""))
 
 
 async def _asked_by(http: web.Request, request: Request) -> Asked:

@@ -15,12 +15,12 @@ from ...runtime.stage_table import stage_of
 from . import guide
 from .apis import routes as apis
 from .apis.anthropic import answers as anthropic_answer
+from .apis.background import BackgroundAnswers
 from .apis.completions import Completions
 from .apis.openai.answers import json_response
 from .apis.openai.models import model_entry
 from .connections import Connections
 from .keeping.connection import KeptConnection
-from .keeping.kept_answers import KeptAnswers
 from .keeping.turns import Turns
 from .keys.api_keys import ApiKeys
 from .openapi.document import Description
@@ -60,7 +60,7 @@ def build_app(
         (app.router.add_get, "/v1", guide.serve),
         *(
             (adder(app, method), path, handler)
-            for method, path, handler in apis.routes(endpoints.completions, endpoints.limits, endpoints.created_s, endpoints.kept)
+            for method, path, handler in apis.routes(endpoints.completions, endpoints.limits, endpoints.created_s, endpoints.background)
         ),
     ):
         add(path, handler)
@@ -91,7 +91,7 @@ class Endpoints:
     keys: ApiKeys
     readiness: Callable[[], Mapping[str, bool]]
     broken: Callable[[], Mapping[str, str]]
-    kept: KeptAnswers
+    background: BackgroundAnswers
     created_s: int = field(default_factory=lambda: int(time.time()))
 
     async def models(self, http: web.Request) -> web.Response:

@@ -28,6 +28,7 @@ HEADER_TIMEOUT_S = 10.0  # from the first byte of a request to the end of its he
 MAX_HALF_SENT = 128  # headers that one address may have begun at a time
 
 
+IDLE_CONNECTION_S = 75.0  # also for the first request to come
 EXTRA_S = 2.0  # that a connection beyond the limit lasts at most
 
 
@@ -97,6 +98,35 @@ class Runner(web.AppRunner):
             loop=made._loop,
             **made._kwargs,
         )
+
+
+def runner_of(app: web.Application, connections: Connections, shutdown_s: float) -> Runner:
+    """Return the runner of the application. ``shutdown_s``: for connections to end, at its end."""
+    return Runner(
+        app,
+        connections,
+        handler_cancellation=True,
+        access_log=None,
+        logger=_protocol_log(),
+        shutdown_timeout=shutdown_s,
+        keepalive_timeout=IDLE_CONNECTION_S,
+        auto_decompress=False,  # it would unpack in this loop, without a pause, even bodies no longer read
+    )
+
+
+def _protocol_log() -> logging.Logger:
+    """Log a client's bytes that are no HTTP as a line, not a traceback; our own handlers log their failures themselves."""
+
+    def shorten(record: logging.LogRecord) -> bool:
+        if record.exc_info is not None:
+            record.msg = f"{record.getMessage()}: {str(record.exc_info[1])[:200]!r}"
+            record.args, record.exc_info, record.levelno, record.levelname = None, None, logging.INFO, "INFO"
+        return True
+
+    protocol_log = logging.getLogger(f"{__name__}.http")
+    protocol_log.filters.clear()
+    protocol_log.addFilter(shorten)
+    return protocol_log
 
 
 class Site(web.SockSite):

@@ -17,6 +17,7 @@ import ssl
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import uvloop
@@ -49,9 +50,10 @@ from .answers.flight import GatewayFlight
 from .answers.link import Link
 from .answers.requests import RequestRegistry
 from .answers.token_table import TokenTable
+from .apis.background import BackgroundAnswers
 from .apis.completions import Completions, shutting_down
 from .app import Endpoints, build_app
-from .connections import Connections, Runner, Site
+from .connections import Connections, Site, runner_of
 from .fetch.client import FetchClient
 from .grammar.checks import GrammarChecks
 from .keeping.adoption import Adoption
@@ -75,7 +77,6 @@ ENDPOINT_NAME = "endpoint"
 TICK_S = 0.1
 GREETING_S = 0.002  # between attempts to tell the controller of this gateway
 DRAIN_ERROR_S = 1.0  # for error events to reach their clients at the end
-IDLE_CONNECTION_S = 75.0  # also for the first request to come
 EXPIRE_S = 5.0  # between looks for answers that are kept no longer
 LARGE_BLOCK_BYTES = 1 << 20
 SWITCH_S = 0.0005  # how long a thread that reads a large body may keep the loop from running
@@ -143,7 +144,8 @@ class GatewayServer:
         self._actors = ActorTable.attach(actor.run, writable=False)
         self._deltas = Ring.attach(actor.run, "deltas")
         media = PagePool.attach(actor.run, "media")
-        adopts = actor.keeper_fd is not None
+        self._kept = KeptAnswers(KeptRecords.own() if actor.answers_fd is None else KeptRecords(actor.answers_fd))
+        adopts = self._adopts = actor.keeper_fd is not None or bool(self._kept.open_ones())
         tokens = TokenTable(SequenceTable.attach(actor.run, writable=False))
         self._registry = RequestRegistry(Link(actor.generation, self._send, media, GatewayFlight(actor.flight), tokens), adopts=adopts)
         stats = ControllerStats.attach(actor.run)
@@ -171,23 +173,18 @@ class GatewayServer:
         self._page: Page | None = None
         if actor.config.server.page:
             self._page = Page(actor.run, actor.config, self._actors, stats.read, text.limits.model_name, text.limits.kinds)
-        self._kept = KeptAnswers(KeptRecords.own() if actor.answers_fd is None else KeptRecords(actor.answers_fd))
+        server = actor.config.server
+        self._background = BackgroundAnswers(
+            self._kept, self._registry, metrics, self._keys, server.request_timeout_s, server.keep_alive_s
+        )
         endpoints = Endpoints(
-            self._completions, text.limits, metrics, self._keys, self._readiness, lambda: stats.read().broken, self._kept
+            self._completions, text.limits, metrics, self._keys, self._readiness, lambda: stats.read().broken, self._background
         )
         self._turns, self._garbage = Turns(), Garbage(time.monotonic())
         connections = Connections(_most_connections(actor))
         metrics.add(connections)
-        self._runner = Runner(
-            build_app(endpoints, actor.config.server, connections, lambda: actor.ending, self._page, self._turns),
-            connections,
-            handler_cancellation=True,
-            access_log=None,
-            logger=_protocol_log(),
-            shutdown_timeout=DRAIN_ERROR_S,
-            keepalive_timeout=IDLE_CONNECTION_S,
-            auto_decompress=False,  # it would unpack in this loop, without a pause, even bodies no longer read
-        )
+        app = build_app(endpoints, actor.config.server, connections, lambda: actor.ending, self._page, self._turns)
+        self._runner = runner_of(app, connections, DRAIN_ERROR_S)
         self._following: list[asyncio.Task[None]] = []  # files of the configuration
         self._num_orders = 0  # to end
         self._is_sending = self._is_handing_over = False
@@ -195,6 +192,7 @@ class GatewayServer:
         self._end_s = math.inf  # until when running requests may finish
         self._bell = Listener(actor.run, "gateway")
         self._adoption: Adoption | None = None
+        self._unadopted = set[str]()
         self._bus = drain_in_loop(self._loop, actor.bus, self._receive)
 
     async def run(self) -> None:
@@ -213,9 +211,9 @@ class GatewayServer:
             if self._actor.keeper_fd is None:
                 await _accept(self._runner, listeners, self._certificate.context)
             _publish_endpoint(self._actor, url)
-            self._actor.serving(adopts=self._actor.keeper_fd is not None)
+            self._actor.serving(adopts=self._adopts)
             self._actor.heartbeat()
-            if self._actor.keeper_fd is not None:
+            if self._adopts:
                 self._adopt(self._actor.keeper_fd)
             log.info("listening on %s", url)
             self._report_faults()
@@ -226,6 +224,7 @@ class GatewayServer:
                 self._leave()
             self._end_s = time.monotonic() + self._actor.config.supervisor.drain_s
             if self._is_handing_over:
+                self._background.leave()
                 await self._stop_accepting()
             await self._drain()
         finally:
@@ -244,16 +243,25 @@ class GatewayServer:
             if self._adoption is not None:
                 self._adoption.close()
 
-    def _adopt(self, keeper_fd: int) -> None:
-        """Take over the connections, and the requests under way on them; texts have to come again, from their beginnings."""
-        server = self._runner.server
-        assert server is not None
-        self._adoption = Adoption(socket.socket(fileno=keeper_fd), server, self._turns, self._on_adopted, self._actor.follows_a_crash)
-        self._adoption.begin()
+    def _adopt(self, keeper_fd: int | None) -> None:
+        """Take over the connections, where they are kept, and the requests under way, on them and in the background; texts have to come
+        again, from their beginnings."""
+        has_crashed = self._actor.follows_a_crash
+        self._unadopted = {"background", *(() if keeper_fd is None else ("connections",))}
+        self._background.resume(has_crashed, partial(self._on_adopted, "background"))
+        if keeper_fd is not None:
+            server = self._runner.server
+            assert server is not None
+            connections = partial(self._on_adopted, "connections")
+            self._adoption = Adoption(socket.socket(fileno=keeper_fd), server, self._turns, connections, has_crashed)
+            self._adoption.begin()
         with Ringer(self._actor.run, "detokenizer") as bell:
             bell.ring()
 
-    def _on_adopted(self) -> None:
+    def _on_adopted(self, what: str) -> None:
+        self._unadopted.discard(what)
+        if self._unadopted or self._actor.has_adopted:
+            return
         self._actor.adopted()
         self._actor.heartbeat()
         self._registry.adopted()
@@ -392,21 +400,6 @@ def _url_of(actor: Actor, listeners: Sequence[socket.socket]) -> str:
 async def _accept(runner: web.AppRunner, listeners: Sequence[socket.socket], tls: ssl.SSLContext | None) -> None:
     for listener in listeners:
         await Site(runner, listener, backlog=BACKLOG, ssl_context=tls).start()
-
-
-def _protocol_log() -> logging.Logger:
-    """Log a client's bytes that are no HTTP as a line, not a traceback; our own handlers log their failures themselves."""
-
-    def shorten(record: logging.LogRecord) -> bool:
-        if record.exc_info is not None:
-            record.msg = f"{record.getMessage()}: {str(record.exc_info[1])[:200]!r}"
-            record.args, record.exc_info, record.levelno, record.levelname = None, None, logging.INFO, "INFO"
-        return True
-
-    protocol_log = logging.getLogger(f"{__name__}.http")
-    protocol_log.filters.clear()
-    protocol_log.addFilter(shorten)
-    return protocol_log
 
 
 def _publish_endpoint(actor: Actor, url: str) -> None:

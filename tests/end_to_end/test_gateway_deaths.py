@@ -199,3 +199,38 @@ def test_a_conversation_goes_on_with_another_gateway(own: Server) -> None:
     assert responses.retrieve(first.id) == first
     second = responses.create(model=own.checkpoint.name, input="And?", max_output_tokens=4, previous_response_id=first.id)
     assert second.usage is not None and first.usage is not None and second.usage.input_tokens > first.usage.total_tokens
+
+
+def test_an_answer_in_the_background_outlives_its_client_and_the_gateway(own: Server, undisturbed: dict[str, dict[str, Any]]) -> None:
+    """One client streams it on one connection through all kills, one goes and comes back, and in between nobody is there."""
+    responses, asked = own.client.responses, {**ASKED["responses"][1], "model": own.checkpoint.name}
+    asked.update(background=True, extra_body={name: asked.pop(name) for name in ("ignore_eos", "seed")} | {"cache_salt": "responses"})
+    stream = responses.create(**asked)
+    first = [next(stream).to_dict() for _ in range(5)]
+    stream.close()
+    id = first[0]["response"]["id"]
+    seen: list[Any] = []
+    reader = threading.Thread(target=lambda: seen.extend(event.to_dict() for event in responses.retrieve(id, stream=True)))
+    reader.start()
+    for number in killed(own, 3):
+        if number == 1:
+            own.kill(random.Random(number).choice(["controller", "detokenizer", "decode"]))
+    reader.join(90)
+    assert [event["sequence_number"] for event in seen] == list(range(len(seen))) and seen[:5] == first
+    assert seen[-1]["type"] == "response.incomplete", "it has as many tokens as it may have"
+    text = "".join(event["delta"] for event in seen if event["type"] == "response.output_text.delta")
+    assert text == undisturbed["responses"]["text"] == seen[-1]["response"]["output"][0]["content"][0]["text"]
+    assert [event.to_dict() for event in responses.retrieve(id, stream=True, starting_after=7)] == seen[8:]
+    assert responses.retrieve(id).to_dict() == seen[-1]["response"]
+    own.wait_until_empty()
+
+
+def test_an_answer_in_the_background_is_cancelled_by_another_gateway(own: Server) -> None:
+    responses = own.client.responses
+    asked: dict[str, Any] = {"model": own.checkpoint.name, "input": PROMPT, "extra_body": {"ignore_eos": True}}
+    made = responses.create(**asked, background=True)
+    own.wait(lambda _: responses.retrieve(made.id).status == "in_progress", "a response that is in progress")
+    own.kill("gateway")
+    assert responses.cancel(made.id).status == "cancelled"
+    assert responses.retrieve(made.id).status == "cancelled"
+    own.wait_until_empty()

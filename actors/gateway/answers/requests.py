@@ -86,6 +86,14 @@ class RequestRegistry:
             if request.stage is RequestStage.SUBMITTED:
                 request.resend(now_s)
 
+    def get(self, key: int) -> ClientRequest | None:
+        """Return the request of a key, None if there is none."""
+        return self._requests.get(key)
+
+    def forget(self, key: int) -> None:
+        """Leave a request as it is, to another gateway."""
+        self._requests.pop(key, None)
+
     def fail_all(self, error: RequestError, now_s: float) -> None:
         """End every request that is not over with this error: the gateway itself ends."""
         for request in list(self._requests.values()):

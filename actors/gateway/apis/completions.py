@@ -58,6 +58,7 @@ _Asked = ChatRequest | TextRequest
 _Body = TypeVar("_Body")
 Read = Callable[[Body, Limits], _Asked]
 ReadForm = Callable[[Form, Limits], _Asked]
+Detach = Callable[[ChatRequest, Prompt], Awaitable[web.StreamResponse] | None]  # None: the answer belongs to its connection
 ReadPrefill = Callable[[Body, Limits, PromptBuilder], PrefillRequest]
 
 
@@ -138,16 +139,20 @@ class Completions:
             asked = await self._fetched(asked)
             return await self._count(http, asked, prompt) if _media_of(asked) else len(prompt.ids)
 
-    async def answer(self, http: web.Request, read: Read, format: AnswerFormat) -> web.StreamResponse:
-        """Answer a request for work that ``read`` validates, in this format. Raises: as ``chat``."""
-        return await self._receive(http, lambda: self.bodies.read(http, partial(self._parse, read)), format)
+    async def answer(self, http: web.Request, read: Read, format: AnswerFormat, detach: Detach | None = None) -> web.StreamResponse:
+        """Answer a request for work that ``read`` validates, in this format, or as ``detach`` does. Raises: as ``chat``."""
+        return await self._receive(http, lambda: self.bodies.read(http, partial(self._parse, read)), format, detach)
 
     async def answer_form(self, http: web.Request, read: ReadForm, format: AnswerFormat) -> web.StreamResponse:
         """As ``answer``, for a request whose body is a form."""
         return await self._receive(http, lambda: self.bodies.read_form(http, partial(self._parse, read)), format)
 
     async def _receive(
-        self, http: web.Request, receive: Callable[[], Awaitable[tuple[_Asked, Prompt]]], format: AnswerFormat
+        self,
+        http: web.Request,
+        receive: Callable[[], Awaitable[tuple[_Asked, Prompt]]],
+        format: AnswerFormat,
+        detach: Detach | None = None,
     ) -> web.StreamResponse:
         with self._counted():
             with self._refusals_counted():
@@ -158,6 +163,10 @@ class Completions:
                     prompt = prompt.with_grammar(await self._grammars.compile(form.source, form.field))
                 if not is_shown(http):  # else the controller has its media
                     asked = await self._fetched(asked)
+                if self.is_closed:
+                    raise shutting_down()
+                if detach is not None and isinstance(asked, ChatRequest) and (answer := detach(asked, prompt)) is not None:
+                    return await answer
             return await self._answer(http, asked, prompt, format)
 
     async def find(self, http: web.Request, id_prefix: str, read: ReadPrefill) -> tuple[list[Found], Usage]:
@@ -245,6 +254,12 @@ class Completions:
             return request.prompt_tokens()
         finally:
             request.cancel(time.monotonic())
+
+    def spec_of(self, http: web.Request, asked: ChatRequest, prompt: Prompt, deadline_s: float) -> RequestSpec:
+        """Return what is submitted for an answer of one choice."""
+        spec = self._spec(http, asked, prompt, deadline_s)
+        spec = msgspec.structs.replace(spec, max_new_tokens=self._max_new_tokens(asked, spec))
+        return specs_of(spec, asked.generation.output)[0]
 
     def _spec(self, http: web.Request, asked: _Asked, prompt: Prompt, deadline_s: float) -> RequestSpec:
         generation = asked.generation

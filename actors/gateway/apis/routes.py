@@ -1,11 +1,9 @@
 """Routes of the APIs beside OpenAI's, and the shape of their errors. Runs in the gateway's event loop; ``app`` adds them."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -13,14 +11,12 @@ from aiohttp.typedefs import Handler
 from .... import __version__
 from ....runtime.errors import RequestError
 from ..answers.choices import Usage
-from ..keeping.kept_answers import KeptAnswers
-from ..keys.api_keys import salt_of
-from ..reading.fields import Fields, refuse
 from ..reading.validation import Limits
-from ..watching.request_log import PROBLEM, REQUEST_ID
+from ..watching.request_log import REQUEST_ID
 from . import decisions
 from .anthropic import answers as anthropic_answer
 from .anthropic import messages as anthropic
+from .background import BackgroundAnswers
 from .completions import Completions, Read
 from .decisions import Decision
 from .ollama import answers as ollama_answer
@@ -29,14 +25,11 @@ from .ollama import requests as ollama
 from .openai import embeddings
 from .openai.answers import error_body, json_response
 from .openai.embeddings import Embedding
-from .openai.input_items import read_page
-from .openai.responses import Exchange
-from .openai.stored import StoredResponse, StoredResponses
 from .openai.transcriptions import Transcription
+from .response_routes import response_routes
 
 _MESSAGES = "/v1/messages"
 _OLLAMA = "/api/"
-_EVENTS = "text/event-stream"
 OLLAMA_VERSION = "0.14.0"  # for clients that demand one: since it Ollama speaks Responses and Messages too
 _VERSION, _REQUEST_ID = "Anthropic-Version", "X-Request-Id"
 
@@ -44,83 +37,15 @@ _VERSION, _REQUEST_ID = "Anthropic-Version", "X-Request-Id"
 Route = tuple[str, str, Handler]
 
 
-def routes(completions: Completions, limits: Limits, created: int, kept: KeptAnswers) -> list[Route]:
+def routes(completions: Completions, limits: Limits, created: int, background: BackgroundAnswers) -> list[Route]:
     """Return method, path and handler of each. ``created``: Unix time in seconds since which the model is served."""
     return [
-        *_of_responses(completions, limits, kept),
+        *response_routes(completions, limits, background),
         *_of_prefill(completions, limits),
         *_of_transcriptions(completions),
         *_of_messages(completions),
         *_of_ollama(completions, limits, created),
     ]
-
-
-def _of_responses(completions: Completions, limits: Limits, kept_answers: KeptAnswers) -> list[Route]:
-    stored = StoredResponses(kept_answers)
-
-    def exchange(http: web.Request) -> Exchange:
-        return Exchange(stored, salt_of(http, None))
-
-    async def create(http: web.Request) -> web.StreamResponse:
-        one = exchange(http)
-        try:
-            return await completions.answer(http, one.read, one)
-        except RequestError as error:
-            if http.headers.get("Accept") != _EVENTS:  # others understand the status
-                raise
-            id = http.setdefault(REQUEST_ID, f"{one.id_prefix}{secrets.token_hex(12)}")
-            if (body := one.failed(error, id, int(time.time()), limits.model_name)) is None:
-                raise
-            http[PROBLEM] = error.message
-            return web.Response(body=body, content_type=_EVENTS, charset="utf-8", headers={"X-Request-Id": id})
-
-    async def count(http: web.Request) -> web.Response:
-        num_tokens = await completions.count(http, exchange(http).read)
-        return json_response({"object": "response.input_tokens", "input_tokens": num_tokens})
-
-    def unknown(id: str) -> RequestError:
-        message = f"response_id: {stored.why_unknown(id)}"
-        return RequestError(message, status=404, type="not_found_error", param="response_id")
-
-    def kept(http: web.Request) -> StoredResponse:
-        if (found := stored.get(salt_of(http, None), id := http.match_info["id"])) is None:
-            raise unknown(id)
-        return found
-
-    async def retrieve(http: web.Request) -> web.Response:
-        found = kept(http)
-        if http.query.get("stream", "false") != "false":
-            raise refuse("stream", "is not supported: the response has ended")
-        return web.Response(body=found.body, content_type="application/json")
-
-    async def list_items(http: web.Request) -> web.Response:
-        page, found = read_page(_query_of(http)), kept(http)
-        body = await asyncio.to_thread(page.of, found.items, found.conversation.media)
-        return web.Response(body=body, content_type="application/json")
-
-    async def delete(http: web.Request) -> web.Response:
-        if not stored.remove(salt_of(http, None), id := http.match_info["id"]):
-            raise unknown(id)
-        return json_response({"id": id, "object": "response", "deleted": True})
-
-    return [
-        ("POST", "/v1/responses", create),
-        ("POST", "/v1/responses/input_tokens", count),
-        ("GET", "/v1/responses/{id}", retrieve),
-        ("GET", "/v1/responses/{id}/input_items", list_items),
-        ("DELETE", "/v1/responses/{id}", delete),
-    ]
-
-
-def _query_of(http: web.Request) -> Fields:
-    """Return the parameters of a URL; one whose name ends in [] is a list's, without these signs. Raises: RequestError."""
-    values: dict[str, Any] = {}
-    for name in dict.fromkeys(http.query):
-        given = http.query.getall(name)
-        if not name.endswith("[]") and len(given) > 1:
-            raise refuse(name[:60], f"is given {len(given)} times")
-        values[name.removesuffix("[]")] = given if name.endswith("[]") else given[0]
-    return Fields(values)
 
 
 def _of_prefill(completions: Completions, limits: Limits) -> list[Route]:

@@ -124,22 +124,23 @@ _SAID = object_of(type=constant("message"), id=STRING, status=_ITEM_STATUS, role
 _THOUGHT = object_of(type=constant("reasoning_text"), text=STRING)
 _THOUGHTS = object_of(type=constant("reasoning"), id=STRING, status=_ITEM_STATUS, summary=array(OBJECT), content=array(_THOUGHT))
 _CALLED = object_of(type=constant("function_call"), id=STRING, status=_ITEM_STATUS, call_id=STRING, name=STRING, arguments=STRING)
+_USAGE_OF_RESPONSE = object_of(
+    input_tokens=COUNT,
+    input_tokens_details=object_of({"media_share": SHARE}, cached_tokens=COUNT, cache_write_tokens=COUNT),
+    output_tokens=COUNT,
+    output_tokens_details=object_of(reasoning_tokens=COUNT),
+    total_tokens=COUNT,
+)
 RESPONSE = object_of(
     id=STRING,
     object=constant("response"),
     created_at=INTEGER,
     model=STRING,
-    status=_ITEM_STATUS,
-    error={"type": "null"},
+    status={"enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]},
+    error=OBJECT_OR_NULL,
     incomplete_details=OBJECT_OR_NULL,
     output=array({"anyOf": [_SAID, _THOUGHTS, _CALLED]}),
-    usage=object_of(
-        input_tokens=COUNT,
-        input_tokens_details=object_of({"media_share": SHARE}, cached_tokens=COUNT, cache_write_tokens=COUNT),
-        output_tokens=COUNT,
-        output_tokens_details=object_of(reasoning_tokens=COUNT),
-        total_tokens=COUNT,
-    ),
+    usage={"anyOf": [_USAGE_OF_RESPONSE, {"type": "null"}]},
     truncation=constant("disabled"),
     instructions=STRING_OR_NULL,
     max_output_tokens={"type": ["integer", "null"]},
@@ -149,6 +150,7 @@ RESPONSE = object_of(
     metadata=OBJECT,
     tools=array(OBJECT),
     store=BOOLEAN,
+    background=BOOLEAN,
     temperature=NUMBER,
     top_p=NUMBER,
     parallel_tool_calls=BOOLEAN,

@@ -23,6 +23,7 @@ from ..reading.json_body import Body
 from ..reading.validation import Limits, read_chat, read_detokenize, read_text, read_tokenize
 from . import answers, examples
 
+STREAM_QUERY: Mapping[str, Schema] = {"stream": {"enum": ["true", "false"]}, "starting_after": {"type": "integer", "minimum": 0}}
 EVENTS = "text/event-stream"
 LINES = "application/x-ndjson"
 TEXT = "text/plain"
@@ -90,7 +91,13 @@ OPERATIONS = (
         "GET", "/v1/responses/{id}/input_items", "OpenAI", "The items that a kept response was made of",
         answers.ITEMS, statuses=(404,), query=input_items.QUERY,
     ),
-    Operation("GET", "/v1/responses/{id}", "OpenAI", "A kept response", answers.RESPONSE, statuses=(404,)),
+    Operation(
+        "GET", "/v1/responses/{id}", "OpenAI", "A kept response, or the events of one in the background",
+        answers.RESPONSE, stream=EVENTS, statuses=(404,), query=STREAM_QUERY,
+    ),
+    Operation(
+        "POST", "/v1/responses/{id}/cancel", "OpenAI", "Cancel a response in the background", answers.RESPONSE, statuses=(404,),
+    ),
     Operation("DELETE", "/v1/responses/{id}", "OpenAI", "Forget a kept response", answers.DELETED, statuses=(404,)),
     Operation(
         "POST", "/v1/embeddings", "OpenAI", "Vectors of texts, or of a conversation",

@@ -394,6 +394,7 @@ class Stage:
         self._run = run
         self._text = text
         self.answers_fd: int | None = None  # of answers that outlive the gateway
+        self.script: Script = answer_hello  # of requests that a gateway before has left
         self.statuses: list[str] = []  # what the gateway says in `mmrt status`
         self.config = RuntimeConfig(
             server=ServerSection(port=0, keep_alive_s=5.0, max_body_mib=1), supervisor=SupervisorSection(drain_s=5.0)
@@ -412,6 +413,7 @@ class Stage:
         serves = asyncio.Event()
         ended = asyncio.Event()
         controller = Controller(run, generation=1)
+        controller.script = self.script
         bus = ActorSocket(run.path, "gateway", 1)
         actor = SimpleNamespace(
             name="gateway",
@@ -431,11 +433,14 @@ class Stage:
             answers_fd=self.answers_fd,
             has_adopted=True,
             has_greeted=True,
+            follows_a_crash=False,
             notifier=SimpleNamespace(status=self.statuses.append),
             flight=FlightRecorder.create(run, f"gateway-{secrets.token_hex(4)}", 1024).writer(1),
             serving=lambda adopts: serves.set(),
             watch_ending=lambda loop, on_ending: None,
         )
+        actor.adopted = lambda: setattr(actor, "has_adopted", True)
+        actor.end = lambda: setattr(actor, "ending", True)
         table = ActorTable.attach(run)
         locks = [RoleLock(run, name) for name in table.actors]
         for lock in locks:

@@ -297,7 +297,6 @@ def test_what_would_change_the_answer_is_refused_with_the_next_step() -> None:
         ("/v1/chat/completions", {"messages": [{"role": "function", "content": "a"}]}, "a message of role tool"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "file"}]}]}, "as a part of type text"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "allowed are text"),
-        ("/v1/responses", {"input": "a", "background": True}, "wait for the answer"),
         ("/v1/responses", {"input": "a", "tools": [{"type": "file_search"}]}, "this server runs no tools"),
         ("/v1/responses", {"input": [USER, {"type": "compaction", "encrypted_content": "e"}]}, "a summary as a message"),
         ("/v1/messages", {"max_tokens": 1, "messages": [USER], "tools": [{"type": "bash_20250124", "name": "b"}]}, "input_schema"),

@@ -317,7 +317,7 @@ def test_the_form_of_the_answer(limits: Limits) -> None:
         ({"metadata": 1}, "metadata", "expected an object, got an integer"),
         ({"include": ["message.output_text.logprobs"]}, "include", "only an array of reasoning.encrypted_content,"),
         ({"include": 5}, "include", "is 5, only"),
-        ({"background": True}, "background", "is true, only false is supported"),
+        ({"background": True, "store": False}, "background", "is true, which needs store: the answer is fetched later"),
         ({"truncation": "auto"}, "truncation", 'is "auto", only "disabled" is supported'),
         ({"conversation": "x"}, "conversation", "is not supported"),
         ({"previous_response_id": "x" * 65}, "previous_response_id", "has 65 characters, the limit is 64"),

@@ -37,7 +37,11 @@ def test_it_is_openapi(limits: Limits, needs_key: bool) -> None:
     ids = [operation["operationId"] for path in document["paths"].values() for operation in path.values()]
     assert len(ids) == len(set(ids)) == len(OPERATIONS)
     links = document["paths"]["/v1/responses"]["post"]["responses"]["200"]["links"]
-    assert set(links) == {f"{verb}_v1_responses_by_id" for verb in ("get", "delete")} | {"get_v1_responses_by_id_input_items"}
+    assert set(links) == {
+        *(f"{verb}_v1_responses_by_id" for verb in ("get", "delete")),
+        "get_v1_responses_by_id_input_items",
+        "post_v1_responses_by_id_cancel",
+    }
     limit = document["paths"]["/v1/responses/{id}/input_items"]["get"]["parameters"][1]
     assert (limit["in"], limit["name"], limit["schema"]["maximum"]) == ("query", "limit", 100)
 
@@ -171,7 +175,12 @@ def test_routes_and_answers_are_as_described(stage: Any, monkeypatch: pytest.Mon
         for path, methods in document["paths"].items():
             for method, operation in methods.items():
                 body = file = None
-                if method == "post":
+                if "/cancel" in path:
+                    for is_background, status in ((False, 400), (True, 200)):
+                        made = await scene.http.post("/v1/responses", json={"input": "hi", "background": is_background})
+                        ids["{id}"] = made.json()["id"]
+                        assert await ask(method, path, operation, None) == status
+                elif method == "post":
                     content = operation["requestBody"]["content"]
                     body = content.get("application/json", {}).get("example", {})
                     file = ("a.wav", b"RIFF") if "multipart/form-data" in content else None

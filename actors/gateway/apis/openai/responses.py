@@ -6,11 +6,13 @@ from typing import Any
 import msgspec
 
 from .....models.grammar.source import JSON_OBJECT
+from .....runtime.bus.messages import RequestSpec
 from .....runtime.errors import CONTEXT_EXCEEDED, RequestError
+from .....shm.spool import whole
 from ...reading.content import Conversation, Message, check_messages, take_role
 from ...reading.field_rules import passes_over, settle, settle_first
 from ...reading.field_table import responses as table
-from ...reading.fields import AT_LEAST_ONE, Fields, kind_of, refuse
+from ...reading.fields import AT_LEAST_ONE, Fields, kind_of, refuse, show
 from ...reading.grammar_fields import AskedGrammar, read_named_schema
 from ...reading.harmless import OBJECT
 from ...reading.json_body import Body, decode_body
@@ -21,11 +23,13 @@ from ...reading.template_fields import TemplateUse
 from ...reading.thinking import read_thinking
 from ...reading.tool_messages import read_id
 from ...reading.validation import ChatRequest, Limits, check_grammar, read_generation
+from .background import Form, Job
 from .input_items import Item, item_of, item_of_text, with_ids
 from .responses_answer import ID_PREFIX, Response, ResponseEvents, output_of, response_of
 from .responses_parts import read_content
 from .responses_tools import AnswerItems, namespaces_of, offered, read_tools
 from .stored import StoredResponses
+from .stored_conversation import StoredConversation
 
 _MAX_ID_CHARS = 64
 _SHOWN = (
@@ -50,6 +54,7 @@ class Exchange:
         self._stored = stored
         self._tenant = tenant
         self._asks_for_stream = False
+        self.is_background = False
         self._shown: dict[str, Any] = {}  # fields of the request that its response repeats
         self._outputs: dict[str, dict[str, Any]] = {}  # of responses whose items the request names
         self._conversation = Conversation((), ())  # without the instructions, which are of one response alone
@@ -78,6 +83,9 @@ class Exchange:
             fields.take_flag("store"),
             fields.take("metadata", OBJECT.schema),
         )
+        self.is_background = fields.take_flag("background") is True
+        if self.is_background and store is False:
+            raise refuse("background", "is true, which needs store: the answer is fetched later")
         if metadata is not None and not isinstance(metadata, dict):
             raise refuse("metadata", f"expected an object, got {kind_of(metadata)}")
         earlier = self._earlier(fields.take_str("previous_response_id", _MAX_ID_CHARS))
@@ -91,6 +99,7 @@ class Exchange:
         sampling = generation.sampling
         self._shown |= {
             "store": store is not False,
+            "background": self.is_background,
             "metadata": metadata or {},
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -106,14 +115,37 @@ class Exchange:
         if id is None:
             return Conversation((), ())
         if (found := self._stored.get(self._tenant, id)) is None:
-            raise refuse("previous_response_id", self._stored.why_unknown(id))
+            raise refuse("previous_response_id", self._stored.why_unknown(id, self._tenant))
+        if found.played is not None and found.played.status in ("failed", "cancelled"):
+            why = f"{show(id)} has no answer, its status is {found.played.status}: name the one before it"
+            raise refuse("previous_response_id", why)
         self._items += [*found.items, *map(item_of, output_of(found.body).values())]
         return found.conversation
 
     def begin(self, id: str, created: int, model: str, fingerprint: str) -> "Response":
         """See ``AnswerFormat``."""
-        shown = {"created_at": created, "model": model, **self._shown}
-        return Response(id, shown, self._keep, namespaces_of(self._shown["tools"]))
+        return Response(id, self._shown_of(created, model), self._keep, namespaces_of(self._shown["tools"]))
+
+    def _shown_of(self, created: int, model: str) -> dict[str, Any]:
+        return {"created_at": created, "model": model, **self._shown}
+
+    def job(
+        self, id: str, created: int, model: str, asked: ChatRequest, spec: RequestSpec, is_thinking: bool | None, client: str
+    ) -> Job:
+        """Return what is kept of a response in the background. ``asked``: what was read, with all its media."""
+        place = asked.generation.output.thoughts
+        form = Form(
+            id,
+            msgspec.json.encode(self._shown_of(created, model)),
+            None if asked.tools is None else sorted(asked.tools.names),
+            None if place == "inside" else is_thinking,
+            place == "left out",
+        )
+        pairs = zip(asked.conversation.media, self._conversation.media, strict=True)
+        media = tuple(None if medium.data is own.data else whole(medium.data) for medium, own in pairs)
+        conversation = StoredConversation.of(self._told())
+        items = with_ids(self._items, id.removeprefix(ID_PREFIX))
+        return Job(form, spec, conversation, items, media, asked.field_names, client)
 
     def failed(self, error: RequestError, id: str, created: int, model: str) -> bytes | None:
         """Return the stream of a response that fails before it begins, None where the error is a status. OpenAI's server answers with
@@ -125,9 +157,12 @@ class Exchange:
     def _keep(self, id: str, answer: Message, body: bytes) -> None:
         """Store the response with its conversation, unless the request says no."""
         if self._shown["store"]:
-            messages = (*(message._replace(thoughts_field="") for message in self._conversation.messages), answer)
-            items = with_ids(self._items, id.removeprefix(ID_PREFIX))
-            self._stored.put(self._tenant, id, self._conversation._replace(messages=messages), body, items)
+            told, items = self._told(), with_ids(self._items, id.removeprefix(ID_PREFIX))
+            self._stored.put(self._tenant, id, told._replace(messages=(*told.messages, answer)), body, items)
+
+    def _told(self) -> Conversation:
+        messages = tuple(message._replace(thoughts_field="") for message in self._conversation.messages)
+        return self._conversation._replace(messages=messages)
 
     def _read_input(self, value: Any, earlier: Sequence[Message], intake: MediaIntake, max_context: int) -> tuple[Message, ...]:
         """Return the conversation that goes on with the input."""

@@ -123,6 +123,10 @@ class Response:
         fields = {"status": status, "error": error, "incomplete_details": None, "output": output, "usage": None}
         return {"id": self.id, **constant, **self._shown, **fields}
 
+    def failed(self, error: RequestError) -> dict[str, Any]:
+        """Return the response that ends with an error."""
+        return self.object("failed", [], problem_of(error))
+
     def item(self, item: Item, status: str) -> dict[str, Any]:
         """Return the form of an item, which is empty while it is in progress."""
         is_begun = status == "in_progress"
@@ -158,8 +162,10 @@ class ResponseEvents:
     content_type = "text/event-stream; charset=utf-8"
     keep_alive = COMMENT
 
-    def __init__(self, response: Response) -> None:
+    def __init__(self, response: Response, first_shown: int = 0) -> None:
+        """``first_shown``: the number of the first event that is not left out."""
         self._response = response
+        self._first_shown = first_shown
         self.num_events = 0
         self._is_created = False
         self._items: list[Item] = []
@@ -172,6 +178,27 @@ class ResponseEvents:
         self._is_created = True
         response = self._response.object("in_progress", [])
         return self._event("response.created", response=response) + self._event("response.in_progress", response=response)
+
+    def queued(self) -> bytes:
+        """Return the events of a response in the background that waits."""
+        self._is_created = True
+        response = self._response.object("queued", [])
+        return self._event("response.created", response=response) + self._event("response.queued", response=response)
+
+    def started(self) -> bytes:
+        """Return the event of one in the background that begins."""
+        return self._event("response.in_progress", response=self._response.object("in_progress", []))
+
+    def last(self, status: str, body: bytes, error: RequestError | None) -> bytes:
+        """Return the events of the end of one in the background, whose JSON is ``body``."""
+        last = self._event(f"response.{status}", response=msgspec.Raw(body))
+        return last if error is None else last + self._problem(error)
+
+    @property
+    def ended(self) -> Ended:
+        """Return the response, once its items have ended."""
+        assert self._ended is not None
+        return self._ended
 
     def text(self, index: int, piece: Piece, usage: Usage) -> bytes:
         rest, begun = piece.calls_around
@@ -197,9 +224,11 @@ class ResponseEvents:
     def error(self, error: RequestError) -> bytes:
         """``response.failed``, and an ``error`` at which OpenAI's clients raise. They take neither from a response not yet created."""
         created = b"" if self._is_created else self._created()
-        problem = {"code": error.code or "server_error", "message": error.message}
-        failed = self._event("response.failed", response=self._response.object("failed", [], problem))
-        return created + failed + self._event("error", **problem, param=error.param, **msgspec.json.decode(error_body(error)))
+        failed = self._event("response.failed", response=self._response.failed(error))
+        return created + failed + self._problem(error)
+
+    def _problem(self, error: RequestError) -> bytes:
+        return self._event("error", **problem_of(error), param=error.param, **msgspec.json.decode(error_body(error)))
 
     def _message(self) -> bytes:
         return self._open(Item(sum(item.is_message for item in self._items), None, []))
@@ -250,9 +279,16 @@ class ResponseEvents:
         return {**self._place, "content_index": 0}
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        data = _encode({"type": kind, "sequence_number": self.num_events, **fields})
-        self.num_events += 1
+        number, self.num_events = self.num_events, self.num_events + 1
+        if number < self._first_shown:
+            return b""
+        data = _encode({"type": kind, "sequence_number": number, **fields})
         return f"event: {kind}\ndata: ".encode() + data + b"\n\n"
+
+
+def problem_of(error: RequestError) -> dict[str, Any]:
+    """Return an error as a response has it."""
+    return {"code": error.code or "server_error", "message": error.message}
 
 
 def part(item: Item) -> dict[str, Any]:

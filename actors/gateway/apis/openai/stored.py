@@ -5,14 +5,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from .....schema.media import MediaKind, MediaOptions
-from .....shm.spool import whole
 from ...keeping.kept_answers import KeptAnswers
-from ...reading.content import Conversation, Message
+from ...reading.content import Conversation
 from ...reading.fields import show
-from ...reading.media import Medium
-from ...reading.tool_messages import Call
+from .background import Played
 from .input_items import Item
+from .stored_conversation import StoredConversation
 
 log = logging.getLogger(__name__)
 
@@ -20,78 +18,21 @@ NO_OUTPUT = b'{"output":[]}'
 
 
 class StoredResponse(NamedTuple):
-    """A response: the conversation that ends with it, its JSON, and the items before it."""
+    """A response: the conversation that ends with it, its JSON, and the items before it. ``played``: of one in the background."""
 
     conversation: Conversation
     body: bytes
     items: tuple[Item, ...]
-
-
-class _Call(NamedTuple):
-    """``arguments``: their JSON, which has numbers that records have not."""
-
-    id: str
-    name: str
-    arguments: bytes
-
-
-class _Medium(NamedTuple):
-    """As ``Medium``; each of ``pieces`` is a URL, or bytes."""
-
-    kind: MediaKind
-    mime: str
-    data: bytes
-    options: MediaOptions
-    path: str
-    content: bytes
-    num_pixels: int
-    work: int
-    pieces: tuple[tuple[str, bytes], ...]
-    rate: float
-    num_pictures: int
-
-
-class StoredConversation(msgspec.Struct, array_like=True, frozen=True):
-    """A conversation as records have it. ``calls``: of each message."""
-
-    messages: tuple[Message, ...]
-    calls: tuple[tuple[_Call, ...], ...]
-    media: tuple[_Medium, ...]
-
-    @classmethod
-    def of(cls, conversation: Conversation) -> "StoredConversation":
-        messages, media = conversation
-        return cls(
-            tuple(message._replace(calls=()) for message in messages),
-            tuple(tuple(_Call(id, name, _encode_json(given)) for id, name, given in message.calls) for message in messages),
-            tuple(_kept_medium(medium) for medium in media),
-        )
-
-    def restored(self) -> Conversation:
-        calls = (tuple(Call(id, name, _decode_json(given)) for id, name, given in one) for one in self.calls)
-        return Conversation(
-            tuple(message._replace(calls=found) for message, found in zip(self.messages, calls, strict=True)),
-            tuple(_medium_of(medium) for medium in self.media),
-        )
-
-
-def _kept_medium(medium: Medium) -> _Medium:
-    pieces = tuple((piece, b"") if isinstance(piece, str) else ("", whole(piece)) for piece in medium.pieces)
-    return _Medium(medium.kind, medium.mime, whole(medium.data), *medium[3:8], pieces, *medium[9:])
-
-
-def _medium_of(kept: _Medium) -> Medium:
-    return Medium(*kept[:8], tuple(url or data for url, data in kept.pieces), *kept[9:])
+    played: Played | None = None
 
 
 class _Stored(msgspec.Struct, array_like=True, frozen=True):
     conversation: StoredConversation
     body: bytes
     items: tuple[Item, ...]
+    played: Played | None = None
 
 
-_encode_json = msgspec.json.Encoder().encode
-_decode_json = msgspec.json.Decoder().decode
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Stored).decode
 
@@ -108,6 +49,10 @@ class StoredResponses:
             return
         self._kept.put(tenant, id, _encode(_Stored(StoredConversation.of(conversation), body, items)))
 
+    def put_played(self, tenant: bytes, conversation: StoredConversation, body: bytes, items: tuple[Item, ...], played: Played) -> bool:
+        """Keep one that was in the background, in place of what is kept of it so far. Returns whether there was room."""
+        return self._kept.put(tenant, played.form.id, _encode(_Stored(conversation, body, items, played)))
+
     def get(self, tenant: bytes, id: str) -> StoredResponse | None:
         """Return a response, None if it is not there."""
         if (answer := self._kept.get(tenant, id)) is None or answer.is_open or (data := self._kept.body(answer)) is None:
@@ -117,13 +62,15 @@ class StoredResponses:
         except msgspec.DecodeError as error:
             log.error("%s cannot be read: %s", id, error)
             return None
-        return StoredResponse(stored.conversation.restored(), stored.body, stored.items)
+        return StoredResponse(stored.conversation.restored(), stored.body, stored.items, stored.played)
 
     def remove(self, tenant: bytes, id: str) -> bool:
         """Forget a response. Returns whether it was there."""
         return self._kept.remove(tenant, id)
 
-    def why_unknown(self, id: str) -> str:
-        """Return words for a client that names a response that is not there."""
+    def why_unknown(self, id: str, tenant: bytes | None = None) -> str:
+        """Return words for a client that names a response that is not there, or, of its ``tenant``, has not ended."""
+        if tenant is not None and self._kept.get(tenant, id) is not None:
+            return f"{show(id)} has not ended: wait until its status is completed"
         limit, hours = self._kept.max_bytes >> 20, self._kept.kept_s / 3600
         return f"{show(id)} is unknown: the latest {limit} MiB of conversations are kept, for {hours:g} h, until the run ends"

@@ -24,13 +24,13 @@ REQUEST = Place(
     "Responses",
     (
         *(name for name in GENERATION if name != "return_token_ids"), "max_output_tokens", "stop", "input", "instructions",
-        "previous_response_id", "text", "tools", "tool_choice", "parallel_tool_calls", "store", "metadata", "mm_processor_kwargs",
+        "previous_response_id", "text", "tools", "tool_choice", "parallel_tool_calls", "store", "background", "metadata",
+        "mm_processor_kwargs",
         *THINKING,
     ),
     {
         **{name: rule for name, rule in WORK.items() if name not in ("store", "metadata", "audio")},
         "return_token_ids": only(one_of(False), "chat completions have them"),
-        "background": only(one_of(False), "wait for the answer, or stream it"),
         "client_metadata": without_effect("nothing reads it", OBJECT),
         "include": only(_NOTHING_THERE, "an answer has none of it"),
         "max_tool_calls": without_effect("it counts the calls of tools that servers run", WHOLE),
