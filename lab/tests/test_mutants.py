@@ -25,6 +25,7 @@ class Mutant(NamedTuple):
 
 
 RULES = "runtime/controller"
+CREW = "runtime/supervisor/test_crew_world.py"  # six old defects of the supervisor
 MUTANTS = {
     "budgets": Mutant(f"{RULES}/scheduling/batches.py", "budget - num_planned))", "budget))", "runtime/controller/test_batches.py"),
     "pairs": Mutant(
@@ -49,6 +50,29 @@ MUTANTS = {
         "len(failures) > policy.limit",
         "runtime/supervisor/test_restart_policy.py",
     ),
+    "ages by making room": Mutant(
+        "runtime/supervisor/managed_actor.py",
+        "elif self.current is not None or instance.is_debugger:",
+        "elif self.current is not None or instance.is_debugger:\n                lifetime_s = 0.0",
+        CREW,
+    ),
+    "ages by every death": Mutant(
+        "runtime/supervisor/restart_policy.py",
+        "before = history.aged(lifetime_s, policy.window_s)",
+        'before = history.aged(lifetime_s, policy.window_s) if cause == "itself" else history',
+        CREW,
+    ),
+    "slow starts": Mutant(
+        "runtime/supervisor/managed_actor.py",
+        "instance.process.lifetime_s if instance.active.is_set() else 0.0  #",
+        "instance.process.lifetime_s  #",
+        CREW,
+    ),
+    "ready after the end": Mutant(
+        "runtime/supervisor/crew.py", "not self.was_ready and not self._end.is_set()", "not self.was_ready", CREW
+    ),
+    "leaving at the end": Mutant("runtime/supervisor/crew.py", "actors = dict(self.actors)", "actors = self.actors", CREW),
+    "stopped supervisor": Mutant("runtime/supervisor/crew.py", "if late:", "if False:", CREW),
     "sandbox": Mutant("actors/host/seccomp.py", "network else _END", "network else _PERMIT", "actors/video/test_sandbox.py"),
     "fields": Mutant(
         "actors/gateway/reading/sampling_fields.py", '"top_p", 0, 1)', '"top_p", 0, 9)', "actors/gateway/test_validation.py"

@@ -24,7 +24,7 @@ from .control import (
 )
 from .control_server import WithDescriptors
 from .crew import Crew
-from .handover import expect_free, hand_over_to_debugger, restart
+from .handover import admit_debugger, expect_free, hand_over_to_debugger, restart
 from .managed_actor import Instance, SupervisedActor
 from .run_report import RunReport
 from .scaling import Scaling
@@ -135,6 +135,7 @@ class Commands:
             loan = self._asked.lend(actor, pid)
         except ProcessLookupError:
             return ErrorReply(f"process {pid} has gone")
+        admit_debugger(actor, loan.debugger)
         self._crew.on_started(actor, loan.debugger)
         debugging = asyncio.create_task(hand_over_to_debugger(actor, loan.debugger))
         self._loans.add(debugging)

@@ -18,7 +18,7 @@ def expect_free(actor: SupervisedActor) -> None:
         raise RunError(f"{actor.name} is {actor.state}")
     if actor.debugger is not None:
         raise RunError(f"{actor.name} is being debugged by pid {actor.debugger.process.pid}")
-    if (actor.candidate is not None and not actor.candidate.is_standby) or actor.state == "restarting":
+    if (actor.candidate is not None and not actor.candidate.is_standby) or actor.is_being_restarted:
         raise RunError(f"{actor.name} is being restarted already")
 
 
@@ -31,6 +31,14 @@ async def restart(actor: SupervisedActor) -> RestartReply:
     """
     expect_free(actor)
     drop_standby(actor)
+    actor.is_being_restarted = True
+    try:
+        return await _replace(actor)
+    finally:
+        actor.is_being_restarted = False
+
+
+async def _replace(actor: SupervisedActor) -> RestartReply:
     began_s = now_s()
     if actor.current is None:
         candidate = await _hurry(actor)
@@ -63,17 +71,20 @@ async def restart(actor: SupervisedActor) -> RestartReply:
     )
 
 
-async def hand_over_to_debugger(actor: SupervisedActor, debugger: Instance) -> None:
-    """Give the role to ``debugger`` once it is ready, and keep a warm process that takes over when it ends for any reason.
-
-    Ends with the debugger. ``actor`` must be free (``expect_free``).
-    """
+def admit_debugger(actor: SupervisedActor, debugger: Instance) -> None:
+    """Make ``debugger`` one of the actor's processes, which end with it. ``actor`` must be free (``expect_free``)."""
     drop_standby(actor)
     actor.candidate = debugger
+
+
+async def hand_over_to_debugger(actor: SupervisedActor, debugger: Instance) -> None:
+    """Give the role to the admitted ``debugger`` once it is ready, and keep a warm process that takes over when it ends for any reason.
+
+    Ends with the debugger.
+    """
     pid = debugger.process.pid
     if not await _reaches(debugger, debugger.ready):
-        if actor.candidate is debugger:
-            actor.candidate = None
+        _dismiss(actor, debugger)
         actor.say(f"debugger (pid {pid}) exited before taking over")
         return
     await _end_predecessor(actor, debugger)
@@ -81,7 +92,16 @@ async def hand_over_to_debugger(actor: SupervisedActor, debugger: Instance) -> N
         actor.say(f"is debugged by pid {pid}")
         await _keep_standby(actor, debugger)
     await debugger.ended()
+    _dismiss(actor, debugger)
     actor.say(f"is not debugged any more: pid {pid} has gone")
+
+
+def _dismiss(actor: SupervisedActor, debugger: Instance) -> None:
+    """Forget a debugger that has ended. If it had mended the actor without being its current process, the next one need not wait."""
+    if actor.candidate is debugger:
+        actor.candidate = None
+    if actor.current is None and actor.outage is None:
+        actor.retry_now.set()
 
 
 async def _keep_standby(actor: SupervisedActor, debugger: Instance) -> None:

@@ -158,6 +158,8 @@ class SupervisedActor:
         self.outage: Outage | None = None  # while it is broken, until one of its processes serves
         self._host = host
         self._history = RestartHistory()
+        self.is_being_restarted = False  # by a command; its state may say otherwise if the process before dies meanwhile
+        self._is_forced = False
 
     @property
     def name(self) -> str:
@@ -195,6 +197,8 @@ class SupervisedActor:
     async def run(self) -> None:
         """Keep the actor running until ``stop`` or until the policy gives up."""
         while not self.stopping.is_set():
+            if self.current is None and self.candidate is not None and self.candidate.process.alive:
+                self.current = self._successor()  # it came while nobody had the role
             if self.current is None:
                 try:
                     self.current = await self.start()
@@ -278,12 +282,14 @@ class SupervisedActor:
         await first(decision.delay_s, self.stopping, self.retry_now)
 
     async def start(self) -> Instance:
-        """Start one process; the caller decides its part."""
+        """Start one process; the caller decides its part. Raises: OSError if that is impossible; RunError if the actor is ending."""
+        if self.stopping.is_set():
+            raise RunError(f"{self.name} is {self.state}")
         instance = await self._host.start_process(self)
         self.num_starts += 1
         self._host.on_started(self, instance)
-        if self.stopping.is_set():
-            instance.process.signal(signal.SIGTERM)
+        if self.stopping.is_set():  # while it started: nobody else will end it
+            await instance.process.stop(0.0 if self._is_forced else self.spec.stop_grace_s)
         return instance
 
     async def stop(self, grace_s: float | None = None, *, hurry_after_s: float | None = None) -> None:
@@ -309,6 +315,7 @@ class SupervisedActor:
 
     def kill(self) -> None:
         """Send SIGKILL to every process and start none again."""
+        self._is_forced = True
         self.stopping.set()
         for instance in self.instances:
             instance.kill("forced")
@@ -339,7 +346,7 @@ class SupervisedActor:
     def excuse(self, now_s: float) -> None:
         """Count every process as heard of now: the cause that stopped the supervisor may have stopped it too, in a step."""
         for instance in self.instances:
-            instance.beat_s = now_s
+            instance.beat_s = instance.waiting_since_s = now_s
             instance.excused_until_s = now_s + self.spec.watchdog_s
 
     def check(self, now_s: float, steps_of: Mapping[int, Mapping[str, Step]]) -> None:

@@ -41,8 +41,10 @@ async def keep_standby(actor: SupervisedActor) -> None:
 
 
 def _needs_one(actor: SupervisedActor, current: Instance | None) -> bool:
-    serves = current is not None and current is actor.current and current.process.alive and current.active.is_set()
-    return serves and actor.candidate is None and actor.debugger is None and actor.state != "restarting"
+    if current is None or current is not actor.current or current.killed_because:
+        return False
+    serves = current.process.alive and current.active.is_set()
+    return serves and actor.candidate is None and actor.debugger is None and not actor.is_being_restarted
 
 
 async def _either_ends(*instances: Instance) -> None:

@@ -161,7 +161,7 @@ def test_nobody_leaves_a_run_that_ends(place: RunDirectory) -> None:
 
 def test_one_that_is_being_replaced_does_not_leave(place: RunDirectory) -> None:
     changer, host = scaling_of(place, '[actors]\nlayout = "E+P+2D"\n')
-    host.actors["decode.1"].state = "restarting"
+    host.actors["decode.1"].is_being_restarted = True
     assert refused(changer.scale("decode", 1)) == "decode.1 is being restarted already"
 
 
