@@ -27,10 +27,12 @@ _ACTORS_KIND = "actors"
 _NAME_BYTES = 32
 _ROW_WORDS = 16
 _STATE, _PID, _STARTED, _PLAN, _START, _DEADLINE, _STEPS, _BUSY, _DEPTH, _RAISED, _OOM_KILLS, _CRASHES, _COST, _DEBUGGED = range(14)
+_GUESSES, _BORROWED = 14, 15
 _COMPUTES = _ROW_WORDS  # the mutex follows the row's words
 _OWN_WORDS = _ROW_WORDS + NUM_BYTES // 8
 _MAX_ACTORS = 64
 _READ_ATTEMPTS = 100
+_HALF_WORD = (1 << 32) - 1
 
 
 class Membership(enum.IntEnum):
@@ -74,6 +76,9 @@ class ActorReading:
     crashes: int = 0  # recent crashes of earlier generations, in unknown work
     step_cost_ns: int = 0  # see ``ActorStatus.set_step_cost``
     debugged: bool = False  # it ran under a debugger
+    num_guesses: int = 0  # that decode has checked (modulo 2^32, as the next one)
+    num_right_guesses: int = 0
+    borrowed_ns: int = 0  # of cores beyond its share, which others left idle
 
     def is_overdue(self, now_ns: int) -> bool:
         """Return whether a step has run past its declared deadline."""
@@ -236,6 +241,9 @@ class ActorTable:
             crashes=row[_CRASHES],
             step_cost_ns=row[_COST],
             debugged=bool(row[_DEBUGGED]),
+            num_guesses=row[_GUESSES] >> 32,
+            num_right_guesses=row[_GUESSES] & _HALF_WORD,
+            borrowed_ns=row[_BORROWED],
         )
 
     def _row(self, actor: str) -> int:
@@ -343,6 +351,14 @@ class ActorStatus:
     def set_step_cost(self, cost_ns: int) -> None:
         """Set the worst time for a unit of this actor's work, as measured lately. Deadlines of steps follow from it."""
         self._words[_COST] = cost_ns
+
+    def set_guesses(self, checked: int, right: int) -> None:
+        """Set how many guesses of tokens were checked and were right, in one word."""
+        self._words[_GUESSES] = (checked & _HALF_WORD) << 32 | right & _HALF_WORD
+
+    def set_borrowed(self, borrowed_ns: int) -> None:
+        """Set the time of cores beyond its share that this actor had, for as long as it computed."""
+        self._words[_BORROWED] = borrowed_ns
 
     def set_queue_depth(self, depth: int) -> None:
         """Set the amount of work that waits for this actor, in its own units."""

@@ -179,6 +179,7 @@ class Decoding:
         self._actor.turn.took(step_s)
         self._limit.took(1, step_s)
         self._status.set_step_cost(int(1e9 * self._limit.worst_s))
+        self._status.set_guesses(*self._running.num_guesses)
 
     def _give_up_guilty(self) -> None:
         """End the row that has crashed two generations, unless another actor runs it now."""

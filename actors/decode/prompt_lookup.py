@@ -100,6 +100,7 @@ class PromptLookup:
         self._table = table
         self._page_tokens = page_tokens
         self._time = StepTime()
+        self.num_checked = self.num_right = 0  # guesses
 
     def guess(self, batch: Batch) -> Guesses | None:
         """Return what the batch's next step should check; None for nothing."""
@@ -131,7 +132,9 @@ class PromptLookup:
     def learn(self, batch: Batch, guesses: Guesses, right_N: Ints) -> None:
         """Note how many of its guesses were right, of each member."""
         for number, count in Counter(guesses.number_G.tolist()).items():
-            luck, right = batch.members[number].luck, int(right_N[number])
+            luck, right = batch.members[number].luck, max(0, int(right_N[number]))
+            self.num_checked += count
+            self.num_right += right
             for was_right in [1.0] * right + [0.0] * (right < count):
                 luck.share += _LEARNT * (was_right - luck.share)
 

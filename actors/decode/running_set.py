@@ -273,6 +273,11 @@ class RunningSet:
             self._completion.wait()  # launched kernels still write pages, which may soon belong to another row
             raise
 
+    @property
+    def num_guesses(self) -> tuple[int, int]:
+        """Guesses that steps have checked, and those of them that were right."""
+        return (0, 0) if self._lookup is None else (self._lookup.num_checked, self._lookup.num_right)
+
     def _land(self, *, may_launch: bool) -> Outcome:
         """Prepare the next step, wait for the ids of the launched one, launch the next if all go on, then commit the ids."""
         assert self._batch is not None and self._launched is not None

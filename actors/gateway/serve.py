@@ -65,6 +65,7 @@ from .page.routes import Page
 from .reading.output_fields import MAX_CHOICES
 from .reading.prompt import PromptBuilder
 from .reading.validation import Limits
+from .watching.actor_metrics import ActorMetrics
 from .watching.metrics import Metrics
 from .watching.stage_watch import StageWatch
 
@@ -155,6 +156,7 @@ class GatewayServer:
         self._stages = StageWatch(actor.run, lambda: self._actors.actors, actor.generation, metrics, tracing)
         self._keys = ApiKeys(actor.config.server, actor.run.path, self._report_faults)
         metrics.add(KeyMetrics(self._keys))
+        metrics.add(ActorMetrics(self._actors))
         self._certificate = Certificate(actor.config.server, self._report_faults)
         self._grammars = GrammarChecks(actor.model_path, is_open=actor.config.structured_output.additional_properties)
         self._fetches = FetchClient(actor.config.media.fetch)

@@ -164,7 +164,12 @@ class Actor:
         if torch_too:
             torch_too = may_change(self.model.dtype, most_threads) if stage.letter else self.model.dtype == "float32"
         num_cores, table = num_shared_cores(self.config, self.name), ActorTable.attach(self.run)
-        self.turn = SharedCores(self.config, self.name, table, num_cores, self._set_computing, torch_too=torch_too)
+        says, counts = self._set_computing, self._set_borrowed
+        self.turn = SharedCores(self.config, self.name, table, num_cores, says, torch_too=torch_too, count=counts)
+
+    def _set_borrowed(self, borrowed_ns: int) -> None:
+        assert self.status is not None, "only the active generation works"
+        self.status.set_borrowed(borrowed_ns)
 
     def _set_computing(self, computes: bool) -> None:
         assert self.status is not None, "only the active generation works"

@@ -5,6 +5,7 @@ and divide the cores alike, so cores are taken and given back between two kernel
 keeps what it has until the kernel ends. Torch's operations follow between two layers.
 """
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -31,11 +32,14 @@ class SharedCores(FreeTurn):
         say: Callable[[bool], object],
         *,
         torch_too: bool,
+        count: Callable[[int], object] = lambda borrowed_ns: None,
     ) -> None:
         """``num_cores``: of its device. ``say`` tells the others whether it computes. ``torch_too``: torch's operations have as many
-        threads as kernels, between layers."""
+        threads as kernels, between layers. ``count`` gets the time of cores beyond its share, while it computed, in all."""
         self._config, self._actor, self._table, self._num_cores, self._say = config, actor, table, num_cores, say
         self._is_working = False
+        self._share, self._count = config.actor(actor).threads, count
+        self._num_borrowed = self._borrowed_ns = self._since_ns = 0
         self._meet()
         self._of_torch = torch.get_num_threads()
         self.after_layer = self._lend_to_torch if torch_too else None
@@ -53,21 +57,32 @@ class SharedCores(FreeTurn):
         if not self._is_working:
             self._say(True)
             self._is_working = True
+        self._borrow(self._num_borrowed)
 
     def rest(self) -> None:
         if self._is_working:
+            self._borrow(0)
             self._is_working = False
             self._say(False)
 
     def num_threads(self) -> int:
         """Threads that compute the next kernel. Whoever has not said that it computes, as a standby that warms up, has its share."""
         if not self._is_working:
-            return self._config.actor(self._actor).threads
+            return self._share
         computing = self._look()
         known = self._known.get(computing)
         if known is None:
             known = self._known[computing] = self._beside(computing)
+        if known - self._share != self._num_borrowed:
+            self._borrow(known - self._share)
         return known
+
+    def _borrow(self, num_cores: int) -> None:
+        """Count what it had so far of cores beyond its share. It has so many from now on."""
+        now_ns = time.monotonic_ns()
+        self._borrowed_ns += self._num_borrowed * (now_ns - self._since_ns)
+        self._num_borrowed, self._since_ns = num_cores, now_ns
+        self._count(self._borrowed_ns)
 
     def _meet(self) -> None:
         """Find those with whom it shares the cores: of its device, or of none."""

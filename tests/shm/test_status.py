@@ -158,6 +158,19 @@ def test_actor_table_tells_what_actors_wrote(run):
         thing.close()
 
 
+def test_counts_of_an_actor_begin_anew_with_each_generation(run):
+    table = ActorTable.create(run, ["decode"])
+    status = table.writer("decode", 1)
+    status.set_guesses(7 + (5 << 32), 3)
+    status.set_borrowed(1 << 40)
+    found = table.read("decode")
+    assert (found.num_guesses, found.num_right_guesses, found.borrowed_ns) == (7, 3, 1 << 40)
+    table.writer("decode", 2)
+    found = table.read("decode")
+    assert (found.num_guesses, found.num_right_guesses, found.borrowed_ns) == (0, 0, 0)
+    table.close()
+
+
 def test_a_step_that_raises_stands(run):
     """It is what the process dies of; the next generation looks."""
     table = ActorTable.create(run, ["video"])

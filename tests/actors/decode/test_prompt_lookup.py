@@ -205,6 +205,8 @@ def test_what_stood_before_is_guessed(counting: Callable[..., tuple[Bench, Count
     bench.run_to_end()
     assert bench.committed(row) == list(range(103, 153))
     assert model.num_steps < 12
+    checked, right = bench.running.num_guesses
+    assert checked >= right == 50 - model.num_steps
 
 
 def test_wrong_guesses_are_given_up_and_tried_again(counting: Callable[..., tuple[Bench, Counting]]) -> None:

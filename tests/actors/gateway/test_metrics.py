@@ -5,6 +5,12 @@ from typing import Any
 
 import pytest
 
+from mmrt.actors.gateway.watching.actor_metrics import ActorMetrics
+from mmrt.actors.gateway.watching.metrics import Metrics
+from mmrt.shm.controller_stats import StatsSnapshot
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.status import ActorTable
+
 
 def data_url(kind: str, data: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
@@ -74,3 +80,22 @@ def test_media_refused_when_they_are_decoded(stage: Any, param: str, num_refused
         assert found['mmrt_media_refused_total{kind="image"}'] == "0.0"
 
     stage.run(test)
+
+
+def test_what_actors_count(run: RunDirectory) -> None:
+    table = ActorTable.create(run, ["gateway", "encoder", "decode", "decode.1"])
+    table.writer("decode", 1).set_guesses(70, 50)
+    table.writer("encoder", 3).set_borrowed(1_500_000_000)
+    metrics = Metrics("tiny", StatsSnapshot, dict[str, int])
+    metrics.add(ActorMetrics(table))
+    lines = [line for line in metrics.render().decode().splitlines() if "guesses" in line or "borrowed" in line]
+    assert [line for line in lines if not line.startswith("#")] == [
+        'mmrt_guesses_checked_total{actor="decode"} 70.0',
+        'mmrt_guesses_checked_total{actor="decode.1"} 0.0',
+        'mmrt_guesses_right_total{actor="decode"} 50.0',
+        'mmrt_guesses_right_total{actor="decode.1"} 0.0',
+        'mmrt_borrowed_core_seconds_total{actor="encoder"} 1.5',
+        'mmrt_borrowed_core_seconds_total{actor="decode"} 0.0',
+        'mmrt_borrowed_core_seconds_total{actor="decode.1"} 0.0',
+    ]
+    table.close()

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from mmrt.actors.host import torch_threads
+from mmrt.actors.host import cores, torch_threads
 from mmrt.actors.host.cores import SharedCores
 from mmrt.actors.host.torch_threads import may_change
 from mmrt.cpu_kernels import kernel, kernel_files
@@ -78,6 +78,32 @@ def test_one_that_has_not_begun_has_its_share(run: RunDirectory) -> None:
         assert prefill.num_threads() == 2
     prefill.rest()
     assert prefill.num_threads() == 1
+
+
+def test_the_time_of_borrowed_cores_is_counted(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, now, counted = planned(4), [0], list[int]()
+    monkeypatch.setattr(cores.time, "monotonic_ns", lambda: now[0])
+    table = table_of(run, config)
+    status, other = table.writer("decode", 1), cores_of(config, "prefill", table, 4)
+    mine = SharedCores(config, InstanceId("decode"), table, 4, status.set_computing, torch_too=False, count=counted.append)
+
+    def compute(until_ns: int) -> int:
+        mine.num_threads()
+        now[0] = until_ns
+        mine.work()
+        return counted[-1]
+
+    mine.work()
+    assert compute(10) == 20, "two cores beyond its own two"
+    mine.rest()
+    now[0] = 100
+    mine.work()
+    assert compute(110) == 40
+    other.work()
+    assert compute(120) == 40, "each has two"
+    other.rest()
+    assert compute(125) == 50
+    mine.rest()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -162,13 +188,13 @@ class Sharing(RuleBasedStateMachine):
     def compute(self, number: int) -> None:
         """Begin the next kernel, behind the end of the last."""
         name = self.names[number % len(self.names)]
-        cores, was = self.cores[name], self.cores[name]._is_working
-        cores.work()
+        its, was = self.cores[name], self.cores[name]._is_working
+        its.work()
         self.kernels.pop(name, None)
         if not was:
             self._changed()
         self.since.discard(name)
-        self.kernels[name] = cores.num_threads()
+        self.kernels[name] = its.num_threads()
 
     @rule(number=st.integers(0, 20))
     def rest(self, number: int) -> None:
@@ -188,8 +214,8 @@ class Sharing(RuleBasedStateMachine):
                 assert [*self.kernels.values()] == [self.config.most_threads(working[0])]
 
     def teardown(self) -> None:
-        for cores in self.cores.values():
-            cores.rest()
+        for its in self.cores.values():
+            its.rest()
 
 
 def test_no_more_threads_than_cores_but_for_one_kernel(run: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> None:
