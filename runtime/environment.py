@@ -11,6 +11,7 @@ from .errors import ConfigError
 CHILD_LISTEN_FD = 4  # first of the supervisor's listening sockets in a gateway; the others follow
 SERVER_KEY = "MMRT_API_KEY"
 SYSTEMD_LISTEN_FD = 3  # SD_LISTEN_FDS_START
+STORED = "kept-"  # begins the names of descriptors that a gateway has stored, and of no listening socket
 _MOST_FILES = 1 << 20  # that a process may open, as a kernel is usually set
 _MOST_PID = 1 << 22
 MPS_PIPE = Path("/tmp/nvidia-mps")
@@ -28,6 +29,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     lifeline_fd: int | None = None  # MMRT_LIFELINE_FD: see runtime/process/lifeline.py
     listen_fds: tuple[int, ...] = ()  # sockets to serve on: MMRT_LISTEN_FDS of them from a supervisor, LISTEN_FDS from systemd
     keeper_fd: int | None = None  # MMRT_KEEPER_FD: a gateway's channel to the supervisor's keeper of connections
+    stored_fds: Mapping[str, int] = {}  # LISTEN_FDNAMES, FDSTORE: what systemd has kept of a gateway, by names without their prefix
+    has_store: bool = False  # FDSTORE: systemd keeps descriptors of this process
     answers_fd: int | None = None  # MMRT_ANSWERS_FD: a gateway's memory of answers that are kept (shm/kept_records)
     fault_file: Path | None = None  # MMRT_FAULTS: see runtime/bus/faults.py
     state_home: Path = Path()  # XDG_STATE_HOME/mmrt: logs
@@ -57,6 +60,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     def home(variable: str, default: str) -> Path:
         return (path(variable) or (path("HOME") or Path("/")) / default) / "mmrt"
 
+    inherited = number("MMRT_LISTEN_FDS"), number("LISTEN_FDS"), number("LISTEN_PID", _MOST_PID)
+    given = _given_fds(*inherited, environ.get("LISTEN_FDNAMES", ""))
     return Environment(
         run_dir=path("MMRT_RUN_DIR"),
         config_file=path("MMRT_CONFIG"),
@@ -65,7 +70,9 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         server_key=environ.get(SERVER_KEY, ""),
         notify_socket=environ.get("NOTIFY_SOCKET") or None,
         lifeline_fd=number("MMRT_LIFELINE_FD"),
-        listen_fds=_listen_fds(number("MMRT_LISTEN_FDS"), number("LISTEN_FDS"), number("LISTEN_PID", _MOST_PID)),
+        listen_fds=tuple(fd for fd, name in given.items() if not name.startswith(STORED)),
+        stored_fds={name.removeprefix(STORED): fd for fd, name in given.items() if name.startswith(STORED)},
+        has_store=bool(number("FDSTORE")),
         keeper_fd=number("MMRT_KEEPER_FD"),
         answers_fd=number("MMRT_ANSWERS_FD"),
         fault_file=path("MMRT_FAULTS"),
@@ -78,10 +85,11 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     )
 
 
-def _listen_fds(from_supervisor: int | None, from_systemd: int | None, systemd_pid: int | None) -> tuple[int, ...]:
-    """Descriptors of inherited listening sockets; systemd's count only in the process that it started (sd_listen_fds)."""
+def _given_fds(from_supervisor: int | None, from_systemd: int | None, systemd_pid: int | None, names: str) -> dict[int, str]:
+    """Inherited descriptors and their names; systemd's count only in the process that it started (sd_listen_fds)."""
     if from_supervisor:
-        return tuple(range(CHILD_LISTEN_FD, CHILD_LISTEN_FD + from_supervisor))
+        return dict.fromkeys(range(CHILD_LISTEN_FD, CHILD_LISTEN_FD + from_supervisor), "")
     if from_systemd and systemd_pid == os.getpid():
-        return tuple(range(SYSTEMD_LISTEN_FD, SYSTEMD_LISTEN_FD + from_systemd))
-    return ()
+        fds = range(SYSTEMD_LISTEN_FD, SYSTEMD_LISTEN_FD + from_systemd)
+        return dict(zip(fds, [*names.split(":"), *[""] * from_systemd], strict=False))
+    return {}

@@ -142,6 +142,11 @@ class ConnectionRecord:
         """Return whether the request is worked on there, or was when its process died."""
         return bool(self._words[self._word + place])
 
+    @property
+    def is_used(self) -> bool:
+        """Return whether anything was committed."""
+        return bool(self._words[self._word])
+
     def clear(self) -> None:
         """Forget the connection: the next one that gets the record finds nothing of it."""
         self._words[self._word] = 0

@@ -32,11 +32,10 @@ from ...runtime.bus.messages import ToActor, ToController, Welcome, decode_delta
 from ...runtime.bus.transport import drain_in_loop
 from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.errors import ConfigError
-from ...runtime.process.kept_connections import record_sizes
-from ...runtime.process.listening import BACKLOG, EXTRA_CONNECTIONS, connection_limit, inherited_listeners, open_listeners
+from ...runtime.process.listening import BACKLOG, inherited_listeners, open_listeners
+from ...runtime.supervisor.connection_keeper import ConnectionKeeper
 from ...shm.controller_stats import ControllerStats
 from ...shm.doorbell import Listener, Ringer
-from ...shm.kept_records import KeptRecords
 from ...shm.pool import PagePool
 from ...shm.ring import Ring
 from ...shm.role_lock import RoleLock
@@ -57,6 +56,7 @@ from .connections import Connections, Site, runner_of
 from .fetch.client import FetchClient
 from .grammar.checks import GrammarChecks
 from .keeping.adoption import Adoption
+from .keeping.keepers import kept_records, most_connections, own_keeper
 from .keeping.kept_answers import KeptAnswers
 from .keeping.turns import Turns
 from .keys.api_keys import ApiKeys, KeyMetrics
@@ -138,6 +138,9 @@ async def serve(actor: Actor, text: TextStack) -> None:
 class GatewayServer:
     """The parts of the gateway, wired together in the event loop of its creation."""
 
+    _adoption: Adoption | None = None
+    _keeper: ConnectionKeeper | None = None
+
     def __init__(self, actor: Actor, text: TextStack) -> None:
         self._actor = actor
         self._loop = asyncio.get_running_loop()
@@ -145,10 +148,11 @@ class GatewayServer:
         self._actors = ActorTable.attach(actor.run, writable=False)
         self._deltas = Ring.attach(actor.run, "deltas")
         media = PagePool.attach(actor.run, "media")
-        self._kept = KeptAnswers(KeptRecords.own() if actor.answers_fd is None else KeptRecords(actor.answers_fd))
-        adopts = self._adopts = actor.keeper_fd is not None or bool(self._kept.open_ones())
+        self._kept = KeptAnswers(kept_records(actor))
+        self._adopts = actor.keeps_connections or bool(self._kept.open_ones())
         tokens = TokenTable(SequenceTable.attach(actor.run, writable=False))
-        self._registry = RequestRegistry(Link(actor.generation, self._send, media, GatewayFlight(actor.flight), tokens), adopts=adopts)
+        link = Link(actor.generation, self._send, media, GatewayFlight(actor.flight), tokens)
+        self._registry = RequestRegistry(link, adopts=self._adopts)
         stats = ControllerStats.attach(actor.run)
         trace = _import_tracing(actor.config)
         tracing = None if trace is None else trace(actor.config.tracing, text.limits.model_name)
@@ -183,7 +187,7 @@ class GatewayServer:
             self._completions, text.limits, metrics, self._keys, self._readiness, lambda: stats.read().broken, self._background
         )
         self._turns, self._garbage = Turns(), Garbage(time.monotonic())
-        connections = Connections(_most_connections(actor))
+        connections = Connections(most_connections(actor))
         metrics.add(connections)
         app = build_app(endpoints, actor.config.server, connections, lambda: actor.ending, self._page, self._turns)
         self._runner = runner_of(app, connections, DRAIN_ERROR_S)
@@ -193,7 +197,6 @@ class GatewayServer:
         self._expire_at_s = 0.0
         self._end_s = math.inf  # until when running requests may finish
         self._bell = Listener(actor.run, "gateway")
-        self._adoption: Adoption | None = None
         self._unadopted = set[str]()
         self._bus = drain_in_loop(self._loop, actor.bus, self._receive)
 
@@ -210,13 +213,13 @@ class GatewayServer:
             await self._runner.setup()
             listeners = _listeners(self._actor)
             url = _url_of(self._actor, listeners)
-            if self._actor.keeper_fd is None:
+            if (channel := self._channel(listeners)) is None:
                 await _accept(self._runner, listeners, self._certificate.context)
             _publish_endpoint(self._actor, url)
             self._actor.serving(adopts=self._adopts)
             self._actor.heartbeat()
             if self._adopts:
-                self._adopt(self._actor.keeper_fd)
+                self._adopt(channel)
             log.info("listening on %s", url)
             self._report_faults()
             self._following = [self._loop.create_task(files.follow()) for files in (self._keys, self._certificate)]
@@ -244,18 +247,28 @@ class GatewayServer:
             self._bus.close()
             if self._adoption is not None:
                 self._adoption.close()
+            if self._keeper is not None:
+                self._keeper.close()
 
-    def _adopt(self, keeper_fd: int | None) -> None:
+    def _channel(self, listeners: Sequence[socket.socket]) -> socket.socket | None:
+        """Return the channel to who keeps the connections: the supervisor, or a keeper here whose copies systemd has."""
+        actor = self._actor
+        if actor.store is not None:
+            self._keeper = own_keeper(actor.store, listeners, actor.config.server)
+            return None if self._keeper is None else self._keeper.channel()
+        return None if actor.keeper_fd is None else socket.socket(fileno=actor.keeper_fd)
+
+    def _adopt(self, channel: socket.socket | None) -> None:
         """Take over the connections, where they are kept, and the requests under way, on them and in the background; texts have to come
         again, from their beginnings."""
         has_crashed = self._actor.follows_a_crash
-        self._unadopted = {"background", *(() if keeper_fd is None else ("connections",))}
+        self._unadopted = {"background", *(() if channel is None else ("connections",))}
         self._background.resume(has_crashed, partial(self._on_adopted, "background"))
-        if keeper_fd is not None:
+        if channel is not None:
             server = self._runner.server
             assert server is not None
             connections = partial(self._on_adopted, "connections")
-            self._adoption = Adoption(socket.socket(fileno=keeper_fd), server, self._turns, connections, has_crashed)
+            self._adoption = Adoption(channel, server, self._turns, connections, has_crashed)
             self._adoption.begin()
         with Ringer(self._actor.run, "detokenizer") as bell:
             bell.ring()
@@ -378,14 +391,6 @@ def _import_tracing(config: RuntimeConfig) -> "type[Tracing] | None":
     except ImportError as error:
         raise ConfigError(f"tracing.otlp_endpoint needs OpenTelemetry: pip install 'mmrt[otel]' ({error})") from None
     return Tracing
-
-
-def _most_connections(actor: Actor) -> int:
-    """Return how many connections are served at a time. Raises: ConfigError, as ``connection_limit``."""
-    server = actor.config.server
-    if actor.keeper_fd is None:
-        return connection_limit(server.max_connections)
-    return record_sizes(server.max_connections, server.max_body_mib << 20).number - EXTRA_CONNECTIONS
 
 
 def _listeners(actor: Actor) -> list[socket.socket]:

@@ -25,6 +25,7 @@ from ...runtime.observe.dumps import save_crash
 from ...runtime.observe.flight import Kind
 from ...runtime.pools import kv_pool
 from ...runtime.process.crash_cause import Death, ExitNote, is_crash, judge, oom_kills, outlive, read_exit_note, recent_crashes
+from ...runtime.process.descriptor_store import DescriptorStore
 from ...runtime.process.lifeline import Lifeline
 from ...runtime.process.memory_layout import MemoryLayout, read_layout
 from ...runtime.process.notify import Notifier
@@ -69,10 +70,12 @@ class Actor:
         listen_fds: Sequence[int] = (),
         keeper_fd: int | None = None,
         answers_fd: int | None = None,
+        store: DescriptorStore | None = None,
     ) -> None:
         self.name = name
         self.listen_fds = listen_fds  # the gateway's: sockets that outlive it
         self.keeper_fd = keeper_fd  # the gateway's: to the process that keeps its connections, if one does
+        self.store = store  # the gateway's without a supervisor: has what outlives it
         self.answers_fd = answers_fd  # the gateway's: of the records of answers that outlive it
         self.has_adopted = True  # what the process before had under way, as far as this one goes on with it
         self.run = run
@@ -117,6 +120,11 @@ class Actor:
     def kv_pool(self) -> str:
         """Return the name of its device's KV pool."""
         return kv_pool(self.config.actor_devices.get(self.name, 0))
+
+    @property
+    def keeps_connections(self) -> bool:
+        """Return whether others can go on with its clients' connections when it has died. Only the gateway's."""
+        return self.keeper_fd is not None or self.store is not None
 
     @property
     def shares_process(self) -> bool:
@@ -209,7 +217,7 @@ class Actor:
         self._standby_ns = time.monotonic_ns()
         while not self.role.try_acquire():
             self.check_ending()
-            self.role.wait_for_holder(POLL_S) if self.keeper_fd is not None else self.pause(POLL_S)
+            self.role.wait_for_holder(POLL_S) if self.keeps_connections else self.pause(POLL_S)
         table = ActorTable.attach(self.run)
         self.status = self._take_over(table)
         self._flight = FlightRecorder.attach(self.run, self.name).writer(self.generation)
@@ -221,7 +229,7 @@ class Actor:
         if last.generation > self.generation:  # another process has acted since this one got its number, say while it was in pdb
             self.generation = self.notifier.generation = next_generation(self.run, self.name)
         note = read_exit_note(self.run.path, self.name, last.pid)
-        keeps_answers = self.keeper_fd is not None and last.state is ActorState.ACTIVE  # one of them may have ended it
+        keeps_answers = self.keeps_connections and last.state is ActorState.ACTIVE  # one of them may have ended it
         if self.lifeline.fd is not None and (last.step_deadline_ns or keeps_answers):
             patient_until_s = time.monotonic() + NOTE_S
             while note is None and time.monotonic() < patient_until_s:

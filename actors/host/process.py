@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from ...models.errors import CheckpointError
 from ...runtime.bus.faults import exit_when_told
-from ...runtime.environment import read_environment
+from ...runtime.environment import Environment, read_environment
 from ...runtime.errors import ConfigError, RunError, UserError
+from ...runtime.process.descriptor_store import DescriptorStore
 from ...runtime.process.json_log import log_as_json
 from ...runtime.process.lifeline import Lifeline
 from ...runtime.process.processors import keep_to
@@ -60,6 +61,7 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
             environment.listen_fds,
             environment.keeper_fd,
             environment.answers_fd,
+            _store_of(environment) if STAGES[stage_of(identity)].listens else None,
         )
         together = actor.config.processes.get(identity)
         if identity not in actor.config.instances:
@@ -87,6 +89,13 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
         return status
     actor.catch_signals()
     return _live(actor, session)
+
+
+def _store_of(environment: Environment) -> DescriptorStore | None:
+    """Return systemd's store of this process's descriptors, None with a supervisor or where systemd has none."""
+    if environment.lifeline_fd is not None or not environment.has_store or environment.notify_socket is None:
+        return None
+    return DescriptorStore(environment.notify_socket, environment.stored_fds)
 
 
 class Generations(Mapping[str, int]):

@@ -57,10 +57,10 @@ def receive(channel: socket.socket) -> Packet | None:
     return Packet(Kind(kind), (first, second, third), descriptors[0] if descriptors else -1)
 
 
-def record_sizes(max_connections: int, max_body_bytes: int) -> RecordSizes:
+def record_sizes(max_connections: int, max_body_bytes: int, files_each: int = 1) -> RecordSizes:
     """Return the sizes of the records of a run. Their number is 0 where so few files may be open that connections cannot be kept.
-    Raises: ConfigError, as ``connection_limit``."""
-    count = connection_limit(max_connections) + EXTRA_CONNECTIONS
+    ``files_each``: that one needs in its gateway. Raises: ConfigError, as ``connection_limit``."""
+    count = connection_limit(max_connections, files_each) + EXTRA_CONNECTIONS
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY:
         count = min(count, files - _OWN_FILES)

@@ -1,7 +1,8 @@
 """Keep clients' connections beyond the death of the gateway: accept them, hold a copy of each, and give the other to the gateway.
 
-Part of the supervisor, whose event loop it runs in. It reads and writes no byte of a connection. While no gateway has asked for the
-connections it accepts none: they wait in the listening sockets' queue.
+Part of the supervisor, whose event loop it runs in; without one, of the gateway, beyond whose death systemd has the copies. It reads
+and writes no byte of a connection. While no gateway has asked for the connections it accepts none: they wait in the listening sockets'
+queue.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 
 from ...shm.connection_records import ConnectionRecords, RecordSizes
 from ...shm.tcp_count import reset
+from ..process.descriptor_store import DescriptorStore
 from ..process.kept_connections import Kind, Packet, receive, send
 
 log = logging.getLogger(__name__)
@@ -28,12 +30,13 @@ _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class ConnectionKeeper:
     """All connections of a run. ``listeners`` stay the caller's."""
 
-    def __init__(self, listeners: Sequence[socket.socket], sizes: RecordSizes) -> None:
-        """Raises: OSError, if there can be no records."""
+    def __init__(self, listeners: Sequence[socket.socket], sizes: RecordSizes, store: DescriptorStore | None = None) -> None:
+        """``store``: has connections of a process before, and gets copies of all. Raises: OSError, if there can be no records."""
         self._listeners = listeners
-        self._records = ConnectionRecords.create(sizes)
-        self._free = deque(range(sizes.number))
-        self._held: dict[int, socket.socket] = {}
+        self._store = store
+        self._records = ConnectionRecords.create(sizes) if store is None else store.records(sizes)
+        self._held = {} if store is None else store.connections(self._records)
+        self._free = deque(number for number in range(sizes.number) if number not in self._held)
         self._channels: set[socket.socket] = set()
         self._gateway: socket.socket | None = None  # the channel of the one that serves
         self._to_send: deque[Packet] = deque()
@@ -152,6 +155,8 @@ class ConnectionKeeper:
             connection.setblocking(False)
             number = self._free.popleft()
             self._held[number] = connection
+            if self._store is not None:
+                self._store.put(number, connection)
             if not self._free:
                 self._stop_accepting()  # until one is released
             self._to_send.append(self._packet(number))
@@ -168,6 +173,8 @@ class ConnectionKeeper:
         except OSError:  # the client has closed it
             pass
         connection.close()
+        if self._store is not None:
+            self._store.remove(number)
         self._records.record(number).clear()
         self._free.append(number)
         self._send()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..config.runtime_config import RuntimeConfig
-from ..process.listening import BACKLOG
+from ..process.listening import BACKLOG, EXTRA_CONNECTIONS, MAX_CONNECTIONS
 from ..stage_table import STAGES, InstanceId, stage_of, starts_after
 from .specs import ONEDNN_PRIMITIVES
 
@@ -113,10 +113,17 @@ Nice={0 if len(together) > 1 else config.actor(actor).nice}
 CPUWeight={_cpu_weight(min(config.actor(one).nice for one in together))}
 UMask=0077
 NoNewPrivileges=yes
-
+{_store(config) if stages[-1].listens else ""}
 [Install]
 WantedBy={TARGET}
 """
+
+
+def _store(config: RuntimeConfig) -> str:
+    """Return what makes systemd keep the gateway's connections, its records and its kept answers while it is started again. FDSTORE:
+    systemd says so itself from 254 on."""
+    number = (config.server.max_connections or MAX_CONNECTIONS) + EXTRA_CONNECTIONS + 2
+    return f"FileDescriptorStoreMax={number}\nEnvironment=FDSTORE={number}\n"
 
 
 def _cpu_weight(nice: int) -> int:

@@ -14,13 +14,18 @@ import pytest
 from mmrt.runtime.process.listening import open_listeners
 from mmrt.runtime.stage_table import ACTORS
 from mmrt.tests.end_to_end.conftest import MMRT, Server, ours
+from mmrt.tests.runtime.process.test_descriptor_store import Manager
 
 READY_S = 90.0
 ACTIVATE = """
 import os, sys
-os.dup2(int(sys.argv[1]), 3)
-os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()))
-os.execv(sys.argv[2], sys.argv[2:])
+given, names = map(int, sys.argv[1].split(",")), sys.argv[2]
+high = [os.dup2(fd, 1000 + number) for number, fd in enumerate(given)]
+for number, fd in enumerate(high):
+    os.dup2(fd, 3 + number)
+os.closerange(3 + len(high), 2000)
+os.environ.update(LISTEN_FDS=str(len(high)), LISTEN_PID=str(os.getpid()), LISTEN_FDNAMES=names)
+os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
@@ -34,19 +39,22 @@ class Services:
         server.config.write_text(f'[model]\npath = "{server.checkpoint}"\n[server]\nport = {port}\n')
         server.client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=READY_S)
         self.environment = {**server.environment, "MMRT_CONFIG": str(server.config)}
+        self.manager = Manager(server.config.with_name("notify"))
         self.logs = server.config.with_name("logs")
         self.processes = {actor: self.start(actor) for actor in ACTORS}
 
     def start(self, actor: str) -> "subprocess.Popen[bytes]":
         """LISTEN_PID is the process's own: that of the program that becomes the actor. The socket lies on descriptor 3."""
         command = [*MMRT, "actor", actor]
-        passed: tuple[int, ...] = ()
+        passed, environment = list[int](), self.environment
         if actor == "gateway":
-            fd = self.listener.fileno()
-            command = [sys.executable, "-c", ACTIVATE, str(fd), *command]
-            passed = (fd,)
+            self.manager.settle()
+            names, stored = [name for name, _ in self.manager.stored], [fd for _, fd in self.manager.stored]
+            passed = [self.listener.fileno(), *stored]
+            command = [sys.executable, "-c", ACTIVATE, ",".join(map(str, passed)), ":".join(["mmrt-gateway.socket", *names]), *command]
+            environment = {**environment, "NOTIFY_SOCKET": self.manager.address, "FDSTORE": "100"}
         with self.logs.open("ab") as log:
-            return subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=passed)
+            return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=passed)
 
     def stop(self) -> list[int]:
         for actor in reversed(ACTORS):
@@ -64,6 +72,7 @@ def services(tmp_path: Path, checkpoints: Callable[[str], Path]) -> Iterator[tup
         process.wait()
     server.client.close()
     services.listener.close()
+    services.manager.close()
 
 
 @pytest.mark.slow  # eight plain starts: no zygote here
@@ -82,8 +91,28 @@ def test_a_gateway_that_is_given_its_socket(services: tuple[Server, Services]) -
     gateway.wait()
     run.processes["gateway"] = run.start("gateway")
     assert server.chat("Hello")[0] == text, "it waited in the queue"
+    _kill_it_under_a_stream(server, run)
     assert run.stop() == [0] * len(ACTORS), run.logs.read_text()
     assert not server.run_path.exists()
+
+
+def _kill_it_under_a_stream(server: Server, run: Services) -> None:
+    """systemd gives the next one its connections: the stream goes on, and so does its connection."""
+    options = {"max_tokens": 300, "extra_body": {"ignore_eos": True, "cache_salt": "one"}}
+    expected = server.chat("Tell a story.", **options)
+    for _ in range(3):
+        chunks = iter(server.stream("Tell a story.", **options))
+        found = [next(chunks)]
+        gateway = run.processes["gateway"]
+        os.kill(gateway.pid, signal.SIGKILL)
+        gateway.wait()
+        run.processes["gateway"] = run.start("gateway")
+        found += chunks
+        choices = [choice for chunk in found for choice in chunk.choices]
+        assert "".join(choice.delta.content or "" for choice in choices) == expected[0]
+        assert [id for choice in choices for id in getattr(choice, "token_ids", None) or []] == expected[1]
+    run.manager.settle()
+    assert [name for name, _ in run.manager.stored][:2] == ["kept-answers", "kept-records"]
 
 
 def test_kill_9_of_the_supervisor_ends_the_run(breakable: Server) -> None:

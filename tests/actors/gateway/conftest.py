@@ -430,6 +430,8 @@ class Stage:
             status=None,
             listen_fds=(),
             keeper_fd=None,
+            keeps_connections=False,
+            store=None,
             answers_fd=self.answers_fd,
             has_adopted=True,
             has_greeted=True,

@@ -153,5 +153,6 @@ def bare_actor(run: RunDirectory, generation: int) -> Actor:
     actor.name, actor.run, actor.config = InstanceId("video"), run, RuntimeConfig()
     actor.lifeline = SimpleNamespace(fd=None)  # type: ignore[assignment]
     actor.generation, actor.is_confined, actor.session, actor.keeper_fd = generation, False, None, None
+    actor.store = None
     actor.notifier, actor.turn = Notifier(None, "video", generation), FreeTurn()
     return actor

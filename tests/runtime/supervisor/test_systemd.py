@@ -26,6 +26,8 @@ def test_a_service_for_each_actor_and_a_target_over_them() -> None:
         assert service_name(actor) in files[TARGET]
     assert "\nWatchdogSec=30\n" in files["mmrt-gateway.service"]
     assert "\nWatchdogSec=330\n" in files["mmrt-prefill.service"], "a step may take its time"
+    assert "\nFileDescriptorStoreMax=16418\nEnvironment=FDSTORE=16418\n" in files["mmrt-gateway.service"]
+    assert "FDSTORE" not in files["mmrt-decode.service"]
 
 
 def test_actors_that_share_a_process_are_one_service() -> None:
