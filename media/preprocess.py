@@ -29,7 +29,7 @@ def resize(frame: Pixels, height: int, width: int, resample: Resample = "bicubic
         return np.asarray(Image.fromarray(frame).resize((width, height), Image.Resampling.LANCZOS)).transpose(2, 0, 1)
     writable = frame if frame.flags.writeable else frame.copy()
     planes = torch.from_numpy(writable).permute(2, 0, 1)[None]
-    resized = F.interpolate(planes, (height, width), mode="bicubic", antialias=True)
+    resized = F.interpolate(planes, (height, width), mode=resample, antialias=True)
     planes_resized: Pixels = resized[0].numpy()
     return planes_resized
 

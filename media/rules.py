@@ -2,7 +2,7 @@
 
 from typing import Literal, Protocol
 
-Resample = Literal["bicubic", "lanczos"]
+Resample = Literal["bicubic", "bilinear", "lanczos"]
 """The filter by which pictures are resized."""
 
 

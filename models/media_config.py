@@ -65,7 +65,7 @@ class VisionRules(msgspec.Struct, frozen=True, kw_only=True):
     fps: float = 2.0
     min_frames: int = 4
     max_frames: int = 768  # 0: the model takes no video
-    resample: Literal["bicubic", "lanczos"] = "bicubic"
+    resample: Literal["bicubic", "bilinear", "lanczos"] = "bicubic"
     tile: int = 0  # pixels at a side of the squares that pictures are cut into; 0: they are not
     grids: tuple[tuple[int, int], ...] = ()  # heights and widths in pixels of what tiles may make up together
     longest_edge: int = 0  # that a picture is resized to before; 0: it has none

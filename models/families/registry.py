@@ -33,6 +33,7 @@ FAMILIES: dict[str, Entry] = {
     "qwen3_vl_moe": Entry(lambda: import_module(".qwen3_vl", __package__).QWEN3_VL_MOE, ("qwen3_vl_moe",)),
     "llama": Entry(lambda: _text().LLAMA, ("llama",)),
     "gemma3": Entry(lambda: import_module(".gemma3", __package__), ("gemma3_text",)),
+    "gemma3_seeing": Entry(lambda: import_module(".gemma3.seeing", __package__), ("gemma3",)),
     "gemma4": Entry(lambda: import_module(".gemma4", __package__), ("gemma4", "gemma4_text")),
     "mistral": Entry(lambda: _text().MISTRAL, ("mistral",)),
     "smollm3": Entry(lambda: _text().SMOLLM3, ("smollm3",)),

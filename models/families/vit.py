@@ -23,7 +23,7 @@ _SAVED = {
     "language.": "language_model.model.",
     "lm_head.": "language_model.lm_head.",
 }
-_FILTERS = {"lanczos": 1, "bicubic": 3}  # as Pillow numbers them
+_FILTERS = {"lanczos": 1, "bilinear": 2, "bicubic": 3}  # as Pillow numbers them
 
 
 class VitConfig(VisionConfig, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ def parse_vit(vision: JsonObject, out: int, merge: int, activation: Activation =
     return config
 
 
-def parse_steps(processor: JsonObject, resample: Literal["lanczos", "bicubic"]) -> None:
+def parse_steps(processor: JsonObject, resample: Literal["lanczos", "bilinear", "bicubic"]) -> None:
     """Raise CheckpointError for an image processor that leaves out a step, or resizes with another filter."""
     for name in ("do_resize", "do_rescale", "do_normalize"):
         if not processor.boolean(name, default=True):

@@ -79,11 +79,16 @@ class VisionTransformer:
             hidden = behind(hidden)
         num_merged = self._config.merge_size**2
         patches = hidden.view(num_views, length, -1)[:, length - num_patches :]
-        merged = patches.reshape(-1, num_merged * hidden.shape[1])
+        tokens = self.merge(patches.reshape(-1, num_merged, hidden.shape[1]))
+        return list(torch.split(tokens, [part.grid[0] * num_patches // num_merged for part in parts]))
+
+    def merge(self, patches: Tensor) -> Tensor:
+        """The row of each token, of its patches [N, merge_size^2, width]."""
+        merged = patches.flatten(1)
         tokens = self._merger[0](merged if self._merger_norm is None else self._merger_norm(merged))
         for matrix in self._merger[1:]:
             tokens = matrix(F.gelu(tokens))
-        return list(torch.split(tokens, [part.grid[0] * num_patches // num_merged for part in parts]))
+        return tokens
 
 
 class _Norm:

@@ -53,8 +53,8 @@ def _of_family(name: str, model_types: tuple[str, ...]) -> Iterator[tuple[str, .
 def _config(recipe: CheckpointRecipe) -> ModelConfig:
     added = (*recipe.special_tokens, *recipe.plain_tokens)
     with tempfile.TemporaryDirectory() as folder:
-        write_tokenizer(Path(folder), recipe._replace(vocab_size=256 + len(added), num_merges=0))
-        write_configs(Path(folder), recipe, {token: at for at, token in enumerate(added)})
+        ids = write_tokenizer(Path(folder), recipe._replace(vocab_size=256 + len(added), num_merges=0))
+        write_configs(Path(folder), recipe, ids)
         return load_model_config(folder, "bfloat16")
 
 

@@ -57,6 +57,7 @@ class PromptBuilder:
         self.thinks = template.tells_thoughts(tokenizer)
         self._placeholders = {kind: model.placeholder_id(kind) for kind in model.media_kinds}
         self._sound_fences = model.audio_start_token_id, model.audio_end_token_id
+        self._prompt_texts = model.prompt_texts
         self._vocab_size = model.language.vocab_size
         self._eos_ids = model.eos_token_ids
         self._max_context = max_context
@@ -188,6 +189,8 @@ class PromptBuilder:
             raise RequestError(f"messages: {error}", param="messages") from None
         if use.continues and (rendered := guard.up_to_mark(rendered) or "") == "":
             raise RequestError("continue_final_message: the model's chat template leaves out the last message", param=None)
+        for written, meant in self._prompt_texts:  # control tokens: what users write has none
+            rendered = rendered.replace(written, meant)
         ids = guard.encode(rendered + use.begins_answer)
         if ids[:1] != self._opening:
             ids = [*self._opening, *ids]

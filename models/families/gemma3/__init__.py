@@ -20,23 +20,24 @@ image_item, video_item, audio_item = no_media.image_item, no_media.video_item, n
 sample_frames, video_with_sound = no_media.sample_frames, no_media.video_with_sound
 canonical_name, checkpoint_name = gemma.canonical_name, gemma.checkpoint_name
 
-_MAX_POSITIONS = 131072
+MAX_POSITIONS = 131072
 
 
 def parse_config(files: CheckpointFiles) -> ModelConfig:
     """Map config.json. Raises CheckpointError."""
     config = files.required("config.json")
-    max_context = config.integer("max_position_embeddings", default=_MAX_POSITIONS)
+    max_context = config.integer("max_position_embeddings", default=MAX_POSITIONS)
     return ModelConfig(
         family="gemma3",
-        language=_parse_text(config, max_context),
+        language=parse_text(config, max_context),
         dtype=parse_dtype(config),
         max_context=max_context,
         eos_token_ids=parse_eos(files, config),
     )
 
 
-def _parse_text(config: JsonObject, max_context: int) -> LanguageConfig:
+def parse_text(config: JsonObject, max_context: int, sees_pictures: bool = False) -> LanguageConfig:
+    """The decoder; ``sees_pictures`` as in ``AttentionConfig``. Raises CheckpointError."""
     config.text("hidden_activation", "hidden_act", default=gemma.ACTIVATION, choices=(gemma.ACTIVATION,))
     if config.boolean("use_bidirectional_attention", default=False):
         raise config.error("use_bidirectional_attention", "is true; a decoder is expected, whose tokens see none behind them")
@@ -49,7 +50,7 @@ def _parse_text(config: JsonObject, max_context: int) -> LanguageConfig:
     layers = []
     for window in windows_by_pattern(config, num_layers, default_interval=6):
         # A window as large as the context is none, but has the rotary embedding of one.
-        mixer = replace(heads, rope=0 if window else 1, window=window if window < max_context else 0)
+        mixer = replace(heads, rope=0 if window else 1, window=window if window < max_context else 0, sees_pictures=sees_pictures)
         layers.append(LayerConfig(mixer=mixer, feed_forward=mlp, has_output_norms=True))
     return LanguageConfig(
         vocab_size=config.integer("vocab_size", default=262208),
@@ -78,4 +79,4 @@ def _parse_ropes(config: JsonObject, head_dim: int, max_context: int) -> tuple[R
 
 
 def recipes() -> Mapping[str, CheckpointRecipe]:
-    return made_recipes(__package__)
+    return made_recipes(__package__, "gemma3")
