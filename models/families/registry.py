@@ -27,6 +27,7 @@ def _glm() -> Any:
 
 FAMILIES: dict[str, Entry] = {
     "qwen2_5_omni": Entry(lambda: import_module(".qwen2_5_omni", __package__), ("qwen2_5_omni", "qwen2_5_omni_thinker")),
+    "qwen3_omni_moe": Entry(lambda: import_module(".qwen3_omni_moe", __package__), ("qwen3_omni_moe", "qwen3_omni_moe_thinker")),
     "qwen2_5_vl": Entry(lambda: import_module(".qwen2_5_vl", __package__), ("qwen2_5_vl",)),
     "qwen2_vl": Entry(lambda: import_module(".qwen2_vl", __package__), ("qwen2_vl",)),
     "qwen3_vl": Entry(lambda: import_module(".qwen3_vl", __package__).QWEN3_VL, ("qwen3_vl",)),

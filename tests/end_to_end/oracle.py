@@ -85,11 +85,8 @@ class Oracle:
             found |= {"pixel_values_videos": torch.cat(patches), "video_grid_thw": torch.tensor(grids)}
             found |= self._timing([timing for _, timing in media.videos])
         if media.audios:
-            batch = self.sounds(
-                media.audios, sampling_rate=16000, padding="max_length", return_attention_mask=True, return_tensors="pt"
-            )
-            found |= {"input_features": batch["input_features"], "feature_attention_mask": batch["attention_mask"]}
-            counts["audio"] = [int(((n - 1) // 2 + 1 - 2) // 2 + 1) for n in batch["attention_mask"].sum(-1).tolist()]
+            heard, counts["audio"] = self._heard(media.audios)
+            found |= heard
         kinds = {token: kind for kind, token in self.placeholders.items()}
         expanded: list[int] = []
         videos = iter(range(len(media.videos)))
@@ -104,6 +101,12 @@ class Oracle:
         if media.use_audio_in_video:
             found["use_audio_in_video"] = True
         return {"input_ids": torch.tensor([expanded]), **found}
+
+    def _heard(self, sounds: list[NDArray[np.float32]]) -> tuple[dict[str, Any], list[int]]:
+        """What the model hears, and the tokens of each sound."""
+        batch = self.sounds(sounds, sampling_rate=16000, padding="max_length", return_attention_mask=True, return_tensors="pt")
+        counts = [int(((n - 1) // 2 + 1 - 2) // 2 + 1) for n in batch["attention_mask"].sum(-1).tolist()]
+        return {"input_features": batch["input_features"], "feature_attention_mask": batch["attention_mask"]}, counts
 
     def _with_sound_track(self, found: dict[str, Any], video: int, num_audio_tokens: int) -> list[int]:
         """What transformers' processor puts in place of a video; it wants torchvision to be made, this part of it does not."""

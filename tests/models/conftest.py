@@ -36,7 +36,7 @@ FAMILIES = (
     *also_slow("qwen3_5", "qwen3_vl_moe", "glm46v"),
 )
 PAGE_TOKENS = 16
-SECONDS = {"qwen2_5_omni": "video_second_per_grid", "qwen2_5_vl": "second_per_grid_ts"}
+SECONDS = {"qwen2_5_omni": "video_second_per_grid", "qwen3_omni_moe": "video_second_per_grid", "qwen2_5_vl": "second_per_grid_ts"}
 FENCES = {
     "image": ("vision_start_token_id", "vision_end_token_id"),
     "video": ("vision_start_token_id", "vision_end_token_id"),
@@ -200,7 +200,7 @@ class Loaded:
         config, rng = self.config, np.random.default_rng(seed)
         rules = config.vision_rules
         assert rules is not None
-        omni = config.family == "qwen2_5_omni"
+        omni = config.family in ("qwen2_5_omni", "qwen3_omni_moe")
         hf = self.reference.config
         prompt = Prompt([], [], [], {})
         pixels: dict[str, list[torch.Tensor]] = {"image": [], "video": []}
@@ -322,6 +322,7 @@ def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
                 "qwen2_audio": "Qwen2AudioForConditionalGeneration",
                 "smolvlm": "SmolVLMForConditionalGeneration",
                 "llava": "LlavaForConditionalGeneration",
+                "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
                 "lighton_ocr": "LightOnOcrForConditionalGeneration",
                 "mistral3": "Mistral3ForConditionalGeneration",
                 "internvl": "InternVLForConditionalGeneration",

@@ -30,7 +30,7 @@ FAMILIES = (
     "qwen2_audio",
     "qwen3_asr",
     "smolvlm",
-    *("internvl", "lighton_ocr", "mistral3"),
+    *("internvl", "lighton_ocr", "mistral3", "qwen3_omni_moe"),
 )
 
 SENTENCE = "What can you see in this picture? It's 42 über-café 日本語 🙂\n\n  def f(x):\treturn x"
@@ -40,7 +40,7 @@ SENTENCE = "What can you see in this picture? It's 42 über-café 日本語 🙂
 def test_transformers_loads_it_whole(checkpoints: Callable[[str], Path], family: str) -> None:
     import transformers
 
-    hears = family in ("qwen2_5_omni", "qwen2_audio", "qwen3_asr")
+    hears = family in ("qwen2_5_omni", "qwen2_audio", "qwen3_asr", "qwen3_omni_moe")
     auto = transformers.AutoModelForMultimodalLM if hears else transformers.AutoModelForImageTextToText
     _, info = auto.from_pretrained(checkpoints(family), output_loading_info=True)
     unused = (

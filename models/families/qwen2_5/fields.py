@@ -114,10 +114,13 @@ def parse_audio(audio: JsonObject, hidden_size: int, base: AudioConfig = _OMNI) 
     return config
 
 
-def parse_vision_rules(files: CheckpointFiles, vision: VisionConfig, video_falls_back: bool) -> VisionRules:
-    """Rules of Qwen2's and Qwen2.5's image and video processors; ``video_falls_back`` as in ``processors``."""
+def parse_vision_rules(
+    files: CheckpointFiles, vision: VisionConfig, video_falls_back: bool, base: VisionRules | None = None
+) -> VisionRules:
+    """Rules of Qwen2's and Qwen2.5's image and video processors; ``video_falls_back`` as in ``processors``, ``base``: where the files
+    do not say."""
     image, video, sized = processors(files, video_falls_back)
-    base, video_size = VisionRules(), sized.object("size")
+    base, video_size = base or VisionRules(), sized.object("size")
     rules = image_rules(image, vision, base)
     check_steps(video, vision)
     return msgspec.structs.replace(

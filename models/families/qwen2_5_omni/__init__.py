@@ -3,21 +3,20 @@
 Tokens and positions as in transformers' ``qwen2_5_omni``, with ``use_audio_in_video`` where a video comes with its sound track.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from ....schema.media import ItemShape, MediaKind, MediaSpan, SegmentShape
+from ....schema.media import ItemShape, MediaKind, SegmentShape
 from ...architecture import ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles
 from ...errors import UnsupportedMediaError
 from ..family import CheckpointRecipe, made_recipes
 from ..fields import max_positions, parse_dtype, parse_eos
-from ..qwen2_5 import fields, media, tensors
+from ..qwen2_5 import clocked, fields, media, tensors
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from ...towers.interface import Tower
 
 audio_item, image_item, sample_frames = media.audio_item, media.image_item, media.sample_frames
+positions, video_item = clocked.positions, clocked.video_item
 canonical_name, checkpoint_name, tensor_specs = tensors.canonical_name, tensors.checkpoint_name, tensors.tensor_specs
 
 
@@ -56,15 +56,6 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
     )
 
 
-def video_item(
-    config: ModelConfig, num_frames: int, height: int, width: int, sampled_fps: float, times_s: Sequence[float] = ()
-) -> ItemShape:
-    """Seconds per temporal patch follow the requested rate, not ``sampled_fps``, as in transformers' processor."""
-    rules = media.vision_rules(config, "video")
-    grid = media.video_grid(rules, num_frames, height, width)
-    return media.video_item_of(rules, grid, rules.temporal_patch_size / rules.fps)
-
-
 def video_with_sound(config: ModelConfig, video: ItemShape, sound: ItemShape) -> ItemShape:
     """Frames and sound take turns in chunks of ``seconds_per_chunk``, frames first; the longer of the two goes on alone.
 
@@ -88,24 +79,6 @@ def video_with_sound(config: ModelConfig, video: ItemShape, sound: ItemShape) ->
         segments += media.video_segments(vision, (num_patches, h, w))
         segments += sounds[chunk : chunk + 1]
     return msgspec.structs.replace(video, num_tokens=video.num_tokens + sound.num_tokens, segments=segments)
-
-
-def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
-    """Text after a medium continues one beyond the largest position of the medium's last segment on any axis."""
-    assert config.vision is not None
-    merge = config.vision.merge_size
-
-    def temporal(item: ItemShape) -> NDArray[np.int64]:
-        seconds = np.float32(item.second_per_grid_s if item.kind == "video" else 1.0)
-        steps = np.arange(item.grid[0], dtype=np.float32) * seconds
-        return (steps * np.float32(config.positions_per_second)).astype(np.int64)
-
-    def advance(item: ItemShape, offsets: NDArray[np.int64]) -> int:
-        if item.segments[-1].kind == "audio":
-            return sum(part.num_tokens for part in item.segments if part.kind == "audio")
-        return max(int(offsets[-1]), item.grid[1] // merge - 1, item.grid[2] // merge - 1) + 1
-
-    return media.fill_positions(num_tokens, spans, merge, temporal, advance)
 
 
 def build_towers(config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":

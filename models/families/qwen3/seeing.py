@@ -87,6 +87,14 @@ def parse_vision(vision: JsonObject, hidden_size: int) -> VisionConfig:
     return msgspec.structs.replace(config, norm="layer", feed_forward="gelu_tanh", patch_bias=True, position_side=side)
 
 
+def parse_deepstack(vision: JsonObject, config: VisionConfig) -> tuple[int, ...]:
+    """``VisionConfig.deepstack_blocks``. Raises CheckpointError."""
+    blocks = vision.integers("deepstack_visual_indexes", default=(8, 16, 24))
+    if list(blocks) != sorted({*blocks} & {*range(config.depth)}):
+        raise vision.error("deepstack_visual_indexes", f"is {list(blocks)}, expected ascending numbers below depth ({config.depth})")
+    return blocks
+
+
 def canonical_name(name: str) -> str:
     """See ``Family``."""
     return tensors.renamed(tensors.canonical_name(name), _NAMES)

@@ -1,8 +1,10 @@
-"""The sound tower of Qwen3-ASR: convolutions over time and mel within chunks, then Whisper's layers within windows. Weights are
-views, never copied.
+"""The sound tower of Qwen3-ASR and Qwen3-Omni: convolutions over time and mel within chunks, then Whisper's layers within windows.
+Weights are views, never copied.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -24,11 +26,12 @@ _CHUNKS_AT_ONCE = 8  # in the convolutions, whose rows are a hundred times as la
 class SoundTower:
     """The tower, computing where its weights lie."""
 
-    def __init__(self, model: ModelConfig, weights: dict[str, Tensor], device: torch.device) -> None:
-        """Uses those ``weights`` whose names start with ``audio.``."""
+    def __init__(self, model: ModelConfig, weights: dict[str, Tensor], device: torch.device, fills_short: bool = True) -> None:
+        """Uses those ``weights`` whose names start with ``audio.``. ``fills_short``: the convolutions see zeros behind a clip that is
+        shorter than a chunk, as behind the last chunk of others."""
         assert model.audio is not None and model.audio_rules is not None
         config = model.audio
-        self._device, self._chunk = device, 2 * config.n_window
+        self._device, self._chunk, self._fills_short = device, 2 * config.n_window, fills_short
         self._window = model.audio_rules.window_frames // self._chunk * config.max_source_positions
         names = [f"audio.conv2d{number}" for number in range(1, STRIDES + 1)]
         self._convolutions = [(weights[f"{name}.weight"], weights[f"{name}.bias"]) for name in names]
@@ -44,7 +47,7 @@ class SoundTower:
     def encode(self, parts: Sequence[TowerInput], after_layer: AfterLayer | None = None) -> list[Tensor]:
         mels = [torch.from_numpy(part.rows.view(np.float32).copy()) for part in parts]
         chunks = [[*torch.split(mel, self._chunk)] for mel in mels]
-        hidden = self._convolved([chunk for its in chunks for chunk in its])
+        hidden = self._convolved(chunks)
         rows = [sum(halved(len(chunk)) for chunk in its) for its in chunks]
         windows = [min(self._window, num - at) for num in rows for at in range(0, num, self._window)]
         sequences = Sequences.of(np.array(windows), self._device)
@@ -54,13 +57,20 @@ class SoundTower:
                 after_layer()
         return list(torch.split(self._project(F.gelu(self._up(self._norm(hidden)))), rows))
 
-    def _convolved(self, chunks: list[Tensor]) -> Tensor:
-        """Mel frames [n, num_mel_bins] of each chunk, on the host -> rows [T, hidden] of all chunks. What is missing at the end of one
-        is zeros to the convolutions."""
+    def _batches(self, chunks: list[list[Tensor]]) -> Iterator[tuple[int, list[Tensor]]]:
+        """Chunks of all clips in order, some at once, and how many mel frames the convolutions see of each."""
+        widths = [self._chunk if self._fills_short else min(sum(map(len, its)), self._chunk) for its in chunks]
+        each = [(width, chunk) for width, its in zip(widths, chunks, strict=True) for chunk in its]
+        for width, equal in groupby(each, key=itemgetter(0)):
+            some = [chunk for _, chunk in equal]
+            yield from ((width, some[at : at + _CHUNKS_AT_ONCE]) for at in range(0, len(some), _CHUNKS_AT_ONCE))
+
+    def _convolved(self, chunks: list[list[Tensor]]) -> Tensor:
+        """Mel frames [n, num_mel_bins] of each clip's chunks, on the host -> rows [T, hidden] of all chunks. What is missing at the end
+        of one is zeros to the convolutions."""
         found: list[Tensor] = []
-        for first in range(0, len(chunks), _CHUNKS_AT_ONCE):
-            some = chunks[first : first + _CHUNKS_AT_ONCE]
-            x = torch.stack([F.pad(chunk, (0, 0, 0, self._chunk - len(chunk))) for chunk in some])
+        for width, some in self._batches(chunks):
+            x = torch.stack([F.pad(chunk, (0, 0, 0, width - len(chunk))) for chunk in some])
             x = x.transpose(1, 2).unsqueeze(1).to(self._device, self._dtype)
             for weight, bias in self._convolutions:
                 x = F.gelu(F.conv2d(x, weight, bias, stride=2, padding=1))

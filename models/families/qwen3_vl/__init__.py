@@ -31,10 +31,7 @@ def _parse_experts(text: JsonObject, num_layers: int) -> list[FeedForwardConfig]
 
 def _parse_vision(vision: JsonObject, hidden_size: int) -> VisionConfig:
     config = seeing.parse_vision(vision, hidden_size)
-    blocks = vision.integers("deepstack_visual_indexes", default=(8, 16, 24))
-    if list(blocks) != sorted({*blocks} & {*range(config.depth)}):
-        raise vision.error("deepstack_visual_indexes", f"is {list(blocks)}, expected ascending numbers below depth ({config.depth})")
-    return msgspec.structs.replace(config, deepstack_blocks=blocks)
+    return msgspec.structs.replace(config, deepstack_blocks=seeing.parse_deepstack(vision, config))
 
 
 def _family(name: str, feed_forwards: FeedForwards) -> Qwen3Family:
