@@ -83,6 +83,7 @@ class ConnectionKeeper:
     def _forget(self, channel: socket.socket) -> None:
         self._channels.discard(channel)
         self._loop.remove_reader(channel)
+        self._loop.remove_writer(channel)
         channel.close()
         if self._gateway is channel:
             self._gateway = None
@@ -93,6 +94,8 @@ class ConnectionKeeper:
         """Give all connections to this gateway. It holds the role, so any other is gone, and its last words are all there."""
         for other in self._channels - {channel}:
             self._receive(other)
+        if self._gateway is not None:
+            self._loop.remove_writer(self._gateway)
         self._gateway = channel
         sizes = self._records.sizes
         self._to_send = deque(
@@ -108,7 +111,7 @@ class ConnectionKeeper:
         return Packet(Kind.HELD, (number, 0, 0), self._held[number].fileno())
 
     def _send(self) -> None:
-        """Send what there is to send, later what there is no room for; then accept more."""
+        """Send what there is to send, once there is room for it; then accept more."""
         channel = self._gateway
         while self._to_send and channel is not None:
             packet = self._to_send[0]
@@ -116,12 +119,18 @@ class ConnectionKeeper:
                 if packet.kind != Kind.HELD or packet.numbers[0] in self._held:
                     send(channel, packet)
             except OSError as error:
-                if error.errno in (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM):
-                    self._stop_accepting()
+                self._stop_accepting()
+                if error.errno == errno.EAGAIN:
+                    self._loop.add_writer(channel, self._send)
+                    return
+                if error.errno in (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM):
                     self._loop.call_later(RETRY_S, self._send)
-                return  # the gateway is gone: its channel will say so
+                break  # the gateway is gone: its channel will say so
             self._to_send.popleft()
-        if channel is not None and self._free:
+        if channel is None:
+            return
+        self._loop.remove_writer(channel)
+        if not self._to_send and self._free:
             self._begin_accepting()
 
     # --------------------------------------------------------------------------------------------------- connections
