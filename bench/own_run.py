@@ -108,14 +108,15 @@ class OwnRun:
 
 
 @contextmanager
-def own_run(name: str = "") -> Iterator[OwnRun]:
-    """A place for runs; down and removed at the end, also at SIGTERM. ``name`` tells those of one process apart.
+def own_run(name: str = "", *, is_new: bool = False) -> Iterator[OwnRun]:
+    """A place for runs; down and removed at the end, also at SIGTERM. ``name`` tells those of one process apart. ``is_new``: its first
+    run finds no kernels, as after an install.
 
     Raises: OwnRunError if a run does not go down.
     """
     home = Path(tempfile.mkdtemp(prefix="mmrt-bench-"))
     path = RunDirectory.default_path().parent / f"bench-{os.getpid()}{'-' if name else ''}{name}"
-    run = OwnRun(home, path)
+    run = OwnRun(home, path, {"XDG_CACHE_HOME": str(home / "cache")} if is_new else None)
     before = signal.getsignal(signal.SIGTERM)
     if before == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

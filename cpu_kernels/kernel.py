@@ -8,6 +8,7 @@ weights when they are loaded: ``block_kernels``, ``packing_kernel``) are product
 """
 
 import ctypes
+import logging
 import struct
 import threading
 import time
@@ -30,6 +31,8 @@ from .object_code import Image, LoadedCode, link, may_run_code
 from .processor import processor_flags
 from .team import Team
 from .team_code import team_module
+
+log = logging.getLogger(__name__)
 
 _WIDTHS = {"AVX2": 8, "AVX512": 16}  # numbers in a vector of float32, by torch's name of the instructions
 _CPUS = {"AVX2": "haswell", "AVX512": "skylake-avx512"}  # LLVM's names of processors that have them
@@ -152,11 +155,17 @@ def _image(name: str, make: Callable[[], ir.Module], cpu: str | None = None) -> 
     cpu = cpu or (_WITH_VNNI if has_vnni() else _CPUS[torch.backends.cpu.get_cpu_capability()])
     file = f"{name}-{cpu}.code"
     key = sources_digest()
-    image = None if key is None else kernel_files.load(file, key)
-    if image is None:
+    if key is None:
+        return _compile(make(), cpu)
+    if (image := kernel_files.load(file, key)) is not None:
+        return image
+    with kernel_files.alone(file) as others_made:
+        if others_made and (image := kernel_files.load(file, key)) is not None:
+            return image
+        begun_s = time.perf_counter()
         image = _compile(make(), cpu)
-        if key is not None:
-            kernel_files.save(file, key, image)
+        kernel_files.save(file, key, image)
+    log.info("kernel %s made in %.2f s; later processes find it in the cache directory", name, time.perf_counter() - begun_s)
     return image
 
 

@@ -4,11 +4,15 @@ replaced when its kernel changes.
 The code runs as it lies there: nothing is taken from, or put into, a directory that others can write, and no file of theirs is taken.
 """
 
+import errno
+import fcntl
 import logging
 import os
 import struct
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -17,6 +21,10 @@ from .object_code import Image
 
 log = logging.getLogger(__name__)
 
+MAKE_S = 5.0  # how long a process waits for another one that makes the same kernel
+_LOOK_S = 0.005
+_LOCK = "making"  # the file's name
+_FLOCK = struct.Struct("hh4xqqi4x")  # struct flock
 CHOICE = ".choice"  # ends the names of files of ``choices``
 _MAX_BYTES = 1 << 20
 _DIGEST_BYTES = 32
@@ -83,6 +91,46 @@ def write(name: str, key: bytes, body: bytes) -> None:
         log.debug("%s is not written: %s", path, error.strerror)
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(name: str) -> Iterator[bool]:
+    """Let one process at a time make the file. Yields whether another one has just been at it, so that it may be there now.
+
+    Who has waited for ``MAKE_S`` goes on beside the other, which may be stopped; where no lock can be had, nobody waits.
+    """
+    descriptor = _open_lock()
+    try:
+        yield descriptor is not None and _lock(descriptor, name)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _open_lock() -> int | None:
+    if _directory is None:
+        return None
+    try:
+        _directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(_directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600) if _is_ours(_directory) else None
+    except OSError:
+        return None
+
+
+def _lock(descriptor: int, name: str) -> bool:
+    """Lock a byte of the file, its own for each name (mostly), as long as it is open. Returns whether that took a wait."""
+    at = int.from_bytes(blake2b(name.encode(), digest_size=4).digest())
+    byte = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+    end_s, has_waited = time.monotonic() + MAKE_S, False
+    while True:
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, byte)
+            return has_waited
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES) or time.monotonic() > end_s:
+                return has_waited
+        has_waited = True
+        time.sleep(_LOOK_S)
 
 
 def choices() -> dict[str, str]:

@@ -1,8 +1,11 @@
 """Kernels that are kept: their code comes back as it was, or LLVM makes it again."""
 
+import multiprocessing
 import os
 import re
 from collections.abc import Iterator, Sequence
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -64,16 +67,43 @@ def product(values: torch.Tensor) -> torch.Tensor:
 def test_a_kept_kernel_is_not_made_again(directory: Path, makes: list[str]) -> None:
     values = torch.randn(1500, 256)
     expected = product(values)
-    assert len(makes) == 1 and [file.suffix for file in directory.iterdir()] == [".code"]
+    assert len(makes) == 1 and [file.suffix for file in directory.glob("*.code")] == [".code"]
     assert torch.equal(product(values), expected)
     assert len(makes) == 1
+
+
+def make_in_a_process(directory: Path, started: Barrier, made: "Queue[str]") -> None:
+    kernel_files.keep_in(directory)
+    row_kernels._kernel.cache_clear()
+    compile_module = kernel._compile
+    kernel._compile = lambda module, cpu: made.put(cpu) or compile_module(module, cpu)
+    started.wait(30)
+    product(torch.eye(16))
+
+
+def test_one_of_three_processes_makes_a_kernel(directory: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    started, made = context.Barrier(3), context.Queue()
+    processes = [context.Process(target=make_in_a_process, args=(directory, started, made)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert made.get(timeout=5) and made.empty()
+
+
+def test_nobody_waits_long_for_a_process_that_is_stopped(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_files, "MAKE_S", 0.05)
+    with kernel_files.alone("one") as waited, kernel_files.alone("another") as waits_for_none, kernel_files.alone("one") as waits:
+        assert (waited, waits_for_none, waits) == (False, False, True)
 
 
 @pytest.mark.parametrize("change", ["cut", "bit", "empty", "others may write it", "a directory"])
 def test_a_file_that_is_not_as_it_was_is_replaced(change: str, directory: Path, makes: list[str]) -> None:
     values = torch.randn(70, 64)
     expected = product(values)
-    (file,) = directory.iterdir()
+    (file,) = directory.glob("*.code")
     data = bytearray(file.read_bytes())
     if change == "cut":
         file.write_bytes(data[:-1])
@@ -185,7 +215,7 @@ def test_a_directory_of_somebody_else_is_not_used(directory: Path) -> None:
 
 def test_what_is_too_large_to_be_read_is_not_kept(directory: Path) -> None:
     kernel_files.save("a", KEY, kernel.Image(bytes(kernel_files._MAX_BYTES), 0))
-    assert not directory.exists() or not any(directory.iterdir())
+    assert not directory.exists() or not any(directory.glob("*.code"))
 
 
 def test_a_file_is_not_written_through_a_link(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
