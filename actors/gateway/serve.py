@@ -373,6 +373,8 @@ class GatewayServer:
     def _receive(self, message: ToActor) -> None:
         if isinstance(message, Welcome):
             self._registry.on_welcome(time.monotonic())
+            if self._adoption is not None:
+                self._adoption.heard()
         self._registry.on_message(message, time.monotonic())
 
     def _generations(self) -> dict[str, int]:

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 ACCEPTS = 32  # in one turn of the loop
 RETRY_S = 0.005
 NO_FILES_S = 0.2
+SAY_S = 60.0  # between lines that say so
 _LINGER = struct.Struct("ii")
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -41,6 +42,7 @@ class ConnectionKeeper:
         self._gateway: socket.socket | None = None  # the channel of the one that serves
         self._to_send: deque[Packet] = deque()
         self._is_accepting = False
+        self._say_at_s = 0.0
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -157,7 +159,7 @@ class ConnectionKeeper:
                 return
             except OSError as error:
                 if error.errno in _SHORT:
-                    log.warning("connections wait: %s", error.strerror)
+                    self._say_that_some_wait(error.strerror)
                     self._stop_accepting()
                     self._loop.call_later(NO_FILES_S, self._send)
                 return
@@ -170,6 +172,11 @@ class ConnectionKeeper:
                 self._stop_accepting()  # until one is released
             self._to_send.append(self._packet(number))
             self._send()
+
+    def _say_that_some_wait(self, why: str | None) -> None:
+        if self._loop.time() >= self._say_at_s:
+            self._say_at_s = self._loop.time() + SAY_S
+            log.warning("connections wait: %s (said once a minute)", why)
 
     def _release(self, number: int) -> None:
         """Close a connection that its gateway has closed, with a reset if it asked for that by SO_LINGER."""

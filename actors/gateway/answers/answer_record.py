@@ -15,6 +15,8 @@ from ..keeping.state import OpenAnswer, Place
 from .client_request import ClientRequest
 from .link import Keeping
 
+AHEAD_BYTES = 1 << 20  # of a stream, committed before its client has read them
+
 
 def is_shown(http: web.Request) -> bool:
     """Return whether the client has a part of the answer, of a gateway before."""
@@ -80,11 +82,11 @@ class AnswerRecord:
             self._connection.restored()
 
     async def commit(self, places: Sequence[Place], num_events: int, on_more: Callable[[], None]) -> None:
-        """Commit what was written, with the places that the choices are shown up to by it, and wait until it is sent. ``on_more``: the
-        client has taken more. Raises: ConnectionResetError."""
+        """Commit what was written, with the places that the choices are shown up to by it. Where much is not sent, wait: a client that
+        reads slowly leaves little of its answer in a row. ``on_more``: it has taken more. Raises: ConnectionResetError."""
         if self._connection is not None:
             self._connection.commit(places, num_events)
-            await self._connection.drained(on_more)
+            await self._connection.drained(on_more, AHEAD_BYTES)
 
     async def finish(self, response: web.StreamResponse, on_more: Callable[[], None]) -> None:
         """Commit the end of a stream, and wait until it is sent. Raises: ConnectionResetError."""

@@ -21,7 +21,8 @@ from .turns import Turns
 
 log = logging.getLogger(__name__)
 
-ADOPTION_S = 30.0  # for all requests under way to be submitted again
+ADOPTION_S = 30.0  # for all requests under way to be submitted again, while the controller answers
+SILENCE_S = 5.0  # after which it does not
 SUSPECT_S = 1.0  # for one that a gateway may have died of, before the next
 _RETRY_S = 0.01
 _PACKETS = 16  # taken in one turn of the loop
@@ -49,6 +50,7 @@ class Adoption:
         self._unclaimed: set[int] = set()
         self._are_all_here = False
         self._num_taken, self._began_s = 0, 0.0
+        self._heard_since_s = self._heard_s = -SILENCE_S  # of the controller
         self._opening: set[asyncio.Task[None]] = set()
         self._suspects: dict[int, Callable[[], None]] = {}  # that wait, and how they begin
         self._to_send: list[Packet] = []
@@ -139,7 +141,20 @@ class Adoption:
         self._unclaimed.discard(number)
         self._check()
 
+    def heard(self) -> None:
+        """The controller has answered: it does so once a second."""
+        now_s = self._loop.time()
+        if now_s - self._heard_s >= SILENCE_S:
+            self._heard_since_s = now_s
+        self._heard_s = now_s
+
     def _give_up(self) -> None:
+        """Give up what is not submitted again by now, unless the controller was away: nobody could have answered then."""
+        now_s = self._loop.time()
+        left_s = ADOPTION_S if now_s - self._heard_s >= SILENCE_S else self._heard_since_s + ADOPTION_S - now_s
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._give_up)
+            return
         log.warning("%d requests were not taken over in %g s", len(self._unclaimed), ADOPTION_S)
         self._unclaimed.clear()
         self._are_all_here = True

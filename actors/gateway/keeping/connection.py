@@ -355,10 +355,10 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         if self._is_answered or self.is_closing():
             self._run_after()
 
-    async def drained(self, on_more: Callable[[], None] | None = None) -> None:
-        """Wait until the kernel has taken all that is committed. ``on_more``: is called when the client has taken more.
-        Raises: ConnectionResetError."""
-        while self._is_full or self._sent < self._state.written:
+    async def drained(self, on_more: Callable[[], None] | None = None, most_left: int = 0) -> None:
+        """Wait until the kernel has taken all that is committed, but for ``most_left`` bytes. ``on_more``: is called when the client
+        has taken more. Raises: ConnectionResetError."""
+        while self._state.written - self._sent > most_left or (self._is_full and not most_left):
             if self.is_closing():
                 raise ConnectionResetError("the connection is lost")
             self._drained = asyncio.get_running_loop().create_future()

@@ -16,6 +16,7 @@ import pytest
 
 from mmrt.runtime.environment import CHILD_LISTEN_FD
 from mmrt.runtime.process.kept_connections import Kind, Packet, receive, record_sizes, send
+from mmrt.runtime.supervisor import connection_keeper
 from mmrt.runtime.supervisor.connection_keeper import ConnectionKeeper
 from mmrt.runtime.supervisor.control import DebugReply, DebugRequest, encode
 from mmrt.runtime.supervisor.control_server import ControlServer, WithDescriptors
@@ -225,6 +226,18 @@ def test_a_gateway_that_does_not_read_its_channel_loses_nothing() -> None:
                 client.close()
 
     asyncio.run(test())
+
+
+def test_a_lack_of_files_is_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with keeping() as (keeper, _):
+            for _ in range(3):
+                keeper._say_that_some_wait("Too many open files")
+            keeper._say_at_s -= connection_keeper.SAY_S
+            keeper._say_that_some_wait("Too many open files")
+
+    asyncio.run(test())
+    assert len([record for record in caplog.records if "connections wait" in record.getMessage()]) == 2
 
 
 def test_few_open_files_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from mmrt.actors.gateway.keeping import adoption as adoption_module
 from mmrt.actors.gateway.keeping.adoption import Adoption
 from mmrt.actors.gateway.keeping.turns import Turns
 from mmrt.runtime.process.kept_connections import Kind, Packet, receive, send
@@ -39,5 +40,28 @@ def test_connections_of_no_use_are_released() -> None:
             adoption.close()
             ours.close()
             records.close()
+
+    asyncio.run(test())
+
+
+def test_it_gives_up_only_while_the_controller_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a controller nothing can be submitted again: then a request waits on, up to its own deadline."""
+    monkeypatch.setattr(adoption_module, "ADOPTION_S", 0.3)
+    monkeypatch.setattr(adoption_module, "SILENCE_S", 0.1)
+
+    async def test() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        adopted = asyncio.Event()
+        adoption = Adoption(theirs, lambda: None, Turns(), adopted.set, False)  # type: ignore[arg-type, return-value]
+        adoption.begin()
+        await asyncio.sleep(0.8)
+        assert not adopted.is_set()
+        began_s = asyncio.get_running_loop().time()
+        while not adopted.is_set():
+            adoption.heard()
+            await asyncio.sleep(0.02)
+        assert asyncio.get_running_loop().time() - began_s >= 0.25
+        adoption.close()
+        ours.close()
 
     asyncio.run(test())

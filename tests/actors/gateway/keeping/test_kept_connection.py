@@ -60,7 +60,21 @@ async def serve(record: ConnectionRecords, connection: socket.socket, ready: int
         connection.answered(bool(response.keep_alive))
         return response
 
+    async def ahead(request: web.Request) -> web.StreamResponse:
+        connection, response = request.transport, web.StreamResponse()
+        assert isinstance(connection, KeptConnection)
+        connection.open(OpenAnswer("id", 1, 1.0, [1]))
+        await response.prepare(request)
+        for number in range(30):
+            await response.write(b"%d" % (number % 10) * 100_000)
+            connection.commit([Place(num_bytes=number + 1)])
+            await connection.drained(None, int(request.query["most"]))
+        await response.write_eof()
+        connection.answered(bool(response.keep_alive))
+        return response
+
     app = web.Application(client_max_size=1 << 22)
+    app.router.add_get("/ahead", ahead)
     app.router.add_get("/stream", stream)
     app.add_routes([web.post("/echo", echo), web.get("/echo", echo), web.get("/large", large), web.post("/refuse", refuse)])
     runner = Runner(app, Connections(10), handler_cancellation=True, access_log=None)
@@ -238,6 +252,28 @@ def test_an_answer_larger_than_its_record_is_whole_unless_its_gateway_dies() -> 
     with pytest.raises(RecordError, match="bytes were sent"):
         KeptConnection(kept.records.record(0), kept.connection, None, None, lambda: None, lambda: None)  # type: ignore[arg-type]
     kept.close()
+
+
+def test_a_client_that_does_not_read_keeps_no_answer_from_its_end(kept: Kept) -> None:
+    """Its row is free then: the record has the rest, also when the server dies."""
+    record = kept.narrow().records.record(0)
+    kept.client.sendall(b"GET /ahead?most=4000000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    deadline = time.monotonic() + 20
+    while (state := decode_state(record.load())).written < 3_000_000 or state.answer is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    kept.restart()
+    data = b"".join(piece.split(b"\r\n")[0] for piece in kept.until(b"\r\n0\r\n\r\n").split(b"186a0\r\n")[1:])
+    assert data == b"".join(b"%d" % (number % 10) * 100_000 for number in range(30))
+
+
+def test_a_client_that_reads_late_is_waited_for_when_much_is_unread(kept: Kept) -> None:
+    record = kept.narrow().records.record(0)
+    kept.client.sendall(b"GET /ahead?most=500000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    time.sleep(0.3)
+    state = decode_state(record.load())
+    assert state.answer is not None and state.written < 1_500_000
+    kept.until(b"\r\n0\r\n\r\n")
 
 
 def test_memory_of_answers_is_given_back(kept: Kept) -> None:
