@@ -48,6 +48,16 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         first_s = _between(self.points, units) if self.points else self.fixed_s + max(self.least_s, self.per_unit_s * units)
         return first_s + self.per_square_s * squares
 
+    @property
+    def saturation(self) -> float | None:
+        """Units of which the growing part takes as long as the fixed one (TI14): up to there more units cost little, beyond the time
+        grows with them. With ``points`` it grows as behind the last but one. None where it does not grow."""
+        fixed_s, per_unit_s = self.fixed_s + self.least_s, self.per_unit_s
+        if len(self.points) > 1:
+            (before, before_s), (last, last_s) = self.points[-2:]
+            fixed_s, per_unit_s = self.points[0][1], (last_s - before_s) / (last - before)
+        return fixed_s / per_unit_s if per_unit_s > 0 else None
+
     def times(self, factor: float) -> "Line":
         """The line of the same work, so many times as slow."""
         points = tuple((units, factor * seconds) for units, seconds in self.points)

@@ -79,13 +79,14 @@ def show(console: Console, costs: Costs) -> None:
     for work, table in (("analyse", costs.analyse), ("preprocess", costs.preprocess), ("encode", costs.encode)):
         lines |= {f"{work} {kind}": line for kind, line in table.items()}
     rows = [
-        [name, f"{1e3 * line.fixed_s:.2f}", f"{1e6 * line.per_unit_s:.3g}", f"{1e9 * line.per_square_s:.3g}"]
+        [name, f"{1e3 * line.fixed_s:.2f}", f"{1e6 * line.per_unit_s:.3g}", f"{1e9 * line.per_square_s:.3g}", _units(line.saturation)]
         for name, line in lines.items()
     ]
-    rows += [[f"decode, {count:g} sequences", f"{1e3 * seconds:.2f}", "", ""] for count, seconds in costs.decode.points]
-    rows.append(["decode, after a pause", f"{1e3 * costs.decode_wake_s:.2f}", "", ""])
-    rows.append(["decode, tokens in KV cache", "", f"{1e6 * costs.decode_context_s:.3g}", ""])
-    show_table(console, f"{costs.name}: time alone", ["", "ms fixed", "us per unit", "ns per square"], rows)
+    rows += [[f"decode, {count:g} sequences", f"{1e3 * seconds:.2f}", "", "", ""] for count, seconds in costs.decode.points]
+    rows.append(["decode, sequences", "", "", "", _units(costs.decode.saturation)])
+    rows.append(["decode, after a pause", f"{1e3 * costs.decode_wake_s:.2f}", "", "", ""])
+    rows.append(["decode, tokens in KV cache", "", f"{1e6 * costs.decode_context_s:.3g}", "", ""])
+    show_table(console, f"{costs.name}: time alone", ["", "ms fixed", "us per unit", "ns per square", "saturates at, units"], rows)
     rates = [
         [together, ", ".join(f"{stage} {rate:.2f}" for stage, rate in found.items())] for together, found in costs.interference.items()
     ]
@@ -95,6 +96,10 @@ def show(console: Console, costs: Costs) -> None:
         drawn = [getattr(delays, name, ()) for delays in (costs.alone, costs.beside)]
         times.append([name, f"{1e6 * seconds:.3g}", *(f"{1e6 * statistics.fmean(found):.3g}" if found else "" for found in drawn)])
     show_table(console, "elsewhere, us", ["", "typical", "mean alone", "mean beside decode"], times)
+
+
+def _units(number: float | None) -> str:
+    return "" if number is None else f"{number:.3g}"
 
 
 if __name__ == "__main__":

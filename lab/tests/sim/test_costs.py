@@ -40,6 +40,15 @@ def part(kind: Any, num_rows: int) -> EncodePart:
     return EncodePart(0, 1, SegmentShape(kind, (1, 1, num_rows), num_rows, 4, num_rows // 4), RUN, RUN)
 
 
+def test_a_stage_saturates_where_what_grows_takes_as_long_as_what_is_fixed() -> None:
+    """TI14. A step of decode over 8 sequences takes half a second more than one over 4, so over 12 as long more as one over one."""
+    line = Line(fixed_s=1.0, per_unit_s=0.1, least_s=2.0)
+    assert line.saturation == pytest.approx(30)
+    assert line.seconds(30) - line.fixed_s == pytest.approx(line.fixed_s + line.least_s)
+    assert Line(points=((1, 1.5), (4, 1.6), (8, 2.1))).saturation == pytest.approx(12)
+    assert Line(fixed_s=1.0).saturation is None and Line(points=((1, 1.0), (2, 0.9))).saturation is None
+
+
 def test_the_time_of_a_plan() -> None:
     line = Line(fixed_s=1.0, per_unit_s=0.1, per_square_s=0.01, least_s=2.0)
     assert line.seconds(10) == 3.0 and line.seconds(50, 100) == 1.0 + 5.0 + 1.0
