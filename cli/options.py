@@ -22,6 +22,9 @@ ModelDir = Annotated[
     str | None,
     typer.Option("--model", "-m", metavar="MODEL", help="Checkpoint directory, GGUF file, or a hub's ORG/REPO[:TAG] (model.path)."),
 ]
+Autoscale = Annotated[
+    bool, typer.Option("--autoscale", help="More processes of a stage while the load needs them (autoscale.enabled).")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Fetch a model by name without a question (model.download).")]
 Mmproj = Annotated[
     str | None,

@@ -30,6 +30,7 @@ from .hub_models import with_cached, with_fetched
 from .options import (
     Adapter,
     ApiKey,
+    Autoscale,
     ConfigFile,
     Device,
     Dtype,
@@ -69,6 +70,7 @@ def register(app: typer.Typer) -> None:
         port: Port = None,
         api_key: ApiKey = None,
         preset: Annotated[str | None, typer.Option("--preset", metavar="NAME", help="A baseline: monolithic or split.")] = None,
+        autoscale: Autoscale = False,
         detached: Annotated[bool, typer.Option("--detach", "-d", help="Return when the run is ready.")] = False,
         reload: Annotated[
             bool, typer.Option("--reload", help="Restart the actors that import what is edited in mmrt's own source.")
@@ -100,6 +102,7 @@ def register(app: typer.Typer) -> None:
             "server.port": port,
             "server.api_key": api_key,
             "scheduling.preset": preset,
+            "autoscale.enabled": autoscale or None,
         }
         path, chosen = run_path(run), override(settings, options)
         if not RunDirectory.is_alive(path):  # which is refused below

@@ -14,12 +14,12 @@ from typing import IO
 import msgspec
 import pytest
 
+from mmrt.runtime.autoscale.demand import Demand
+from mmrt.runtime.autoscale.observer import Observer
+from mmrt.runtime.autoscale.scaler import Sample
 from mmrt.runtime.errors import RunError
 from mmrt.tests.end_to_end.conftest import MMRT, Server
 from mmrt_lab.planner.advice import Advice, acted_on, show
-from mmrt_lab.planner.demand import Demand
-from mmrt_lab.planner.live import Observer
-from mmrt_lab.planner.scaler import Sample
 
 
 def looked(observer: Observer, num_requests: int, num_tokens: int) -> tuple[Sample, Demand]:

@@ -34,6 +34,7 @@ from .sections import (
     POLICY_NAMES,
     ActorSection,
     ActorsSection,
+    AutoscaleSection,
     CacheSection,
     DeviceSection,
     LoggingSection,
@@ -65,6 +66,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cache: CacheSection = CacheSection()
     structured_output: StructuredOutputSection = StructuredOutputSection()
     scheduling: SchedulingSection = SchedulingSection()
+    autoscale: AutoscaleSection = AutoscaleSection()
     slo: SloSection = SloSection()
     actors: ActorsSection = ActorsSection()
     devices: Annotated[tuple[DeviceSection, ...], Meta(max_length=MAX_INSTANCES)] = ()  # none: all share one KV pool
@@ -213,6 +215,8 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
         otlp_url(config.tracing.otlp_endpoint or "http://localhost")
     except ValueError as error:
         raise ConfigError(f"tracing.otlp_endpoint = {show(config.tracing.otlp_endpoint)}: {error}") from None
+    if config.autoscale.enabled:
+        _check_autoscale(config)
     if config.cache.dir and config.model.on_cuda:
         raise ConfigError(f"cache.dir = {show(config.cache.dir)}: pages on a CUDA device cannot be stored")
     if bool(config.server.tls_cert) != bool(config.server.tls_key):
@@ -245,6 +249,16 @@ def _check_devices(config: RuntimeConfig) -> None:
     if config.devices and config.model.on_cuda:
         raise ConfigError(f"devices: are parts of a CPU; model.device = {show(config.model.device)} is one device")
     _check_transfer(config)
+
+
+def _check_autoscale(config: RuntimeConfig) -> None:
+    """Raise ConfigError for a run whose layout cannot or must not follow the load."""
+    if config.model.on_cuda:
+        raise ConfigError(f"autoscale.enabled: the layout of a run on {config.model.device} is set at the start: leave it out")
+    if config.scheduling.preset:
+        raise ConfigError(
+            f"autoscale.enabled: scheduling.preset = {show(config.scheduling.preset)} is one layout: leave one of them out"
+        )
 
 
 def _check_transfer(config: RuntimeConfig) -> None:

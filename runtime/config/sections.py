@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ..stage_table import DEFAULT_LAYOUT, STAGES, Stage, torch_actors
+from ..stage_table import DEFAULT_LAYOUT, MAX_INSTANCES, STAGES, Stage, torch_actors
 from .fetch import FetchSection
 
 # Of the registry in controller/scheduling/policy.py.
@@ -130,6 +130,14 @@ class SchedulingSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     prefill_budget_tokens: NotNegative = 0  # tokens per prefill step; 0: learned while serving
     encode_budget_tokens: NotNegative = 0  # patch rows per encode step; 0: likewise
     prompt_lookup: bool = True  # decode guesses tokens from the prompt and the answer, on a CPU, and checks them in the same step
+
+
+class AutoscaleSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    enabled: bool = False  # the run sets the layouts that ``mmrt advise`` would propose
+    dry_run: bool = False  # it only says them
+    every_s: Annotated[float, Meta(ge=0.5, le=3600)] = 5.0  # between looks
+    calm_s: Annotated[float, Meta(ge=1, le=86_400)] = 120.0  # for which fewer processes must have done before some go
+    most: Annotated[int, Meta(ge=0, le=MAX_INSTANCES)] = 0  # of each kind; 0: the processor's cores
 
 
 class ObjectiveSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from ...shm.errors import BusyError, ShmError
 from ...shm.outages import OutageTable
 from ...shm.run_directory import RunDirectory
 from ...shm.tcp_count import why_inexact
+from ..autoscale.observer import Observer
 from ..config.runtime_config import RuntimeConfig
 from ..errors import ConfigError, RunError
 from ..observe.dumps import BlackBox, salvage
@@ -31,6 +33,7 @@ from ..process.kept_connections import record_sizes
 from ..process.notify import Notification, Notifier, NotifyListener
 from ..process.page_token import is_token_needed, page_token
 from ..process.run import RunInfo, create_run, rewrite_run_info
+from .autoscaler import Autoscaler
 from .commands import Commands, Loan
 from .connection_keeper import ConnectionKeeper
 from .control import SOCKET_NAME
@@ -180,6 +183,8 @@ class Supervisor:
         beside: list[Coroutine[Any, Any, None]] = [self._starter.keep_zygote()] if self._setup.zygote_stages else []
         if self._setup.watched_source is not None:
             beside.append(Reloader(self._setup.watched_source, self.crew.actors, self.say).watch())
+        if self.crew.config.autoscale.enabled:
+            beside.append(Autoscaler(self.crew, partial(Observer, self._run.path), self.scaling.change).scale())
         return beside
 
     def _handle_signals(self) -> None:

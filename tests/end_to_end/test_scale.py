@@ -166,3 +166,32 @@ def test_twenty_layouts_in_turn_change_no_token(live: Server) -> None:
     assert handed_over(live) > 3
     assert live.mmrt("layout", "set", "E+P+D").returncode == 0
     live.wait_until_empty()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_layout_follows_the_load(launch: Callable[..., Server]) -> None:
+    """Autoscale: a second prefill comes while texts wait, is killed, goes when none have come for a while, and no answer changes."""
+    settings = "[autoscale]\nenabled = true\nevery_s = 0.5\ncalm_s = 4.0\nmost = 2\n[slo.text]\nttft_ms = 100.0"
+    server = launch("qwen2_5_omni", settings)
+    texts = [[{"role": "user", "content": f"{number} " * 300}] for number in range(8)]
+    alone = [server.chat(text, max_tokens=3)[1] for text in texts]
+    over = threading.Event()
+
+    def ask(number: int) -> None:
+        while not over.is_set():
+            assert server.chat(texts[number], max_tokens=3, extra_body={"cache_salt": str(random.random())})[1] == alone[number]
+
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(ask, number) for number in range(8)]
+        try:
+            server.wait(lambda status: status["layout"] == "E+P+D+P", "a second prefill", 120)
+            server.wait(lambda status: status["ready"], "ready", 60)
+            server.kill("prefill.1")
+        finally:
+            over.set()
+        assert [answer.result() for answer in asked] == [None] * 8
+    server.wait(lambda status: status["layout"] == "E+P+D", "one prefill", 120)
+    said = [line.partition("autoscale has set ")[2] for line in server.mmrt("logs").stdout.splitlines() if "autoscale" in line]
+    assert any("P: 1 → 2, " in line for line in said) and any("P: 2 → 1, " in line for line in said), said
+    server.wait_until_empty()

@@ -32,8 +32,9 @@ def register(app: typer.Typer) -> None:
         Every look prints figures of each kind of process, a layout to set with the reason, and whether the load is no longer that
         of the plan. With --act the layout is set; no request is lost by it.
         """
+        from mmrt.runtime.autoscale.observer import Observer
+
         from ..planner.advice import Adviser, acted_on, load_plan, show
-        from ..planner.live import Observer
 
         planned = None if plan is None else load_plan(plan)
         path = run_path(run)

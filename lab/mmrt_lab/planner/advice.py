@@ -4,24 +4,22 @@ Pure, but for reading the plan and for ``acted_on``."""
 
 import datetime
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
 import msgspec
 
+from mmrt.runtime.autoscale import advice
+from mmrt.runtime.autoscale.demand import Demand
+from mmrt.runtime.autoscale.scaler import KindFigures, Sample
 from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.errors import RunError, UserError
-from mmrt.runtime.stage_table import MAX_INSTANCES, ProcessSpec, format_layout, parse_layout
+from mmrt.runtime.stage_table import MAX_INSTANCES
 from mmrt.runtime.supervisor.control import LayoutRequest, call
 from mmrt.shm.run_directory import RunDirectory
 
-from .demand import Demand
 from .drift import Drift, DriftDetector
 from .report import FORMAT_VERSION, PlanReport
-from .scaler import KindFigures, Meter, Proposal, Rules, Sample, Scaler, kinds_of, letters_of
-
-_BACKLOG_SHARE = 0.5  # of the tightest objective of TTFT
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,55 +36,33 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Adviser:
-    """Turns samples of a run into advice."""
+    """Turns looks at a run into advice."""
 
     def __init__(self, config: RuntimeConfig, calm_s: float, planned: PlanReport | None, most: int = MAX_INSTANCES) -> None:
         """``most``: processes of each kind."""
-        slos = (config.slo.text, config.slo.image, config.slo.video, config.slo.audio)
-        backlog_s = _BACKLOG_SHARE * min(slo.ttft_ms for slo in slos) / 1000
-        self._scaler = Scaler(Rules(backlog_s=backlog_s, calm_s=calm_s, most=most))
+        self._adviser = advice.Adviser(config, calm_s, most)
         self._detector = None if planned is None else DriftDetector(planned.demand, planned.division)
-        self._meter: Meter | None = None
 
     def look(self, sample: Sample, demand: Demand, config: RuntimeConfig) -> Advice:
         """``config``: of the run now. The first look has no figures: they are of the time since the look before."""
-        kinds = kinds_of(config.processes)
-        if self._meter is None:
-            self._meter = Meter(sample)
-            return Advice(at=_now(), figures={}, layout=None, why=[], drift=None)
-        figures = self._meter.look(sample, kinds)
-        proposals = self._scaler.propose(sample.at_s, figures)
-        drift = self._detector.look(demand) if self._detector is not None else None
-        layout = scaled(config.actors.layout, proposals) if proposals else None
-        why = [f"{proposal.kind}: {proposal.num} → {proposal.wanted}, {proposal.why}" for proposal in proposals]
-        return Advice(at=_now(), figures=figures, layout=layout, why=why, drift=drift)
+        found = self._adviser.look(sample, config)
+        drift = self._detector.look(demand) if self._detector is not None and found.figures else None
+        return Advice(at=_now(), figures=found.figures, layout=found.layout, why=list(found.why), drift=drift)
 
 
-def scaled(layout: str, proposals: Sequence[Proposal]) -> str:
-    """Return the layout with these numbers of processes of each kind: the last ones of a kind go, new ones come behind all others, so
-    that those keep their names."""
-    found = [ProcessSpec(part.stages, 1, part.device) for part in parse_layout(layout) for _ in range(part.count)]
-    for proposal in proposals:
-        mine = [place for place, process in enumerate(found) if letters_of(process.stages) == proposal.kind]
-        found += [found[mine[0]]] * (proposal.wanted - len(mine))
-        for place in reversed(mine[proposal.wanted :]):
-            del found[place]
-    return format_layout(found)
-
-
-def acted_on(advice: Advice, run: Path) -> Advice:
-    """Set the layout that is proposed, if one is, and return the advice with what came of it. A refusal, as of processes that find
+def acted_on(found: Advice, run: Path) -> Advice:
+    """Set the layout that is proposed, if one is, and return the found with what came of it. A refusal, as of processes that find
     no memory, changes nothing. Raises: RunError once the run is down."""
-    if advice.layout is None:
-        return advice
+    if found.layout is None:
+        return found
     began_s = time.monotonic()
     try:
-        call(run, LayoutRequest(advice.layout), timeout_s=None)
+        call(run, LayoutRequest(found.layout), timeout_s=None)
     except RunError as error:
         if not RunDirectory.is_alive(run):
             raise
-        return msgspec.structs.replace(advice, refused=str(error))
-    return msgspec.structs.replace(advice, set_in_s=round(time.monotonic() - began_s, 3))
+        return msgspec.structs.replace(found, refused=str(error))
+    return msgspec.structs.replace(found, set_in_s=round(time.monotonic() - began_s, 3))
 
 
 def load_plan(path: Path) -> PlanReport:
@@ -102,19 +78,19 @@ def load_plan(path: Path) -> PlanReport:
     return report
 
 
-def show(advice: Advice, out: TextIO, *, as_json: bool) -> None:
+def show(found: Advice, out: TextIO, *, as_json: bool) -> None:
     """Print one look: a line of JSON, or what there is to say."""
     if as_json:
-        print(msgspec.json.encode(advice).decode(), file=out, flush=True)
+        print(msgspec.json.encode(found).decode(), file=out, flush=True)
         return
-    kinds = "; ".join(f"{one.num} {kind}: {_words(one)}" for kind, one in advice.figures.items())
-    print(f"{advice.at}  {kinds}", file=out, flush=True)
-    if advice.layout is not None:
-        done = "would run" if advice.set_in_s is None else f"ran in {advice.set_in_s:.1f} s"
-        done = f"refused ({advice.refused})" if advice.refused else done
-        print(f"  {done}: mmrt layout set {advice.layout}  ({'; '.join(advice.why)})", file=out, flush=True)
-    if advice.drift is not None:
-        print(f"  {advice.drift}; would run: mmrt plan", file=out, flush=True)
+    kinds = "; ".join(f"{one.num} {kind}: {_words(one)}" for kind, one in found.figures.items())
+    print(f"{found.at}  {kinds}", file=out, flush=True)
+    if found.layout is not None:
+        done = "would run" if found.set_in_s is None else f"ran in {found.set_in_s:.1f} s"
+        done = f"refused ({found.refused})" if found.refused else done
+        print(f"  {done}: mmrt layout set {found.layout}  ({'; '.join(found.why)})", file=out, flush=True)
+    if found.drift is not None:
+        print(f"  {found.drift}; would run: mmrt plan", file=out, flush=True)
 
 
 def _words(figures: KindFigures) -> str:

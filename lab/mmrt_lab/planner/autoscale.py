@@ -16,6 +16,7 @@ from mmrt.bench.render import show_table
 from mmrt.bench.serve.load_options import number
 from mmrt.bench.serve.planned import plan_requests
 from mmrt.bench.serve.workload import RequestPlan
+from mmrt.runtime.autoscale.scaler import Rules, Scaler
 from mmrt.runtime.errors import ConfigError
 from mmrt.runtime.stage_table import STAGES, processes_of, stage_of
 
@@ -33,7 +34,6 @@ from .measure import Hopeless, Outcome, Watch, outcome_of
 from .options import PlanOptions, add_plan, plan_options
 from .pool import workers
 from .scaled_run import Change, ScaledRun
-from .scaler import Rules, Scaler
 
 _SECONDS = 1800.0  # of the load
 _WORKLOAD = "modserve"

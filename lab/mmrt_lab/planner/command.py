@@ -11,13 +11,14 @@ from mmrt.bench.render import show_table
 from mmrt.bench.serve.load_options import settings_of
 from mmrt.bench.serve.planned import plan_requests
 from mmrt.models.config import facts_of, weight_bytes
+from mmrt.runtime.autoscale.demand import Demand
 from mmrt.runtime.errors import ConfigError
 
 from ..sim.costs import CostsError
 from ..sim.requests import Requests
 from ..sim.simulation import DEVICE_BYTES, SimulationError
 from .candidates import candidates, colocated
-from .demand import Demand, demand_of
+from .demand import demand_of
 from .grid import Grid
 from .heuristic import Division, Memory, capacity, divide
 from .measure import Outcome, measure

@@ -2,29 +2,11 @@
 
 from collections.abc import Sequence
 
-import msgspec
-
 from mmrt.bench.serve.workload import RequestPlan
+from mmrt.runtime.autoscale.demand import Demand
 
 from ..sim.costs import encode_squares, prefill_squares
 from ..sim.requests import Requests
-
-
-class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the requests of a trace. ``encode_rows``: patch and mel rows; ``prompt_tokens``: with those of media;
-    ``decode_tokens``: generated. Squares: what attention reads, see ``sim.costs``."""
-
-    num_requests: int = 0
-    encode_rows: int = 0
-    encode_squares: float = 0.0
-    prompt_tokens: int = 0
-    prompt_squares: float = 0.0
-    decode_tokens: int = 0
-
-    @property
-    def tokens_per_request(self) -> float:
-        """In the KV cache at the end of a request, on average."""
-        return (self.prompt_tokens + self.decode_tokens) / self.num_requests if self.num_requests else 0.0
 
 
 def demand_of(plans: Sequence[RequestPlan], requests: Requests) -> Demand:

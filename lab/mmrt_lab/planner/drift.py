@@ -7,7 +7,8 @@ Algorithm 2 then and reloads. This only says so.
 
 import msgspec
 
-from .demand import Demand
+from mmrt.runtime.autoscale.demand import Demand
+
 from .heuristic import Division, partition
 
 LOOKS = 3  # in a row

@@ -16,11 +16,11 @@ from collections.abc import Callable
 import msgspec
 
 from mmrt.bench.serve.slo import Slo
+from mmrt.runtime.autoscale.demand import Demand
 from mmrt.runtime.config.runtime_config import MAX_STEP_TOKENS
 
 from ..sim.costs import Costs, step_seconds
 from .candidates import METHODS, divided, processes
-from .demand import Demand
 
 ALPHA = BETA = 0.5  # of the objective of TTFT: for an encode batch, and for a prefill batch
 GAMMA = 0.9  # of the memory beside the weights is KV cache

@@ -5,8 +5,9 @@ from typing import Literal
 
 import msgspec
 
+from mmrt.runtime.autoscale.demand import Demand
+
 from ..goodput.tables import Table
-from .demand import Demand
 from .grid import Bracket, Grid
 from .heuristic import Division
 from .measure import Outcome

@@ -6,12 +6,12 @@ from itertools import count
 
 import msgspec
 
+from mmrt.runtime.autoscale.scaler import Meter, Proposal, Sample, Scaler, kinds_of, letters_of
 from mmrt.runtime.controller.rows.instances import drained
 from mmrt.runtime.stage_table import STAGES, InstanceId, instance_id, stage_of
 
 from ..sim.events import NS, to_ns
 from ..sim.simulation import Simulation
-from .scaler import Meter, Proposal, Sample, Scaler, kinds_of, letters_of
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,11 +9,11 @@ import pytest
 import mmrt
 from mmrt.bench.serve.planned import plan_requests
 from mmrt.lab.tests.sim.made_costs import make_costs, options_of
+from mmrt.runtime.autoscale.scaler import Proposal, Scaler
 from mmrt.runtime.stage_table import InstanceId
 from mmrt_lab.planner.autoscale import main, parse_autoscale, plan_load
 from mmrt_lab.planner.bursts import FEW, MANY, PERIOD_S, is_burst
 from mmrt_lab.planner.scaled_run import ScaledRun
-from mmrt_lab.planner.scaler import Proposal, Scaler
 from mmrt_lab.sim.command import make_load, run
 from mmrt_lab.sim.links import Link
 from mmrt_lab.sim.requests import Requests

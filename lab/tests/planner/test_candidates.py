@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from mmrt.bench.serve.slo import Slo
 from mmrt.lab.tests.sim.made_costs import make_costs
+from mmrt.runtime.autoscale.demand import Demand
 from mmrt.runtime.stage_table import check_layout, processes_of
 from mmrt_lab.planner.candidates import METHODS, candidates, colocated, divided
-from mmrt_lab.planner.demand import Demand
 from mmrt_lab.planner.heuristic import Memory, capacity, check_objective, divide, partition
 from mmrt_lab.sim.costs import Line
 

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmrt.runtime.autoscale.advice import scaled
+from mmrt.runtime.autoscale.demand import Demand
+from mmrt.runtime.autoscale.scaler import WINDOW_S, KindFigures, Meter, Proposal, Rules, Sample, Scaler, kinds_of
 from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.errors import UserError
 from mmrt.runtime.stage_table import InstanceId, check_layout, processes_of
-from mmrt_lab.planner.advice import Adviser, load_plan, scaled
-from mmrt_lab.planner.demand import Demand
+from mmrt_lab.planner.advice import Adviser, load_plan
 from mmrt_lab.planner.drift import LOOKS, DriftDetector
 from mmrt_lab.planner.heuristic import Division
-from mmrt_lab.planner.scaler import WINDOW_S, KindFigures, Meter, Proposal, Rules, Sample, Scaler, kinds_of
 
 RULES = Rules(busy=0.7, backlog_s=1.0, lateness=0.9, calm_s=60.0, most=8)
 LOOK_S = 5.0

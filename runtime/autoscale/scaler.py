@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mmrt.runtime.stage_table import STAGES, InstanceId, stage_of
+from ..stage_table import STAGES, InstanceId, stage_of
 
 WINDOW_S = 10.0  # that is looked at: single requests are large
 _MOST_AT_ONCE = 1.5  # times as many, for what waits and for late tokens: neither says how many are needed

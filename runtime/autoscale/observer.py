@@ -10,16 +10,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from mmrt.runtime.config.runtime_config import RuntimeConfig
-from mmrt.runtime.errors import RunError
-from mmrt.runtime.observe.flight import FlightRecord, Kind
-from mmrt.runtime.observe.live import RecordFollower
-from mmrt.runtime.process.run import read_run_info
-from mmrt.runtime.stage_table import ALL_ACTORS, STAGES, InstanceId, stage_of
-from mmrt.shm.controller_stats import ControllerStats
-from mmrt.shm.errors import MissingError
-from mmrt.shm.run_directory import RunDirectory
-
+from ...shm.controller_stats import ControllerStats
+from ...shm.errors import MissingError
+from ...shm.run_directory import RunDirectory
+from ..config.runtime_config import RuntimeConfig
+from ..errors import RunError
+from ..observe.flight import FlightRecord, Kind
+from ..observe.live import RecordFollower
+from ..process.run import read_run_info
+from ..stage_table import ALL_ACTORS, STAGES, InstanceId, stage_of
 from .demand import Demand
 from .scaler import Sample
 

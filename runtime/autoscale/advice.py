@@ -1,0 +1,54 @@
+"""A layout to set after each look at a run, with the reasons (pure; MS4). Called by the supervisor and by ``mmrt advise``."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..config.runtime_config import RuntimeConfig
+from ..stage_table import MAX_INSTANCES, ProcessSpec, format_layout, parse_layout
+from .scaler import KindFigures, Meter, Proposal, Rules, Sample, Scaler, kinds_of, letters_of
+
+_BACKLOG_SHARE = 0.5  # of the tightest objective of TTFT
+
+
+class Advice(NamedTuple):
+    """``figures``: of each kind of process since the look before. ``layout``: to set, None if the present one is right. ``why``: for
+    each kind that would change."""
+
+    figures: dict[str, KindFigures]
+    layout: str | None = None
+    why: Sequence[str] = ()
+
+
+class Adviser:
+    """Turns samples of a run into advice."""
+
+    def __init__(self, config: RuntimeConfig, calm_s: float, most: int = MAX_INSTANCES) -> None:
+        """``calm_s``: for which fewer processes must have done before they are proposed. ``most``: processes of each kind."""
+        slos = (config.slo.text, config.slo.image, config.slo.video, config.slo.audio)
+        backlog_s = _BACKLOG_SHARE * min(slo.ttft_ms for slo in slos) / 1000
+        self._scaler = Scaler(Rules(backlog_s=backlog_s, calm_s=calm_s, most=most))
+        self._meter: Meter | None = None
+
+    def look(self, sample: Sample, config: RuntimeConfig) -> Advice:
+        """``config``: of the run now. The first look has no figures: they are of the time since the look before."""
+        if self._meter is None:
+            self._meter = Meter(sample)
+            return Advice({})
+        figures = self._meter.look(sample, kinds_of(config.processes))
+        proposals = self._scaler.propose(sample.at_s, figures)
+        if not proposals:
+            return Advice(figures)
+        why = [f"{proposal.kind}: {proposal.num} → {proposal.wanted}, {proposal.why}" for proposal in proposals]
+        return Advice(figures, scaled(config.actors.layout, proposals), why)
+
+
+def scaled(layout: str, proposals: Sequence[Proposal]) -> str:
+    """Return the layout with these numbers of processes of each kind: the last ones of a kind go, new ones come behind all others, so
+    that those keep their names."""
+    found = [ProcessSpec(part.stages, 1, part.device) for part in parse_layout(layout) for _ in range(part.count)]
+    for proposal in proposals:
+        mine = [place for place, process in enumerate(found) if letters_of(process.stages) == proposal.kind]
+        found += [found[mine[0]]] * (proposal.wanted - len(mine))
+        for place in reversed(mine[proposal.wanted :]):
+            del found[place]
+    return format_layout(found)

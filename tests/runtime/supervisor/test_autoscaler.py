@@ -1,0 +1,107 @@
+"""The autoscaler follows samples of a run, says why, and never takes the run with it. ``end_to_end/test_scale`` has a real run."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from mmrt.runtime.autoscale.demand import Demand
+from mmrt.runtime.autoscale.scaler import Sample
+from mmrt.runtime.config.runtime_config import RuntimeConfig, parse_config, with_layout
+from mmrt.runtime.errors import ConfigError, RunError
+from mmrt.runtime.stage_table import InstanceId
+from mmrt.runtime.supervisor.autoscaler import Autoscaler
+
+ENCODER = InstanceId("encoder")
+SETTINGS = "[autoscale]\nenabled = true\nevery_s = 0.5\ncalm_s = 5.0\nmost = 3\n"
+
+
+class Run:
+    """A run whose encoder is asked for more, or nothing. Time passes by looks, and ``change`` sets what is asked for."""
+
+    def __init__(self, settings: str = SETTINGS, refusal: str = "") -> None:
+        self.config: RuntimeConfig = parse_config(settings)
+        self.said: list[str] = []
+        self.refusal = refusal
+        self.looks = 0
+        self.rows = 0
+        self.failure: Exception | None = None
+        self.can_scale = True
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def close(self) -> None:
+        pass
+
+    def look(self) -> tuple[Sample, Demand]:
+        self.looks += 1
+        if self.failure is not None:
+            raise self.failure
+        is_busy = self.looks < 20
+        self.rows += 100 if is_busy else 0
+        left = 2000 if is_busy else 0
+        return Sample(at_s=float(self.looks), busy_s={ENCODER: 0.01 * self.rows}, units={ENCODER: self.rows}, rows_left=left), Demand()
+
+    async def change(self, layout: str) -> None:
+        if self.refusal:
+            raise RunError(self.refusal)
+        self.config = with_layout(self.config, layout)
+
+
+def follow(run: Run, is_done: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the autoscaler work until then, without its pauses."""
+    pause = asyncio.sleep
+
+    async def test() -> None:
+        monkeypatch.setattr(asyncio, "sleep", lambda _: pause(0))
+        task = asyncio.create_task(Autoscaler(run, lambda: run, run.change).scale())
+        async with asyncio.timeout(20):
+            while not is_done() and not task.done():
+                await pause(0.001)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(test())
+
+
+def test_processes_come_with_the_work_and_go_after_a_calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run()
+    layouts = []
+    follow(run, lambda: layouts.append(run.config.actors.layout) or run.looks > 40, monkeypatch)  # type: ignore[func-returns-value]
+    assert [layout for at, layout in enumerate(layouts) if layout not in layouts[:at]] == ["E+P+D", "E+P+D+E", "E+P+D+2E"]
+    assert run.config.actors.layout == "E+P+D", "three were the most, and one does without work"
+    assert run.said[0].startswith("autoscale has set layout E+P+D+E (E: 1 → 2, ") and "would have done for" in run.said[-1]
+
+
+def test_a_dry_run_says_each_layout_once_and_sets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(SETTINGS + "dry_run = true\n")
+    follow(run, lambda: run.looks > 15, monkeypatch)
+    assert run.config.actors.layout == "E+P+D"
+    assert [text.split(" (")[0] for text in run.said] == ["autoscale would set layout E+P+D+E"]
+
+
+def test_a_refusal_is_said_once_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(refusal="encoder.1 needs 300 MiB; 20 MiB are free")
+    follow(run, lambda: run.looks > 15, monkeypatch)
+    (said,) = run.said
+    assert said.endswith("is refused: encoder.1 needs 300 MiB; 20 MiB are free") and run.config.actors.layout == "E+P+D"
+
+
+def test_its_failure_ends_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run()
+    run.failure = ZeroDivisionError("a bug")
+    follow(run, lambda: False, monkeypatch)
+    assert run.said == ["autoscale has failed and is off; the layout stays as it is (mmrt layout, mmrt scale)"] and run.looks == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ('[model]\ndevice = "cuda"\n', "the layout of a run on cuda is set at the start"),
+        ('[scheduling]\npreset = "split"\n', "is one layout"),
+    ],
+)
+def test_where_it_cannot_be(more: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"^autoscale.enabled: .*{says}"):
+        parse_config(SETTINGS + more)
