@@ -19,6 +19,7 @@ from .apis.background import BackgroundAnswers
 from .apis.completions import Completions
 from .apis.openai.answers import json_response
 from .apis.openai.models import model_entry
+from .apis.resumable import ResumableStreams
 from .connections import Connections
 from .keeping.connection import KeptConnection
 from .keeping.turns import Turns
@@ -46,7 +47,9 @@ def build_app(
         app.middlewares.append(_in_turn(turns))
     description = Description(endpoints.limits, endpoints.keys.is_needed)
     for add, path, handler in (
-        (app.router.add_post, "/v1/chat/completions", endpoints.completions.chat),
+        (app.router.add_post, "/v1/chat/completions", endpoints.resumable.chat),
+        (app.router.add_get, "/v1/stream/{id}", endpoints.resumable.read),
+        (app.router.add_delete, "/v1/stream/{id}", endpoints.resumable.delete),
         (app.router.add_post, "/v1/completions", endpoints.completions.text),
         (app.router.add_get, "/v1/models", endpoints.models),
         (app.router.add_get, "/v1/models/{model:.+}", endpoints.model),
@@ -92,6 +95,7 @@ class Endpoints:
     readiness: Callable[[], Mapping[str, bool]]
     broken: Callable[[], Mapping[str, str]]
     background: BackgroundAnswers
+    resumable: ResumableStreams
     created_s: int = field(default_factory=lambda: int(time.time()))
 
     async def models(self, http: web.Request) -> web.Response:

@@ -51,6 +51,8 @@ from .answers.requests import RequestRegistry
 from .answers.token_table import TokenTable
 from .apis.background import BackgroundAnswers
 from .apis.completions import Completions, shutting_down
+from .apis.openai.answers import CHAT
+from .apis.resumable import ResumableStreams
 from .app import Endpoints, build_app
 from .connections import Connections, Site, runner_of
 from .fetch.client import FetchClient
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ENDPOINT_NAME = "endpoint"
+FINGERPRINT = f"mmrt-{__version__}"
 TICK_S = 0.1
 GREETING_S = 0.002  # between attempts to tell the controller of this gateway
 DRAIN_ERROR_S = 1.0  # for error events to reach their clients at the end
@@ -173,7 +176,7 @@ class GatewayServer:
             grammars=self._grammars,
             fetches=self._fetches,
             share_now=lambda: share_under(stats.read().work_left_s, actor.config.slo.image.ttft_ms / 1000),
-            fingerprint=f"mmrt-{__version__}",
+            fingerprint=FINGERPRINT,
             tracing=tracing,
         )
         self._page: Page | None = None
@@ -183,9 +186,10 @@ class GatewayServer:
         self._background = BackgroundAnswers(
             self._kept, self._registry, metrics, self._keys, server.request_timeout_s, server.keep_alive_s
         )
-        endpoints = Endpoints(
-            self._completions, text.limits, metrics, self._keys, self._readiness, lambda: stats.read().broken, self._background
-        )
+        begin = partial(CHAT.begin, model=text.limits.model_name, fingerprint=FINGERPRINT)
+        self._resumable = ResumableStreams(self._completions, self._background, self._registry, metrics, server, begin)
+        kept = self._background, self._resumable
+        endpoints = Endpoints(self._completions, text.limits, metrics, self._keys, self._readiness, lambda: stats.read().broken, *kept)
         self._turns, self._garbage = Turns(), Garbage(time.monotonic())
         connections = Connections(most_connections(actor))
         metrics.add(connections)
@@ -230,6 +234,7 @@ class GatewayServer:
             self._end_s = time.monotonic() + self._actor.config.supervisor.drain_s
             if self._is_handing_over:
                 self._background.leave()
+                self._resumable.leave()
                 await self._stop_accepting()
             await self._drain()
         finally:
@@ -262,8 +267,9 @@ class GatewayServer:
         """Take over the connections, where they are kept, and the requests under way, on them and in the background; texts have to come
         again, from their beginnings."""
         has_crashed = self._actor.follows_a_crash
-        self._unadopted = {"background", *(() if channel is None else ("connections",))}
+        self._unadopted = {"background", "streams", *(() if channel is None else ("connections",))}
         self._background.resume(has_crashed, partial(self._on_adopted, "background"))
+        self._resumable.resume(has_crashed, partial(self._on_adopted, "streams"))
         if channel is not None:
             server = self._runner.server
             assert server is not None

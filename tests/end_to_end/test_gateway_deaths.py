@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx2
 import pytest
 
 from mmrt.tests.end_to_end.conftest import Server, also_slow
@@ -233,4 +234,26 @@ def test_an_answer_in_the_background_is_cancelled_by_another_gateway(own: Server
     own.kill("gateway")
     assert responses.cancel(made.id).status == "cancelled"
     assert responses.retrieve(made.id).status == "cancelled"
+    own.wait_until_empty()
+
+
+def test_a_stream_that_names_its_conversation_outlives_its_client_and_the_gateway(
+    own: Server, undisturbed: dict[str, dict[str, Any]]
+) -> None:
+    """A client that reads it through a kill, and one that comes back afterwards, have the same bytes: those of the answer."""
+    body = {**ASKED["stream"][1], "model": own.checkpoint.name, "cache_salt": "stream"}
+    head = {"X-Conversation-Id": "a-chat"}
+    with httpx2.Client(base_url=own.url, timeout=90) as http:
+        with http.stream("POST", "/v1/chat/completions", json=body, headers=head) as response:
+            first = next(response.iter_bytes())
+        found: list[bytes] = []
+        reader = threading.Thread(target=lambda: found.append(http.get("/v1/stream/a-chat").content))
+        reader.start()
+        for _ in killed(own, 2):
+            pass
+        reader.join(90)
+        (whole,) = found
+        assert whole.startswith(first) and content(whole) == undisturbed["stream"]
+        assert http.get(f"/v1/stream/a-chat?from={len(first)}").content == whole[len(first) :]
+        assert http.get("/v1/stream/a-chat", headers={"Last-Event-ID": str(len(first))}).content == whole[len(first) :]
     own.wait_until_empty()

@@ -6,6 +6,7 @@ Where the connection is not kept (TLS, no supervisor), nothing is recorded, and 
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from aiohttp import web
 
@@ -22,6 +23,22 @@ def is_shown(http: web.Request) -> bool:
     """Return whether the client has a part of the answer, of a gateway before."""
     kept = http.transport
     return isinstance(kept, KeptConnection) and kept.recorded is not None and kept.recorded.has_begun
+
+
+class Keys(Protocol):
+    """The keys of the requests of an answer, for each what keeps it."""
+
+    def request(self, number: int) -> tuple[int, Keeping | None]: ...
+
+
+class Progress(Protocol):
+    """How far a stream is shown: by a gateway before, and by what is written now."""
+
+    @property
+    def shown(self) -> list[Place]: ...
+    @property
+    def num_events(self) -> int: ...
+    async def commit(self, places: Sequence[Place], num_events: int, on_more: Callable[[], None]) -> None: ...
 
 
 class AnswerRecord:

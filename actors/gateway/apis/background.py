@@ -18,13 +18,11 @@ from ..answers.choices import Usage
 from ..answers.client_request import ClientRequest, RequestStage
 from ..answers.link import Keeping
 from ..answers.requests import RequestRegistry
-from ..keeping.connection import reset
-from ..keeping.kept_answers import KeptAnswer, KeptAnswers
+from ..keeping.kept_answers import MAX_KEPT_BYTES, KeptAnswer, KeptAnswers
 from ..keeping.state import Place
 from ..keys.api_keys import ApiKeys, Client
 from ..watching.metrics import Metrics
 from .openai.background import (
-    COMMENT,
     STARTED,
     End,
     Job,
@@ -41,7 +39,8 @@ from .openai.background import (
 )
 from .openai.responses_answer import ID_PREFIX
 from .openai.stored import StoredResponse, StoredResponses
-from .streams import SLOW_READER_S, name_as_asked
+from .reading_along import send_along
+from .streams import name_as_asked
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +133,10 @@ class BackgroundAnswers:
         """Return one that is under way."""
         return self._running.get((tenant, id))
 
+    def client(self, name: str) -> Client | None:
+        """Return the owner of the API key of this name, None if there is none."""
+        return next((one for one in self._keys.clients if one.key.name == name), None)
+
     def record(self, http: web.Request) -> AnswerRecord:
         return AnswerRecord(http, ID_PREFIX, self._timeout_s)
 
@@ -151,7 +154,7 @@ class BackgroundAnswers:
                 return found
             if (stored := self.stored.get(tenant, record.id)) is not None:
                 return stored
-            self._check(tenant, num_media_bytes)
+            self.check(tenant, num_media_bytes)
             answer = self._open(tenant, make(), JobState(key))
         finally:
             if keeping is not None:
@@ -167,21 +170,21 @@ class BackgroundAnswers:
             raise answer.end.problem.error()
         return answer
 
-    def _check(self, tenant: bytes, num_bytes: int) -> None:
+    def check(self, tenant: bytes, num_bytes: int) -> None:
         """Check an answer that would keep so many bytes against the limits of a tenant. Raises: RequestError."""
         others = self.kept.open_ones(tenant)
         if len(others) >= MAX_UNFINISHED:
-            raise _refusal(f"{len(others)} answers in the background are under way", f"the limit is {MAX_UNFINISHED}", 429)
+            raise _refusal(f"{len(others)} answers in the background are under way", MAX_UNFINISHED)
         limit, num_bytes = self.kept.max_bytes // TENANT_SHARE, num_bytes + sum(one.num_bytes for one in others)
         if num_bytes > limit:
-            raise _refusal(f"answers in the background would keep {num_bytes} bytes, media included", f"the limit is {limit}", 429)
+            raise _refusal(f"answers in the background would keep {num_bytes} bytes, media included", limit)
 
     def _open(self, tenant: bytes, job: Job, state: JobState) -> BackgroundAnswer:
         """Keep what the answer needs. Raises: RequestError, where that breaks a limit."""
         data = encode(job)
-        self._check(tenant, len(data))
+        self.check(tenant, len(data))
         if (kept := self.kept.open(tenant, job.form.id, data, encode(state))) is None:
-            raise _refusal("there is no memory to keep this answer", f"{self.kept.max_bytes >> 20} MiB are for all", 503)
+            raise refuse_for_memory()
         return BackgroundAnswer(kept, job, state, b"")
 
     def _start(self, answer: BackgroundAnswer, keeping: Keeping) -> None:
@@ -244,7 +247,7 @@ class BackgroundAnswers:
         if not text:
             answer.rendering.text("")
         if not self.kept.append(answer.kept, entry, encode(state)):
-            raise RequestError("there is no memory to keep this answer any further", status=503, type="overloaded_error")
+            raise refuse_for_memory()
         answer.log += entry
         answer.texts.append(text)
         answer.state = state
@@ -308,10 +311,11 @@ class BackgroundAnswers:
             if not left:
                 on_resumed()
 
-        answers = [answer for kept in self.kept.open_ones() if (answer := self._restored(kept, has_crashed)) is not None]
+        found = [kept for kept in self.kept.open_ones() if kept.id.startswith(ID_PREFIX)]
+        answers = [answer for kept in found if (answer := self._restored(kept, has_crashed)) is not None]
         left.update(answer.kept.id for answer in answers)
         for answer in answers:
-            answer.client = next((one for one in self._keys.clients if one.key.name == answer.job.client), None)
+            answer.client = self.client(answer.job.client)
             place, id = Place(answer.state.num_text_bytes), answer.kept.id
             self._start(answer, Keeping(lambda id=id: known(id), place))  # type: ignore[misc]
         if not answers:
@@ -348,62 +352,65 @@ class BackgroundAnswers:
         self, http: web.Request, record: AnswerRecord, source: BackgroundAnswer | StoredResponse, first_shown: int
     ) -> web.StreamResponse:
         """Stream the events from a number on: of an answer under way up to its end, or of one that has ended."""
-        if isinstance(source, BackgroundAnswer):
-            answer, end, form, texts = source, None, source.job.form, source.texts
-        else:
-            assert source.played is not None
-            answer, end, form = None, source.played.end(source.body), source.played.form
-            texts = list(texts_of(source.played.log))
-        rendering = Rendering(form, max(first_shown, record.num_events))
-        response = web.StreamResponse(
-            headers={
-                "Content-Type": "text/event-stream; charset=utf-8",
-                "Cache-Control": "no-cache",
-                "X-Accel-Buffering": "no",
-                "X-Request-Id": form.id,
-            }
-        )
-        await response.prepare(http)
-        if record.shown:
-            http.writer.send_headers()
-            record.restored()
-        frames, at = [rendering.begin()], 0
-        try:
-            async with asyncio.timeout(None) as patience:
-
-                def renew() -> None:
-                    patience.reschedule(asyncio.get_running_loop().time() + SLOW_READER_S)
-
-                while True:
-                    end = end if answer is None else answer.end  # before the texts are read: they are all there then
-                    frames += [rendering.text(text) for text in texts[at:]]
-                    at = len(texts)
-                    if end is not None:
-                        frames.append(rendering.end(end))
-                    if data := b"".join(frames):
-                        renew()
-                        await response.write(data)
-                        if end is None:
-                            await record.commit([Place(has_begun=True)], rendering.num_events, renew)
-                        patience.reschedule(None)
-                    frames = []
-                    if end is not None:
-                        break
-                    assert answer is not None
-                    if len(texts) == at and answer.end is None and not await answer.more(self._keep_alive_s):
-                        frames = [COMMENT]
-                renew()
-                await response.write_eof()
-                await record.finish(response, renew)
-        except ConnectionResetError:
-            pass
-        except TimeoutError:
-            log.info("%s: its client reads too slowly", form.id)
-            reset(http.transport)
-        return response
+        first_shown = max(first_shown, record.num_events)
+        events = _Events(source, first_shown) if isinstance(source, BackgroundAnswer) else _PlayedEvents(source, first_shown)
+        return await send_along(http, record, events.form.id, events, self._keep_alive_s)
 
 
-def _refusal(what: str, limit: str, status: int) -> RequestError:
-    kind = "rate_limit_error" if status == 429 else "overloaded_error"
-    code = "rate_limit_exceeded" if status == 429 else None
-    return RequestError(f"{what}, {limit}", status=status, type=kind, param="background", retry_after_s=1, code=code)
+class _Events:
+    """The events of an answer under way, for one client."""
+
+    def __init__(self, answer: BackgroundAnswer, first_shown: int) -> None:
+        self.form = answer.job.form
+        self._answer = answer
+        self._rendering = Rendering(self.form, first_shown)
+        self._frames = [self._rendering.begin()]
+        self._at = 0
+
+    @property
+    def position(self) -> int:
+        return self._rendering.num_events
+
+    def take(self) -> tuple[bytes, bool]:
+        answer, frames = self._answer, self._frames
+        frames += [self._rendering.text(text) for text in answer.texts[self._at :]]
+        self._at, self._frames = len(answer.texts), []
+        if answer.end is not None:
+            frames.append(self._rendering.end(answer.end))
+        return b"".join(frames), answer.end is not None
+
+    async def more(self, timeout_s: float) -> bool:
+        return await self._answer.more(timeout_s)
+
+
+class _PlayedEvents:
+    """Those of one that has ended."""
+
+    def __init__(self, found: StoredResponse, first_shown: int) -> None:
+        assert found.played is not None
+        self.form = found.played.form
+        self._found = found
+        self._played = found.played
+        self._rendering = Rendering(self.form, first_shown)
+
+    @property
+    def position(self) -> int:
+        return self._rendering.num_events
+
+    def take(self) -> tuple[bytes, bool]:
+        texts = map(self._rendering.text, texts_of(self._played.log))
+        return b"".join([self._rendering.begin(), *texts, self._rendering.end(self._played.end(self._found.body))]), True
+
+    async def more(self, timeout_s: float) -> bool:
+        raise AssertionError("all of it is there")
+
+
+def refuse_for_memory() -> RequestError:
+    """Return the error of an answer that cannot be kept."""
+    message = f"there is no memory to keep this answer: those under way have {MAX_KEPT_BYTES >> 20} MiB together"
+    return RequestError(message, status=503, type="overloaded_error", retry_after_s=1)
+
+
+def _refusal(what: str, limit: int) -> RequestError:
+    message = f"{what}, the limit is {limit}"
+    return RequestError(message, status=429, type="rate_limit_error", retry_after_s=1, code="rate_limit_exceeded")

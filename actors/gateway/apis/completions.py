@@ -24,8 +24,9 @@ from ....runtime.bus.messages import Generation, RequestSpec
 from ....runtime.config.sections import ServerSection
 from ....runtime.errors import RequestError
 from ....schema.media import AUTO_SHARE
+from ....shm.spool import AnyBytes
 from ..answers.answer_format import AnswerFormat, WrittenAnswer
-from ..answers.answer_record import AnswerRecord, is_shown
+from ..answers.answer_record import AnswerRecord, Keys, is_shown
 from ..answers.choices import Choice, Usage, best_of, error_of, specs_of, usage_of
 from ..answers.logprobs import ChatLogprobs, TextLogprobs, prompt_logprobs
 from ..answers.requests import RequestRegistry
@@ -96,7 +97,7 @@ class Completions:
         self.bodies = BodyReader(server.max_body_mib << 20, lambda: registry.num_media_bytes)
         self._remote = RemoteMedia(fetches, limits.media, self.bodies.hold, self.bodies.spool)
         self._prefills = Prefills(registry, metrics, server, tracing)
-        self._threads_of_answers = ThreadPoolExecutor(1, thread_name_prefix="answers")
+        self.threads_of_answers = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._streams: set[Stream] = set()
         self.num_open = 0
         self.is_draining = False
@@ -241,7 +242,7 @@ class Completions:
             raise shutting_down()
         now_s, event = time.monotonic(), asyncio.Event()
         http[REQUEST_ID] = f"count-{secrets.token_hex(12)}"
-        spec = self._spec(http, asked, prompt, now_s + self._server.request_timeout_s)
+        spec = self.base_spec(http, asked, prompt, now_s + self._server.request_timeout_s)
         spec = msgspec.structs.replace(spec, max_new_tokens=1)
         request = self._registry.submit(spec, [medium.data for medium in _media_of(asked)], event.set, now_s)
         try:
@@ -257,11 +258,12 @@ class Completions:
 
     def spec_of(self, http: web.Request, asked: ChatRequest, prompt: Prompt, deadline_s: float) -> RequestSpec:
         """Return what is submitted for an answer of one choice."""
-        spec = self._spec(http, asked, prompt, deadline_s)
+        spec = self.base_spec(http, asked, prompt, deadline_s)
         spec = msgspec.structs.replace(spec, max_new_tokens=self._max_new_tokens(asked, spec))
         return specs_of(spec, asked.generation.output)[0]
 
-    def _spec(self, http: web.Request, asked: _Asked, prompt: Prompt, deadline_s: float) -> RequestSpec:
+    def base_spec(self, http: web.Request, asked: _Asked, prompt: Prompt, deadline_s: float) -> RequestSpec:
+        """Return what the requests of all choices are made of."""
         generation = asked.generation
         return RequestSpec(
             generation=Generation(
@@ -291,15 +293,15 @@ class Completions:
         http[REQUEST_ID] = record.id
         if record.shown:
             asked = _without_media(asked)
-        spec = self._spec(http, asked, prompt, record.deadline_s)
+        spec = self.base_spec(http, asked, prompt, record.deadline_s)
         answer = format.begin(record.id, record.created, self._limits.model_name, self._fingerprint)
         self._metrics.on_media(spec.items)
-        prompts = (prompt.ids, *prompt.more)
+        prompts, media = (prompt.ids, *prompt.more), [medium.data for medium in _media_of(asked)]
         record.open(len(prompts) * asked.generation.output.best_of, self._registry.new_key)
         choices = [
             choice
             for number, ids in enumerate(prompts)
-            for choice in self._submit(asked, prompt, msgspec.structs.replace(spec, prompt_ids=ids), number, event, record)
+            for choice in self.submit(asked, prompt, msgspec.structs.replace(spec, prompt_ids=ids), media, number, event, record)
         ]
         if self._tracing is not None:
             self._tracing.begin(choices[0].request.key, record.id, http.path, http.headers)
@@ -320,15 +322,22 @@ class Completions:
             if usage.completion_tokens or error_of(choices) is None:  # one that failed before its first token costs none
                 spend_tokens(http, usage)
 
-    def _submit(
-        self, asked: _Asked, prompt: Prompt, spec: RequestSpec, number: int, event: asyncio.Event, record: AnswerRecord
+    def submit(
+        self,
+        asked: _Asked,
+        prompt: Prompt,
+        spec: RequestSpec,
+        media: Sequence[AnyBytes],
+        number: int,
+        event: asyncio.Event,
+        record: Keys,
     ) -> list[Choice]:
         """Submit the requests for the choices of one prompt, the ``number``th of the answer."""
         output = asked.generation.output
         spec = msgspec.structs.replace(spec, max_new_tokens=self._max_new_tokens(asked, spec))
         first_index = number * output.best_of
         specs = specs_of(spec, output, first_index)
-        media, now_s = [medium.data for medium in _media_of(asked)], time.monotonic()
+        now_s = time.monotonic()
         requests = [
             self._registry.submit(one, media, event.set, now_s, *record.request(index)) for index, one in enumerate(specs, first_index)
         ]
@@ -363,7 +372,7 @@ class Completions:
         encode = partial(self._encode_whole, asked, choices, answer)
         output = asked.generation.output
         is_large = output.logprobs is not None or output.prompt_logprobs is not None or output.echo
-        body = await asyncio.get_running_loop().run_in_executor(self._threads_of_answers, in_thread(encode)) if is_large else encode()
+        body = await asyncio.get_running_loop().run_in_executor(self.threads_of_answers, in_thread(encode)) if is_large else encode()
         charset = "utf-8" if answer.content_type.startswith("text/") else None
         return web.Response(body=body, content_type=answer.content_type, charset=charset, headers={"X-Request-Id": answer.id})
 
@@ -394,7 +403,7 @@ class Completions:
         """Stream the answer. Headers are sent once the request is known to fit, or after ``keep_alive_s`` of waiting."""
         chunks = answer.chunks(asked.generation)
         stream = Stream(
-            http.transport, event, asked, choices, chunks, self._metrics, self._server.keep_alive_s, self._threads_of_answers, record
+            http.transport, event, asked, choices, chunks, self._metrics, self._server.keep_alive_s, self.threads_of_answers, record
         )
         self._streams.add(stream)
         try:

@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
-from aiohttp import web
 
 from ....runtime.errors import RequestError
 from ..answers.answer_format import Chunks
-from ..answers.answer_record import AnswerRecord
+from ..answers.answer_record import Progress
 from ..answers.choices import NOTHING, Choice, Ending, News, Usage, error_of, usage_of
 from ..at_work import in_thread
 from ..keeping.connection import reset
@@ -60,6 +59,12 @@ class _PartNews(NamedTuple):
     ending: Ending | None
 
 
+class Sink(Protocol):
+    """What takes the bytes of a stream: a response, or what keeps them."""
+
+    async def write(self, data: bytes) -> None: ...
+
+
 class Stream:
     """One connection that is being written to; ``tick`` checks it."""
 
@@ -73,7 +78,7 @@ class Stream:
         metrics: Metrics,
         keep_alive_s: float,
         threads: Executor,
-        record: AnswerRecord,
+        record: Progress,
     ) -> None:
         """``event`` is set when there is news of a choice. ``threads`` make long chunks."""
         self._record = record
@@ -128,7 +133,7 @@ class Stream:
         part.text_s, part.num_tokens = time.monotonic(), part.choice.request.num_tokens
         return _PartNews(part.choice, news, True, None) if place.has_begun else None
 
-    async def write(self, response: web.StreamResponse) -> None:
+    async def write(self, response: Sink) -> None:
         """Write all events from the roles, which go with the first text or the end, to the last. All text of a choice since the last
         write shares a chunk. Raises: ConnectionResetError."""
         while True:
@@ -160,11 +165,15 @@ class Stream:
             self._write_began_s = None
             self._written_s = now_s
 
-    async def _write(self, response: web.StreamResponse, frames: bytes) -> None:
+    async def _write(self, response: Sink, frames: bytes) -> None:
         """Write in parts, each of which has its own time. Raises: ConnectionResetError."""
         for start in range(0, len(frames), WRITE_BYTES):
             self._write_began_s = time.monotonic()
             await response.write(frames[start : start + WRITE_BYTES])
+
+    def error(self, error: RequestError) -> bytes:
+        """Return the end of a stream that cannot go on."""
+        return self._chunks.error(error)
 
     def renew(self) -> None:
         """Give the client its time anew: it has read."""

@@ -168,7 +168,7 @@ ITEMS = object_of(
     has_more=BOOLEAN,
 )
 COUNTED = object_of(object=constant("response.input_tokens"), input_tokens=COUNT)
-DELETED = object_of(id=STRING, object=constant("response"), deleted=constant(True))
+DELETED = object_of(id=STRING, object={"enum": ["response", "stream"]}, deleted=constant(True))
 
 _THINKING = object_of(type=constant("thinking"), thinking=STRING, signature=STRING)
 _USE = object_of(type=constant("tool_use"), id=STRING, name=STRING, input=OBJECT)

@@ -24,6 +24,7 @@ from ..reading.validation import Limits, read_chat, read_detokenize, read_text, 
 from . import answers, examples
 
 STREAM_QUERY: Mapping[str, Schema] = {"stream": {"enum": ["true", "false"]}, "starting_after": {"type": "integer", "minimum": 0}}
+FROM_QUERY: Mapping[str, Schema] = {"from": {"type": "integer", "minimum": 0}}
 EVENTS = "text/event-stream"
 LINES = "application/x-ndjson"
 TEXT = "text/plain"
@@ -75,6 +76,11 @@ OPERATIONS = (
         "POST", "/v1/chat/completions", "OpenAI", "Answer a conversation",
         answers.CHAT, JsonBody(read_chat, examples.chat), EVENTS, _WORK,
     ),
+    Operation(
+        "GET", "/v1/stream/{id}", "mmrt", "The stream of chat completions whose request named it as X-Conversation-Id",
+        None, stream=EVENTS, statuses=(404,), query=FROM_QUERY,
+    ),
+    Operation("DELETE", "/v1/stream/{id}", "mmrt", "End such a stream, and forget it", answers.DELETED, statuses=(404,)),
     Operation(
         "POST", "/v1/completions", "OpenAI", "Continue a text",
         answers.TEXT, JsonBody(read_text, examples.text), EVENTS, _WORK,

@@ -175,7 +175,11 @@ def test_routes_and_answers_are_as_described(stage: Any, monkeypatch: pytest.Mon
         for path, methods in document["paths"].items():
             for method, operation in methods.items():
                 body = file = None
-                if "/cancel" in path:
+                if path.startswith("/v1/stream/"):
+                    ids["{id}"] = "chat"
+                    body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+                    await scene.http.post("/v1/chat/completions", json=body, headers={"X-Conversation-Id": "chat"})
+                elif "/cancel" in path:
                     for is_background, status in ((False, 400), (True, 200)):
                         made = await scene.http.post("/v1/responses", json={"input": "hi", "background": is_background})
                         ids["{id}"] = made.json()["id"]

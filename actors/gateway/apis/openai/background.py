@@ -14,7 +14,6 @@ from .....models.text.thoughts import ThoughtReader
 from .....models.text.tool_calls import CallReader
 from .....runtime.bus.messages import FinishReason, RequestSpec
 from .....runtime.errors import RequestError
-from ...answers.answer_format import COMMENT as COMMENT
 from ...answers.choices import Ending, Piece, Usage
 from .input_items import Item
 from .responses_answer import Ended, Response, ResponseEvents
