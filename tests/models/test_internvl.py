@@ -277,6 +277,11 @@ def test_a_tokenizer_that_is_missing_or_another_is_refused(loaded: Loaded, tmp_p
     (made / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match="tokenizer.json: no byte-level BPE tokenizer"):
         load_model_config(made)
+    content = json.loads((loaded.path / "tokenizer.json").read_text())
+    content["model"]["vocab"]["lacking"] = content["model"]["vocab"].pop("\u010a")
+    (made / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="tokenizer.json: model.vocab has no line end of byte-level tokenizers"):
+        load_model_config(made)
     (made / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match="tokenizer.json: No such file or directory; tiles of pictures have text"):
         load_model_config(made)

@@ -33,7 +33,10 @@ def add_texts(files: CheckpointFiles, config: ModelConfig) -> ModelConfig:
     assert config.vision_rules is not None
     if names["video_token"] not in ids:
         return replace(config, video_token_id=-1, vision_rules=replace(config.vision_rules, max_frames=0))
-    (line_end,) = piece_ids(found.model, (_LINE_END,))
+    try:
+        (line_end,) = piece_ids(found.model, (_LINE_END,))
+    except KeyError:
+        raise CheckpointError(f"{file}: model.vocab has no line end of byte-level tokenizers, which stands behind frames") from None
     return replace(
         config,
         video_token_id=ids[names["video_token"]],
