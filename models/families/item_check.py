@@ -5,6 +5,9 @@ numbers that agree.
 """
 
 import math
+from collections.abc import Iterator
+
+from msgspec.structs import replace
 
 from ...schema.media import ItemShape, MediaKind, SegmentShape
 from ..architecture import ModelConfig
@@ -95,12 +98,22 @@ def _fault_of_details(config: ModelConfig, number: int, segment: SegmentShape) -
     if not segment.details:
         return ""
     if segment.kind == "image" and len(segment.details) >= 2:
-        try:
-            if family_of(config).image_item(config, *segment.details[:2]).segments[number : number + 1] == [segment]:
-                return ""
-        except UnsupportedMediaError:
-            pass
+        for rules in _possible_rules(config, segment):
+            try:
+                if family_of(config).image_item(rules, *segment.details[:2]).segments[number : number + 1] == [segment]:
+                    return ""
+            except UnsupportedMediaError:
+                pass
     return f"details of {segment.details[:4]} that no such segment has"
+
+
+def _possible_rules(config: ModelConfig, segment: SegmentShape) -> Iterator[ModelConfig]:
+    """The model's rules, and those of a picture whose bounds of pixels let it have as many tiles as it has, besides the one that shows
+    all of it."""
+    yield config
+    if (rules := config.vision_rules) is not None and rules.tile:
+        area = (segment.grid[0] - 1) * rules.tile**2
+        yield replace(config, vision_rules=replace(rules, min_pixels=area, max_pixels=area))
 
 
 def _expected_of_sound(config: ModelConfig, num_frames: int) -> tuple[int, int, int]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mmrt.actors.host.media_rules import for_medium
 from mmrt.models.architecture import WeightFormat
 from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config
@@ -19,6 +20,7 @@ from mmrt.models.errors import CheckpointError, UnsupportedMediaError
 from mmrt.models.families.item_check import fault_of
 from mmrt.models.families.registry import family_named
 from mmrt.models.lm.warm_up import warm_up_towers
+from mmrt.schema.media import MediaOptions
 from mmrt.tests.models.conftest import Loaded
 from mmrt.tests.models.whole_prompts import (
     bicubic,
@@ -212,6 +214,22 @@ def test_published_files_leave_out_what_their_decoder_has_by_default(checkpoints
         assert found.image_token_id == theirs.image_token_index == 32000 and lm.ropes[0].theta == 1e6
         assert found.vision.depth == theirs.vision_config.num_hidden_layers - 1 and found.vision.position_side == 24
         assert family_named(family).image_item(found, 480, 640).num_tokens == (576 if family == "llava" else 576 + 36 * 49)
+
+
+def test_bounds_on_pixels_are_bounds_on_tiles(checkpoints: Callable[[str], Path]) -> None:
+    """Their readers believe such pictures."""
+    config, family, counts = load_model_config(checkpoints("llava_next")), family_named("llava_next"), list[int]()
+    for options in (
+        MediaOptions(),
+        MediaOptions(max_pixels=2 * TILE**2),
+        MediaOptions(max_pixels=1),
+        MediaOptions(min_pixels=4 * TILE**2),
+    ):
+        for size in ((300, 41), (90, 120), (40, 300)):
+            item = family.image_item(for_medium(config, options), *size)
+            assert fault_of(config, "image", item) == ""
+            counts.append(len(item.segments[0].views) - 1)
+    assert counts == [3, 4, 3, 2, 2, 2, 2, 2, 2, 4, 4, 4]
 
 
 def test_other_media_and_lies(loaded: Loaded) -> None:

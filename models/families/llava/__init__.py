@@ -69,17 +69,19 @@ class LlavaFamily:
             if found != tile:
                 raise image.error(name, f"is {found}, but the vision tower's image_size is {tile}")
         base = VisionRules()
+        grids = pictures.parse_grids(tile, root, image, _GRIDS) if self._has_tiles else ()
+        areas = [height * width for height, width in grids] or [tile**2]
         return VisionRules(
             patch_size=vision.patch_size,
             temporal_patch_size=1,
             merge_size=1,
-            min_pixels=tile**2,
-            max_pixels=tile**2,
+            min_pixels=min(areas),
+            max_pixels=max(areas),
             max_frames=0,
             image_mean=image.colour("image_mean", default=base.image_mean),
             image_std=image.colour("image_std", default=base.image_std),
             tile=tile,
-            grids=pictures.parse_grids(tile, root, image, _GRIDS) if self._has_tiles else (),
+            grids=grids,
         )
 
     def recipes(self) -> Mapping[str, CheckpointRecipe]:
@@ -92,7 +94,7 @@ class LlavaFamily:
         return [*language_specs(config.language), *vit_specs(config.vision), *newline]
 
     def image_item(self, config: ModelConfig, height: int, width: int) -> ItemShape:
-        """One segment: tiles are joined behind the tower."""
+        """One segment: tiles are joined behind the tower. All pictures of LLaVA-1.5 have one size, whatever the bounds of pixels."""
         rules = media.vision_rules(config, "image")
         views, num_tokens = pictures.views_of(rules, height, width), pictures.num_tokens(rules, height, width)
         side = rules.tile // rules.patch_size

@@ -81,14 +81,17 @@ def tile_map(rules: VisionRules, height: int, width: int) -> TileMap:
 
 
 def _best_grid(rules: VisionRules, height: int, width: int) -> tuple[int, int]:
-    """The one in which most of the picture's pixels are used, then least is black; of equal ones the first."""
+    """The one in which most of the picture's pixels are used, then least is black; of equal ones the first. Of the smallest where none
+    is within the bounds of pixels."""
 
     def value(grid: tuple[int, int]) -> tuple[int, int]:
         scale = min(grid[1] / width, grid[0] / height)
         used = min(int(width * scale) * int(height * scale), width * height)
         return used, used - grid[0] * grid[1]
 
-    best = max(rules.grids, key=value)
+    areas = [height * width for height, width in rules.grids]
+    within = [area for area in areas if rules.min_pixels <= area <= rules.max_pixels] or [min(areas)]
+    best = max((grid for grid, area in zip(rules.grids, areas, strict=True) if area in within), key=value)
     if value(best)[0] < 1:
         raise UnsupportedMediaError(f"picture of {width}x{height} pixels fits no grid of tiles")
     return best
