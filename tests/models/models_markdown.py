@@ -47,7 +47,7 @@ def _of_family(name: str, model_types: tuple[str, ...]) -> Iterator[tuple[str, .
         config = _config(recipe)
         takes = ", ".join(("text", *config.media_kinds))
         specs = tuple(family_of(config).tensor_specs(config))  # of experts there are many thousands
-        yield (*first, takes, size, _parameters(specs), _weights(specs, config), _gib(_row_bytes(config)))
+        yield (*first, takes, size, _parameters(specs), _weights(specs, config), _row(config))
 
 
 def _config(recipe: CheckpointRecipe) -> ModelConfig:
@@ -68,9 +68,11 @@ def _weights(specs: Sequence[TensorSpec], config: ModelConfig) -> str:
     return ", ".join(f"{size / 2**30:.1f}" for size in sizes) + " GiB"
 
 
-def _row_bytes(config: ModelConfig) -> int:
-    facts = facts_of(config, 16)
-    return facts.kv_page_bytes * CONTEXT // 16 + facts.member_bytes
+def _row(config: ModelConfig) -> str:
+    """Of so many tokens, or of the longest context that is served."""
+    facts, context = facts_of(config, 16), min(CONTEXT, config.max_context)
+    size = _gib(facts.kv_page_bytes * context // 16 + facts.member_bytes)
+    return size if context == CONTEXT else f"{size} for {context // 1024}k"
 
 
 def _gib(num_bytes: int) -> str:
