@@ -1,8 +1,10 @@
 """A real run from the outside: what it listens on, whose its files are, and what it answers without its key."""
 
 import ast
+import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
@@ -20,13 +22,28 @@ ACCEPTS = 1 << 16  # __SO_ACCEPTCON, of /proc/net/unix
 
 
 @pytest.fixture(scope="module")
-def server(launch: Callable[..., Server]) -> Iterator[Server]:
-    server = launch(settings=f'[server]\napi_key = "{KEY}"\n')
+def server(launch: Callable[..., Server], source: Path) -> Iterator[Server]:
+    """Its actors, except the one in a sandbox, can be told to try what they may not (``intruder``)."""
+    shutil.copy(Path(__file__).with_name("intruder.py"), source / "actors/host")
+    edit(source / "actors/host/actor.py", ".intruder", "        now_s = time.monotonic()\n        if now_s >= self._hello_at_s", "self")
+    edit(source / "actors/controller/serve.py", "..host.intruder", "        actor.notifier.watchdog()\n", "actor")
+    controller = source / "actors/controller/serve.py"
+    controller.write_text(controller.read_text().replace("ended.wait(), watchdog_s)", "ended.wait(), 0.1)"))
+    server = launch(settings=f'[server]\napi_key = "{KEY}"\n', source=source)
     # A stream, so that every actor has opened what it opens for work.
     server.client = server.client.with_options(api_key=KEY)
     server.chat("Hello")
+    PATHS.update({path.stem: path for path in server.run_path.glob(f"*.{server.status()['run_id']}")})
     yield server
     server.down()
+
+
+def edit(file: Path, module: str, place: str, actor: str) -> None:
+    """Call the intruder at a place that an actor comes by again and again."""
+    text = file.read_text()
+    assert text.count(place) == 1
+    call = f'        if {actor}.name != "video":\n            intrude({actor}.run.path, {actor}.name)\n'
+    file.write_text(f"from {module} import intrude\n{text.replace(place, call + place)}")
 
 
 def processes(server: Server) -> dict[int, str]:
@@ -127,7 +144,6 @@ COLUMNS = ("supervisor", "memory", "controller", "gateway", "video", "encoder", 
 
 def test_each_process_can_write_what_the_page_on_security_says(server: Server) -> None:
     """Of all that it maps of the run. Where they differ, the failure shows the table that is right."""
-    PATHS.update({path.stem: path for path in server.run_path.glob(f"*.{server.status()['run_id']}")})
     names = {path.stat().st_ino: name for name, path in PATHS.items()}
     found = {actor: mappings(pid, names) for pid, actor in processes(server).items()}
     assert found.pop("zygote") == {}
@@ -142,10 +158,31 @@ def test_each_process_can_write_what_the_page_on_security_says(server: Server) -
         assert {name: right for name, right in found[actor].items() if name in own and right != "r"} == {f"flight-{actor}": "w"}
 
 
+def test_no_process_can_write_what_it_reads(server: Server) -> None:
+    """Tried from inside each process that is in no sandbox; ``tests/actors/video/test_attack.py`` has the other."""
+    actors = [actor for actor in COLUMNS[1:] if actor != "video"]
+    (server.run_path / "intrude").touch()
+    try:
+        server.wait(lambda _: all((server.run_path / f"intruded-{actor}").exists() for actor in actors), "attempts of all actors")
+        outcomes = {actor: json.loads((server.run_path / f"intruded-{actor}").read_text()) for actor in actors}
+    finally:
+        (server.run_path / "intrude").unlink()
+    assert {outcome for of_one in outcomes.values() for outcome in of_one.values()} == {"EACCES"}
+    tried = {actor: {name.split()[0] for name in of_one} for actor, of_one in outcomes.items()}
+    assert "weights" in tried["prefill"] & tried["decode"] & tried["encoder"] and "sequences" in tried["gateway"] & tried["detokenizer"]
+
+
 def test_weights_are_sealed(server: Server) -> None:
     """Nobody can write them by what it has mapped, and nobody opens them to do so by mistake."""
     weights = PATHS["weights"]
     assert stat.S_IMODE(weights.stat().st_mode) == 0o400
+
+
+def test_the_key_lies_in_one_file_of_the_run(server: Server) -> None:
+    """That for the gateway and for commands of this user; in no command line and no environment of a process."""
+    places = [entry for entry in server.run_path.rglob("*") if entry.is_file()]
+    places += [Path(f"/proc/{pid}/{name}") for pid in processes(server) for name in ("cmdline", "environ")]
+    assert [place.name for place in places if KEY.encode() in place.read_bytes()] == ["api-key"]
 
 
 def routes() -> list[tuple[str, str]]:
