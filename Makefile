@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: install up test slow steady lint check
+.PHONY: install up test slow steady lint check bill audit pins
 install: .venv/installed
 .venv/installed: pyproject.toml lab/pyproject.toml demo_model/pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -24,3 +24,10 @@ lint: install
 	$(BIN)/lint-imports
 	$(BIN)/python -m mmrt_lab.budgets.ahead_of_time
 check: test lint
+# What mmrt needs, as CycloneDX in .nightly/sbom.json; its known faults; and constraints with hashes for `pip install --require-hashes`.
+bill: install
+	.ci/audit bill
+audit: install
+	.ci/audit
+pins: install
+	$(BIN)/python .ci/pins.py $(BIN)/python pins.txt

@@ -16,7 +16,7 @@ PAGES = sorted(
     [
         *DOCS.rglob("*.md"),
         *LAB.glob("*.md"),
-        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "demo_model/README.md")),
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "demo_model/README.md")),
     ]
 )
 COPIED = {f"repository/{page.relative_to(ROOT)}" for page in [*LAB.glob("*.md"), ROOT / "CHANGELOG.md"]}

@@ -29,6 +29,7 @@ def home(tmp_path: Path) -> Path:
     write(".venv/bin/python", "case $* in" + "".join(f' *{name}*) printf "{text}";;' for name, text in answers.items()) + " esac")
     write(".venv-ray/bin/python", "echo no ray for this Python >&2; exit 1")
     write(".ci/newcomer", '[ "$1" = --others ] && echo "newcomer: 0 of 3 lanes failed"')
+    write(".ci/audit", "echo 0 of 0 packages have known faults; exit 3")
     write(".ci/clients", "echo 1 failed, 2 passed in 3.5s; echo an error behind it; exit 1")
     shutil.copy(CI / "nightly", tmp_path / "mmrt/.ci/nightly")
     return tmp_path
@@ -47,12 +48,13 @@ def test_a_table_of_lanes(home: Path) -> None:
         ["clients", "failed", "1 failed, 2 passed in 3.5s"],
         ["ray", "not run", "no environment: no ray for this Python"],
         ["newcomer", "passed", "newcomer: 0 of 3 lanes failed"],
+        ["audit", "not run", "no environment: 0 of 0 packages have known faults"],
     ]
     assert (home / "mmrt/.nightly/clients.log").read_text() == "1 failed, 2 passed in 3.5s\nan error behind it\n"
     assert nightly(home, "slow", "ray").returncode == 0
     wrong = nightly(home, "slow", "gpu")
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr == "nightly: there is no lane gpu, only slow, all, lab, kernels, clients, ray and newcomer\n"
+    assert wrong.stderr == "nightly: there is no lane gpu, only slow, all, lab, kernels, clients, ray, newcomer and audit\n"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")

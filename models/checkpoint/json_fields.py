@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError
 
+_SHOWN_CHARS = 300  # of a problem, from its beginning and from its end
 _MISSING = object()
 
 
@@ -39,6 +40,9 @@ class JsonObject:
         return JsonObject({**self._data, **values}, self._file, self._where)
 
     def error(self, field: str, problem: str) -> CheckpointError:
+        """Return the error about a field; of a long value it has the beginning."""
+        if len(problem) > 2 * _SHOWN_CHARS:
+            problem = f"{problem[:_SHOWN_CHARS]} … {problem[-_SHOWN_CHARS:]}"
         return CheckpointError(f"{self._file}: {self._name(field)} {problem}")
 
     def has(self, *fields: str) -> bool:
@@ -113,7 +117,7 @@ class JsonObject:
     def colour(self, *fields: str, default: object = _MISSING) -> tuple[float, float, float]:
         """Three numbers, one per colour channel."""
         field, value = self._get(fields, default)
-        if not isinstance(value, list | tuple) or len(value) != 3 or not all(isinstance(x, int | float) for x in value):
+        if not isinstance(value, list | tuple) or len(value) != 3 or not all(_is_finite(x) for x in value):
             raise self.error(field, f"is {value!r}, expected three numbers")
         return (float(value[0]), float(value[1]), float(value[2]))
 
@@ -130,6 +134,10 @@ class JsonObject:
         if not isinstance(value, Mapping):
             raise self.error(field, f"is {value!r}, expected an object")
         return JsonObject(value, self._file, self._name(field))
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) < 1e30
 
 
 class CheckpointFiles:
