@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ...models.errors import CheckpointError
 from ...runtime.bus.faults import exit_when_told
+from ...runtime.bus.line_faults import die_at_lines
 from ...runtime.environment import Environment, read_environment
 from ...runtime.errors import ConfigError, RunError, UserError
 from ...runtime.process.descriptor_store import DescriptorStore
@@ -49,6 +50,7 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
         sys.breakpointhook = _passing_by(f"mmrt debug {name} stops there")
     environment = read_environment()
     exit_when_told(environment)
+    die_at_lines(name, environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to order
     lifeline = Lifeline(environment.lifeline_fd)
     try:

@@ -25,7 +25,9 @@ from ...shm.outages import OutageTable
 from ...shm.run_directory import RunDirectory
 from ...shm.tcp_count import why_inexact
 from ..autoscale.observer import Observer
+from ..bus.line_faults import die_at_lines
 from ..config.runtime_config import RuntimeConfig
+from ..environment import read_environment
 from ..errors import ConfigError, RunError
 from ..observe.dumps import BlackBox, salvage
 from ..process.crash_cause import oom_kills
@@ -188,6 +190,7 @@ class Supervisor:
         return beside
 
     def _handle_signals(self) -> None:
+        die_at_lines("supervisor", read_environment())
         self._loop.add_signal_handler(signal.SIGINT, self.crew.interrupt)
         self._loop.add_signal_handler(signal.SIGTERM, self.crew.interrupt)
         if self._setup.hang_up_ends and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it

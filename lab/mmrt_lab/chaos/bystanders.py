@@ -47,7 +47,7 @@ class Bystanders:
         hit = {fault.second} | ({cell.target} if cell.kind not in _SURVIVED else set())
         if fault.layout:
             hit |= {*self._last} - {*actors_of(fault.layout)}  # they leave, and come again
-        return dict.fromkeys(self._together(hit), math.inf if fault.second else 1)
+        return dict.fromkeys(self._together(hit), math.inf if fault.second else 1 + fault.is_at_start)
 
 
 def _often(times: float) -> str:

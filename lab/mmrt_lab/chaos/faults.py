@@ -12,12 +12,13 @@ from typing import Literal, get_args
 
 import msgspec
 
-from mmrt.bench.processes import ZYGOTE
+from mmrt.bench.processes import SUPERVISOR, ZYGOTE
 from mmrt.runtime.stage_table import DEFAULT_LAYOUT, STAGES, actors_of, format_layout, instance_id, parse_layout, stage_of, torch_actors
 
-Kind = Literal["kill", "stop", "pause", "term", "exit", "oom", "enospc", "lost", "late", "restart", "scale", "layout"]
+Kind = Literal["kill", "stop", "pause", "term", "exit", "oom", "enospc", "lost", "late", "restart", "scale", "layout", "line"]
 Phase = Literal["idle", "queued", "fetching", "decoding", "encoding", "prefill", "hand-over", "mid-stream", "drain"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+LINE: Kind = "line"  # --lines alone
+KINDS: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != LINE)
 PHASES: tuple[Phase, ...] = get_args(Phase)
 EVERYBODY = "all"  # the target of a full file system, and of another layout
 
@@ -33,10 +34,11 @@ MEANINGS: dict[Kind, str] = {
     "late": "many of the process's messages come late and out of order, for a while",
     "restart": "mmrt restart: a new generation takes over while the old one works",
     "scale": "mmrt scale: one more of the stage, and as many as before after a while",
+    "line": "SIGKILL at a line of its source that none has died at before",
     "layout": "mmrt layout set: other numbers of all processes of the stages, and the first layout after a while",
 }
 # The zygote has no bus and no fault hook; the kernel would handle its lack of memory.
-_ZYGOTE_KINDS: frozenset[Kind] = frozenset({"kill", "stop", "pause", "term"})
+_ZYGOTE_KINDS: frozenset[Kind] = frozenset({"kill", "stop", "pause", "term", "line"})
 _MOST = 3  # processes of a kind in another layout
 _SCALABLE = frozenset(name for name, stage in STAGES.items() if stage.letter)
 _LENGTHS_S: dict[Kind, tuple[float, float]] = {
@@ -71,6 +73,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     second: str = ""  # a second target that is killed as well
     second_delay_s: float = 0.0
     layout: str = ""  # of the run for a while
+    num_lines: int = 0  # that the process still comes to, of those that none has died at
+    is_at_start: bool = False  # counted from the start of the next process on
 
     @property
     def name(self) -> str:
@@ -93,6 +97,8 @@ def cells(kinds: Sequence[Kind], targets: Sequence[str], phases: Sequence[Phase]
     for kind, target, phase in itertools.product(kinds, targets, phases):
         if target == ZYGOTE and kind not in _ZYGOTE_KINDS:
             continue
+        if target == SUPERVISOR and (kind != LINE or phase != "mid-stream"):
+            continue  # its death ends the run, and the next one has to be started
         if phase == "drain" and kind in ("oom", "enospc", "restart", "scale", "layout"):
             continue  # the run is going away: the first two would only say so later, the others are refused
         if kind == "scale" and target != _first_of_scalable(target, layout):
@@ -148,6 +154,8 @@ def fault_at(seed: int, index: int, choice: Sequence[Cell], pairs: float = 0.0, 
     rng = random.Random(f"{seed}:{index}:{cell.phase}")
     shortest_s, longest_s = _LENGTHS_S.get(cell.kind, (0.0, 0.0))
     others = [target for target in targets if target != cell.target and pairs > 0 and cell.phase != "drain"]
+    if cell.target == SUPERVISOR:
+        others = []
     if cell.kind == "stop" and cell.target == ZYGOTE and cell.phase != "drain":
         # A hung zygote goes unnoticed until an actor must be forked.
         others, pairs = sorted(target for target in targets if stage_of(target) in torch_actors()), 1.0
@@ -170,6 +178,8 @@ def fault_at(seed: int, index: int, choice: Sequence[Cell], pairs: float = 0.0, 
         second=second,
         second_delay_s=rng.choice((0.0, rng.uniform(0, 0.05), rng.uniform(0, 1.0))) if second else 0.0,
         layout=another,
+        num_lines=int(2 ** rng.uniform(0, 8)) if cell.kind == LINE else 0,
+        is_at_start=cell.kind == LINE and cell.target not in (ZYGOTE, SUPERVISOR) and rng.random() < 0.25,
     )
 
 

@@ -5,9 +5,11 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
+
+from mmrt.bench.processes import SUPERVISOR
 
 from .faults import Fault
 from .report import Hit, Problem, StormReport
@@ -15,7 +17,7 @@ from .truth import GatewayMood
 from .verdict import Outcome, Trouble, judge
 
 _GRACE_S = 2.0  # after a recovery its fault may still be felt
-_DISTURBING = frozenset({"kill", "stop", "pause", "term", "exit", "oom"})
+_DISTURBING = frozenset({"kill", "stop", "pause", "term", "exit", "oom", "line"})
 _RECENT = 5
 
 
@@ -39,18 +41,19 @@ class Findings:
         """Begin the time in which the fault may have effects."""
         self._troubles.append(Trouble(fault, time.monotonic(), math.inf))
 
-    def end(self, seen: str, gap_s: float = 0.0) -> None:
-        """End the last fault, which has hit the phase ``seen``. ``gap_s``: the longest time between tokens of other decodes."""
+    def end(self, seen: str, gap_s: float = 0.0, lines: Sequence[str] = ()) -> None:
+        """End the last fault, which has hit the phase ``seen``. ``gap_s``: the longest time between tokens of other decodes; ``lines``:
+        those that processes have died at."""
         now_s = time.monotonic()
         trouble = self._troubles[-1]
         self._troubles[-1] = msgspec.structs.replace(trouble, ended_s=now_s + _GRACE_S)
         fault, cell, report = trouble.fault, trouble.fault.cell, self.report
         recovery_s = now_s - trouble.began_s
-        report.hits.append(Hit(fault.name, cell, seen, recovery_s, gap_s))
+        report.hits.append(Hit(fault.name, cell, seen, recovery_s, gap_s, list(lines)))
         target = f"{cell.target}+{fault.second}" if fault.second else cell.target
         self._say(
             f"{len(report.hits):4}  {fault.name:<8} {cell.kind:<7} {target:<12} {seen:<10} {recovery_s:5.1f} s"
-            f"  {report.num_requests} requests, {len(report.problems)} broken"
+            f"  {report.num_requests} requests, {len(report.problems)} broken{''.join(f'  {line}' for line in lines)}"
         )
 
     def note(self, problem: str) -> None:
@@ -80,7 +83,7 @@ class Findings:
             return "draining"
         for trouble in self._troubles[-_RECENT:]:
             cell = trouble.fault.cell
-            is_hit = (cell.target == "gateway" and cell.kind in _DISTURBING) or trouble.fault.second == "gateway"
+            is_hit = (cell.target in ("gateway", SUPERVISOR) and cell.kind in _DISTURBING) or trouble.fault.second == "gateway"
             if is_hit and trouble.began_s <= ended_s and trouble.ended_s >= began_s:
                 return "disturbed"
         return "up"

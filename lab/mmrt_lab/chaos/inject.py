@@ -14,17 +14,21 @@ from pathlib import Path
 
 import msgspec
 
-from mmrt.bench.processes import is_gone, send_signal
+from mmrt.bench.processes import descendants, is_gone, send_signal
 from mmrt.runtime.bus.faults import EXIT_SIGNAL, FaultFile
+from mmrt.runtime.bus.line_faults import LINE_SIGNAL
 from mmrt.runtime.stage_table import stage_of
 
-from .faults import EVERYBODY, Fault
+from .faults import EVERYBODY, LINE, Fault
+from .lines import LineOrders
 from .private_tmpfs import PrivateTmpfs
 from .run_view import RunView
 
 _POLL_S = 0.002
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM, "exit": EXIT_SIGNAL}
 _MAX_DELAY_S = 0.5
+_LINE_S = 2.0  # for a process to come to a line that none has died at
+_START_S = 10.0  # the same from the start of the next process on
 _OOM_SPARE_BYTES = 1 << 20
 
 
@@ -49,8 +53,10 @@ class Injector:
         drain_s: float,
         command: Callable[..., Awaitable[str]],
         layout: str,
+        lines: LineOrders,
     ) -> None:
         """``command`` runs ``mmrt ARGUMENTS`` on the run as a user would, and returns the problem. ``layout``: of the run."""
+        self.lines = lines
         self._view = view
         self._faults = faults
         self._tmpfs = tmpfs
@@ -58,9 +64,11 @@ class Injector:
         self._drain_s = drain_s
         self._command = command
         self._layout = layout
+        self.died_at: list[str] = []  # lines of the source, by the last fault
 
     async def strike(self, fault: Fault) -> str:
         """Inject the fault and wait until its cause is over. Returns the problem, "" if there was none."""
+        self.died_at = []
         if not fault.second:
             return await self._strike(fault)
         first, _ = await asyncio.gather(self._strike(fault), self._kill_second(fault))
@@ -68,7 +76,9 @@ class Injector:
 
     async def _kill_second(self, fault: Fault) -> None:
         await asyncio.sleep(fault.second_delay_s)
-        if (pid := self._view.pid(fault.second)) is not None:
+        if fault.cell.kind == LINE:
+            await self._kill_at_a_line(fault.second, fault.num_lines, False)
+        elif (pid := self._view.pid(fault.second)) is not None:
             send_signal(pid, signal.SIGKILL)
             await until(lambda: is_gone(pid), self._limits.end_s)
 
@@ -83,6 +93,8 @@ class Injector:
             return await self._fill(fault)
         if cell.kind in ("lost", "late"):
             return await self._disturb_bus(fault)
+        if cell.kind == LINE:
+            return await self._kill_at_a_line(cell.target, fault.num_lines, fault.is_at_start)
         pid = self._view.pid(cell.target)
         if pid is None:
             return ""  # it is dead already, from the fault before: the next generation is being waited for anyway
@@ -105,6 +117,28 @@ class Injector:
             await until(lambda: is_gone(pid), self._limits.end_s)
             what = "its watchdog did not find it" if cell.kind == "stop" else "it did not end"
             return f"{cell.target} (pid {pid}) was sent {cell.kind}, and {what} within {limit_s:g} s"
+        return ""
+
+    async def _kill_at_a_line(self, name: str, num_lines: int, is_at_start: bool) -> str:
+        """Let a process die at a line; one that comes to none in time, anywhere."""
+        pid = self._view.pid(name)
+        if pid is None:
+            return ""
+        self.lines.order(name, num_lines, is_at_start)
+        try:
+            if is_at_start:  # the next one
+                send_signal(pid, signal.SIGKILL)
+                await until(lambda: bool(self.lines.found(name)), _START_S)
+                pid = next((pid for pid, kind in descendants(self._view.supervisor_pid).items() if kind == name), pid)
+            else:
+                send_signal(pid, LINE_SIGNAL)
+                await until(lambda: bool(self.lines.found(name)) or is_gone(pid), _LINE_S)
+            if not is_at_start or self.lines.found(name):  # and for one that may not kill itself
+                send_signal(pid, signal.SIGKILL)
+            if not await until(lambda: is_gone(pid), self._limits.end_s):
+                return f"{name} (pid {pid}) was killed, and did not end within {self._limits.end_s:g} s"
+        finally:
+            self.died_at += filter(None, [self.lines.take_back(name)])
         return ""
 
     async def all_serve(self) -> str:

@@ -9,18 +9,20 @@ from typing import get_args
 import msgspec
 
 from mmrt.bench.own_run import layout_argument
-from mmrt.bench.processes import ZYGOTE
+from mmrt.bench.processes import SUPERVISOR, ZYGOTE
 from mmrt.models.architecture import WeightFormat
 from mmrt.runtime.config.sections import FLOAT32_WEIGHTS, TurnsMode
 from mmrt.runtime.errors import ConfigError
 from mmrt.runtime.stage_table import DEFAULT_LAYOUT, devices_of
 
-from .faults import KINDS, MEANINGS, PHASES, Cell, Kind, Phase, cells, parse_name, targets_of
+from .faults import KINDS, LINE, MEANINGS, PHASES, Cell, Kind, Phase, cells, parse_name, targets_of
 from .storm_config import Dtype
 
 SOAK_MINUTES = 30.0
 SOAK_INTERVAL_S = 10.0
 SOAK_CANCEL_SHARE = 0.01
+NUM_LINES = 1000
+LINE_PAIRS = 0.2
 _EPILOG = """kinds:
 {kinds}
 processes: {targets}
@@ -31,7 +33,7 @@ Exit status: 0 every promise was kept, 1 one was broken, 2 wrong usage."""
 
 
 _FIELDS = {"faults": "num_faults", "actors": "targets", "drains": "num_drains", "cancel": "cancel_share", "interval": "interval_s"}
-_FIELDS |= {"default_restarts": "has_default_restarts", "soak": "is_soak"}
+_FIELDS |= {"default_restarts": "has_default_restarts", "soak": "is_soak", "lines": "is_at_lines"}
 
 
 class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +62,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     phases: list[Phase]
     replay: tuple[int, bool, int] | None
     is_soak: bool
+    is_at_lines: bool
 
     @property
     def is_exact(self) -> bool:
@@ -72,13 +75,15 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def filters(self) -> str:
         """The options that ask for the same storm again: with others an index means another fault, or hits another run."""
-        chosen = (("kinds", self.kinds, KINDS), ("actors", self.targets, targets_of(self.layout)), ("phases", self.phases, PHASES))
+        kinds, targets = ([LINE], _targets(self.layout, True)) if self.is_at_lines else (KINDS, targets_of(self.layout))
+        chosen = (("kinds", self.kinds, kinds), ("actors", self.targets, targets), ("phases", self.phases, PHASES))
         words = [f"--{name} {','.join(some)} " for name, some, every in chosen if list(some) != list(every)]
         words += [f"--dtype {self.dtype} "] if self.dtype != "float32" else []
         words += [f"--weights {self.weights} "] if self.weights != "auto" else []
         words += [f"--layout {self.layout} "] if self.layout != DEFAULT_LAYOUT else []
         words += [f"--turns {self.turns} "] if self.turns != "off" else []
         words += ["--default-restarts "] if self.has_default_restarts else []
+        words += ["--lines "] if self.is_at_lines else []
         return "".join(words) + (f"--pairs {self.pairs:g} " if self.pairs else "")
 
     @property
@@ -95,20 +100,25 @@ def parse_options(argv: Sequence[str] | None) -> ChaosOptions:
     parser = _parser()
     given = argparse.Namespace(**{_FIELDS.get(name, name): value for name, value in vars(parser.parse_args(argv)).items()})
     soak, replay = given.is_soak, given.replay
+    lines = given.is_at_lines
     if soak and (given.kinds or given.phases):
         parser.error("--soak kills processes at fixed times: --kinds and --phases do not go with it")
+    if lines and (given.kinds or soak):
+        parser.error("--lines kills at lines of the source: --kinds and --soak do not go with it")
     if given.num_faults is None and given.minutes is None:
         given.minutes = SOAK_MINUTES if soak else None
-        given.num_faults = None if soak else 1 if replay else 30
+        given.num_faults = None if soak else 1 if replay else NUM_LINES if lines else 30
     if given.num_drains is None:
-        given.num_drains = 0 if soak or (replay and not replay[1]) else 1
+        given.num_drains = 0 if soak or lines or (replay and not replay[1]) else 1
     if given.cancel_share is None:
         given.cancel_share = SOAK_CANCEL_SHARE if soak else 0.08
     if given.interval_s is None:
         given.interval_s = SOAK_INTERVAL_S if soak else 0.0
     given.seed = replay[0] if replay else given.seed
-    given.kinds = ["kill"] if soak else given.kinds or list(KINDS)
-    targets = targets_of(given.layout)
+    if given.pairs is None:
+        given.pairs = LINE_PAIRS if lines else 0.0
+    given.kinds = ["kill"] if soak else [LINE] if lines else given.kinds or list(KINDS)
+    targets = _targets(given.layout, lines)
     if given.targets is None:
         given.targets = [target for target in targets if not (soak and target == ZYGOTE)]
     else:
@@ -123,6 +133,11 @@ def parse_options(argv: Sequence[str] | None) -> ChaosOptions:
     if replay is None and not options.storm_cells and not options.drain_cells:
         parser.error("no kind of fault in --kinds fits --actors and --phases")
     return options
+
+
+def _targets(layout: str, is_at_lines: bool) -> tuple[str, ...]:
+    """The processes that can be hit."""
+    return (*targets_of(layout), SUPERVISOR) if is_at_lines else targets_of(layout)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -149,7 +164,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--soak", action="store_true", help="30 minutes with a kill every 10 s and 1 %% cancelled requests; growth is a failure")
     add("--concurrency", type=_whole(1), default=8, help="requests at a time (%(default)s)")
     add("--cancel", type=_share, metavar="SHARE", help="share of requests whose client disconnects (0.08; soak 0.01)")
-    add("--pairs", type=_share, default=0.0, metavar="SHARE", help="share of faults that also kill another process (0)")
+    add(
+        "--lines",
+        action="store_true",
+        help=f"{NUM_LINES:,} kills at lines of the source, of every process, the supervisor's among them",
+    )
+    add("--pairs", type=_share, metavar="SHARE", help=f"share of faults that also kill another process (0; lines {LINE_PAIRS:g})")
     add("--interval", type=_number, metavar="S", help="least seconds between faults (0; soak 10)")
     add("--quiet-every", type=_whole(1), default=10, metavar="N", help="faults between two quiet points (%(default)s)")
     add("--max-tokens", type=_whole(8), default=120, help="of the longest stream (%(default)s)")

@@ -10,11 +10,11 @@ from statistics import median
 import msgspec
 from rich.console import Console
 
-from mmrt.bench.processes import ZYGOTE
+from mmrt.bench.processes import SUPERVISOR, ZYGOTE
 from mmrt.runtime.stage_table import ALL_ACTORS, stage_of
 
 from .census import Count
-from .faults import EVERYBODY, KINDS, PHASES, Cell
+from .faults import EVERYBODY, KINDS, LINE, PHASES, Cell
 from .verdict import Reference
 
 _SHOWN = 20  # problems in the summary; --json has all
@@ -37,6 +37,7 @@ class Hit(msgspec.Struct, frozen=True):
     seen: str
     recovery_s: float
     gap_s: float = 0.0  # the longest time between tokens of a decode that was not hit; 0: there were none
+    lines: list[str] = []  # that processes have died at
 
 
 class StormReport(msgspec.Struct, kw_only=True):
@@ -87,14 +88,15 @@ def summary(report: StormReport, num_cells: int) -> list[str]:
     ends = ", ".join(f"{number} {end}" for end, number in sorted(report.ends.items(), key=lambda item: -item[1]))
     slowest = max((hit.recovery_s for hit in report.hits), default=0.0)
     lines = [
-        *coverage(report.hits, KINDS, "kind"),
-        *coverage(report.hits, (*ALL_ACTORS, ZYGOTE, EVERYBODY), "target"),
+        *coverage(report.hits, (*KINDS, LINE), "kind"),
+        *coverage(report.hits, (*ALL_ACTORS, ZYGOTE, SUPERVISOR, EVERYBODY), "target"),
         f"seed {report.seed}: {len(report.hits)} faults in {report.seconds:.0f} s, {len(cells)} cells of {num_cells};"
         f" slowest recovery {slowest:.1f} s; {report.num_quiet_points} quiet points",
         f"{report.num_requests} requests: {ends or 'none'}; {report.num_excused} ends were excused by a fault",
         f"/health and /ready: asked {report.num_polls} times, /ready said no {report.num_unready} times",
         *_changed_lines(report),
         *_gap_lines(report.hits),
+        *_source_lines(report.hits),
         *(f"note: {note}" for note in report.notes),
     ]
     for problem in report.problems[:_SHOWN]:
@@ -115,6 +117,14 @@ def _changed_lines(report: StormReport) -> list[str]:
     whole = report.ends["complete"]
     share = f"{report.num_changed} of {whole} complete answers ({report.num_changed / whole:.0%})"
     return [f"{share} are not the undisturbed ones, as rounding in other batches allows: this storm does not check their contents"]
+
+
+def _source_lines(hits: Iterable[Hit]) -> list[str]:
+    """A line about the lines of the source at which processes have died."""
+    kills = [hit for hit in hits if hit.cell.kind == LINE]
+    lines = [line for hit in kills for line in hit.lines]
+    files = {line.rpartition(":")[0] for line in lines}
+    return [f"{len(kills)} faults: deaths at {len({*lines})} lines of {len(files)} files, the others outside of them"] if kills else []
 
 
 def _gap_lines(hits: Iterable[Hit]) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from mmrt.bench.processes import ZYGOTE, children, what_is
+from mmrt.bench.processes import SUPERVISOR, ZYGOTE, children, what_is
 from mmrt.runtime.controller.state.row_record import decode_record
 from mmrt.runtime.stage_table import number_of, stage_of
 from mmrt.schema.rows import EndCode, Phase
@@ -88,6 +88,8 @@ class RunView:
 
     def pid(self, target: str) -> int | None:
         """The process that does this work now; None if there is none."""
+        if target == SUPERVISOR:
+            return self.supervisor_pid
         if target != ZYGOTE:
             if target not in self.actors:
                 return None

@@ -12,16 +12,17 @@ from operator import sub
 from pathlib import Path
 
 from mmrt.bench.own_run import OwnRun, OwnRunError
-from mmrt.bench.processes import descendants, is_gone
+from mmrt.bench.processes import SUPERVISOR, descendants, is_gone
 from mmrt.runtime.bus.faults import FaultFile
 from mmrt.schema.gap_buckets import longest_s
 
 from . import census
 from .bystanders import Bystanders
-from .faults import PHASES, Fault, fault_at
+from .faults import PHASES, Fault, fault_at, targets_of
 from .faults import Phase as StormPhase
 from .findings import Findings
 from .inject import Injector, Limits, until
+from .lines import LineOrders
 from .load import Load
 from .options import ChaosOptions
 from .private_tmpfs import PrivateTmpfs
@@ -36,6 +37,7 @@ _REQUEST_TIMEOUT_S = 240.0
 _PHASE_S = 4.0  # to wait for a phase; after that the fault hits in any phase
 _LOOK_S = 0.002
 _SETTLE_S = 20.0
+_ORPHANS_S = 30.0  # for processes without a supervisor to end
 
 
 class StormEnd(Exception):
@@ -68,7 +70,8 @@ class Storm:
         self._view: RunView
         self._injector: Injector
         self._watching: asyncio.Task[None]
-        self._baseline: census.Count
+        self._baseline: census.Count | None = None
+        self._lines = LineOrders(fault_file.path, (*targets_of(options.layout), SUPERVISOR))
         self._bystanders: Bystanders
         self._counts: list[tuple[float, census.Count]] = []
         self._load = Load(
@@ -157,15 +160,34 @@ class Storm:
         gaps = self._view.gaps()
         seen = await self._await_phase(cell.phase, fault.delay_s)
         self._findings.begin(fault)
+        pids = descendants(self._view.supervisor_pid)
         self._note(await self._injector.strike(fault))
+        if cell.target == SUPERVISOR:
+            await self._live_again(pids)
+            self._findings.end(seen, lines=self._injector.died_at)
+            return
         self._note(await self._injector.all_serve())
-        self._findings.end(seen, self._longest_gap_s(fault, gaps))
+        self._findings.end(seen, self._longest_gap_s(fault, gaps), self._injector.died_at)
         if is_gone(self._view.supervisor_pid):
             self._note("the supervisor is gone: the run has ended")
             raise StormEnd
         self._check_bystanders(fault)
         if cell.phase == "idle":
             self._load.resume()
+
+    async def _live_again(self, pids: Mapping[int, str]) -> None:
+        """See the run end without its supervisor, with all its processes, and start another."""
+        self._load.hold()
+        await until(lambda: all(map(is_gone, pids)) and not self._run.run.exists(), _ORPHANS_S)
+        self._check_nothing_is_left(pids)
+        await self._load.pause()
+        await self._load.disconnect()
+        self._check_watching()
+        self._watching.cancel()
+        self._view.close()
+        await self._up()
+        self._baseline = None  # another run may have opened others
+        self._load.resume()
 
     async def _await_phase(self, phase: StormPhase, delay_s: float) -> StormPhase:
         """Wait until the run is in this phase. Returns what it is in at the end."""
@@ -218,11 +240,11 @@ class Storm:
         self._is_up = self._findings.is_draining = False
 
     def _check_nothing_is_left(self, pids: Mapping[int, str]) -> None:
-        """Check that after ``mmrt down`` these processes and the run directory are gone."""
+        """Check that after the run's end these processes and the run directory are gone."""
         if left := {name for pid, name in pids.items() if not is_gone(pid)}:
-            self._note(f"after down there still is {', '.join(sorted(left))}")
+            self._note(f"after its end there still is {', '.join(sorted(left))}")
         if self._run.run.exists():
-            self._note(f"after down there still is {self._run.run}")
+            self._note(f"after its end there still is {self._run.run}")
 
     async def _await_unready(self) -> None:
         """Wait until /ready shows that the drain has begun."""
@@ -253,6 +275,7 @@ class Storm:
         problems: list[str] = []
 
         def is_back() -> bool:
+            self._baseline = self._baseline or census.count(self._view)
             problems[:] = census.compare(census.count(self._view), self._baseline)
             return not problems
 
@@ -287,7 +310,7 @@ class Storm:
         if self._tmpfs is not None:
             self._tmpfs.limit(ENOSPC_SPARE_BYTES)
         layout = self._options.layout
-        self._injector = Injector(self._view, self._fault_file, self._tmpfs, self._limits, DRAIN_S, self._command, layout)
+        self._injector = Injector(self._view, self._fault_file, self._tmpfs, self._limits, DRAIN_S, self._command, layout, self._lines)
         self._load.connect(self._url, Path(self._config.model.path).name)
         self._watching = asyncio.create_task(self._truth.watch(self._url, self._view))
 

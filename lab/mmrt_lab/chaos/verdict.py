@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from mmrt.bench.processes import SUPERVISOR
+
 from .faults import Fault
 
 # complete: finish reason and [DONE]. error: an error event and [DONE]. refused: an HTTP error instead of a stream.
@@ -92,6 +94,8 @@ def is_excused(outcome: Outcome, around: Sequence[Trouble]) -> bool:
     guilty = 0
     for trouble in around:
         cell = trouble.fault.cell
+        if cell.target == SUPERVISOR:
+            return True  # the run ends with it
         if cell.target == "gateway" and cell.kind in _GATEWAY_ENDS:
             return True  # when it is told to end it refuses while it drains, and closes its connections
         if cell.phase == "drain":
