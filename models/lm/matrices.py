@@ -44,6 +44,7 @@ from ..checkpoint.weight_specs import scales_of
 
 _BLOCK_BYTES = 1 << 20  # of a matrix's block in the dtype of the activations: it stays in the cache of a core
 _MANY_ROWS = 64  # of activations: from so many on, twice as large blocks are faster
+_SMALLEST_SIZE = 4  # of products by oneDNN: so few rows cost less than the 16 of the next size
 _LEAST_SIZE, _SIZES_BITS = 16, 3  # of products by oneDNN: rows of activations, and how many sizes there are between two powers of 2
 _TRIED = 512, 1024  # N and K of the products that are timed
 _BLOCK_ROWS = 64  # a block has a multiple of so many rows, and is larger where these alone are
@@ -320,9 +321,9 @@ def _in_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _in_few_sizes(x_MK: Tensor) -> Tensor:
     """The rows, with rows of zeros behind them where oneDNN would else make machine code for this number of rows: on a processor, in
-    bfloat16 and int8. There are 8 sizes between two powers of 2, all multiples of 32, or 16 rows."""
+    bfloat16 and int8. There are 8 sizes between two powers of 2, all multiples of 32, or 16 rows; a few rows stay as they are."""
     num_rows = len(x_MK)
-    if not x_MK.is_cpu or x_MK.dtype == torch.float32 or not num_rows:
+    if not x_MK.is_cpu or x_MK.dtype == torch.float32 or num_rows <= _SMALLEST_SIZE:
         return x_MK
     unit = _LEAST_SIZE if num_rows <= _LEAST_SIZE else max(2 * _LEAST_SIZE, 1 << (num_rows - 1).bit_length() - 1 >> _SIZES_BITS)
     return F.pad(x_MK, (0, 0, 0, missing)) if (missing := -num_rows % unit) else x_MK
