@@ -24,20 +24,29 @@ _TIMES = 3  # each candidate is timed
 
 def kept(name: str, find: Callable[[], str]) -> str:
     """What ``find`` returned in this process or an earlier one, in words for people. ``name`` says what was tried, and is a file's."""
-    key = _key()
-    if key is not None and (body := kernel_files.read(name + kernel_files.CHOICE, key)) is not None:
+    key, file = _key(), name + kernel_files.CHOICE
+    if key is None:
+        return _said(name, find)
+    if (body := kernel_files.read(file, key)) is not None:
         return body.decode()
-    begun_s = time.perf_counter()
-    found = find()
-    log.info("tried %s in %.2f s: %s", name, time.perf_counter() - begun_s, found)
-    if key is not None:
-        kernel_files.write(name + kernel_files.CHOICE, key, found.encode())
+    with kernel_files.alone(file) as others_tried:  # trials at once would be in each other's way
+        if others_tried and (body := kernel_files.read(file, key)) is not None:
+            return body.decode()
+        found = _said(name, find)
+        kernel_files.write(file, key, found.encode())
     return found
 
 
 def fastest(name: str, candidates: Mapping[str, Callable[[], object]]) -> str:
     """The name of the candidate that takes the least time of this process, all threads together: one word each."""
     return kept(name, lambda: _timed(candidates)).split()[0]
+
+
+def _said(name: str, find: Callable[[], str]) -> str:
+    begun_s = time.perf_counter()
+    found = find()
+    log.info("tried %s in %.2f s: %s", name, time.perf_counter() - begun_s, found)
+    return found
 
 
 def _timed(candidates: Mapping[str, Callable[[], object]]) -> str:

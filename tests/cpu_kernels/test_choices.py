@@ -1,6 +1,7 @@
 """What was tried once is kept, until something changes on which it depends."""
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,23 @@ def test_it_is_tried_again_when_something_changes(change: str, directory: Path, 
         (directory / "rows.choice").write_bytes(b"damaged")
     choices._key.cache_clear()
     assert kept("rows", lambda: "other") == kept("rows", lambda: "one") == "other"
+
+
+def test_one_of_several_tries(directory: Path) -> None:
+    """Each thread stands for a process: all begin at once, and find what the first one found."""
+    tried, found = list[int](), list[str]()
+
+    def find() -> str:
+        tried.append(1)
+        time.sleep(0.2)
+        return "one"
+
+    threads = [threading.Thread(target=lambda: found.append(kept("rows", find))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["one"] * 3 and len(tried) == 1
 
 
 def test_without_a_place_it_is_tried_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
