@@ -299,7 +299,7 @@ class GatewayServer:
         """Do the due work, then let others run for ``pause_s``."""
         now_s = time.monotonic()
         self._actor.heartbeat()
-        self._bus.poke()
+        self._flush()  # also what was delayed on purpose
         self._take_deltas()
         self._registry.tick(now_s)
         self._completions.tick(now_s)
