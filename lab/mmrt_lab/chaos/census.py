@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mmrt.bench.processes import GRAMMARS, OTHER, SUPERVISOR, ZYGOTE, descendants
 from mmrt.runtime.stage_table import ALL_ACTORS
+from mmrt.runtime.supervisor.processes import anonymous_bytes
 
 from .inject import until
 from .run_view import RunView
@@ -26,6 +27,7 @@ _FD_SLACK = 2
 # What the supervisor notes of the last death of each; lock and recorder of one that has left, for the next of that name.
 _STAYING = frozenset(f"{actor}.{suffix}" for actor in ALL_ACTORS for suffix in ("exit", "lock"))
 _RECORDERS = frozenset(f"flight-{actor}" for actor in ALL_ACTORS)
+MAX_GROWTH_PER_HOUR, LEAST_GROWTH_PER_HOUR = 0.05, 2.0  # of a soak: a share of the median, and a number of things
 _THREAD_SLACK = 4  # executor threads of asyncio and media decoders come with work
 
 
@@ -58,7 +60,7 @@ def count(view: RunView, with_memory: bool = False) -> Count:
         requests=stats.waiting + stats.preparing + stats.running,
         plans=stats.plans,
         shm_bytes=sum(entry.stat().st_blocks * 512 for entry in view.path.iterdir() if not entry.name.startswith(".")),
-        own_bytes={name: anonymous_bytes(pid) for pid, name in pids.items()} if with_memory else {},
+        own_bytes={name: anonymous_bytes(pid) or 0 for pid, name in pids.items()} if with_memory else {},
     )
 
 
@@ -107,8 +109,8 @@ def compare(now: Count, before: Count) -> list[str]:
     return problems
 
 
-def slope_problems(counts: Sequence[tuple[float, Count]], tolerance: float = 0.02) -> list[str]:
-    """Growth over a soak, by linear fit over (seconds, count): more than ``tolerance`` of the mean and twice its error."""
+def slope_problems(counts: Sequence[tuple[float, Count]]) -> list[str]:
+    """Return what grows in a soak, of (seconds, count): where even the lower end of the Theil-Sen slope is above the bound."""
     if len(counts) < 4:
         return []
     series: dict[str, list[float]] = {
@@ -120,34 +122,25 @@ def slope_problems(counts: Sequence[tuple[float, Count]], tolerance: float = 0.0
     }
     for name in _LONG_LIVED:
         series[f"bytes of memory of {name}"] = [one.own_bytes.get(name, 0) for _, one in counts]
-    times_s = np.array([when_s for when_s, _ in counts])
+    times_h = np.array([when_s for when_s, _ in counts]) / 3600
     problems = []
     for what, values in series.items():
-        growth, error = fit_growth(times_s, np.array(values, float))
-        if growth > max(2 * error, tolerance * float(np.mean(values)), 0.5):
-            mean, span_s = float(np.mean(values)), times_s[-1] - times_s[0]
-            problems.append(f"{what} grew by {growth:.6g} ± {error:.2g} over {span_s:.0f} s (mean {mean:.6g})")
+        slope, least = theil_sen(times_h, np.array(values, float))
+        middle = float(np.median(values))
+        bound = max(MAX_GROWTH_PER_HOUR * middle, LEAST_GROWTH_PER_HOUR)
+        if least > bound:
+            problems.append(f"{what} grow by {slope:.6g} an hour ({least:.6g} at least), {bound:.6g} are allowed (median {middle:.6g})")
     return problems
 
 
-def fit_growth(times_s: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[float, float]:
-    """(growth over the whole time by a linear fit, its standard error)."""
-    centred = times_s - times_s.mean()
-    spread = float((centred**2).sum())
-    slope = float((centred * (values - values.mean())).sum()) / spread
-    residuals = values - values.mean() - slope * centred
-    error = float(np.sqrt((residuals**2).sum() / max(1, len(values) - 2) / spread))
-    length_s = float(times_s[-1] - times_s[0])
-    return slope * length_s, error * length_s
-
-
-def anonymous_bytes(pid: int) -> int:
-    """Bytes of the process's private memory; 0 if it is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon:")), 0)
+def theil_sen(times: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the median of the slopes between all pairs, and the lower end of its interval of 95 % (Sen 1968): few outliers, such as a
+    process that starts just then, change neither."""
+    first, second = np.triu_indices(len(values), 1)
+    slopes = np.sort((values[second] - values[first]) / (times[second] - times[first]))
+    num = len(values)
+    reach = 1.96 * np.sqrt(num * (num - 1) * (2 * num + 5) / 18)  # of Kendall's sum, if there is no slope
+    return float(np.median(slopes)), float(slopes[max(0, round((len(slopes) - reach) / 2) - 1)])
 
 
 def num_fds(pid: int) -> int:

@@ -184,9 +184,9 @@ class _Answer:
         self.detail = ""
         self._name = name
         self._began_s = time.monotonic()
-        self._texts: list[str] = []
-        self._ids: list[int] = []
-        self._finish = ""
+        self._texts: dict[int, str] = {}  # by choice
+        self._ids: dict[int, list[int]] = {}
+        self._finish: dict[int, str] = {}
         self._usage: int | None = None
         self._id = ""
         self._failed = False
@@ -226,21 +226,25 @@ class _Answer:
         for choice in found["choices"]:
             content = choice[part].get("content") or ""
             ids = choice.get("token_ids") or []
-            if self._finish and (content or ids):
+            index = choice["index"]
+            if index in self._finish and (content or ids):
                 raise ValueError(f"more came after the finish reason: {content!r} {ids}")
-            self._texts.append(content)
-            self._ids += ids
-            self._finish = choice["finish_reason"] or self._finish
+            self._texts[index] = self._texts.get(index, "") + content
+            self._ids[index] = [*self._ids.get(index, []), *ids]
+            if choice["finish_reason"]:
+                self._finish[index] = choice["finish_reason"]
 
     def outcome(self) -> Outcome:
+        """Return what came: of several choices all if they are whole, one after the other, else the first."""
+        shown = sorted(self._texts) if self.end == "complete" else [0]
         return Outcome(
             request=self._name,
             end=self.end,
             began_s=self._began_s,
             ended_s=time.monotonic(),
-            text="".join(self._texts),
-            ids=self._ids,
-            finish=self._finish,
+            text="".join(self._texts.get(index, "") for index in shown),
+            ids=[one for index in shown for one in self._ids.get(index, [])],
+            finish=" ".join(dict.fromkeys(self._finish.get(index, "none") for index in shown)) if self._finish else "",
             status=self.status,
             usage_tokens=self._usage,
             detail=self.detail,

@@ -65,6 +65,11 @@ def catalogue(max_tokens: int = 120) -> list[ChaosRequest]:
         "penalties": _body("Say it otherwise.", long, frequency_penalty=1.5, repetition_penalty=1.3, **_DRAWN),
         "json": _body("An object.", long, ignore_eos=False, response_format=_JSON, **_DRAWN),
         "stop": _body("Stop in time.", long, ignore_eos=False, stop=["e"], min_tokens=short, **_DRAWN),
+        "choices": _body("One of several.", middle, n=2, **_DRAWN),
+        "conversation": {
+            **_body("", middle, **_DRAWN),
+            "messages": [_said("user", "Who are you?"), _said("assistant", " ".join([_WORDS] * 3)), _said("user", "And then?")],
+        },
         "whole": _body("Not streamed.", middle),
     }
     return [ChaosRequest(name=name, body=body, is_whole=name == "whole") for name, body in entries.items()]
@@ -73,6 +78,10 @@ def catalogue(max_tokens: int = 120) -> list[ChaosRequest]:
 def _body(content: str | list[dict[str, Any]], max_tokens: int, **more: object) -> dict[str, Any]:
     options = {"temperature": 0.0, "ignore_eos": True, "return_token_ids": True, "max_tokens": max_tokens, **more}
     return {"messages": [{"role": "user", "content": content}], **options}
+
+
+def _said(role: str, words: str) -> dict[str, Any]:
+    return {"role": role, "content": words}
 
 
 def _text(words: str) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Storm:
         self._view: RunView
         self._injector: Injector
         self._watching: asyncio.Task[None]
-        self._baseline: census.Count | None = None
+        self._baseline: census.Count
         self._lines = LineOrders(fault_file.path, (*targets_of(options.layout), SUPERVISOR))
         self._bystanders: Bystanders
         self._counts: list[tuple[float, census.Count]] = []
@@ -186,7 +186,9 @@ class Storm:
         self._watching.cancel()
         self._view.close()
         await self._up()
-        self._baseline = None  # another run may have opened others
+        if await self._load.references() != self.report.references:
+            self._note("the next run does not answer as the first one did")
+        self._baseline = await self._first_count()
         self._load.resume()
 
     async def _await_phase(self, phase: StormPhase, delay_s: float) -> StormPhase:
@@ -275,7 +277,6 @@ class Storm:
         problems: list[str] = []
 
         def is_back() -> bool:
-            self._baseline = self._baseline or census.count(self._view)
             problems[:] = census.compare(census.count(self._view), self._baseline)
             return not problems
 

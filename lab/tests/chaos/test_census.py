@@ -13,7 +13,7 @@ import pytest
 
 from mmrt.bench.processes import OTHER, SUPERVISOR, descendants, send_signal
 from mmrt.shm.run_directory import RunDirectory
-from mmrt_lab.chaos.census import Count, compare, first_count, fit_growth, slope_problems
+from mmrt_lab.chaos.census import Count, compare, first_count, slope_problems, theil_sen
 from mmrt_lab.chaos.run_view import RunView
 
 BASE = Count(
@@ -84,11 +84,13 @@ def test_what_is_a_leak(changes: dict[str, Any], problem: str) -> None:
     assert problem in found
 
 
-def test_a_line_is_found_in_noise() -> None:
-    times = np.arange(30.0) * 60
-    noise = np.random.default_rng(1).normal(0, 5, 30)
-    growth, error = fit_growth(times, 1000 + times * 0.1 + noise)
-    assert abs(growth - 174) < 3 * error and 0 < error < 10
+def test_a_slope_is_found_in_noise_and_outliers() -> None:
+    times = np.arange(30.0) / 60
+    values = 1000 + times * 360 + np.random.default_rng(1).normal(0, 5, 30)
+    values[[3, 11, 20]] = 0, 5000, 9000
+    slope, least = theil_sen(times, values)
+    assert 300 < least < slope < 420
+    assert theil_sen(times, np.random.default_rng(2).normal(1000, 5, 30))[1] < 0
 
 
 def test_only_growth_is_a_slope() -> None:
@@ -98,5 +100,7 @@ def test_only_growth_is_a_slope() -> None:
     assert slope_problems(shrinking) == []
     leaking = [(60.0 * n, but(fds={"decode": 20 + n // 5})) for n in range(30)]
     (problem,) = slope_problems(leaking)
-    assert "descriptors grew by" in problem
+    assert problem.startswith("descriptors grow by 12 an hour (")
     assert slope_problems(leaking[:3]) == []  # too few for a line
+    growing = [(60.0 * n, but(own_bytes={"zygote": (1 << 20) + 4096 * n})) for n in range(30)]
+    assert [problem.split(" grow")[0] for problem in slope_problems(growing)] == ["bytes of memory", "bytes of memory of zygote"]
