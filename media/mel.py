@@ -20,7 +20,9 @@ Waveform = npt.NDArray[np.float32]
 
 
 def spectrogram(rules: MelRules, waveform: Waveform) -> npt.NDArray[np.float32]:
-    """The mel frames of a clip, float32 [num_frames, num_mel_bins]."""
+    """The mel frames of a clip, float32 [num_frames, num_mel_bins]; without a transform its samples."""
+    if not rules.n_fft:
+        return np.pad(waveform, (0, -len(waveform) % rules.hop)).reshape(-1, rules.hop)
     return HtkMel(rules)(waveform) if rules.window else LogMel(rules)(waveform)
 
 

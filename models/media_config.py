@@ -82,7 +82,7 @@ class AudioRules(msgspec.Struct, frozen=True, kw_only=True):
     """Rules for turning sound into mel rows, as in the checkpoint's feature extractor (Whisper's). ``max_s`` 0: of any length.
     ``has_mirrored_end``: the clip's own end is mirrored behind it, in place of silence, and an incomplete last frame is dropped.
     ``window``: samples of a window that is shorter than ``n_fft``, as Gemma's, whose frames begin half of it before the clip and end
-    within; 0: Whisper's."""
+    within; 0: Whisper's. ``n_fft`` 0: rows are ``hop`` samples themselves, the last filled up with silence."""
 
     sample_rate: int = 16000
     n_fft: int = 400

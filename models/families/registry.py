@@ -36,6 +36,7 @@ FAMILIES: dict[str, Entry] = {
     "gemma3": Entry(lambda: import_module(".gemma3", __package__), ("gemma3_text",)),
     "gemma3_seeing": Entry(lambda: import_module(".gemma3.seeing", __package__), ("gemma3",)),
     "gemma4": Entry(lambda: import_module(".gemma4", __package__), ("gemma4", "gemma4_text")),
+    "gemma4_unified": Entry(lambda: import_module(".gemma4.unified", __package__), ("gemma4_unified", "gemma4_unified_text")),
     "mistral": Entry(lambda: _text().MISTRAL, ("mistral",)),
     "smollm3": Entry(lambda: _text().SMOLLM3, ("smollm3",)),
     "phi3": Entry(lambda: _text().PHI3, ("phi3",)),

@@ -178,7 +178,7 @@ def _distribution(source: Source, config: ModelConfig) -> tuple[float, float]:
         return scale - offset, 0.05 * scale
     if name.endswith(("_min", "_max")):  # of a tower's products: they cut off a few of the values
         return (-2.0, 0.2) if name.endswith("_min") else (2.0, 0.2)
-    if name.endswith("position_embedding_table"):
+    if name.endswith(("position_embedding_table", "pos_embedding")):
         return 0.0, 0.5
     if name.endswith((".A_log", ".dt_bias")):  # most heads remember some tens of tokens, as trained ones do
         return (-1.0, 1.5) if name.endswith(".A_log") else (-3.0, 1.0)

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import openai
@@ -11,11 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
+from mmrt.models.config import load_model_config
 from mmrt.tests.end_to_end.conftest import Server, also_slow, launching
 from mmrt.tests.end_to_end.oracle import check_argmax
 from mmrt.tests.end_to_end.test_embedding_cache import KNOWN, Asked, work
 from mmrt.tests.end_to_end.test_media import image_part, num_prompt_tokens, picture, sound, text, video
 from mmrt.tests.models.test_gemma4_media import processor_of
+from mmrt.tests.models.test_gemma4_unified import prompt_of, with_masks
 from mmrt.tests.settings import ImportedLater
 
 transformers: Any = ImportedLater("transformers")
@@ -136,14 +139,14 @@ def test_guidance(case: Case) -> None:
     check_argmax(u + 2.0 * (c - u), ids)
 
 
-@pytest.mark.parametrize("stages", [("encoder", "decode"), *also_slow(("video", "prefill"))])
-def test_killed_stages_change_no_token(case: Case, stages: tuple[str, ...]) -> None:
-    content: list[str | Medium] = [seen(5, 90, 120), shown(6, 48, 64, 2), heard(2.2, 300), f"Compare after {stages[0]}."]
+@pytest.mark.parametrize("stages", ["encoder decode", *also_slow("video prefill")])
+def test_killed_stages_change_no_token(case: Case, stages: str) -> None:
+    content: list[str | Medium] = [seen(5, 90, 120), shown(6, 48, 64, 2), heard(2.2, 300), f"Compare after {stages}."]
     answers: list[list[int]] = []
     threads = [threading.Thread(target=lambda: answers.append(case.server.chat(sent(content), max_tokens=60)[1])) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for stage in stages:
+    for stage in stages.split():
         time.sleep(0.15)
         case.server.kill(stage)
     for thread in threads:
@@ -156,3 +159,29 @@ def test_killed_stages_change_no_token(case: Case, stages: tuple[str, ...]) -> N
 def test_a_sound_that_is_too_long_is_refused(case: Case) -> None:
     with pytest.raises(openai.BadRequestError, match="the audio is longer than the limit of 30 s"):
         case.server.chat([heard(30.01, 300).part, text("What?")])
+
+
+@pytest.mark.slow
+def test_pixels_and_samples_without_towers(launch: Callable[..., Server], checkpoints: Callable[..., Any]) -> None:
+    """Gemma 4 12B's form, with a prefill budget that is less than a picture, and a clip of several segments."""
+    server, path = launch("gemma4_unified", settings="[scheduling]\nprefill_budget_tokens = 20\n"), checkpoints("gemma4_unified")
+    loaded: Any = SimpleNamespace(config=load_model_config(path), path=path)
+    model: Any = transformers.AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval()
+    content = [seen(1, 90, 120), "and", heard(5.3, 440), seen(2, 30, 200), "Compare."]
+    answers = []
+    for stage in ("", "prefill"):
+        thread = threading.Thread(target=lambda: answers.append(server.chat(sent(content), max_tokens=60)[1]))
+        thread.start()
+        if stage:
+            time.sleep(0.2)
+            server.kill(stage)
+        thread.join()
+    assert answers[0] == answers[1]
+    inputs = prompt_of(loaded, [part if isinstance(part, str) else part.values for part in content]).reference_inputs
+    length = inputs["input_ids"].shape[1]
+    inputs["input_ids"] = torch.cat((inputs["input_ids"], torch.tensor([answers[0][:-1]])), 1)
+    inputs["mm_token_type_ids"] = torch.nn.functional.pad(inputs["mm_token_type_ids"], (0, len(answers[0]) - 1))
+    with torch.inference_mode():
+        logits = with_masks(model)(**inputs, attention_mask=torch.ones_like(inputs["input_ids"])).logits[0, length - 1 :]
+    check_argmax(logits.float(), answers[0])
+    server.wait_until_empty()

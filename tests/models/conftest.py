@@ -328,6 +328,7 @@ def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
                 "internvl": "InternVLForConditionalGeneration",
                 "llava_next": "LlavaNextForConditionalGeneration",
                 "gemma4": "Gemma4ForConditionalGeneration",
+                "gemma4_unified": "Gemma4UnifiedForConditionalGeneration",
                 "gemma3_seeing": "Gemma3ForConditionalGeneration",
             }
             reference = getattr(transformers, classes[family]).from_pretrained(path, dtype=torch.float32).eval()

@@ -1,5 +1,5 @@
-"""Gemma 4's small models (E2B, E4B), as transformers' ``gemma4``: text, pictures, videos and sounds; checkpoints of the decoder alone,
-too."""
+"""Gemma 4 with towers (E2B, E4B, 31B), as transformers' ``gemma4``: text, pictures and videos, small models sounds; checkpoints of the
+decoder alone, too."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from ....schema.media import MediaKind
 from ...architecture import ModelConfig
-from ...checkpoint.json_fields import CheckpointFiles
+from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...checkpoint.weight_specs import TensorSpec, language_specs
+from ...media_config import AudioConfig, AudioRules, VisionConfig, VisionRules
 from .. import no_media
 from ..family import CheckpointRecipe, made_recipes
 from ..fields import parse_dtype, parse_eos
@@ -32,7 +33,7 @@ positions, video_with_sound = no_media.positions, seeing.video_with_sound
 image_item, video_item, audio_item, sample_frames = media.image_item, media.video_item, media.audio_item, media.sample_frames
 
 _MAX_POSITIONS = 131072
-_PLACEHOLDERS = {"image_token_id": 258880, "video_token_id": 258884, "audio_token_id": 258881}  # where the file does not say
+PLACEHOLDERS = {"image_token_id": 258880, "video_token_id": 258884, "audio_token_id": 258881}  # where the file does not say
 _PARTS = {
     "vision_tower.": "vision.",
     "embed_vision.embedding_projection.": "vision.projection.",
@@ -44,45 +45,64 @@ _PARTS = {
 def parse_config(files: CheckpointFiles) -> ModelConfig:
     """Map config.json. Raises CheckpointError."""
     root = files.required("config.json")
-    is_whole = root.has("text_config")
-    text = root.object("text_config") if is_whole else root
-    placeholders = {field: root.integer(field, default=token, least=0) for field, token in _PLACEHOLDERS.items()} if is_whole else {}
+    has_parts = root.has("text_config")
+    text = root.object("text_config") if has_parts else root
+    placeholders = tuple(root.integer(field, default=id, least=0) for field, id in PLACEHOLDERS.items()) if has_parts else ()
+    config = parse_alone(files, "gemma4", text, placeholders)
+    if has_parts and root.has("vision_config"):
+        vision = parse_vision(root.object("vision_config"), config.language.hidden_size)
+        config = seeing_config(files, config, vision, vision_rules(files, vision, vision.patch_size, vision.merge_size))
+    if has_parts and root.has("audio_config"):
+        audio = parse_sound(root.object("audio_config"), config.language.hidden_size)
+        config = hearing_config(files, config, audio, sound_rules(files, audio))
+    return config
+
+
+def parse_alone(files: CheckpointFiles, family: str, text: JsonObject, placeholders: tuple[int, ...]) -> ModelConfig:
+    """A model without towers. ``text``: the decoder's fields. Raises CheckpointError."""
+    root = files.required("config.json")
     max_context = text.integer("max_position_embeddings", default=_MAX_POSITIONS)
     tie = (root if root.has("tie_word_embeddings") else text).boolean("tie_word_embeddings", default=True)
-    config = ModelConfig(
-        family="gemma4",
-        language=parse_text(text, max_context, tie, tuple(placeholders.values())),
+    return ModelConfig(
+        family=family,
+        language=parse_text(text, max_context, tie, placeholders),
         dtype=parse_dtype(root, text),
         max_context=max_context,
         eos_token_ids=parse_eos(files, root, text),
     )
-    if is_whole and root.has("vision_config"):
-        vision = parse_vision(root.object("vision_config"), config.language.hidden_size)
-        ends = root.integer("boi_token_id", default=255999, least=0), root.integer("eoi_token_id", default=258882, least=0)
-        config = replace(
-            config,
-            vision=vision,
-            vision_rules=vision_rules(files, vision),
-            image_token_id=placeholders["image_token_id"],
-            video_token_id=placeholders["video_token_id"],
-            vision_start_token_id=ends[0],
-            vision_end_token_id=ends[1],
-            times=read_clock_tokens(files.path),
-            item_text_ids=ends,
-        )
-    if is_whole and root.has("audio_config"):
-        audio = parse_sound(root.object("audio_config"), config.language.hidden_size)
-        ends = root.integer("boa_token_id", default=256000, least=0), root.integer("eoa_token_index", default=258883, least=0)
-        config = replace(
-            config,
-            audio=audio,
-            audio_rules=sound_rules(files, audio),
-            audio_token_id=placeholders["audio_token_id"],
-            audio_start_token_id=ends[0],
-            audio_end_token_id=ends[1],
-            item_text_ids=(*config.item_text_ids, *ends),
-        )
-    return config
+
+
+def seeing_config(files: CheckpointFiles, config: ModelConfig, vision: VisionConfig, rules: VisionRules) -> ModelConfig:
+    """With pictures and videos, and the tokens around them. Raises CheckpointError."""
+    root = files.required("config.json")
+    image, video = (root.integer(field, default=PLACEHOLDERS[field], least=0) for field in ("image_token_id", "video_token_id"))
+    ends = root.integer("boi_token_id", default=255999, least=0), root.integer("eoi_token_id", default=258882, least=0)
+    return replace(
+        config,
+        vision=vision,
+        vision_rules=rules,
+        image_token_id=image,
+        video_token_id=video,
+        vision_start_token_id=ends[0],
+        vision_end_token_id=ends[1],
+        times=read_clock_tokens(files.path),
+        item_text_ids=(*config.item_text_ids, *ends),
+    )
+
+
+def hearing_config(files: CheckpointFiles, config: ModelConfig, audio: AudioConfig, rules: AudioRules) -> ModelConfig:
+    """With sounds, and the tokens around them. Raises CheckpointError."""
+    root = files.required("config.json")
+    ends = root.integer("boa_token_id", default=256000, least=0), root.integer("eoa_token_index", default=258883, least=0)
+    return replace(
+        config,
+        audio=audio,
+        audio_rules=rules,
+        audio_token_id=root.integer("audio_token_id", default=PLACEHOLDERS["audio_token_id"], least=0),
+        audio_start_token_id=ends[0],
+        audio_end_token_id=ends[1],
+        item_text_ids=(*config.item_text_ids, *ends),
+    )
 
 
 def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
@@ -120,4 +140,4 @@ def build_towers(config: ModelConfig, weights: "dict[str, torch.Tensor]", device
 
 
 def recipes() -> Mapping[str, CheckpointRecipe]:
-    return made_recipes(__package__)
+    return made_recipes(__package__, "gemma4")

@@ -139,26 +139,53 @@ _SHAPES = {
 }
 
 
-def recipes() -> dict[str, CheckpointRecipe]:
+_UNIFIED_SHAPES = {
+    "tiny": _Shape(
+        "float32",
+        900,
+        {
+            **_sizes(1216, 128, 192, 0, 6, 0, 3),
+            **_heads(4, 2, 32, 48, 8192),
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+        },
+        {"patch_size": 4, "mm_embed_dim": 96, "output_proj_dims": 96, "mm_posemb_size": 300},
+        {"audio_embed_dim": 80},
+    ),
+    "12b": _Shape(
+        "bfloat16",
+        8000,
+        {**_sizes(262144, 3840, 15360, 0, 48, 0, 6), **_heads(16, 8, 256, 1024, 262144)},
+        {"patch_size": 16, "mm_embed_dim": 3840, "output_proj_dims": 3840, "mm_posemb_size": 1120},
+        {"audio_embed_dim": 640},
+    ),
+}
+
+
+def recipes(family: str) -> dict[str, CheckpointRecipe]:
     """By shape."""
-    return {name: _recipe(shape) for name, shape in _SHAPES.items()}
+    shapes = _SHAPES if family == "gemma4" else _UNIFIED_SHAPES
+    return {name: _recipe(shape, family) for name, shape in shapes.items()}
 
 
-def _recipe(shape: _Shape) -> CheckpointRecipe:
+def _recipe(shape: _Shape, family: str) -> CheckpointRecipe:
+    name = family.title().replace("_", "")  # as classes begin
     pixels = {"patch_size": shape.vision.get("patch_size", 16), "pooling_kernel_size": 3, "resample": 3, "rescale_factor": 1 / 255}
-    num_bins = shape.audio.get("subsampling_conv_channels", [128])[0]
-    extractor = {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": num_bins}
+    num_bins = shape.audio.get("audio_embed_dim") or shape.audio.get("subsampling_conv_channels", [128])[0]
+    extractor = {"feature_extractor_type": f"{name}AudioFeatureExtractor", "feature_size": num_bins}
+    if family == "gemma4_unified":
+        extractor["audio_samples_per_token"] = num_bins
     processor = {
-        "processor_class": "Gemma4Processor",
-        "image_processor": {"image_processor_type": "Gemma4ImageProcessor", "max_soft_tokens": 280, "do_normalize": False, **pixels},
-        "video_processor": {"video_processor_type": "Gemma4VideoProcessor", "max_soft_tokens": 70, "num_frames": 32, **pixels},
+        "processor_class": f"{name}Processor",
+        "image_processor": {"image_processor_type": f"{name}ImageProcessor", "max_soft_tokens": 280, "do_normalize": False, **pixels},
+        "video_processor": {"video_processor_type": f"{name}VideoProcessor", "max_soft_tokens": 70, "num_frames": 32, **pixels},
         "feature_extractor": {**extractor, "sampling_rate": 16000},
     }
 
     def files(ids: Mapping[str, int]) -> dict[str, dict[str, Any]]:
         ends = {"eos_token_id": [ids["<eos>"], ids["<turn|>"]], "bos_token_id": ids["<bos>"], "pad_token_id": ids["<pad>"]}
         text = {
-            "model_type": "gemma4_text",
+            "model_type": f"{family}_text",
             "final_logit_softcapping": 30.0,
             "hidden_activation": "gelu_pytorch_tanh",
             "rms_norm_eps": 1e-6,
@@ -170,13 +197,13 @@ def _recipe(shape: _Shape) -> CheckpointRecipe:
             **shape.sizes,
         }
         config = {
-            "architectures": ["Gemma4ForConditionalGeneration"],
-            "model_type": "gemma4",
+            "architectures": [f"{name}ForConditionalGeneration"],
+            "model_type": family,
             "dtype": shape.dtype,
             "tie_word_embeddings": True,
             "text_config": text,
-            "vision_config": {"model_type": "gemma4_vision", "hidden_activation": "gelu_pytorch_tanh", **shape.vision},
-            "audio_config": {"model_type": "gemma4_audio", **shape.audio} if shape.audio else None,
+            "vision_config": {"model_type": f"{family}_vision", **shape.vision},
+            "audio_config": {"model_type": f"{family}_audio", **shape.audio} if shape.audio else None,
             **{field: ids[_TOKENS[token]] for field, token in _IDS.items()},
             **ends,
         }

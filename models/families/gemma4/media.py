@@ -14,6 +14,7 @@ from ...media_config import VisionRules
 from ..qwen2_5 import media
 from .towers_config import SUBSAMPLING
 
+MOST_RAW = 750  # rows of samples in a segment: rows do not see each other
 BUDGETS = (70, 140, 280, 560, 1120)  # tokens of a picture at most; models were trained on these
 
 
@@ -77,11 +78,12 @@ def audio_item(config: ModelConfig, num_frames: int) -> ItemShape:
         raise UnsupportedMediaError("this model takes no audio")
     if num_frames < 1:
         raise UnsupportedMediaError(f"audio is too short: at least {1 + rules.window // 2} samples are needed")
-    if num_frames > (most := rules.num_frames(int(rules.max_s * rules.sample_rate))):
+    if rules.max_s and num_frames > (most := rules.num_frames(int(rules.max_s * rules.sample_rate))):
         told = f"audio of {num_frames} mel frames is longer than the {most} of {rules.max_s:g} s that this model hears at once"
         raise UnsupportedMediaError(told)
-    start, end = (config.audio_start_token_id,), (config.audio_end_token_id,)
-    segment = SegmentShape(
-        "audio", (num_frames, 0, 0), num_frames, rules.row_bytes, -(-num_frames // SUBSAMPLING), lead=start, trail=end
-    )
-    return ItemShape("audio", segment.grid, segment.num_prompt_tokens, [segment])
+    most, per_token = (MOST_RAW, 1) if not rules.n_fft else (num_frames, SUBSAMPLING)
+    parts = [min(most, num_frames - at) for at in range(0, num_frames, most)]
+    segments = [SegmentShape("audio", (n, 0, 0), n, rules.row_bytes, -(-n // per_token)) for n in parts]
+    segments[0] = replace(segments[0], lead=(config.audio_start_token_id,))
+    segments[-1] = replace(segments[-1], trail=(config.audio_end_token_id,))
+    return ItemShape("audio", (num_frames, 0, 0), sum(part.num_prompt_tokens for part in segments), segments)

@@ -1,13 +1,14 @@
 """Rules of Gemma 4's processors, from a checkpoint's files."""
 
 import math
+from collections.abc import Mapping
 
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...errors import CheckpointError
-from ...media_config import AudioRules, VisionRules
+from ...media_config import AudioConfig, AudioRules, VisionRules
 from ..qwen2_5 import fields
 from .media import BUDGETS
-from .towers_config import Conformer, PooledVision
+from .towers_config import Conformer, PooledVision, RawVision
 
 _FRAMES = 32  # of a video
 _WINDOW_MS, _HOP_MS = 20.0, 10.0
@@ -16,11 +17,13 @@ _MAX_S = 30.0
 _BICUBIC = 3  # as Pillow numbers filters
 
 
-def vision_rules(files: CheckpointFiles, vision: PooledVision) -> VisionRules:
-    """Raises CheckpointError for processors that make other rows than the tower takes."""
+def vision_rules(files: CheckpointFiles, vision: PooledVision | RawVision, patch: int, pool: int) -> VisionRules:
+    """``patch``, ``pool``: pixels at a side of a patch, and patches at a side of a token, as config.json has them. Raises
+    CheckpointError for processors that make other rows than the tower takes."""
     image, video, _ = fields.processors(files, video_falls_back=False)
-    area = (vision.patch_size * vision.merge_size) ** 2
-    budget, frame_budget = (_budget(processor, vision, default) for processor, default in ((image, 280), (video, 70)))
+    area, places = (patch * pool) ** 2, vision.table_size // vision.merge_size
+    sizes = {"patch_size": patch, "pooling_kernel_size": pool}
+    budget, frame_budget = (_budget(processor, sizes, places, default) for processor, default in ((image, 280), (video, 70)))
     if not video.boolean("do_sample_frames", default=True):
         raise video.error("do_sample_frames", "is false, which is not supported")
     num_frames = video.integer("num_frames", default=_FRAMES)
@@ -34,13 +37,13 @@ def vision_rules(files: CheckpointFiles, vision: PooledVision) -> VisionRules:
         video_max_pixels=frame_budget * area,
         min_frames=num_frames,
         max_frames=num_frames,
-        image_mean=(0.5, 0.5, 0.5),
+        image_mean=(0.5, 0.5, 0.5),  # of towers that shift colours; others multiply them alone
         image_std=(0.5, 0.5, 0.5),
     )
 
 
-def _budget(processor: JsonObject, vision: PooledVision, default: int) -> int:
-    """Tokens of a picture at most."""
+def _budget(processor: JsonObject, sizes: Mapping[str, int], num_places: int, default: int) -> int:
+    """Tokens of a picture at most. ``num_places``: tokens at a side that have places in the tower's table."""
     for name, plain in (("image_mean", 0.0), ("image_std", 1.0)):
         if processor.boolean("do_normalize", default=False) and (found := processor.colour(name, default=(plain,) * 3)) != (plain,) * 3:
             raise processor.error(name, f"is {list(found)}, expected {plain:g} of each colour: the tower shifts them itself")
@@ -50,14 +53,13 @@ def _budget(processor: JsonObject, vision: PooledVision, default: int) -> int:
     for name, number in (("resample", _BICUBIC), ("rescale_factor", 1 / 255)):
         if not math.isclose(step := processor.number(name, default=number, least=0), number, rel_tol=1e-6):
             raise processor.error(name, f"is {step:g}, expected {number:g}")
-    for name, size in (("patch_size", vision.patch_size), ("pooling_kernel_size", vision.merge_size)):
+    for name, size in sizes.items():
         if (side := processor.integer(name, default=size)) != size:
             raise processor.error(name, f"is {side}, but the vision tower has {size}")
     if (budget := processor.integer("max_soft_tokens", default=default)) not in BUDGETS:
         raise processor.error("max_soft_tokens", f"is {budget}, expected one of {', '.join(map(str, BUDGETS))}")
-    if budget * vision.merge_size > vision.table_size:
-        told = f"is {budget}: a side of {budget * vision.merge_size} patches has no place among the tower's {vision.table_size}"
-        raise processor.error("max_soft_tokens", told)
+    if budget > num_places:
+        raise processor.error("max_soft_tokens", f"is {budget}: the tower has places for {num_places} tokens at a side")
     return budget
 
 
@@ -83,3 +85,12 @@ def sound_rules(files: CheckpointFiles, audio: Conformer) -> AudioRules:
     return AudioRules(
         sample_rate=rate, n_fft=n_fft, hop=hop, num_mel_bins=audio.num_mel_bins, window_frames=4, max_s=_MAX_S, window=window
     )
+
+
+def raw_sound_rules(files: CheckpointFiles, audio: AudioConfig) -> AudioRules:
+    """Of rows that are samples themselves. Raises CheckpointError for an extractor that makes others."""
+    extractor, length = fields.feature_extractor(files, audio), audio.num_mel_bins
+    if (found := extractor.integer("audio_samples_per_token", default=length)) != length:
+        raise extractor.error("audio_samples_per_token", f"is {found}, but the model takes {length}")
+    rate = extractor.integer("sampling_rate", default=16000)
+    return AudioRules(sample_rate=rate, n_fft=0, hop=length, num_mel_bins=length, window_frames=1, max_s=0.0)

@@ -1,6 +1,7 @@
 """The towers of Gemma 4's small models: their fields, and their tensors, which keep transformers' names after ``vision.`` and
 ``audio.``."""
 
+import math
 from collections.abc import Iterator
 
 from ...checkpoint.json_fields import JsonObject
@@ -19,6 +20,12 @@ class PooledVision(VisionConfig, frozen=True, kw_only=True):
     theta: float = 100.0
     is_bounded: bool = False  # inputs and outputs of products are
     is_standardised: bool = False  # rows are, before they are normed
+
+
+class RawVision(VisionConfig, frozen=True, kw_only=True):
+    """No tower: a projection of pixels with norms around it. ``hidden_size``: of its rows, before they become the decoder's."""
+
+    table_size: int  # tokens at a side
 
 
 class Conformer(AudioConfig, frozen=True, kw_only=True):
@@ -98,6 +105,57 @@ def parse_sound(audio: JsonObject, hidden_size: int) -> Conformer:
         is_bounded=audio.boolean("use_clipped_linears", default=True),
         norm_eps=audio.number("rms_norm_eps", default=1e-6),
     )
+
+
+def parse_raw_vision(vision: JsonObject, hidden_size: int) -> RawVision:
+    """``hidden_size``: the decoder's. Raises CheckpointError."""
+    width = vision.integer("mm_embed_dim", default=3840)
+    if (found := vision.integer("output_proj_dims", default=width)) != width:
+        raise vision.error("output_proj_dims", f"is {found}, expected mm_embed_dim ({width})")
+    return RawVision(
+        depth=0,
+        hidden_size=width,
+        intermediate_size=0,
+        num_heads=1,
+        in_channels=3,
+        patch_size=vision.integer("patch_size", default=16) * vision.integer("pooling_kernel_size", default=3),
+        temporal_patch_size=1,
+        merge_size=1,
+        out_hidden_size=hidden_size,
+        norm_eps=vision.number("rms_norm_eps", default=1e-6),
+        table_size=vision.integer("mm_posemb_size", default=1120),
+    )
+
+
+def parse_raw_sound(audio: JsonObject, hidden_size: int) -> AudioConfig:
+    """Samples that a projection makes rows of; ``hidden_size``: the decoder's. Raises CheckpointError."""
+    length = audio.integer("audio_embed_dim", default=640)
+    if not math.isclose(epsilon := audio.number("rms_norm_eps", default=1e-6), 1e-6):
+        raise audio.error("rms_norm_eps", f"is {epsilon:g}, expected 1e-06")
+    return AudioConfig(
+        num_mel_bins=length,
+        num_layers=0,
+        num_heads=1,
+        ffn_size=0,
+        hidden_size=length,
+        out_hidden_size=hidden_size,
+        max_source_positions=0,
+        n_window=1,
+    )
+
+
+def raw_specs(vision: RawVision | None, audio: AudioConfig | None) -> Iterator[TensorSpec]:
+    """The tensors of both."""
+    if vision is not None:
+        hidden, pixels = vision.hidden_size, 3 * vision.patch_size**2
+        yield from linear("vision.patch_dense", hidden, pixels)
+        for norm, width in (("patch_ln1", pixels), ("patch_ln2", hidden), ("pos_norm", hidden)):
+            yield same(f"vision.{norm}.weight", width)
+            yield same(f"vision.{norm}.bias", width)
+        yield same("vision.pos_embedding", vision.table_size, 2, hidden)
+        yield same("vision.projection.weight", vision.out_hidden_size, hidden)
+    if audio is not None:
+        yield same("audio.projection.weight", audio.out_hidden_size, audio.num_mel_bins)
 
 
 def vision_specs(vision: PooledVision) -> Iterator[TensorSpec]:
