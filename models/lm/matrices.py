@@ -36,7 +36,6 @@ from ...cpu_kernels import (
 from ...cpu_kernels.choices import fastest
 from ...cpu_kernels.groups import Groups
 from ...cpu_kernels.int8_rows import FULL, Parts, level_of_rows, round_rows
-from ...cpu_kernels.kernel import has_bfloat16
 from ...cpu_kernels.row_kernels import most_rows
 from ...schema.weight_layout import INT8G_COLUMNS
 from ..checkpoint import int4, int8g
@@ -106,7 +105,7 @@ class FloatMatrix:
         self.values = values
         self._few_rows, self._few_rows_bfloat16 = most_rows(values), most_rows(values, torch.bfloat16)
         self._has_panels = panel_kernels.can_multiply(values)
-        self._has_pairs = not torch.cpu._is_amx_tile_supported() and pair_kernels.can_multiply(values)
+        self._has_pairs = not _has_amx() and pair_kernels.can_multiply(values)
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
         if x_MK.shape[0] <= self._most_rows(x_MK):
@@ -249,7 +248,7 @@ class PackedMatrix:
         self._packed, self._scales, self._kernels, self._unpack = packed, scales, kernels, unpack
         self._has_kernel = kernels.has_kernel(packed)
         self._unpacks_fast = self._has_kernel and unpacking_kernel.has_kernel(packed)
-        self._most_in_integers = _most_in_integers(packed.dtype) if self._unpacks_fast and has_bfloat16() else sys.maxsize
+        self._most_in_integers = _most_in_integers(packed.dtype) if self._unpacks_fast and _has_amx() else sys.maxsize
 
     def product(self, x_MK: Tensor, bias: Tensor | None = None) -> Tensor:
         if self._has_kernel and (x_MK.dtype != torch.bfloat16 or len(x_MK) <= self._most_in_integers):
@@ -277,10 +276,15 @@ class PackedMatrix:
         return _product_by_blocks(x_MK, len(self._packed), lambda rows, block: unpack(self._packed[rows], self._scales[rows], block))
 
 
+def _has_amx() -> bool:
+    """Return whether torch multiplies bfloat16 and int8 by AMX, which has several times the speed of vectors."""
+    return torch.cpu._is_amx_tile_supported()
+
+
 @cache
 def _most_in_integers(dtype: torch.dtype) -> int:
-    """Rows of activations in bfloat16 up to which a matrix in int4 (uint8) or int8g (int8) is multiplied in integers: few; any number
-    where that is as fast with many, as without AMX."""
+    """Rows of activations in bfloat16 up to which a matrix in int4 (uint8) or int8g (int8) is multiplied in integers beside AMX: few,
+    or any number where that is faster. Without AMX it always was."""
     num_values, num_columns = _TRIED
     num_groups, is_int4 = num_columns // INT8G_COLUMNS, dtype == torch.uint8
     packed = torch.ones(num_values, num_columns // 2 if is_int4 else num_columns, dtype=dtype)

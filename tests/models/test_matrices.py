@@ -16,7 +16,6 @@ from torch import Tensor
 
 from mmrt.cpu_kernels import int4_kernels, int8_kernels, int8_rows, int8g_kernels, pair_kernels, unpacking_kernel
 from mmrt.cpu_kernels.int8_rows import FULL, PAIRS, level_of_rows, round_rows
-from mmrt.cpu_kernels.kernel import has_bfloat16
 from mmrt.cpu_kernels.rounding_kernel import has_kernel, round_to
 from mmrt.models.architecture import WeightFormat
 from mmrt.models.checkpoint import int4, int8g
@@ -123,8 +122,7 @@ def w8a8() -> tuple[Any, Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_by_integers_are_the_same_bits_in_any_batch(form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many rows are integers, too, unless values in blocks are faster (with AMX)."""
-    monkeypatch.setattr(matrices, "fastest", lambda name, candidates: "integers")
-    matrices._most_in_integers.cache_clear()
+    monkeypatch.setattr(matrices, "_has_amx", lambda: False)
     matrix, _ = make(form, 500, 1024, torch.float32)
     x = torch.randn(200, 1024, generator=torch.Generator().manual_seed(0))
     x[7, 3] = x[40, 900] = 300.0
@@ -232,8 +230,7 @@ def test_no_length_of_a_prompt_is_compiled() -> None:
 @pytest.fixture
 def by_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As where AMX multiplies bfloat16."""
-    if not has_bfloat16():
-        pytest.skip("nothing is tried without instructions for bfloat16")
+    monkeypatch.setattr(matrices, "_has_amx", lambda: True)
     monkeypatch.setattr(matrices, "fastest", lambda name, candidates: [candidate() for candidate in candidates.values()] and "blocks")
     matrices._most_in_integers.cache_clear()
     yield
@@ -248,6 +245,8 @@ def test_many_rows_by_blocks_of_values(form: str, by_blocks: None, monkeypatch: 
     expected, scale = x.double() @ reference.T, 0.04 * 1024**0.5
     found = matrix.product(x, torch.ones(len(reference)).bfloat16())
     assert (found.double() - 1 - expected).abs().max() / scale < 2 * ROUNDING["bfloat16", torch.bfloat16]
+    if matrix._most_in_integers != 64:
+        pytest.skip("this processor has no kernels")
     integers, calls = int4_kernels if form == "int4" else int8g_kernels, []
     multiply = integers.multiply
     monkeypatch.setattr(integers, "multiply", lambda x, *rest: calls.append(x.shape[0]) or multiply(x, *rest))
