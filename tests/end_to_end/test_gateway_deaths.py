@@ -11,16 +11,18 @@ import threading
 import time
 import urllib.parse
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from mmrt.tests.end_to_end.conftest import Server, also_slow
+from mmrt.tests.end_to_end.conftest import Server
 
 PROMPT = "Tell a long story."
+STORM = "[supervisor]\nrestart_limit = 50\nbackoff_s = 0.02\nbackoff_max_s = 0.05\ngateway_standby = true\n"
 LONG = {"ignore_eos": True, "temperature": 0, "seed": 3, "stream": True}
 CHAT = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 450, **LONG}
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -95,10 +97,14 @@ def content(data: bytes) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def undisturbed(own: Server) -> dict[str, dict[str, Any]]:
+    return answers_of(own)
+
+
+def answers_of(server: Server) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
 
     def ask(kind: str) -> None:
-        client = Client(own)
+        client = Client(server)
         found[kind] = client.ask(kind)
         client.close()
 
@@ -143,8 +149,19 @@ def gateway_of(status: dict[str, Any], before: int) -> dict[str, Any] | None:
     return found if found["state"] == "active" and found["generation"] > before else None
 
 
-@pytest.mark.parametrize("num_kills", [3, *also_slow(500)])
-def test_no_answer_notices(own: Server, undisturbed: dict[str, dict[str, Any]], num_kills: int) -> None:
+def test_no_answer_notices(own: Server, undisturbed: dict[str, dict[str, Any]]) -> None:
+    storm(own, undisturbed, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)  # a start takes a second of two processors
+def test_no_answer_notices_500_kills(launch: Callable[..., Server], own_source: Path) -> None:
+    """With a standby, which some of them hit, and some of its adoptions."""
+    server = launch(settings=STORM, source=own_source)
+    storm(server, answers_of(server), 500)
+
+
+def storm(own: Server, undisturbed: dict[str, dict[str, Any]], num_kills: int) -> None:
     errors: list[str] = []
     is_over = threading.Event()
     threads = [threading.Thread(target=asking, args=(own, kind, errors, undisturbed[kind], is_over)) for kind in ASKED]
