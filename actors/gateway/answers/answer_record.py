@@ -19,10 +19,11 @@ from .link import Keeping
 AHEAD_BYTES = 1 << 20  # of a stream, committed before its client has read them
 
 
-def is_shown(http: web.Request) -> bool:
-    """Return whether the client has a part of the answer, of a gateway before."""
+def needs_media(http: web.Request) -> bool:
+    """Return whether the controller may ask for the media of the request. Not if a gateway before had it prepared."""
     kept = http.transport
-    return isinstance(kept, KeptConnection) and kept.recorded is not None and kept.recorded.has_begun
+    recorded = kept.recorded if isinstance(kept, KeptConnection) else None
+    return recorded is None or not (recorded.has_begun or recorded.is_prepared)
 
 
 class Keys(Protocol):
@@ -50,11 +51,13 @@ class AnswerRecord:
         if recorded is not None and not recorded.keys and not recorded.has_begun:
             recorded = None  # nobody has seen any of it
         self._recorded = recorded
+        self.needs_media = needs_media(http)
         self.id = f"{id_prefix}{secrets.token_hex(12)}" if recorded is None else recorded.id
         self.created = int(time.time()) if recorded is None else recorded.created
         self.deadline_s = time.monotonic() + timeout_s if recorded is None else recorded.deadline_s
         self._keys: list[int] = []
         self._unknown: set[int] = set()
+        self._unprepared: set[int] = set()
         self._is_kept = False
 
     @property
@@ -71,10 +74,12 @@ class AnswerRecord:
         """Fix the keys of its requests, and record it. Raises: RequestError if a gateway before had others."""
         if self._recorded is not None:
             self._keys, self._unknown, self._is_kept = self._recorded.keys, set(self._recorded.keys), True
+            self._unprepared = set(self._keys)
             if len(self._keys) != num_requests:
                 raise RequestError("the answer cannot be gone on with", status=500, type="internal_error")
             return
         self._keys = [new_key() for _ in range(num_requests)]
+        self._unprepared = set(self._keys)
         if self._connection is not None:
             answer = OpenAnswer(self.id, self.created, self.deadline_s, self._keys)
             self._is_kept = self._connection.open(answer)
@@ -86,7 +91,13 @@ class AnswerRecord:
         if not self._is_kept:
             return key, None
         place = self.shown[number] if self.shown else Place()
-        return key, Keeping(lambda: self._note_known(key), place)
+        return key, Keeping(lambda: self._note_known(key), place, lambda: self._note_prepared(key))
+
+    def _note_prepared(self, key: int) -> None:
+        if key in self._unprepared and self._connection is not None:
+            self._unprepared.discard(key)
+            if not self._unprepared:
+                self._connection.prepared()
 
     def _note_known(self, key: int) -> None:
         self._unknown.discard(key)

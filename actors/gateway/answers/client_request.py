@@ -238,6 +238,10 @@ class ClientRequest:
         self._command(Filled(self._link.generation, self.key), now_s)
 
     def _fill(self, runs: list[PageRun], now_s: float) -> bool:
+        if self._keeping is not None and not self._media:  # they came in time for the gateway before
+            message = "the media of this request are gone: send it again"
+            self.cancel(now_s, RequestError(message, status=503, type="overloaded_error", retry_after_s=1))
+            return False
         if len(runs) != len(self._media):
             self._fail_internally(f"{len(runs)} page runs were granted for {len(self._media)} media", now_s)
             return False
@@ -266,6 +270,8 @@ class ClientRequest:
             self.granted_s = now_s
         self.stage = RequestStage.STREAMING
         self._unanswered = None
+        if self._keeping is not None and self.spec.items:
+            self._keeping.on_prepared()
         if not self._is_counted:
             return
         if self._unsettled is not None:

@@ -28,7 +28,9 @@ class Link(NamedTuple):
 
 class Keeping(NamedTuple):
     """Of a request that another gateway could go on with: the controller is told of its end only by ``release``. ``on_known``: is
-    called once the controller has answered, or the request is over. ``place``: how far a gateway before has shown it."""
+    called once the controller has answered, or the request is over. ``place``: how far a gateway before has shown it. ``on_prepared``:
+    is called when the controller needs nothing more of its media."""
 
     on_known: Callable[[], None]
     place: Place = Place()
+    on_prepared: Callable[[], None] = lambda: None

@@ -26,7 +26,7 @@ from ....runtime.errors import RequestError
 from ....schema.media import AUTO_SHARE
 from ....shm.spool import AnyBytes
 from ..answers.answer_format import AnswerFormat, WrittenAnswer
-from ..answers.answer_record import AnswerRecord, Keys, is_shown
+from ..answers.answer_record import AnswerRecord, Keys, needs_media
 from ..answers.choices import Choice, Usage, best_of, error_of, specs_of, usage_of
 from ..answers.logprobs import ChatLogprobs, TextLogprobs, prompt_logprobs
 from ..answers.requests import RequestRegistry
@@ -162,7 +162,7 @@ class Completions:
                     if form.part is not None:
                         await self._grammars.compile(form.part.source, form.part.field)
                     prompt = prompt.with_grammar(await self._grammars.compile(form.source, form.field))
-                if not is_shown(http):  # else the controller has its media
+                if needs_media(http):
                     asked = await self._fetched(asked)
                 if self.is_closed:
                     raise shutting_down()
@@ -291,7 +291,7 @@ class Completions:
             raise shutting_down()
         event, record = asyncio.Event(), AnswerRecord(http, format.id_prefix, self._server.request_timeout_s)
         http[REQUEST_ID] = record.id
-        if record.shown:
+        if not record.needs_media:
             asked = _without_media(asked)
         spec = self.base_spec(http, asked, prompt, record.deadline_s)
         answer = format.begin(record.id, record.created, self._limits.model_name, self._fingerprint)

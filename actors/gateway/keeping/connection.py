@@ -296,6 +296,12 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         self._commit(b"")
         return has_room
 
+    def prepared(self) -> None:
+        """Record that the controller has all that it needs of the answer's media."""
+        if self._state.answer is not None:
+            self._state.answer = msgspec.structs.replace(self._state.answer, is_prepared=True)
+            self._commit(b"")
+
     def claimed(self) -> None:
         """Tell that the requests of a recorded answer have been submitted again, or will not be."""
         if self.is_awaited:

@@ -29,7 +29,8 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 class OpenAnswer(msgspec.Struct, frozen=True, array_like=True):
     """An answer under way: its identity, and the keys of its requests at the controller. ``places``: of the choices, once bytes of it
-    are committed; ``num_events``: that were numbered. Without keys it cannot be gone on with."""
+    are committed; ``num_events``: that were numbered. Without keys it cannot be gone on with. ``is_prepared``: the controller has all
+    that it needs of the media."""
 
     id: str
     created: int
@@ -37,6 +38,7 @@ class OpenAnswer(msgspec.Struct, frozen=True, array_like=True):
     keys: list[int]
     places: list[Place] = []
     num_events: int = 0
+    is_prepared: bool = False
 
     @property
     def has_begun(self) -> bool:

@@ -11,9 +11,10 @@ from mmrt.actors.gateway.answers import client_request as module
 from mmrt.actors.gateway.answers import requests as module_of_registry
 from mmrt.actors.gateway.answers.client_request import ClientRequest, RequestStage
 from mmrt.actors.gateway.answers.flight import GatewayFlight
-from mmrt.actors.gateway.answers.link import Link
+from mmrt.actors.gateway.answers.link import Keeping, Link
 from mmrt.actors.gateway.answers.requests import RequestRegistry
 from mmrt.actors.gateway.answers.token_table import Tokens
+from mmrt.actors.gateway.keeping.state import Place
 from mmrt.runtime.bus.messages import (
     Cancel,
     Delivered,
@@ -175,6 +176,21 @@ def test_what_the_controller_may_have_missed_is_sent_again_at_its_welcome(desk: 
     desk.sent.clear()
     desk.registry.on_welcome(desk.now_s)
     assert desk.sent == [Submit(3, unknown.key, unknown.spec)]
+
+
+def test_media_that_a_gateway_before_has_given_are_not_there_for_another_grant(desk: Desk) -> None:
+    known, prepared = list[str](), list[str]()
+    keeping = Keeping(lambda: known.append("known"), Place(), lambda: prepared.append("prepared"))
+    items = [MediaItem("image", 5, "image/png")]
+    spec = RequestSpec(Generation("id", Sampling()), [1, 2, 3], items, 10)
+    request = desk.registry.submit(spec, [b"bytes"], desk._wake, desk.now_s, 5, keeping)
+    desk.answer(Granted(1, 5, RUNS))
+    assert prepared == []
+    desk.answer(Prepared(1, 5, 50))
+    assert (known, prepared) == (["known"], ["prepared"])
+    request = desk.registry.submit(spec, [], desk._wake, desk.now_s, 6, keeping)
+    desk.answer(Granted(1, 6, RUNS))
+    assert request.error is not None and (request.error.status, request.error.retry_after_s) == (503, 1)
 
 
 def test_text_of_one_request_waits_for_no_other_to_be_submitted_again(desk: Desk) -> None:

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from mmrt.actors.gateway.answers.answer_record import AnswerRecord
+from mmrt.actors.gateway.answers.answer_record import AnswerRecord, needs_media
 from mmrt.actors.gateway.connections import Connections, Runner
 from mmrt.actors.gateway.keeping.connection import MAX_SHOWN, KeptConnection
 from mmrt.actors.gateway.keeping.state import ConnectionState, OpenAnswer, Place, RecordError, decode_state, encode_state
@@ -401,6 +401,28 @@ def test_an_answer_of_too_many_requests_to_record_begins_anew_and_nobody_waits_f
     assert claimed == [1] and answer.request(0)[0] == 7 and not answer.shown
     state = decode_state(record.load())
     assert state.answer is not None and state.answer.keys == [7]
+
+
+def test_media_are_not_asked_for_again_once_the_controller_has_them(kept: Kept) -> None:
+    """Those at a URL may be others, or gone, at a second look."""
+    kept.kill()
+    record = kept.records.record(0)
+
+    def adopt() -> AnswerRecord:
+        connection = KeptConnection(record, kept.connection, None, None, lambda: None, lambda: None)  # type: ignore[arg-type]
+        answer = AnswerRecord(SimpleNamespace(transport=connection), "x-", 5.0)  # type: ignore[arg-type]
+        assert answer.needs_media == needs_media(SimpleNamespace(transport=connection))  # type: ignore[arg-type]
+        answer.open(2, iter((7, 8)).__next__)
+        return answer
+
+    answer = adopt()
+    assert answer.needs_media
+    for number in (0, 0, 1):
+        assert adopt().needs_media, "one of its requests is not prepared"
+        keeping = answer.request(number)[1]
+        assert keeping is not None
+        keeping.on_prepared()
+    assert not adopt().needs_media
 
 
 def test_a_record_that_does_not_fit_is_refused(kept: Kept) -> None:
