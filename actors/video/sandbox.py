@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ...shm.confined import own_ids
+from ..host.capabilities import KILL, SETGID, SETUID, SYS_ADMIN, drop_capabilities, holds
 from ..host.landlock import confine_to_files, libc
 from ..host.limits import MAX_STACK_BYTES, NO_CORE_BYTES, lesser, lower_limits
 from ..host.seccomp import forbid_system_calls
@@ -27,8 +28,6 @@ MAX_THREADS = 1024
 _PR_SET_NO_NEW_PRIVS = 38
 _NEW_USER = 0x10000000
 _NAMESPACES = 0x40000000 | 0x08000000 | 0x04000000 | 0x00020000  # CLONE_NEWNET, NEWIPC, NEWUTS, NEWNS
-_CAPABILITY_VERSION_3 = 0x20080522
-_KILL, _SETGID, _SETUID, _SYS_ADMIN = 5, 6, 7, 21
 _READ_ONLY, _NO_SETUID, _NO_DEVICES, _NO_PROGRAMS, _RECURSIVE, _PRIVATE, _DETACH = 1, 2, 4, 8, 1 << 14, 1 << 18, 2
 _statm: int | None = None  # of this process, open: nothing of /proc can be opened later
 
@@ -47,7 +46,7 @@ def enter_sandbox(*, memory_bytes: int, file_bytes: int, reads_code: bool = Fals
     measures: dict[str, Callable[[], None]] = {
         "new privileges": _renounce_new_privileges,
         "its user id": _take_own_id if not reads_code else lambda: None,
-        "capabilities": _drop_capabilities,
+        "capabilities": drop_capabilities,
         "resources": lambda: _limit_resources(memory_bytes, file_bytes),
         "what it reads and writes": lambda: confine_to_files(() if reads_code else None),
         "system calls": lambda: forbid_system_calls(cuda=cuda),
@@ -72,7 +71,7 @@ def _enter_namespaces() -> str:
     besides, and no right in it. Returns why this system refuses; "" if it does not.
     """
     try:
-        if _holds(_SYS_ADMIN):
+        if holds(SYS_ADMIN):
             _try(libc().unshare(_NAMESPACES))
         else:
             with suppress(OSError):  # the sandbox tells
@@ -114,7 +113,7 @@ def _take_own_id() -> None:
     """As root: become a user that owns nothing, and that no other process is. Raises: OSError where the supervisor could not end it."""
     if os.getuid() != 0:
         return
-    if not all(map(_holds, (_KILL, _SETGID, _SETUID))):
+    if not all(map(holds, (KILL, SETGID, SETUID))):
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
     os.setgroups([])
     for own in own_ids(os.getpid()):
@@ -127,13 +126,6 @@ def _take_own_id() -> None:
             _limit_threads()
             return
     raise refusal
-
-
-def _holds(capability: int) -> bool:
-    """Return whether this process has the capability."""
-    header, data = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
-    _try(libc().capget(header, data))
-    return bool(data[0] >> capability & 1)
 
 
 def _empty_file_system() -> None:
@@ -160,12 +152,6 @@ def _try(status: int) -> None:
 
 def _renounce_new_privileges() -> None:
     _try(libc().prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))))
-
-
-def _drop_capabilities() -> None:
-    """Drop root's capabilities; other users have none."""
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    _try(libc().capset(header, (ctypes.c_uint32 * 6)()))
 
 
 def _limit_resources(memory_bytes: int, file_bytes: int) -> None:

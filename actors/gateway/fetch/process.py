@@ -13,11 +13,13 @@ import signal
 import ssl
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import uvloop
 
 from ....runtime.config.fetch import FetchSection
+from ...host.capabilities import drop_capabilities
 from ...host.landlock import confine_to_files
 from ...host.limits import MAX_STACK_BYTES, NO_CORE_BYTES, lower_limits
 from ...host.seccomp import forbid_system_calls
@@ -46,8 +48,9 @@ def main() -> None:
 
 
 def restrict() -> None:
-    """Give up what no fetch needs, before any thread begins: new privileges, other programs and processes, unix sockets (those of the
-    run would take this process for one of it), and more than bounded memory and files. ``confine`` takes files."""
+    """Give up what no fetch needs, before any thread begins: root's capabilities, new privileges, other programs and processes, unix
+    sockets (those of the run would take this process for one of it), and more than bounded memory and files. ``confine`` takes files.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     data_pages = int(Path("/proc/self/statm").read_text().split()[5])
     limits = {
@@ -58,10 +61,11 @@ def restrict() -> None:
         resource.RLIMIT_FSIZE: 0,  # it writes no file
     }
     lower_limits(limits)
-    try:
-        forbid_system_calls(network=True)
-    except OSError as error:
-        _tell_missing("system calls", error)
+    for what, give_up in (("capabilities", drop_capabilities), ("system calls", partial(forbid_system_calls, network=True))):
+        try:
+            give_up()
+        except OSError as error:
+            _tell_missing(what, error)
 
 
 class Worker:

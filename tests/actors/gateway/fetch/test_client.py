@@ -232,6 +232,7 @@ def test_the_process_ends_with_its_input_and_forbids_itself_new_privileges() -> 
         process.stdin.close()
         assert await process.wait() == 0
         assert "NoNewPrivs:\t1" in status
+        assert all(re.search(rf"Cap{kind}:\s0+\n", status) for kind in ("Eff", "Prm", "Inh", "Amb"))  # root's, too
         assert re.search("Max file size +0 ", limits) and re.search("Max core file size +1 ", limits)
 
     run(test)
