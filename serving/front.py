@@ -75,6 +75,7 @@ class Front:
         return [
             *((method, path, self.relay) for method, path in RELAYED),
             *((method, f"/v1/responses/{{id}}{more}", self.relay_response) for method, more in _OF_STORED),
+            *((method, "/v1/stream/{id}", self.relay_response) for method in ("GET", "DELETE")),
             ("GET", "/v1/models", self.models),
             ("GET", "/v1/models/{model:.+}", self.model),
             ("GET", "/api/tags", self.tags),

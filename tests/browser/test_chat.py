@@ -10,6 +10,8 @@ import pytest
 from PIL import Image
 
 if TYPE_CHECKING:
+    from mmrt.tests.end_to_end.conftest import Server
+
     from .conftest import Page
 
 pytestmark = pytest.mark.slow
@@ -196,13 +198,33 @@ def test_a_reload_keeps_conversation_and_settings(page: "Page") -> None:
     assert page.text("#settings-open") == "Settings"
 
 
-def test_a_reload_in_the_middle_of_an_answer(page: "Page") -> None:
+def test_a_reload_in_the_middle_of_an_answer(page: "Page", server: "Server") -> None:
     page.ask_for_long(4000)
     page.until(lambda: len(page.answer) > 50, "text has come")
     page.pause_ms(1500)
+    before = page.answer
     page.open()
-    page.until(lambda: len(page.answer) > 50, "what came is kept")
-    assert page.meta == "interrupted"
+    page.until(lambda: len(page.answer) > len(before) + 50, "the answer goes on")
+    assert page.answer.startswith(before[:40]) and len(page.all(".answer")) == 1
+    server.kill("gateway")
+    page.open()
+    so_far = len(before)
+    page.until(lambda: len(page.answer) > so_far + 100, "it goes on with another gateway")
+    page.click("#stop")
+    page.until(lambda: "stopped" in page.meta, "it is stopped")
+    server.wait_until_empty()
+    page.open()
+    page.until(lambda: "stopped" in page.meta, "it stays so")
+
+
+def test_a_reload_while_an_answer_ends(page: "Page") -> None:
+    """It is there in the end, once, as it would have been."""
+    page.ask_for_long(300)
+    page.until(lambda: len(page.answer) > 20, "text has come")
+    page.open()
+    page.until(lambda: "300 tokens" in page.meta, "the whole answer is shown")
+    page.open()
+    page.until(lambda: "300 tokens" in page.meta and len(page.all(".answer")) == 1, "it is kept")
 
 
 def test_the_system_prompt_is_the_first_setting(page: "Page") -> None:

@@ -63,18 +63,29 @@ export const command = async (verb, actor) =>
   (await send(`/page/${verb}/${encodeURIComponent(actor)}`, { method: "POST", body: "{}" })).json();
 
 // Yield the chunks of an answer. Streamed or not, they look alike: {choices: [{delta, finish_reason}], usage}. A body can hold FileParts;
-// `tell(what, share)` learns how far they are.
-export async function* complete(body, { signal, hasFiles, tell }) {
+// `tell(what, share)` learns how far they are. `name`: of a stream that goes on without this page; "": it ends with it.
+export async function* complete(body, { signal, hasFiles, tell, name }) {
   const sent = hasFiles
     ? { body: await encode(body, { signal, tell: (share) => tell("reading", share) }), tell: (share) => tell("sending", share) }
     : { body: JSON.stringify(body) };
-  const response = await send("/v1/chat/completions", { method: "POST", signal, ...sent });
+  const headers = name ? { "X-Conversation-Id": name } : {};
+  const response = await send("/v1/chat/completions", { method: "POST", signal, headers, ...sent });
   if (!body.stream) {
     const whole = await reached(response.json());
     const [choice] = whole.choices;
     yield { id: whole.id, choices: [{ delta: choice.message, finish_reason: choice.finish_reason }], usage: whole.usage };
     return;
   }
+  yield* chunks(response);
+}
+
+// Return the chunks of a stream that went on without this page, from the first one on.
+export const follow = async (name, { signal }) => chunks(await send(`/v1/stream/${name}`, { signal }));
+
+// End a stream that would go on without this page.
+export const drop = (name) => send(`/v1/stream/${name}`, { method: "DELETE" }).catch(() => {});
+
+async function* chunks(response) {
   for await (const data of events(response.body)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);

@@ -43,8 +43,10 @@ export class History {
     const id = sessionStorage.getItem(CURRENT) ?? (await archive.list())[0]?.id;
     const found = id ? await archive.open(id) : null;
     this.hasBegun = true;
-    if (found && !this.playground.conversation.turns.size) this.playground.show(found);
-    else this.draw();
+    if (found && !this.playground.conversation.turns.size) {
+      this.playground.show(found);
+      this.playground.resume();
+    } else this.draw();
   }
 
   async draw() {

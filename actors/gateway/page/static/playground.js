@@ -1,11 +1,11 @@
 // The playground: the shown conversation, its questions and answers, and the branches between them.
 
 import { Answer } from "./answer.js";
-import { complete } from "./api.js";
+import { complete, drop, follow } from "./api.js";
 import * as archive from "./archive.js";
 import { toFile } from "./capture.js";
 import { CodeDialog } from "./code.js";
-import { Conversation } from "./conversation.js";
+import { Conversation, newId } from "./conversation.js";
 import { $, make, say } from "./dom.js";
 import { explain } from "./explain.js";
 import { Attachments } from "./media.js";
@@ -15,6 +15,8 @@ import { NoAnswer, TurnView } from "./turns.js";
 
 const SAVE_MS = 1000; // an answer that comes is written so often
 const NOTICE_MS = 12_000;
+const UNDER_WAY = "mmrt-under-way"; // of this tab: the answer that goes on through a reload
+const MAX_NAMED_BYTES = 4 << 20; // of files: the server keeps them as long as the answer is under way
 
 export class Playground {
   // `showRequest(id)`: show a request in the waterfall. `changed()`: the list of conversations may look different.
@@ -200,17 +202,78 @@ export class Playground {
   // Ask for an answer to a question. `old`: the answer that it shall stand beside, if it comes to nothing that is shown again.
   async answer(question, old = null) {
     const { conversation, once } = this; // a new chat has others
-    const answer = new Answer((change) => {
-      const isDown = isScrolledDown();
-      change();
-      scrollDown(isDown);
-    });
+    const answer = this.newAnswer();
     this.once = {};
     this.failure = null;
     this.draw(answer);
     scrollDown(true);
+    await this.run(conversation, question, answer, { once, old, ask: this.asking(conversation, question, once, answer) });
+  }
+
+  // Go on with the answer that was under way before a reload of this tab.
+  async resume() {
+    const { name, id, parent } = JSON.parse(sessionStorage.getItem(UNDER_WAY) ?? "{}");
+    const { conversation } = this;
+    const question = conversation.id === id && conversation.turns.get(parent);
+    if (!question || this.running) return;
+    let chunks;
+    const following = (this.running = new AbortController());
+    const ask = {
+      name,
+      body: {},
+      chunks: (signal) => {
+        signal.addEventListener("abort", () => following.abort());
+        return chunks;
+      },
+    };
+    try {
+      chunks = await follow(name, { signal: following.signal });
+    } catch {
+      return sessionStorage.removeItem(UNDER_WAY); // it is not kept any more
+    } finally {
+      this.running = null;
+    }
+    if (conversation !== this.conversation) return drop(name);
+    const part = conversation.children(question.id).findLast((turn) => turn.role === "assistant" && !turn.facts);
+    if (part) {
+      archive.forget(conversation, conversation.remove(part));
+      this.views.delete(part.id);
+    }
+    conversation.record.leaf = question.id;
+    const answer = this.newAnswer();
+    this.draw(answer);
+    scrollDown(true);
+    await this.run(conversation, question, answer, { once: {}, old: null, ask });
+  }
+
+  newAnswer() {
+    return new Answer((change) => {
+      const isDown = isScrolledDown();
+      change();
+      scrollDown(isDown);
+    });
+  }
+
+  // What is asked: {name, body, chunks(signal)}. Raises what makes that impossible.
+  asking(conversation, question, once, answer) {
+    const turns = conversation.pathTo(question);
+    const problem = problemOf(turns, this.limits.max_body_bytes);
+    if (problem) return { name: "", body: {}, problem };
+    const body = this.bodyFor(turns, once);
+    const media = turns.flatMap((turn) => turn.media);
+    const isNamed = body.stream && media.reduce((sum, medium) => sum + medium.size, 0) <= MAX_NAMED_BYTES;
+    const name = isNamed ? newId() : "";
+    const tell = (what, share) => answer.tell(what, share);
+    return { name, body, chunks: (signal) => complete(body, { signal, hasFiles: media.length > 0, tell, name }) };
+  }
+
+  // `ask`: as `asking` has it.
+  async run(conversation, question, answer, { once, old, ask }) {
     const keeper = new Keeper(conversation, question);
-    const { error, messages } = await this.stream(conversation.pathTo(question), once, answer, keeper);
+    if (ask.name) sessionStorage.setItem(UNDER_WAY, JSON.stringify({ name: ask.name, id: conversation.id, parent: question.id }));
+    const { error, messages } = await this.stream(ask, answer, keeper);
+    if (ask.name && error?.status !== 0) sessionStorage.removeItem(UNDER_WAY); // where the connection broke, it may go on: a reload asks
+    if (ask.name && error?.name === "AbortError") drop(ask.name);
     answer.markdown.finish();
     const reason = error && error.name !== "AbortError" ? explain(error, messages) : "";
     const turn = keeper.end(answer.text, answer.facts(reason ? `failed: ${reason}` : error ? "stopped" : answer.finish));
@@ -220,25 +283,21 @@ export class Playground {
   }
 
   // Returns {error, messages} of the request.
-  async stream(turns, once, answer, keeper) {
+  async stream(ask, answer, keeper) {
     const running = (this.running = new AbortController());
     $("playground").dataset.running = "";
     $("send").hidden = true;
     $("stop").hidden = false;
-    let body = {};
     try {
-      const problem = problemOf(turns, this.limits.max_body_bytes);
-      if (problem) throw new Error(problem);
-      body = this.bodyFor(turns, once);
-      const hasFiles = turns.some((turn) => turn.media.length);
+      if (ask.problem) throw new Error(ask.problem);
       answer.start();
-      for await (const chunk of complete(body, { signal: running.signal, hasFiles, tell: (what, share) => answer.tell(what, share) })) {
+      for await (const chunk of ask.chunks(running.signal)) {
         answer.take(chunk);
         keeper.look(answer.text);
       }
       return {};
     } catch (error) {
-      return { error, messages: body.messages };
+      return { error, messages: ask.body.messages };
     } finally {
       this.running = null;
       delete $("playground").dataset.running;
