@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mmrt.cpu_kernels import int4_kernels, int8_kernels, int8_rows, int8g_kernels, pair_kernels, unpacking_kernel
 from mmrt.cpu_kernels.int8_rows import FULL, PAIRS, level_of_rows, round_rows
+from mmrt.cpu_kernels.kernel import has_bfloat16
 from mmrt.cpu_kernels.rounding_kernel import has_kernel, round_to
 from mmrt.models.architecture import WeightFormat
 from mmrt.models.checkpoint import int4, int8g
@@ -224,7 +225,9 @@ def test_no_length_of_a_prompt_is_compiled() -> None:
     environment = {**os.environ, "ONEDNN_VERBOSE": "profile_create"}
     said = subprocess.check_output([sys.executable, "-c", _LENGTHS], env=environment, text=True)
     made = [line.split(",")[-2] for line in said.splitlines() if "create:cache_miss" in line and "matmul" in line]
-    assert {int(shapes.split("x")[0]) for shapes in made} == {224, 256, 288}
+    sizes = {int(shapes.split("x")[0]) for shapes in made}
+    assert sizes <= {224, 256, 288}
+    assert sizes or not has_bfloat16(), "with AVX2 alone oneDNN multiplies nothing here"
 
 
 @pytest.fixture
