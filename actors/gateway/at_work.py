@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Work:
-    """The work on the requests of one connection, until it ``is_over``: then its record may be another connection's."""
+    """The work on one request, until it ``is_over``: then its record may be of another request, or another connection's."""
 
     def __init__(self, record: ConnectionRecord) -> None:
         self._record = record
@@ -29,6 +29,12 @@ class Work:
         for place in Workplace:
             self._record.set_at_work(place, False)
         return was_at_work
+
+    def retire(self) -> None:
+        """End it: what goes on of the request, in a task or a thread, is not the next one's work."""
+        self.is_over = True
+        for place in Workplace:
+            self._record.set_at_work(place, False)
 
     def do(self, function: Callable[[], T], place: Workplace = Workplace.LOOP) -> T:
         """Return what the function does, marked as work."""

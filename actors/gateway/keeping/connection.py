@@ -230,6 +230,8 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         if self._state.request_at != self._shown:  # a body in chunks, refused before it had come
             self._state.request_at, self._state.closes = self._shown, False
             self._commit(b"")
+        self.work.retire()
+        self.work = Work(self._record)
         self._payload, self._end, self._has_turn = None, None, False
         self._is_answered = self._may_go_on = self._is_ahead = False
         self._pace()
