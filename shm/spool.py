@@ -35,24 +35,29 @@ class Spool:
 
     def __init__(self) -> None:
         """Raises: OSError."""
-        self._descriptor = os.memfd_create("mmrt-spool", os.MFD_CLOEXEC)
+        self.descriptor = os.memfd_create("mmrt-spool", os.MFD_CLOEXEC)
         self._places = itertools.count()
 
     def new(self) -> "SpooledBytes":
         """Return bytes that are empty so far."""
-        return SpooledBytes(self, self._descriptor, next(self._places) * _PLACE_BYTES)
+        return SpooledBytes(self, next(self._places) * _PLACE_BYTES)
+
+    def close(self) -> None:
+        """Close the file. A collection may do so before it ends the bytes: they must not find another file by its number."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def __del__(self) -> None:
-        os.close(self._descriptor)
+        self.close()
 
 
 class SpooledBytes:
     """Bytes in a spool, which others are added to. Their memory is given back with the last reference, or by ``close``."""
 
-    def __init__(self, spool: Spool, descriptor: int, start: int) -> None:
+    def __init__(self, spool: Spool, start: int) -> None:
         """Use ``Spool.new``."""
         self._spool = spool
-        self._descriptor = descriptor
         self._start = start
         self._num_bytes = 0
 
@@ -63,14 +68,14 @@ class SpooledBytes:
         """Add bytes. Raises: OSError, ENOSPC where there is no memory for them."""
         view = memoryview(data)
         while view:
-            done = os.pwrite(self._descriptor, view, self._start + self._num_bytes)
+            done = os.pwrite(self._spool.descriptor, view, self._start + self._num_bytes)
             self._num_bytes += done
             view = view[done:]
 
     def read(self, start: int = 0, end: int | None = None) -> bytes:
         """Return the bytes [start, end), as far as there are any."""
         end = self._num_bytes if end is None else min(end, self._num_bytes)
-        return os.pread(self._descriptor, max(0, end - start), self._start + start)
+        return os.pread(self._spool.descriptor, max(0, end - start), self._start + start)
 
     def pieces(self, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         """Return the bytes [start, end) in pieces of ``PIECE_BYTES``, the last one shorter."""
@@ -81,7 +86,7 @@ class SpooledBytes:
     @contextmanager
     def mapped(self) -> Iterator[mmap.mmap]:
         """Map them for reading, for a short time. Raises: ValueError if there are none."""
-        with mmap.mmap(self._descriptor, self._num_bytes, access=mmap.ACCESS_READ, offset=self._start) as mapping:
+        with mmap.mmap(self._spool.descriptor, self._num_bytes, access=mmap.ACCESS_READ, offset=self._start) as mapping:
             yield mapping
 
     def beside(self) -> "SpooledBytes":
@@ -92,7 +97,7 @@ class SpooledBytes:
         """Forget them."""
         if self._num_bytes:
             _libc.fallocate(
-                self._descriptor, _KEEP_SIZE | _PUNCH_HOLE, self._start, -(-self._num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+                self._spool.descriptor, _KEEP_SIZE | _PUNCH_HOLE, self._start, -(-self._num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
             )
             self._num_bytes = 0
 

@@ -11,7 +11,7 @@ from mmrt.shm.spool import PIECE_BYTES, Spool, beginning_of, pieces_of, whole
 
 
 def memory_of(spool: Spool) -> int:
-    return os.fstat(spool._descriptor).st_blocks * 512
+    return os.fstat(spool.descriptor).st_blocks * 512
 
 
 def test_bytes_are_those_that_were_added() -> None:
@@ -53,6 +53,19 @@ def test_the_file_lasts_as_long_as_bytes_in_it() -> None:
     gc.collect()
     spooled.append(b"abc")
     assert spooled.read() == b"abc"
+
+
+def test_bytes_that_outlast_their_file_touch_no_other() -> None:
+    """As in a cycle that is collected: the file may be closed first, and its number be another's."""
+    spool = Spool()
+    spooled = spool.new()
+    spooled.append(b"abc")
+    spool.close()
+    other = Spool()
+    kept = other.new()
+    kept.append(b"kept")
+    spooled.close()
+    assert kept.read() == b"kept"
 
 
 def test_threads_do_not_meet() -> None:
