@@ -56,6 +56,18 @@ for await (const event of await client.responses.create({ model, input: hello, t
 }
 assert.equal(events, answer);
 
+const began = [];
+for await (const event of await client.responses.create({ model, input: hello, temperature: 0, background: true, stream: true })) {
+  if (began.push(event) === 4) break;
+}
+const { id } = began[0].response;
+const rest = [];
+for await (const event of await client.responses.retrieve(id, { stream: true, starting_after: 3 })) rest.push(event);
+assert.deepEqual([...began, ...rest].map((event) => event.sequence_number), [...began, ...rest].map((_, at) => at));
+assert.equal((await client.responses.retrieve(id)).output_text, answer);
+const long = await client.responses.create({ model, input: hello, background: true, max_output_tokens: 4000, ignore_eos: true });
+assert.equal((await client.responses.cancel(long.id)).status, 'cancelled');
+
 await assert.rejects(client.chat.completions.create({ ...asked, temperature: 9 }), (error) =>
   error instanceof OpenAI.BadRequestError && error.param === 'temperature');
 await assert.rejects(client.chat.completions.create({ ...asked, model: 'gpt-9' }), OpenAI.NotFoundError);

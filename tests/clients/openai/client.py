@@ -111,6 +111,25 @@ def responses() -> None:
     assert all(Shape.model_validate(json.loads(item.arguments)) for item in called.output)
 
 
+def responses_in_the_background() -> None:
+    create: Any = client.responses.create
+    began = []
+    stream = create(model=MODEL, input=HELLO, temperature=0, background=True, stream=True)
+    for event in stream:
+        began.append(event)
+        if len(began) == 4:
+            break
+    stream.close()
+    id = began[0].response.id
+    rest = list(client.responses.retrieve(id, stream=True, starting_after=began[-1].sequence_number))
+    events = [*began, *rest]
+    assert [event.sequence_number for event in events] == list(range(len(events))) and events[-1].response.output_text == HELLO_ANSWER
+    assert list(client.responses.retrieve(id, stream=True)) == events and client.responses.retrieve(id).status == "completed"
+    long = create(model=MODEL, input=HELLO, background=True, max_output_tokens=4000, extra_body={"ignore_eos": True})
+    assert long.status in ("queued", "in_progress") and client.responses.cancel(long.id).status == "cancelled"
+    client.responses.delete(long.id)
+
+
 def unknown_fields() -> None:
     answer = client.chat.completions.with_raw_response.create(
         model=MODEL, messages=user(HELLO), temperature=0, extra_body={"frobnicate": 1}
@@ -163,6 +182,7 @@ structured_output_and_functions()
 several_choices_and_log_probabilities()
 other_routes()
 responses()
+responses_in_the_background()
 unknown_fields()
 errors()
 asyncio.run(cancelled())
