@@ -357,7 +357,7 @@ class Peak(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_memory_of_a_steps_experts_is_estimated(tmp_path: Path, dtype: torch.dtype) -> None:
-    """As they are multiplied on a GPU. An estimate may be a quarter too much."""
+    """As they are multiplied on a GPU. An estimate may be a quarter too much, and half where the processor multiplies bfloat16."""
     layer = Layer(tmp_path, "float32" if dtype == torch.float32 else "bfloat16", dtype, num_experts=24)
     config = load_model_config(tmp_path, "float32" if dtype == torch.float32 else "bfloat16")
     estimated = msgspec.structs.replace(config, language=layer.language).step_bytes()
@@ -366,7 +366,7 @@ def test_memory_of_a_steps_experts_is_estimated(tmp_path: Path, dtype: torch.dty
         sum_by_mask(layer.x[:300], routes, layer.moe._experts, layer.operations.silu_mul)
     assert estimated == 64 * 24 * (dtype.itemsize * (3 * 96 + HIDDEN) + 8 * HIDDEN)
     taken = peak.most - 300 * (4 * HIDDEN + 8 * 24)  # of all tokens: their sums, and what their experts count
-    assert 0.8 * estimated < taken <= estimated, (taken, estimated)
+    assert (0.8 if dtype == torch.float32 else 0.66) * estimated < taken <= estimated, (taken, estimated)
     save(tmp_path, "qwen3")
     assert load_model_config(tmp_path).step_bytes() == 0
 
