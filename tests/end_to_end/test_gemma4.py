@@ -3,6 +3,8 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -13,6 +15,8 @@ import torch
 from PIL import Image
 
 from mmrt.models.config import load_model_config
+from mmrt.shm.controller_stats import ControllerStats
+from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.conftest import Server, also_slow, launching
 from mmrt.tests.end_to_end.oracle import check_argmax
 from mmrt.tests.end_to_end.test_embedding_cache import KNOWN, Asked, work
@@ -185,3 +189,24 @@ def test_pixels_and_samples_without_towers(launch: Callable[..., Server], checkp
         logits = with_masks(model)(**inputs, attention_mask=torch.ones_like(inputs["input_ids"])).logits[0, length - 1 :]
     check_argmax(logits.float(), answers[0])
     server.wait_until_empty()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma4", "gemma3_seeing"])
+def test_pages_of_several_groups_move_between_devices(family: str, launch: Callable[..., Server], case: Case) -> None:
+    """Prompts are prefilled in one pool and decoded in another, with decode killed among steps and copies: the same answers as in one
+    pool. Windows end within the prompt."""
+    settings = '[actors]\nlayout = "EP@left+D@right"\n[[devices]]\nname = "left"\n[[devices]]\nname = "right"\n'
+    apart, alone = launch(family, settings=settings), case.server if family == "gemma4" else launch(family)
+    content = sent([seen(7, 90, 120), "a b c d e f g h " * 12, "What is it?"])
+    expected = alone.chat(content, max_tokens=60)[1]
+    for wait_s in (0.0, 0.15, 0.3):
+        with ThreadPoolExecutor(3) as pool:
+            asked = [pool.submit(apart.chat, content, max_tokens=60) for _ in range(3)]
+            if wait_s:
+                time.sleep(wait_s)
+                apart.kill("decode")
+            assert [answer.result()[1] for answer in asked] == [expected] * 3
+    apart.wait_until_empty()
+    with RunDirectory.attach(apart.run_path) as run, closing(ControllerStats.attach(run)) as stats:
+        assert stats.read().transferred_bytes_total > 0
