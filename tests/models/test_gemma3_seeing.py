@@ -177,6 +177,11 @@ def test_published_files_say_less(loaded: Loaded, tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "tokens": ("config.json", {"mm_tokens_per_image": 60}, "mm_tokens_per_image is 60, expected a square that divides 16 x 16 patches"),
+    "tower": (
+        "config.json",
+        {"vision_config": {"image_size": 5, "patch_size": 6}},
+        "is 64, expected a square that divides 0 x 0 patches",
+    ),
     "text": ("config.json", {"boi_token_index": 5}, "added_tokens has no id 5, which stands at pictures"),
     "filter": ("preprocessor_config.json", {"resample": 3}, "resample is 3, expected 2"),
     "pan": ("preprocessor_config.json", {"do_pan_and_scan": True}, "do_pan_and_scan is true"),

@@ -86,7 +86,8 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
 def _parse_tower(root: JsonObject, hidden_size: int, num_tokens: int) -> VitConfig:
     vision, side = root.object("vision_config"), math.isqrt(num_tokens)
     num_patches = vision.integer("image_size", default=224) // vision.integer("patch_size", default=16)
-    if side**2 != num_tokens or num_patches % side or vision.integer("image_size", default=224) % num_patches:
+    is_square = side**2 == num_tokens and num_patches >= side and num_patches % side == 0
+    if not is_square or vision.integer("image_size", default=224) % num_patches:
         raise root.error(
             "mm_tokens_per_image", f"is {num_tokens}, expected a square that divides {num_patches} x {num_patches} patches"
         )

@@ -22,9 +22,10 @@ def read_clock_tokens(path: Path) -> TimeTokens:
     file = path / "tokenizer.json"
     try:
         found = _decode(file.read_bytes())
-        space = next((sign for sign in _SPACES if f'"{sign}"'.encode() in bytes(found.model.vocab)), _SPACES[0])
+        vocab = bytes(found.model.vocab)
+        space = next((sign for sign in _SPACES if f'"{sign}"'.encode() in vocab), _SPACES[0])
         *digits, colon, gap = piece_ids(found.model, [*"0123456789", ":", space])
-        longer = next((one[1].decode() for one in _JOINED.finditer(bytes(found.model.vocab)) if len(one[1].decode()) > 1), None)
+        longer = next((one[1].decode() for one in _JOINED.finditer(vocab) if len(one[1].decode()) > 1), None)
         is_grouped = (grouped := GROUPED_DIGITS.search(memoryview(found.pre_tokenizer))) is not None and grouped[1] != b"1"
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror}; times of videos are text") from None
