@@ -62,17 +62,36 @@ def for_medium(model: ModelConfig, options: MediaOptions) -> ModelConfig:
 
 
 def image_of_share(model: ModelConfig, height: int, width: int, share: float) -> ItemShape:
-    """Return the shape of a picture of this size with at most this share of the tokens that it would have, by fewer pixels (VL9): one
-    token at least, and as many as ever where the family gives all pictures as many."""
+    """Return the shape of a picture of this size with at most this share of the tokens that it would have, by fewer pixels (VL9): as
+    many tiles as have that, or as few as the family cuts; of a family that fills its bounds with all pictures the share of these."""
     item = family_of(model).image_item(model, height, width)
     rules = model.vision_rules
     if share >= 1 or rules is None:
         return item
-    _, rows, columns = item.grid
+    count, rows, columns = item.grid
     token = (rules.patch_size * rules.merge_size) ** 2
-    most = max(token, int(rows * columns * rules.patch_size**2 * share))
-    fewer = replace(rules, max_pixels=most, min_pixels=min(rules.min_pixels, token))  # nothing is enlarged, not even to the share
-    return family_of(model).image_item(replace(model, vision_rules=fewer), height, width)
+
+    def bounded(most: int) -> ItemShape:
+        fewer = replace(rules, max_pixels=most, min_pixels=min(rules.min_pixels, token))  # nothing is enlarged, not even to the share
+        return family_of(model).image_item(replace(model, vision_rules=fewer), height, width)
+
+    if not rules.tile:
+        whole = rules.max_pixels if _fills_bounds(model, rules) else rows * columns * rules.patch_size**2
+        return bounded(max(token, int(whole * share)))
+    items = [bounded(number * rules.tile**2) for number in range(1, max(count, 2))]
+    within = [each for each in items if each.num_tokens <= share * item.num_tokens]
+    return max(within, key=_num_tokens) if within else min(items, key=_num_tokens)
+
+
+def _fills_bounds(model: ModelConfig, rules: VisionRules) -> bool:
+    """Return whether a picture of one token's pixels is enlarged to more than half of ``max_pixels``, as Gemma 4's are."""
+    side = rules.patch_size * rules.merge_size
+    _, rows, columns = family_of(model).image_item(model, side, side).grid
+    return 2 * rows * columns * rules.patch_size**2 > rules.max_pixels
+
+
+def _num_tokens(item: ItemShape) -> int:
+    return item.num_tokens
 
 
 def share_under(waiting_s: float, objective_s: float) -> float:
@@ -94,14 +113,20 @@ def _least(*numbers: int | None) -> int:
 
 
 def option_ranges(rules: VisionRules) -> dict[MediaKind, dict[str, Range]]:
-    """By kind of medium: the numeric options, each from its least meaningful value to the limit of the run's rules."""
+    """By kind of medium: the numeric options, each from its least meaningful value to the limit of the run's rules. Pictures that all
+    have as many tokens have no ``token_share``."""
+    are_alike = rules.tile > 0 and len(rules.grids) < 2 and not rules.longest_edge
     token = (rules.patch_size * rules.merge_size) ** 2
 
     def upto(most: float, least: float) -> Range:
         return Range(min(least, most), most)
 
     return {
-        "image": {"min_pixels": upto(rules.max_pixels, token), "max_pixels": upto(rules.max_pixels, token), "token_share": SHARES},
+        "image": {
+            "min_pixels": upto(rules.max_pixels, token),
+            "max_pixels": upto(rules.max_pixels, token),
+            **({} if are_alike else {"token_share": SHARES}),
+        },
         "video": {
             "fps": upto(rules.fps, MIN_FPS),
             "min_frames": upto(rules.max_frames, 1),

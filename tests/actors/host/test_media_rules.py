@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from mmrt.actors.host.media_rules import for_medium, for_run, image_of_share, option_ranges, share_under
 from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
 from mmrt.models.families import qwen2_5_omni
+from mmrt.models.families.internvl import tiles
 from mmrt.models.media_config import AudioRules, VisionRules
 from mmrt.runtime.config.sections import MediaSection
 from mmrt.schema.media import MediaOptions
@@ -118,6 +119,37 @@ def test_a_picture_has_at_most_its_share_of_tokens(height: int, width: int, shar
     _, h, w = part.grid
     assert 1 <= part.num_tokens <= max(1, share * whole.num_tokens, h // 2 if w == 2 else w // 2 if h == 2 else 0)
     assert part.num_tokens >= share * whole.num_tokens - (h + w) / 2 - 1
+
+
+PLAIN = {"patch_size": 14, "temporal_patch_size": 1, "max_frames": 0}
+TILED = {**PLAIN, "max_pixels": 12 * 448**2, "min_pixels": 448**2, "tile": 448, "grids": tiles._grids(448, 12)}
+NEXT = {**PLAIN, "merge_size": 1, "max_pixels": 672**2, "min_pixels": 336 * 672, "tile": 336}
+NEXT |= {"grids": ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))}
+POOLED = {**PLAIN, "patch_size": 16, "merge_size": 3, "min_pixels": 48**2, "max_pixels": 280 * 48**2}
+
+
+@pytest.mark.parametrize(
+    ("family", "rules", "counts"),
+    [
+        ("internvl", TILED, {(900, 1200): (3330, 1282, 258), (448, 448): (258, 258, 258)}),  # 12, 4 and no tiles, and the whole
+        ("llava_next", NEXT, {(600, 600): (2928, 1176, 1176), (300, 900): (2328, 1360, 1360)}),
+        ("gemma4", POOLED, {(672, 960): (282, 128, 72), (600, 1000): (254, 137, 62)}),
+    ],
+)
+def test_a_picture_in_steps_has_the_step_within_its_share(
+    family: str, rules: dict[str, object], counts: dict[tuple[int, int], tuple[int, ...]]
+) -> None:
+    """VL9: a picture of tiles does not fall to one where more are within its share, nor one of a budget to less than the next."""
+    model = replace(MODEL, family=family, vision_rules=VisionRules(**rules), vision_start_token_id=1, vision_end_token_id=2)  # type: ignore
+    found = {size: tuple(image_of_share(model, *size, share).num_tokens for share in (1.0, 0.5, 0.25)) for size in counts}
+    assert found == counts
+
+
+def test_pictures_of_one_number_of_tokens_have_no_share() -> None:
+    """A share that changes nothing is refused by name, not taken in silence."""
+    alike = VisionRules(tile=336, min_pixels=336**2, max_pixels=336**2, max_frames=0)
+    assert list(option_ranges(alike)["image"]) == ["min_pixels", "max_pixels"]
+    assert "token_share" in option_ranges(VisionRules(**TILED))["image"]  # type: ignore
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5])
