@@ -238,7 +238,7 @@ class ClientRequest:
         self._command(Filled(self._link.generation, self.key), now_s)
 
     def _fill(self, runs: list[PageRun], now_s: float) -> bool:
-        if self._keeping is not None and not self._media:  # they came in time for the gateway before
+        if runs and self._keeping is not None and not self._media:  # they came in time for the gateway before
             message = "the media of this request are gone: send it again"
             self.cancel(now_s, RequestError(message, status=503, type="overloaded_error", retry_after_s=1))
             return False

@@ -131,6 +131,7 @@ class ResumableStream:
         """Keep what was written, with the places that it shows, then let clients have it. Raises: RequestError without memory."""
         state = msgspec.structs.replace(self.state, places=list(places), num_events=num_events)
         if not self._append(bytes(self._pending), _encode(state)):
+            self._pending.clear()  # nobody has it
             raise refuse_for_memory()
         self.state = state
         self.show()
@@ -316,16 +317,16 @@ class ResumableStreams:
             await writer.write(stream)
         except RequestError as error:
             name_as_asked(error, stream.job.asked.field_names)
-            self._fail(stream, writer, error)
+            await self._fail(stream, writer, error)
         except Exception:  # a bug here must cost this stream only
             log.exception("%s failed", stream.kept.id)
-            self._fail(stream, writer, RequestError("internal error", status=500, type="internal_error"))
+            await self._fail(stream, writer, RequestError("internal error", status=500, type="internal_error"))
         self._end(name, stream)
 
-    def _fail(self, stream: ResumableStream, writer: Stream, error: RequestError) -> None:
+    async def _fail(self, stream: ResumableStream, writer: Stream, error: RequestError) -> None:
         """End one by an error: a status, where nobody has any of it."""
         if stream.data:
-            stream.data += numbered(writer.error(error), len(stream.data))
+            await stream.write(writer.error(error))
         else:
             stream.error = error
         self._cancel(stream)

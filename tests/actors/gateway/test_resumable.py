@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mmrt.actors.gateway.apis import background
 from mmrt.actors.gateway.apis.resumable import numbered
+from mmrt.actors.gateway.keeping import kept_answers
 from mmrt.shm.kept_records import KeptRecords
 from mmrt.tests.actors.gateway.test_background import held
 
@@ -103,6 +104,26 @@ def test_several_choices_and_an_error(stage: Any) -> None:
         with pytest.raises(openai.RateLimitError, match="17 requests wait"):
             await scene.client.chat.completions.create(**scene.chat(stream=True), extra_headers=NAMED)
         assert (await scene.http.get("/v1/stream/chat-1")).status_code == 404
+
+    stage.run(test)
+
+
+def test_a_short_memory_ends_it_by_an_error(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which comes behind what its client has."""
+
+    async def test(scene: Any) -> None:
+        go_on = held(scene, "Hello")
+        first = await some(scene, scene.chat(**STREAM), 2)
+        reader = asyncio.create_task(scene.http.get("/v1/stream/chat-1"))
+        await asyncio.sleep(0.1)
+        monkeypatch.setattr(kept_answers, "MAX_LOG_BYTES", 100)
+        for answer in scene.controller.plays.values():
+            answer.text(", lost")
+        text = (await reader).text
+        events = events_of(text)
+        assert text.startswith(first) and "lost" not in text and "no memory to keep this answer" in events[-2][1]
+        assert events[-1] == (len(text.encode()), "[DONE]")
+        go_on.set()
 
     stage.run(test)
 
