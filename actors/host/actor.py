@@ -7,6 +7,7 @@ older generation gone), then work until ``ending``. ``process`` calls it.
 import asyncio
 import ctypes
 import logging
+import math
 import os
 import signal
 import time
@@ -51,6 +52,7 @@ POLL_S = 0.01
 GRACE_S = 0.05  # for what a dead process's device may still do once its files are closed; not measured
 NOTE_S, NOTE_POLL_S = 0.5, 0.001  # how long a standby waits for word of how the previous process ended, and how often it looks
 HELLO_S = 1.0
+ADOPTING_S = 60.0  # that a supervisor may take for a start: without a controller nothing can be adopted
 LAST_S = 900.0  # how long ``memory`` waits for the end of processes that may not remove the run directory
 
 
@@ -108,6 +110,7 @@ class Actor:
         self._terminated = False
         self._hello_at_s = 0.0
         self._watchdog_at_s = 0.0
+        self._say_active_at_s = math.inf
         self._signalled, self._signalling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def catch_signals(self) -> None:
@@ -251,12 +254,17 @@ class Actor:
 
     def serving(self, *, adopts: bool = False) -> None:
         """Say that this generation serves. ``adopts``: the supervisor learns of it once it has ``adopted`` what the process before had
-        under way; a standby then starts behind it, which would keep processors from that."""
+        under way, or after ``ADOPTING_S``; a standby then starts behind it, which would keep processors from that."""
         assert self.status is not None
         self.status.set_state(ActorState.ACTIVE)
         self.flight.event(Kind.ACTIVE, os.getpid(), self._started_ns, self._standby_ns)
         self.has_adopted = not adopts
-        if not adopts:
+        self._say_active_at_s = time.monotonic() + (ADOPTING_S if adopts else 0.0)
+        self._say_active(time.monotonic())
+
+    def _say_active(self, now_s: float) -> None:
+        if now_s >= self._say_active_at_s:
+            self._say_active_at_s = math.inf
             self.notifier.active()
 
     @property
@@ -293,8 +301,8 @@ class Actor:
     def adopted(self) -> None:
         """Say that whatever the process before had under way goes on, or will not."""
         self.has_adopted = True
-        self._hello_at_s = 0.0
-        self.notifier.active()
+        self._hello_at_s = self._say_active_at_s = 0.0
+        self._say_active(time.monotonic())
 
     @property
     def has_greeted(self) -> bool:
@@ -309,6 +317,7 @@ class Actor:
     def heartbeat(self) -> None:
         """Hello and watchdog, each when it is time. Call it once per turn of the main loop."""
         now_s = time.monotonic()
+        self._say_active(now_s)
         if now_s >= self._hello_at_s and self.bus.send(
             Hello(self.name, self.generation, os.getpid(), True, self._code, self.has_adopted)
         ):

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from mmrt.actors.host.actor import Actor
+from mmrt.actors.host.actor import ADOPTING_S, Actor
 from mmrt.actors.host.cores import SharedCores
 from mmrt.actors.host.free_turn import FreeTurn
 from mmrt.runtime.bus.transport import ActorSocket
@@ -140,7 +140,10 @@ def test_the_supervisor_learns_of_it_once_all_is_taken_over(tmp_path: Path) -> N
         actor.status = ActorTable.create(run, ["video"]).writer("video", 1)
         actor._flight, actor._started_ns, actor._standby_ns = FlightRecorder.create(run, "video", 64).writer(1), 0, 0
         actor.serving(adopts=True)
+        actor._say_active(time.monotonic())
         assert listener.drain() == [] and not actor.has_adopted
+        actor._say_active(time.monotonic() + ADOPTING_S)
+        assert [said.active for said in listener.drain()] == [True], "the controller may be away for long"
         actor.adopted()
         assert [said.active for said in listener.drain()] == [True] and actor.has_adopted
         actor.notifier.close()
