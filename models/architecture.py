@@ -262,7 +262,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     audio_token_id: int = -1
     audio_start_token_id: int = -1  # start and end enclose the tokens of a video with its sound track
     audio_end_token_id: int = -1
-    vision_start_token_id: int = -1  # start and end enclose each frame of a video whose prompt has the frames' times
+    vision_start_token_id: int = -1  # start and end enclose a picture, or each frame of a video whose prompt has the frames' times
     vision_end_token_id: int = -1
     times: TimeTokens | None = None
     tiles: TileTokens | None = None

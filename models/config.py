@@ -143,8 +143,9 @@ def _check_ids(path: Path, config: ModelConfig) -> None:
     ids += [(f"{kind} placeholder id", config.placeholder_id(kind)) for kind in kinds]
     if config.audio_start_token_id != -1:
         ids += [("audio_start_token_id", config.audio_start_token_id), ("audio_end_token_id", config.audio_end_token_id)]
-    if config.times is not None:
+    if config.times is not None or config.prompt_texts:
         ids += [("vision_start_token_id", config.vision_start_token_id), ("vision_end_token_id", config.vision_end_token_id)]
+    if config.times is not None:
         ids += [(TIME_ID, token) for token in config.times.ids]
     ids += [(ITEM_TEXT_ID, token) for token in config.item_text_ids]
     files = {"eos_token_id": "generation_config.json or config.json", TIME_ID: "tokenizer.json", ITEM_TEXT_ID: "tokenizer.json"}

@@ -26,7 +26,7 @@ from mmrt.models.families.gemma3 import seeing
 from mmrt.models.families.item_check import fault_of
 from mmrt.models.lm.warm_up import warm_up_towers
 from mmrt.models.text.chat_template import ChatTemplate
-from mmrt.models.text.tokenizer import Tokenizer
+from mmrt.models.text.tokenizer import PromptGuard, Tokenizer
 from mmrt.schema.media import MediaOptions, MediaSpan
 from mmrt.tests.models.conftest import Loaded, Prompt
 from mmrt.tests.models.whole_prompts import check_greedy_tokens, check_logits_in_cuts, forced_logits, noise, opened
@@ -175,7 +175,24 @@ def test_published_files_say_less(loaded: Loaded, tmp_path: Path) -> None:
     assert language.ropes[1].stretch[0] == 8.0 and (language.ropes[0].theta, language.ropes[1].theta) == (1e4, 1e6)
 
 
+def test_a_start_of_a_picture_that_users_write_is_text(loaded: Loaded, tmp_path: Path) -> None:
+    """Although the tokenizer does not call it special: else the text for a picture would take its place."""
+    shutil.copytree(loaded.path, made := tmp_path / "made", ignore=shutil.ignore_patterns("*.safetensors"))
+    content = json.loads((made / "tokenizer.json").read_text())
+    content["added_tokens"] = [{**token, "special": False} for token in content["added_tokens"]]
+    (made / "tokenizer.json").write_text(json.dumps(content))
+    config = load_model_config(made)
+    guard = PromptGuard(Tokenizer.load(made, control_ids=config.control_ids))
+    ((written, _),) = config.prompt_texts
+    assert written == "<start_of_image>" and written not in guard.hide([f"a {written} tag"])[0]
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "vocabulary": (
+        "config.json",
+        {"text_config": {"vocab_size": 1215}, "image_token_index": 1214, "eoi_token_index": 1215},
+        "vision_end_token_id is 1215, outside the vocabulary of 1215",
+    ),
     "tokens": ("config.json", {"mm_tokens_per_image": 60}, "mm_tokens_per_image is 60, expected a square that divides 16 x 16 patches"),
     "tower": (
         "config.json",

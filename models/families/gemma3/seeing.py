@@ -79,6 +79,8 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
         vision=vision,
         vision_rules=_parse_rules(files, vision, num_tokens),
         image_token_id=ids["image"],
+        vision_start_token_id=ids["begin"],
+        vision_end_token_id=ids["end"],
         prompt_texts=((begin, f"\n\n{begin}{image}{end}\n\n"),),
     )
 
