@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from ..runtime.config.runtime_config import RuntimeConfig, to_toml
+from ..runtime.config.runtime_config import RuntimeConfig, to_data
+from ..runtime.config.toml_text import toml_table
 from ..runtime.errors import ConfigError
 from ..runtime.stage_table import check_layout
 from ..runtime.supervisor.run_report import RunReport
@@ -88,7 +90,8 @@ class OwnRun:
     def up(self, config: RuntimeConfig) -> float:
         """Start the run with this configuration; seconds until it is ready. Raises: OwnRunError."""
         file = self.home / "config.toml"
-        file.write_text(to_toml(config))
+        changed = _changed(to_data(config), to_data(RuntimeConfig()))  # another version may not have the other keys
+        file.write_text("\n".join(toml_table(changed, "")).lstrip("\n") + "\n")
         ready_s = self.command("up", "--detach", "--config", str(file))[0]
         self.config = config
         return ready_s
@@ -105,6 +108,15 @@ class OwnRun:
             return _decode_report(printed)
         except msgspec.DecodeError as error:
             raise OwnRunError(f"mmrt status --json: {error}") from None
+
+
+def _changed(data: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys, in tables too, whose values are other than usual."""
+    return {
+        key: _changed(value, usual[key]) if isinstance(value, dict) and isinstance(usual.get(key), dict) else value
+        for key, value in data.items()
+        if value != usual.get(key)
+    }
 
 
 @contextmanager

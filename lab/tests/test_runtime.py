@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from mmrt.bench.own_run import OwnRun, OwnRunError, processes_of
+from mmrt.bench.own_run import OwnRun, OwnRunError, _changed, processes_of
 from mmrt.bench.processes import memory_of
 from mmrt.bench.serve.errors import BenchError
 from mmrt.bench.serve.record import Chunk, Record
 from mmrt.bench.startup import Measurement
 from mmrt.models.config import load_model_config
+from mmrt.runtime.config.runtime_config import RuntimeConfig, to_data
+from mmrt.runtime.config.sections import MemorySection, ModelSection
 from mmrt.runtime.supervisor.run_report import ActorReport, RequestsReport, RunReport
 from mmrt_lab.micro.raw_client import RawStream, open_streams
 from mmrt_lab.micro.runtime import Sample, evaluate, make_bodies, make_null_checkpoint
@@ -88,6 +90,14 @@ def test_a_failing_command_tells_what_it_printed(tmp_path: Path) -> None:
     run = OwnRun(tmp_path, tmp_path / "run")
     with pytest.raises(OwnRunError, match=r"mmrt status --json ended with status 1: .*error"):
         run.report()
+
+
+def test_a_run_is_told_only_what_is_not_usual() -> None:
+    """Another version of mmrt may not have the other keys."""
+    usual = to_data(RuntimeConfig())
+    config = RuntimeConfig(model=ModelSection(path="there"), memory=MemorySection(kv_tokens=64))
+    assert _changed(to_data(config), usual) == {"model": {"path": "there"}, "memory": {"kv_tokens": 64}}
+    assert _changed(usual, usual) == {}
 
 
 def test_processes_and_their_memory() -> None:
