@@ -19,6 +19,7 @@ MIN_TOKENS = 256  # fewer would cost the same: a plan reads all weights once, re
 START_UNITS = 1  # start of a budget, in multiples of the least
 
 TBT_FACTOR = 2.0  # the TBT objective, in steps alone, where none is configured or no step meets it
+OWN_FACTOR = 1.25  # the least of it where none is configured, in the longest steps that decode can have on its own cores
 DEFAULT_TBT_TARGET_S = 0.05  # until a step alone has been measured; on CUDA, steps take 5 to 100 ms by model and device
 
 _SHARE_LIMITS = (0.25, 4.0)
@@ -78,10 +79,19 @@ class ConfiguredTbt(NamedTuple):
 
 
 def tbt_rule(config: RuntimeConfig) -> ConfiguredTbt:
-    """Return the configuration's rule."""
+    """Return the configuration's rule. A step alone has idle cores as well (``actors.host.cores``), one beside plans has not, and takes
+    longer in proportion to the cores at most: an objective below that would be missed whatever plans there are."""
     configured_s = config.scheduling.tbt_target_ms / 1000
     least_s = 0.0 if config.model.on_cuda else DEFAULT_TBT_TARGET_S
-    return ConfiguredTbt(configured_s or DEFAULT_TBT_TARGET_S, 0.0 if configured_s else TBT_FACTOR, least_s)
+    factor = max(TBT_FACTOR, OWN_FACTOR * _lent(config))
+    return ConfiguredTbt(configured_s or DEFAULT_TBT_TARGET_S, 0.0 if configured_s else factor, least_s)
+
+
+def _lent(config: RuntimeConfig) -> float:
+    """Return the cores that decode has alone, in those that it has beside others."""
+    threads = config.actor("decode").threads
+    lends = threads and config.actors.turns == "off" and not config.model.on_cuda
+    return config.most_threads("decode") / threads if lends else 1.0
 
 
 def objective_s(limits: TbtRule, undisturbed_s: float) -> float:

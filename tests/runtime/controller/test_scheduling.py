@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from mmrt.runtime.bus.messages import Generation, MediaItem, RequestSpec
-from mmrt.runtime.config.runtime_config import MAX_STEP_TOKENS
+from mmrt.runtime.config.runtime_config import MAX_STEP_TOKENS, parse_config
 from mmrt.runtime.controller.scheduling.admission import (
     Holder,
     Load,
@@ -28,6 +28,7 @@ from mmrt.runtime.controller.scheduling.budgets import (
     retarget,
     search,
     steer_share,
+    tbt_rule,
     update,
 )
 from mmrt.runtime.controller.scheduling.costs import CostModel
@@ -44,6 +45,7 @@ from mmrt.runtime.controller.scheduling.types import (
     View,
 )
 from mmrt.runtime.errors import RequestError
+from mmrt.runtime.process.processors import Processors, plan_threads
 from mmrt.tests.runtime.controller.random_views import views
 
 LIMITS = Limits(
@@ -408,3 +410,21 @@ def test_the_objective_is_one_that_steps_can_meet(
 ) -> None:
     limits = replace(LIMITS, tbt_target_s=target_s, tbt_factor=factor, tbt_least_s=least_s)
     assert objective_s(limits, step_s) == pytest.approx(objective)
+
+
+@pytest.mark.parametrize(
+    ("settings", "factor"),
+    [
+        ("", 2.5),  # 4 of 8 cores, and all of them alone
+        ("[actors.decode]\nmost_threads = 4\n", 2.0),  # none are lent
+        ("[actors.decode]\nmost_threads = 5\n", 2.0),
+        ("[actors.decode]\nthreads = 2\nmost_threads = 8\n", 5.0),
+        ('[actors]\nturns = "layers"\n', 2.0),
+        ('[actors]\nturns = "layers"\n[actors.decode]\nthreads = 2\nmost_threads = 8\n', 2.0),
+        ('[model]\ndevice = "cuda"\n', 2.0),
+        ("[scheduling]\ntbt_target_ms = 80\n", 0.0),
+    ],
+)
+def test_an_objective_is_longer_than_a_step_on_decodes_own_cores(settings: str, factor: float) -> None:
+    """A step alone has idle cores too: on all of twice its cores it can take half as long as beside a plan."""
+    assert tbt_rule(plan_threads(parse_config(settings), Processors(8, 8))).tbt_factor == factor
