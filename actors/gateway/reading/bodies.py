@@ -147,7 +147,7 @@ class BodyReader:
 
     def _parse(self, parse: Callable[[Body], T], body: _Read) -> T:
         """Parse a body of JSON, in a thread unless it is short. One in the spool whose base64 is not all of media is read again as a
-        whole: one at a time, since that takes memory."""
+        whole, whatever came of the marks in it: one at a time, since that takes memory. So ``parse`` may be called twice."""
         if not isinstance(body, SpooledBody):
             return parse(body)
         try:
@@ -155,7 +155,7 @@ class BodyReader:
                 parsed = parse(body)
                 if body.is_used_up:
                     return parsed
-            except RequestError:
+            except Exception:
                 if body.is_used_up:
                     raise
             with self._reading_whole:

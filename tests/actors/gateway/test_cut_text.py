@@ -217,3 +217,29 @@ def test_a_gateway_with_its_bodies_in_the_spool(stage: Any, monkeypatch: pytest.
 
     stage.run(test)
     assert heard == [DATA, DATA] and memory_of_spools() == 0 and min(kept[:2]) >= len(DATA)
+
+
+def test_a_response_whose_body_is_read_twice(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text that looks like base64 is text, and the items of the input are kept once."""
+    monkeypatch.setattr(bodies, "_SPOOLED_BYTES", 1 << 16)
+    items: list[list[Any]] = []
+
+    async def test(scene: Any) -> None:
+        async def script(play: Any) -> None:
+            play.queue()
+            play.prepare()
+            play.text("Hello", "stop")
+
+        scene.controller.script = script
+        call = {"type": "function_call", "call_id": "one", "name": "f", "arguments": "{}", "status": "A" * 100_000}
+        result = {"type": "function_call_output", "call_id": "one", "output": "Yes"}
+        for given, more in ((["Hi"], {"user": "A" * 200_000}), (["Hi", call, result], {})):
+            asked = [{"role": "user", "content": one} if isinstance(one, str) else one for one in given]
+            answer = await scene.http.post("/v1/responses", json={"model": "tiny", "input": asked, **more})
+            assert answer.status_code == 200, answer.text
+            items.append((await scene.http.get(f"/v1/responses/{answer.json()['id']}/input_items")).json()["data"])
+        long = await scene.http.post("/v1/responses", json={"model": "tiny", "input": "A" * 200_000})
+        assert long.status_code == 400 and "context" in long.json()["error"]["message"], long.text
+
+    stage.run(test)
+    assert list(map(len, items)) == [1, 3]

@@ -61,11 +61,12 @@ class Exchange:
         self._items: list[Item] = []  # that the conversation was made of
 
     def read(self, body: Body, limits: Limits) -> ChatRequest:
-        """Validate the body. It also takes mmrt's own fields of chat completions.
+        """Validate the body, which may come twice (``BodyReader``). It also takes mmrt's own fields of chat completions.
 
         Raises:
             RequestError: 400, or 404 for an unknown model, or 413 for a medium that is too large.
         """
+        self._items = []
         fields = Fields(decode_body(body, limits.body))
         settle_first(fields, table.REQUEST, "return_token_ids")
         self._shown = {name: fields.leftover.get(name) for name in _SHOWN}
