@@ -166,9 +166,13 @@ class Completions:
                     asked = await self._fetched(asked)
                 if self.is_closed:
                     raise shutting_down()
-                if detach is not None and isinstance(asked, ChatRequest) and (answer := detach(asked, prompt)) is not None:
+                answer = None if detach is None or not isinstance(asked, ChatRequest) else detach(asked, prompt)
+                if answer is not None:
+                    del asked  # whoever answers has its media, as long as they are needed
                     return await answer
-            return await self._answer(http, asked, prompt, format)
+            answer = self._answer(http, asked, prompt, format)
+            del asked
+            return await answer
 
     async def find(self, http: web.Request, id_prefix: str, read: ReadPrefill) -> tuple[list[Found], Usage]:
         """Find something out about prompts without answering them. ``id_prefix``: of the request's id. Raises: as ``chat``."""
@@ -303,6 +307,7 @@ class Completions:
             for number, ids in enumerate(prompts)
             for choice in self.submit(asked, prompt, msgspec.structs.replace(spec, prompt_ids=ids), media, number, event, record)
         ]
+        asked, media = _without_media(asked), []  # each request has its media until its text begins
         if self._tracing is not None:
             self._tracing.begin(choices[0].request.key, record.id, http.path, http.headers)
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import random
@@ -243,3 +244,36 @@ def test_a_response_whose_body_is_read_twice(stage: Any, monkeypatch: pytest.Mon
 
     stage.run(test)
     assert list(map(len, items)) == [1, 3]
+
+
+@pytest.mark.parametrize("kind", ["whole", "stream", "response", "transcription"])
+def test_media_are_given_back_once_the_answer_begins(kind: str, stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer may take minutes, and the bounds on memory no longer count them then."""
+    monkeypatch.setattr(bodies, "_SPOOLED_BYTES", 1 << 16)
+    kept: list[int] = []
+
+    async def test(scene: Any) -> None:
+        async def script(play: Any) -> None:
+            play.queue()
+            await play.grant()
+            kept.append(memory_of_spools())
+            play.prepare()
+            play.text("Hello")
+            with contextlib.suppress(TimeoutError):
+                await scene.until(lambda: kept.append(memory_of_spools()) or not kept[-1])
+            play.text(" you", "stop")
+
+        scene.controller.script = script
+        part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(DATA).decode(), "format": "wav"}}
+        if kind == "transcription":
+            await scene.client.audio.transcriptions.create(model="tiny", file=("a.wav", DATA, "audio/wav"))
+        elif kind == "response":
+            given = [{"role": "user", "content": [part]}]
+            answer = await scene.http.post("/v1/responses", json={"model": "tiny", "input": given, "store": False})
+            assert answer.status_code == 200, answer.text
+        else:
+            answer = await scene.post(scene.chat([part], stream=kind == "stream"))
+            assert answer.status_code == 200, answer.text
+
+    stage.run(test)
+    assert kept[0] >= len(DATA) and kept[-1] == 0

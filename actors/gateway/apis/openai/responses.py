@@ -125,6 +125,8 @@ class Exchange:
 
     def begin(self, id: str, created: int, model: str, fingerprint: str) -> "Response":
         """See ``AnswerFormat``."""
+        if not self._shown["store"]:
+            self._conversation = Conversation((), ())  # nobody will ask for it, and it has media
         return Response(id, self._shown_of(created, model), self._keep, namespaces_of(self._shown["tools"]))
 
     def _shown_of(self, created: int, model: str) -> dict[str, Any]:

@@ -112,42 +112,40 @@ class Transcription:
         """``task``: as OpenAI names it in a verbose answer."""
         self.id_prefix = "transcription-" if task == "transcribe" else "translation-"
         self._task = task
-        self._asked: Asked | None = None
+        self._format = self._language = ""
         self._frame_s = 0.0
         self._speech: SpeechRules | None = None
 
     def read(self, form: Form, limits: Limits) -> ChatRequest:
         """Validate the form. Raises: RequestError, as ``read_transcription``."""
-        self._asked = (read_transcription if self._task == "transcribe" else read_translation)(form, limits)
+        request, self._format, self._language = (read_transcription if self._task == "transcribe" else read_translation)(form, limits)
         self._frame_s, self._speech = limits.sound_frame_s, limits.speech
-        return self._asked.request
+        return request
 
     def begin(self, id: str, created: int, model: str, fingerprint: str) -> "Transcript":
         """See ``AnswerFormat``."""
-        asked = self._asked
-        assert asked is not None
-        reader = None if self._speech is None else TranscriptReader(self._speech, asked.language)
-        return Transcript(id, self._task, asked, self._frame_s, reader)
+        reader = None if self._speech is None else TranscriptReader(self._speech, self._language)
+        return Transcript(id, self._task, self._format, self._language, self._frame_s, reader)
 
 
 class Transcript:
     """One answer. ``reader`` tells its language from its text; None: all of it is text."""
 
-    def __init__(self, id: str, task: str, asked: Asked, frame_s: float, reader: TranscriptReader | None) -> None:
+    def __init__(self, id: str, task: str, format: str, language: str, frame_s: float, reader: TranscriptReader | None) -> None:
         self.id = id
-        self.content_type = "text/plain" if asked.format == "text" else "application/json"
-        self._task, self._asked, self._frame_s, self._reader = task, asked, frame_s, reader
+        self.content_type = "text/plain" if format == "text" else "application/json"
+        self._task, self._format, self._language, self._frame_s, self._reader = task, format, language, frame_s, reader
 
     def choice(self, index: int, piece: Piece, ending: Ending, with_ids: bool) -> dict[str, Any]:
         return {"text": piece.text if self._reader is None else self._reader.push(piece.text) + self._reader.flush()}
 
     def whole(self, choices: Sequence[dict[str, Any]], usage: Usage, more: dict[str, Any]) -> bytes:
         (choice,) = choices
-        if self._asked.format == "text":
+        if self._format == "text":
             return f"{choice['text']}\n".encode()
-        if self._asked.format != VERBOSE:
+        if self._format != VERBOSE:
             return _encode({**choice, "usage": _usage(usage), **more})
-        language = self._asked.language if self._reader is None else self._reader.language
+        language = self._language if self._reader is None else self._reader.language
         seconds = round(usage.sound_frames * self._frame_s, 3)
         facts = {"task": self._task, "language": language.lower(), "duration": seconds}
         return _encode({**facts, **choice, "usage": {"type": "duration", "seconds": seconds}, **more})
