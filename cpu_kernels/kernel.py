@@ -159,8 +159,8 @@ def _image(name: str, make: Callable[[], ir.Module], cpu: str | None = None) -> 
         return _compile(make(), cpu)
     if (image := kernel_files.load(file, key)) is not None:
         return image
-    with kernel_files.alone(file) as others_made:
-        if others_made and (image := kernel_files.load(file, key)) is not None:
+    with kernel_files.alone(file):
+        if (image := kernel_files.load(file, key)) is not None:
             return image
         begun_s = time.perf_counter()
         image = _compile(make(), cpu)

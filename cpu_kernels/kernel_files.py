@@ -94,14 +94,16 @@ def write(name: str, key: bytes, body: bytes) -> None:
 
 
 @contextmanager
-def alone(name: str) -> Iterator[bool]:
-    """Let one process at a time make the file. Yields whether another one has just been at it, so that it may be there now.
+def alone(name: str) -> Iterator[None]:
+    """Let one process at a time make the file. Another one may have made it meanwhile, so look again.
 
     Who has waited for ``MAKE_S`` goes on beside the other, which may be stopped; where no lock can be had, nobody waits.
     """
     descriptor = _open_lock()
     try:
-        yield descriptor is not None and _lock(descriptor, name)
+        if descriptor is not None:
+            _lock(descriptor, name)
+        yield
     finally:
         if descriptor is not None:
             os.close(descriptor)
@@ -117,19 +119,18 @@ def _open_lock() -> int | None:
         return None
 
 
-def _lock(descriptor: int, name: str) -> bool:
-    """Lock a byte of the file, its own for each name (mostly), as long as it is open. Returns whether that took a wait."""
+def _lock(descriptor: int, name: str) -> None:
+    """Lock a byte of the file, its own for each name (mostly), as long as it is open."""
     at = int.from_bytes(blake2b(name.encode(), digest_size=4).digest())
     byte = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
-    end_s, has_waited = time.monotonic() + MAKE_S, False
+    end_s = time.monotonic() + MAKE_S
     while True:
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, byte)
-            return has_waited
+            return
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES) or time.monotonic() > end_s:
-                return has_waited
-        has_waited = True
+                return
         time.sleep(_LOOK_S)
 
 

@@ -4,7 +4,9 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +53,35 @@ def test_it_is_tried_again_when_something_changes(change: str, directory: Path, 
         (directory / "rows.choice").write_bytes(b"damaged")
     choices._key.cache_clear()
     assert kept("rows", lambda: "other") == kept("rows", lambda: "one") == "other"
+
+
+def test_it_is_tried_again_when_the_trial_changes(directory: Path, tmp_path: Path) -> None:
+    """Another version may try more, in a module that is none of the kernels'."""
+    module, found = tmp_path / "trial.py", []
+    for result in ("one", "one", "other"):
+        source = f"def find(): return {result!r}\ndef of_{result}(): pass\n"
+        module.write_text(source)
+        exec(compile(source, module, "exec"), names := dict[str, Any]())
+        choices._key.cache_clear()
+        found.append(kept("rows", names["find"]))
+        assert fastest("columns", {f"of-{result}": names[f"of_{result}"]}) == f"of-{result}"
+    assert found == ["one", "one", "other"]
+    module.unlink()
+    choices._key.cache_clear()
+    assert kept("rows", names["find"]) == "other", "tried, and not kept"
+
+
+def test_who_looked_too_early_takes_what_another_one_found(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one wrote it, and gave its lock back, between the first look and the lock."""
+    alone = kernel_files.alone
+
+    def late(name: str) -> AbstractContextManager[None]:
+        monkeypatch.setattr(kernel_files, "alone", alone)
+        assert kept("rows", lambda: "other") == "other"
+        return alone(name)
+
+    monkeypatch.setattr(kernel_files, "alone", late)
+    assert kept("rows", lambda: "one") == "other"
 
 
 def test_one_of_several_tries(directory: Path) -> None:
