@@ -118,6 +118,11 @@ class ClientRequest:
         return self.finish is not None or self.error is not None
 
     @property
+    def is_taken(self) -> bool:
+        """Return whether the controller has answered its Submit, or its text shows that it has it."""
+        return not isinstance(self._unanswered, Submit)
+
+    @property
     def has_started(self) -> bool:
         """Return whether the controller has analysed it and it fits, or its answer has begun."""
         return self.num_prompt_tokens is not None or self.first_text_s is not None
@@ -199,6 +204,11 @@ class ClientRequest:
 
     def on_message(self, message: ControllerAnswer, now_s: float) -> None:
         """Take an answer of the controller. Not for a request that has been delivered."""
+        if isinstance(message, Unknown) and not self.is_taken:
+            self.resend(now_s)
+            return
+        if not self.is_taken:
+            self._unanswered = None
         self._note_known()
         match message:
             case Queued():
@@ -211,8 +221,6 @@ class ClientRequest:
                 self._on_computed(message, now_s)
             case Failed():
                 self._on_failed(message, now_s)
-            case Unknown() if self.stage is RequestStage.SUBMITTED:
-                self.resend(now_s)
             case Unknown() | Released():
                 self._on_lost(now_s)
         self._wake()
@@ -220,7 +228,6 @@ class ClientRequest:
     def _on_queued(self) -> None:
         if self.stage is RequestStage.SUBMITTED:
             self.stage = RequestStage.QUEUED
-            self._unanswered = None
 
     def _on_granted(self, runs: list[PageRun], now_s: float) -> None:
         """Write the media. The same grant again means that Filled was lost; another one means that a new controller placed it anew."""
@@ -371,7 +378,8 @@ class ClientRequest:
         self.first_text_s = now_s
         self._link.flight.first_text(self.key)
         self.stage = RequestStage.STREAMING
-        self._unanswered = None
+        if self.is_taken or self._keeping is None:  # else the text may be of a row that the controller has for a gateway before
+            self._unanswered = None
         self._media.clear()
         self._query_at_s = now_s + STREAMING_QUERY_S
 

@@ -83,7 +83,7 @@ class RequestRegistry:
     def on_welcome(self, now_s: float) -> None:
         """Submit again what the controller may not have taken: it had not heard of this gateway."""
         for request in self._requests.values():
-            if request.stage is RequestStage.SUBMITTED:
+            if not request.is_taken:
                 request.resend(now_s)
 
     def get(self, key: int) -> ClientRequest | None:

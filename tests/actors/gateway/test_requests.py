@@ -193,6 +193,23 @@ def test_media_that_a_gateway_before_has_given_are_not_there_for_another_grant(d
     assert request.error is not None and (request.error.status, request.error.retry_after_s) == (503, 1)
 
 
+def test_text_says_nothing_of_a_request_that_is_submitted_again(desk: Desk) -> None:
+    """Its row is of the gateway before: the controller that this one's Submit was for may have died with it."""
+    known = list[str]()
+    spec = RequestSpec(Generation("id", Sampling()), [1, 2, 3], [], 10)
+    request = desk.registry.submit(spec, [], desk._wake, desk.now_s, 5, Keeping(lambda: known.append("known")))
+    desk.text(request, 0, "Hello", 1)
+    assert Submit(3, 5, spec) in desk.pass_time(1) and known == []
+    assert desk.answer(Unknown(2, 5)) == [Submit(3, 5, spec)] and known == [] and request.error is None
+    desk.sent.clear()
+    desk.registry.on_welcome(desk.now_s)
+    assert desk.sent == [Submit(3, 5, spec)]
+    desk.answer(Prepared(2, 5, 3))
+    assert known == ["known"] and not any(isinstance(message, Submit) for message in desk.pass_time(3))
+    desk.answer(Unknown(2, 5))
+    assert request.error is not None and request.error.status == 500
+
+
 def test_text_of_one_request_waits_for_no_other_to_be_submitted_again(desk: Desk) -> None:
     registry = desk.registry = RequestRegistry(desk.registry._link, adopts=True)
     for key, data in ((5, b"late"), (6, b"lost"), (5, b"r")):
