@@ -77,6 +77,8 @@ class AnswerRecord:
             self._unprepared = set(self._keys)
             if len(self._keys) != num_requests:
                 raise RequestError("the answer cannot be gone on with", status=500, type="internal_error")
+            if not self._unknown and self._connection is not None:
+                self._connection.claimed()  # it reads what goes on by itself
             return
         self._keys = [new_key() for _ in range(num_requests)]
         self._unprepared = set(self._keys)

@@ -403,6 +403,16 @@ def test_an_answer_of_too_many_requests_to_record_begins_anew_and_nobody_waits_f
     assert state.answer is not None and state.answer.keys == [7]
 
 
+def test_nobody_waits_for_who_reads_an_answer_that_goes_on_by_itself(kept: Kept) -> None:
+    kept.kill()
+    record, claimed = kept.records.record(0), list[int]()
+    record.commit(encode_state(ConnectionState(answer=OpenAnswer("id", 1, 1.0, [], [Place(has_begun=True)], 3))))
+    connection = KeptConnection(record, kept.connection, None, None, lambda: claimed.append(1), lambda: None)  # type: ignore[arg-type]
+    answer = AnswerRecord(SimpleNamespace(transport=connection), "x-", 5.0)  # type: ignore[arg-type]
+    answer.open(0, lambda: 7)
+    assert claimed == [1] and answer.num_events == 3
+
+
 def test_media_are_not_asked_for_again_once_the_controller_has_them(kept: Kept) -> None:
     """Those at a URL may be others, or gone, at a second look."""
     kept.kill()
