@@ -27,6 +27,7 @@ class RequestRegistry:
         self._requests: dict[int, ClientRequest] = {}
         self._early: dict[int, list[Delta]] | None = {} if adopts else None  # of requests that are not submitted again yet
         self._num_early_bytes = 0
+        self._left = set[int]()  # keys of requests that are another gateway's from now on
         self._with_media: dict[int, ClientRequest] = {}  # a few more than have any
 
     def __len__(self) -> int:
@@ -93,6 +94,7 @@ class RequestRegistry:
     def forget(self, key: int) -> None:
         """Leave a request as it is, to another gateway."""
         self._requests.pop(key, None)
+        self._left.add(key)
 
     def fail_all(self, error: RequestError, now_s: float) -> None:
         """End every request that is not over with this error: the gateway itself ends."""
@@ -108,7 +110,7 @@ class RequestRegistry:
 
     def on_message(self, message: ToActor, now_s: float) -> None:
         """Take an answer of the controller; reply to one about a forgotten request so that it forgets the request too."""
-        if not isinstance(message, ControllerAnswer):
+        if not isinstance(message, ControllerAnswer) or message.key in self._left:
             return
         request = self._requests.get(message.key)
         if request is None:

@@ -359,6 +359,12 @@ def test_a_new_epoch_changes_nothing(desk: Desk) -> None:
     assert desk.text(request, 1, "y", 2, "stop") == [Delivered(3, request.key)]
 
 
+def test_what_is_left_to_another_gateway_is_not_ended(desk: Desk) -> None:
+    request = desk.streaming()
+    desk.registry.forget(request.key)
+    assert desk.answer(Prepared(1, request.key, 5)) == desk.answer(Failed(1, request.key, 400, "x", "y")) == desk.pass_time(10) == []
+
+
 def test_strangers_are_told_to_end(desk: Desk) -> None:
     """The controller may still know what this gateway has forgotten."""
     assert desk.answer(Granted(1, 99, RUNS)) == [Cancel(3, 99)]
