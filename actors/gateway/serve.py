@@ -60,6 +60,7 @@ from .grammar.checks import GrammarChecks
 from .keeping.adoption import Adoption
 from .keeping.keepers import kept_records, most_connections, own_keeper
 from .keeping.kept_answers import KeptAnswers
+from .keeping.patience import Patience
 from .keeping.turns import Turns
 from .keys.api_keys import ApiKeys, KeyMetrics
 from .keys.tls import Certificate
@@ -190,7 +191,7 @@ class GatewayServer:
         self._resumable = ResumableStreams(self._completions, self._background, self._registry, metrics, server, begin)
         kept = self._background, self._resumable
         endpoints = Endpoints(self._completions, text.limits, metrics, self._keys, self._readiness, lambda: stats.read().broken, *kept)
-        self._turns, self._garbage = Turns(), Garbage(time.monotonic())
+        self._turns, self._patience, self._garbage = Turns(), Patience(), Garbage(time.monotonic())
         connections = Connections(most_connections(actor))
         metrics.add(connections)
         app = build_app(endpoints, actor.config.server, connections, lambda: actor.ending, self._page, self._turns)
@@ -233,9 +234,9 @@ class GatewayServer:
                 self._leave()
             self._end_s = time.monotonic() + self._actor.config.supervisor.drain_s
             if self._is_handing_over:
+                await self._stop_accepting()
                 self._background.leave()
                 self._resumable.leave()
-                await self._stop_accepting()
             await self._drain()
         finally:
             for following in self._following:
@@ -268,13 +269,13 @@ class GatewayServer:
         again, from their beginnings."""
         has_crashed = self._actor.follows_a_crash
         self._unadopted = {"background", "streams", *(() if channel is None else ("connections",))}
-        self._background.resume(has_crashed, partial(self._on_adopted, "background"))
-        self._resumable.resume(has_crashed, partial(self._on_adopted, "streams"))
+        self._background.resume(has_crashed, partial(self._on_adopted, "background"), self._patience)
+        self._resumable.resume(has_crashed, partial(self._on_adopted, "streams"), self._patience)
         if channel is not None:
             server = self._runner.server
             assert server is not None
             connections = partial(self._on_adopted, "connections")
-            self._adoption = Adoption(channel, server, self._turns, connections, has_crashed)
+            self._adoption = Adoption(channel, server, self._turns, connections, has_crashed, self._patience)
             self._adoption.begin()
         with Ringer(self._actor.run, "detokenizer") as bell:
             bell.ring()
@@ -379,8 +380,7 @@ class GatewayServer:
     def _receive(self, message: ToActor) -> None:
         if isinstance(message, Welcome):
             self._registry.on_welcome(time.monotonic())
-            if self._adoption is not None:
-                self._adoption.heard()
+            self._patience.heard()
         self._registry.on_message(message, time.monotonic())
 
     def _generations(self) -> dict[str, int]:

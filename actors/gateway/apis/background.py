@@ -19,6 +19,7 @@ from ..answers.client_request import ClientRequest, RequestStage
 from ..answers.link import Keeping
 from ..answers.requests import RequestRegistry
 from ..keeping.kept_answers import MAX_KEPT_BYTES, KeptAnswer, KeptAnswers
+from ..keeping.patience import Patience
 from ..keeping.state import Place
 from ..keys.api_keys import ApiKeys, Client
 from ..watching.metrics import Metrics
@@ -49,7 +50,6 @@ TENANT_SHARE = 4  # of the bytes that are kept, one tenant's unfinished answers 
 MAX_STRIKES = 2
 ACCEPT_S = 1.0  # for the controller to refuse a request at once
 CANCEL_S = 10.0
-RESUME_S = 30.0  # for the controller to know the answers that go on
 _NOT_SHOWN = 1 << 62
 
 
@@ -301,9 +301,9 @@ class BackgroundAnswers:
 
     # -------------------------------------------------------------------------------------------------------- to go on
 
-    def resume(self, has_crashed: bool, on_resumed: Callable[[], None]) -> None:
+    def resume(self, has_crashed: bool, on_resumed: Callable[[], None], patience: Patience) -> None:
         """Go on with the answers of a gateway before, which one of them may have ended if it ``has_crashed``. ``on_resumed``: is called
-        once the controller knows that of all."""
+        once the controller knows that of all, or ``patience`` is over."""
         left = set[str]()
 
         def known(id: str) -> None:
@@ -322,7 +322,7 @@ class BackgroundAnswers:
             on_resumed()
             return
         log.info("%d answers in the background go on", len(answers))
-        asyncio.get_running_loop().call_later(RESUME_S, on_resumed)
+        patience.after(on_resumed)
 
     def _restored(self, kept: KeptAnswer, has_crashed: bool) -> BackgroundAnswer | None:
         data, log_bytes = self.kept.body(kept), self.kept.log(kept, 0, kept.num_log_bytes)

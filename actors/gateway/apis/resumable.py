@@ -25,6 +25,7 @@ from ..answers.choices import Choice, error_of, usage_of
 from ..answers.link import Keeping
 from ..answers.requests import RequestRegistry
 from ..keeping.kept_answers import KeptAnswer
+from ..keeping.patience import Patience
 from ..keeping.state import Place
 from ..keys.api_keys import CLIENT, Client, salt_of
 from ..reading.content import Conversation
@@ -34,7 +35,7 @@ from ..reading.tool_fields import ToolUse
 from ..reading.validation import ChatRequest, Generation, read_chat
 from ..watching.metrics import Metrics
 from ..watching.request_log import REQUEST_ID
-from .background import MAX_STRIKES, RESUME_S, BackgroundAnswers, refuse_for_memory
+from .background import MAX_STRIKES, BackgroundAnswers, refuse_for_memory
 from .completions import Completions
 from .openai.answers import CHAT, json_response
 from .reading_along import send_along
@@ -358,7 +359,7 @@ class ResumableStreams:
 
     # -------------------------------------------------------------------------------------------------------- to go on
 
-    def resume(self, has_crashed: bool, on_resumed: Callable[[], None]) -> None:
+    def resume(self, has_crashed: bool, on_resumed: Callable[[], None], patience: Patience) -> None:
         """Go on with the streams of a gateway before: see ``BackgroundAnswers.resume``."""
         found = [one for one in self._kept.open_ones() if one.id.startswith(STREAMS)]
         streams = [stream for kept in found if (stream := self._restored(kept, has_crashed)) is not None]
@@ -377,7 +378,7 @@ class ResumableStreams:
             on_resumed()
             return
         log.info("%d streams go on without their clients", len(streams))
-        asyncio.get_running_loop().call_later(RESUME_S, on_resumed)
+        patience.after(on_resumed)
 
     def _restored(self, kept: KeptAnswer, has_crashed: bool) -> ResumableStream | None:
         body, data = self._kept.body(kept), self._kept.log(kept, 0, kept.num_log_bytes)

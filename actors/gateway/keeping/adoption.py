@@ -17,12 +17,11 @@ from ....runtime.process.kept_connections import Kind, Packet, receive, send
 from ....shm.connection_records import ConnectionRecords, RecordSizes
 from ....shm.tcp_count import reset
 from .connection import KeptConnection
+from .patience import Patience
 from .turns import Turns
 
 log = logging.getLogger(__name__)
 
-ADOPTION_S = 30.0  # for all requests under way to be submitted again, while the controller answers
-SILENCE_S = 5.0  # after which it does not
 SUSPECT_S = 1.0  # for one that a gateway may have died of, before the next
 _RETRY_S = 0.01
 _PACKETS = 16  # taken in one turn of the loop
@@ -38,6 +37,7 @@ class Adoption:
         turns: Turns,
         on_adopted: Callable[[], None],
         has_crashed: bool,
+        patience: Patience,
     ) -> None:
         """``has_crashed``: the gateway before did, of its work. ``on_adopted`` is called once."""
         self._has_crashed = has_crashed
@@ -50,24 +50,22 @@ class Adoption:
         self._unclaimed: set[int] = set()
         self._are_all_here = False
         self._num_taken, self._began_s = 0, 0.0
-        self._heard_since_s = self._heard_s = -SILENCE_S  # of the controller
+        self._patience = patience
         self._opening: set[asyncio.Task[None]] = set()
         self._suspects: dict[int, Callable[[], None]] = {}  # that wait, and how they begin
         self._to_send: list[Packet] = []
-        self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
         """Ask for the connections."""
         self._began_s = self._loop.time()
         self._channel.setblocking(False)
         self._loop.add_reader(self._channel, self._receive)
-        self._timer = self._loop.call_later(ADOPTION_S, self._give_up)
+        self._patience.after(self._give_up)
         self._say(Packet(Kind.ADOPT))
 
     def close(self) -> None:
         """Take no more connections."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._on_adopted = None
         self._loop.remove_reader(self._channel)
         self._channel.close()
 
@@ -141,21 +139,11 @@ class Adoption:
         self._unclaimed.discard(number)
         self._check()
 
-    def heard(self) -> None:
-        """The controller has answered: it does so once a second."""
-        now_s = self._loop.time()
-        if now_s - self._heard_s >= SILENCE_S:
-            self._heard_since_s = now_s
-        self._heard_s = now_s
-
     def _give_up(self) -> None:
-        """Give up what is not submitted again by now, unless the controller was away: nobody could have answered then."""
-        now_s = self._loop.time()
-        left_s = ADOPTION_S if now_s - self._heard_s >= SILENCE_S else self._heard_since_s + ADOPTION_S - now_s
-        if left_s > 0:
-            self._timer = self._loop.call_later(left_s, self._give_up)
+        """Give up what is not submitted again by now."""
+        if self._on_adopted is None:
             return
-        log.warning("%d requests were not taken over in %g s", len(self._unclaimed), ADOPTION_S)
+        log.warning("%d requests were not taken over in time", len(self._unclaimed))
         self._unclaimed.clear()
         self._are_all_here = True
         while self._suspects:
@@ -175,8 +163,6 @@ class Adoption:
         elif self._on_adopted is not None:
             done, self._on_adopted = self._on_adopted, None
             log.info("%d connections taken over in %.3f s", self._num_taken, self._loop.time() - self._began_s)
-            if self._timer is not None:
-                self._timer.cancel()
             done()
 
     def _say(self, packet: Packet) -> None:

@@ -5,8 +5,9 @@ import socket
 
 import pytest
 
-from mmrt.actors.gateway.keeping import adoption as adoption_module
+from mmrt.actors.gateway.keeping import patience as patience_module
 from mmrt.actors.gateway.keeping.adoption import Adoption
+from mmrt.actors.gateway.keeping.patience import Patience
 from mmrt.actors.gateway.keeping.turns import Turns
 from mmrt.runtime.process.kept_connections import Kind, Packet, receive, send
 from mmrt.shm.connection_records import ConnectionRecords, RecordSizes
@@ -24,7 +25,7 @@ def test_connections_of_no_use_are_released() -> None:
         records.record(2).commit(b"\xff")
         with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
             connection, _ = listener.accept()
-            adoption = Adoption(theirs, lambda: None, Turns(), adopted.set, False)  # type: ignore[arg-type, return-value]
+            adoption = Adoption(theirs, lambda: None, Turns(), adopted.set, False, Patience())  # type: ignore[arg-type, return-value]
             adoption.begin()
             assert receive(ours) == Packet(Kind.ADOPT)
             send(ours, Packet(Kind.RECORDS, tuple(SIZES), records.descriptor))  # type: ignore[arg-type]
@@ -46,19 +47,19 @@ def test_connections_of_no_use_are_released() -> None:
 
 def test_it_gives_up_only_while_the_controller_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a controller nothing can be submitted again: then a request waits on, up to its own deadline."""
-    monkeypatch.setattr(adoption_module, "ADOPTION_S", 0.3)
-    monkeypatch.setattr(adoption_module, "SILENCE_S", 0.1)
+    monkeypatch.setattr(patience_module, "ADOPTION_S", 0.3)
+    monkeypatch.setattr(patience_module, "SILENCE_S", 0.1)
 
     async def test() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         adopted = asyncio.Event()
-        adoption = Adoption(theirs, lambda: None, Turns(), adopted.set, False)  # type: ignore[arg-type, return-value]
+        adoption = Adoption(theirs, lambda: None, Turns(), adopted.set, False, patience := Patience())  # type: ignore[arg-type, return-value]
         adoption.begin()
         await asyncio.sleep(0.8)
         assert not adopted.is_set()
         began_s = asyncio.get_running_loop().time()
         while not adopted.is_set():
-            adoption.heard()
+            patience.heard()
             await asyncio.sleep(0.02)
         assert asyncio.get_running_loop().time() - began_s >= 0.25
         adoption.close()
