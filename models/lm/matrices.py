@@ -9,7 +9,7 @@ multiplies them. Others are multiplied by torch, a converted block of a narrow m
 rounds its weights as well. torch (oneDNN) gets few different numbers of rows: it makes machine code for each. int8 is multiplied by
 activations in int8 (W8A8), which are whole numbers of 8 bits, or 7 (``int8_rows``). Their sums are exact in int32, so a row's numbers
 do not depend on how many are beside it; nor do they with int4 and int8g, which are multiplied by activations of 8 bits with a step for
-32 columns.
+32 columns, but for many rows in bfloat16 beside AMX (``PackedMatrix``).
 Experts of a layer are parts of one matrix: kernels multiply all of them in one call (``products``).
 """
 
@@ -241,8 +241,9 @@ class _Kernels(Protocol):
 
 class PackedMatrix:
     """Kept in integers in groups of columns, in the layout of ``checkpoint.int4`` or ``int8g``, multiplied by activations in int8 where
-    there are kernels: a row of the result is the same bits in any batch. Many rows in bfloat16 are multiplied by blocks of values
-    where that is faster, as it is tried. ``unpack`` writes the values of some rows to a tensor."""
+    there are kernels: a row of the result is the same bits in any batch. Beside AMX, many rows in bfloat16 are multiplied by blocks of
+    values where trials say that it is faster; their bits, as those of a floating matrix in bfloat16, depend on the batch. ``unpack``
+    writes the values of some rows to a tensor."""
 
     def __init__(self, packed: Tensor, scales: Tensor, kernels: _Kernels, unpack: Callable[[Tensor, Tensor, Tensor], None]) -> None:
         self._packed, self._scales, self._kernels, self._unpack = packed, scales, kernels, unpack
