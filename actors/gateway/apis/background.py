@@ -175,8 +175,11 @@ class BackgroundAnswers:
         others = self.kept.open_ones(tenant)
         if len(others) >= MAX_UNFINISHED:
             raise _refusal(f"{len(others)} answers in the background are under way", MAX_UNFINISHED)
-        limit, num_bytes = self.kept.max_bytes // TENANT_SHARE, num_bytes + sum(one.num_bytes for one in others)
-        if num_bytes > limit:
+        limit = self.kept.max_bytes // TENANT_SHARE
+        if num_bytes > limit:  # whenever it is sent again
+            message = f"an answer in the background would keep {num_bytes} bytes, media included, the limit is {limit}"
+            raise RequestError(message, status=413)
+        if (num_bytes := num_bytes + sum(one.num_bytes for one in others)) > limit:
             raise _refusal(f"answers in the background would keep {num_bytes} bytes, media included", limit)
 
     def _open(self, tenant: bytes, job: Job, state: JobState) -> BackgroundAnswer:
@@ -328,15 +331,27 @@ class BackgroundAnswers:
         data, log_bytes = self.kept.body(kept), self.kept.log(kept, 0, kept.num_log_bytes)
         assert data is not None and log_bytes is not None
         try:
-            state = decode_state(kept.state)
+            state, job = decode_state(kept.state), decode_job(data)
             state = msgspec.structs.replace(state, strikes=state.strikes + has_crashed)
-            if state.strikes > MAX_STRIKES or not self.kept.append(kept, b"", encode(state)):
-                raise ValueError(f"gateways have died {state.strikes} times beside it")
-            return BackgroundAnswer(kept, decode_job(data), state, log_bytes)
+            if state.strikes > MAX_STRIKES:
+                self._give_up(kept, job, log_bytes, state.strikes)
+                return None
+            if not self.kept.append(kept, b"", encode(state)):
+                raise ValueError("there is no room")
+            return BackgroundAnswer(kept, job, state, log_bytes)
         except (ValueError, msgspec.DecodeError) as error:
             log.warning("%s is dropped: %s", kept.id, error)
             self.kept.remove(kept.tenant, kept.id)
             return None
+
+    def _give_up(self, kept: KeptAnswer, job: Job, log_bytes: bytes, num_deaths: int) -> None:
+        """Let an answer fail that gateways may have died of."""
+        log.error("%s has failed: %d gateways have died beside it", kept.id, num_deaths)
+        message = f"the server has died {num_deaths} times beside this answer"
+        end = failed(job.form, RequestError(message, status=500, type="internal_error"), is_cancelled=False)
+        played = Played(job.form, log_bytes, end.status, end.reason, end.problem)
+        if not self.stored.put_played(kept.tenant, job.conversation, end.body, job.items, played):
+            self.kept.remove(kept.tenant, kept.id)
 
     def leave(self) -> None:
         """Leave all that is under way as it is, to a successor."""

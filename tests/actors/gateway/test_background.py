@@ -236,6 +236,30 @@ def test_another_gateway_goes_on(stage: Any, num_lost: int) -> None:
     os.close(stage.answers_fd)
 
 
+def test_it_has_failed_where_gateways_die_of_it(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.answers_fd = KeptRecords.create()
+    known: dict[str, Any] = {}
+
+    async def before(scene: Any) -> None:
+        held(scene, "Hello")
+        known["made"] = made = await scene.client.responses.create(**ASKED)
+        await until(scene, made.id, "in_progress")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await scene.until(lambda: scene.actor.ending)
+
+    async def after(scene: Any) -> None:
+        found = await scene.client.responses.retrieve(known["made"].id)
+        assert (found.status, found.error.message) == ("failed", "the server has died 0 times beside this answer")
+        text = (await scene.http.get(f"/v1/responses/{found.id}?stream=true")).text
+        assert [line for line in text.splitlines() if line.startswith("event")][-2:] == ["event: response.failed", "event: error"]
+        assert not scene.controller.plays
+
+    stage.run(before)
+    monkeypatch.setattr(background, "MAX_STRIKES", -1)
+    stage.run(after)
+    os.close(stage.answers_fd)
+
+
 def test_limits_of_what_is_under_way(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "MAX_UNFINISHED", 2)
 
@@ -246,9 +270,14 @@ def test_limits_of_what_is_under_way(stage: Any, monkeypatch: pytest.MonkeyPatch
             await scene.client.responses.create(**ASKED)
         assert caught.value.code == "rate_limit_exceeded" and caught.value.response.headers["Retry-After"] == "1"
         await scene.client.responses.cancel(made[0].id)
-        monkeypatch.setattr(background, "TENANT_SHARE", 1 << 20)
-        with pytest.raises(openai.RateLimitError, match="would keep .* bytes, media included, the limit is 64"):
+        monkeypatch.setattr(background, "TENANT_SHARE", background.MAX_KEPT_BYTES // 8300)
+        with pytest.raises(openai.RateLimitError, match="would keep .* bytes, media included, the limit is"):
             await scene.client.responses.create(**ASKED)
+        await scene.client.responses.cancel(made[1].id)
+        monkeypatch.setattr(background, "TENANT_SHARE", 1 << 20)
+        with pytest.raises(openai.APIStatusError, match="would keep .* bytes, media included, the limit is 64") as alone:
+            await scene.client.responses.create(**ASKED)
+        assert alone.value.status_code == 413, "no room will ever do"
 
     stage.run(test)
 
