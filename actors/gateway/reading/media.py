@@ -352,7 +352,10 @@ def _decode_cut(text: CutText, start: int, end: int) -> AnyBytes:
     if cut is None:
         return decode_base64(text, start, end)
     if any("%" in part for part in parts if isinstance(part, str)):
-        return decode_base64(text, start, end)  # as text: that is refused, and the body read anew without cuts
+        for part in parts:
+            if isinstance(part, Cut):
+                part.is_used = False  # for its size alone: so the body is read anew without cuts
+        return b""
     decoded = cut.body.beside()
     decode_pieces(
         (piece for part in parts for piece in ((part.encode("ascii"),) if isinstance(part, str) else part.pieces())), decoded.append

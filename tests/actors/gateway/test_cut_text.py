@@ -138,6 +138,15 @@ def test_limits_on_one_medium(limits: Limits) -> None:
             assert outcome(cut, limits) == outcome(body, limits) and cut.is_used_up
 
 
+def test_percents_in_a_medium_that_nearly_breaks_its_limit(limits: Limits) -> None:
+    limits = msgspec.structs.replace(limits, media=MediaSection(max_item_mib=1))
+    data = lines(base64.b64encode(bytes((1 << 20) - 8)).decode(), "\n").replace("=", "%3D")
+    body = json.dumps(request_of({"type": "input_audio", "input_audio": {"data": data}})).encode()
+    cut = spooled(body)
+    found = outcome(cut, limits)
+    assert not cut.is_used_up or found == outcome(body, limits)
+
+
 def test_bodies_cut_anywhere_are_the_same_json(limits: Limits) -> None:
     """Strings that end and escape wherever they like, around windows' borders: what is cut out fits into its place."""
     luck = random.Random(3)
