@@ -154,6 +154,7 @@ class BackgroundAnswers:
                 return found
             if (stored := self.stored.get(tenant, record.id)) is not None:
                 return stored
+            expect_unseen(record)
             self.check(tenant, num_media_bytes)
             answer = self._open(tenant, make(), JobState(key))
         finally:
@@ -418,6 +419,12 @@ class _PlayedEvents:
 
     async def more(self, timeout_s: float) -> bool:
         raise AssertionError("all of it is there")
+
+
+def expect_unseen(record: AnswerRecord) -> None:
+    """Check that nobody has a part of an answer that is to begin. Raises: RequestError: then the answer is forgotten meanwhile."""
+    if record.shown:
+        raise RequestError("the answer that this streamed is forgotten", status=404, type="not_found_error")
 
 
 def refuse_for_memory() -> RequestError:

@@ -35,7 +35,7 @@ from ..reading.tool_fields import ToolUse
 from ..reading.validation import ChatRequest, Generation, read_chat
 from ..watching.metrics import Metrics
 from ..watching.request_log import REQUEST_ID
-from .background import MAX_STRIKES, BackgroundAnswers, refuse_for_memory
+from .background import MAX_STRIKES, BackgroundAnswers, expect_unseen, refuse_for_memory
 from .completions import Completions
 from .openai.answers import CHAT, json_response
 from .reading_along import send_along
@@ -259,6 +259,7 @@ class ResumableStreams:
             if stream is None:
                 stream = self._ended(tenant, name, record.id)
             if stream is None:
+                expect_unseen(record)
                 job = self._job_of(http, record, asked, prompt, "" if client is None else client.key.name)
                 stream = self._open(tenant, name, job)
                 stream.client = client

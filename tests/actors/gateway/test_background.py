@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,8 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmrt.actors.gateway.answers.requests import RequestRegistry
 from mmrt.actors.gateway.apis import background
 from mmrt.actors.gateway.apis.openai.background import STARTED, End, Form, Rendering, entry_of, failed, texts_of
+from mmrt.actors.gateway.keeping.kept_answers import KeptAnswers
+from mmrt.actors.gateway.keeping.state import Place
 from mmrt.runtime.errors import RequestError
 from mmrt.shm.kept_records import KeptRecords
 from mmrt.tests.actors.gateway.test_tool_calls import CALL
@@ -258,6 +262,15 @@ def test_it_has_failed_where_gateways_die_of_it(stage: Any, monkeypatch: pytest.
     monkeypatch.setattr(background, "MAX_STRIKES", -1)
     stage.run(after)
     os.close(stage.answers_fd)
+
+
+def test_one_that_is_forgotten_does_not_begin_anew_in_the_midst_of_its_stream() -> None:
+    """It was deleted while a client read it slowly, then its gateway died."""
+    kept = KeptAnswers(KeptRecords.own())
+    answers = background.BackgroundAnswers(kept, RequestRegistry(None), None, None, 5.0, 5.0)  # type: ignore[arg-type]
+    record: Any = SimpleNamespace(id="resp_1", shown=[Place(has_begun=True)], open=lambda *_: None, request=lambda _: (1, None))
+    with pytest.raises(RequestError, match="is forgotten"):
+        asyncio.run(answers.begin(b"", record, None, 0, lambda: pytest.fail("it begins")))
 
 
 def test_limits_of_what_is_under_way(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
