@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _CONNECTION = "connection-"
 _RECORDS, _ANSWERS = "records", "answers"
-_SEND_S = 1.0  # for room in systemd's queue, which is short
+_SEND_S = 1.0  # for room in systemd's queue, which is short; no clients wait for a systemd that takes nothing
 
 
 class DescriptorStore:
@@ -30,7 +30,6 @@ class DescriptorStore:
         """``address``: of systemd (NOTIFY_SOCKET). ``stored``: the descriptors that came back."""
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        self._socket.settimeout(_SEND_S)
         self._stored = dict(stored)
         self._is_failing = False
         for fd in self._stored.values():
@@ -102,6 +101,7 @@ class DescriptorStore:
         """Tell systemd. If it does not listen, what is not stored ends with this process."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
         try:
+            self._socket.settimeout(0 if self._is_failing else _SEND_S)
             self._socket.sendmsg([text.encode()], rights, 0, self._address)  # send_fds of Python 3.11 leaves out the address
             self._is_failing = False
         except OSError as error:

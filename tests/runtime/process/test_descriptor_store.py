@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,6 +147,18 @@ def test_without_systemds_ear_all_goes_on_and_is_said_once(tmp_path: Path, caplo
     store.records(SIZES)
     store.answers()
     assert [record.getMessage() for record in caplog.records if "does not store it" in record.getMessage()].__len__() == 1
+    store.close()
+
+
+def test_clients_wait_once_for_a_systemd_that_takes_nothing(manager: Manager, caplog: pytest.LogCaptureFixture) -> None:
+    store = DescriptorStore(manager.address, {})
+    began_s = time.monotonic()
+    for number in range(1000):  # a queue has 10 to 512 places
+        store.remove(number)
+    assert 0.5 < time.monotonic() - began_s < 5 and len(caplog.records) == 1
+    manager.settle()
+    store.remove(1000)
+    assert manager.take() and "connection-1000" in manager.said[-1]
     store.close()
 
 
