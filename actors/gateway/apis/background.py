@@ -40,7 +40,7 @@ from .openai.background import (
 )
 from .openai.responses_answer import ID_PREFIX
 from .openai.stored import StoredResponse, StoredResponses
-from .reading_along import send_along
+from .reading_along import LeftError, send_along
 from .streams import name_as_asked
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class BackgroundAnswer:
         self.texts = list(texts_of(log_bytes))
         self.log = bytearray(log_bytes)
         self.end: End | None = None
-        self.is_cancelled = False
+        self.is_cancelled = self.is_left = False
         self.client: Client | None = None
         self.rendering = Rendering(job.form, _NOT_SHOWN)
         self.rendering.begin()
@@ -360,6 +360,8 @@ class BackgroundAnswers:
             assert answer.task is not None
             answer.task.cancel()
             self._registry.forget(answer.state.key)
+            answer.is_left = True
+            answer.news()
         self._running.clear()
 
     # ---------------------------------------------------------------------------------------------------------- to show
@@ -389,6 +391,8 @@ class _Events:
 
     def take(self) -> tuple[bytes, bool]:
         answer, frames = self._answer, self._frames
+        if answer.is_left:
+            raise LeftError
         frames += [self._rendering.text(text) for text in answer.texts[self._at :]]
         self._at, self._frames = len(answer.texts), []
         if answer.end is not None:

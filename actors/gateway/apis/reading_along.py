@@ -16,6 +16,10 @@ from .streams import SLOW_READER_S
 log = logging.getLogger(__name__)
 
 
+class LeftError(Exception):
+    """Another gateway goes on with the answer."""
+
+
 class Source(Protocol):
     """The events for one client. ``position``: how far it has got, by which another gateway goes on with it."""
 
@@ -23,7 +27,7 @@ class Source(Protocol):
     def position(self) -> int: ...
 
     def take(self) -> tuple[bytes, bool]:
-        """Return what has come since the last call, and whether it is the last."""
+        """Return what has come since the last call, and whether it is the last. Raises: LeftError."""
         ...
 
     async def more(self, timeout_s: float) -> bool:
@@ -64,6 +68,8 @@ async def send_along(http: web.Request, record: AnswerRecord, id: str, source: S
             await record.finish(response, renew)
     except ConnectionResetError:
         pass
+    except LeftError:
+        reset(http.transport)  # as if this gateway had died: the client asks again
     except TimeoutError:
         log.info("%s: its client reads too slowly", id)
         reset(http.transport)

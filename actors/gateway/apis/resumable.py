@@ -38,7 +38,7 @@ from ..watching.request_log import REQUEST_ID
 from .background import MAX_STRIKES, BackgroundAnswers, expect_unseen, refuse_for_memory
 from .completions import Completions
 from .openai.answers import CHAT, json_response
-from .reading_along import send_along
+from .reading_along import LeftError, send_along
 from .streams import Stream, name_as_asked
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class ResumableStream:
         self.data = bytearray(data)
         self.shown = state.places
         self.num_events = state.num_events
-        self.has_ended = False
+        self.has_ended = self.is_left = False
         self.error: RequestError | None = None  # before its first byte
         self.client: Client | None = None
         self.choices: list[Choice] = []
@@ -161,6 +161,8 @@ class _Reader:
         self.position = position
 
     def take(self) -> tuple[bytes, bool]:
+        if isinstance(self._stream, ResumableStream) and self._stream.is_left:
+            raise LeftError
         is_last = not isinstance(self._stream, ResumableStream) or self._stream.has_ended
         data = self._stream.data if isinstance(self._stream, ResumableStream) else self._stream
         taken, self.position = bytes(data[self.position :]), len(data)
@@ -402,6 +404,9 @@ class ResumableStreams:
             stream.task.cancel()
             for key in stream.state.keys:
                 self._registry.forget(key)
+            stream.is_left = True
+            stream.has_begun.set()
+            stream.show()
         self._running.clear()
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 from hypothesis import given
@@ -206,6 +207,25 @@ def test_another_gateway_goes_on(stage: Any) -> None:
     stage.script = script
     stage.run(after)
     os.close(stage.answers_fd)
+
+
+def test_who_reads_one_that_is_left_to_another_gateway_is_reset(stage: Any) -> None:
+    """Where connections end with their gateway: it would wait for its readers, and its successor for it."""
+
+    async def test(scene: Any) -> None:
+        held(scene, "Hello")
+        readers = [asyncio.create_task(scene.post(scene.chat(**STREAM), headers=NAMED))]
+        await scene.until(lambda: scene.controller.plays)
+        asked = {"model": "tiny", "input": "hi", "background": True, "stream": True}
+        readers.append(asyncio.create_task(scene.http.post("/v1/responses", json=asked)))
+        await scene.until(lambda: len(scene.controller.plays) == 2)
+        await asyncio.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        for reader in readers:
+            with pytest.raises(httpx2.TransportError):
+                await asyncio.wait_for(reader, 3)
+
+    stage.run(test)
 
 
 @given(st.integers(0, 2000), st.integers(0, 2000))

@@ -155,7 +155,8 @@ def test_clients_wait_once_for_a_systemd_that_takes_nothing(manager: Manager, ca
     began_s = time.monotonic()
     for number in range(1000):  # a queue has 10 to 512 places
         store.remove(number)
-    assert 0.5 < time.monotonic() - began_s < 5 and len(caplog.records) == 1
+        assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s > 0.5 and len(caplog.records) == 1
     manager.settle()
     store.remove(1000)
     assert manager.take() and "connection-1000" in manager.said[-1]
