@@ -30,7 +30,7 @@ ALIASES = {
 """The command's words, which take the alias's place."""
 
 ADVICE = {
-    "autoscale": "mmrt changes no run by itself: mmrt advise says what a run should have, mmrt scale gives it that",
+    "autoscale": "mmrt up --autoscale follows the load; mmrt advise says what a run should have, mmrt scale gives it that",
     "push": "mmrt publishes no models",
     "create": "mmrt makes no models of others: mmrt model make has random weights, and mmrt pull ORG/REPO fetches one",
     "kill": "mmrt down --drain 0 ends the run at once; mmrt restart ACTOR replaces one process",
