@@ -111,7 +111,7 @@ class ResumableStream:
         self.choices: list[Choice] = []
         self.has_begun = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
-        self.on_known: Callable[[], None] = lambda: None
+        self.on_known: Callable[[int], None] = lambda _: None  # by key
         self._append = append
         self._pending = bytearray()
         self._more = asyncio.Event()
@@ -119,7 +119,8 @@ class ResumableStream:
     def request(self, number: int) -> tuple[int, Keeping | None]:
         """Return key and keeping of its ``number``th request."""
         place = self.shown[number] if self.shown else Place()
-        return self.state.keys[number], Keeping(self.on_known, place)
+        key = self.state.keys[number]
+        return key, Keeping(lambda: self.on_known(key), place)
 
     async def write(self, data: bytes) -> None:
         """Take whole events, or a sign of life, which each reader gets by itself."""
@@ -368,13 +369,13 @@ class ResumableStreams:
         streams = [stream for kept in found if (stream := self._restored(kept, has_crashed)) is not None]
         left = {key for stream in streams for key in stream.state.keys}
 
-        def known(keys: list[int]) -> None:
-            left.difference_update(keys)
+        def known(key: int) -> None:
+            left.discard(key)
             if not left:
                 on_resumed()
 
         for stream in streams:
-            stream.on_known = lambda keys=stream.state.keys: known(keys)  # type: ignore[misc]
+            stream.on_known = known
             stream.client = self._background.client(stream.job.client)
             self._start(stream.kept.id.removeprefix(STREAMS), stream)
         if not streams:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmrt.actors.gateway.apis import background
-from mmrt.actors.gateway.apis.resumable import numbered
+from mmrt.actors.gateway.apis.resumable import ChatState, ResumableStream, numbered
 from mmrt.actors.gateway.keeping import kept_answers
 from mmrt.shm.kept_records import KeptRecords
 from mmrt.tests.actors.gateway.test_background import held
@@ -207,6 +207,18 @@ def test_another_gateway_goes_on(stage: Any) -> None:
     stage.script = script
     stage.run(after)
     os.close(stage.answers_fd)
+
+
+def test_each_choice_is_known_by_its_own_answer() -> None:
+    """The controller may have died between two Submits of one stream."""
+    state, known = ChatState("chatcmpl-1", [7, 8]), list[int]()
+    stream = ResumableStream(None, None, state, b"", lambda *_: True)  # type: ignore[arg-type]
+    stream.on_known = known.append
+    for number, expected in ((1, [8]), (0, [8, 7])):
+        key, keeping = stream.request(number)
+        assert key == expected[-1] and keeping is not None
+        keeping.on_known()
+        assert known == expected
 
 
 def test_who_reads_one_that_is_left_to_another_gateway_is_reset(stage: Any) -> None:
