@@ -60,7 +60,8 @@ def authenticate(keys: ApiKeys, names: HostNames, origins: AllowedOrigins, is_op
 
 @web.middleware
 async def limit(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Hold each key to its limits. They count POST requests, except those of the page."""
+    """Hold each key to its limits. They count POST requests, except those of the page, and those that end an answer under way, which
+    may be the one that reaches a limit."""
     if not _is_limited(request):
         return await handler(request)
     quota, kept = request[CLIENT].quota, request.transport
@@ -78,7 +79,8 @@ def mark_limits(request: web.Request, response: web.StreamResponse) -> None:
 
 
 def _is_limited(request: web.Request) -> bool:
-    return CLIENT in request and request.method == "POST" and not request.path.startswith("/page/")
+    is_free = request.path.startswith("/page/") or request.path.rstrip("/").endswith("/cancel")
+    return CLIENT in request and request.method == "POST" and not is_free
 
 
 def _keys_of(request: web.Request) -> tuple[str, str]:

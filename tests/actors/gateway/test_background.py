@@ -158,6 +158,23 @@ def test_it_is_cancelled(stage: Any) -> None:
     stage.run(test)
 
 
+def test_one_that_reaches_its_clients_limit_can_be_cancelled(stage: Any) -> None:
+    file = stage._run.path / "keys.toml"
+    file.write_text('[[key]]\nname = "one"\nkey = "one-key-of-sixteen"\nmax_requests = 1\n')
+    file.chmod(0o600)
+    stage.configure("server", api_keys_file=str(file))
+
+    async def test(scene: Any) -> None:
+        held(scene)
+        responses = scene.client.with_options(api_key="one-key-of-sixteen").responses
+        made = await responses.create(**ASKED)
+        with pytest.raises(openai.RateLimitError, match="1 requests at a time"):
+            await responses.create(**ASKED)
+        assert (await responses.cancel(made.id)).status == "cancelled"
+
+    stage.run(test)
+
+
 def test_it_fails(stage: Any) -> None:
     """At once where the controller refuses it; later it has failed, which its events say as others do."""
 
