@@ -88,7 +88,7 @@ class _Responses:
     async def retrieve(self, http: web.Request) -> web.StreamResponse:
         found = self._running(http) or self._kept(http)
         after = _starting_after(http)
-        if http.query.get("stream", "false") == "false":
+        if not _wants_stream(http):
             return web.Response(body=found.body, content_type="application/json")
         if isinstance(found, StoredResponse) and found.played is None:
             raise refuse("stream", "is not supported: the response was not made with background")
@@ -144,9 +144,17 @@ def _starting_after(http: web.Request) -> int:
         return -1
     if not (given.isascii() and given.isdigit() and len(given) <= _MAX_NUMBER_CHARS):
         raise refuse("starting_after", f"is {show(given)}, expected the sequence_number of an event, from 0 on")
-    if http.query.get("stream", "false") == "false":
+    if not _wants_stream(http):
         raise refuse("starting_after", "needs stream=true")
     return int(given)
+
+
+def _wants_stream(http: web.Request) -> bool:
+    """Return whether the client asks for events. Raises: RequestError."""
+    given = http.query.get("stream", "false")
+    if given not in ("true", "false"):
+        raise refuse("stream", f"is {show(given)}, expected true or false")
+    return given == "true"
 
 
 def _query_of(http: web.Request) -> Fields:

@@ -128,6 +128,9 @@ def test_events_come_again_with_the_same_numbers(stage: Any) -> None:
         for number in ("-1", "x", "1" * 20):
             refused = await scene.http.get(f"/v1/responses/{id}?stream=true&starting_after={number}")
             assert refused.status_code == 400 and "expected the sequence_number" in refused.json()["error"]["message"]
+        for word in ("", "True", "1"):
+            refused = await scene.http.get(f"/v1/responses/{id}?stream={word}")
+            assert refused.status_code == 400 and "expected true or false" in refused.text
         assert "needs stream=true" in (await scene.http.get(f"/v1/responses/{id}?starting_after=1")).text
 
     stage.run(test)
