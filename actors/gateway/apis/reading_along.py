@@ -11,7 +11,7 @@ from ..answers.answer_format import COMMENT
 from ..answers.answer_record import AnswerRecord
 from ..keeping.connection import reset
 from ..keeping.state import Place
-from .streams import SLOW_READER_S
+from .streams import SLOW_READER_S, WRITE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,9 @@ async def send_along(http: web.Request, record: AnswerRecord, id: str, source: S
             data, is_last = source.take()
             while True:
                 renew()
-                if data:
-                    await response.write(data)
+                for start in range(0, len(data), WRITE_BYTES):
+                    await response.write(data[start : start + WRITE_BYTES])
+                    renew()
                 if is_last:
                     break
                 await record.commit([Place(has_begun=True)], source.position, renew)
