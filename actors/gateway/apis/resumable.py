@@ -114,6 +114,7 @@ class ResumableStream:
         self.on_known: Callable[[int], None] = lambda _: None  # by key
         self._append = append
         self._pending = bytearray()
+        self._rest = b""  # the beginning of an event that is written in parts
         self._more = asyncio.Event()
 
     def request(self, number: int) -> tuple[int, Keeping | None]:
@@ -123,10 +124,11 @@ class ResumableStream:
         return key, Keeping(lambda: self.on_known(key), place)
 
     async def write(self, data: bytes) -> None:
-        """Take whole events, or a sign of life, which each reader gets by itself."""
+        """Take the next part of events, or a sign of life, which each reader gets by itself."""
         if data == COMMENT:
             return
-        for event in data.split(_END)[:-1]:
+        *events, self._rest = (self._rest + data).split(_END)
+        for event in events:
             self._pending += numbered(event + _END, len(self.data) + len(self._pending))
 
     async def commit(self, places: Sequence[Place], num_events: int, on_more: Callable[[], None]) -> None:

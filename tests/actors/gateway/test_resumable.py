@@ -9,10 +9,11 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrt.actors.gateway.apis import background
+from mmrt.actors.gateway.apis import background, reading_along
 from mmrt.actors.gateway.apis.resumable import ChatState, ResumableStream, numbered
 from mmrt.actors.gateway.keeping import kept_answers
 from mmrt.shm.kept_records import KeptRecords
@@ -207,6 +208,26 @@ def test_another_gateway_goes_on(stage: Any) -> None:
     stage.script = script
     stage.run(after)
     os.close(stage.answers_fd)
+
+
+def test_who_reads_much_of_one_has_time_for_each_part(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time to read runs for what is written at once, so that is bounded."""
+    sizes: list[int] = []
+    write = web.StreamResponse.write
+
+    async def spied(response: web.StreamResponse, data: Any) -> None:
+        sizes.append(len(data))
+        await write(response, data)
+
+    async def test(scene: Any) -> None:
+        held(scene, *["x" * 500_000] * 3).set()
+        whole = await some(scene, scene.chat(**STREAM), 99)
+        assert said(events_of(whole)) == "x" * 1_500_000 + " end", "which was written in parts, too"
+        monkeypatch.setattr(web.StreamResponse, "write", spied)
+        assert (await scene.http.get("/v1/stream/chat-1")).text == whole
+
+    stage.run(test)
+    assert sum(sizes) > 1_500_000 and max(sizes) == reading_along.WRITE_BYTES
 
 
 def test_each_choice_is_known_by_its_own_answer() -> None:
