@@ -25,7 +25,7 @@ ACCEPTS = 1 << 16  # __SO_ACCEPTCON, of /proc/net/unix
 def server(launch: Callable[..., Server], source: Path) -> Iterator[Server]:
     """Its actors, except the one in a sandbox, can be told to try what they may not (``intruder``)."""
     shutil.copy(Path(__file__).with_name("intruder.py"), source / "actors/host")
-    edit(source / "actors/host/actor.py", ".intruder", "        now_s = time.monotonic()\n        if now_s >= self._hello_at_s", "self")
+    edit(source / "actors/host/actor.py", ".intruder", "        now_s = time.monotonic()\n        self._say_active(now_s)\n", "self")
     edit(source / "actors/controller/serve.py", "..host.intruder", "        actor.notifier.watchdog()\n", "actor")
     controller = source / "actors/controller/serve.py"
     controller.write_text(controller.read_text().replace("ended.wait(), watchdog_s)", "ended.wait(), 0.1)"))
