@@ -176,7 +176,7 @@ def set_in(*where: str, value: object) -> Callable[[dict], None]:
 
 
 BAD = {
-    "model_type is 'mixtral', expected one of qwen2_5_omni, qwen2_5_vl, .*, glm46v": set_in("model_type", value="mixtral"),
+    "model_type is 'mixtral', expected one of qwen2_5_omni, .*, qwen2_5_vl, .*, glm46v": set_in("model_type", value="mixtral"),
     "text_config.hidden_size is 'big', expected an integer": set_in("text_config", "hidden_size", value="big"),
     "text_config.vocab_size is missing": set_in("text_config", "vocab_size", value=None),
     "text_config.num_hidden_layers is -1": set_in("text_config", "num_hidden_layers", value=-1),
