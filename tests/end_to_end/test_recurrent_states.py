@@ -357,7 +357,7 @@ def text_alone(tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[[
     whole, path = checkpoints("qwen3_5"), tmp_path_factory.mktemp("text") / "text"
     shutil.copytree(whole, path)
     config = json.loads((whole / "config.json").read_text())["text_config"]
-    (path / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen3_5ForCausalLM"]}))
+    (path / "config.json").write_text(json.dumps({**config, "dtype": "float32", "architectures": ["Qwen3_5ForCausalLM"]}))
     server = Server(tmp_path_factory.mktemp("run"), path, "[memory]\nmax_sequences = 5\n")
     server.up()
     yield server
