@@ -9,7 +9,7 @@ import typer
 
 from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.environment import read_environment
-from ..runtime.errors import RunError
+from ..runtime.errors import ConfigError, RunError
 from ..runtime.process.processors import plan_threads, read_processors
 from ..runtime.stage_table import ALL_ACTORS
 from ..runtime.supervisor.systemd import TARGET, service_name, unit_files
@@ -31,6 +31,8 @@ def register(app: typer.Typer) -> None:
         """
         environment = read_environment()
         effective = configuration(config, environment)
+        if effective.autoscale.enabled:
+            raise ConfigError("autoscale.enabled: the services are of one layout: leave it out, or serve with mmrt up")
         variables = {"MMRT_RUN_DIR": str(run_path(run)), **_made(effective)}
         if file := config or environment.config_file:
             variables["MMRT_CONFIG"] = str(file.absolute())

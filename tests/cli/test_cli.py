@@ -454,6 +454,13 @@ def test_units_of_another_layout_are_told_and_others_are_not(tmp_path: Path, cap
     assert "(of another layout, and to be removed wherever they are: mmrt-prefill.1.service)" in capsys.readouterr().out
 
 
+def test_units_are_of_one_layout(tmp_path: Path, capsys: Captured) -> None:
+    config = tmp_path / "mmrt.toml"
+    config.write_text("[autoscale]\nenabled = true\n")
+    status, error = refused(capsys, "units", "--config", str(config), "--out", str(tmp_path / "units"))
+    assert status == 2 and "autoscale.enabled: the services are of one layout" in error and not (tmp_path / "units").exists()
+
+
 def test_commands_over_a_live_run(toy: "ToyRun", monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setenv("MMRT_RUN_DIR", str(toy.run))
     toy.start()
