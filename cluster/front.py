@@ -5,6 +5,7 @@ APIs are served: a node's page and its metrics trust whoever is on its machine, 
 """
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -20,6 +21,7 @@ REFRESH_S = 1.0
 Nodes = Callable[[], Awaitable[Mapping[str, str]]]
 
 _RESPONSES = "/v1/responses/"
+_STREAMS, _STREAM_HEADER = "/v1/stream/", "x-conversation-id"
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +102,9 @@ class Front:
         raise no_room("no node is there" if not tried else "every node was lost before it had answered")
 
     def _note(self, request: Request, answer: Answer, node: str) -> None:
-        """Note which node has the response that a later request may go on with."""
+        """Note which node has the response, or the stream, that a later request may go on with."""
+        if stream := _stream_of(request):
+            self._router.note_response(stream, node)
         if request.method == "POST" and request.path.rstrip("/") == _RESPONSES.rstrip("/"):
             if id := answer.response.headers.get("X-Request-Id"):  # what the gateway's HTTP parser refuses has none
                 self._router.note_response(id, node)
@@ -109,7 +113,17 @@ class Front:
 async def _features_of(request: Request) -> Features:
     if request.method == "POST" and not request.path.rstrip("/").endswith("/cancel"):
         read = partial(read_features, request.body, request.credentials)
-        return read() if len(request.body) <= SMALL_BYTES else await asyncio.to_thread(read)
+        features = read() if len(request.body) <= SMALL_BYTES else await asyncio.to_thread(read)
+        return features._replace(response=_stream_of(request) or features.response)
     if request.path.startswith(_RESPONSES):
         return Features(response=request.path.removeprefix(_RESPONSES).partition("/")[0])
-    return Features()
+    return Features(response=_stream_of(request))
+
+
+def _stream_of(request: Request) -> str:
+    """Return what the router knows the stream by that a request names: its client's name for it is its own. "" if it names none."""
+    if request.path.startswith(_STREAMS):
+        name = request.path.removeprefix(_STREAMS).rstrip("/")
+    else:
+        name = next((value for header, value in request.headers if header.lower() == _STREAM_HEADER), "")
+    return hashlib.sha256(f"{request.credentials}\n{name}".encode()).hexdigest() if name else ""

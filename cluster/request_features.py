@@ -31,7 +31,7 @@ _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 class Features(NamedTuple):
     """``keys``: of each beginning, with the tokens up to its end; ``media``: a digest and the tokens of each of the first media;
-    ``response``: the id of a stored response that the request goes on with."""
+    ``response``: the id of a stored response, or of a stream, that the request goes on with."""
 
     text_tokens: int = 0
     media_tokens: int = 0

@@ -253,6 +253,31 @@ def test_what_goes_on_with_a_response_is_sent_to_its_node() -> None:
     with_nodes(test, storing("a"), storing("b"))
 
 
+def test_who_names_a_stream_gets_its_node() -> None:
+    def named(name: str) -> Handler:
+        async def answer(request: web.Request) -> web.Response:
+            await request.read()
+            return web.Response(text=name)
+
+        return answer
+
+    async def test(client: Callable[[], Client]) -> None:
+        front, nodes = client().front, dict[bytes, str]()
+        for chat in (b"one", b"two"):
+            nodes[chat] = name = (await client().ask(**{"x-conversation-id": chat})).body.decode()
+            front._router._loads[name].tokens += 1_000_000
+        assert {*nodes.values()} == {"a", "b"}
+        for chat, name in nodes.items():
+            for method, path, more in (
+                ("GET", f"/v1/stream/{chat.decode()}", {}),
+                ("DELETE", f"/v1/stream/{chat.decode()}/", {}),
+                ("POST", "/v1/chat/completions", {"x-conversation-id": chat}),
+            ):
+                assert (await client().ask(path, b"{}", method, **more)).body == name.encode()
+
+    with_nodes(test, named("a"), named("b"))
+
+
 def test_an_answer_without_an_id_binds_no_request_to_its_node() -> None:
     async def refuse(request: web.Request) -> web.Response:
         await request.read()
