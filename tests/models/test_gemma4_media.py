@@ -313,7 +313,12 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "kv heads": ("config.json", "vision_config", {"num_key_value_heads": 1}, r"num_key_value_heads is 1, expected .*\(3\)"),
     "bias": ("config.json", "vision_config", {"attention_bias": True}, "attention_bias is true"),
     "head": ("config.json", "vision_config", {"head_dim": 46}, "head_dim is 46, expected a multiple of 4"),
-    "table": ("config.json", "vision_config", {"position_embedding_size": 839}, "max_soft_tokens is 280: the tower has places for 279 tokens"),
+    "table": (
+        "config.json",
+        "vision_config",
+        {"position_embedding_size": 839},
+        "max_soft_tokens is 280: the tower has places for 279 tokens",
+    ),
     "sound": ("config.json", "audio_config", {"hidden_act": "relu"}, "hidden_act is 'relu', expected 'silu'"),
     "channels": ("config.json", "audio_config", {"subsampling_conv_channels": [6, 8]}, r"is \[6, 8\], expected two numbers"),
     "ahead": ("config.json", "audio_config", {"attention_context_right": 1}, "attention_context_right is 1"),
