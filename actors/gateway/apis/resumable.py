@@ -6,6 +6,7 @@ ended. Each event has the number of the byte behind it as its id.
 """
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -109,7 +110,7 @@ class ResumableStream:
         self.error: RequestError | None = None  # before its first byte
         self.client: Client | None = None
         self.choices: list[Choice] = []
-        self.has_begun = asyncio.Event()
+        self.has_begun = asyncio.Event()  # its client may have the headers
         self.task: asyncio.Task[None] | None = None
         self.on_known: Callable[[int], None] = lambda _: None  # by key
         self._append = append
@@ -273,9 +274,11 @@ class ResumableStreams:
             if keeping is not None:
                 keeping.on_known()
         if isinstance(stream, ResumableStream):
-            await stream.has_begun.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stream.has_begun.wait(), self._keep_alive_s)
             if stream.error is not None:
                 raise stream.error
+            stream.has_begun.set()
         return await send_along(http, record, record.id, _Reader(stream, record.num_events), self._keep_alive_s)
 
     def _job_of(self, http: web.Request, record: AnswerRecord, asked: ChatRequest, prompt: Prompt, client: str) -> ChatJob:
@@ -331,8 +334,8 @@ class ResumableStreams:
         self._end(name, stream)
 
     async def _fail(self, stream: ResumableStream, writer: Stream, error: RequestError) -> None:
-        """End one by an error: a status, where nobody has any of it."""
-        if stream.data:
+        """End one by an error: a status, unless clients have their headers."""
+        if stream.has_begun.is_set():
             await stream.write(writer.error(error))
         else:
             stream.error = error

@@ -96,10 +96,20 @@ def test_several_choices_and_an_error(stage: Any) -> None:
             await asyncio.sleep(0.1)
             play.fail(500, "the model failed", error_type="internal_error")
 
+        async def fail_at_once(play: Any) -> None:
+            play.queue()
+            await play.grant()
+            play.prepare()
+            await asyncio.sleep(0.1)
+            play.fail(500, "the model failed", error_type="internal_error")
+
         async def refuse(play: Any) -> None:
             play.fail(429, "17 requests wait", error_type="overloaded_error")
 
         scene.controller.script = fail
+        text = await some(scene, scene.chat(**STREAM), 99)
+        assert "the model failed" in text and (await scene.http.get("/v1/stream/chat-1")).text == text
+        scene.controller.script = fail_at_once
         text = await some(scene, scene.chat(**STREAM), 99)
         assert "the model failed" in text and (await scene.http.get("/v1/stream/chat-1")).text == text
         scene.controller.script = refuse
@@ -149,6 +159,25 @@ def test_what_is_refused(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.wait_for(list(scene.controller.plays.values())[-1].cancelled.wait(), 5)
         for ask in (scene.http.get, scene.http.delete):
             assert (await ask("/v1/stream/chat-1")).status_code == 404
+
+    stage.run(test)
+
+
+def test_who_waits_long_gets_signs_of_life_and_then_the_error(stage: Any) -> None:
+    stage.configure("server", keep_alive_s=0.1)
+
+    async def test(scene: Any) -> None:
+        async def script(play: Any) -> None:
+            play.queue()
+            await asyncio.sleep(0.5)
+            play.fail(503, "no decode serves", error_type="overloaded_error")
+
+        scene.controller.script = script
+        async with scene.http.stream("POST", "/v1/chat/completions", json=scene.chat(**STREAM), headers=NAMED) as response:
+            assert response.status_code == 200
+            text = (await response.aread()).decode()
+        assert text.startswith(": keep-alive") and "no decode serves" in events_of(text)[0][1]
+        assert (await scene.http.get("/v1/stream/chat-1")).text == text.replace(": keep-alive\n", "")
 
     stage.run(test)
 
