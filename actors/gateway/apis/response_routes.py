@@ -11,6 +11,7 @@ from aiohttp.typedefs import Handler
 
 from ....runtime.errors import RequestError
 from ..keys.api_keys import CLIENT, salt_of
+from ..keys.authentication import hand_on
 from ..reading.fields import Fields, refuse, show
 from ..reading.prompt import Prompt
 from ..reading.validation import ChatRequest, Limits
@@ -77,6 +78,7 @@ class _Responses:
             sum(len(medium.data) for medium in asked.conversation.media),
             lambda: one.job(record.id, record.created, self._limits.model_name, asked, spec, prompt.is_thinking, name),
         )
+        hand_on(http)
         if asked.generation.stream:
             return await self._background.stream(http, record, answer, 0)
         return web.Response(body=answer.body, content_type="application/json", headers={"X-Request-Id": record.id})

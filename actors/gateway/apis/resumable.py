@@ -29,6 +29,7 @@ from ..keeping.kept_answers import KeptAnswer
 from ..keeping.patience import Patience
 from ..keeping.state import Place
 from ..keys.api_keys import CLIENT, Client, salt_of
+from ..keys.authentication import hand_on
 from ..reading.content import Conversation
 from ..reading.fields import refuse, show
 from ..reading.prompt import Prompt
@@ -273,6 +274,7 @@ class ResumableStreams:
         finally:
             if keeping is not None:
                 keeping.on_known()
+        hand_on(http)
         if isinstance(stream, ResumableStream):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stream.has_begun.wait(), self._keep_alive_s)

@@ -13,6 +13,8 @@ from .api_keys import CLIENT, ApiKeys
 from .cross_origin import AllowedOrigins
 from .host_names import HostNames
 
+_HANDED_ON = web.RequestKey("handed_on", bool)
+
 
 def check_host(keys: ApiKeys, names: HostNames) -> Middleware:
     """Refuse requests to a name that is not the server's, unless a key is needed, which no web page has. Programs may leave ``Host``
@@ -69,7 +71,15 @@ async def limit(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     finally:
-        quota.end()
+        if _HANDED_ON not in request:
+            quota.end()
+
+
+def hand_on(request: web.Request) -> None:
+    """Count an answer that goes on by itself in place of the request that reads it."""
+    if _is_limited(request) and _HANDED_ON not in request:
+        request[_HANDED_ON] = True
+        request[CLIENT].quota.end()
 
 
 def mark_limits(request: web.Request, response: web.StreamResponse) -> None:

@@ -163,6 +163,30 @@ def test_what_is_refused(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.run(test)
 
 
+def test_one_counts_once_against_its_clients_limit(stage: Any) -> None:
+    file = stage._run.path / "keys.toml"
+    file.write_text('[[key]]\nname = "one"\nkey = "one-key-of-sixteen"\nmax_requests = 2\n')
+    file.chmod(0o600)
+    stage.configure("server", api_keys_file=str(file))
+
+    async def test(scene: Any) -> None:
+        go_on, key = held(scene, "Hello"), {"Authorization": "Bearer one-key-of-sixteen"}
+
+        def ask(name: str) -> Any:
+            return scene.http.post("/v1/chat/completions", json=scene.chat(**STREAM), headers={**key, "X-Conversation-Id": name})
+
+        readers = []
+        for number, name in enumerate(("a", "b"), 1):
+            readers.append(asyncio.create_task(ask(name)))
+            await scene.until(lambda number=number: len(scene.controller.plays) == number)
+        assert (await ask("c")).status_code == 429
+        go_on.set()
+        assert [(await reader).status_code for reader in readers] == [200, 200]
+        assert (await ask("c")).status_code == 200
+
+    stage.run(test)
+
+
 def test_who_waits_long_gets_signs_of_life_and_then_the_error(stage: Any) -> None:
     stage.configure("server", keep_alive_s=0.1)
 
