@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ..autoscale.advice import Advice, Adviser
 from ..autoscale.demand import Demand
-from ..autoscale.scaler import Sample
+from ..autoscale.scaler import Sample, kinds_of
 from ..config.runtime_config import RuntimeConfig
 from ..errors import RunError
 from ..process.processors import read_processors
@@ -61,8 +61,8 @@ class Autoscaler:
                 self._observer.close()
 
     async def _scale(self) -> None:
-        section = self._section
-        adviser = Adviser(self._run.config, section.calm_s, section.most or min(MAX_INSTANCES, read_processors().num_cores))
+        section, config = self._section, self._run.config
+        adviser = Adviser(config, section.calm_s, section.most or most_of(config))
         while True:
             await asyncio.sleep(section.every_s)
             if not self._run.can_scale:
@@ -94,3 +94,9 @@ class Autoscaler:
         if (about or text) != self._said:
             self._said = about or text
             self._run.say(text)
+
+
+def most_of(config: RuntimeConfig) -> int:
+    """Return how many processes of a kind there may be: as many as cores, and no fewer than the configured layout has."""
+    configured = max(map(len, kinds_of(config.processes).values()))
+    return min(MAX_INSTANCES, max(configured, read_processors().num_cores))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from mmrt.runtime.autoscale.scaler import Sample
 from mmrt.runtime.config.runtime_config import RuntimeConfig, parse_config, with_layout
 from mmrt.runtime.errors import ConfigError, RunError
 from mmrt.runtime.stage_table import InstanceId
+from mmrt.runtime.supervisor import autoscaler
 from mmrt.runtime.supervisor.autoscaler import Autoscaler
 
 ENCODER = InstanceId("encoder")
@@ -72,6 +74,12 @@ def test_processes_come_with_the_work_and_go_after_a_calm(monkeypatch: pytest.Mo
     follow(run, lambda: run.looks > 40, monkeypatch)
     assert run.layouts == ["E+P+D+E", "E+P+D+2E", "E+P+D"], "three were the most, and one does without work"
     assert run.said[0].startswith("autoscale has set layout E+P+D+E (E: 1 → 2, ") and "would have done for" in run.said[-1]
+
+
+def test_a_configured_layout_may_have_more_than_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autoscaler, "read_processors", lambda: SimpleNamespace(num_cores=2))
+    layouts = ("E+P+D", "5E+P+D", "2EP+D")
+    assert [autoscaler.most_of(parse_config(f'[actors]\nlayout = "{layout}"\n')) for layout in layouts] == [2, 5, 2]
 
 
 def test_a_dry_run_says_each_layout_once_and_sets_none(monkeypatch: pytest.MonkeyPatch) -> None:
