@@ -92,6 +92,7 @@ def content(data: bytes) -> dict[str, Any]:
             "" if usage is None else f"{usage.get('prompt_tokens')} {usage.get('completion_tokens', usage.get('output_tokens'))} "
         )
         found["last"] += str(event.get("done_reason") or "")
+        found["error"] += json.dumps(event["error"]) if event.get("error") else ""
     return dict(found)
 
 
@@ -119,9 +120,8 @@ def asking(own: Server, kind: str, errors: list[str], expected: dict[str, Any], 
         while True:
             found = client.ask(kind)
             if found != expected:
-                errors.append(
-                    f"{kind}: {[(name, found.get(name), expected[name]) for name in expected if found.get(name) != expected[name]]}"
-                )
+                others = [(name, found.get(name), expected[name]) for name in expected if found.get(name) != expected[name]]
+                errors.append(f"{kind}: {found.get('error')} {others}")
             if is_over.is_set():
                 return
     except Exception as error:
