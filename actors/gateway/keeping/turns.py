@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-NUM_EACH = 4  # requests that begin in one turn of the loop
+NUM_EACH = 16  # requests that begin in one turn of the loop
 
 
 class Turns:
