@@ -23,6 +23,7 @@ from ..keeping.patience import Patience
 from ..keeping.state import Place
 from ..keys.api_keys import ApiKeys, Client
 from ..watching.metrics import Metrics
+from .news import News
 from .openai.background import (
     STARTED,
     End,
@@ -71,7 +72,7 @@ class BackgroundAnswer:
             self.rendering.text(text)
         self._stirred = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
-        self._more = asyncio.Event()
+        self._news = News()
 
     @property
     def has_started(self) -> bool:
@@ -96,16 +97,11 @@ class BackgroundAnswer:
 
     def news(self) -> None:
         """Wake all who wait for more."""
-        more, self._more = self._more, asyncio.Event()
-        more.set()
+        self._news.tell()
 
     async def more(self, timeout_s: float) -> bool:
         """Wait for more. Returns whether it has come in this time."""
-        try:
-            await asyncio.wait_for(self._more.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
+        return await self._news.wait(timeout_s)
 
 
 class BackgroundAnswers:

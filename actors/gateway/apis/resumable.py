@@ -39,6 +39,7 @@ from ..watching.metrics import Metrics
 from ..watching.request_log import REQUEST_ID
 from .background import MAX_STRIKES, BackgroundAnswers, expect_unseen, refuse_for_memory
 from .completions import Completions
+from .news import News
 from .openai.answers import CHAT, json_response
 from .reading_along import LeftError, send_along
 from .streams import Stream, name_as_asked
@@ -73,7 +74,8 @@ class ChatJob(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ChatState(msgspec.Struct, array_like=True, frozen=True):
-    """How far it is. ``id``: of the answer. ``keys``: at the controller. ``strikes``: crashes of gateways beside it."""
+    """The progress of a resumable stream. ``id``: the answer's. ``keys``: those of its choices at the controller. ``strikes``: crashes
+    of gateways while it was open."""
 
     id: str
     keys: list[int]
@@ -117,7 +119,7 @@ class ResumableStream:
         self._append = append
         self._pending = bytearray()
         self._rest = b""  # the beginning of an event that is written in parts
-        self._more = asyncio.Event()
+        self._news = News()
 
     def request(self, number: int) -> tuple[int, Keeping | None]:
         """Return key and keeping of its ``number``th request."""
@@ -146,16 +148,11 @@ class ResumableStream:
         """Let clients have what is pending."""
         self.data += self._pending
         self._pending.clear()
-        more, self._more = self._more, asyncio.Event()
-        more.set()
+        self._news.tell()
 
     async def more(self, timeout_s: float) -> bool:
         """Wait for more. Returns whether it has come in this time."""
-        try:
-            await asyncio.wait_for(self._more.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
+        return await self._news.wait(timeout_s)
 
 
 class _Reader:
