@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +44,7 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-class Process:
+class Process(ABC):
     """A process as decisions see it: it takes signals and ends once. A subclass sends them and calls ``_finish``; ``Child`` is real.
 
     Belongs to the running event loop.
@@ -56,8 +57,8 @@ class Process:
         self.returncode: int | None = None  # exit status, or minus the signal
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    def _send(self, number: signal.Signals) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _send(self, number: signal.Signals) -> None: ...
 
     def _finish(self, returncode: int) -> None:
         self.returncode = returncode
