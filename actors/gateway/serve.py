@@ -102,7 +102,7 @@ def main(actor: Actor) -> None:
     sys.setswitchinterval(SWITCH_S)
     give_back(LARGE_BLOCK_BYTES)
     gc.collect()
-    collect_when_quiet()  # else a collection in the midst of a large body would go through tokenizer and libraries, too
+    collect_when_quiet()  # what is loaded by now is left out of every later collection
     actor.become_active()
     uvloop.run(serve(actor, text))
 

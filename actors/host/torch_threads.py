@@ -1,4 +1,4 @@
-"""Whether torch's threads may change while a stage serves: each row of what torch computes must be the same bits with any number.
+"""The trial that lets torch's thread count change while a stage serves: with any number of threads each row must have the same bits.
 
 The libraries below torch (oneDNN, MKL) choose how they divide a product, by the processor and its size. Products and attention of a few
 sizes are tried once on a machine (``choices``).

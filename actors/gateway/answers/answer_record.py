@@ -33,7 +33,7 @@ class Keys(Protocol):
 
 
 class Progress(Protocol):
-    """How far a stream is shown: by a gateway before, and by what is written now."""
+    """The places up to which a stream is shown: by the gateway before, and by this one."""
 
     @property
     def shown(self) -> list[Place]: ...

@@ -60,7 +60,7 @@ class _PartNews(NamedTuple):
 
 
 class Sink(Protocol):
-    """What takes the bytes of a stream: a response, or what keeps them."""
+    """The receiver of a stream's bytes: an HTTP response, or a record that keeps them."""
 
     async def write(self, data: bytes) -> None: ...
 

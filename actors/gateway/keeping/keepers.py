@@ -1,6 +1,6 @@
-"""What a gateway has of those that outlive it: the supervisor, or systemd's store, beside which it keeps its connections itself.
+"""The keeper of a gateway's connections: the supervisor, or the gateway itself with systemd's descriptor store.
 
-Called when it starts.
+Called when a gateway starts.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""How long a gateway waits for what one before had under way to be submitted again. Runs in its event loop."""
+"""The time that a gateway waits until the requests of the one before are submitted again. Runs in its event loop."""
 
 import asyncio
 from collections.abc import Callable

@@ -44,7 +44,7 @@ def texts_of(log: bytes) -> Iterator[str]:
 
 
 class Form(msgspec.Struct, array_like=True, frozen=True):
-    """What the form of a response follows from. ``shown``: its fields that are known from the beginning, as JSON. ``tool_names``: of
+    """The fields that a response is rendered from. ``shown``: its fields that are known from the beginning, as JSON. ``tool_names``: of
     functions that may be called; None: of none. ``is_thinking``: its answer begins within thoughts; None: it has none that are told
     apart. ``drops_thoughts``: they are left out."""
 
@@ -74,7 +74,8 @@ class Job(msgspec.Struct, array_like=True, frozen=True):
 
 
 class JobState(msgspec.Struct, array_like=True, frozen=True):
-    """How far it is. ``key``: at the controller. ``num_text_bytes``: in the log. ``strikes``: crashes of gateways beside it."""
+    """The progress of a background answer. ``key``: its own at the controller. ``num_text_bytes``: those in the log. ``strikes``:
+    crashes of gateways while it was open."""
 
     key: int
     num_text_bytes: int = 0
