@@ -18,6 +18,7 @@ import typer
 from ..runtime.environment import read_environment
 from ..runtime.errors import RunError, UserError
 from ..runtime.process.run import running
+from ..runtime.supervisor.ask_key import server_key
 from .options import run_path
 
 Url = Annotated[str | None, typer.Option(metavar="URL", help="Endpoint; default: the running server's.")]
@@ -38,9 +39,10 @@ def find_endpoint(url: str | None, api_key: str | None, run: str | None) -> "End
         if not url.startswith(("http://", "https://")):
             raise UserError(f"--url {url!r} is not an http:// or https:// address")
         return Endpoint(url.rstrip("/").removesuffix("/v1"), api_key or read_environment().api_key)
-    info = running(run_path(run), ", or name a server with --url")
-    server = info.config.server
-    return Endpoint(info.endpoint, api_key or server.api_key or read_environment().api_key, server.tls_cert)
+    path = run_path(run)
+    info = running(path, ", or name a server with --url")
+    key = api_key or server_key(path, info) or read_environment().api_key
+    return Endpoint(info.endpoint, key, info.config.server.tls_cert)
 
 
 def media_part(kind: str, file: str) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def _server(info: RunInfo, run: str | None) -> Server:
     return Server(
         url=info.endpoint,
         model=info.model_name,
-        has_key=info.config.server.needs_key,
+        has_key=info.has_api_key or info.config.server.needs_key,
         policy=info.config.scheduling.policy,
         mmrt=_this_program(),
         python=shlex.quote(sys.executable),

@@ -31,6 +31,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     keeper_fd: int | None = None  # MMRT_KEEPER_FD: a gateway's channel to the supervisor's keeper of connections
     stored_fds: Mapping[str, int] = {}  # LISTEN_FDNAMES, FDSTORE: what systemd has kept of a gateway, by names without their prefix
     has_store: bool = False  # FDSTORE: systemd keeps descriptors of this process
+    key_fd: int | None = None  # MMRT_KEY_FD: a gateway's memory with server.api_key
     answers_fd: int | None = None  # MMRT_ANSWERS_FD: a gateway's memory of answers that are kept (shm/kept_records)
     fault_file: Path | None = None  # MMRT_FAULTS: see runtime/bus/faults.py
     state_home: Path = Path()  # XDG_STATE_HOME/mmrt: logs
@@ -75,6 +76,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         has_store=bool(number("FDSTORE")),
         keeper_fd=number("MMRT_KEEPER_FD"),
         answers_fd=number("MMRT_ANSWERS_FD"),
+        key_fd=number("MMRT_KEY_FD"),
         fault_file=path("MMRT_FAULTS"),
         api_key=environ.get("OPENAI_API_KEY", ""),
         cpu_capability=environ.get("ATEN_CPU_CAPABILITY", ""),

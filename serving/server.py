@@ -26,6 +26,8 @@ from ..runtime.supervisor.control import (
     DownReply,
     DownRequest,
     FrontReply,
+    KeyReply,
+    KeyRequest,
     Reply,
     Request,
     StatusRequest,
@@ -34,6 +36,7 @@ from ..runtime.supervisor.control_server import ControlServer
 from ..runtime.supervisor.logs import LogFiles
 from ..runtime.supervisor.run_report import FrontReport, ModelReport
 from ..runtime.supervisor.supervisor import Reporter
+from ..shm.confined import is_confined
 from ..shm.errors import BusyError, ShmError
 from ..shm.run_directory import RunDirectory
 from .fleet import Fleet, Member
@@ -194,6 +197,8 @@ class FrontServer:
             self._begin_end(request.drain_s)
             await self._gone.wait()
             return DownReply()
+        if isinstance(request, KeyRequest) and not is_confined(pid):
+            return KeyReply(self._setup.file.server.api_key)
         raise is_of_several(self._setup.path, [member.run.path.name for member in self._fleet.members.values()])
 
     def _report(self) -> FrontReport:

@@ -31,7 +31,7 @@ from ...runtime.process.lifeline import Lifeline
 from ...runtime.process.memory_layout import MemoryLayout, read_layout
 from ...runtime.process.notify import Notifier
 from ...runtime.process.processors import num_shared_cores
-from ...runtime.process.run import read_run_info
+from ...runtime.process.run import RunInfo, read_run_info, with_key
 from ...runtime.stage_table import STAGES, InstanceId, stage_of
 from ...shm.flight_recorder import FlightRecorder, FlightWriter
 from ...shm.role_lock import RoleLock, next_generation
@@ -73,6 +73,7 @@ class Actor:
         keeper_fd: int | None = None,
         answers_fd: int | None = None,
         store: DescriptorStore | None = None,
+        key: Callable[[RunInfo], str] = lambda _: "",
     ) -> None:
         self.name = name
         self.listen_fds = listen_fds  # the gateway's: sockets that outlive it
@@ -81,7 +82,9 @@ class Actor:
         self.answers_fd = answers_fd  # the gateway's: of the records of answers that outlive it
         self.has_adopted = True  # what the process before had under way, as far as this one goes on with it
         self.run = run
-        info = read_run_info(run, has_key=STAGES[stage_of(name)].listens)
+        info = read_run_info(run)
+        if STAGES[stage_of(name)].listens:
+            info = with_key(info, key(info))
         self.config: RuntimeConfig = info.config
         self.model_path = Path(info.model_path)
         model = self.config.model

@@ -24,6 +24,7 @@ from ...runtime.process.json_log import log_as_json
 from ...runtime.process.lifeline import Lifeline
 from ...runtime.process.processors import keep_to
 from ...runtime.process.run import join_run
+from ...runtime.process.server_key import read_key
 from ...runtime.stage_table import STAGES, InstanceId, parse_instance, stage_of
 from ...shm.errors import ShmError
 from .actor import Actor, Ending, name_thread
@@ -64,6 +65,7 @@ def run_actor(name: str, session: "DebugSession | None" = None) -> int:
             environment.keeper_fd,
             environment.answers_fd,
             _store_of(environment) if STAGES[stage_of(identity)].listens else None,
+            lambda info: read_key(info, environment),
         )
         together = actor.config.processes.get(identity)
         if identity not in actor.config.instances:

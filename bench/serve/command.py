@@ -20,6 +20,7 @@ from rich.progress import Progress
 from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.config.sections import MemorySection, ModelSection, ServerSection
 from ...runtime.process.run import running
+from ...runtime.supervisor.ask_key import server_key
 from ...shm.run_directory import RunDirectory
 from ..environment import read_environment
 from ..output import open_console, progress, write_json
@@ -65,8 +66,9 @@ def _of_the_run(options: Options) -> Options:
     """Put the address and the key of the run that is up here into options that name no server. Raises: RunError if none is."""
     if options.url or options.compare_caches is not None:
         return options
-    info = running(RunDirectory.default_path(), ", or name a server with --url")
-    return msgspec.structs.replace(options, url=info.endpoint, api_key=options.api_key or info.config.server.api_key)
+    path = RunDirectory.default_path()
+    info = running(path, ", or name a server with --url")
+    return msgspec.structs.replace(options, url=info.endpoint, api_key=options.api_key or server_key(path, info))
 
 
 @contextmanager

@@ -24,7 +24,6 @@ from .number_format import has_bfloat16_units, plan_formats
 from .processors import check_processors, plan_threads, read_processors
 
 DEFAULT_MODEL = Path(__file__).parents[2] / "models" / "demo"
-_KEY_NAME = "api-key"
 _JOIN_POLL_S = 0.05
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?(@[\w./-]+)?")
 
@@ -82,6 +81,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str = ""
     origin: str = ""  # what its user named where that is another place: a GGUF file, or a hub's model at a commit
     dtype_reason: str = ""  # why the model is not computed in the checkpoint's dtype
+    has_api_key: bool = False  # server.api_key is set; the key itself is in no file
+    config_file: str = ""  # what it was configured by, where there is no supervisor
     created_s: float = 0.0  # wall clock; noted by the run directory
     front: str = ""  # NAME/DIGEST of the front of several models that has started it, and of its configuration; "": none has
     runs: tuple[str, ...] = ()  # of a front: the names of the runs of its models
@@ -117,8 +118,11 @@ def fit_to_machine(config: RuntimeConfig, model: Path, run: Path, environment: E
 
 
 def create_run(path: Path, info: RunInfo) -> RunDirectory:
-    """Start a run. Its API key lies beside ``run.json``, which every process reads. Raises: BusyError, ShmError."""
-    return RunDirectory.create(path, _without_key(info), {_KEY_NAME: info.config.server.api_key.encode()})
+    """Start a run. ``run.json``, which every process reads, tells whether it has an API key, and not which.
+
+    Raises: BusyError, ShmError.
+    """
+    return RunDirectory.create(path, _without_key(info))
 
 
 def rewrite_run_info(run: RunDirectory, info: RunInfo) -> None:
@@ -127,7 +131,8 @@ def rewrite_run_info(run: RunDirectory, info: RunInfo) -> None:
 
 
 def _without_key(info: RunInfo) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.to_builtins(with_key(info, ""))
+    known = msgspec.structs.replace(with_key(info, ""), has_api_key=bool(info.config.server.api_key))
+    found: dict[str, Any] = msgspec.to_builtins(known)
     return found
 
 
@@ -139,22 +144,13 @@ def with_key(info: RunInfo, key: str) -> RunInfo:
     )
 
 
-def read_run_info(run: RunDirectory, has_key: bool = False) -> RunInfo:
-    """Read the run's ``run.json``. ``has_key``: with ``server.api_key``, for the gateway and for clients; else it is empty.
-
-    Raises: RunError if another build wrote it with contents unknown to this one, or has no file for the key; MissingError if the run
-    has ended meanwhile.
-    """
-    build = f"the run in {run.path} was started by another build of mmrt"
+def read_run_info(run: RunDirectory) -> RunInfo:
+    """Read the run's ``run.json``; ``server.api_key`` is empty. Raises: RunError if another build wrote what is unknown to this one."""
     try:
-        info = msgspec.convert(run.info, RunInfo)
-        return with_key(info, (run.path / _KEY_NAME).read_text()) if has_key else info
+        return msgspec.convert(run.info, RunInfo)
     except msgspec.ValidationError as error:
+        build = f"the run in {run.path} was started by another build of mmrt"
         raise RunError(f"{build} ({run.info.get('version')}, this is {__version__}): {error}") from None
-    except FileNotFoundError:
-        if not RunDirectory.is_alive(run.path):
-            raise MissingError(f"no run in {run.path}") from None
-        raise RunError(f"{build}: restart it") from None
 
 
 def running(path: Path, otherwise: str = "") -> RunInfo:
@@ -163,7 +159,7 @@ def running(path: Path, otherwise: str = "") -> RunInfo:
         if not RunDirectory.is_alive(path):
             raise MissingError("nobody is there")
         with RunDirectory.attach(path) as directory:
-            return read_run_info(directory, has_key=True)
+            return read_run_info(directory)
     except MissingError:
         raise RunError(f"no run is up in {path}: start one with `mmrt up`{otherwise}") from None
 
@@ -201,7 +197,8 @@ def join_run(actor: str, environment: Environment, timeout_s: float = 180.0) -> 
                 config, model = _configured(environment)
                 config, why = fit_to_machine(config, model, path, environment)
                 # A port that is configured may be taken: by systemd, which listens on it for the gateway.
-                return create_run(path, run_info(config, model, config.server.port or free_port(config), why))
+                info = run_info(config, model, config.server.port or free_port(config), why)
+                return create_run(path, msgspec.structs.replace(info, config_file=str(environment.config_file or "")))
         except ShmError as error:
             if actor == "memory" or time.monotonic() > deadline_s:
                 raise RunError(str(error)) from None

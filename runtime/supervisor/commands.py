@@ -12,6 +12,8 @@ from .control import (
     DownReply,
     DownRequest,
     ErrorReply,
+    KeyReply,
+    KeyRequest,
     KillReply,
     KillRequest,
     LayoutReply,
@@ -81,6 +83,8 @@ class Commands:
         if isinstance(request, DownRequest):
             await self._crew.end(request.drain_s)
             return DownReply()
+        if isinstance(request, KeyRequest):
+            return KeyReply(self._crew.config.server.api_key)
         return StatusReply(self._asked.report())
 
     def close(self) -> None:

@@ -59,7 +59,11 @@ class DownRequest(msgspec.Struct, frozen=True, tag="down"):
     drain_s: float | None = None
 
 
-Request = StatusRequest | RestartRequest | KillRequest | ScaleRequest | LayoutRequest | DebugRequest | DownRequest
+class KeyRequest(msgspec.Struct, frozen=True, tag="key"):
+    """Answered with a KeyReply, by a front of several models as well."""
+
+
+Request = StatusRequest | RestartRequest | KillRequest | ScaleRequest | LayoutRequest | DebugRequest | DownRequest | KeyRequest
 
 
 class StatusReply(msgspec.Struct, frozen=True, tag="status"):
@@ -104,11 +108,17 @@ class DownReply(msgspec.Struct, frozen=True, tag="down"):
     """Every process has ended and the run directory is gone."""
 
 
+class KeyReply(msgspec.Struct, frozen=True, tag="key"):
+    """``server.api_key``, for the user's own commands."""
+
+    key: str
+
+
 class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
     message: str
 
 
-Reply = StatusReply | FrontReply | RestartReply | KillReply | LayoutReply | DebugReply | DownReply | ErrorReply
+Reply = StatusReply | FrontReply | RestartReply | KillReply | LayoutReply | DebugReply | DownReply | KeyReply | ErrorReply
 
 encode = msgspec.json.encode
 decode_request = msgspec.json.Decoder(Request).decode

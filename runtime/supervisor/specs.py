@@ -67,6 +67,7 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
         "MMRT_LIFELINE_FD",
         "MMRT_LISTEN_FDS",
         "MMRT_KEEPER_FD",
+        "MMRT_KEY_FD",
         SERVER_KEY,
         "HF_TOKEN",
         "HUGGING_FACE_HUB_TOKEN",

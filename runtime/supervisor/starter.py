@@ -15,6 +15,7 @@ from ...shm.kept_records import KeptRecords
 from ..environment import CHILD_LISTEN_FD
 from ..errors import RunError
 from ..process.crash_cause import is_from_outside, oom_kills
+from ..process.server_key import store_key
 from .connection_keeper import ConnectionKeeper
 from .launcher import Zygote, ZygoteDiedError, ZygoteError, is_fork, pipe_to_logs
 from .logs import LogPump
@@ -45,9 +46,10 @@ class Starter:
         stages: Mapping[str, Sequence[str]],
         listeners: Sequence[socket.socket] = (),
         keeper: ConnectionKeeper | None = None,
+        key: str = "",
     ) -> None:
         """``stages`` is what a zygote imports; when there are none every process starts plainly. ``listeners`` and ``keeper`` stay the
-        caller's."""
+        caller's. ``key``: ``server.api_key``, for the gateway."""
         self._policy = policy
         self._host = host
         self._run = run
@@ -63,6 +65,7 @@ class Starter:
         self._ending = False
         self._clearing = asyncio.Lock()  # held by a start that ends the forks of a dead zygote
         self._lifeline, self._lifeline_end = os.pipe()
+        self._key = key
         self._answers: int | None = None  # memory of answers that outlive the gateway
 
     @property
@@ -222,6 +225,10 @@ class Starter:
                 self._answers = KeptRecords.create()
             environment["MMRT_ANSWERS_FD"] = str(CHILD_LISTEN_FD + len(fds))
             fds.append(self._answers)
+            key_fd = store_key(self._key)
+            stack.callback(os.close, key_fd)
+            environment["MMRT_KEY_FD"] = str(CHILD_LISTEN_FD + len(fds))
+            fds.append(key_fd)
         return environment, fds
 
     def listen_fds(self, spec: ActorSpec) -> list[int]:

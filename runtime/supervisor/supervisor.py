@@ -113,7 +113,14 @@ class Supervisor:
         self._connections = self._keep_connections()
         setup = self._setup
         self._starter = Starter(
-            self.crew.policy, self, self._run.path, setup.environment, setup.zygote_stages, setup.listeners, self._connections
+            self.crew.policy,
+            self,
+            self._run.path,
+            setup.environment,
+            setup.zygote_stages,
+            setup.listeners,
+            self._connections,
+            setup.info.config.server.api_key,
         )
         self._notify = NotifyListener(self._run.path / NOTIFY_NAME)
         self.scaling = Scaling(self._run, self._tables, self.crew)

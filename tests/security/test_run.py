@@ -13,6 +13,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from mmrt.cli.endpoint import find_endpoint
+from mmrt.runtime.process.run import read_run_info
+from mmrt.runtime.supervisor.ask_key import server_key
+from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.conftest import Server
 
 ROOT = Path(__file__).parent.parent.parent
@@ -178,11 +182,20 @@ def test_weights_are_sealed(server: Server) -> None:
     assert stat.S_IMODE(weights.stat().st_mode) == 0o400
 
 
-def test_the_key_lies_in_one_file_of_the_run(server: Server) -> None:
-    """That for the gateway and for commands of this user; in no command line and no environment of a process."""
-    places = [entry for entry in server.run_path.rglob("*") if entry.is_file()]
+def test_the_key_lies_in_no_file_of_the_run(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor in its logs, nor in a command line, an environment or an open file of a process. Commands of its user ask the supervisor."""
+    state = Path(server.environment["XDG_STATE_HOME"]) / "mmrt"
+    places = [entry for place in (server.run_path, state) for entry in place.rglob("*") if entry.is_file()]
+    assert {"run.json", "journal", "gateway.log"} <= {place.name for place in places}
     places += [Path(f"/proc/{pid}/{name}") for pid in processes(server) for name in ("cmdline", "environ")]
-    assert [place.name for place in places if KEY.encode() in place.read_bytes()] == ["api-key"]
+    held = [fd for pid in processes(server) for fd in Path(f"/proc/{pid}/fd").iterdir() if "mmrt-key" in os.readlink(fd)]
+    assert [place for place in places if KEY.encode() in place.read_bytes()] + held == []
+    with RunDirectory.attach(server.run_path) as run:
+        info = read_run_info(run)
+    monkeypatch.setenv("OPENAI_API_KEY", "wrong")
+    monkeypatch.setenv("MMRT_RUN_DIR", str(server.run_path))
+    assert (info.config.server.api_key, server_key(server.run_path, info)) == ("", KEY)
+    assert find_endpoint(None, None, None).first_model()
 
 
 def routes() -> list[tuple[str, str]]:

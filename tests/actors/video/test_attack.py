@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from mmrt.actors import memory
@@ -20,12 +19,11 @@ from mmrt.actors.host.actor import Actor
 from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.config.sections import MemorySection, ServerSection
 from mmrt.runtime.process.lifeline import Lifeline
-from mmrt.runtime.process.run import DEFAULT_MODEL, create_run, read_run_info, run_info
+from mmrt.runtime.process.run import DEFAULT_MODEL, create_run, run_info
 from mmrt.runtime.stage_table import InstanceId
 from mmrt.shm.named_socket import bind_in_place
 from mmrt.shm.pool import PagePool
 from mmrt.shm.role_lock import RoleLock
-from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.actors.video.attacker import CONTROL, SOCKETS
 
 ATTACKER = Path(__file__).with_name("attacker.py")
@@ -139,15 +137,6 @@ def test_of_the_patches_it_writes_the_pages_alone(outcome: dict[str, Any]) -> No
     words = ("generations", "_keys", "_key_generations")
     assert {outcome["found"][f"write {what} of patches"] for what in words} == {"EACCES"}
     assert outcome["found"]["write media"] == "EACCES"
-
-
-def test_the_gateway_and_clients_get_the_key(tmp_path: Path) -> None:
-    info = run_info(CONFIG, DEFAULT_MODEL, 1)
-    with create_run(tmp_path / "run", info), RunDirectory.attach(tmp_path / "run") as run:
-        assert read_run_info(run, has_key=True).config == info.config
-        assert read_run_info(run).config == msgspec.structs.replace(
-            info.config, server=msgspec.structs.replace(info.config.server, api_key="")
-        )
 
 
 def test_it_holds_the_files_that_it_needs_alone(outcome: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """What a run is made of before its first actor, and how processes join it without a supervisor."""
 
+import os
 import socket
 import tempfile
 import threading
@@ -14,7 +15,8 @@ from mmrt.runtime.config.runtime_config import RuntimeConfig, convert_config, pa
 from mmrt.runtime.environment import Environment
 from mmrt.runtime.errors import ConfigError, RunError
 from mmrt.runtime.process.run import RunInfo, create_run, free_port, join_run, model_path, read_run_info, run_info, running
-from mmrt.shm.errors import MissingError
+from mmrt.runtime.process.server_key import read_key, store_key
+from mmrt.runtime.supervisor.ask_key import server_key
 from mmrt.shm.run_directory import RunDirectory
 
 
@@ -130,10 +132,27 @@ def test_a_run_of_another_version_is_refused_by_name(run_path: Path) -> None:
         other.destroy()
 
 
-def test_a_run_without_a_file_for_the_key_is_of_another_build(run_path: Path) -> None:
-    with RunDirectory.create(run_path, {}) as old:
-        with pytest.raises(RunError, match="was started by another build of mmrt: restart it"):
-            running(run_path)
-        old.destroy()
-        with pytest.raises(MissingError):
-            read_run_info(old, has_key=True)
+def test_a_file_tells_that_there_is_a_key_and_not_which(environment: Environment) -> None:
+    """Without a supervisor the gateway and clients have it from the configuration."""
+    assert environment.config_file is not None
+    environment.config_file.write_text(environment.config_file.read_text() + 'api_key = "s3cret"\n')
+    with join_run("memory", environment) as run:
+        assert not [file for file in run.path.rglob("*") if file.is_file() and b"s3cret" in file.read_bytes()]
+        info = running(run.path)
+        assert (info.has_api_key, info.config.server.api_key) == (True, "")
+        assert server_key(run.path, info) == read_key(info, environment) == "s3cret"
+        assert read_key(info, Environment(server_key="other")) == "other"
+        with pytest.raises(ConfigError, match="memory has been given server.api_key, and the gateway not"):
+            read_key(info, Environment())
+        run.destroy()
+
+
+def test_a_supervisor_gives_the_key_as_memory_that_nobody_can_change() -> None:
+    fd = store_key("s3cret")
+    again = os.dup(fd)
+    with pytest.raises(PermissionError):
+        os.pwrite(fd, b"x", 0)
+    assert read_key(RunInfo(has_api_key=True), Environment(key_fd=fd)) == "s3cret"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    assert read_key(RunInfo(), Environment(key_fd=again)) == "s3cret"
