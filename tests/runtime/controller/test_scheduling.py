@@ -375,6 +375,13 @@ def test_a_configured_budget_is_not_touched(fixed: int, samples: list[tuple[int,
     assert budget.units == fixed
 
 
+def test_a_budget_is_at_most_twice_the_largest_plan_seen() -> None:
+    budget = prefill_budget(0)
+    for units in (300, 350, 400):
+        budget = update(budget, units, 0.001 + 0.000001 * units, 10.0)
+    assert budget.units == 800, "beyond what was measured the line is a guess"
+
+
 def test_the_search_finds_what_keeps_to_the_target() -> None:
     """A device of 0.1 ms per token and 5 ms per step, a target of 50 ms: 450 tokens; decode late, less; idle, more."""
     budget, share = prefill_budget(0), 1.0
