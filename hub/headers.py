@@ -8,7 +8,8 @@ from pathlib import Path
 from ..models.checkpoint.files import is_tower
 from ..models.checkpoint.gguf_files import CutHeaderError, read_gguf
 from ..models.errors import CheckpointError
-from ..models.gguf.fields import ROPE_FACTORS, towers_of
+from ..models.gguf.contents import FACTORS
+from ..models.gguf.fields import towers_of
 from .cache import RepositoryCache
 from .client import Hub
 from .fetch import together
@@ -80,10 +81,10 @@ async def _draft_gguf(hub: Hub, repository: Repository, file: RemoteFile, cache:
             break
     _write_sparse(path, begin, file.num_bytes)
     try:
-        ropes = read_gguf(path).tensors.get(ROPE_FACTORS)
+        tensors = read_gguf(path).tensors
     except CheckpointError:
         return  # told by whoever reads the draft
-    if ropes is not None and ropes.num_bytes <= _MAX_ROPE_BYTES:  # the only values that a configuration depends on
+    for ropes in (tensors[name] for name in FACTORS & tensors.keys() if tensors[name].num_bytes <= _MAX_ROPE_BYTES):
         values = await hub.read(repository, file, ropes.start, ropes.num_bytes)
         with path.open("r+b") as stream:
             stream.seek(ropes.start)

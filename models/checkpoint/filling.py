@@ -119,6 +119,9 @@ def _matrix(part: Stored, files: Files, config: ModelConfig) -> _Matrix:
 
 def _in_order(matrix: _Matrix, order: Order) -> _Matrix:
     """In the model's order."""
+    if order and isinstance(matrix, BlockMatrix):  # its codes move with their rows
+        matrix.reorder(order)
+        return matrix
     if not order or not isinstance(matrix, Integers):
         return Reordered(matrix, order) if order else matrix
     matrix.order = order  # its integers have to be reordered before they are packed

@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import CheckpointError
 from .files import GGUF_MAGIC
 from .gguf_blocks import BLOCKS, TYPE_NAMES
-from .gguf_names import checkpoint_name, checkpoint_shape, deepstack_blocks, has_swapped_names, is_experts, names_of_expert, swapped
+from .gguf_names import Naming, checkpoint_name, checkpoint_shape, has_swapped_names, is_experts, names_of_expert, naming_of, swapped
 from .safetensors_files import StoredTensor
 
 _VERSIONS = (2, 3)
@@ -68,14 +68,15 @@ class GgufFiles:
         """Raises: CheckpointError naming the file and the fault."""
         self._maps: dict[Path, mmap.mmap] = {}
         self.tensors: dict[str, StoredTensor] = {}
-        for path in paths:
-            file = read_gguf(path)
-            self._maps[path] = file.mapped
-            deepstack, are_swapped = deepstack_blocks(file.tensors), has_swapped_names(shapes_of(file))
+        files = [read_gguf(path) for path in paths]
+        naming = naming_of((file.metadata for file in files), (name for file in files for name in file.tensors))
+        for file in files:
+            self._maps[file.path] = file.mapped
+            are_swapped = has_swapped_names(shapes_of(file))
             for own, tensor in file.tensors.items():
-                for name, part in _parts(swapped(own) if are_swapped else own, tensor, deepstack):
+                for name, part in _parts(swapped(own) if are_swapped else own, tensor, naming):
                     if name in self.tensors:
-                        raise CheckpointError(f"{path}: tensor {own!r} is also in {self.tensors[name].file.name}")
+                        raise CheckpointError(f"{file.path}: tensor {own!r} is also in {self.tensors[name].file.name}")
                     self.tensors[name] = part
 
     def __enter__(self) -> "GgufFiles":
@@ -89,10 +90,10 @@ class GgufFiles:
         return memoryview(self._maps[tensor.file])[tensor.start : tensor.start + tensor.num_bytes]
 
 
-def _parts(name: str, tensor: StoredTensor, deepstack: tuple[int, ...]) -> Iterator[tuple[str, StoredTensor]]:
+def _parts(name: str, tensor: StoredTensor, naming: Naming) -> Iterator[tuple[str, StoredTensor]]:
     """A tensor by its name in a checkpoint; one of all experts as one for each. Raises: CheckpointError."""
     if not is_experts(name) or len(tensor.shape) != 3:
-        yield checkpoint_name(name, deepstack), tensor._replace(shape=checkpoint_shape(name, tensor.shape))
+        yield checkpoint_name(name, naming), tensor._replace(shape=checkpoint_shape(name, tensor.shape))
         return
     experts, rows, columns = tensor.shape
     if experts > _MAX_EXPERTS:

@@ -20,6 +20,7 @@ from .gguf_names import FRAME
 from .gguf_orders import Orders, orders_of
 from .narrowing import narrow
 from .safetensors_files import DTYPES, StoredTensor
+from .values import Order, reordered
 from .weight_specs import Shape, Source
 
 _QKV = ".attn.qkv."
@@ -144,6 +145,11 @@ class BlockMatrix:
             int8g.pack(whole, steps, target, scales)
         else:
             narrow(self.values(rows), target, scales)
+
+    def reorder(self, order: Order) -> None:
+        """Have rows in this order of the model's, which ``values.Order`` tells."""
+        places = torch.arange(self.shape[0]) if self._order is None else self._order
+        self._order = reordered(places, order)
 
     def _data(self, rows: slice) -> Tensor:
         return self._rows[rows if self._order is None else self._order[rows]]

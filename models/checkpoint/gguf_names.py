@@ -1,8 +1,9 @@
-"""Names of tensors in GGUF files, and those of the same tensors in a Hugging Face checkpoint: of decoders, and of Qwen's towers,
-which lie in files of their own (mmproj). Pure."""
+"""Names of tensors in GGUF files, and those of the same tensors in a Hugging Face checkpoint: of decoders, some of whose parts are
+named otherwise in some architectures, and of towers, which lie in files of their own (mmproj). Pure."""
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 _WHOLE = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -34,6 +35,20 @@ _OF_LAYERS = {
     "ssm_conv1d": "linear_attn.conv1d",
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
+}
+_OF_ARCHITECTURES = {  # parts of layers
+    "gemma3": {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    "glm4": {
+        "post_attention_norm": "post_self_attn_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+    },
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
 }
 _ALONE = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}  # of layers, with their ends
 _EXPERTS = {
@@ -95,12 +110,26 @@ _SOUND_BLOCK = re.compile(r"a\.blk\.(\d+)\.(\w+)\.(weight|bias)")
 _DEEPSTACK = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(weight|bias)")
 
 
-def checkpoint_name(name: str, deepstack: tuple[int, ...] = ()) -> str:
-    """The name of a tensor in a checkpoint; its own where there is none, so that it is said by it. ``deepstack``: see
+class Naming(NamedTuple):
+    """What the names of a checkpoint's files depend on. ``layers``: parts of a decoder's layers. ``deepstack``: see
     ``deepstack_blocks``."""
-    found = _LAYER.fullmatch(name)
-    if found is not None and found[2] in _OF_LAYERS:
-        return f"model.layers.{int(found[1])}.{_OF_LAYERS[found[2]]}.{found[3]}"
+
+    layers: Mapping[str, str] = _OF_LAYERS
+    deepstack: tuple[int, ...] = ()
+
+
+def naming_of(metadata: Iterable[Mapping[str, Any]], names: Iterable[str]) -> Naming:
+    """Of files with these metadata, and tensors of these names. The decoder's first file says its architecture."""
+    said = [its["general.architecture"] for its in metadata if "general.architecture" in its]
+    own = next((_OF_ARCHITECTURES[one] for one in said if isinstance(one, str) and one in _OF_ARCHITECTURES), {})
+    return Naming({**_OF_LAYERS, **own}, deepstack_blocks(names))
+
+
+def checkpoint_name(name: str, naming: Naming) -> str:
+    """The name of a tensor in a checkpoint; its own where there is none, so that it is said by it."""
+    deepstack, found = naming.deepstack, _LAYER.fullmatch(name)
+    if found is not None and found[2] in naming.layers:
+        return f"model.layers.{int(found[1])}.{naming.layers[found[2]]}.{found[3]}"
     found = _LAYERS_OWN.fullmatch(name)
     if found is not None and found[2] in _ALONE:
         return f"model.layers.{int(found[1])}.{_ALONE[found[2]]}"

@@ -17,7 +17,8 @@ from ..checkpoint.gguf_names import POSITIONS, layer_of
 from ..checkpoint.weights import check_weights
 from ..config import load_model_config
 from ..errors import CheckpointError
-from .fields import ROPE_FACTORS, Contents, Fields, check_rope, config_fields, generation_fields, number_of_blocks
+from .contents import FACTORS, Contents, Fields
+from .fields import check_rope, config_fields, generation_fields, number_of_blocks
 from .made import MADE_OF, UNUSED, digest_of
 from .tokenizer import make_tokenizer
 from .towers import choose_tower, tower_fields
@@ -101,7 +102,7 @@ def _check(draft: Path, contents: Contents) -> None:
     except CheckpointError as error:
         place = contents.where
         raise CheckpointError(str(error).replace(f"{draft}/config.json", place).replace(str(draft), place)) from None
-    unused = (ROPE_FACTORS, POSITIONS)
+    unused = {*FACTORS, POSITIONS}
     guessing = range(config.language.num_layers, number_of_blocks(contents))  # layers of which mmrt has no use
     if not found.problems and (unread := [name for name in found.unread if name not in unused and layer_of(name) not in guessing]):
         more = f", and {len(unread) - 1} others" * (len(unread) > 1)
@@ -115,17 +116,17 @@ def _contents(files: list[GgufFile]) -> Contents:
     count = metadata.get("split.tensors.count", len(tensors))
     if count != len(tensors):
         raise CheckpointError(f"{files[0].path}: split.tensors.count is {count}, its {len(files)} shards have {len(tensors)}")
-    factors: tuple[float, ...] = ()
+    factors: dict[str, tuple[float, ...]] = {}
     for file in files:
-        rope = file.tensors.get(ROPE_FACTORS)
-        if rope is not None and rope.dtype != "F32":
-            raise CheckpointError(f"{file.path}: tensor {ROPE_FACTORS!r} is of type {rope.dtype}, expected F32")
-        if rope is not None:
-            factors = tuple(np.frombuffer(file.mapped, np.float32, rope.num_bytes // 4, rope.start).tolist())
+        for name in FACTORS & file.tensors.keys():
+            rope = file.tensors[name]
+            if rope.dtype != "F32":
+                raise CheckpointError(f"{file.path}: tensor {name!r} is of type {rope.dtype}, expected F32")
+            factors[name] = tuple(np.frombuffer(file.mapped, np.float32, rope.num_bytes // 4, rope.start).tolist())
     return Contents(
         where=str(files[0].path),
         metadata=metadata,
         types={name: tensor.dtype for name, tensor in tensors.items()},
         shapes={name: tensor.shape for name, tensor in tensors.items()},
-        rope_factors=factors,
+        factors=factors,
     )

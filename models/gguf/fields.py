@@ -4,35 +4,37 @@ Keys begin with the architecture's name. What a file does not say is as llama.cp
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..checkpoint.gguf_blocks import BLOCKS, INT4_TYPES
 from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
-
-Fields = dict[str, Any]
+from . import decoders
+from .contents import ROPE_FACTORS, Contents, Fields
 
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of Llama 3.1 to 3.3
 _LLAMA_3_CONTEXT = 8192
-END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>")  # some files do not say that these end answers
+END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<end_of_turn>", "<|end|>")
+"""Some files do not say that these end answers."""
+
 _INTERLEAVED = (11, 11, 10)  # sections of rope where a file does not say
 _LEAST_VALUES = 300_000_000  # of a model in its codes
-ROPE_FACTORS = "rope_freqs.weight"
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 class Architecture(NamedTuple):
     """``model_type`` of the family that serves it. ``permuted``: see ``GgufQuantization``. ``has_delta``: most layers have a DeltaNet.
     ``towers``: of a model that sees, the families by ``clip.projector_type`` of the tower's file; without that file it is text
-    alone."""
+    alone. ``own``: changes config.json, and reads windows and the part of heads that turns, which are refused without it."""
 
     model_type: str
     permuted: bool = False
     has_experts: bool = False
     has_delta: bool = False
     towers: Mapping[str, str] = MappingProxyType({})
+    own: Callable[[JsonObject, Fields, Contents], Fields] | None = None
 
 
 OMNI = "qwen2_5_omni_thinker"  # which hears as well
@@ -46,18 +48,12 @@ ARCHITECTURES = {
     "qwen3vlmoe": Architecture("qwen3_moe", has_experts=True, towers={"qwen3vl_merger": "qwen3_vl_moe"}),
     "qwen35": Architecture("qwen3_5", has_delta=True, towers={"qwen3vl_merger": "qwen3_5"}),
     "qwen35moe": Architecture("qwen3_5_moe", has_experts=True, has_delta=True, towers={"qwen3vl_merger": "qwen3_5_moe"}),
+    "gemma3": Architecture("gemma3_text", own=decoders.gemma3),
+    "glm4": Architecture("glm4", own=decoders.glm4),
+    "phi3": Architecture("phi3", own=decoders.phi3),
+    "smollm3": Architecture("smollm3", permuted=True),
 }
 TOWER = "clip"  # the architecture of a file with a tower
-
-
-class Contents(NamedTuple):
-    """Of a file. ``types``: of its tensors, by name; ``shapes`` likewise; ``rope_factors`` of a tensor ``rope_freqs.weight``."""
-
-    where: str
-    metadata: Mapping[str, Any]
-    types: Mapping[str, str]
-    shapes: Mapping[str, tuple[int, ...]]
-    rope_factors: tuple[float, ...] = ()
 
 
 def towers_of(metadata: Mapping[str, Any]) -> Mapping[str, str]:
@@ -88,14 +84,14 @@ def config_fields(contents: Contents) -> Fields:
     embeddings = contents.shapes.get("token_embd.weight", ())
     if len(embeddings) != 2:
         raise CheckpointError(f"{contents.where}: tensor 'token_embd.weight' has shape {list(embeddings)}, expected 2 axes")
-    if facts.has("attention.sliding_window") and facts.integer("attention.sliding_window", least=0):
+    if known.own is None and facts.has("attention.sliding_window") and facts.integer("attention.sliding_window", least=0):
         raise facts.error("attention.sliding_window", f"is {own['attention.sliding_window']}; windows are not supported")
     if not known.has_experts and facts.integer("expert_count", default=0, least=0):
         raise facts.error("expert_count", f"is {own['expert_count']}; models of architecture {name} with experts are not supported")
     hidden = facts.integer("embedding_length")
     head_dim = facts.integer("attention.key_length", default=hidden // heads)
     turning = facts.integer("rope.dimension_count", default=head_dim, most=head_dim)
-    if turning != head_dim and not known.has_delta:
+    if turning != head_dim and not known.has_delta and known.own is None:
         raise facts.error("rope.dimension_count", f"is {own['rope.dimension_count']}; heads of which a part turns are not supported")
     context = facts.integer("context_length")
     form = form_of(contents)
@@ -123,6 +119,8 @@ def config_fields(contents: Contents) -> Fields:
             "moe_intermediate_size": facts.integer("expert_feed_forward_length"),
             "norm_topk_prob": True,
         }
+    if known.own is not None:
+        return known.own(facts, fields, contents)
     return _delta_fields(facts, fields, turning) if known.has_delta else fields
 
 
@@ -204,8 +202,8 @@ def _of_all(value: Any) -> Any:
 def _rope(facts: JsonObject, contents: Contents, context: int) -> Fields:
     """The rotary embedding, and how it reaches beyond the context that the model was first trained with."""
     theta = facts.number("rope.freq_base", default=10000.0)
-    if contents.rope_factors:
-        return {"rope_theta": theta, **_llama_3(contents.rope_factors, theta)}
+    if factors := contents.factors.get(ROPE_FACTORS):
+        return {"rope_theta": theta, **_llama_3(factors, theta)}
     kind = facts.text("rope.scaling.type", default="linear", choices=("none", "linear", "yarn"))
     factor = facts.number("rope.scaling.factor", "rope.scale_linear", default=1.0, least=0) or 1.0
     if kind == "none" or factor == 1.0:
@@ -237,6 +235,6 @@ def _llama_3(factors: tuple[float, ...], theta: float) -> Fields:
 
 def check_rope(contents: Contents, stretch: tuple[float, ...]) -> None:
     """Compare a file's factors with those of the configuration that was made of them. Raises: CheckpointError."""
-    found = contents.rope_factors
+    found = contents.factors.get(ROPE_FACTORS)
     if found and (len(found) != len(stretch) or any(abs(a - b) > 1e-4 * b for a, b in zip(found, stretch, strict=True))):
         raise CheckpointError(f"{contents.where}: tensor {ROPE_FACTORS!r} has other factors than Llama 3's rope: not supported")

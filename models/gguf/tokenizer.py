@@ -36,6 +36,7 @@ class _Splitting(NamedTuple):
 _QWEN2 = _Splitting(_WORDS + r"\p{L}+|\p{N}" + _REST, normalizes=True)
 _QWEN35 = _Splitting(_WORDS + r"[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+", normalizes=True)
 _LLAMA3 = _Splitting(_WORDS + r"\p{L}+|\p{N}{1,3}" + _REST, ignore_merges=True, begins=True)
+_GPT4O_END = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _MARKED = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = _Splitting(
     _MARKED
@@ -45,11 +46,24 @@ _TEKKEN = _Splitting(
     ignore_merges=True,
     begins=True,
 )
+_GPT4O = _Splitting(
+    _MARKED
+    + r"*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    + _GPT4O_END
+    + "|"
+    + _MARKED
+    + r"+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    + _GPT4O_END
+    + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 SPLITTINGS = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
     "qwen35": _QWEN35,
     "tekken": _TEKKEN,
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _LLAMA3._replace(ignore_merges=False, begins=False)),
+    "glm4": _LLAMA3._replace(begins=False),
+    "gpt-4o": _GPT4O,
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _Splitting(digits=True)),
     "gpt-2": _Splitting(),
 }

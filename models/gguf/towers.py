@@ -13,7 +13,8 @@ from ..checkpoint.files import best_tower
 from ..checkpoint.gguf_names import deepstack_blocks, has_swapped_names
 from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
-from .fields import OMNI, TOWER, Contents, Fields, architecture_of
+from .contents import Contents, Fields
+from .fields import OMNI, TOWER, architecture_of
 
 _VISION = "clip.vision."
 _EPSILON = 1e-6  # of the towers' norms

@@ -11,12 +11,15 @@ import torch
 from safetensors.torch import load_file
 
 from mmrt.models.config import load_model_config
+from mmrt.tests.models import gguf_decoders
 
 ARCHITECTURES = {
     **{"qwen3_moe": "qwen3moe", "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl"},
     **{"qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"},
+    **{"gemma3_text": "gemma3"},
     **{"qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen2_5_omni_thinker": "qwen2vl"},
 }
+OTHERS = ("gemma3", "glm4", "phi3", "smollm3")
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -158,6 +161,8 @@ def write_gguf(
         }
     if arch.startswith("qwen35"):
         fields |= hybrid_fields(config)
+    if arch in OTHERS:
+        fields |= gguf_decoders.fields_of(arch, {**config, "head_dim": head_dim})
     for key, value in (fields | (changes or {})).items():
         if isinstance(value, int):
             writer.add_uint32(f"{arch}.{key}", value)
@@ -178,11 +183,16 @@ def write_gguf(
     }
     plain = dict(values)
     for name in values:
-        if arch == "llama" and ".q_proj." in name or arch == "llama" and ".k_proj." in name:
+        if arch in ("llama", "smollm3") and (".q_proj." in name or ".k_proj." in name):
             plain[name] = turned(values[name], heads if ".q_proj." in name else kv_heads)
     if (stretch := load_model_config(checkpoint).language.ropes[0].stretch) and ropes and arch == "llama":
         writer.add_tensor("rope_freqs.weight", np.array(stretch, np.float32))
-    own = hybrid_tensors(plain, config, gguf.MODEL_ARCH[arch.upper()]) if arch.startswith("qwen35") else stacked(plain)
+    if arch in OTHERS:
+        own = gguf_decoders.tensors_of(arch, config, plain)
+        for name, factors in gguf_decoders.factors_of(arch, config).items():
+            writer.add_tensor(name, factors)
+    else:
+        own = hybrid_tensors(plain, config, gguf.MODEL_ARCH[arch.upper()]) if arch.startswith("qwen35") else stacked(plain)
     for name, value in own.items():
         if value.dim() < 2 or kind == "F32" or "ssm_conv1d" in name:
             writer.add_tensor(name, value.numpy())
@@ -198,7 +208,7 @@ def decoder_of(checkpoint: Path) -> Tensors:
     """The values of its decoder, by the names of a text model, in which each expert has matrices of its own."""
     found: Tensors = {}
     for name, value in load_file(checkpoint / "model.safetensors").items():
-        name = name.replace("model.language_model.", "model.")
+        name = name.replace("model.language_model.", "model.").replace("language_model.model.", "model.")
         if "visual." in name or "audio_tower." in name:
             continue
         if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):
