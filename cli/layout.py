@@ -7,7 +7,7 @@ import typer
 from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.errors import RunError
 from ..runtime.process.run import read_run_info
-from ..runtime.stage_table import STAGES, devices_of, processes_of, stage_of
+from ..runtime.stage_table import STAGES, devices_of, instance_id, number_of, processes_of, stage_of
 from ..runtime.supervisor.control import LayoutRequest, call
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
@@ -24,9 +24,10 @@ def register(app: typer.Typer) -> None:
         """Print the layout, and the actors of each process."""
         layout = _config(run).actors.layout
         print(layout)
-        devices = devices_of(layout)
-        for name, together in processes_of(layout).items():
-            if STAGES[stage_of(name)].letter:
+        devices, found = devices_of(layout), processes_of(layout)
+        several = {name for name in found if number_of(name) or instance_id(stage_of(name), 1) in found}
+        for name, together in found.items():
+            if STAGES[stage_of(name)].has_device or name in several:
                 print(f"  {' and '.join(together)}{f' on device {devices[name]}' if name in devices else ''}")
 
     @group.command("set")

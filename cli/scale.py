@@ -1,4 +1,4 @@
-"""``mmrt scale STAGE=N``: more or fewer encoders, prefills or decodes while the run serves."""
+"""``mmrt scale STAGE=N``: more or fewer actors of a stage while the run serves."""
 
 import re
 from typing import Annotated
@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
         orders: Annotated[list[str], typer.Argument(metavar="STAGE=N", help=f"Stages are {', '.join(_SCALABLE)}.")],
         run: RunName = None,
     ) -> None:
-        """Change how many encoders, prefills or decodes a live run has.
+        """Change how many actors of a stage a live run has.
 
         No request is lost. New processes serve when the command ends. Those that leave finish their work or hand it over first.
         """

@@ -24,7 +24,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     module: str  # below mmrt.actors; has ``main``
     stop_rank: int  # a run stops the lowest first: producers before the consumers that they write to
     restart_rank: int  # a rolling restart begins with the lowest: receivers of a new message before its senders
-    letter: str = ""  # in layouts (TI1): it computes the model, on the model's device, and may share a process with others that do
+    letter: str = ""  # in layouts (TI1)
+    has_device: bool = False  # it computes the model, on a device, and may share a process with others that do; layouts have to name it
     inputs: tuple[str, ...] = ()  # pools and rings that it reads
     output: str = ""  # the pool or ring that it fills
     takes_plans: bool = False  # the controller gives it plans
@@ -53,13 +54,14 @@ _RECORDS = (
     Stage(name="controller", module="controller.serve", stop_rank=2, restart_rank=2, is_essential=True, loop="asyncio"),
     Stage(name="gateway", module="gateway.serve", stop_rank=0, restart_rank=3, listens=True, loop="asyncio",
           inputs=("deltas",), output="media"),
-    Stage(name="video", module="video.worker", stop_rank=1, restart_rank=1, takes_plans=True, imports_torch=True,
+    Stage(name="video", letter="V", module="video.worker", stop_rank=1, restart_rank=1, takes_plans=True, imports_torch=True,
           inputs=("media",), output="patch", core_share=0.25, nice=4, step_limit_s=30.0, for_media=True),
-    Stage(name="encoder", letter="E", module="encoder", stop_rank=1, restart_rank=1, takes_plans=True, imports_torch=True,
-          builds_towers=True, inputs=("patch",), output="embedding", core_share=0.5, nice=2, step_limit_s=300.0, for_media=True),
-    Stage(name="prefill", letter="P", module="prefill", stop_rank=1, restart_rank=1, takes_plans=True, imports_torch=True,
-          inputs=("embedding",), output="kv", core_share=0.5, nice=2, step_limit_s=300.0),
-    Stage(name="decode", letter="D", module="decode.loop", stop_rank=1, restart_rank=1, imports_torch=True,
+    Stage(name="encoder", letter="E", has_device=True, module="encoder", stop_rank=1, restart_rank=1, takes_plans=True,
+          imports_torch=True, builds_towers=True, inputs=("patch",), output="embedding", core_share=0.5, nice=2,
+          step_limit_s=300.0, for_media=True),
+    Stage(name="prefill", letter="P", has_device=True, module="prefill", stop_rank=1, restart_rank=1, takes_plans=True,
+          imports_torch=True, inputs=("embedding",), output="kv", core_share=0.5, nice=2, step_limit_s=300.0),
+    Stage(name="decode", letter="D", has_device=True, module="decode.loop", stop_rank=1, restart_rank=1, imports_torch=True,
           inputs=("kv",), core_share=0.5, step_limit_s=120.0),
     Stage(name="detokenizer", module="detokenizer", stop_rank=1, restart_rank=1, output="deltas"),
 )
@@ -141,7 +143,7 @@ def starts_after(name: str, stages: Mapping[str, Stage] = STAGES) -> list[str]:
 
 def device_pools(stages: Mapping[str, Stage] = STAGES) -> frozenset[str]:
     """Return the pools on the model's device."""
-    return frozenset(stage.output for stage in stages.values() if stage.letter and stage.takes_plans)
+    return frozenset(stage.output for stage in stages.values() if stage.has_device and stage.takes_plans)
 
 
 class ProcessSpec(msgspec.Struct, frozen=True):
@@ -168,17 +170,20 @@ def parse_layout(text: str, stages: Mapping[str, Stage] = STAGES) -> tuple[Proce
     return tuple(processes)
 
 
-DEFAULT_LAYOUT = "+".join(stage.letter for stage in STAGES.values() if stage.letter)  # each in a process of its own
+DEFAULT_LAYOUT = "+".join(stage.letter for stage in STAGES.values() if stage.has_device)  # each in a process of its own
 
 
 def spread_layout(text: str, devices: Sequence[str] = ()) -> str:
-    """Return the layout with the device of each process by name, where a run has ``devices``: "2EPD@*" on devices 0 and 1 is
-    "EPD@0+EPD@1". Of processes on "*" the first is on the first device, the next on the next, and so on in turn; processes without a
+    """Return the layout with the device of each process that has one by name, where a run has ``devices``: "2EPD@*" on devices 0 and 1
+    is "EPD@0+EPD@1". Of processes on "*" the first is on the first device, the next on the next, and so on in turn; processes without a
     device are on the first. Without ``devices`` it stays as it is. Raises ConfigError if it is malformed."""
     if not devices:
         return text
     spread = []
     for part in parse_layout(text):
+        if not any(STAGES[stage].has_device for stage in part.stages):
+            spread.append(part)
+            continue
         for number in range(part.count):
             device = devices[number % len(devices)] if part.device == "*" else part.device or devices[0]
             spread.append(ProcessSpec(part.stages, 1, device))
@@ -188,8 +193,11 @@ def spread_layout(text: str, devices: Sequence[str] = ()) -> str:
 def check_layout(text: str, devices: Sequence[str] = ()) -> None:
     """Check a layout, as ``spread_layout`` returns it. Raises ConfigError if it is malformed or not one that a run with these devices
     can have."""
-    counts = dict.fromkeys((name for name, stage in STAGES.items() if stage.letter), 0)
+    counts = {name: 0 for name, stage in STAGES.items() if stage.letter}
     for process in parse_layout(text):
+        for stage in process.stages:
+            if not STAGES[stage].has_device and (len(process.stages) > 1 or process.device):
+                raise ConfigError(f"{text!r}: {stage} ({STAGES[stage].letter}) has a process of its own, on no device")
         if process.device and process.device not in devices:
             there = f"there are {', '.join(devices)}" if devices else "there are none ([[devices]])"
             raise ConfigError(f"{' and '.join(process.stages)} on {process.device!r}: no such device, {there}")
@@ -198,21 +206,38 @@ def check_layout(text: str, devices: Sequence[str] = ()) -> None:
             if process.stages.count(stage) > 1:
                 raise ConfigError(f"{text!r} has a process with {stage} twice")
     for stage, count in counts.items():
-        if not count:
+        if not count and STAGES[stage].has_device:
             raise ConfigError(f"{text!r} has no {stage} ({STAGES[stage].letter})")
         if count > (limit := STAGES[stage].max_count):
             raise ConfigError(f"{text!r} has {count} of {stage}, a run has at most {limit}")
 
 
 def format_layout(processes: Iterable[ProcessSpec]) -> str:
-    """Return the text of a layout; equal processes in a row are counted together."""
+    """Return the text of a layout; equal processes in a row are counted together. One that every layout has is left out."""
     parts: list[ProcessSpec] = []
-    for process in processes:
+    for process in _without_sole(processes):
         if parts and (parts[-1].stages, parts[-1].device) == (process.stages, process.device):
             process = ProcessSpec(process.stages, parts.pop().count + process.count, process.device)
         parts.append(process)
     letters = ["".join(STAGES[stage].letter for stage in part.stages) + (part.device and f"@{part.device}") for part in parts]
     return "+".join(f"{part.count if part.count > 1 else ''}{text}" for part, text in zip(parts, letters, strict=True))
+
+
+def _without_sole(processes: Iterable[ProcessSpec]) -> list[ProcessSpec]:
+    """Return the processes but that of a stage which layouts need not name, if it is the only one."""
+    found = list(processes)
+    sole = {stages for stages in _unnamed() if sum(process.count for process in found if process.stages == stages) == 1}
+    return [process for process in found if process.stages not in sole]
+
+
+def _unnamed() -> list[tuple[str, ...]]:
+    """Return the stages of each process that every layout has, though it need not name it."""
+    return [(name,) for name, stage in STAGES.items() if stage.letter and not stage.has_device]
+
+
+def expand_layout(layout: str) -> list[ProcessSpec]:
+    """Return each process of a layout, also those that it need not name."""
+    return [process for _, process in _numbered(layout)]
 
 
 def scale_layout(layout: str, stage: str, count: int) -> str:
@@ -223,7 +248,7 @@ def scale_layout(layout: str, stage: str, count: int) -> str:
         raise ConfigError(f"{stage}={count}: no stage {stage!r} to scale, there are {', '.join(scalable)}")
     if not 1 <= count <= STAGES[stage].max_count:
         raise ConfigError(f"{stage}={count}: a run has 1 to {STAGES[stage].max_count} of {stage}")
-    processes = [process for _, process in _numbered(layout)]
+    processes = expand_layout(layout)
     while len(having := [place for place, process in enumerate(processes) if stage in process.stages]) != count:
         if len(having) < count:
             processes.insert(having[-1] + 1, ProcessSpec((stage,), 1, processes[having[-1]].device))
@@ -241,9 +266,10 @@ def join_layouts(first: str, second: str) -> str:
 
 
 def _numbered(layout: str) -> list[tuple[tuple[InstanceId, ...], ProcessSpec]]:
-    """Return each process of a layout, in its order, with the names of its actors."""
-    numbers, found = dict.fromkeys(STAGES, 0), []
-    for part in parse_layout(layout):
+    """Return each process of a layout, in its order, with the names of its actors; last those that it need not name."""
+    numbers, found, parts = dict.fromkeys(STAGES, 0), [], parse_layout(layout)
+    named = {part.stages for part in parts}
+    for part in (*parts, *(ProcessSpec(stages) for stages in _unnamed() if stages not in named)):
         for _ in range(part.count):
             found.append((tuple(instance_id(stage, numbers[stage]) for stage in part.stages), ProcessSpec(part.stages, 1, part.device)))
             for stage in part.stages:

@@ -30,6 +30,7 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     plans: int = 0  # issued, not acknowledged
     rows_left: int = 0  # patch rows to be encoded, of requests without a first token
     tokens_left: int = 0  # likewise, tokens to be prefilled
+    video_left: int = 0  # likewise, plans of video; two for a medium that is not analysed
     work_left_s: float = 0.0  # of encoding and prefill, of requests without a first token, as far as costs and sizes are known
     admitted_total: int = 0
     finished_total: int = 0

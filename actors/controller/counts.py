@@ -18,6 +18,7 @@ def stats_of(state: ControllerState, before: StatsSnapshot, policy: PolicyReport
         plans=len(state.plans),
         rows_left=sum([request.rows_left for request in state.requests.values()]),
         tokens_left=sum([request.tokens_left for request in state.requests.values()]),
+        video_left=sum([request.video_left for request in state.requests.values() if request.spec.items]),
         work_left_s=_work_left_s(state),
         admitted_total=before.admitted_total + totals.admitted,
         finished_total=before.finished_total + totals.finished,

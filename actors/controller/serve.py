@@ -79,7 +79,7 @@ async def serve(actor: Actor) -> None:
     stats = ControllerStats.attach(actor.run, writable=True)
     policies = _policies(actor, controller.state, stats)
     log.info("epoch %d: %d requests, %d plans", actor.generation, len(controller.state.requests), len(controller.state.plans))
-    socket = ControllerSocket(actor.run.path)
+    socket = ControllerSocket(actor.run.path, lambda name: actors.read(name).pid if name in actors.present else 0)
     outages = OutageWatch(actor.run, actor.config.supervisor.restart_window_s, actor.config.instances)
     collect_when_quiet()
     ended = asyncio.Event()
@@ -239,6 +239,7 @@ class Serving:
         present, leaving = tuple(map(InstanceId, table.present)), tuple(map(InstanceId, table.leaving))
         self._controller.set_instances(present, leaving, {InstanceId(actor): device for actor, device in table.devices.items()})
         self._outages.set_actors(present)
+        self._socket.meet(present)
         self._stats_at_s = 0.0
         log.info("actors: %s%s", ", ".join(present), f"; leaving: {', '.join(leaving)}" if leaving else "")
 

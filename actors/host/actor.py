@@ -176,7 +176,7 @@ class Actor:
         stage, most_threads = STAGES[stage_of(self.name)], self.config.most_threads(self.name)
         torch_too = stage.takes_plans and not self.shares_process and most_threads > self.config.actor(self.name).threads
         if torch_too:
-            torch_too = may_change(self.model.dtype, most_threads) if stage.letter else self.model.dtype == "float32"
+            torch_too = may_change(self.model.dtype, most_threads) if stage.has_device else self.model.dtype == "float32"
         num_cores, table = num_shared_cores(self.config, self.name), ActorTable.attach(self.run)
         says, counts = self._set_computing, self._set_borrowed
         self.turn = SharedCores(self.config, self.name, table, num_cores, says, torch_too=torch_too, count=counts)
@@ -244,7 +244,7 @@ class Actor:
         self.last_exit, self.follows_a_crash = note, is_crash(last, note, kills, is_supervised=self.lifeline.fd is not None)
         self.death = judge(last, note, time.monotonic_ns(), kills, is_supervised=self.lifeline.fd is not None)
         self.follows_a_death = self.death is not None or last.state in (ActorState.STARTING, ActorState.ACTIVE)
-        if self.follows_a_death and self.config.model.on_cuda and STAGES[stage_of(self.name)].letter:
+        if self.follows_a_death and self.config.model.on_cuda and STAGES[stage_of(self.name)].has_device:
             outlive(last.pid, command(self.config.process_of(self.name)), self.pause)
             self.pause(GRACE_S)
         if self.death is not None:

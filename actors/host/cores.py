@@ -43,7 +43,7 @@ class SharedCores(FreeTurn):
         self._meet()
         self._of_torch = torch.get_num_threads()
         self.after_layer = self._lend_to_torch if torch_too else None
-        if STAGES[stage_of(actor)].letter:
+        if STAGES[stage_of(actor)].has_device:
             set_threads(self.num_threads)
 
     def __enter__(self) -> None:
@@ -89,7 +89,7 @@ class SharedCores(FreeTurn):
         table, devices = self._table, self._table.devices
         self._version = table.version
         with_it = [InstanceId(one) for one in table.present if one != self._actor and STAGES[stage_of(one)].core_share]
-        self._others = [one for one in with_it if not STAGES[stage_of(one)].letter or devices[one] == devices[self._actor]]
+        self._others = [one for one in with_it if not STAGES[stage_of(one)].has_device or devices[one] == devices[self._actor]]
         self._look = table.lookout(self._others)
         self._known: dict[int, int] = {}
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..config.runtime_config import RuntimeConfig
-from ..stage_table import MAX_INSTANCES, ProcessSpec, format_layout, parse_layout
+from ..stage_table import MAX_INSTANCES, expand_layout, format_layout
 from .scaler import KindFigures, Meter, Proposal, Rules, Sample, Scaler, kinds_of, letters_of
 
 _BACKLOG_SHARE = 0.5  # of the tightest objective of TTFT
@@ -45,7 +45,7 @@ class Adviser:
 def scaled(layout: str, proposals: Sequence[Proposal]) -> str:
     """Return the layout with these numbers of processes of each kind: the last ones of a kind go, new ones come behind all others, so
     that those keep their names."""
-    found = [ProcessSpec(part.stages, 1, part.device) for part in parse_layout(layout) for _ in range(part.count)]
+    found = expand_layout(layout)
     for proposal in proposals:
         mine = [place for place, process in enumerate(found) if letters_of(process.stages) == proposal.kind]
         found += [found[mine[0]]] * (proposal.wanted - len(mine))

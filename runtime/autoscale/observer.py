@@ -76,6 +76,7 @@ class Observer:
             units=dict(counts.units),
             rows_left=stats.rows_left,
             tokens_left=stats.tokens_left,
+            video_left=stats.video_left,
             tbt_p99_s=stats.tbt_p99_s,
             tbt_objective_s=stats.tbt_objective_s,
         )
@@ -96,7 +97,7 @@ def count(before: Counts, records: Iterable[FlightRecord]) -> Counts:
     for record in records:
         if record.kind is Kind.PLAN:
             busy_ns[InstanceId(record.actor)] += record.duration_ns
-            units[InstanceId(record.actor)] += record.b
+            units[InstanceId(record.actor)] += record.b if stage_of(record.actor) != "video" else 1
         elif record.kind is Kind.PREPARED:
             num_requests += 1
             num_tokens += record.a + record.b

@@ -14,15 +14,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..stage_table import STAGES, InstanceId, stage_of
+from ..stage_table import STAGES, WORKERS, InstanceId, stage_of
 
 WINDOW_S = 10.0  # that is looked at: single requests are large
 _MOST_AT_ONCE = 1.5  # times as many, for what waits and for late tokens: neither says how many are needed
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """A look at a run. ``busy_s`` and ``units`` count since the run or the observation began: seconds in which each encoder and prefill
-    computed, and patch rows and tokens of their plans. ``rows_left`` and ``tokens_left``: of requests without a first token.
+    """A look at a run. ``busy_s`` and ``units`` count since the run or the observation began: seconds in which each worker
+    computed, and patch rows and tokens of their plans; of video, plans. ``rows_left``, ``tokens_left`` and ``video_left`` (plans): of
+    requests without a first token.
     ``tbt_p99_s``: of the last seconds, None without tokens."""
 
     at_s: float
@@ -30,6 +31,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     units: dict[InstanceId, int]
     rows_left: int = 0
     tokens_left: int = 0
+    video_left: int = 0
     tbt_p99_s: float | None = None
     tbt_objective_s: float = 0.0
 
@@ -86,7 +88,7 @@ class Meter:
             raise ValueError(f"a sample at {sample.at_s} s after one at {before.at_s} s: it must be later")
         busy_s = {actor: _since(busy, before.busy_s.get(actor, 0.0)) for actor, busy in sample.busy_s.items()}
         done = {actor: _since(count, before.units.get(actor, 0)) for actor, count in sample.units.items()}
-        for stage in ("encoder", "prefill"):
+        for stage in WORKERS:
             units = sum(count for actor, count in done.items() if stage_of(actor) == stage)
             if units > 0:
                 self._unit_s[stage] = sum(busy for actor, busy in busy_s.items() if stage_of(actor) == stage) / units
@@ -106,7 +108,11 @@ class Meter:
         count, passed_s = len(processes), sample.at_s - before.at_s
         stages = {stage_of(actor) for actors in processes for actor in actors}
         computed = {stage: 0.0 for stage in stages}
-        left = {"encoder": (before.rows_left, sample.rows_left), "prefill": (before.tokens_left, sample.tokens_left)}
+        left = {
+            "video": (before.video_left, sample.video_left),
+            "encoder": (before.rows_left, sample.rows_left),
+            "prefill": (before.tokens_left, sample.tokens_left),
+        }
         wait_s = {}
         for stage in stages:
             unit_s = self._unit_s.get(stage, 0.0) * count / numbers[stage]
@@ -180,12 +186,12 @@ class Scaler:
 
 
 def letters_of(actors: Iterable[str]) -> str:
-    """Return the letters of the stages of these actors that compute the model."""
+    """Return the letters of the stages of these actors that layouts name."""
     return "".join(STAGES[stage_of(actor)].letter for actor in actors)
 
 
 def kinds_of(processes: Mapping[InstanceId, Sequence[InstanceId]]) -> dict[str, list[Sequence[InstanceId]]]:
-    """Return the processes that compute the model, by the letters of their stages."""
+    """Return the processes that layouts name, by the letters of their stages."""
     kinds: dict[str, list[Sequence[InstanceId]]] = {}
     for actors in processes.values():
         if letters := letters_of(actors):

@@ -1,13 +1,13 @@
 """The bus: the controller's ROUTER and every actor's DEALER over ``ipc://`` in the run directory. Only this module imports zmq.
 
-Actors connect to the controller. One that is confined can connect to nothing, so the controller connects to it: to a socket that
-was made before, and at which each new controller finds it again.
+Actors connect to the controller. One that is confined can connect to nothing, so the controller connects to it (``meet``): to a socket
+that was made before, and at which each new controller finds it again.
 
 Messages can be lost, so nothing here waits for delivery: ``send`` returns whether the message left, and a caller that needs an
 answer sends again. Messages to one receiver may share a transfer: each transfer wakes threads in both processes, which takes many times
 what a message does. Frames that do not decode are dropped and logged. Peers are checked by their credentials (SO_PEERCRED): only
-messages of this user's processes are accepted, in addition to the run directory's mode 0700, and a process that is confined, as the
-video actor is, speaks for an actor of that stage alone.
+messages of this user's processes are accepted, in addition to the run directory's mode 0700, and a process that is confined, as a
+video actor is, speaks for that actor alone.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import os
 import re
 import socket
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar, cast
 
@@ -25,7 +25,7 @@ import zmq
 
 from ...shm.confined import is_confined
 from ...shm.named_socket import bind_in_place
-from ..stage_table import InstanceId
+from ..stage_table import InstanceId, stage_of
 from . import messages, wire
 from .faults import BusFaults, bus_faults
 from .messages import ToActor, ToController
@@ -76,8 +76,10 @@ def _has_message(socket: zmq.Socket[bytes]) -> bool:
 class ControllerSocket:
     """The controller's end. ``fd`` is edge-triggered: after it fires and after every send, receive until empty."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, pid_of: Callable[[str], int] | None = None) -> None:
+        """``pid_of``: of the process that is an actor now; without it one that is confined speaks for the first of its stage."""
         path = _path(run)
+        self._run, self._pid_of = run, pid_of
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         _configure(self._socket)
@@ -86,12 +88,22 @@ class ControllerSocket:
         self._socket.bind(f"ipc://{path}")
         path.chmod(0o600)
         self._socket.immediate = True  # each connection is a new peer; else it would keep the first one's name
-        self._socket.connect(f"ipc://{_path(run, _CONFINED_STAGE)}")
+        self._met: set[str] = set()
+        self.meet([_CONFINED_STAGE])
         self.fd = int(self._socket.FD)
         self._own_uid = str(os.getuid())
         self._speakers: OrderedDict[tuple[bytes, str], bool] = OrderedDict()  # name and pid: whether it may have that name
         self._held: dict[tuple[str, int], list[bytes]] = {}
         self._faults = bus_faults("controller")
+
+    def meet(self, actors: Iterable[str]) -> None:
+        """Connect to those of these actors that are confined, and to no others."""
+        wanted = {actor for actor in actors if stage_of(actor) == _CONFINED_STAGE}
+        for actor in wanted - self._met:
+            self._socket.connect(f"ipc://{_path(self._run, actor)}")
+        for actor in self._met - wanted:
+            self._socket.disconnect(f"ipc://{_path(self._run, actor)}")
+        self._met = wanted
 
     def receive(self) -> list[tuple[InstanceId, int, ToController]]:
         """Return the messages that have arrived, at most a few hundred, as (actor, generation, message)."""
@@ -134,13 +146,19 @@ class ControllerSocket:
         """Return whether the process may have that name. Before it is confined a process has no reason to claim another's."""
         speaker = name, pid
         if speaker not in self._speakers:
-            is_own = name.startswith(f"{_CONFINED_STAGE}:".encode())
-            self._speakers[speaker] = is_own or not is_confined(int(pid))
+            self._speakers[speaker] = self._is_itself(name.rpartition(b":")[0], int(pid)) or not is_confined(int(pid))
             if not self._speakers[speaker]:
-                log.warning("ignored messages from %r: process %s is confined, and speaks for %s alone", name, pid, _CONFINED_STAGE)
+                log.warning("ignored messages from %r: process %s is confined, and speaks for itself alone", name, pid)
             if len(self._speakers) > _MAX_SPEAKERS:
                 self._speakers.popitem(last=False)
         return self._speakers[speaker]
+
+    def _is_itself(self, name: bytes, pid: int) -> bool:
+        """Return whether the process is the actor of that name, of the stage that is confined."""
+        actor = name.decode(errors="replace")
+        if self._pid_of is None:
+            return actor == _CONFINED_STAGE
+        return stage_of(actor) == _CONFINED_STAGE and self._pid_of(actor) == pid
 
     def send(self, actor: str, generation: int, message: ToActor) -> bool:
         """Send to one actor generation; False when it is not connected or its queue is full."""

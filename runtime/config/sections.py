@@ -175,7 +175,7 @@ def actors_section(stages: Mapping[str, Stage] = STAGES) -> type[msgspec.Struct]
     """Make the struct of [actors]: the layout, and a section with defaults for each stage that computes with torch."""
     fields: list[tuple[str, Any, Any]] = [("layout", str, DEFAULT_LAYOUT), ("turns", TurnsMode, "off")]
     for name in torch_actors(stages):
-        base, defaults = SharingSection if stages[name].letter else ActorSection, [("nice", Nice, stages[name].nice)]
+        base, defaults = SharingSection if stages[name].has_device else ActorSection, [("nice", Nice, stages[name].nice)]
         section = msgspec.defstruct("ActorSection", defaults, bases=(base,), frozen=True, kw_only=True, forbid_unknown_fields=True)
         fields.append((name, section, section()))
     return msgspec.defstruct("ActorsSection", fields, frozen=True, kw_only=True, forbid_unknown_fields=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...schema.model_facts import ModelFacts
 from ..config.runtime_config import RuntimeConfig
 from ..errors import ConfigError
-from ..stage_table import parse_layout
+from ..stage_table import STAGES, parse_layout
 from .device_room import DeviceRoom, pool_bytes, working_bytes
 from .host_room import HostRoom
 
@@ -83,7 +83,8 @@ def size_for_device(config: RuntimeConfig, facts: ModelFacts, room: DeviceRoom, 
     Raises: ConfigError where no whole context fits.
     """
     memory, page = config.memory, config.memory.kv_page_tokens
-    num_processes = sum(process.count for process in parse_layout(config.actors.layout)) + config.media.decodes_on_gpu
+    computing = [process for process in parse_layout(config.actors.layout) if STAGES[process.stages[0]].has_device]
+    num_processes = sum(process.count for process in computing) + config.media.decodes_on_gpu
     working = working_bytes(num_processes, facts.prefill_token_bytes, facts.logits_bytes, 2 * num_rows, facts.step_bytes)
     left = pool_bytes(room, memory.gpu_memory_utilization, working)
     embedding = _embedding_size(config, facts, left)

@@ -70,7 +70,7 @@ def plan_threads(config: RuntimeConfig, processors: Processors) -> RuntimeConfig
     for name, stage in STAGES.items():
         section = config.actor(name)
         share, num_actors = stage.core_share, sum(stage_of(actor) == name for actor in config.instances)
-        if stage.letter and config.actors.turns != "off":
+        if stage.has_device and config.actors.turns != "off":
             share, num_actors = 1.0, config.num_kv_pools
             if section.nice == stage.nice:
                 changes[name] = section = msgspec.structs.replace(section, nice=config.actor("decode").nice)

@@ -1,4 +1,4 @@
-"""Another layout while the run lives: processes of encoder, prefill and decode are added, and others leave when they hold no work.
+"""Another layout while the run lives: processes of its stages are added, and others leave when they hold no work.
 
 Owned by the supervisor. New processes come first; the controller gives them work as soon as they say Hello. One that leaves gets no
 more: its plans end, its rows go to other decodes, and the controller says that it is drained; then it ends. The layout in ``run.json``

@@ -7,16 +7,23 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
 
 from mmrt.runtime.stage_table import ProcessSpec, format_layout
+from mmrt.shm.plan_table import PlanTable
+from mmrt.shm.run_directory import RunDirectory
+from mmrt.shm.status import ActorTable
 from mmrt.tests.end_to_end.conftest import Server, also_slow
+from mmrt.tests.end_to_end.oracle import Media, Oracle
 from mmrt.tests.end_to_end.test_decodes import STORY, check, handed_over, owners, under_way
-from mmrt.tests.end_to_end.test_instances import at_once
+from mmrt.tests.end_to_end.test_instances import at_once, steps
+from mmrt.tests.end_to_end.test_media import check as check_media
+from mmrt.tests.end_to_end.test_media import image_part, picture, text, video
 from mmrt.tests.end_to_end.test_restart import LONG, PROMPT, Streams, processes, undisturbed
 
 
@@ -42,6 +49,12 @@ def refused(server: Server, *arguments: str) -> str:
     assert done.returncode == 1, done.stdout + done.stderr
     assert (processes(server), server.mmrt("layout", "show").stdout) == before, "nothing has changed"
     return done.stderr
+
+
+def has_plan(server: Server, actor: str) -> bool:
+    with RunDirectory.attach(server.run_path) as run, closing(PlanTable.attach(run, writable=False)) as table:
+        with closing(ActorTable.attach(run)) as actors:
+            return any(actors.actors[plan.actor] == actor for plan in table.live())
 
 
 def set_layout(server: Server, layout: str) -> None:
@@ -93,6 +106,39 @@ def test_a_decode_comes_and_leaves_under_load(live: Server) -> None:
     live.wait_until_empty()
 
 
+def test_a_second_video_comes_is_killed_in_its_plan_and_leaves(live: Server, oracle: Oracle) -> None:
+    """FC1 over processes: the answers of one and of two are the reference's, also of media whose process dies or leaves."""
+    pixels, (part, frames) = picture(3, 56, 56), video(8, 56, 84, 2)
+    contents = [[part, image_part(picture(seed, 28, 84)), text("And?")] for seed in range(5)]
+    contents.append([image_part(pixels), part, text("What is it?")])
+    media = Media(images=[pixels], videos=[(frames, 2.0)])
+    salts = itertools.count()
+
+    def ask(content: list[dict[str, Any]]) -> list[int]:
+        return live.chat(content, extra_body={"cache_salt": f"{next(salts)}"})[1]
+
+    alone = [ask(content) for content in contents]
+    assert scale(live, "video=2") == "video.1: in the run, and serving\nlayout E+P+D+2V\n"
+    check_media(live, oracle, contents[-1], media)
+    before = steps(live)
+    with ThreadPoolExecutor(6) as pool:
+        assert [*pool.map(ask, contents)] == alone
+    after = steps(live)
+    assert all(after[name] > before[name] for name in ("video", "video.1")), "both work"
+    with ThreadPoolExecutor(6) as pool:
+        live.kill("video.1", signal.SIGSTOP)
+        asked = [pool.submit(ask, content) for content in contents]
+        live.wait(lambda _: has_plan(live, "video.1"), "a plan that it has")
+        live.kill("video.1")
+        assert [answer.result() for answer in asked] == alone
+        live.wait(lambda status: bool(status["ready"]), "ready")
+        asked = [pool.submit(ask, content) for content in contents]
+        assert scale(live, "video=1") == "video.1: left the run, without work\nlayout E+P+D\n"
+        assert [answer.result() for answer in asked] == alone
+    assert "video.1" not in processes(live)
+    live.wait_until_empty()
+
+
 @pytest.mark.slow
 def test_encoders_and_prefills_come_and_leave_under_load(live: Server) -> None:
     expected, pictures = undisturbed(live), at_once(live, 6)
@@ -130,7 +176,7 @@ def test_those_that_came_are_known_everywhere(live: Server) -> None:
         (("layout", "set", "EP+D"), "in 'EP+D' the process prefill is encoder and prefill, now it is prefill"),
         *also_slow(
             (("scale", "decode=0"), "decode=0: a run has 1 to 8 of decode"),
-            (("scale", "memory=2"), "no stage 'memory' to scale, there are encoder, prefill, decode"),
+            (("scale", "memory=2"), "no stage 'memory' to scale, there are video, encoder, prefill, decode"),
             (("layout", "set", "E+P"), "'E+P' has no decode (D)"),
             (("layout", "set", "E+P+X"), "'X': no stage 'X'"),
         ),

@@ -26,6 +26,7 @@ from mmrt.runtime.stage_table import (
     check_layout,
     device_pools,
     devices_of,
+    expand_layout,
     format_layout,
     instance_id,
     join_layouts,
@@ -50,6 +51,7 @@ from mmrt.runtime.supervisor.systemd import TARGET, service_name, unit_files
 TALKER = Stage(
     name="talker",
     letter="T",
+    has_device=True,
     module="talker.loop",
     stop_rank=1,
     restart_rank=1,
@@ -149,7 +151,7 @@ def test_a_stage_that_is_added_is_in_every_list(talker: Stage) -> None:
 def test_several_of_a_stage(layout: str, processes: dict[str, tuple[str, ...]]) -> None:
     check_layout(layout)
     found = processes_of(layout)
-    assert {name: together for name, together in found.items() if STAGES[stage_of(together[0])].letter} == processes
+    assert {name: together for name, together in found.items() if STAGES[stage_of(together[0])].has_device} == processes
     assert [*dict.fromkeys(stage_of(actor) for actor in actors_of(layout))] == list(STAGES)
     assert sorted(actors_of(layout)) == sorted(actor for together in found.values() for actor in together)
 
@@ -165,6 +167,10 @@ def test_several_of_a_stage(layout: str, processes: dict[str, tuple[str, ...]]) 
         ("EPD", "decode", 3, "EPD+2D"),
         ("D+2PE", "decode", 2, "2D+2EP"),
         ("2E+P+D", "encoder", 2, "2E+P+D"),
+        ("E+P+D", "video", 2, "E+P+D+2V"),
+        ("3V+E+P+D", "video", 2, "2V+E+P+D"),
+        ("E+2V+PD", "video", 1, "E+PD"),
+        ("EPD@a+D@b", "video", 2, "EPD@a+D@b+2V"),
     ],
 )
 def test_a_stage_is_scaled_by_processes_of_its_own(layout: str, stage: str, count: int, scaled: str) -> None:
@@ -179,7 +185,7 @@ def test_a_stage_is_scaled_by_processes_of_its_own(layout: str, stage: str, coun
     [
         ("E+P+2D", "decode", 0, "decode=0: a run has 1 to 8 of decode"),
         ("E+P+D", "encoder", 9, "encoder=9: a run has 1 to 8 of encoder"),
-        ("E+P+D", "talker", 2, "talker=2: no stage 'talker' to scale, there are encoder, prefill, decode"),
+        ("E+P+D", "talker", 2, "talker=2: no stage 'talker' to scale, there are video, encoder, prefill, decode"),
         ("E+P+D", "gateway", 2, "gateway=2: no stage 'gateway' to scale"),
         ("2EP+D", "encoder", 1, "encoder=1: encoder.1 shares its process with prefill, which would go as well"),
     ],
@@ -201,6 +207,23 @@ def test_two_layouts_are_joined() -> None:
     assert join_layouts("2E+P+D", "E+P+3D") == "2E+P+3D" and join_layouts("EP+D", "EP+E+2D") == "EP+D+E+D"
 
 
+@pytest.mark.parametrize(
+    ("layout", "videos", "text"),
+    [
+        ("E+P+D", ["video"], "E+P+D"),
+        ("E+V+P+D", ["video"], "E+P+D"),
+        ("2V+EPD", ["video", "video.1"], "2V+EPD"),
+        ("V+E+P+D+V", ["video", "video.1"], "V+E+P+D+V"),
+    ],
+)
+def test_a_layout_need_not_name_the_only_video(layout: str, videos: list[str], text: str) -> None:
+    check_layout(layout)
+    assert [actor for actor in actors_of(layout) if stage_of(actor) == "video"] == videos
+    assert all(processes_of(layout)[InstanceId(name)] == (name,) for name in videos)
+    assert format_layout(expand_layout(layout)) == text and format_layout(expand_layout(text)) == text
+    assert {*devices_of(spread_layout(layout, ("a",)))} == {"encoder", "prefill", "decode"}
+
+
 def test_a_layout_is_processes() -> None:
     assert parse_layout("2E+PD@cuda:1+8EPD@*") == (
         ProcessSpec(("encoder",), 2),
@@ -218,13 +241,16 @@ def test_a_layout_is_processes() -> None:
         ("0E+P+D", "'0E' is not"),
         ("E P D", "'E P D' is not"),
         ("epd", "'epd' is not"),
-        ("E+PX+D", "'PX': no stage 'X', there are E, P, D"),
+        ("E+PX+D", "'PX': no stage 'X', there are V, E, P, D"),
         ("E+P+9D", "'E+P+9D' has 9 of decode, a run has at most 8"),
         ("9E+P+D", "'9E+P+D' has 9 of encoder, a run has at most 8"),
         ("4E+4EP+E+D", "has 9 of encoder"),
         ("EE+P+D", "'EE+P+D' has a process with encoder twice"),
         ("EP@cuda:0+D", "encoder and prefill on 'cuda:0': no such device, there are none ([[devices]])"),
         ("E+P", "'E+P' has no decode (D)"),
+        ("VE+P+D", "'VE+P+D': video (V) has a process of its own, on no device"),
+        ("V@a+E+P+D", "'V@a+E+P+D': video (V) has a process of its own, on no device"),
+        ("9V+E+P+D", "'9V+E+P+D' has 9 of video, a run has at most 8"),
     ],
 )
 def test_other_layouts_are_refused(text: str, message: str) -> None:
@@ -248,7 +274,7 @@ def test_processes_are_spread_over_devices(text: str, spread: str) -> None:
     assert spread_layout(text, devices) == spread == spread_layout(spread, devices)
     check_layout(spread, devices)
     assert processes_of(spread).keys() == processes_of(text).keys()
-    assert devices_of(spread).keys() == {actor for actor in actors_of(spread) if STAGES[stage_of(actor)].letter}
+    assert devices_of(spread).keys() == {actor for actor in actors_of(spread) if STAGES[stage_of(actor)].has_device}
 
 
 def test_devices_of_actors() -> None:
@@ -298,7 +324,7 @@ def test_an_instance_has_one_name(text: str) -> None:
         ("talker.1", "no actor 'talker.1'; there are memory, controller"),
         ("decode.8", "no actor 'decode.8': '8' is no number from 1 to 7"),
         ("detokenizer.1", "no actor 'detokenizer.1': a run has one detokenizer"),
-        ("video.1", "no actor 'video.1': a run has one video"),
+        ("video.8", "no actor 'video.8': '8' is no number from 1 to 7"),
     ],
 )
 def test_other_names_of_instances_are_refused(text: str, message: str) -> None:

@@ -182,8 +182,8 @@ def test_what_decodes_media_gets_no_descriptors(open_directory: Path) -> None:
     ("name", "is_heard"), [("video", True), ("video.1", False), ("decode", False), ("gateway", False), ("videos", False)]
 )
 def test_what_decodes_media_speaks_on_the_bus_for_itself_alone(open_directory: Path, name: str, is_heard: bool) -> None:
-    controller = ControllerSocket(open_directory)
     process, heard = confined(open_directory, name), []
+    controller = ControllerSocket(open_directory, lambda actor: {"video": process.pid, "video.1": 1}.get(actor, 0))
     while process.poll() is None:
         heard += controller.receive()
         time.sleep(0.01)

@@ -25,6 +25,6 @@ class ActorMetrics(Collector):
             if stage == "decode":
                 checked.add_metric([name], reading.num_guesses)
                 right.add_metric([name], reading.num_right_guesses)
-            if STAGES[stage].letter:
+            if STAGES[stage].has_device:
                 lent.add_metric([name], reading.borrowed_ns / 1e9)
         yield from (checked, right, lent)

@@ -24,8 +24,8 @@ from .run_view import RunView
 _LONG_LIVED = (SUPERVISOR, ZYGOTE)
 # Opened by a process on first use; counts of two generations of an actor may differ by that much.
 _FD_SLACK = 2
-# What the supervisor notes of the last death of each; lock and recorder of one that has left, for the next of that name.
-_STAYING = frozenset(f"{actor}.{suffix}" for actor in ALL_ACTORS for suffix in ("exit", "lock"))
+# What the supervisor notes of the last death of each; lock, recorder and socket of one that has left, for the next of that name.
+_STAYING = frozenset(f"{actor}.{suffix}" for actor in ALL_ACTORS for suffix in ("exit", "lock", "bus"))
 _RECORDERS = frozenset(f"flight-{actor}" for actor in ALL_ACTORS)
 MAX_GROWTH_PER_HOUR, LEAST_GROWTH_PER_HOUR = 0.05, 2.0  # of a soak: a share of the median, and a number of things
 _THREAD_SLACK = 4  # executor threads of asyncio and media decoders come with work

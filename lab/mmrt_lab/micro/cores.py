@@ -108,7 +108,7 @@ def measure(console: Console, model: str, num_rounds: int, wanted: dict[str, obj
 
 def _without_idle_cores(config: RuntimeConfig) -> RuntimeConfig:
     planned = plan_threads(config, read_processors()).actors
-    sections = {name: getattr(planned, name) for name, stage in STAGES.items() if stage.letter}
+    sections = {name: getattr(planned, name) for name, stage in STAGES.items() if stage.has_device}
     own = {name: SharingSection(threads=section.threads, nice=section.nice) for name, section in sections.items()}
     return msgspec.structs.replace(config, actors=msgspec.structs.replace(config.actors, **own))
 

@@ -197,7 +197,7 @@ def _serve(layout: str, is_scaled: bool) -> Served:
     planned = plan_load(options)
     config = plan.config(layout)
     runs: list[ScaledRun] = []
-    together = [actors for actors in processes_of(layout).values() if STAGES[stage_of(actors[0])].letter]
+    together = [actors for actors in processes_of(layout).values() if STAGES[stage_of(actors[0])].has_device]
 
     def watch(simulation: Simulation) -> None:
         scaler = Scaler(options.rules) if is_scaled else None

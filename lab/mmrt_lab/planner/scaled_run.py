@@ -69,7 +69,7 @@ class ScaledRun:
 
     def _sample(self) -> Sample:
         simulation, state = self._simulation, self._simulation.controller.state
-        workers = {name: worker for name, worker in simulation.workers.items() if STAGES[stage_of(name)].letter}
+        workers = {name: worker for name, worker in simulation.workers.items() if STAGES[stage_of(name)].has_device}
         return Sample(
             at_s=simulation.queue.now_s,
             busy_s={name: worker.busy_ns / NS for name, worker in workers.items()},
@@ -101,7 +101,7 @@ class ScaledRun:
     def _tell(self) -> None:
         """Tell the controller who is there and who leaves."""
         controller = self._simulation.controller
-        fixed = [actor for actor in controller.state.limits.actors if not STAGES[stage_of(actor)].letter]
+        fixed = [actor for actor in controller.state.limits.actors if not STAGES[stage_of(actor)].has_device]
         present = [process for process in self._processes if process.serves and not process.stopped_ns]
         actors = [*fixed, *(actor for process in present for actor in process.actors)]
         controller.set_instances(actors, [actor for process in present if process.leaves for actor in process.actors])

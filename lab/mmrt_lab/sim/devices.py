@@ -66,7 +66,7 @@ class Devices:
 
     def place(self, actor: InstanceId, process: InstanceId) -> Processors:
         """Place an actor of this process. Returns the processors that it works on."""
-        has_own = not self.is_one and bool(STAGES[stage_of(actor)].letter)
+        has_own = not self.is_one and STAGES[stage_of(actor)].has_device
         device = self._of[actor] = process if has_own else HOST
         if device not in self._processors:
             self._processors[device] = Processors(self._interference)

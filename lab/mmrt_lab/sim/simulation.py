@@ -149,7 +149,7 @@ class Simulation:
         """Start these actors of stages that compute, each in this process."""
         for actor, process in actors.items():
             processors = self.devices.place(actor, process)
-            has_turns = self._takes_turns and STAGES[stage_of(actor)].letter
+            has_turns = self._takes_turns and STAGES[stage_of(actor)].has_device
             self._make(actor, processors, self._turns.setdefault(processors, Turns()) if has_turns else None)
         for actor in actors:
             self._receive(actor, Hello(actor, 1, 1, True), self.queue.now_ns)

@@ -32,9 +32,9 @@ def test_cells_that_make_no_sense_are_left_out() -> None:
     assert {cell.target for cell in choice if cell.kind == "enospc"} == {EVERYBODY}
     assert {cell.kind for cell in choice if cell.target == ZYGOTE} == {"kill", "stop", "pause", "term"}
     assert not [cell for cell in choice if cell.phase == "drain" and cell.kind in ("oom", "enospc")]
-    assert {cell.target for cell in choice if cell.kind == "scale"} == {"encoder", "prefill", "decode"}
+    assert {cell.target for cell in choice if cell.kind == "scale"} == {"video", "encoder", "prefill", "decode"}
     several = cells(["scale"], targets_of("8E+P+2D"), PHASES, "8E+P+2D")
-    assert {cell.target for cell in several} == {"prefill", "decode"}, "no ninth encoder, and each stage once"
+    assert {cell.target for cell in several} == {"video", "prefill", "decode"}, "no ninth encoder, and each stage once"
     assert not [cell for cell in several if cell.phase == "drain"]
     assert {cell.target for cell in choice if cell.kind == "layout"} == {EVERYBODY}
     assert not cells(["layout"], ["gateway", ZYGOTE], PHASES), "no stage whose number may change"

@@ -109,7 +109,7 @@ def sample(at_s: float, busy: Sequence[float], units: Sequence[int], **more: Any
 
 def test_figures_of_the_time_since_the_last_look() -> None:
     kinds = kinds_of(processes_of("E+2PD"))
-    assert {kind: len(those) for kind, those in kinds.items()} == {"E": 1, "PD": 2}
+    assert {kind: len(those) for kind, those in kinds.items()} == {"V": 1, "E": 1, "PD": 2}
     meter = Meter(sample(100.0, (50.0, 10.0, 10.0), (1000, 100, 100)))
     found = meter.look(
         sample(110.0, (55.0, 18.0, 12.0), (2000, 300, 300), rows_left=400, tokens_left=100, tbt_p99_s=0.09, tbt_objective_s=0.1), kinds
@@ -129,6 +129,15 @@ def test_figures_of_the_time_since_the_last_look() -> None:
     assert again["E"].busy == pytest.approx(0.4)  # a new process of that name counts from 0
     with pytest.raises(ValueError, match="must be later"):
         meter.look(sample(130.0, (4.0, 18.0, 12.0), (80, 300, 300)), kinds)
+
+
+def test_video_is_scaled_by_its_plans() -> None:
+    kinds, video = kinds_of(processes_of("E+P+D")), InstanceId("video")
+    meter = Meter(Sample(at_s=100.0, busy_s={video: 1.0}, units={video: 10}))
+    found = meter.look(Sample(at_s=110.0, busy_s={video: 9.0}, units={video: 30}, video_left=40), kinds)
+    assert found["V"] == KindFigures(num=1, passed_s=10, come_s=pytest.approx(24.0), busy=0.8, backlog_s=pytest.approx(16.0))
+    assert Scaler(RULES).propose(110.0, found)[0][:3] == ("V", 1, 4)
+    assert scaled("E+P+D", [Proposal("V", 1, 3, "")]) == "E+P+D+3V" and scaled("E+P+D+3V", [Proposal("V", 3, 1, "")]) == "E+P+D"
 
 
 def test_kinds_that_share_a_stage_divide_what_waits_for_it() -> None:

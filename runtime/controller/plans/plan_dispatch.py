@@ -6,11 +6,13 @@
 from collections.abc import Iterable, Sequence
 from functools import cache
 
+from ...bus.media_work import estimated_work
 from ...bus.messages import Run
 from ...bus.plans import Analyse, Plan, PreprocessSegment
 from ...bus.wire import encode
 from ...pools import PoolName
 from ...stage_table import InstanceId, stage_of
+from ..scheduling.types import SegmentStage, VideoRoom
 from ..state.effects import ClearPlan, WritePlan
 from ..state.inflight_plan import InflightPlan
 from ..state.pages import User
@@ -43,10 +45,31 @@ def _of_stage(actors: Sequence[InstanceId], stage: str) -> list[InstanceId]:
     return [actor for actor in actors if stage_of(actor) == stage]
 
 
-def place_plan(state: ControllerState, plan: Plan, requests: Iterable[Request], now: float, pool: PoolName | None = None) -> None:
-    """Write a plan into a slot, hold the pages that it names, and send it to an actor of its stage: that with the least to do (MS2),
-    unless ``scheduling.routing`` says otherwise; of those with this KV pool if one is given."""
-    actor = _choose_actor(state, plan.STAGE, pool)
+def video_rooms(state: ControllerState) -> tuple[VideoRoom, ...]:
+    """Return the room of each process of video that gets work, if they are several."""
+    able = _able(state, "video", None)
+    if len(able) < 2:
+        return ()
+    large, depth = _with_large(state), state.limits.depth
+    return tuple([VideoRoom(actor, max(0, depth - state.num_plans.get(actor, 0)), actor in large) for actor in able])
+
+
+def _with_large(state: ControllerState) -> set[InstanceId]:
+    """Return the actors that have a plan of large work."""
+    return {inflight.actor for inflight in state.plans.values() if inflight.is_large}
+
+
+def place_plan(
+    state: ControllerState,
+    plan: Plan,
+    requests: Iterable[Request],
+    now: float,
+    pool: PoolName | None = None,
+    actor: InstanceId | None = None,
+) -> None:
+    """Write a plan into a slot, hold the pages that it names, and send it to ``actor``, or to one of its stage: that with the least to
+    do (MS2), unless ``scheduling.routing`` says otherwise; of those with this KV pool if one is given."""
+    actor = actor or _choose_actor(state, plan.STAGE, pool)
     inflight = InflightPlan(state.number(), state.free_slots.pop(), actor, plan, list(requests), begun_s=now)
     adopt_plan(state, inflight)
     user = User("plan", inflight.plan_id)
@@ -61,7 +84,33 @@ def place_video_plan(state: ControllerState, request: Request, plan: Analyse | P
     request.note_video(now)
     if plan.is_large:
         state.steering.last_streamed = plan.is_streamed
-    place_plan(state, plan, [request], now)
+    place_plan(state, plan, [request], now, actor=_choose_video(state, request, plan))
+
+
+def _choose_video(state: ControllerState, request: Request, plan: Analyse | PreprocessSegment) -> InstanceId:
+    """Return the process of video that has the request's media, or the one for them: without other large work if theirs is large."""
+    able = [actor for actor in _able(state, plan.STAGE, None) if state.num_plans.get(actor, 0) < state.limits.depth]
+    if request.video in able:
+        return InstanceId(request.video)
+    if plan.is_large and (free := [actor for actor in able if actor not in _with_large(state)]):
+        able = free
+    if len(able) == 1:
+        return able[0]
+    pending = dict.fromkeys(able, 0)
+    for other in state.preparing():
+        if other.video in pending:
+            pending[InstanceId(other.video)] += _video_work(other)
+    return state.routes.choose({actor: (work, state.num_plans.get(actor, 0)) for actor, work in pending.items()})
+
+
+def _video_work(request: Request) -> int:
+    """Return the work of its media that are not decoded."""
+    undone = SegmentStage.PREPROCESSED
+    return sum(
+        estimated_work(media)
+        for media, item in zip(request.spec.items, request.record.items, strict=True)
+        if item.shape is None or any(segment.stage < undone for segment in item.segments)
+    )
 
 
 def _choose_actor(state: ControllerState, stage: str, pool: PoolName | None) -> InstanceId:
@@ -85,6 +134,8 @@ def adopt_plan(state: ControllerState, inflight: InflightPlan) -> None:
         state.steering.disturbed_s = state.now
     for request in inflight.requests:
         request.plans[inflight.plan_id] = inflight.plan
+        if inflight.plan.STAGE == "video":
+            request.video = inflight.actor
         state.touch(request)
 
 

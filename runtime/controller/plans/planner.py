@@ -29,7 +29,7 @@ from .kinds.load import issue_loads
 from .kinds.load_segments import issue_segment_loads
 from .kinds.prefill import issue_prefill
 from .kinds.preprocess import issue_segment
-from .plan_dispatch import credit
+from .plan_dispatch import credit, video_rooms
 from .policy_calls import choose
 
 MAX_ROUNDS = 8
@@ -93,7 +93,7 @@ def make_view(state: ControllerState) -> View:
         views = hide_shared(state, rows, [request.derived.view or _keep_view(state, request) for request in rows])
     if len(state.kv_pools) > 1:
         views = _hide_busy(state, rows, views)
-    now, plans = state.now, state.plans.values()
+    now, plans, videos = state.now, state.plans.values(), video_rooms(state)
     in_flight = [plan.plan.STAGE for plan in plans if now - plan.begun_s < STUCK_S and not state.is_lost(plan.actor)]
     return View(
         requests=tuple(views),
@@ -112,7 +112,8 @@ def make_view(state: ControllerState) -> View:
         num_free_embedding_pages=state.pools["embedding"].num_free,
         last=state.steering.last,
         num_turns=_num_turns(state.staying),
-        large_in_flight=any([plan.is_large for plan in plans]),
+        large_in_flight=all([room.large_in_flight for room in videos]) if videos else any([plan.is_large for plan in plans]),
+        videos=videos,
         last_streamed=state.steering.last_streamed,
         grid=state.limits.grid,
     )
@@ -171,6 +172,7 @@ def view_request(state: ControllerState, request: Request) -> RequestView:
         work=tuple(map(estimated_work, items)) if items else (),
         video_in_flight=sum([plan.STAGE == "video" for plan in plans.values()]) if plans else 0,
         video_since_s=request.video_s,
+        video=request.video,
         arrived_s=request.arrived_s,
         kind=request.kind,
         objective=request.objective,

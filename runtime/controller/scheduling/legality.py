@@ -10,9 +10,11 @@ from itertools import chain, takewhile
 from typing import TypeVar
 
 from .types import MAX_PARTS, ChunkChoice, ItemChoice, RequestView, SegmentChoice, SegmentStage, SegmentView, StepLimits, StepPlan, View
+from .video_rooms import VideoRooms
 
 Requests = Mapping[int, RequestView]
 Choice = TypeVar("Choice", ItemChoice, SegmentChoice, ChunkChoice)
+VideoChoice = TypeVar("VideoChoice", ItemChoice, SegmentChoice)
 
 _NOTHING = StepPlan()
 
@@ -23,8 +25,10 @@ def check(view: View, limits: StepLimits, plan: StepPlan) -> tuple[StepPlan, int
     if plan is _NOTHING or not plan:
         return plan, 0
     requests = {request.key: request for request in view.requests}
-    analyse = _analyses(plan.analyse, requests, view.video_credit)
+    rooms = VideoRooms(view)
+    analyse = _with_room(rooms, requests, _analyses(plan.analyse, requests, view.video_credit))
     preprocess = _preprocess(view, requests, plan.preprocess, view.video_credit - len(analyse)) if plan.preprocess else []
+    preprocess = _with_room(rooms, requests, preprocess)
     encode = _encode(view, requests, plan.encode, limits.max_encode_rows) if plan.encode and view.encoder_credit > 0 else []
     prefill = _chunks(plan.prefill if view.prefill_credit > 0 else (), requests, limits.max_prefill_tokens, view.grid)
     legal = StepPlan(tuple(analyse), tuple(preprocess), tuple(encode), tuple(prefill))
@@ -86,6 +90,19 @@ def _preprocess(view: View, requests: Requests, choices: Sequence[SegmentChoice]
     patches = _Pool(view.num_patch_pages, view.num_free_patch_pages, lambda r: r.patch_held, lambda s: s.patch_pages)
     granted = _segments(ahead_first, requests, SegmentStage.PENDING, patches)
     return [choice for choice in dict.fromkeys(choices) if choice in granted][:credit]
+
+
+def _with_room(rooms: VideoRooms, requests: Requests, choices: Iterable[VideoChoice]) -> list[VideoChoice]:
+    """Return the choices for which the process of video that has the medium has room. ``rooms`` has less afterwards."""
+    fitting = []
+    for choice in choices:
+        request = requests[choice.key]
+        if rooms.is_bound(request):
+            if not rooms.has(request):
+                continue
+            rooms.take(request)
+        fitting.append(choice)
+    return fitting
 
 
 def _encode(view: View, requests: Requests, choices: Sequence[SegmentChoice], max_rows: int) -> list[SegmentChoice]:

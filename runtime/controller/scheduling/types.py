@@ -169,6 +169,7 @@ class RequestView(msgspec.Struct, frozen=True):
     suspect). ``arrived_s``, ``kind``, ``objective``, ``priority``: see ``Candidate``.
 
     ``work``: of each item, see ``media_work``. ``video_in_flight``: plans that video has for it. ``video_since_s``: when it got one.
+    ``video``: the process of video that has its media, "" before the first plan.
     """
 
     key: int
@@ -188,6 +189,7 @@ class RequestView(msgspec.Struct, frozen=True):
     kind: RequestKind = "text"
     objective: Objective = Objective()
     priority: int = 0
+    video: str = ""
 
     @property
     def tokens_left(self) -> int:
@@ -211,12 +213,20 @@ class RequestView(msgspec.Struct, frozen=True):
 Device = Literal["encode", "prefill"]
 
 
+class VideoRoom(msgspec.Struct, frozen=True):
+    """One of several processes of video: how many more plans it may be sent, and whether it has one of large work."""
+
+    name: InstanceId
+    credit: int = 0
+    large_in_flight: bool = False
+
+
 class View(msgspec.Struct, frozen=True):
     """The policy's input. ``requests`` are in rank order. Credits: how many more plans the actors of a stage may be sent together.
     ``num_turns``: how many plans of encoder and prefill may be in flight at once where these stages take turns. ``large_in_flight``:
-    video has a plan of large work; ``last_streamed``: the last such plan was for a streamed segment. ``num_decoding``: rows;
-    ``num_decode_tokens``: tokens of decode's step, two for a guidance pair (CF3). ``grid``: chunks end at its multiples, or at their
-    member's target; more than 1 for models with recurrent states."""
+    video has a plan of large work, in each of its processes; ``videos``: these, if they are several; ``last_streamed``: the last such
+    plan was for a streamed segment. ``num_decoding``: rows; ``num_decode_tokens``: tokens of decode's step, two for a guidance pair
+    (CF3). ``grid``: chunks end at its multiples, or at their member's target; more than 1 for models with recurrent states."""
 
     requests: tuple[RequestView, ...]
     facts: Facts = Facts()
@@ -237,6 +247,7 @@ class View(msgspec.Struct, frozen=True):
     large_in_flight: bool = False
     last_streamed: bool = False
     grid: int = 1
+    videos: tuple[VideoRoom, ...] = ()
 
     @property
     def now(self) -> float:

@@ -5,6 +5,8 @@ is large: the other is for small work. Neither kind waits for the other, except 
 later ones from taking any. A request gets a second plan only if no other request could use it. Then requests that waited longer than
 ``MAX_WAIT_S`` go first, then the least work.
 
+All that is of one process; of several, each has such plans (``video_rooms``).
+
 Among large work, streamed segments (of videos) alternate with all other work, so that neither delays the other. Among
 themselves they go in rank order (FC7): switching between videos means reopening one, or holding its memory meanwhile.
 """
@@ -14,6 +16,7 @@ from typing import NamedTuple
 from ...bus.media_work import is_large
 from .legality import may_take
 from .types import ItemChoice, RequestView, SegmentChoice, SegmentStage, View
+from .video_rooms import VideoRooms
 
 MAX_WAIT_S = 5.0
 PENDING = SegmentStage.PENDING
@@ -38,18 +41,18 @@ def plan_video(view: View) -> tuple[tuple[ItemChoice, ...], tuple[SegmentChoice,
     if not candidates:
         return (), ()
     num_in_flight = {request.key: request.video_in_flight for request in view.requests}
-    has_large = view.large_in_flight
+    rooms = VideoRooms(view)
     chosen: list[ItemChoice | SegmentChoice] = []
     while candidates and len(chosen) < view.video_credit:
-        large = [] if has_large else [candidate for candidate in candidates if candidate.is_large]
-        fitting = large or [candidate for candidate in candidates if not candidate.is_large]
+        fitting = [candidate for candidate in candidates if rooms.has(candidate.request, candidate.is_large)]
+        fitting = [candidate for candidate in fitting if candidate.is_large] or fitting
         if not fitting:
             break
         best = min(fitting, key=lambda candidate: (num_in_flight[candidate.request.key] > 0, *_rank(candidate, view)))
         candidates.remove(best)
         chosen.append(best.choice)
         num_in_flight[best.request.key] += 1
-        has_large = has_large or best.is_large
+        rooms.take(best.request, best.is_large)
     analyse = tuple(choice for choice in chosen if isinstance(choice, ItemChoice))
     return analyse, tuple(choice for choice in chosen if isinstance(choice, SegmentChoice))
 

@@ -13,6 +13,7 @@ class Left(NamedTuple):
     tokens: int = 0
     rows: int = 0
     video_rows: int = 0
+    video_plans: int = 0
 
 
 class Derived(msgspec.Struct, gc=False):

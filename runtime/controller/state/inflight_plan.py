@@ -26,7 +26,7 @@ class InflightPlan:
     is_large: bool = field(init=False)  # see ``PlanBase``
 
     def __post_init__(self) -> None:
-        self.disturbs_decode = bool(STAGES[self.plan.STAGE].letter)
+        self.disturbs_decode = STAGES[self.plan.STAGE].has_device
         self.is_large = self.plan.is_large
 
     def pages(self) -> Iterator[tuple[PoolName, list[int]]]:

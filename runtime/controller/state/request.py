@@ -51,6 +51,7 @@ class Request:
     record: RowRecord = field(default_factory=lambda: RowRecord(0))
     placed_s: float = 0.0
     video_s: float = 0.0  # when video last got a plan of it, or first could have
+    video: str = ""  # the process of video that has its media: that of the last such plan
 
     kv: Kv = field(default_factory=Kv)
     caches: Caches = field(default_factory=Caches)
@@ -159,16 +160,24 @@ class Request:
         """Those of these rows that are of segments of videos still to be decoded."""
         return (self.derived.left or self._set_left()).video_rows
 
+    @property
+    def video_left(self) -> int:
+        """Plans that video will have of it until then: to find the shape of a medium, and to decode each segment."""
+        return (self.derived.left or self._set_left()).video_plans
+
     def _set_left(self) -> Left:
         if not self.record.prepared:
-            left = Left(len(self.spec.prompt_ids) + len(self.spec.companion_ids or ()))
+            known = sum(item.shape is not None for item in self.record.items)
+            plans = 2 * len(self.spec.items) - known
+            left = Left(len(self.spec.prompt_ids) + len(self.spec.companion_ids or ()), video_plans=plans)
         elif self.phase == Phase.DECODE or self.answer.committed:  # also while it is prefilled again, after a preemption
             left = Left()
         else:
             shapes = [(segment.stage, self.record.shape_of(*place)) for place, segment in self.open_segments()]
             undecoded = [shape.num_rows for stage, shape in shapes if shape.kind == "video" and stage < SegmentStage.PREPROCESSED]
             tokens = sum(self.targets) - sum(self.kv.prefilled)
-            left = Left(tokens, sum([shape.num_rows for _, shape in shapes]), sum(undecoded))
+            plans = sum(stage < SegmentStage.PREPROCESSED for stage, _ in shapes)
+            left = Left(tokens, sum([shape.num_rows for _, shape in shapes]), sum(undecoded), plans)
         self.derived.left = left
         return left
 

@@ -99,6 +99,18 @@ def test_a_controller_connects_to_one_that_is_confined_and_so_does_its_successor
     video.close()
 
 
+def test_a_controller_connects_to_those_of_several_that_it_meets(tmp_path: Path, controller: ControllerSocket) -> None:
+    other = ActorSocket(tmp_path, "video.1", 4, listen_for_controller(tmp_path, "video.1"))
+    assert not other.send(hello())
+    controller.meet(["gateway", "video", "video.1", "decode"])
+    send_until_gone(other, hello())
+    assert receive_some(controller) == [("video.1", 4, hello())]
+    assert controller.send("video.1", 4, messages.Welcome(3)) and receive_some(other) == [messages.Welcome(3)]
+    controller.meet(["gateway", "video", "decode"])
+    assert not all(controller.send("video.1", 4, messages.Welcome(3)) or select.select([], [], [], 0.01)[0] for _ in range(500))
+    other.close()
+
+
 @pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x93\xa5Hello", wire.encode(messages.Welcome(1)), b"\xff" * 100])
 def test_bad_frames_are_dropped(tmp_path: Path, controller: ControllerSocket, decode: ActorSocket, frame: bytes) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as raw:

@@ -37,7 +37,7 @@ from mmrt.schema.media import ItemShape, MediaSpan, SegmentShape
 from mmrt.schema.outage import Outage
 from mmrt.schema.rows import Phase
 
-IMAGE = 900
+IMAGE, FILM = 900, 901
 KEY, OTHER_KEY = 7, 8
 SHAPE = ItemShape("image", (1, 4, 4), 6, [SegmentShape("image", (1, 4, 4), 16, 4, 6)])
 
@@ -1075,6 +1075,28 @@ def test_plans_go_to_the_least_busy_of_a_stage() -> None:
         driver.done(actor)
     driver.submit(text(), 7)
     assert places(driver, "prefill") == ["prefill", "prefill.1", "prefill.2"]
+
+
+def film(num_bytes: int = 10) -> m.RequestSpec:
+    return m.RequestSpec(m.Generation("r"), [1, 2, FILM, 3, 4], [m.MediaItem("video", num_bytes)], 4)
+
+
+def test_media_go_to_the_least_busy_video_and_stay_there() -> None:
+    driver = several("2V+E+P+D", num_rows=8, media_page_bytes=1024, placeholder_ids={"image": IMAGE, "video": FILM})
+    for key, spec in ((1, film(1000)), (2, film()), (3, film())):
+        driver.submit(spec, key)
+        driver.receive("gateway", m.Filled(1, key)).tick()
+    assert places(driver, "video") == ["video", "video.1"], "one plan of large work each"
+    assert [driver.state.requests[key].video for key in (1, 2, 3)] == ["video", "video.1", ""]
+    driver.done("video.1", m.ItemError(400, "broken"))
+    assert driver.state.requests[3].video == "video.1", "it has less to do"
+    driver.done("video", m.ItemError(400, "broken"))
+    segment = SegmentShape("video", (1, 4, 4), 16, 4, 6)
+    driver.done("video.1", m.Analysed(ItemShape("video", (2, 4, 4), 12, [segment] * 2)))
+    assert places(driver, "video") == ["video.1"], "the other has nothing to do"
+    driver.machine.set_outages([Outage("video.1", "it crashes", driver.now + 5)])
+    driver.tick(gone={InstanceId("video.1")})
+    assert driver.state.requests[3].video == "video" and places(driver, "video") == ["video"]
 
 
 def test_a_second_prefill_works_while_tokens_are_generated() -> None:

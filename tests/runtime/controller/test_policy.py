@@ -30,8 +30,10 @@ from mmrt.runtime.controller.scheduling.types import (
     SegmentView,
     StepLimits,
     StepPlan,
+    VideoRoom,
     View,
 )
+from mmrt.runtime.stage_table import InstanceId
 from mmrt.tests.runtime.controller.recovery_world import World, make_request
 from mmrt.tests.runtime.controller.test_machine import KEY, Driver, bring_to, image, sent, text
 from mmrt.tests.settings import examples
@@ -376,6 +378,15 @@ def test_a_refused_segment_takes_nothing_from_those_behind_it() -> None:
     view = View((RequestView(1, 0, has_kv=True, segments=segments),), video_credit=2, num_patch_pages=8, num_free_patch_pages=4)
     plan, num_illegal = check(view, LIMITS, StepPlan(preprocess=(SegmentChoice(1, 0, 1), SegmentChoice(1, 0, 0))))
     assert plan.preprocess == (SegmentChoice(1, 0, 0),) and num_illegal == 1
+
+
+def test_no_video_gets_more_than_it_has_room_for() -> None:
+    """A request's media stay with the process that has them; those of others may go to any with room."""
+    first, second = InstanceId("video"), InstanceId("video.1")
+    requests = [RequestView(key, key, unanalysed=(0, 1), video=video) for key, video in ((1, first), (2, second), (3, ""))]
+    view = View(tuple(requests), video_credit=3, videos=(VideoRoom(first, 1), VideoRoom(second, 2)))
+    wanted = StepPlan(analyse=(ItemChoice(1, 0), ItemChoice(1, 1), ItemChoice(3, 0)))
+    assert check(view, LIMITS, wanted) == (StepPlan(analyse=(ItemChoice(1, 0), ItemChoice(3, 0))), 1)
 
 
 def test_a_suspect_that_does_not_fit_closes_no_batch() -> None:

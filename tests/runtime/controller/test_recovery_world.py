@@ -19,6 +19,7 @@ STORM_S = 6.0
 ROUTINGS: dict[int, Routing] = {2: "round_robin", 6: "random"}  # of every eighth seed
 TWICE = 2477  # a row has a medium twice, and keeps pages of the first until the second is ready
 LOST = 336  # a row loses the pages of a segment that is read in part, and takes them again
+SEVERAL_VIDEOS = ("2V+E+P+D", "3V+2E+P+2D", "2V+EP@0+D@1")
 EVENTFUL = [5, 11, 12, 15, 16, 17, TWICE, LOST]  # worlds with states in which all happens that a test counts
 
 
@@ -46,11 +47,11 @@ def live_through(
     has_media: bool = True,
     repeats_media: bool = False,
     sees_pictures: bool = False,
+    several_videos: bool = False,
 ) -> World:
-    routing = ROUTINGS.get(seed % 8, "least_load")
-    world = World(
-        random.Random(seed), place, crowded=seed % 3 == 0, has_states=has_states, sees_pictures=sees_pictures, routing=routing
-    )
+    rng, routing = random.Random(seed), ROUTINGS.get(seed % 8, "least_load")
+    layouts = SEVERAL_VIDEOS if several_videos else ()
+    world = World(rng, place, seed % 3 == 0, layouts=layouts, has_states=has_states, sees_pictures=sees_pictures, routing=routing)
     try:
         rng = world.random
         num_requests, end_s = rng.randint(6, 12) if world.crowded else rng.randint(1, 12), world.now + STORM_S
@@ -82,6 +83,11 @@ def test_recurrent_states_survive_whatever_dies(place: Path) -> None:
     check_reach([survive(seed, place, has_states=True) for seed in EVENTFUL])
     for seed in new_seeds():
         survive(seed, place, has_states=True, repeats_media=True)
+
+
+def test_several_videos_survive_whatever_dies(place: Path) -> None:
+    for seed in (*range(NUM_KNOWN // 2), *new_seeds()[: NUM_NEW // 2]):
+        survive(seed, place, several_videos=True)
 
 
 def test_pictures_that_a_chunk_must_hold_survive_whatever_dies(place: Path) -> None:

@@ -8,11 +8,21 @@ from msgspec.structs import replace
 
 from mmrt.runtime.bus.media_work import SMALL_WORK, estimated_work, is_large
 from mmrt.runtime.bus.messages import MediaItem
-from mmrt.runtime.controller.scheduling.types import ItemChoice, RequestView, SegmentChoice, SegmentStage, SegmentView, View
+from mmrt.runtime.controller.scheduling.types import (
+    ItemChoice,
+    RequestView,
+    SegmentChoice,
+    SegmentStage,
+    SegmentView,
+    VideoRoom,
+    View,
+)
 from mmrt.runtime.controller.scheduling.video_order import MAX_WAIT_S, plan_video
+from mmrt.runtime.stage_table import InstanceId
 from mmrt.tests.settings import examples
 
 LARGE = SMALL_WORK + 1
+FIRST, SECOND = InstanceId("video"), InstanceId("video.1")
 PIXELS_PER_S = SMALL_WORK  # of a simulated core
 
 
@@ -66,6 +76,23 @@ def test_a_large_segment_that_waits_keeps_its_patch_pages_from_younger_ones() ->
     younger = RequestView(2, 2, has_kv=True, segments=(small,), work=(5,))
     assert chosen(streamed(1, 1), younger, credit=1, large_in_flight=True, num_free_patch_pages=1) == []
     assert chosen(streamed(1, 1), younger, credit=1, large_in_flight=True, num_free_patch_pages=2) == [(2, 0, 0)]
+
+
+def test_each_of_several_processes_has_a_large_plan_and_its_own_requests() -> None:
+    rooms = (VideoRoom(FIRST, 2), VideoRoom(SECOND, 2))
+    ours, theirs = streamed(1, video=FIRST), streamed(2, video=SECOND)
+    assert chosen(ours, theirs, credit=4, videos=rooms) == [(1, 0, 0), (2, 0, 0)], "the rest is for small work"
+    assert chosen(ours, streamed(2, video=FIRST), credit=4, videos=rooms) == [(1, 0, 0)]
+    busy = (VideoRoom(FIRST, 0, True), VideoRoom(SECOND, 2))
+    assert chosen(ours, theirs, credit=2, videos=busy) == [(2, 0, 0)], "a request's media stay where they are"
+    assert chosen(pictures(3, 5, 6, video=FIRST), credit=2, videos=busy) == []
+    assert chosen(streamed(1, video="video.7"), credit=2, videos=busy) == [(1, 0, 0)], "that one has left"
+
+
+def test_of_requests_without_a_process_one_at_a_time_gets_one() -> None:
+    rooms = (VideoRoom(FIRST, 2), VideoRoom(SECOND, 2))
+    assert chosen(pictures(1, 5), pictures(2, 6), credit=4, videos=rooms) == [(1, 0)]
+    assert chosen(pictures(1, 7, 8), pictures(2, 6, 7, video=SECOND), credit=4, videos=rooms) == [(2, 0), (1, 0)]
 
 
 def test_estimates() -> None:
