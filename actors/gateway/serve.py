@@ -16,20 +16,16 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import uvloop
 from aiohttp import web
 
 from ... import __version__
-from ...models.checkpoint.files import files_of_tensors
-from ...models.config import load_model_config
-from ...models.text.chat_template import ChatTemplate
-from ...models.text.tokenizer import Tokenizer
 from ...runtime.bus.messages import ToActor, ToController, Welcome, decode_delta
-from ...runtime.bus.transport import drain_in_loop
+from ...runtime.bus.transport import LoopReader, drain_in_loop
 from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.errors import ConfigError
 from ...runtime.process.listening import BACKLOG, inherited_listeners, open_listeners
@@ -44,7 +40,7 @@ from ...shm.spool import give_back
 from ...shm.status import ActorState, ActorTable
 from ..host.actor import Actor
 from ..host.garbage import Garbage, collect_when_quiet
-from ..host.media_rules import for_run, share_under
+from ..host.media_rules import share_under
 from .answers.flight import GatewayFlight
 from .answers.link import Link
 from .answers.requests import RequestRegistry
@@ -65,9 +61,7 @@ from .keeping.turns import Turns
 from .keys.api_keys import ApiKeys, KeyMetrics
 from .keys.tls import Certificate
 from .page.routes import Page
-from .reading.output_fields import MAX_CHOICES
-from .reading.prompt import PromptBuilder
-from .reading.validation import Limits
+from .text_stack import TextStack, load_text_stack
 from .watching.actor_metrics import ActorMetrics
 from .watching.metrics import Metrics
 from .watching.stage_watch import StageWatch
@@ -88,80 +82,56 @@ SWITCH_S = 0.0005  # how long a thread that reads a large body may keep the loop
 LAST_REQUESTS_S = 0.1  # for requests on connections that were accepted just before a hand-over
 
 
-class TextStack(NamedTuple):
-    """The parts of the model that the gateway needs; loaded while still a standby."""
-
-    limits: Limits
-    prompts: PromptBuilder
-
-
 def main(actor: Actor) -> None:
     """Entry of the gateway process."""
     text = load_text_stack(actor)
     _import_tracing(actor.config)
     sys.setswitchinterval(SWITCH_S)
     give_back(LARGE_BLOCK_BYTES)
+    uvloop.run(serve(actor, text, _keep_what_is_there))
+
+
+def _keep_what_is_there() -> None:
+    """Leave out of every later collection what a standby has."""
     gc.collect()
-    collect_when_quiet()  # what is loaded by now is left out of every later collection
+    collect_when_quiet()
+
+
+async def serve(actor: Actor, text: TextStack, on_warm: Callable[[], None] = lambda: None) -> None:
+    """Make all that a standby may have, wait for the role, and serve until the actor is told to end. The loop stands still while it
+    waits. ``on_warm``: is called before. Raises: as ``GatewayServer.run``."""
+    server = GatewayServer(actor, text)
+    await server.set_up()
+    on_warm()
     actor.become_active()
-    uvloop.run(serve(actor, text))
-
-
-def load_text_stack(actor: Actor) -> TextStack:
-    """Read tokenizer, chat template and model facts of the checkpoint. Raises CheckpointError."""
-    layout = actor.wait_for_layout()
-    model = load_model_config(actor.model_path)
-    tokenizer = Tokenizer.load(actor.model_path, control_ids=model.control_ids)
-    template = ChatTemplate.load(actor.model_path, tokenizer.special_tokens)
-    prompts = PromptBuilder(tokenizer, template, model, layout.max_context)
-    limits = Limits(
-        model_name=actor.config.model.name or actor.model_path.name,
-        family=model.family,
-        kinds=model.media_kinds,
-        takes_tools=template.calls_are_known,
-        thinks=prompts.thinks,
-        max_tool_bytes=actor.config.server.max_tool_schema_kib << 10,
-        weight_bytes=sum(file.stat().st_size for file in files_of_tensors(actor.model_path)),
-        max_context=layout.max_context,
-        max_choices=min(MAX_CHOICES, layout.num_rows),
-        hidden_size=model.language.hidden_size,
-        sampling=model.sampling,
-        media=actor.config.media,
-        vision_rules=for_run(model, actor.config.media).vision_rules,
-        sound_frame_s=0.0 if model.audio_rules is None else model.audio_rules.hop / model.audio_rules.sample_rate,
-        speech=model.speech,
-    )
-    return TextStack(limits, prompts)
-
-
-async def serve(actor: Actor, text: TextStack) -> None:
-    """Serve until the actor is told to end. Raises: as ``GatewayServer.run``."""
-    await GatewayServer(actor, text).run()
+    server.take_role()
+    await server.run()
 
 
 class GatewayServer:
-    """The parts of the gateway, wired together in the event loop of its creation."""
+    """The parts of the gateway, wired together in the event loop of its creation: first those that any process may have, then those
+    that only the holder of the role may read and write."""
 
     _adoption: Adoption | None = None
     _keeper: ConnectionKeeper | None = None
+    _adopts = False
+    _stages: StageWatch
+    _deltas: Ring
+    _bell: Listener
+    _bus: LoopReader
 
     def __init__(self, actor: Actor, text: TextStack) -> None:
         self._actor = actor
         self._loop = asyncio.get_running_loop()
-        _ = actor.bus  # it connects while the rest is made
         self._actors = ActorTable.attach(actor.run, writable=False)
-        self._deltas = Ring.attach(actor.run, "deltas")
-        media = PagePool.attach(actor.run, "media")
-        self._kept = KeptAnswers(kept_records(actor))
-        self._adopts = actor.keeps_connections or bool(self._kept.open_ones())
-        tokens = TokenTable(SequenceTable.attach(actor.run, writable=False))
-        link = Link(actor.generation, self._send, media, GatewayFlight(actor.flight), tokens)
-        self._registry = RequestRegistry(link, adopts=self._adopts)
+        self._media = PagePool.attach(actor.run, "media")
+        self._tokens = TokenTable(SequenceTable.attach(actor.run, writable=False))
+        self._kept = KeptAnswers()
+        self._registry = RequestRegistry()
         stats = ControllerStats.attach(actor.run)
         trace = _import_tracing(actor.config)
-        tracing = None if trace is None else trace(actor.config.tracing, text.limits.model_name)
-        metrics = Metrics(text.limits.model_name, stats.read, self._generations)
-        self._stages = StageWatch(actor.run, lambda: self._actors.actors, actor.generation, metrics, tracing)
+        tracing = self._tracing = None if trace is None else trace(actor.config.tracing, text.limits.model_name)
+        metrics = self._metrics = Metrics(text.limits.model_name, stats.read, self._generations)
         self._keys = ApiKeys(actor.config.server, actor.run.path, self._report_faults)
         metrics.add(KeyMetrics(self._keys))
         metrics.add(ActorMetrics(self._actors))
@@ -201,9 +171,25 @@ class GatewayServer:
         self._is_sending = self._is_handing_over = False
         self._expire_at_s = 0.0
         self._end_s = math.inf  # until when running requests may finish
-        self._bell = Listener(actor.run, "gateway")
         self._unadopted = set[str]()
-        self._bus = drain_in_loop(self._loop, actor.bus, self._receive)
+
+    async def set_up(self) -> None:
+        """Prepare the application to be served."""
+        await self._runner.setup()
+
+    def take_role(self) -> None:
+        """Begin with what the process before has left, once this one has the role."""
+        actor = self._actor
+        bus = actor.bus  # it connects while the rest is made
+        self._keys.look()
+        self._kept.open_records(kept_records(actor))
+        self._adopts = actor.keeps_connections or bool(self._kept.open_ones())
+        link = Link(actor.generation, self._send, self._media, GatewayFlight(actor.flight), self._tokens)
+        self._registry.open(link, adopts=self._adopts)
+        self._deltas = Ring.attach(actor.run, "deltas")
+        self._bell = Listener(actor.run, "gateway")
+        self._stages = StageWatch(actor.run, lambda: self._actors.actors, actor.generation, self._metrics, self._tracing)
+        self._bus = drain_in_loop(self._loop, bus, self._receive)
 
     async def run(self) -> None:
         """Serve until the actor is told to end.
@@ -215,7 +201,6 @@ class GatewayServer:
         self._loop.add_signal_handler(signal.SIGUSR1, self._on_successor)
         self._loop.add_reader(self._bell.fd, self._on_bell)
         try:
-            await self._runner.setup()
             listeners = _listeners(self._actor)
             url = _url_of(self._actor, listeners)
             if (channel := self._channel(listeners)) is None:

@@ -6,11 +6,12 @@ ends; ``mmrt up`` saves one of a run whose processes were all killed. ``mmrt tra
 File: magic, length of the header (u32), header (JSON), and the records of each recorder, 64 bytes each, as in memory.
 """
 
+import asyncio
 import datetime
 import os
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -165,25 +166,48 @@ def salvage(path: Path, directory: Path) -> Path | None:
 
 
 class BlackBox:
-    """The supervisor's recorder: records ends of processes, and saves all recorders when one was unexpected."""
+    """The supervisor's recorder: records ends of processes, and saves all recorders when one was unexpected. That is done in a thread:
+    meanwhile the supervisor gives the successor what it needs."""
 
-    def __init__(self, run: RunDirectory, directory: Path) -> None:
+    def __init__(
+        self, run: RunDirectory, directory: Path, on_saved: Callable[[Path], None], on_error: Callable[[OSError], None]
+    ) -> None:
+        """``on_saved``, ``on_error``: are called in the running event loop."""
         self._run = run
         self._directory = directory
+        self._on_saved, self._on_error = on_saved, on_error
+        self._saving: set[asyncio.Task[None]] = set()
         self._flight: FlightWriter | None = None
         self._actors: tuple[str, ...] = ()
 
-    def ended(self, process: str, generations: Mapping[str, int], pid: int, status: int, reason: str) -> Path | None:
-        """Record the end of a process with these generations of actors; ``reason`` is "" if the end was expected. Returns the saved
-        file, which is named after the process. Raises OSError."""
+    def ended(self, process: str, generations: Mapping[str, int], pid: int, status: int, reason: str) -> None:
+        """Record the end of a process with these generations of actors; ``reason`` is "" if the end was expected. Else begin to save:
+        the file is named after the process."""
         if self._flight is None:
             try:
                 self._flight = FlightRecorder.attach(self._run, SUPERVISOR).writer(1)
             except ShmError:
-                return None  # memory has not created it yet
+                return  # memory has not created it yet
         if not self._actors or not generations.keys() <= {*self._actors}:
             self._actors = actors_of_run(self._run)  # more may have come
         for actor, generation in generations.items():
             index = self._actors.index(actor) if actor in self._actors else len(self._actors)
             self._flight.event(Kind.EXIT, pid, index, generation, unsigned(status))
-        return save_crash(self._run, self._directory, process, reason) if reason else None
+        if reason:
+            saving = asyncio.get_running_loop().create_task(self._save(process, reason))
+            self._saving.add(saving)
+            saving.add_done_callback(self._saving.discard)
+
+    async def close(self) -> None:
+        """Wait until all is saved."""
+        if self._saving:
+            await asyncio.wait(self._saving)
+
+    async def _save(self, process: str, reason: str) -> None:
+        try:
+            saved = await asyncio.to_thread(save_crash, self._run, self._directory, process, reason)
+        except OSError as error:
+            self._on_error(error)
+        else:
+            if saved is not None:
+                self._on_saved(saved)

@@ -105,7 +105,7 @@ class Supervisor:
         self._run = self._create_run()
         self._logs.begin(self.crew.config.actors.layout)
         self._tables = StatusTables(self._run)
-        self._black_box = BlackBox(self._run, self._setup.log_directory)
+        self._black_box = BlackBox(self._run, self._setup.log_directory, self._saved, self._not_saved)
         self._keeper = DeviceKeeper(self._run.path, self.say) if self.crew.config.model.on_cuda else None
         self._loop = asyncio.get_running_loop()
         become_subreaper()
@@ -139,6 +139,7 @@ class Supervisor:
             self._notify.close()
             if self._keeper is not None:
                 await self._keeper.close()
+            await self._black_box.close()
             self._tables.close()
             self._outages.close()
             try:
@@ -147,8 +148,7 @@ class Supervisor:
                 self.say(f"the run directory stays: {error}")
             self.crew.gone()
             commands.close()
-            forced = "forced to an end" if self.crew.is_forced else "the run is over"
-            self.say(": ".join(filter(None, (forced, self.crew.failure))))
+            self.say(": ".join(filter(None, ("forced to an end" if self.crew.is_forced else "the run is over", self.crew.failure))))
             await control.close()
             self._starter.close()
             self._notifier.close()
@@ -252,13 +252,13 @@ class Supervisor:
         if reason and whose:
             self.say(reason)
         generations = {actor.name: instance.generation} | {role: its.generation for role, its in words.items()}
-        try:
-            saved = self._black_box.ended(actor.name, generations, instance.process.pid, instance.process.exit_status, reason)
-        except OSError as error:
-            self.say(f"cannot save the flight recorders in {self._setup.log_directory}: {error.strerror}")
-            return
-        if saved is not None:
-            self._logs.write("supervisor", [f"flight recorders saved: {saved}"], os.getpid())
+        self._black_box.ended(actor.name, generations, instance.process.pid, instance.process.exit_status, reason)
+
+    def _saved(self, path: Path) -> None:
+        self._logs.write("supervisor", [f"flight recorders saved: {path}"], os.getpid())
+
+    def _not_saved(self, error: OSError) -> None:
+        self.say(f"cannot save the flight recorders in {self._setup.log_directory}: {error.strerror}")
 
     def tick(self) -> None:
         """Outside: report to the own watchdog, and look for orphans."""

@@ -21,14 +21,22 @@ MAX_EARLY_BYTES = 64 << 20
 class RequestRegistry:
     """Finds the request that a message or a delta is about, and drives all of them."""
 
-    def __init__(self, link: Link, *, adopts: bool = False) -> None:
-        """``adopts``: requests of a gateway before will be submitted again, until ``adopted``."""
-        self._link = link
+    _link: Link
+
+    def __init__(self, link: Link | None = None) -> None:
+        """Without a ``link`` it is to be opened."""
         self._requests: dict[int, ClientRequest] = {}
-        self._early: dict[int, list[Delta]] | None = {} if adopts else None  # of requests that are not submitted again yet
+        self._early: dict[int, list[Delta]] | None = None  # of requests that are not submitted again yet
         self._num_early_bytes = 0
         self._left = set[int]()  # keys of requests that are another gateway's from now on
         self._with_media: dict[int, ClientRequest] = {}  # a few more than have any
+        if link is not None:
+            self.open(link)
+
+    def open(self, link: Link, *, adopts: bool = False) -> None:
+        """Take requests from now on. ``adopts``: those of a gateway before will be submitted again, until ``adopted``."""
+        self._link = link
+        self._early = {} if adopts else None
 
     def __len__(self) -> int:
         return len(self._requests)

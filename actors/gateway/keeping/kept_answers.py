@@ -85,22 +85,29 @@ class KeptAnswer:
 class KeptAnswers:
     """All of a run. The oldest come first."""
 
+    _records: KeptRecords
+
     def __init__(
         self,
-        records: KeptRecords,
+        records: KeptRecords | None = None,
         max_bytes: int = MAX_KEPT_BYTES,
         kept_s: float = KEPT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Go on with what is in the records."""
+        """Without ``records`` they are to be opened."""
         self.max_bytes = max_bytes
         self.kept_s = kept_s
-        self._records = records
         self._clock = clock
         self._lock = threading.RLock()
         self._answers: dict[tuple[bytes, str], KeptAnswer] = {}  # those that are not open in the order of their ends
         self._bytes: Counter[bytes] = Counter()  # by tenant
         self._order = 0
+        if records is not None:
+            self.open_records(records)
+
+    def open_records(self, records: KeptRecords) -> None:
+        """Go on with what is in the records, which no other process uses any more."""
+        self._records = records
         found = []
         for number in records.used():
             try:

@@ -5,6 +5,7 @@ last good file lie in the run directory, for a gateway that starts while the fil
 """
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import os
@@ -88,20 +89,33 @@ class ApiKeys:
                     found = client
         return found
 
+    def look(self) -> None:
+        """Read the file again now, if it has changed."""
+        if self._file is not None and self._is_due:
+            with self._kept_on_fault():
+                self._change(self._file, read_keys(self._file))
+
     async def follow(self) -> None:
         """Follow changes of the file until cancelled."""
         while self._file is not None:
-            if self._watch.has_changed() or self.fault:  # which may pass without a change: too many open files
-                await self._reread(self._file)
+            if self._is_due:
+                with self._kept_on_fault():
+                    self._change(self._file, await asyncio.to_thread(read_keys, self._file))
             await asyncio.sleep(LOOK_S)
 
-    async def _reread(self, file: Path) -> None:
+    @property
+    def _is_due(self) -> bool:
+        return self._watch.has_changed() or bool(self.fault)  # which may pass without a change: too many open files
+
+    @contextlib.contextmanager
+    def _kept_on_fault(self) -> Iterator[None]:
         try:
-            keys = await asyncio.to_thread(read_keys, file)
+            yield
         except ConfigError as error:
             if self._fail(error, "the keys read before stay valid"):
                 self._report()
-            return
+
+    def _change(self, file: Path, keys: tuple[ApiKey, ...]) -> None:
         self._adopt(keys)
         self._keep(keys)
         self.fault = ""

@@ -23,6 +23,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from mmrt.actors.gateway import serve as serving
 from mmrt.actors.gateway.reading.prompt import PromptBuilder
 from mmrt.actors.gateway.reading.validation import Limits
+from mmrt.actors.gateway.text_stack import TextStack
 from mmrt.actors.host.actor import Actor
 from mmrt.models.architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
 from mmrt.models.media_config import AudioRules, VisionRules
@@ -390,7 +391,8 @@ class Scene:
 class Stage:
     """Sets the scene, runs a test in it, and strikes it."""
 
-    def __init__(self, run: RunDirectory, text: serving.TextStack) -> None:
+    def __init__(self, run: RunDirectory, text: TextStack) -> None:
+        self.wait_for_role: Callable[[], None] = lambda: None
         self._run = run
         self._text = text
         self.answers_fd: int | None = None  # of answers that outlive the gateway
@@ -424,6 +426,7 @@ class Stage:
             bus=bus,
             hold=bus.hold,
             flush=bus.flush,
+            become_active=lambda: self.wait_for_role(),
             heartbeat=lambda: None,
             ending=False,
             lifeline=SimpleNamespace(is_gone=lambda: False, fd=None),
@@ -498,7 +501,7 @@ def stage(limits: Limits, prompts: PromptBuilder, actors: tuple[str, ...], monke
     stats.publish(StatsSnapshot(running=3, waiting=2, pools={"kv": PoolUse(8, 2)}))
     stats.close()
     try:
-        yield Stage(run, serving.TextStack(limits, prompts))
+        yield Stage(run, TextStack(limits, prompts))
     finally:
         run.close()
         shutil.rmtree(path.parent)

@@ -230,6 +230,17 @@ def test_a_gateway_that_starts_with_a_broken_file_has_the_keys_of_the_last(stage
     stage.run(next_one)
 
 
+def test_a_standby_that_waited_has_the_keys_of_now(stage: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_keys.ApiKeys, "follow", lambda _: asyncio.sleep(60))
+    write(file, entry("alice"))
+    stage.wait_for_role = lambda: write(file, entry("bob"))
+
+    async def test(scene: Any) -> None:
+        assert [await status_of(scene, name) for name in ("alice", "bob")] == [401, 200]
+
+    stage.run(test)
+
+
 def test_keys_do_not_share_what_is_cached(stage: Any, file: Path) -> None:
     write(file, entry("alice"), entry("bob", cache_salt="team"), entry("carol", cache_salt="team"))
 

@@ -211,7 +211,8 @@ def test_text_says_nothing_of_a_request_that_is_submitted_again(desk: Desk) -> N
 
 
 def test_text_of_one_request_waits_for_no_other_to_be_submitted_again(desk: Desk) -> None:
-    registry = desk.registry = RequestRegistry(desk.registry._link, adopts=True)
+    registry = desk.registry
+    registry.open(registry._link, adopts=True)
     for key, data in ((5, b"late"), (6, b"lost"), (5, b"r")):
         registry.on_delta(Delta(key, 1, 4 if data == b"r" else 0, len(data), data, None), desk.now_s)
     now = desk.submit()

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from mmrt.actors.gateway.reading.validation import read_chat
-from mmrt.actors.gateway.serve import load_text_stack
+from mmrt.actors.gateway.text_stack import load_text_stack
 from mmrt.actors.host.actor import Actor
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError

@@ -1,5 +1,6 @@
 """Flight records and recordings: numbers survive their packing, files their saving, and damaged files are refused by name."""
 
+import asyncio
 import shutil
 import tempfile
 import time
@@ -174,13 +175,27 @@ def test_the_last_one_out_speaks_before_the_directory_goes(place: Path) -> None:
 
 
 def test_the_black_box(run: RunDirectory, tmp_path: Path) -> None:
-    box = BlackBox(run, tmp_path)
-    assert box.ended("decode", {"decode": 1}, 10, 1, "it failed") is None  # before memory has made the recorders
-    for name in (*ACTORS, SUPERVISOR):
-        FlightRecorder.create(run, name)
-    assert box.ended("decode", {"decode": 1}, 10, 0, "") is None
-    saved = box.ended("prefill", {"prefill": 2, "encoder": 3}, 11, -9, "prefill ended with SIGKILL")
-    assert saved is not None and saved.stem.endswith("-prefill")
+    all_saved: list[Path] = []
+    errors: list[OSError] = []
+    file = tmp_path / "file"
+    file.touch()
+
+    async def deaths() -> None:
+        box = BlackBox(run, tmp_path, all_saved.append, errors.append)
+        box.ended("decode", {"decode": 1}, 10, 1, "it failed")  # before memory has made the recorders
+        for name in (*ACTORS, SUPERVISOR):
+            FlightRecorder.create(run, name)
+        box.ended("decode", {"decode": 1}, 10, 0, "")
+        box.ended("prefill", {"prefill": 2, "encoder": 3}, 11, -9, "prefill ended with SIGKILL")
+        assert not all_saved, "the successor does not wait for it"
+        await box.close()
+        box = BlackBox(run, file, all_saved.append, errors.append)
+        box.ended("prefill", {"prefill": 3}, 12, -9, "prefill ended with SIGKILL")
+        await box.close()
+
+    asyncio.run(deaths())
+    (saved,) = all_saved
+    assert saved.stem.endswith("-prefill") and [type(error) for error in errors] == [FileExistsError]
     exits = [record for record in merge(Recording.load(saved).recorders) if record.kind is Kind.EXIT]
     assert [(record.key, record.a, record.b, signed(record.c)) for record in exits] == [
         (10, 6, 1, 0),
