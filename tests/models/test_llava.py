@@ -20,6 +20,7 @@ from mmrt.models.errors import CheckpointError, UnsupportedMediaError
 from mmrt.models.families.item_check import fault_of
 from mmrt.models.families.registry import family_named
 from mmrt.models.lm.warm_up import warm_up_towers
+from mmrt.models.towers.interface import TowerInput
 from mmrt.schema.media import MediaOptions
 from mmrt.tests.models.conftest import Loaded
 from mmrt.tests.models.whole_prompts import (
@@ -216,9 +217,10 @@ def test_published_files_leave_out_what_their_decoder_has_by_default(checkpoints
         assert family_named(family).image_item(found, 480, 640).num_tokens == (576 if family == "llava" else 576 + 36 * 49)
 
 
-def test_bounds_on_pixels_are_bounds_on_tiles(checkpoints: Callable[[str], Path]) -> None:
-    """Their readers believe such pictures."""
-    config, family, counts = load_model_config(checkpoints("llava_next")), family_named("llava_next"), list[int]()
+def test_bounds_on_pixels_are_bounds_on_tiles(models: Callable[[str], Loaded]) -> None:
+    """Their readers believe such pictures, and the tower joins as many tiles as there are."""
+    next_model = models("llava_next")
+    config, family, counts = next_model.config, next_model.family, list[int]()
     for options in (
         MediaOptions(),
         MediaOptions(max_pixels=2 * TILE**2),
@@ -228,7 +230,11 @@ def test_bounds_on_pixels_are_bounds_on_tiles(checkpoints: Callable[[str], Path]
         for size in ((300, 41), (90, 120), (40, 300)):
             item = family.image_item(for_medium(config, options), *size)
             assert fault_of(config, "image", item) == ""
-            counts.append(len(item.segments[0].views) - 1)
+            (segment,) = item.segments
+            rows = np.zeros((segment.num_rows, segment.row_bytes), np.uint8)
+            (found,) = next_model.towers.encode([TowerInput("image", rows, segment.grid, segment.details)])
+            assert len(found) == segment.num_tokens
+            counts.append(len(segment.views) - 1)
     assert counts == [3, 4, 3, 2, 2, 2, 2, 2, 2, 4, 4, 4]
 
 

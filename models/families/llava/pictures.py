@@ -7,6 +7,8 @@ of them, on black. Behind the tower the rows of tiles are joined to a map, whose
 import math
 from typing import NamedTuple
 
+import msgspec
+
 from ....schema.media import View
 from ...checkpoint.json_fields import JsonObject
 from ...errors import UnsupportedMediaError
@@ -67,9 +69,12 @@ def num_tokens(rules: VisionRules, height: int, width: int) -> int:
     return side**2 + len(lines) * (len(places) + 1)
 
 
-def tile_map(rules: VisionRules, height: int, width: int) -> TileMap:
-    """The tiles of a picture of this size."""
+def tile_map(rules: VisionRules, height: int, width: int, num_tiles: int = 0) -> TileMap:
+    """The tiles of a picture of this size; ``num_tiles``: as many as bounds of pixels have left, 0: as the model's bounds have it."""
     side = rules.tile // rules.patch_size
+    if num_tiles:
+        area = num_tiles * rules.tile**2
+        rules = msgspec.structs.replace(rules, min_pixels=area, max_pixels=area)
     grid = _best_grid(rules, height, width)
     rows, columns = grid[0] // rules.tile, grid[1] // rules.tile
     lines, places = rows * side, columns * side

@@ -36,7 +36,8 @@ class _TileTower:
         """The whole picture's rows, then the seen lines of the map. A segment without details, as the first at a start, is whole."""
         if not part.details:
             return rows
-        num_rows, num_columns, lines, places = tile_map(self._rules, *part.details)
+        height, width = part.details
+        num_rows, num_columns, lines, places = tile_map(self._rules, height, width, part.grid[0] - 1)
         side = self._rules.tile // self._rules.patch_size
         whole, tiles = rows[: side**2], rows[side**2 :].view(num_rows, num_columns, side, side, -1)
         seen = tiles.transpose(1, 2).flatten(2, 3).flatten(0, 1)[lines.start : lines.stop, places.start : places.stop]
