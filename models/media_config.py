@@ -68,6 +68,8 @@ class VisionRules(msgspec.Struct, frozen=True, kw_only=True):
     resample: Literal["bicubic", "bilinear", "lanczos"] = "bicubic"
     tile: int = 0  # pixels at a side of the squares that pictures are cut into; 0: they are not
     grids: tuple[tuple[int, int], ...] = ()  # heights and widths in pixels of what tiles may make up together
+    cuts_alone: bool = False  # only the one picture of a request is cut into tiles; others have no ``grids``
+    most_tiles: int = 0  # to whose worth the tokens of a picture of more tiles are brought down; 0: they are not
     longest_edge: int = 0  # that a picture is resized to before; 0: it has none
     image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
     image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)

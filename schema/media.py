@@ -11,6 +11,9 @@ from msgspec import Meta
 MediaKind = Literal["image", "video", "audio"]
 AUTO_SHARE = 0.0
 _Count = Annotated[int, Meta(ge=0, le=1 << 31)]
+_Level = Annotated[int, Meta(ge=0, le=255)]
+Part = tuple[int, int, _Count, _Count]
+"""Of a picture: x, y, width and height."""
 
 
 class MediaOptions(msgspec.Struct, frozen=True, array_like=True):
@@ -19,6 +22,7 @@ class MediaOptions(msgspec.Struct, frozen=True, array_like=True):
     ``fps`` is the rate at which frames are sampled, ``min_frames`` and ``max_frames`` bound how many; ``min_pixels`` and
     ``max_pixels`` bound the area that a picture or each frame is resized to. ``use_audio_in_video``: the sound track counts, too.
     ``token_share``: of the tokens that a picture or video would have, so many at most (VL9); AUTO_SHARE: as the load says.
+    ``is_among_others``: the request has more pictures, and the model cuts only one that is alone into tiles.
     """
 
     fps: float | None = None
@@ -28,6 +32,7 @@ class MediaOptions(msgspec.Struct, frozen=True, array_like=True):
     max_pixels: int | None = None
     use_audio_in_video: bool = False
     token_share: float = 1.0
+    is_among_others: bool = False
 
     @property
     def known_share(self) -> float:
@@ -36,11 +41,14 @@ class MediaOptions(msgspec.Struct, frozen=True, array_like=True):
 
 
 class View(msgspec.Struct, frozen=True, array_like=True):
-    """A part of a picture as a tower gets it: the picture resized to each of ``sizes`` (height, width) in turn, then cut to ``window``
-    (x, y, width, height). What lies outside of the picture is black. Without a window it is the whole picture."""
+    """A part of a picture as a tower gets it: of the picture ``source`` (x, y, width, height) is resized to each of ``sizes`` (height,
+    width) in turn, then cut to ``window``. What lies outside of the picture has the colour ``fill``. Without a source or a window it is
+    all."""
 
     sizes: tuple[tuple[_Count, _Count], ...]
-    window: tuple[int, int, _Count, _Count] | None = None
+    window: Part | None = None
+    source: Part | None = None
+    fill: tuple[_Level, _Level, _Level] = (0, 0, 0)
 
     @property
     def size(self) -> tuple[int, int]:

@@ -50,6 +50,7 @@ def for_medium(model: ModelConfig, options: MediaOptions) -> ModelConfig:
         max_frames = max(min(max_frames, rules.temporal_patch_size), round(max_frames * share))
     narrowed = replace(
         rules,
+        grids=() if options.is_among_others and rules.cuts_alone else rules.grids,
         fps=fps,
         min_frames=min_frames,
         max_frames=max_frames,

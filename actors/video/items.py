@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace as replaced
 from functools import partial
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from msgspec.structs import replace
@@ -30,6 +30,7 @@ from ...media.timing import sampled, sampled_fps, times_s
 from ...media.views import Views
 from ...models.architecture import ModelConfig
 from ...models.families.registry import family_of
+from ...models.media_config import VisionRules
 from ...runtime.config.sections import MAX_FPS, MIN_FPS
 from ...schema.media import ItemShape, MediaKind, MediaOptions, View
 from ..host.media_rules import image_of_share
@@ -87,6 +88,23 @@ class OpenImage:
         pass
 
 
+class Target(NamedTuple):
+    """The size of a video's frames in whole patches, and the side of a tile, if that is what they are resized to before."""
+
+    height: int
+    width: int
+    tile: int
+
+    @classmethod
+    def of(cls, rules: VisionRules, item: ItemShape) -> Self:
+        return cls(item.grid[1] * rules.patch_size, item.grid[2] * rules.patch_size, rules.tile)
+
+    def planes(self, frame: NDArray[Any]) -> NDArray[Any]:
+        """uint8 [3, height, width] of a frame uint8 [*, *, 3]."""
+        planes = resize(frame, self.tile or self.height, self.tile or self.width)
+        return np.ascontiguousarray(planes[:, : self.height, : self.width])
+
+
 class OpenVideo:
     """A video and, once rows are asked for, the request that decodes it. ``ahead``: all engines work ahead of the segment asked for."""
 
@@ -103,6 +121,7 @@ class OpenVideo:
         self._wanted = sampled(info, partial(family.sample_frames, config))
         fps = sampled_fps(info, len(self._wanted))
         self.item = family.video_item(config, len(self._wanted), info.height, info.width, fps, times_s(info, self._wanted))
+        self._target = Target.of(self._rules, self.item)
         self._upright = upright_rgb(limits)
         self._request: Request | None = None
         self._position = 0
@@ -112,12 +131,6 @@ class OpenVideo:
         """Little until it is decoded: an item that is only analysed evicts no decoded one."""
         info = self._bitstream.info
         return _INDEX_BYTES * info.num_frames + (self._pool.max_bytes(info) if self._request is not None else 0)
-
-    @property
-    def _size(self) -> tuple[int, int]:
-        """Target height and width."""
-        _, h, w = self.item.grid
-        return h * self._rules.patch_size, w * self._rules.patch_size
 
     def rows(self, segment: int) -> Iterator[NDArray[Any]]:
         temporal = self._rules.temporal_patch_size
@@ -140,7 +153,7 @@ class OpenVideo:
             yield planes
 
     def _resized(self, frame: Any, reformatter: Any) -> NDArray[Any]:
-        return np.ascontiguousarray(resize(self._upright(frame, reformatter), *self._size))
+        return self._target.planes(self._upright(frame, reformatter))
 
     def close(self) -> None:
         if self._request is not None:
@@ -179,12 +192,11 @@ class OpenFrames:
         config = replace(config, vision_rules=self._rules)
         times = [number / frames.rate for number in self._wanted]
         self.item = family_of(config).video_item(config, len(self._wanted), height, width, rate, times)
-        _, h, w = self.item.grid
-        self._target = h * rules.patch_size, w * rules.patch_size
-        are_kept = 3 * self._target[0] * self._target[1] * len(self._wanted) <= KEPT_BYTES
+        self._target = Target.of(rules, self.item)
+        are_kept = 3 * self._target.height * self._target.width * len(self._wanted) <= KEPT_BYTES
         self._kept: list[NDArray[Any]] = []
         for position in range(len(self._wanted)):
-            planes = self._resized(first if position == 0 else self._decode(position))
+            planes = self._target.planes(first if position == 0 else self._decode(position))
             self._kept += [planes] if are_kept else []
         self.num_bytes = sum(planes.nbytes for planes in self._kept)
 
@@ -193,7 +205,8 @@ class OpenFrames:
         first = temporal * sum(part.grid[0] for part in self.item.segments[:segment])
         count = min(temporal * self.item.segments[segment].grid[0], len(self._wanted) - first)
         places = range(first, first + count)
-        yield from temporal_rows((self._kept[at] if self._kept else self._resized(self._decode(at)) for at in places), self._rules)
+        planes = (self._kept[at] if self._kept else self._target.planes(self._decode(at)) for at in places)
+        yield from temporal_rows(planes, self._rules)
 
     def _decode(self, position: int) -> NDArray[Any]:
         """Return the pixels of a wanted frame. Raises: MediaError, which names it."""
@@ -210,9 +223,6 @@ class OpenFrames:
             here, there = (f"{width}x{height}" for height, width in (frame.shape[:2], self._size))
             raise MediaError(f"frame {number + 1} is {here}, the first is {there}: all frames of a video have one size", 400)
         return frame
-
-    def _resized(self, frame: NDArray[Any]) -> NDArray[Any]:
-        return np.ascontiguousarray(resize(frame, *self._target))
 
     def close(self) -> None:
         pass

@@ -24,11 +24,11 @@ def fault_of(config: ModelConfig, kind: MediaKind, shape: ItemShape) -> str:
     if shape.kind != kind or kind not in config.media_kinds:
         return f"{shape.kind} in place of {kind}"
     allowed = (kind, "audio") if kind == "video" and config.audio_rules is not None else (kind,)
-    texts = _texts(config)
+    texts, made = _texts(config), dict[tuple[int, ...], list[SegmentShape]]()
     for number, segment in enumerate(shape.segments):
         if segment.kind not in allowed:
             return f"segment {number} is {segment.kind}"
-        if fault := _fault_of_segment(config, segment, texts) or _fault_of_details(config, number, segment):
+        if fault := _fault_of_segment(config, segment, texts) or _fault_of_details(config, shape, number, made):
             return f"segment {number} has {fault}"
     parts = [segment.grid for segment in shape.segments if segment.kind == kind]
     whole = sum(grid[0] for grid in parts), *shape.grid[1:]
@@ -93,10 +93,17 @@ def _are_views(vision: VisionRules, segment: SegmentShape) -> bool:
     return segment.kind == "image" and t == len(segment.views) and all(view.sizes and view.size == size for view in segment.views)
 
 
-def _fault_of_details(config: ModelConfig, number: int, segment: SegmentShape) -> str:
-    """A segment with details is the one that its family makes of a picture of the size that they begin with."""
+def _fault_of_details(config: ModelConfig, shape: ItemShape, number: int, made: dict[tuple[int, ...], list[SegmentShape]]) -> str:
+    """A segment with details is the one that its family makes of a picture, or of so many frames, of the size that they begin with.
+    ``made``: the segments of videos of sizes that were asked for before."""
+    segment = shape.segments[number]
     if not segment.details:
         return ""
+    if segment.kind == "video" and len(segment.details) >= 2:
+        if segment.details[:2] not in made:
+            made[segment.details[:2]] = _video_segments(config, shape.grid[0], *segment.details[:2])
+        if made[segment.details[:2]][number : number + 1] == [segment]:
+            return ""
     if segment.kind == "image" and len(segment.details) >= 2:
         for rules in _possible_rules(config, segment):
             try:
@@ -107,10 +114,24 @@ def _fault_of_details(config: ModelConfig, number: int, segment: SegmentShape) -
     return f"details of {segment.details[:4]} that no such segment has"
 
 
+def _video_segments(config: ModelConfig, count: int, height: int, width: int) -> list[SegmentShape]:
+    """Those of a video of ``count`` temporal patches; none if the model takes no such video."""
+    rules = config.vision_rules
+    assert rules is not None
+    if not 0 < count * rules.temporal_patch_size <= rules.max_frames:
+        return []
+    try:
+        return family_of(config).video_item(config, count * rules.temporal_patch_size, height, width, rules.fps).segments
+    except UnsupportedMediaError:
+        return []
+
+
 def _possible_rules(config: ModelConfig, segment: SegmentShape) -> Iterator[ModelConfig]:
-    """The model's rules, and those of a picture whose bounds of pixels let it have as many tiles as it has, besides the one that shows
-    all of it."""
+    """The model's rules, those of a picture among others, and those of a picture whose bounds of pixels let it have as many tiles as it
+    has, besides the one that shows all of it."""
     yield config
+    if config.vision_rules is not None and config.vision_rules.cuts_alone:
+        yield replace(config, vision_rules=replace(config.vision_rules, grids=()))
     if (rules := config.vision_rules) is not None and rules.tile:
         area = (segment.grid[0] - 1) * rules.tile**2
         yield replace(config, vision_rules=replace(rules, min_pixels=area, max_pixels=area))

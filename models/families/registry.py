@@ -58,6 +58,7 @@ FAMILIES: dict[str, Entry] = {
     "mistral3": Entry(lambda: import_module(".pixtral", __package__).MISTRAL3, ("mistral3",)),
     "llava": Entry(lambda: import_module(".llava", __package__).LLAVA, ("llava",)),
     "llava_next": Entry(lambda: import_module(".llava", __package__).LLAVA_NEXT, ("llava_next",)),
+    "llava_onevision": Entry(lambda: import_module(".llava.onevision", __package__).LLAVA_ONEVISION, ("llava_onevision",)),
     "null": Entry(lambda: import_module(".null", __package__), ("mmrt_null",)),
 }
 

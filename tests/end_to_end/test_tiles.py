@@ -18,8 +18,8 @@ from mmrt.tests.end_to_end.oracle import check_argmax
 from mmrt.tests.end_to_end.test_embedding_cache import KNOWN, Asked, work
 from mmrt.tests.end_to_end.test_media import image_part, num_prompt_tokens, picture, text, video
 from mmrt.tests.models.test_internvl import processor_of as internvl_processor
-from mmrt.tests.models.test_llava import processor_of as llava_processor
 from mmrt.tests.models.test_pixtral import processor_of as pixtral_processor
+from mmrt.tests.models.tiled_families import TILED
 from mmrt.tests.models.whole_prompts import bicubic
 from mmrt.tests.settings import ImportedLater
 
@@ -33,8 +33,8 @@ def smolvlm(checkpoint: Path) -> Any:
     return transformers.Idefics3Processor(images, tokenizer, image_seq_len=length)
 
 
-PROCESSORS = {"smolvlm": smolvlm, "internvl": internvl_processor, "llava": llava_processor, "llava_next": llava_processor}
-PROCESSORS |= {"lighton_ocr": pixtral_processor, "mistral3": pixtral_processor}
+PROCESSORS = {"smolvlm": smolvlm, "internvl": internvl_processor, "lighton_ocr": pixtral_processor, "mistral3": pixtral_processor}
+PROCESSORS |= {family: tiled.processor_of for family, tiled in TILED.items()}
 
 
 class TiledOracle:
@@ -49,13 +49,14 @@ class TiledOracle:
         parts = [part if part["type"] == "text" else {"type": "image"} for part in content]
         message = [{"role": "user", "content": parts}]
         prompt = self.processor.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-        images = [Image.fromarray(pixels) for pixels in pictures]
+        images: list[Any] = [Image.fromarray(pixels) for pixels in pictures]
+        images = [images] if isinstance(self.processor, transformers.LlavaOnevisionProcessor) else images  # of one prompt
         found: dict[str, Any] = self.processor(text=[prompt], images=images, return_tensors="pt")
         return found
 
     @property
     def takes_videos(self) -> bool:
-        return isinstance(self.processor, transformers.InternVLProcessor)
+        return isinstance(self.processor, transformers.InternVLProcessor | transformers.LlavaOnevisionProcessor)
 
     def video_inputs(self, question: dict[str, Any], frames: np.ndarray) -> dict[str, Any]:
         """Of a clip whose frames are all taken: each is a picture of one tile."""
@@ -64,6 +65,11 @@ class TiledOracle:
         tiles = torch.nn.functional.interpolate(planes, (side, side), mode="bicubic", antialias=True).permute(0, 2, 3, 1).numpy()
         message = [{"role": "user", "content": [{"type": "video"}, question]}]
         prompt = self.processor.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        if isinstance(self.processor, transformers.LlavaOnevisionProcessor):
+            made = self.processor.image_processor(list(tiles), image_grid_pinpoints=[[side, side]], return_tensors="pt")
+            pixels = made["pixel_values"][:, :1].flatten(0, 1)[None]  # of each frame as a whole
+            text = self.processor.replace_video_token({"pixel_values_videos": pixels}, 0)
+            return {**self.processor.tokenizer(prompt.replace("<video>", text), return_tensors="pt"), "pixel_values_videos": pixels}
         pictures = [f"Frame{number}: <IMG_CONTEXT>" for number in range(1, 1 + len(frames))]
         found: dict[str, Any] = self.processor(
             text=[prompt.replace("<video>", "\n".join(pictures))], images=[Image.fromarray(tile) for tile in tiles], return_tensors="pt"

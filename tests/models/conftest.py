@@ -327,6 +327,7 @@ def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
                 "mistral3": "Mistral3ForConditionalGeneration",
                 "internvl": "InternVLForConditionalGeneration",
                 "llava_next": "LlavaNextForConditionalGeneration",
+                "llava_onevision": "LlavaOnevisionForConditionalGeneration",
                 "gemma4": "Gemma4ForConditionalGeneration",
                 "gemma4_unified": "Gemma4UnifiedForConditionalGeneration",
                 "gemma3_seeing": "Gemma3ForConditionalGeneration",

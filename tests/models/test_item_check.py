@@ -58,7 +58,7 @@ def test_a_picture_in_views_with_text_in_it(checkpoints: Callable[[str], Path]) 
         assert fault_of(config, "image", told).startswith("segment 1 has "), name
 
 
-@pytest.mark.parametrize("family", ["smolvlm", "internvl", "llava", "llava_next"])
+@pytest.mark.parametrize("family", ["smolvlm", "internvl", "llava", "llava_next", "llava_onevision"])
 def test_a_tile_of_another_size(checkpoints: Callable[[str], Path], family: str) -> None:
     """Its rows are as many as its grid says, and the tower takes whole tiles alone."""
     config = load_model_config(checkpoints(family))

@@ -1,140 +1,34 @@
-"""LLaVA-1.5 and LLaVA-NeXT beside transformers: pictures in squares and tiles, prompts, tower, logits."""
+"""LLaVA-1.5, LLaVA-NeXT and LLaVA-OneVision beside transformers: what ``test_tiled_families`` does not show of all families."""
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from mmrt.actors.host.media_rules import for_medium
-from mmrt.models.architecture import WeightFormat
-from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError, UnsupportedMediaError
 from mmrt.models.families.item_check import fault_of
 from mmrt.models.families.registry import family_named
-from mmrt.models.lm.warm_up import warm_up_towers
 from mmrt.models.towers.interface import TowerInput
 from mmrt.schema.media import MediaOptions
 from mmrt.tests.models.conftest import Loaded
-from mmrt.tests.models.whole_prompts import (
-    bicubic,
-    check_greedy_tokens,
-    check_logits_in_cuts,
-    check_rounded_logits,
-    edited,
-    noise,
-    prompt_of,
-)
+from mmrt.tests.models.whole_prompts import edited
 from mmrt.tests.settings import ImportedLater
 
 transformers: Any = ImportedLater("transformers")
-TILE, PATCH, SIDE = 58, 14, 4  # of the tiny checkpoints, whose tiles have two pixels more than whole patches
-PICTURES = (
-    *((1, 1), (7, 400), (400, 7), (33, 21), (58, 58), (57, 59), (116, 58), (116, 116), (174, 58), (60, 170), (115, 117)),
-    *((300, 41), (97, 203), (150, 31), (640, 480), (61, 999), (17, 23), (29, 290), (5000, 40)),
-)
+TILE = 58  # of the tiny checkpoints of the first two, whose tiles have two pixels more than whole patches
 FAMILIES = ("llava", "llava_next")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def loaded(request: pytest.FixtureRequest, models: Callable[[str], Loaded]) -> Loaded:
     return models(request.param)
-
-
-@pytest.fixture(scope="module")
-def processor(loaded: Loaded) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transformers.image_processing_backends.np_resize", bicubic)
-        yield processor_of(loaded.path)
-
-
-def processor_of(checkpoint: Path) -> Any:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    options = {"patch_size": PATCH, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-    if json.loads((checkpoint / "config.json").read_bytes())["model_type"] == "llava":
-        images = transformers.models.clip.image_processing_pil_clip.CLIPImageProcessorPil.from_pretrained(checkpoint)
-        return transformers.LlavaProcessor(images, tokenizer, **options)
-    images = transformers.models.llava_next.image_processing_pil_llava_next.LlavaNextImageProcessorPil.from_pretrained(checkpoint)
-    return transformers.LlavaNextProcessor(images, tokenizer, **options)
-
-
-def seen(pixels: np.ndarray) -> np.ndarray:
-    """Normalised views [n, 3, TILE, TILE] as rows of whole patches [n, SIDE^2, row], in the order of the picture."""
-    whole = pixels[:, :, : SIDE * PATCH, : SIDE * PATCH].reshape(-1, 3, SIDE, PATCH, SIDE, PATCH)
-    return whole.transpose(0, 2, 4, 1, 3, 5).reshape(len(pixels), SIDE**2, -1)
-
-
-@pytest.mark.parametrize("size", PICTURES)
-def test_pictures_become_transformers_pixels(loaded: Loaded, processor: Any, size: tuple[int, int]) -> None:
-    """To the last bit, with black around."""
-    prompt = prompt_of(loaded, processor, [noise(*size), "What?"])
-    ((rows,),), (span,), rules = prompt.rows, prompt.spans, loaded.config.vision_rules
-    assert fault_of(loaded.config, "image", span.shape) == ""
-    pixels = prompt.reference_inputs["pixel_values"].numpy()
-    theirs = pixels if pixels.ndim == 4 else pixels[0]
-    assert len(theirs) == span.shape.grid[0]
-    mean, std = (np.repeat(np.array(numbers), PATCH**2) * 255 for numbers in (rules.image_mean, rules.image_std))
-    np.testing.assert_array_equal(rows.reshape(len(theirs), SIDE**2, -1), np.rint(seen(theirs) * std + mean))
-
-
-def test_whole_prompts_are_transformers(loaded: Loaded, processor: Any) -> None:
-    contents = [["only text"], *([noise(*size), "What is it?"] for size in PICTURES)]
-    contents += [["One", noise(30, 90), "\ntwo\n", noise(90, 300), " three."], [noise(9, 9), noise(100, 9)]]
-    for content in contents:
-        prompt = prompt_of(loaded, processor, content)
-        assert prompt.ids == prompt.reference_inputs["input_ids"][0].tolist()
-
-
-def test_the_tower_equals_transformers(loaded: Loaded, processor: Any) -> None:
-    for sizes in ([(75, 131), (20, 20)], [(131, 20)], [(300, 41)], [(41, 300), (60, 61)]):
-        prompt = prompt_of(loaded, processor, [noise(*size) for size in sizes])
-        with torch.inference_mode():
-            inputs = {
-                name: prompt.reference_inputs[name] for name in ("pixel_values", "image_sizes") if name in prompt.reference_inputs
-            }
-            expected = torch.cat(list(loaded.reference.model.get_image_features(**inputs).pooler_output))
-            ours = torch.cat([rows for found in loaded.encode(prompt) for rows in found])
-            torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_logits_in_any_cuts(loaded: Loaded, processor: Any) -> None:
-    with torch.inference_mode():
-        prompt = prompt_of(loaded, processor, ["See", noise(61, 290), "and", noise(80, 58), "Compare."])
-        check_logits_in_cuts(loaded, loaded.reference, prompt)
-
-
-def test_greedy_tokens_equal_those_of_generate(loaded: Loaded, processor: Any) -> None:
-    with torch.inference_mode():
-        check_greedy_tokens(loaded, prompt_of(loaded, processor, [noise(131, 75), "Tell."]))
-
-
-@pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_logits_of_rounded_weights(loaded: Loaded, processor: Any, weights: WeightFormat) -> None:
-    check_rounded_logits(loaded, prompt_of(loaded, processor, [noise(131, 75), "Tell."]), weights)
-
-
-def test_each_spelling_of_names(loaded: Loaded, tmp_path: Path) -> None:
-    """Hub files', those of transformers 5, and newer ones with all but the head in ``model.``."""
-    family, tensors, expected = loaded.family, load_file(loaded.path / "model.safetensors"), read_weights(loaded.path, loaded.config)
-    assert all(family.checkpoint_name(family.canonical_name(name)) == name for name in tensors)
-    hub = {name.replace("vision_tower.", "vision_tower.vision_model."): name for name in tensors}
-    inner = {f"model.{name.replace('language_model.model.', 'language_model.')}": name for name in hub}
-    inner = {name.replace("model.language_model.lm_head.", "lm_head."): hub[of] for name, of in inner.items()}
-    for names in (hub, inner):
-        save_file({name: tensors[of] for name, of in names.items()}, tmp_path / "model.safetensors")
-        found = read_weights(tmp_path, loaded.config)
-        assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
-
-
-def test_the_first_launches_are_of_a_tile(loaded: Loaded) -> None:
-    warm_up_towers(loaded.towers, loaded.config)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from mmrt.actors.host.media_rules import for_medium
 from mmrt.actors.video.items import open_item
 from mmrt.media.limits import UNLIMITED, MediaLimits
 from mmrt.models.architecture import ModelConfig, WeightFormat
@@ -20,7 +21,7 @@ from mmrt.models.lm.language_model import LanguageModel
 from mmrt.runtime.bus.messages import Generation, MediaItem, RequestSpec
 from mmrt.runtime.controller.rows.expansion import check_placeholders, expand
 from mmrt.runtime.controller.scheduling.types import Limits
-from mmrt.schema.media import ItemShape, MediaSpan
+from mmrt.schema.media import ItemShape, MediaOptions, MediaSpan
 from mmrt.tests.models.conftest import Loaded, Prompt
 from mmrt.tests.models.kept import exact
 
@@ -55,7 +56,10 @@ def prompt_of(loaded: Loaded, processor: Any, content: Sequence[str | Pixels]) -
     pictures = [part for part in content if not isinstance(part, str)]
     tokenizer, config = processor.tokenizer, loaded.config
     text = tokenizer.apply_chat_template([{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True)
-    items = [opened(config, pixels) for pixels in pictures]
+    rules = config.vision_rules
+    is_nested = rules is not None and rules.cuts_alone  # pictures of one prompt, as transformers' own chat has them
+    options = MediaOptions(is_among_others=is_nested and len(pictures) > 1)
+    items = [opened(for_medium(config, options), pixels) for pixels in pictures]
     limits = Limits(
         num_rows=1, max_context=1 << 20, kv_page_tokens=16, num_kv_pages=8, media_page_bytes=4096, num_media_pages=8,
         patch_page_bytes=4096, num_patch_pages=8, embedding_page_tokens=32, num_embedding_pages=8,
@@ -65,7 +69,8 @@ def prompt_of(loaded: Loaded, processor: Any, content: Sequence[str | Pixels]) -
     check_placeholders(spec, limits)
     ids, starts = expand(spec, [item for item, _ in items], limits)
     spans = [MediaSpan(start, item) for start, (item, _) in zip(starts, items, strict=True)]
-    inputs = processor(text=[text], images=[Image.fromarray(pixels) for pixels in pictures] or None, return_tensors="pt")
+    images = [Image.fromarray(pixels) for pixels in pictures] or None
+    inputs = processor(text=[text], images=[images] if is_nested and images else images, return_tensors="pt")
     return Prompt(ids, spans, [rows for _, rows in items], dict(inputs))
 
 

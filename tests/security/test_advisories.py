@@ -76,7 +76,7 @@ def test_an_index_names_files_of_its_folder_alone(tmp_path: Path, name: object) 
         weight_files(tmp_path)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_5", "internvl", "llava_next", "gemma4"])
+@pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_5", "internvl", "llava_next", "llava_onevision", "gemma4"])
 def test_mutated_configurations(copied: Callable[[str], Path], family: str) -> None:
     """A value of any kind in any place is read, or refused by one short error."""
     folder, luck = copied(family), random.Random(5)

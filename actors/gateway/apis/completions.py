@@ -39,7 +39,7 @@ from ..keys.api_keys import salt_of, spend_tokens
 from ..reading.bodies import BodyReader
 from ..reading.forms import Form
 from ..reading.json_body import Body
-from ..reading.media import Medium, shared
+from ..reading.media import Medium, among_others, shared
 from ..reading.prompt import Prompt, PromptBuilder
 from ..reading.validation import TEXT_TOKENS, ChatRequest, Limits, TextRequest, read_chat, read_detokenize, read_text, read_tokenize
 from ..watching.metrics import Metrics
@@ -214,10 +214,12 @@ class Completions:
         return msgspec.structs.replace(asked, conversation=asked.conversation._replace(media=media))
 
     async def _fetched_media(self, media: tuple[Medium, ...]) -> tuple[Medium, ...]:
-        """Return the media with what is to be fetched, and with a share of tokens."""
+        """Return the media with what is to be fetched, and with what depends on the load and on the other media."""
         began_s, filled = time.monotonic(), await self._remote.fill(media)
         if filled is not media:
             self._metrics.on_fetched(time.monotonic() - began_s)
+        if (rules := self._limits.vision_rules) is not None and rules.cuts_alone:
+            filled = among_others(filled)
         return shared(filled, self._share_now()) if any(medium.options.token_share == AUTO_SHARE for medium in filled) else filled
 
     def tick(self, now_s: float) -> None:

@@ -27,6 +27,11 @@ def key_of_share(key: bytes, share: float) -> bytes:
     return key if share == 1 else hashlib.sha256(key + msgspec.msgpack.encode(share)).digest()
 
 
+def key_among_others(key: bytes) -> bytes:
+    """Return the key of a picture among others, from that of one which is alone, where models cut only the latter into tiles."""
+    return hashlib.sha256(key + b"among others").digest()
+
+
 def key_salt(digest: bytes, own: str | None = None) -> bytes:
     """Return the salt of an API key with this sha-256: of its own salt (``cache_salt`` in the file of keys), else of the key."""
     return _digest(b"api_key", digest) if own is None else _digest(b"key_salt", own.encode())

@@ -20,7 +20,7 @@ from ....runtime.config.sections import MediaSection
 from ....runtime.errors import RequestError
 from ....schema.media import AUTO_SHARE, MediaKind, MediaOptions
 from ....shm.spool import AnyBytes, SpooledBytes, beginning_of, pieces_of
-from .cache_keys import content_key, key_of_share
+from .cache_keys import content_key, key_among_others, key_of_share
 from .cut_text import Cut, CutText
 from .data_urls import BLANKS, MAX_MIME_CHARS, DataUrl, decode_base64, decode_percents, decode_pieces, most_bytes, read_head
 from .field_rules import settle
@@ -247,6 +247,18 @@ def fill(media: Sequence[Medium], fetched: Sequence[AnyBytes], limits: MediaSect
                 medium = _filled(medium._replace(pieces=pieces), limits)
         filled.append(medium)
     return tuple(filled)
+
+
+def among_others(media: Sequence[Medium]) -> tuple[Medium, ...]:
+    """Return filled ``media`` for a model that cuts only a picture that is alone into tiles; a conversation's are counted together."""
+    if sum(medium.kind == "image" for medium in media) < 2:
+        return tuple(media)
+    return tuple(
+        medium._replace(options=replace(medium.options, is_among_others=True), content=key_among_others(medium.content))
+        if medium.kind == "image"
+        else medium
+        for medium in media
+    )
 
 
 def shared(media: Sequence[Medium], share: float) -> tuple[Medium, ...]:

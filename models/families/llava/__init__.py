@@ -1,5 +1,5 @@
 """LLaVA-1.5 and LLaVA-NeXT: text and pictures, seen by CLIP. As transformers' ``llava`` and ``llava_next``, with the decoder of Llama,
-Mistral or Qwen2, without windows."""
+Mistral or Qwen2, without windows. ``onevision`` has LLaVA-OneVision."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -133,18 +133,21 @@ def _parse_tower(root: JsonObject, hidden_size: int) -> VitConfig:
     vision = root.object("vision_config").with_defaults(_CLIP)
     vision.text("model_type", default="clip_vision_model", choices=("clip_vision_model",))
     root.text("vision_feature_select_strategy", default="default", choices=("default",))
-    root.text("projector_hidden_act", default="gelu", choices=("gelu",))
     config = parse_vit(vision, hidden_size, 1, "quick_gelu", 1e-5)
-    layer = root.data.get("vision_feature_layer", -2)
+    return msgspec.structs.replace(seen_layers(root, config, -2), has_class=True, has_first_norm=True, patch_bias=False)
+
+
+def seen_layers(root: JsonObject, config: VitConfig, default: int) -> VitConfig:
+    """The tower as far as ``vision_feature_layer``, ``default`` where the file does not say, and a merger of two matrices. Raises
+    CheckpointError."""
+    root.text("projector_hidden_act", default="gelu", choices=("gelu",))
+    layer = root.data.get("vision_feature_layer", default)
     if isinstance(layer, bool) or not isinstance(layer, int) or not -config.depth <= layer < 0:
         raise root.error("vision_feature_layer", f"is {layer!r}, expected a number from {-config.depth} to -1")
     return msgspec.structs.replace(
         config,
         depth=config.depth + 1 + layer,  # the layers behind are not computed
-        has_class=True,
-        has_first_norm=True,
         has_last_norm=False,
-        patch_bias=False,
         merger_depth=2,
         merger_bias=root.boolean("multimodal_projector_bias", default=True),
     )

@@ -2,6 +2,8 @@
 
 LLaVA-1.5 sees the middle square of a picture. LLaVA-NeXT sees all of it as a square, then tiles: the picture as large as it fits a grid
 of them, on black. Behind the tower the rows of tiles are joined to a map, whose black edge is cut off; a learned row ends each line.
+LLaVA-OneVision does so with a picture that is alone, and shrinks a large map. Each of several it sees as a square, with the mean colour
+around.
 """
 
 import math
@@ -49,6 +51,8 @@ def views_of(rules: VisionRules, height: int, width: int) -> list[View]:
     if min(height, width) < 1:
         raise UnsupportedMediaError(f"picture of {width}x{height} pixels is empty")
     tile, seen = rules.tile, rules.tile // rules.patch_size * rules.patch_size  # the latter: what makes whole patches
+    if rules.cuts_alone and not rules.grids:
+        return [_square(rules, height, width)]
     if not rules.grids:
         long = int(tile * max(height, width) / min(height, width))
         size = (long, tile) if width <= height else (tile, long)
@@ -64,9 +68,26 @@ def num_tokens(rules: VisionRules, height: int, width: int) -> int:
     """Of a picture."""
     side = rules.tile // rules.patch_size
     if not rules.grids:
-        return side**2
+        return side**2 + rules.cuts_alone
     _, _, lines, places = tile_map(rules, height, width)
-    return side**2 + len(lines) * (len(places) + 1)
+    num_lines, num_places = shrunk(rules, len(lines), len(places))
+    return side**2 + num_lines * (num_places + 1)
+
+
+def shrunk(rules: VisionRules, lines: int, places: int) -> tuple[int, int]:
+    """The size of a map that has this one behind the tower: smaller where it has more than ``most_tiles`` by a tenth in each side."""
+    if not rules.most_tiles:
+        return lines, places
+    ratio = math.sqrt(lines * places / (rules.most_tiles * (rules.tile // rules.patch_size) ** 2))
+    return (int(lines // ratio), int(places // ratio)) if ratio > 1.1 else (lines, places)
+
+
+def _square(rules: VisionRules, height: int, width: int) -> View:
+    """All of a picture, in the middle of a square."""
+    side, seen = max(height, width), rules.tile // rules.patch_size * rules.patch_size
+    red, green, blue = (int(255 * level) for level in rules.image_mean)
+    source = (-((side - width) // 2), -((side - height) // 2), side, side)
+    return View(((rules.tile, rules.tile),), (0, 0, seen, seen), source, (red, green, blue))
 
 
 def tile_map(rules: VisionRules, height: int, width: int, num_tiles: int = 0) -> TileMap:

@@ -19,10 +19,9 @@ PICTURE = b"\x89PNG: no one decodes it here"
 
 
 @pytest.fixture
-def limits() -> Limits:
-    return Limits(
-        model_name="tiny", kinds=("image", "video", "audio"), max_context=2048, media=MediaSection(), vision_rules=VisionRules()
-    )
+def limits(request: pytest.FixtureRequest) -> Limits:
+    rules = getattr(request, "param", VisionRules())
+    return Limits(model_name="tiny", kinds=("image", "video", "audio"), max_context=2048, media=MediaSection(), vision_rules=rules)
 
 
 def part(data: bytes = PICTURE, kind: str = "image", mime: str = "png", **options: Any) -> dict[str, Any]:
@@ -83,6 +82,29 @@ def test_under_load_a_picture_has_a_share_of_its_tokens(stage: Any) -> None:
         scene.stats.publish(StatsSnapshot(work_left_s=30.0))
         (least,) = (await chat(scene, part(token_share="auto"))).items
         assert least.options.token_share == 0.25
+
+    stage.run(test)
+
+
+@pytest.mark.parametrize("limits", [VisionRules(cuts_alone=True), VisionRules()], indirect=True)
+def test_a_picture_among_others_is_another_where_models_cut_only_one_alone(stage: Any, limits: Limits) -> None:
+    """Whatever else there is, and however the others came; elsewhere the caches know it again."""
+    assert limits.vision_rules is not None
+    cuts_alone = limits.vision_rules.cuts_alone
+
+    async def test(scene: Any) -> None:
+        (alone,) = (await chat(scene, part())).items
+        first, second = (await chat(scene, part(), part(PICTURE + b"."))).items
+        with_video, video = (await chat(scene, part(), part(kind="video", mime="mp4"))).items
+        source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PICTURE).decode()}
+        image = {"type": "image", "source": source}
+        message = {"role": "user", "content": [image, image, {"type": "text", "text": "hi"}]}
+        there, again = (await spec_of(scene, "/v1/messages", max_tokens=4, messages=[message])).items
+        assert [item.options.is_among_others for item in (alone, first, second, with_video, video, there, again)] == [
+            *(False, cuts_alone, cuts_alone, False, False, cuts_alone, cuts_alone)
+        ]
+        assert alone.content == with_video.content != second.content and first.content == there.content == again.content
+        assert (first.content == alone.content) is not cuts_alone
 
     stage.run(test)
 

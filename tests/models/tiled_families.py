@@ -1,0 +1,77 @@
+"""Families that cut pictures into tiles, as ``test_tiled_families`` and the runs of ``end_to_end/test_tiles`` know them: the processor
+of transformers, and what differs between them."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from mmrt.tests.settings import ImportedLater
+
+transformers: Any = ImportedLater("transformers")
+Sizes = tuple[tuple[int, int], ...]
+
+
+class Tiled(NamedTuple):
+    """``processor_of`` a checkpoint, with the Pillow form of its image processor. ``pictures``: heights and widths around each border
+    of the rules. ``spellings``: of the names that a saved checkpoint has, those that other files have in their place."""
+
+    processor_of: Callable[[Path], Any]
+    pictures: Sizes
+    spellings: tuple[Callable[[str], str], ...]
+
+
+def _images(checkpoint: Path, module: str, name: str) -> Any:
+    place = transformers.models
+    for part in module.split("."):
+        place = getattr(place, part)
+    return getattr(place, name).from_pretrained(checkpoint)
+
+
+def llava(checkpoint: Path) -> Any:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    options = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    if json.loads((checkpoint / "config.json").read_bytes())["model_type"] == "llava":
+        images = _images(checkpoint, "clip.image_processing_pil_clip", "CLIPImageProcessorPil")
+        return transformers.LlavaProcessor(images, tokenizer, **options)
+    images = _images(checkpoint, "llava_next.image_processing_pil_llava_next", "LlavaNextImageProcessorPil")
+    return transformers.LlavaNextProcessor(images, tokenizer, **options)
+
+
+def llava_onevision(checkpoint: Path) -> Any:
+    """Without its processor of videos, which wants torchvision."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    images = _images(checkpoint, "llava_onevision.image_processing_pil_llava_onevision", "LlavaOnevisionImageProcessorPil")
+    told = json.loads((checkpoint / "processor_config.json").read_bytes())
+    options = {name: told[name] for name in ("num_image_tokens", "vision_feature_select_strategy", "vision_aspect_ratio")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers.LlavaOnevisionProcessor, "check_argument_for_proper_class", lambda *_: None)
+        return transformers.LlavaOnevisionProcessor(images, tokenizer, **options)
+
+
+def of_hub(name: str) -> str:
+    """As files of hubs have them."""
+    return name.replace("vision_tower.", "vision_tower.vision_model.")
+
+
+def within_model(name: str) -> str:
+    """With all but the head in ``model.``, as newer files have them."""
+    inner = f"model.{of_hub(name).replace('language_model.model.', 'language_model.')}"
+    return inner.replace("model.language_model.lm_head.", "lm_head.")
+
+
+_LLAVA: Sizes = (
+    *((1, 1), (7, 400), (400, 7), (33, 21), (58, 58), (57, 59), (116, 58), (116, 116), (174, 58), (60, 170), (115, 117)),
+    *((300, 41), (97, 203), (150, 31), (640, 480), (61, 999), (17, 23), (29, 290), (5000, 40)),
+)
+_ONE_VISION: Sizes = (
+    *((1, 1), (7, 400), (400, 7), (33, 21), (72, 72), (71, 73), (144, 72), (72, 144), (144, 144), (216, 432), (217, 431)),
+    *((300, 41), (97, 203), (150, 31), (640, 480), (61, 999), (17, 23), (29, 290), (5000, 40), (215, 100)),
+)
+TILED: Mapping[str, Tiled] = {
+    "llava": Tiled(llava, _LLAVA, (of_hub, within_model)),
+    "llava_next": Tiled(llava, _LLAVA, (of_hub, within_model)),
+    "llava_onevision": Tiled(llava_onevision, _ONE_VISION, (of_hub, within_model)),
+}
