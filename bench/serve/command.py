@@ -110,7 +110,7 @@ async def run_bench(options: Options, urls: Sequence[str], console: Console) -> 
         else:
             records = await _measure(targets[0], plans, console)
     report = Report(
-        scenario=options.workload or options.scenario,
+        scenario=options.dataset.name if options.dataset else options.workload or options.scenario,
         model=targets[0].model,
         settings=settings_of(options),
         environment=environment,

@@ -21,7 +21,19 @@ _DEFAULT_NUM_REQUESTS = {"steady": 64, "mixed": 64, "chat": 8}
 _DEFAULT_CONCURRENCY = {"steady": 4, "mixed": 4, "stall": 4, "chat": 1}
 _TEXTS = ("scenario", "modality", "input_tokens", "max_tokens")
 _MEDIA = ("image_size", "image_format", "video_size", "video_seconds", "video_fps", "audio_seconds")
-_ARRIVALS = ("workload", "rate", "concurrency", "trace", "seed", "turns", "streams", "phase", "fresh_interval", "fresh_max_tokens")
+_ARRIVALS = (
+    "workload",
+    "dataset",
+    "rate",
+    "concurrency",
+    "trace",
+    "seed",
+    "turns",
+    "streams",
+    "phase",
+    "fresh_interval",
+    "fresh_max_tokens",
+)
 LOAD_NAMES = (*_TEXTS, *_MEDIA, *_ARRIVALS, "objective", "slo_ttft", "slo_tbt")  # all options of a load but the number of requests
 LEAST_PRECISION = 0.001  # of a search for a goodput
 
@@ -30,10 +42,11 @@ ValueT = TypeVar("ValueT")
 
 class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """``rate`` None and ``trace`` None: ``concurrency`` at a time. ``workload``: one of ``presets``, whose requests are sent instead of
-    those of ``modalities`` and ``lengths``; its shapes are in ``shapes``."""
+    those of ``modalities`` and ``lengths``; its shapes are in ``shapes``. ``dataset``: a file with requests of its own."""
 
     scenario: Scenario
     workload: str | None
+    dataset: Path | None
     modalities: dict[Modality, float]
     num_requests: int | None
     seed: int
@@ -57,7 +70,9 @@ def settings_of(options: LoadOptions) -> dict[str, str | int | float | bool | No
     plain: dict[str, Any] = msgspec.to_builtins(options, enc_hook=str)
     flat: dict[str, str | int | float | bool | None] = {}
     for key, value in plain.items():
-        if key in ("api_key", "out", "json", "plot") or (options.workload and key in ("scenario", "modalities", "lengths")):
+        if key in ("api_key", "out", "json", "plot") or (
+            (options.workload or options.dataset) and key in ("scenario", "modalities", "lengths")
+        ):
             continue
         if key == "modalities":
             value = ",".join(f"{name}:{weight:g}" for name, weight in value.items())
@@ -84,11 +99,12 @@ def load_values(parser: argparse.ArgumentParser, given: argparse.Namespace) -> d
     _check(parser, given, modalities)
     low, high = given.input_tokens or (64, 64)
     num_requests = given.num_requests
-    if num_requests is None and not given.trace:
+    if num_requests is None and not given.trace and not given.dataset:
         num_requests = _DEFAULT_NUM_REQUESTS.get(scenario)
     return dict(
         scenario=scenario,
         workload=given.workload,
+        dataset=given.dataset,
         modalities=modalities,
         num_requests=num_requests,
         seed=given.seed,
@@ -131,6 +147,9 @@ def _check(parser: argparse.ArgumentParser, given: argparse.Namespace, modalitie
     """Check the options against each other. Exits with status 2."""
     if given.workload:
         refuse_options(parser, given, (*_TEXTS, *_MEDIA), f"--workload {given.workload} has requests of its own")
+    if given.dataset:
+        texts = [name for name in _TEXTS if name != "max_tokens"]
+        refuse_options(parser, given, (*texts, *_MEDIA, "workload"), f"--dataset {given.dataset} has requests of its own")
     if given.objective:
         refuse_options(parser, given, ("slo_ttft", "slo_tbt"), f"--objective {given.objective} says TTFT and TBT")
     if given.trace and given.concurrency is not None:
@@ -158,6 +177,12 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--workload", choices=tuple(WORKLOADS), help="requests shaped as those of a data set or a trace, instead of a scenario")
     add(
+        "--dataset",
+        type=Path,
+        metavar="FILE",
+        help="requests of a file, JSON or JSON lines: messages, conversations (ShareGPT, LLaVA) or prompts, with paths of media",
+    )
+    add(
         "--scenario",
         choices=SCENARIOS,
         default="steady",
@@ -181,7 +206,7 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     add(
         "--num-requests",
         type=number("number", int, least=1),
-        help="default: 64, or the whole trace; stall: fresh requests; chat: conversations (8)",
+        help="default: 64, or all of a trace or a data set (more than it has: again); stall: fresh requests; chat: conversations (8)",
     )
     add("--seed", type=number("seed", int, least=0), default=0)
     _add_content(add)
@@ -195,7 +220,11 @@ def add_load(parser: argparse.ArgumentParser) -> None:
 def _add_content(add: Callable[..., object]) -> None:
     """Options for the contents of the requests."""
     add("--input-tokens", type=_token_range, metavar="N|LOW-HIGH", help="text tokens per prompt (64)")
-    add("--max-tokens", type=number("tokens", int, least=1), help="tokens per answer (64; stall: 1024; chat: 32)")
+    add(
+        "--max-tokens",
+        type=number("tokens", int, least=1),
+        help="tokens per answer (64; stall: 1024; chat: 32; --dataset: as recorded)",
+    )
     add("--image-size", type=image_size, default=(336, 336), metavar="WxH")
     add("--image-format", choices=("png", "jpeg"), default="png")
     add("--video-size", type=_even_size, default=(320, 240), metavar="WxH")

@@ -84,4 +84,5 @@ class Target:
         for plan in first.values():
             for number in range(self.options.num_warmup):
                 short = min(4, plan.max_tokens)
-                await self.probe(msgspec.structs.replace(plan, seed=f"warmup/{plan.seed}/{number}", max_tokens=short))
+                fresh = msgspec.structs.replace(plan, seed=f"warmup/{plan.seed}/{number}", max_tokens=short, messages=())
+                await self.probe(fresh)

@@ -8,7 +8,7 @@ import datetime
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -19,11 +19,15 @@ BLOCK_TOKENS = 512
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
+Medium = Literal["image", "video", "audio"]
+MEDIA: tuple[Medium, ...] = get_args(Medium)
+
+
 class TraceMedium(msgspec.Struct, frozen=True):
     """A medium of a request. ``id``: equal ones are the same file; -1: it is alone. ``tokens``: its own, of the prompt. Sizes in
     pixels, ``seconds`` of a video or a sound; 0: not known."""
 
-    type: Literal["image", "video", "audio"]
+    type: Medium
     id: Annotated[int, Meta(ge=-1)] = -1
     tokens: Annotated[int, Meta(ge=0)] = 0
     width: Annotated[int, Meta(ge=0, le=_MOST_SIDE)] = 0

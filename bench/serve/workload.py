@@ -64,8 +64,8 @@ class Calibration(msgspec.Struct, frozen=True):
 class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One request. ``seed`` makes its words and media its own; ``group`` is what its figures are reported under.
 
-    ``traced``: the first of its media as a trace has them. ``blocks``: of each ``BLOCK_TOKENS`` of the prompt, media included; equal
-    ones have equal words.
+    ``messages``: those of a data set, sent as they are. ``traced``: the first of its media as a trace has them. ``blocks``: of each
+    ``BLOCK_TOKENS`` of the prompt, media included; equal ones have equal words.
     """
 
     index: int
@@ -77,6 +77,7 @@ class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
     arrival_s: float = 0.0
     traced: tuple[TraceMedium, ...] = ()
     blocks: tuple[int, ...] = ()
+    messages: tuple[Message, ...] = ()
 
     @property
     def num_traced_tokens(self) -> int:
@@ -191,9 +192,10 @@ def make_body(
     extensions: bool = True,
     temperature: float = 0.0,
 ) -> bytes:
-    """The JSON body of a streaming chat completion of one message. Raises: ValueError for media sizes that cannot be made."""
-    message = make_message(plan, shapes, calibration)
-    return encode_body([message], plan.max_tokens, model, extensions=extensions, temperature=temperature)
+    """The JSON body of a streaming chat completion of one message, or of a data set's. Raises: ValueError for media sizes that cannot
+    be made."""
+    messages = plan.messages or [make_message(plan, shapes, calibration)]
+    return encode_body(messages, plan.max_tokens, model, extensions=extensions, temperature=temperature)
 
 
 def make_message(plan: RequestPlan, shapes: MediaShapes, calibration: Calibration) -> Message:

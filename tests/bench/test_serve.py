@@ -66,6 +66,14 @@ def test_a_trace(url: str, tmp_path: Path) -> None:
     assert status == 0 and report["groups"][0]["num_output_tokens"] == 15 and report["groups"][0]["num_input_tokens"] == 5 * 21
 
 
+def test_a_data_set(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"question {n}", "max_tokens": n + 1}) + "\n" for n in range(6)))
+    status, report = bench(url, tmp_path, "--dataset", str(file))
+    assert (status, report["scenario"], report["groups"][0]["num_output_tokens"]) == (0, "questions.jsonl", 21)
+    assert report["settings"]["dataset"] == str(file) and "lengths.input_low" not in report["settings"]
+
+
 def test_stall_has_both_phases_and_a_picture(url: str, tmp_path: Path) -> None:
     picture = tmp_path / "stall.png"
     status, report = bench(
