@@ -105,6 +105,24 @@ _OF_SOUND_BLOCKS = {
 }
 POSITIONS = "a.position_embd.weight"  # sines and cosines, which a tower makes itself
 _OF_DEEPSTACK = {"norm": "ln_q", "fc1": "mlp.0", "fc2": "mlp.2"}
+_SIGLIP = "vision_tower.vision_model."
+_OF_SIGLIP = {
+    **{f"v.patch_embd.{end}": f"{_SIGLIP}embeddings.patch_embedding.{end}" for end in ("weight", "bias")},
+    **{f"v.post_ln.{end}": f"{_SIGLIP}post_layernorm.{end}" for end in ("weight", "bias")},
+    "v.position_embd.weight": f"{_SIGLIP}embeddings.position_embedding.weight",
+    "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
+    "mm.soft_emb_norm.weight": "multi_modal_projector.mm_soft_emb_norm.weight",
+}
+_OF_SIGLIP_BLOCKS = {
+    "ln1": "layer_norm1",
+    "ln2": "layer_norm2",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_out": "self_attn.out_proj",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
 _BLOCK = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)")
 _SOUND_BLOCK = re.compile(r"a\.blk\.(\d+)\.(\w+)\.(weight|bias)")
 _DEEPSTACK = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(weight|bias)")
@@ -112,17 +130,20 @@ _DEEPSTACK = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(weight|bias)")
 
 class Naming(NamedTuple):
     """What the names of a checkpoint's files depend on. ``layers``: parts of a decoder's layers. ``deepstack``: see
-    ``deepstack_blocks``."""
+    ``deepstack_blocks``. ``has_siglip``: its tower has SigLIP's names, not Qwen's."""
 
     layers: Mapping[str, str] = _OF_LAYERS
     deepstack: tuple[int, ...] = ()
+    has_siglip: bool = False
 
 
 def naming_of(metadata: Iterable[Mapping[str, Any]], names: Iterable[str]) -> Naming:
     """Of files with these metadata, and tensors of these names. The decoder's first file says its architecture."""
-    said = [its["general.architecture"] for its in metadata if "general.architecture" in its]
+    files = list(metadata)
+    said = [its["general.architecture"] for its in files if "general.architecture" in its]
     own = next((_OF_ARCHITECTURES[one] for one in said if isinstance(one, str) and one in _OF_ARCHITECTURES), {})
-    return Naming({**_OF_LAYERS, **own}, deepstack_blocks(names))
+    has_siglip = any("gemma3" in (its.get("clip.projector_type"), its.get("clip.vision.projector_type")) for its in files)
+    return Naming({**_OF_LAYERS, **own}, deepstack_blocks(names), has_siglip)
 
 
 def checkpoint_name(name: str, naming: Naming) -> str:
@@ -134,6 +155,10 @@ def checkpoint_name(name: str, naming: Naming) -> str:
     if found is not None and found[2] in _ALONE:
         return f"model.layers.{int(found[1])}.{_ALONE[found[2]]}"
     found = _BLOCK.fullmatch(name)
+    if naming.has_siglip and found is not None and found[2] in _OF_SIGLIP_BLOCKS:
+        return f"{_SIGLIP}encoder.layers.{int(found[1])}.{_OF_SIGLIP_BLOCKS[found[2]]}.{found[3]}"
+    if naming.has_siglip and name in _OF_SIGLIP:
+        return _OF_SIGLIP[name]
     if found is not None and found[2] in _OF_BLOCKS:
         return f"visual.blocks.{int(found[1])}.{_OF_BLOCKS[found[2]]}.{found[3]}"
     found = _SOUND_BLOCK.fullmatch(name)

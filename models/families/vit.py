@@ -16,6 +16,7 @@ _PARTS = {  # newer files have all but the head within ``model.``
     "vision_tower.vision_model.": "vision.",
     "vision_tower.": "vision.",
     "multi_modal_projector.": "vision.merger.",
+    **{part: f"language.{part}" for part in ("embed_tokens.", "layers.", "norm.")},  # GGUF's decoders have files of their own
 }
 _SAVED = {
     "vision.merger.": "multi_modal_projector.",

@@ -21,7 +21,7 @@ from .contents import FACTORS, Contents, Fields
 from .fields import check_rope, config_fields, generation_fields, number_of_blocks
 from .made import MADE_OF, UNUSED, digest_of
 from .tokenizer import make_tokenizer
-from .towers import choose_tower, tower_fields
+from .towers import choose_tower, contents_with, tower_fields
 
 
 def gguf_directory(path: Path, home: Path, towers: Sequence[Path] = (), tower: Path | None = None) -> Path:
@@ -60,6 +60,7 @@ def _write(
     made: Path, contents: Contents, config: Fields, tower: Contents | None, notes: Mapping[str, list[str]], shards: list[Path]
 ) -> None:
     """Write a directory beside its place, and move it there. ``notes``: lists by the names of their files."""
+    contents = contents_with(contents, tower)
     metadata = contents.metadata
     tokenizer, names = make_tokenizer(metadata, contents.where)
     fields = {

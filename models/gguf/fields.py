@@ -48,7 +48,7 @@ ARCHITECTURES = {
     "qwen3vlmoe": Architecture("qwen3_moe", has_experts=True, towers={"qwen3vl_merger": "qwen3_vl_moe"}),
     "qwen35": Architecture("qwen3_5", has_delta=True, towers={"qwen3vl_merger": "qwen3_5"}),
     "qwen35moe": Architecture("qwen3_5_moe", has_experts=True, has_delta=True, towers={"qwen3vl_merger": "qwen3_5_moe"}),
-    "gemma3": Architecture("gemma3_text", own=decoders.gemma3),
+    "gemma3": Architecture("gemma3_text", own=decoders.gemma3, towers={"gemma3": "gemma3"}),
     "glm4": Architecture("glm4", own=decoders.glm4),
     "phi3": Architecture("phi3", own=decoders.phi3),
     "smollm3": Architecture("smollm3", permuted=True),

@@ -1,5 +1,5 @@
-"""The towers of a model in GGUF, which have a file of their own (mmproj): its fields of config.json and of the processors' files, and
-which of several files belongs to a model. Pure.
+"""The towers of a model in GGUF, which have a file of their own (mmproj): Qwen's fields of config.json and of the processors' files,
+and which of several files belongs to a model. Pure.
 
 What such a file does not say (limits of pixels, rules for videos) is as the family's published checkpoints have it.
 """
@@ -15,8 +15,11 @@ from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
 from .contents import Contents, Fields
 from .fields import OMNI, TOWER, architecture_of
+from .siglip import gemma3_fields, with_picture_tokens
+from .tower_facts import check_width, facts_of, shape_of
 
 _VISION = "clip.vision."
+_GEMMA = "gemma3"
 _EPSILON = 1e-6  # of the towers' norms
 _MERGED = "mm.2.weight"  # the last matrix: its rows are the decoder's width
 _AUDIO = "clip.audio."
@@ -62,7 +65,9 @@ def tower_fields(contents: Contents, tower: Contents, config: Fields) -> dict[st
     """The files of a checkpoint that a tower adds or changes, by their names. ``config``: config.json of the decoder alone. Raises:
     CheckpointError naming the file, the key and the value, also for a tower of another model."""
     family, name = _family(contents, tower), contents.metadata["general.architecture"]
-    facts, text = _facts(tower), JsonObject(contents.metadata, contents.where)
+    if family == _GEMMA:
+        return gemma3_fields(contents, tower, config)
+    facts, text = facts_of(tower), JsonObject(contents.metadata, contents.where)
     published = _PUBLISHED["qwen2" if name == "qwen2vl" else "qwen3"]
     tokens: Sequence[str] = contents.metadata.get("tokenizer.ggml.tokens") or []
     ids = _OMNI_IDS if family == OMNI else _IDS
@@ -105,9 +110,10 @@ def choose_tower(contents: Contents, towers: Sequence[Contents], config: Fields)
     return (None, said) if chosen is None else (fitting[chosen], [])
 
 
-def _facts(tower: Contents) -> JsonObject:
-    own = {key.removeprefix(_VISION): value for key, value in tower.metadata.items() if key.startswith(_VISION)}
-    return JsonObject(own, tower.where, _VISION.removesuffix("."))
+def contents_with(contents: Contents, tower: Contents | None) -> Contents:
+    """A model's file with the names of tokens that a tower needs. Raises: CheckpointError."""
+    needs = tower is not None and _family(contents, tower) == _GEMMA
+    return with_picture_tokens(contents) if needs else contents
 
 
 def _kind(tower: Contents) -> str | None:
@@ -129,24 +135,14 @@ def _family(contents: Contents, tower: Contents) -> str:
     return towers[kind]
 
 
-def _shape(tower: Contents, name: str) -> tuple[int, ...]:
-    found = tower.shapes.get(name, ())
-    if len(found) != 2:
-        raise CheckpointError(f"{tower.where}: tensor {name!r} is missing, or has not 2 axes")
-    return found
-
-
 def _vision_fields(contents: Contents, tower: Contents, facts: JsonObject, family: str) -> Fields:
     """vision_config. The width of feed-forwards and rows is that of the tensors: older files tell another."""
-    depth, width, rows = facts.integer("block_count", most=1000), facts.integer("embedding_length"), _shape(tower, _MERGED)[0]
-    if rows != (hidden := contents.shapes["token_embd.weight"][1]):
-        raise CheckpointError(
-            f"{tower.where}: makes rows of {rows} values, {Path(contents.where).name} has {hidden}: it is of another model"
-        )
+    depth, width, rows = facts.integer("block_count", most=1000), facts.integer("embedding_length"), shape_of(tower, _MERGED)[0]
+    check_width(contents, tower, rows)
     if not math.isclose(epsilon := facts.number("attention.layer_norm_epsilon", default=_EPSILON), _EPSILON, rel_tol=1e-3):
         raise facts.error("attention.layer_norm_epsilon", f"is {epsilon:g}, expected {_EPSILON:g}")
     up = "v.blk.0.ffn_down.weight" if has_swapped_names(tower.shapes) else "v.blk.0.ffn_up.weight"
-    inner = _shape(tower, up)[0]
+    inner = shape_of(tower, up)[0]
     fields: Fields = {
         "depth": depth,
         "num_heads": facts.integer("attention.head_count"),
@@ -164,7 +160,7 @@ def _vision_fields(contents: Contents, tower: Contents, facts: JsonObject, famil
         whole = list(range(every - 1, depth, every))
         window = facts.integer("window_size", default=112)
         return {**fields, "fullatt_block_indexes": whole, "window_size": window, "tokens_per_second": 2}
-    positions = _shape(tower, "v.position_embd.weight")[0]
+    positions = shape_of(tower, "v.position_embd.weight")[0]
     return {**fields, "num_position_embeddings": positions, "deepstack_visual_indexes": list(_deepstack(contents, tower))}
 
 

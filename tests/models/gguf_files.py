@@ -209,7 +209,7 @@ def decoder_of(checkpoint: Path) -> Tensors:
     found: Tensors = {}
     for name, value in load_file(checkpoint / "model.safetensors").items():
         name = name.replace("model.language_model.", "model.").replace("language_model.model.", "model.")
-        if "visual." in name or "audio_tower." in name:
+        if any(part in name for part in ("visual.", "audio_tower.", "vision_tower.", "multi_modal_projector.")):
             continue
         if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):
             before, _, part = name.rpartition(".")

@@ -1,0 +1,69 @@
+"""The tower of Gemma 3 in GGUF (mmproj), which is SigLIP's: its fields of config.json and of the processor's file. Pure."""
+
+import re
+from collections.abc import Sequence
+
+from ..checkpoint.gguf_names import has_swapped_names
+from ..errors import CheckpointError
+from .contents import Contents, Fields
+from .tower_facts import check_width, facts_of, shape_of
+
+_PICTURE = "<image_soft_token>"
+_NAMES = {"boi_token_index": "<start_of_image>", "image_token_index": _PICTURE, "eoi_token_index": "<end_of_image>"}
+_UNUSED = re.compile(r"<unused\d+>|\[PAD\d+\]")
+_CONTROL = 3
+_MERGE = 4  # patches of a token at a side
+_BILINEAR = 2
+
+
+def with_picture_tokens(contents: Contents) -> Contents:
+    """With the tokens that stand at pictures as control tokens. Most files lack the one of a picture's rows, which lies behind their
+    vocabulary: the last unused token, which no text has, gets its name. Raises: CheckpointError."""
+    tokens: Sequence[str] = contents.metadata.get("tokenizer.ggml.tokens") or []
+    if absent := [token for token in _NAMES.values() if token not in tokens and token != _PICTURE]:
+        raise CheckpointError(f"{contents.where}: tokenizer.ggml.tokens has no {absent[0]!r}, which stands at pictures")
+    named = list(tokens)
+    if _PICTURE not in named:
+        unused = max((number for number, token in enumerate(named) if _UNUSED.fullmatch(token)), default=-1)
+        if unused < 0:
+            raise CheckpointError(f"{contents.where}: tokenizer.ggml.tokens has neither {_PICTURE!r} nor an unused token")
+        named[unused] = _PICTURE
+    kinds = contents.metadata.get("tokenizer.ggml.token_type", [1] * len(named))
+    if isinstance(kinds, list) and len(kinds) == len(named):
+        kinds = [_CONTROL if token in _NAMES.values() else kind for token, kind in zip(named, kinds, strict=True)]
+    changed = {"tokenizer.ggml.tokens": named, "tokenizer.ggml.token_type": kinds}
+    return contents._replace(metadata={**contents.metadata, **changed})
+
+
+def gemma3_fields(contents: Contents, tower: Contents, config: Fields) -> dict[str, Fields]:
+    """As ``towers.tower_fields``. Raises: CheckpointError."""
+    facts, tokens = facts_of(tower), with_picture_tokens(contents).metadata["tokenizer.ggml.tokens"]
+    check_width(contents, tower, shape_of(tower, "mm.input_projection.weight")[1])
+    up = "v.blk.0.ffn_down.weight" if has_swapped_names(tower.shapes) else "v.blk.0.ffn_up.weight"
+    side, patch = facts.integer("image_size"), facts.integer("patch_size")
+    merge = facts.integer("projector.scale_factor", default=_MERGE)
+    vision = {
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": facts.integer("embedding_length"),
+        "intermediate_size": shape_of(tower, up)[0],
+        "num_hidden_layers": facts.integer("block_count", most=1000),
+        "num_attention_heads": facts.integer("attention.head_count"),
+        "layer_norm_eps": facts.number("attention.layer_norm_epsilon"),
+        "patch_size": patch,
+        "image_size": side,
+    }
+    own = {
+        "model_type": "gemma3",
+        "text_config": config,
+        "vision_config": vision,
+        "mm_tokens_per_image": (side // patch // merge) ** 2,
+        **{field: tokens.index(token) for field, token in _NAMES.items()},
+        **{name: config[name] for name in ("dtype", "tie_word_embeddings", "quantization_config")},
+    }
+    image = {
+        "image_mean": facts.colour("image_mean"),
+        "image_std": facts.colour("image_std"),
+        "size": {"height": side, "width": side},
+        "resample": _BILINEAR,
+    }
+    return {"config.json": own, "preprocessor_config.json": image}
