@@ -1,10 +1,12 @@
-"""The prefill actor: the language model over chunks of prompts. Token ids and embedding rows in, KV pages out; it never samples.
+"""The prefill actor: the language model over chunks of prompts. Token ids and embedding rows in, KV pages out. Of a plain row's last
+chunk it draws the answer's first token (``FirstTokens``).
 Where they are asked for it writes the log-probabilities of a prompt's tokens, or a vector pooled from its last hidden states. Saved
 pages (``cache.dir``) it loads.
 
 A chunk may reach into ids that were generated before a preemption: then the prompt and those ids are prefilled.
 """
 
+import time
 from collections import OrderedDict
 
 import numpy as np
@@ -21,11 +23,13 @@ from ..models.sampling.logprobs import logprobs_of
 from ..runtime.bus.copy_plans import Load
 from ..runtime.bus.messages import Done, Result, SequenceSpec, decode_sequence_spec
 from ..runtime.bus.plans import Plan, Prefill, PrefillChunk
+from ..runtime.observe.flight import Kind
 from ..runtime.pools import state_pool
 from ..runtime.process.saved_pages import cache_directory
 from ..shm.logprob_file import PROMPT
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
+from .decode.first_tokens import FirstTokens, NoteDraw
 from .host.actor import Actor
 from .host.device import Completion
 from .host.embedding_pages import EmbeddingPages, open_embedding_pages
@@ -55,7 +59,11 @@ def main(actor: Actor) -> None:
     completion.wait()  # a failure here must not count against the first plan
     table = SequenceTable.attach(actor.run)
     actor.open_turn(completion.wait)
-    worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, completion, actor.turn.after_layer)
+
+    def note_draw(row: int, generation: int, began_ns: int) -> None:
+        actor.flight.record(Kind.FIRST_TOKEN, began_ns, time.monotonic_ns() - began_ns, row, generation)
+
+    worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, completion, actor.turn.after_layer, note_draw)
     cache = cache_directory(actor.config)
     states = PageLoader(actor.run, PagePool.attach(actor.run, state_pool(actor.kv_pool), "fill"), cache) if layout.has_states else None
     loader = PageLoader(actor.run, kv, cache, states)
@@ -85,7 +93,9 @@ class PrefillWorker:
         page_tokens: int,
         completion: Completion,
         after_layer: AfterLayer | None = None,
+        note_draw: NoteDraw = lambda row, generation, began_ns: None,
     ) -> None:
+        """``note_draw`` is told of first tokens."""
         self._config = config
         self._model = model
         self._table = table
@@ -93,6 +103,7 @@ class PrefillWorker:
         self._page_tokens = page_tokens
         self._completion = completion
         self._after_layer = after_layer
+        self._first_tokens = FirstTokens(config, model, table, note_draw)
         self._positions: OrderedDict[tuple[int, int, int], tuple[NDArray[np.int64], int]] = OrderedDict()
 
     def execute(self, plan: Plan) -> Result:
@@ -103,11 +114,16 @@ class PrefillWorker:
             try:
                 specs = [decode_sequence_spec(self._table.read_spec(chunk.row)) for chunk in live]
                 wanted = [at for at, (spec, chunk) in enumerate(zip(specs, live, strict=True)) if _is_read(spec, chunk)]
-                hidden = self._model.prefill(list(map(self._chunk, specs, live)), wanted, self._after_layer)
-                for at, states in zip(wanted, hidden, strict=True):
-                    self._write_logprobs(specs[at], live[at], states)
+                ends = [at for at, (spec, chunk) in enumerate(zip(specs, live, strict=True)) if self._first_tokens.are_due(spec, chunk)]
+                hidden = self._model.prefill(list(map(self._chunk, specs, live)), wanted, self._after_layer, ends)
+                states_of = dict(zip(sorted({*wanted, *ends}), hidden, strict=True))
+                for at in wanted:
+                    self._write_logprobs(specs[at], live[at], states_of[at])
                     if _is_pooled(specs[at], live[at]):
-                        self._write_vector(specs[at], live[at], states)
+                        self._write_vector(specs[at], live[at], states_of[at])
+                if ends:
+                    rows = [(live[at].row, live[at].row_generation, specs[at]) for at in ends]
+                    self._first_tokens.draw(rows, torch.cat([states_of[at][-1:] for at in ends]))
             finally:
                 self._completion.wait()  # also after an error: kernels before it may still be writing pages
         return Done()

@@ -1,8 +1,8 @@
 """The sequence table: one row per live sequence, and the truth about it. A CFG pair is one row with two members.
 
 The controller writes the spec, prompt, block tables, phase, owner and its own state; the decode actor that owns the row appends ids and
-sets the end; all others read. Each word has one writer. A row's contents belong to the generation of the row: a reader that asks
-for another one finds nothing committed and nothing ended.
+sets the end, as prefill may with the first id before there is an owner; all others read. So each word has one writer at a time. A row's
+contents belong to its generation: a reader that asks for another one finds nothing committed and nothing ended.
 """
 
 from collections.abc import Sequence

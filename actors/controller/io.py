@@ -35,6 +35,7 @@ from ...runtime.pools import pools_of
 from ...runtime.process.saved_pages import keep_era, read_era
 from ...runtime.stage_table import InstanceId, instance_id, number_of
 from ...schema.rows import Phase
+from ...shm.doorbell import Ringer
 from ...shm.page_secret import page_secret
 from ...shm.plan_table import PlanTable
 from ...shm.pool import PagePool
@@ -66,12 +67,14 @@ class ControllerIO:
         self.gaps = StepGaps.attach(run)
         self.pools = {name: PagePool.attach(run, name, "grant") for name in pools_of(num_devices, has_states)}
         self.secret = page_secret(run.path)
+        self._bell = Ringer(run, "detokenizer")
         self._run, self._cache = run.path, cache
 
     def close(self) -> None:
         self.table.close()
         self.plans.close()
         self.gaps.close()
+        self._bell.close()
         for pool in self.pools.values():
             pool.close()
 
@@ -123,6 +126,8 @@ class ControllerIO:
                 table.set_prefilled(row, member, num_tokens, slot)
             case SetPhase(row, phase):
                 table.set_phase(row, phase)
+                if phase == Phase.DECODE and table.committed(row, table.phase(row)[0]):
+                    self._bell.ring()  # its text begins now
             case SetOwner(row, decode):
                 table.set_owner(row, None if decode is None else number_of(decode))
             case WritePlan(slot, plan_id, actor, payload):

@@ -7,6 +7,7 @@ from ...models.architecture import ModelConfig
 from ...models.families.item_check import fault_of
 from ...models.families.registry import family_of
 from ...models.media_config import VisionRules
+from ...models.state_layout import state_layout
 from ...runtime.config.runtime_config import RuntimeConfig, is_policy_file
 from ...runtime.config.sections import ObjectiveSection
 from ...runtime.controller.scheduling.budgets import tbt_rule
@@ -64,9 +65,17 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -
         most_pixels=rules.max_pixels if model.vision_rules is not None else 0,
         embedding_cache=config.memory.embedding_cache,
         prefix_cache=config.memory.prefix_cache,
+        first_tokens=draws_first_tokens(config, model),
         positions=partial(_positions, model),
         fault_of=partial(fault_of, model),
     )
+
+
+def draws_first_tokens(config: RuntimeConfig, model: ModelConfig) -> bool:
+    """Return whether prefill draws the first tokens of answers, which then wait for no step: not on a device, where prefill has no
+    sampler; nor with recurrent states, whose log begins behind the prompt; nor with a model that computes nothing."""
+    on_one_cpu = not config.model.on_cuda and config.num_kv_pools == 1
+    return on_one_cpu and state_layout(model) is None and model.null is None
 
 
 def objective_of(config: RuntimeConfig, kind: RequestKind) -> Objective:

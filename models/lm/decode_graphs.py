@@ -107,8 +107,10 @@ class DecodeGraphs:
     def embed(self, ids: Tensor) -> Tensor:
         return self._model.embed(ids)
 
-    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None) -> list[Tensor]:
-        return self._model.prefill(chunks, wanted, after_layer)
+    def prefill(
+        self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None, ends: Collection[int] = ()
+    ) -> list[Tensor]:
+        return self._model.prefill(chunks, wanted, after_layer, ends)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden)

@@ -58,11 +58,14 @@ class Decoder(Protocol):
         """ids int64 [n] -> [n, H] in the model's dtype."""
         ...
 
-    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None) -> list[Tensor]:
+    def prefill(
+        self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None, ends: Collection[int] = ()
+    ) -> list[Tensor]:
         """Write the chunks' K and V; tokens before a chunk's start must have theirs already, unless their chunk comes earlier.
         ``after_layer`` is called between layers.
 
-        Returns the last hidden states [n, H] of the ``wanted`` chunks, given by their indices, in order: input of ``logits``.
+        Returns the last hidden states [n, H] of the ``wanted`` chunks, given by their indices, and [1, H] of the last tokens of those
+        in ``ends``, in order: input of ``logits``. Where only ends are asked for, other tokens stop at the last layer that stores.
         """
         ...
 

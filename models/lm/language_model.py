@@ -9,6 +9,7 @@ from itertools import repeat
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..architecture import ModelConfig
 from ..checkpoint.weights import torch_dtype
@@ -66,7 +67,9 @@ class LanguageModel:
         return rows if self._embedding_scale == 1.0 else rows.mul_(self._embedding_scale)
 
     @torch.inference_mode()
-    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None) -> list[Tensor]:
+    def prefill(
+        self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None, ends: Collection[int] = ()
+    ) -> list[Tensor]:
         spans = [(chunk.start, chunk.start + chunk.embeds.shape[0]) for chunk in chunks]
         for attention in self._attentions:
             attention.begin_prefill(spans, [chunk.block_table for chunk in chunks], [chunk.pictures for chunk in chunks])
@@ -83,9 +86,27 @@ class LanguageModel:
                 after_layer()
         if not wanted:
             self._layers[self._last_owner].mixer.store(normed)
-            return []
+            return self._finish_ends(chunks, sorted(ends), hidden, normed, inputs) if ends else []
         parts = torch.split(normed, [chunk.embeds.shape[0] for chunk in chunks])
-        return [parts[index] for index in sorted(wanted)]
+        return [parts[index] if index in wanted else parts[index][-1:] for index in sorted({*wanted, *ends})]
+
+    def _finish_ends(
+        self, chunks: list[Chunk], ends: list[int], hidden: Tensor, normed: Tensor, inputs: Iterator[Tensor | None]
+    ) -> list[Tensor]:
+        """Take the last tokens of these chunks through the layers from the last one that stores on, as a step does. Texts end in them,
+        so no picture sees them and nothing is added to them."""
+        assert self._delta is None, "a step appends to the log of a recurrent state, which begins behind the prompt"
+        lengths = [chunk.start + chunk.embeds.shape[0] for chunk in chunks]
+        tables = pad_sequence([chunks[index].block_table for index in ends], batch_first=True)
+        for attention in self._attentions:
+            attention.begin_decode(torch.tensor([lengths[index] for index in ends]), tables)
+        self._operations.begin(torch.cat([chunks[index].positions[:, -1:] for index in ends], 1))
+        last = torch.tensor([chunk.embeds.shape[0] for chunk in chunks]).cumsum(0)[ends] - 1
+        hidden, normed = hidden[last], normed[last]
+        for layer in self._layers[self._last_owner :]:
+            part = next(inputs)
+            normed = layer.finish(layer.mixer.decode(normed), hidden, inputs=None if part is None else part[last])
+        return list(torch.split(normed, 1))
 
     @torch.inference_mode()
     def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor, states: StateRows | None = None) -> Tensor:

@@ -22,9 +22,11 @@ class NullModel:
     def embed(self, ids: Tensor) -> Tensor:
         return torch.zeros(ids.shape[0], self._config.language.hidden_size)
 
-    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None) -> list[Tensor]:
+    def prefill(
+        self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None, ends: Collection[int] = ()
+    ) -> list[Tensor]:
         time.sleep(self._times.prefill_token_ms / 1e3 * sum(chunk.embeds.shape[0] for chunk in chunks))
-        return [chunks[index].embeds for index in sorted(wanted)]
+        return [chunks[index].embeds if index in wanted else chunks[index].embeds[-1:] for index in sorted({*wanted, *ends})]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return torch.zeros(hidden.shape[0], self._config.language.vocab_size)

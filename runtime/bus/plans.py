@@ -162,7 +162,7 @@ class PrefillChunk(TokenChunk, frozen=True):
 
 
 class Prefill(ChunkPlan, frozen=True):
-    """prefill: one forward over these chunks. Prefill never samples."""
+    """prefill: one forward over these chunks. One that ends a plain row's prompt draws the first token (``decode.first_tokens``)."""
 
     STAGE = "prefill"
     KIND = PlanKind.PREFILL

@@ -38,6 +38,9 @@ class Kind(enum.IntEnum):
     # video, encoder, prefill, decode
     PLAN = 10  # slice. key plan id, a see ``pack_plan``, b units (bytes, rows or tokens), c ns in the actor's queue
 
+    # prefill
+    FIRST_TOKEN = 15  # slice: an answer's first token was drawn and committed. key row, a row generation
+
     # decode
     STEP = 20  # slice. key step, a rows, b ``pack_pair`` of rows that ended in it and tokens, c rows that are members
     ROW_ENDED = 21  # key row, a row generation, b end code

@@ -25,11 +25,13 @@ _SAID = frozenset({Kind.FIRST_TEXT, Kind.OVER})
 
 @dataclass(slots=True)
 class FollowedRequest:
-    """A request with its plans. ``first``: None before its first text."""
+    """A request with its plans. ``first``: None before its first text. ``drawn``: begin and end of the draw of its first token, where
+    prefill makes that."""
 
     span: RequestSpan
     plans: dict[int, PlanSpan] = field(default_factory=dict)
     first: FirstText | None = None
+    drawn: tuple[int, int] | None = None
 
 
 class RequestFollower:
@@ -85,6 +87,9 @@ class RequestFollower:
         if record.kind is Kind.STEP:
             insort(self._steps, (record.time_ns, record.end_ns))
             del self._steps[:-NUM_STEPS]
+        elif record.kind is Kind.FIRST_TOKEN:
+            if (request := self._requests.get(self._spans.rows.get((record.key, record.a), 0))) is not None:
+                request.drawn = record.time_ns, record.end_ns
         elif (plan := self._plans.add(record)) is not None:
             for key in (record.key,) if record.kind is Kind.PLAN_REQUEST else plan.requests:
                 if (request := self._requests.get(key)) is not None:
@@ -106,17 +111,18 @@ class RequestFollower:
 
     def _say(self, request: FollowedRequest, record: FlightRecord) -> None:
         if record.kind is Kind.FIRST_TEXT and request.first is None:
-            request.first = FirstText(*self._first_step(request.span, record.time_ns), record.time_ns)
+            request.first = FirstText(*self._first_step(request, record.time_ns), record.time_ns)
             self._on_first_text(request)
         elif record.kind is Kind.OVER and self._requests.pop(record.key, None) is not None:
             del self._spans.spans[record.key]
             self._on_over(request, record.time_ns)
 
-    def _first_step(self, span: RequestSpan, until_ns: int) -> tuple[int, int]:
-        """Begin and end of the first step of decode with the request; an empty one at its first text if none is known."""
-        begins = [stage.begin_ns for stage in span.stages if stage.name == "decoding" and stage.begin_ns <= until_ns]
+    def _first_step(self, request: FollowedRequest, until_ns: int) -> tuple[int, int]:
+        """Begin and end of the draw of its first token, or of the first step of decode with the request; an empty one at its first text
+        if none is known."""
+        begins = [stage.begin_ns for stage in request.span.stages if stage.name == "decoding" and stage.begin_ns <= until_ns]
         number = bisect_left(self._steps, (max(begins, default=until_ns), 0))
-        begin_ns, end_ns = self._steps[number] if number < len(self._steps) else (until_ns, until_ns)
+        begin_ns, end_ns = request.drawn or (self._steps[number] if number < len(self._steps) else (until_ns, until_ns))
         return min(begin_ns, until_ns), min(end_ns, until_ns)
 
     def _forget(self) -> None:

@@ -154,6 +154,8 @@ def _describe(record: FlightRecord, plans: dict[int, PlanSpan], requests: dict[i
         case Kind.STEP:
             ended, tokens = unpack_pair(record.b)
             return "step", {"step": record.key, "rows": record.a, "tokens": tokens, "ended": ended, "members": record.c}
+        case Kind.FIRST_TOKEN:
+            return "first token", {"row": record.key}
         case Kind.TEXT:
             return "text", {}
         case Kind.TICK:

@@ -43,7 +43,9 @@ class Counting:
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(ids), 1)
 
-    def prefill(self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None) -> list[torch.Tensor]:
+    def prefill(
+        self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None, ends: Collection[int] = ()
+    ) -> list[torch.Tensor]:
         return [chunks[index].embeds for index in wanted]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

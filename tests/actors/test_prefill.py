@@ -171,7 +171,7 @@ def test_positions_behind_an_image_go_on_after_the_prompt(run: RunDirectory, tin
             return torch.zeros(len(ids), tiny[0].language.hidden_size)
 
         def prefill(
-            self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None
+            self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None, ends: Collection[int] = ()
         ) -> list[torch.Tensor]:
             seen.extend(chunks)
             return []
@@ -233,7 +233,7 @@ def test_in_bfloat16_embedding_rows_are_what_was_written(run: RunDirectory, tiny
     media, rows = bench.image(3, 6, 6)
     bench.embeddings.scatter_rows(rows.source.pages, values.view(torch.uint8).numpy())
     seen: list[Chunk] = []
-    bench.model.prefill = lambda chunks, wanted, after_layer: seen.extend(chunks) or []  # type: ignore[method-assign]
+    bench.model.prefill = lambda chunks, *_: seen.extend(chunks) or []  # type: ignore[method-assign]
     row = bench.place(bench.ids(20), spans=[media])
     bench.grant_all(row)
     bench.prefill(row, 8, [rows])

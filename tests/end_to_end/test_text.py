@@ -1,6 +1,7 @@
 """Text through all processes: every greedy token is transformers' argmax, however requests are batched and chunked."""
 
 import json
+import signal
 import threading
 from typing import Any
 from urllib.request import Request, urlopen
@@ -39,6 +40,24 @@ def test_sixteen_at_once(server: Server, oracle: Oracle) -> None:
         oracle.check_greedy(oracle.inputs(ask(prompt)), ids)
     assert len(answers) == 16
     server.wait_until_empty()
+
+
+def test_the_first_text_does_not_wait_for_decode(server: Server, oracle: Oracle) -> None:
+    """It comes while decode is stopped, and so does an answer of one token; then decode goes on behind it."""
+    how = {"temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True, "cache_salt": "stopped"}}
+    ids: list[int] = []
+    server.kill("decode", signal.SIGSTOP)
+    try:
+        stream = server.stream(QUESTIONS[1], **how)
+        while not ids:
+            ids += getattr(next(stream).choices[0], "token_ids", None) or []
+        assert len(ids) == 1 and server.chat(QUESTIONS[1], max_tokens=1, **how)[1] == ids
+    finally:
+        server.kill("decode", signal.SIGCONT)
+    for chunk in stream:
+        ids += getattr(chunk.choices[0], "token_ids", None) or [] if chunk.choices else []
+    assert len(ids) == 24
+    oracle.check_greedy(oracle.inputs(ask(QUESTIONS[1])), ids)
 
 
 def test_stream_and_whole_answer_are_equal(server: Server) -> None:

@@ -96,6 +96,30 @@ def test_prompts_end_at_the_last_layer_with_keys_of_its_own(tmp_path: Path) -> N
 
 
 @torch.inference_mode()
+def test_the_ends_of_prompts_go_through_all_layers(tmp_path: Path) -> None:
+    """Of two chunks in one forward: the hidden states that they have where those of all tokens are wanted, and the same pages."""
+    save(tmp_path)
+    config = load_model_config(tmp_path, dtype="float32")
+    weights, ids = read_weights(tmp_path, config), torch.randint(0, 300, (60,), generator=torch.Generator().manual_seed(1))
+    places, states, pools = torch.arange(60).expand(3, -1), [], []
+    for wanted, ends in (([0, 1], []), ([], [0, 1]), ([0], [1])):
+        kv = torch.zeros(16, config.kv_page_bytes(PAGE_TOKENS), dtype=torch.uint8)
+        lm = LanguageModel(config, weights, kv, PAGE_TOKENS)
+        lm.prefill([Chunk(lm.embed(ids[:40]), places[:, :40], 0, torch.arange(8), ids=ids[:40])])
+        chunks = [
+            Chunk(lm.embed(ids[40:]), places[:, 40:], 40, torch.arange(8), ids=ids[40:]),
+            Chunk(lm.embed(ids[:33]), places[:, :33], 0, torch.arange(8, 13), ids=ids[:33]),
+        ]
+        found = lm.prefill(chunks, wanted, ends=ends)
+        assert [len(part) for part in found] == [20 if 0 in wanted else 1, 33 if 1 in wanted else 1]
+        states.append(torch.cat([part[-1:] for part in found]))
+        pools.append(kv.view(torch.float32))
+    for state, pool in zip(states[1:], pools[1:], strict=True):
+        close(state, states[0])
+        torch.testing.assert_close(pool, pools[0], atol=1e-5, rtol=1e-4)
+
+
+@torch.inference_mode()
 def test_a_checkpoint_with_towers_is_served_as_text(tmp_path: Path) -> None:
     """Names of both spellings; and a placeholder of media has the inputs of padding, whatever its embedding is."""
     import transformers

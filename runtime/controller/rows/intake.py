@@ -252,6 +252,9 @@ def set_layout(
 ) -> None:
     """Set the fields derived from the expansion; also after a recovery."""
     request.kv.prepare(tuple(map(len, prompts)))
+    sampling = request.spec.generation.sampling
+    is_plain = len(prompts) == 1 and not sampling.grammar and request.spec.generation.pooling is None
+    request.answer.begin_in_prefill(state.limits.first_tokens and is_plain and not request.spec.is_prefill_only)
     if shapes:
         request.media.lay_out(_tracker(starts, shapes, state.limits))
     _set_keys(state, request, prompts, [MediaSpan(start, shape) for start, shape in zip(starts, shapes, strict=True)])

@@ -246,7 +246,10 @@ def admit_to_decode(state: ControllerState) -> None:
     prepare = Phase.PREPARE
     for request in state.touched():
         if _is_prepared(request) if request.phase == prepare else is_orphan(request):
-            if request.kv_pool in able_pools(state, "decode"):
+            if request.lacks_first_token:
+                request.answer.begin_in_prefill(False)
+                preempt(state, request)
+            elif request.kv_pool in able_pools(state, "decode"):
                 _take_spare(state, request)
                 hand_over(state, request)
             else:

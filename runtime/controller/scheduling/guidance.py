@@ -23,7 +23,7 @@ def num_pages(num_tokens: int, page_tokens: int) -> int:
 
 
 def prefill_targets(lengths: Lengths, num_committed: int) -> Lengths:
-    """Return the tokens per member to prefill before decode: all except the last, which is decode's first input.
+    """Return the tokens per member to prefill before decode, where prefill draws nothing: all except the last, decode's first input.
 
     ``num_committed`` > 0 after a preemption: the generated tokens are prefilled again, after each member's prompt.
     """

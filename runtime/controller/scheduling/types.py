@@ -108,6 +108,7 @@ class Limits:
     spare_ahead_s: float = 6.0  # while half of the pool is free: the start of a controller takes up to 4.7 s on a busy machine
     embedding_cache: bool = True  # media of equal content are analysed and encoded once
     prefix_cache: bool = False
+    first_tokens: bool = False  # prefill draws them where it can: see ``Answer.begins_in_prefill``
     snapshot_tokens: int = 256  # least between the first snapshots of a prompt: a copy of its states is worth that
     learnt_tokens: int = 1024  # that a prompt has in common with others behind its last snapshot: it leaves one there
     positions: Positions = indices

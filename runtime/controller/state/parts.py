@@ -304,6 +304,7 @@ class Answer:
     ids: list[int] = field(default_factory=list)  # of the committed ones; those that have been read
     end_code: int = 0
     counts_known: bool = True  # ``committed`` has been read since decode dropped the row
+    begins_in_prefill: bool = False  # prefill, which computes the prompt's last token too, draws the first one of the answer
     rate: float = 0.0  # tokens/s, measured
     window: tuple[float, int] | None = None  # (time, committed) at the start of the measurement
 
@@ -329,6 +330,10 @@ class Answer:
     def note_counts(self, are_known: bool) -> None:
         """The count is the final one of decode's last membership, or may not be."""
         self.counts_known = are_known
+
+    def begin_in_prefill(self, begins: bool) -> None:
+        """Prefill draws the first token, or decode does."""
+        self.begins_in_prefill = begins
 
     def begin_window(self, now: float) -> None:
         self.window = now, self.committed

@@ -279,7 +279,21 @@ class Request:
 
     @property
     def targets(self) -> Lengths:
-        return self.kv.lengths if self.spec.generation.pooling is not None else prefill_targets(self.kv.lengths, self.answer.committed)
+        if self.spec.generation.pooling is not None or self.begins_in_prefill:
+            return self.kv.lengths
+        return prefill_targets(self.kv.lengths, self.answer.committed)
+
+    @property
+    def begins_in_prefill(self) -> bool:
+        """True if prefill is to compute the prompt's last token, and draw the one behind it. Where all before it is there already, say
+        from a cache, decode computes it with the tokens of other rows."""
+        return self.answer.begins_in_prefill and not self.answer.committed and self.kv.prefilled[0] != self.kv.lengths[0] - 1
+
+    @property
+    def lacks_first_token(self) -> bool:
+        """True if all of its prompt is prefilled, by a prefill of an earlier version, which drew nothing."""
+        answer = self.answer
+        return answer.begins_in_prefill and not answer.committed and self.kv.prefilled[0] == self.kv.lengths[0]
 
     @property
     def is_prefilled(self) -> bool:

@@ -146,9 +146,11 @@ class World:
         has_states: bool = False,
         sees_pictures: bool = False,
         routing: Routing = "least_load",
+        first_tokens: bool = False,
     ) -> None:
         """``crowded``: much less memory than work: preemption and eviction all the time. Without ``faults`` others bring them.
-        ``has_states``: the model has recurrent states. ``sees_pictures``: a chunk has all of a picture, or none."""
+        ``has_states``: the model has recurrent states. ``sees_pictures``: a chunk has all of a picture, or none. ``first_tokens``:
+        prefill draws them, where there is one device."""
         self.random = rng
         self.now = 1000.0
         self.crowded = crowded
@@ -182,6 +184,7 @@ class World:
             positions=positions,
             routing=routing,
             sees_pictures=sees_pictures,
+            first_tokens=first_tokens and not devices,
         )
         if has_states:
             self.limits = with_states(rng, self.limits)
@@ -240,7 +243,7 @@ class World:
         self.num_crashes = self.num_preempted = self.num_evicted = self.num_cached = self.num_loaded = self.num_loaded_segments = (
             self.num_fetched
         ) = 0
-        self.num_transferred = self.num_loaded_states = 0
+        self.num_transferred = self.num_loaded_states = self.num_first_tokens = 0
 
     # ------------------------------------------------------------------------------------------------ plumbing
 
@@ -546,6 +549,9 @@ class World:
         stages = ("video", "encoder") if self.states is None else ("video", "encoder", "prefill")
         if stage_of(name) in stages and process.step is not None:
             self.finish_writes(process.step, self.random.random())  # some of it was written
+        if self.limits.first_tokens and stage_of(name) == "prefill" and process.step is not None and self.random.random() < 0.5:
+            self.finish_writes(process.step, 1.0)  # all of it was, and nobody was told
+            self.draw_first_tokens(process.step[0])
         if self.states is not None and stage_of(name) == "decode" and process.step is not None:
             writes = [write for made in process.step for write in made[2]]
             self.finish_writes((None, writes, None, False), self.random.random())
@@ -583,6 +589,7 @@ class World:
                     self.crash(name, process, crashed=True)
                     return
                 result = self.finish_writes(process.step, 1.0)
+                self.draw_first_tokens(command)
                 process.step = None
                 done = m.PlanDone(name, process.generation, command.plan_id, 0.01, result)
                 process.done[command.plan_id] = done
@@ -603,6 +610,23 @@ class World:
                 continue
             process.step = (command, *self.begin(plan, self.kv_of(name)), self.is_poisonous(plan))
             return
+
+    def draw_first_tokens(self, command: m.Run) -> None:
+        """What prefill does once a plan is written: first tokens are committed, unless they were."""
+        payload = self.plans.read(command.slot, command.plan_id)
+        plan = None if payload is None else p.decode_plan(payload)
+        for chunk in plan.chunks if self.limits.first_tokens and isinstance(plan, p.Prefill) else ():
+            place = chunk.row, chunk.row_generation
+            if self.table.phase(chunk.row)[0] != chunk.row_generation or self.table.committed(*place):
+                continue
+            spec = m.decode_sequence_spec(self.table.read_spec(*place))
+            wanted = self.wanted[spec.key]
+            is_plain = not spec.num_companion_tokens and spec.generation.pooling is None and spec.max_new_tokens > 0
+            if is_plain and chunk.end == spec.num_prompt_tokens:
+                self.num_first_tokens += 1
+                self.table.commit(*(np.array([value]) for value in (*place, wanted.token(0))))
+                if wanted.eos_at == 1 or spec.max_new_tokens == 1:
+                    self.table.set_end(*place, EndCode.STOP if wanted.eos_at == 1 else EndCode.LENGTH)
 
     def is_poisonous(self, plan: p.Plan) -> bool:
         """Whether the worker dies of this plan."""
@@ -692,7 +716,8 @@ class World:
         era = self.era(chunk.row)
         values = self.kv.values(self.wanted[spec.key].spec, spec, chunk.member, tokens, era)
         pages = self.table.prefill_pages(chunk.row, chunk.member).tolist()
-        assert chunk.end <= len(tokens) - (spec.generation.pooling is None), "the last token is decode's"
+        draws = self.limits.first_tokens and chunk.end == spec.num_prompt_tokens and not spec.num_companion_tokens
+        assert chunk.end <= len(tokens) - (spec.generation.pooling is None and not draws), "the last token is decode's"
         self.computed.setdefault((chunk.row, generation), set()).update(range(chunk.start, chunk.end))
         media = {}
         for span in chunk.spans:

@@ -162,6 +162,53 @@ def test_a_text_request() -> None:
     assert sent(effects, m.Released) == [m.Released(3, KEY)] and driver.is_empty
 
 
+def test_prefill_draws_the_first_token() -> None:
+    """Its chunk ends where the prompt does; decode gets the row once the token has been read, and an answer of one token not at all."""
+    driver = Driver(first_tokens=True)
+    driver.submit(text())
+    assert driver.plan("prefill")[1] == p.Prefill([p.PrefillChunk(0, 1, 0, 0, 6, [])])
+    driver.counts[0] = (1, 0)
+    effects = driver.done("prefill")
+    assert index(effects, SetPrefilled) < index(effects, SetPhase) < index(effects, m.Admit)
+    assert driver.state.rows[0] is not None and driver.state.rows[0].answer.committed == 1
+    driver.submit(text(max_new=1), OTHER_KEY)
+    driver.counts[1] = (1, 2)
+    effects = driver.done("prefill")
+    assert phases(effects) == [Phase.DECODE] and not sent(effects, m.Admit), "the detokenizer finds its end"
+    effects = driver.receive("gateway", m.Delivered(1, OTHER_KEY)).tick()
+    assert phases(effects) == [Phase.ENDING, Phase.FREE]
+
+
+def test_a_prefill_of_an_earlier_version_draws_nothing() -> None:
+    """The row is prefilled again, but for its last token, which is decode's."""
+    driver = Driver(first_tokens=True)
+    driver.submit(text())
+    driver.done("prefill")
+    driver.tick()
+    assert driver.plan("prefill")[1] == p.Prefill([p.PrefillChunk(0, 1, 0, 0, 5, [])])
+    assert sent(driver.done("prefill"), m.Admit)
+
+
+@pytest.mark.parametrize("what", ["companion", "grammar", "prefill alone", "no answer"])
+def test_who_gets_the_first_token_from_decode(what: str) -> None:
+    driver = Driver(first_tokens=True)
+    spec = text(companion_ids=[5, 6, 7]) if what == "companion" else text(max_new=0 if what == "no answer" else 4)
+    if what == "grammar":
+        spec = spec.asking(sampling=m.Sampling(grammar="a"))
+    driver.submit(spec.asking(pooling="last") if what == "prefill alone" else spec)
+    plan = driver.plan("prefill")[1]
+    assert isinstance(plan, p.Prefill) and plan.chunks[0].end == (6 if what == "prefill alone" else 5)
+
+
+def test_a_prompt_that_a_cache_has_but_for_its_last_token_needs_no_prefill() -> None:
+    driver = Driver(first_tokens=True, prefix_cache=True)
+    for key in (KEY, OTHER_KEY):
+        driver.submit(text(9), key)
+        driver.counts[key - KEY] = (1, 0)
+        assert key == OTHER_KEY or driver.done("prefill")
+    assert not driver.state.plans and driver.state.rows[1] is not None and driver.state.rows[1].phase == Phase.DECODE
+
+
 def test_an_image_request() -> None:
     driver = Driver()
     (granted,) = sent(driver.submit(image()), m.Granted)

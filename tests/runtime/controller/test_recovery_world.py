@@ -48,10 +48,11 @@ def live_through(
     repeats_media: bool = False,
     sees_pictures: bool = False,
     several_videos: bool = False,
+    first_tokens: bool = False,
 ) -> World:
-    rng, routing = random.Random(seed), ROUTINGS.get(seed % 8, "least_load")
-    layouts = SEVERAL_VIDEOS if several_videos else ()
-    world = World(rng, place, seed % 3 == 0, layouts=layouts, has_states=has_states, sees_pictures=sees_pictures, routing=routing)
+    kind = {"has_states": has_states, "sees_pictures": sees_pictures, "first_tokens": first_tokens}
+    layouts, routing = SEVERAL_VIDEOS if several_videos else (), ROUTINGS.get(seed % 8, "least_load")
+    world = World(random.Random(seed), place, crowded=seed % 3 == 0, layouts=layouts, routing=routing, **kind)
     try:
         rng = world.random
         num_requests, end_s = rng.randint(6, 12) if world.crowded else rng.randint(1, 12), world.now + STORM_S
@@ -75,8 +76,9 @@ def live_through(
 
 def test_everything_completes_whatever_dies(place: Path) -> None:
     check_reach([survive(seed, place) for seed in range(NUM_KNOWN)])
+    assert sum(survive(seed, place, first_tokens=True).num_first_tokens for seed in (11, 12, 15, 16)) > 2
     for seed in new_seeds():
-        survive(seed, place)
+        survive(seed, place, first_tokens=seed % 2 == 0)
 
 
 def test_recurrent_states_survive_whatever_dies(place: Path) -> None:

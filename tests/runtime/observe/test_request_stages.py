@@ -196,6 +196,24 @@ def test_requests_with_lost_records_are_left_out(run: RunDirectory, writers: dic
     assert seen.stages == [EXPECTED], "the next one is whole"
 
 
+def test_prefill_may_draw_the_first_token(run: RunDirectory, writers: dict[str, FlightWriter]) -> None:
+    """Then no step of decode made it, not even one that began before the text was there."""
+    seen = Seen()
+    gateway, controller, prefill = (writers[name] for name in ("gateway", "controller", "prefill"))
+    with closing(RequestFollower(run, ACTORS, NOW, seen.first_text, seen.over)) as follower:
+        gateway.record(Kind.RECEIVED, 100 * MS, 0, KEY, 1, 2)
+        controller.record(Kind.SUBMITTED, 101 * MS, 0, KEY, 9, 0)
+        controller.record(Kind.ROW, 102 * MS, 0, KEY, ROW, 1)
+        prefill.record(Kind.FIRST_TOKEN, 108 * MS, 1 * MS, ROW, 1)
+        prefill.record(Kind.FIRST_TOKEN, 108 * MS, 1 * MS, ROW + 1, 1)
+        controller.record(Kind.PHASE, 110 * MS, 0, KEY, ROW, 1, Phase.DECODE)
+        writers["decode"].record(Kind.STEP, 111 * MS, 9 * MS, 2, 2)
+        gateway.record(Kind.FIRST_TEXT, 112 * MS, 0, KEY)
+        follower.look()
+        follower.look()
+    assert seen.stages == [{"admission": 2, "first_step_queue": 6, "first_step": 1, "text": 3}]
+
+
 def test_a_step_may_be_recorded_after_its_text(run: RunDirectory, writers: dict[str, FlightWriter]) -> None:
     """decode records a step at its end, and others are quicker than that."""
     seen = Seen()

@@ -69,6 +69,8 @@ class PrefillKind(Kind[Prefill]):
             if request is None or request.record.evicting or not request.kv.advance(chunk.member, chunk.start, chunk.end):
                 continue
             take_state(state, request, chunk.member)
+            if request.lacks_first_token:
+                state.note_counts(request, False)  # it has one now: this turn's tick reads it
             state.emit(SetPrefilled(request.row, chunk.member, chunk.end, request.kv.slots[chunk.member]))
             if chunk.spans and release_consumed(state, request):
                 state.save(request)
