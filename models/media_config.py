@@ -27,12 +27,13 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     patch_bias: bool = False  # of the projection of patches
     patch_norm: bool = False  # an RMSNorm behind it
     position_side: int = 0  # of the square table of learned positions; 0: there is none
-    positions: Literal["bilinear", "bicubic"] = "bilinear"  # between them: corners of frame and table meet, or edges do
+    positions: Literal["bilinear", "bilinear_edges", "bicubic"] = "bilinear"  # corners of frame and table meet, else their edges
     deepstack_blocks: tuple[int, ...] = ()  # behind which rows for the decoder's first layers are taken
     biases: bool = True  # of the blocks' projections
     split_qkv: bool = False  # the tower has three projections in place of a fused one
     norm_eps: float = 1e-6
     qk_norm: bool = False  # an RMSNorm of each query head and key head
+    merger_norm: bool = False  # a LayerNorm before the merger's matrices, besides the tower's
     merger_size: int = 0  # width of a SwiGLU that ends the merger, behind a convolution and a projection; 0: two matrices are all
 
 

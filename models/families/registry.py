@@ -56,6 +56,7 @@ FAMILIES: dict[str, Entry] = {
     "internvl": Entry(lambda: import_module(".internvl", __package__), ("internvl",)),
     "lighton_ocr": Entry(lambda: import_module(".pixtral", __package__).LIGHTON_OCR, ("lighton_ocr",)),
     "mistral3": Entry(lambda: import_module(".pixtral", __package__).MISTRAL3, ("mistral3",)),
+    "paddleocr_vl": Entry(lambda: import_module(".paddleocr_vl", __package__), ("paddleocr_vl",)),
     "llava": Entry(lambda: import_module(".llava", __package__).LLAVA, ("llava",)),
     "llava_next": Entry(lambda: import_module(".llava", __package__).LLAVA_NEXT, ("llava_next",)),
     "llava_onevision": Entry(lambda: import_module(".llava.onevision", __package__).LLAVA_ONEVISION, ("llava_onevision",)),

@@ -35,7 +35,6 @@ class VitConfig(VisionConfig, frozen=True, kw_only=True):
     has_last_norm: bool = True  # behind them
     has_scales: bool = False  # of what each half of a layer adds, by column
     has_joint_norms: bool = False  # RMSNorms of all query heads together, and of all key heads
-    merger_norm: bool = False  # a LayerNorm before the merger's matrices
     merger_depth: int = 1  # matrices, with GELU between them
     merger_bias: bool = False
 

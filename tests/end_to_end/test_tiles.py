@@ -17,9 +17,9 @@ from mmrt.tests.end_to_end.conftest import Server, also_slow, launching
 from mmrt.tests.end_to_end.oracle import check_argmax
 from mmrt.tests.end_to_end.test_embedding_cache import KNOWN, Asked, work
 from mmrt.tests.end_to_end.test_media import image_part, num_prompt_tokens, picture, text, video
+from mmrt.tests.models.picture_families import PICTURE_FAMILIES
 from mmrt.tests.models.test_internvl import processor_of as internvl_processor
 from mmrt.tests.models.test_pixtral import processor_of as pixtral_processor
-from mmrt.tests.models.tiled_families import TILED
 from mmrt.tests.models.whole_prompts import bicubic
 from mmrt.tests.settings import ImportedLater
 
@@ -34,7 +34,7 @@ def smolvlm(checkpoint: Path) -> Any:
 
 
 PROCESSORS = {"smolvlm": smolvlm, "internvl": internvl_processor, "lighton_ocr": pixtral_processor, "mistral3": pixtral_processor}
-PROCESSORS |= {family: tiled.processor_of for family, tiled in TILED.items()}
+PROCESSORS |= {name: family.processor_of for name, family in PICTURE_FAMILIES.items()}
 
 
 class TiledOracle:
@@ -81,7 +81,10 @@ class TiledOracle:
         """Each id is the argmax of its prefix, nearly."""
         prompt = inputs["input_ids"]
         forced = torch.cat((prompt, torch.tensor([ids[:-1]], dtype=torch.long)), 1)
-        logits = self.model(**{**inputs, "input_ids": forced, "attention_mask": torch.ones_like(forced)}).logits
+        inputs = {**inputs, "input_ids": forced, "attention_mask": torch.ones_like(forced)}
+        if (kinds := inputs.get("mm_token_type_ids")) is not None:
+            inputs["mm_token_type_ids"] = torch.nn.functional.pad(kinds, (0, len(ids) - 1))
+        logits = self.model(**inputs).logits
         check_argmax(logits[0, prompt.shape[1] - 1 :].float(), ids)
 
 

@@ -326,6 +326,7 @@ def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
                 "lighton_ocr": "LightOnOcrForConditionalGeneration",
                 "mistral3": "Mistral3ForConditionalGeneration",
                 "internvl": "InternVLForConditionalGeneration",
+                "paddleocr_vl": "PaddleOCRVLForConditionalGeneration",
                 "llava_next": "LlavaNextForConditionalGeneration",
                 "llava_onevision": "LlavaOnevisionForConditionalGeneration",
                 "gemma4": "Gemma4ForConditionalGeneration",

@@ -1,4 +1,4 @@
-"""LLaVA-1.5, LLaVA-NeXT and LLaVA-OneVision beside transformers: what ``test_tiled_families`` does not show of all families."""
+"""LLaVA-1.5, LLaVA-NeXT and LLaVA-OneVision beside transformers: what ``test_picture_families`` does not show of all families."""
 
 import json
 import shutil

@@ -21,7 +21,7 @@ from mmrt.models.towers.interface import TowerInput
 from mmrt.runtime.config.sections import MediaSection
 from mmrt.schema.media import MediaOptions, MediaSpan
 from mmrt.tests.models.conftest import Loaded, Prompt
-from mmrt.tests.models.tiled_families import llava_onevision
+from mmrt.tests.models.picture_families import llava_onevision
 from mmrt.tests.models.whole_prompts import check_greedy_tokens, check_logits_in_cuts, edited
 from mmrt.tests.settings import ImportedLater
 

@@ -55,6 +55,8 @@ def vision_specs(vision: VisionConfig) -> Iterator[TensorSpec]:
     mergers = {"vision.merger": hidden, **{f"vision.deepstack_merger_list.{i}": merged for i in range(len(vision.deepstack_blocks))}}
     for merger, normed in mergers.items():
         yield from _norm(vision, f"{merger}.ln_q", normed)
+        if vision.merger_norm:
+            yield from _norm(vision, f"{merger}.pre_norm", normed)
         yield from linear(f"{merger}.mlp.0", merged, merged)
         yield from linear(f"{merger}.mlp.2", vision.out_hidden_size, merged)
 

@@ -94,7 +94,7 @@ def _taps(places: NDArray[np.int64], size: tuple[int, int], config: VisionConfig
     side = config.position_side
     if not side:
         return np.empty((0, 4), np.int64), np.empty((0, 4), np.float32)
-    around = _between_corners if config.positions == "bilinear" else _between_edges
+    around = _AROUND[config.positions]
     (rows, row_weights), (columns, column_weights) = (around(places[:, axis], size[axis], side) for axis in (0, 1))
     taps = rows[:, :, None] * side + columns[:, None, :]
     weights = row_weights[:, :, None] * column_weights[:, None, :]
@@ -104,6 +104,14 @@ def _taps(places: NDArray[np.int64], size: tuple[int, int], config: VisionConfig
 def _between_corners(place: NDArray[np.int64], length: int, side: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """On one axis the two entries around each of ``length`` places, where the first and the last are the table's."""
     exact = place.astype(np.float32) * np.float32(side - 1) / np.float32(max(length - 1, 1))
+    lower = np.floor(exact)
+    share, index = exact - lower, lower.astype(np.int64)
+    return np.stack((index, np.minimum(index + 1, side - 1)), 1), np.stack((1 - share, share), 1)
+
+
+def _within_edges(place: NDArray[np.int64], length: int, side: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """As ``_between_corners``, where the first and the last place are as far from the edges as the table's entries are from its own."""
+    exact = np.clip((place + 0.5) / length * side - 0.5, 0, side - 1).astype(np.float32)
     lower = np.floor(exact)
     share, index = exact - lower, lower.astype(np.int64)
     return np.stack((index, np.minimum(index + 1, side - 1)), 1), np.stack((1 - share, share), 1)
@@ -119,3 +127,6 @@ def _between_edges(place: NDArray[np.int64], length: int, side: int) -> tuple[ND
     far = ((distance - 5) * distance + 8) * _CUBIC * distance - 4 * _CUBIC
     index = np.clip(lower.astype(np.int64)[:, None] + np.arange(-1, 3), 0, side - 1)
     return index, np.where(distance <= 1, near, far).astype(np.float32)
+
+
+_AROUND = {"bilinear": _between_corners, "bilinear_edges": _within_edges, "bicubic": _between_edges}

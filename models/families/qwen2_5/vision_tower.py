@@ -25,7 +25,7 @@ from .vision_operations import Norm, TorchVisionOperations, VisionOperations, la
 
 _ROPE_THETA = 10_000.0
 _QUICK = 1.702
-_MERGER_EPSILON = 1e-5  # of a gated merger's norm, whatever the configuration says
+_MERGER_EPSILON = 1e-5  # of a merger's own norm, whatever the configuration says
 
 
 class VisionTower:
@@ -110,9 +110,12 @@ class _Merger:
 
     def __init__(self, weights: dict[str, Tensor], name: str) -> None:
         self._first, self._second = (Linear.of(weights, f"{name}.mlp.{i}") for i in (0, 2))
+        self._norm = Norm.of(weights, f"{name}.pre_norm") if f"{name}.pre_norm.weight" in weights else None
 
     def __call__(self, normed: Tensor, _: VisionOperations) -> Tensor:
         """[tokens, merge_size ** 2 x hidden] -> [tokens, out_hidden]."""
+        if (norm := self._norm) is not None:
+            normed = layer_norm(normed.view(-1, len(norm.weight)), norm, _MERGER_EPSILON).view(normed.shape)
         return self._second(F.gelu(self._first(normed)))
 
 

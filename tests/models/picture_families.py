@@ -1,4 +1,4 @@
-"""Families that cut pictures into tiles, as ``test_tiled_families`` and the runs of ``end_to_end/test_tiles`` know them: the processor
+"""Families that see pictures, as ``test_picture_families`` and the runs of ``end_to_end/test_tiles`` know them: the processor
 of transformers, and what differs between them."""
 
 import json
@@ -14,7 +14,7 @@ transformers: Any = ImportedLater("transformers")
 Sizes = tuple[tuple[int, int], ...]
 
 
-class Tiled(NamedTuple):
+class PictureFamily(NamedTuple):
     """``processor_of`` a checkpoint, with the Pillow form of its image processor. ``pictures``: heights and widths around each border
     of the rules. ``spellings``: of the names that a saved checkpoint has, those that other files have in their place."""
 
@@ -51,6 +51,12 @@ def llava_onevision(checkpoint: Path) -> Any:
         return transformers.LlavaOnevisionProcessor(images, tokenizer, **options)
 
 
+def paddleocr_vl(checkpoint: Path) -> Any:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    images = _images(checkpoint, "paddleocr_vl.image_processing_pil_paddleocr_vl", "PaddleOCRVLImageProcessorPil")
+    return transformers.PaddleOCRVLProcessor(images, tokenizer)
+
+
 def of_hub(name: str) -> str:
     """As files of hubs have them."""
     return name.replace("vision_tower.", "vision_tower.vision_model.")
@@ -62,16 +68,28 @@ def within_model(name: str) -> str:
     return inner.replace("model.language_model.lm_head.", "lm_head.")
 
 
+def of_paddle(name: str) -> str:
+    """With all but the head in ``model.``."""
+    if name.startswith("model."):
+        return name.replace("model.", "model.language_model.", 1)
+    return name if name.startswith("lm_head.") else f"model.{name.replace('mlp_AR.', 'projector.')}"
+
+
 _LLAVA: Sizes = (
     *((1, 1), (7, 400), (400, 7), (33, 21), (58, 58), (57, 59), (116, 58), (116, 116), (174, 58), (60, 170), (115, 117)),
     *((300, 41), (97, 203), (150, 31), (640, 480), (61, 999), (17, 23), (29, 290), (5000, 40)),
+)
+_DOCUMENTS: Sizes = (
+    *((1, 1), (7, 400), (400, 7), (27, 29), (28, 28), (13, 15), (14, 400), (20, 3000), (224, 252), (253, 225), (1754, 1240)),
+    *((300, 41), (97, 203), (150, 31), (640, 480), (61, 999), (17, 23), (29, 290), (60, 60), (41, 43)),
 )
 _ONE_VISION: Sizes = (
     *((1, 1), (7, 400), (400, 7), (33, 21), (72, 72), (71, 73), (144, 72), (72, 144), (144, 144), (216, 432), (217, 431)),
     *((300, 41), (97, 203), (150, 31), (640, 480), (61, 999), (17, 23), (29, 290), (5000, 40), (215, 100)),
 )
-TILED: Mapping[str, Tiled] = {
-    "llava": Tiled(llava, _LLAVA, (of_hub, within_model)),
-    "llava_next": Tiled(llava, _LLAVA, (of_hub, within_model)),
-    "llava_onevision": Tiled(llava_onevision, _ONE_VISION, (of_hub, within_model)),
+PICTURE_FAMILIES: Mapping[str, PictureFamily] = {
+    "paddleocr_vl": PictureFamily(paddleocr_vl, _DOCUMENTS, (of_paddle,)),
+    "llava": PictureFamily(llava, _LLAVA, (of_hub, within_model)),
+    "llava_next": PictureFamily(llava, _LLAVA, (of_hub, within_model)),
+    "llava_onevision": PictureFamily(llava_onevision, _ONE_VISION, (of_hub, within_model)),
 }

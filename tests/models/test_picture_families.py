@@ -1,4 +1,4 @@
-"""What all families that cut pictures into tiles have beside transformers: pixels, prompts, tower, logits, names."""
+"""What all families that see pictures have beside transformers: pixels, prompts, tower, logits, names."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.families.item_check import fault_of
 from mmrt.models.lm.warm_up import warm_up_towers
 from mmrt.tests.models.conftest import Loaded, Prompt
-from mmrt.tests.models.tiled_families import TILED, Tiled
+from mmrt.tests.models.picture_families import PICTURE_FAMILIES, PictureFamily
 from mmrt.tests.models.whole_prompts import (
     bicubic,
     check_greedy_tokens,
@@ -27,54 +27,63 @@ from mmrt.tests.models.whole_prompts import (
 
 class Case(NamedTuple):
     loaded: Loaded
-    tiled: Tiled
+    family: PictureFamily
     processor: Any
 
     def prompt(self, *content: Any) -> Prompt:
         return prompt_of(self.loaded, self.processor, content)
 
 
-@pytest.fixture(scope="module", params=TILED)
+@pytest.fixture(scope="module", params=PICTURE_FAMILIES)
 def case(request: pytest.FixtureRequest, models: Callable[[str], Loaded]) -> Iterator[Case]:
-    loaded, tiled = models(request.param), TILED[request.param]
+    loaded, family = models(request.param), PICTURE_FAMILIES[request.param]
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         patch.setattr("transformers.image_processing_backends.np_resize", bicubic)
-        yield Case(loaded, tiled, tiled.processor_of(loaded.path))
+        yield Case(loaded, family, family.processor_of(loaded.path))
 
 
-def views_of(prompt: Prompt) -> np.ndarray:
-    """transformers' pixels float [n, 3, height, width] of all views of a prompt, without what fills up batches."""
-    pixels = prompt.reference_inputs["pixel_values"].numpy()
-    if pixels.ndim == 4:
-        return pixels
-    counts = [sum(segment.grid[0] for segment in span.shape.segments) for span in prompt.spans]
-    return np.concatenate([its[:count] for its, count in zip(pixels, counts, strict=True)] if len(pixels) > 1 else [pixels[0]])
+def rows_of(case: Case, prompt: Prompt) -> np.ndarray:
+    """transformers' pixels of a prompt as our rows: of whole patches in squares that make a token, without what fills up batches."""
+    rules, pixels = case.loaded.config.vision_rules, prompt.reference_inputs["pixel_values"].numpy()
+    patch, merge = rules.patch_size, rules.merge_size
+    if (grids := prompt.reference_inputs.get("image_grid_thw")) is not None:
+        parts = np.split(pixels, np.cumsum(grids.prod(1).numpy())[:-1])
+        tiles = [
+            part.reshape(h, w, 3, patch, patch).transpose(2, 0, 3, 1, 4).reshape(1, 3, h * patch, w * patch)
+            for part, (_, h, w) in zip(parts, grids.tolist(), strict=True)
+        ]
+    elif pixels.ndim == 4:
+        tiles = [pixels]
+    else:
+        counts = [sum(segment.grid[0] for segment in span.shape.segments) for span in prompt.spans]
+        tiles = [its[:count] for its, count in zip(pixels, counts, strict=True)] if len(pixels) > 1 else [pixels[0]]
+    found = []
+    for views in tiles:
+        h, w = (side // patch // merge for side in views.shape[2:])
+        whole = views[:, :, : h * merge * patch, : w * merge * patch].reshape(-1, 3, h, merge, patch, w, merge, patch)
+        found.append(whole.transpose(0, 2, 5, 3, 6, 1, 4, 7).reshape(-1, 3 * patch**2))
+    mean, std = (np.repeat(np.array(numbers), patch**2) * 255 for numbers in (rules.image_mean, rules.image_std))
+    rows: np.ndarray = np.rint(np.concatenate(found) * std + mean)
+    return rows
 
 
 def test_pictures_are_transformers_pixels_and_tokens(case: Case) -> None:
     """To the last bit, with what is around them. Readers believe the shapes."""
-    config, rules = case.loaded.config, case.loaded.config.vision_rules
-    patch, merge = rules.patch_size, rules.merge_size
-    side = rules.tile // patch
-    mean, std = (np.repeat(np.array(numbers), patch**2) * 255 for numbers in (rules.image_mean, rules.image_std))
-    contents = [[noise(*size), "What is it?"] for size in case.tiled.pictures]
-    contents += [["only text"], ["One", noise(30, 90), "\ntwo\n", noise(90, 300), " three."], [noise(9, 9), noise(100, 9)]]
+    contents = [[noise(*size), "What is it?"] for size in case.family.pictures]
+    contents += [["only text"], ["One", noise(30, 90), "\ntwo\n", noise(90, 300), " three."], [noise(29, 39), noise(100, 9)]]
     for content in contents:
         prompt = case.prompt(*content)
         assert prompt.ids == prompt.reference_inputs["input_ids"][0].tolist()
-        assert [fault_of(config, "image", span.shape) for span in prompt.spans] == [""] * len(prompt.spans)
-        if not prompt.spans:
-            continue
-        theirs = views_of(prompt)[:, :, : side * patch, : side * patch]
-        blocks = theirs.reshape(-1, 3, side // merge, merge, patch, side // merge, merge, patch).transpose(0, 2, 5, 3, 6, 1, 4, 7)
-        ours = np.concatenate([rows for found in prompt.rows for rows in found])
-        np.testing.assert_array_equal(ours, np.rint(blocks.reshape(len(ours), -1) * std + mean))
+        assert [fault_of(case.loaded.config, "image", span.shape) for span in prompt.spans] == [""] * len(prompt.spans)
+        if prompt.spans:
+            ours = np.concatenate([rows for found in prompt.rows for rows in found])
+            np.testing.assert_array_equal(ours, rows_of(case, prompt))
 
 
 def test_the_tower_equals_transformers(case: Case) -> None:
     for sizes in ([(75, 131), (20, 20)], [(131, 20)], [(300, 41)], [(41, 300), (60, 61)]):
         prompt = case.prompt(*(noise(*size) for size in sizes))
-        names = ("pixel_values", "image_sizes", "batch_num_images")
+        names = ("pixel_values", "image_sizes", "batch_num_images", "image_grid_thw")
         inputs = {name: prompt.reference_inputs[name] for name in names if name in prompt.reference_inputs}
         expected = torch.cat(list(case.loaded.reference.model.get_image_features(**inputs).pooler_output))
         ours = torch.cat([rows for found in case.loaded.encode(prompt) for rows in found])
@@ -98,7 +107,7 @@ def test_each_spelling_of_names(case: Case, tmp_path: Path) -> None:
     loaded = case.loaded
     family, tensors, expected = loaded.family, load_file(loaded.path / "model.safetensors"), read_weights(loaded.path, loaded.config)
     assert all(family.checkpoint_name(family.canonical_name(name)) == name for name in tensors)
-    for spell in case.tiled.spellings:
+    for spell in case.family.spellings:
         others = {spell(name): tensor for name, tensor in tensors.items()}
         assert others.keys() != tensors.keys() and len(others) == len(tensors)
         save_file(others, tmp_path / "model.safetensors")
