@@ -5,13 +5,13 @@ it) and the gateway. It is sparse: a page is taken by its first use. Places in b
 A record is written by the process that serves its connection, and read by one that knows that process to be gone.
 """
 
-import enum
 import fcntl
 import mmap
 import os
 from typing import NamedTuple, Self
 
 from .fence import fence
+from .workplace import Workplace
 
 MAX_STATE_BYTES = 12 * 1024
 _PAGE = mmap.PAGESIZE
@@ -23,13 +23,6 @@ _OUT_BYTES = 256 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _LOOK_BYTES = 4 * 1024  # that are searched at first
 _KEPT_BYTES = 64 * 1024  # that a ring may keep when it is empty
-
-
-class Workplace(enum.IntEnum):
-    """A place where a request is worked on; the number of its word in the record, behind the one that chooses the state."""
-
-    LOOP = 1
-    THREAD = 2
 
 
 class RecordSizes(NamedTuple):
@@ -135,7 +128,8 @@ class ConnectionRecord:
         return self._memory[at + _LENGTH_BYTES : at + _LENGTH_BYTES + length]
 
     def set_at_work(self, place: Workplace, is_at_work: bool) -> None:
-        """Say that the request is worked on there, or not any more. Each place has one writer at a time."""
+        """Say that the request is worked on there, or not any more. Each place has one writer at a time, and a word behind the one that
+        chooses the state."""
         self._words[self._word + place] = is_at_work
 
     def is_at_work(self, place: Workplace) -> bool:

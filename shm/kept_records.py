@@ -9,15 +9,20 @@ import ctypes
 import fcntl
 import os
 import struct
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Self
+
+from .workplace import Workplace
 
 _LIBC = ctypes.CDLL(None)
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 _PAGE = 4096
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _WORD = struct.Struct("<Q")
+_FIRST_MARK = 1 << 60  # of a word: its lower bits are the version, and choose the head
+_VERSION = (_FIRST_MARK << 1) - 1
 _LENGTH = struct.Struct("<I")
 
 NUM_RECORDS = 4096
@@ -44,7 +49,10 @@ class KeptRecords:
         if size != _INDEX_BYTES + NUM_RECORDS * _STRIDE:
             raise ValueError(f"kept records of {size} bytes, expected {_INDEX_BYTES + NUM_RECORDS * _STRIDE}")
         self._fd = descriptor
-        self._versions = [version for (version,) in _WORD.iter_unpack(os.pread(descriptor, NUM_RECORDS * _WORD.size, 0))]
+        self._lock = threading.Lock()  # of the words
+        words = [word for (word,) in _WORD.iter_unpack(os.pread(descriptor, NUM_RECORDS * _WORD.size, 0))]
+        self._versions = [word & _VERSION for word in words]
+        self._marks = [word & ~_VERSION for word in words]  # of the places where it is worked on
         first = 0
         for number, version in enumerate([*self._versions, 1]):
             if version:
@@ -86,8 +94,20 @@ class KeptRecords:
             raise ValueError(f"a kept record's head of {len(head)} bytes, the limit is {MAX_HEAD_BYTES}")
         version = self._versions[number] + 1
         self._write(_place(number) + (version & 1) * _HEAD_BYTES, _LENGTH.pack(len(head)) + head)
-        self._write(number * _WORD.size, _WORD.pack(version))
-        self._versions[number] = version
+        with self._lock:
+            self._write(number * _WORD.size, _WORD.pack(version | self._marks[number]))
+            self._versions[number] = version
+
+    def set_at_work(self, number: int, place: Workplace, is_at_work: bool) -> None:
+        """Say that the record in use is worked on there, or not any more. Raises: OSError."""
+        with self._lock:
+            others = self._marks[number] & ~(_FIRST_MARK << place)
+            self._marks[number] = others | is_at_work * (_FIRST_MARK << place)
+            self._write(number * _WORD.size, _WORD.pack(self._versions[number] | self._marks[number]))
+
+    def is_at_work(self, number: int, place: Workplace) -> bool:
+        """Return whether the record is worked on there, or was when its process died."""
+        return bool(self._marks[number] & _FIRST_MARK << place)
 
     def head(self, number: int) -> bytes:
         """Return the head of a record in use. Raises: OSError; ValueError if it is none."""
@@ -117,8 +137,9 @@ class KeptRecords:
 
     def clear(self, number: int) -> None:
         """Forget a record, and give its memory back. Raises: OSError; then it is still there."""
-        self._write(number * _WORD.size, _WORD.pack(0))
-        self._versions[number] = 0
+        with self._lock:
+            self._write(number * _WORD.size, _WORD.pack(0))
+            self._versions[number] = self._marks[number] = 0
         self._punch(_place(number), _STRIDE)
 
     def drop_log(self, number: int) -> None:

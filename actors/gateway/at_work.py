@@ -1,25 +1,33 @@
-"""Say in a connection's record while its request is worked on: if the gateway dies meanwhile, its successor blames that request alone.
+"""Say in a request's record while it is worked on: if the gateway dies meanwhile, its successor blames that request alone.
 
-The handler of a connection runs in steps between which the loop does other work, so each step is marked for itself. What a handler
-gives to a thread is marked beside it. Two threads at work at a death are both blamed: a successor tries the blamed ones one at a time.
+The record is a connection's, or that of an answer that goes on without one. Its handler runs in steps between which the loop does other
+work, so each step is marked for itself. What a handler gives to a thread is marked beside it. Two threads at work at a death are both
+blamed: a successor tries the blamed ones one at a time.
 """
 
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import ContextVar
 from functools import wraps
 from types import coroutine
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
-from ...shm.connection_records import ConnectionRecord, Workplace
+from ...shm.workplace import Workplace
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class Marks(Protocol):
+    """The part of a record that says where its request is worked on."""
+
+    def set_at_work(self, place: Workplace, is_at_work: bool) -> None: ...
+    def is_at_work(self, place: Workplace) -> bool: ...
+
+
 class Work:
     """The work on one request, until it ``is_over``: then its record may be of another request, or another connection's."""
 
-    def __init__(self, record: ConnectionRecord) -> None:
+    def __init__(self, record: Marks) -> None:
         self._record = record
         self.is_over = False
 
@@ -53,7 +61,7 @@ _current: ContextVar[Work | None] = ContextVar("current", default=None)
 
 
 async def in_steps(work: Work, handling: Coroutine[Any, Any, T]) -> T:
-    """Run the handler of a connection, each of its steps marked. In a task of its own, whose context it changes."""
+    """Run the handler of a request, each of its steps marked. In a task of its own, whose context it changes."""
     _current.set(work)
     return await _steps(work, handling)
 
@@ -80,7 +88,7 @@ def _steps(work: Work, handling: Coroutine[Any, Any, T]) -> Generator[Any, Any, 
 
 
 def in_thread(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the function to give to a thread: it is marked there as work on the current connection's request."""
+    """Return the function to give to a thread: it is marked there as work on the current request."""
     work = _current.get()
     if work is None:
         return function

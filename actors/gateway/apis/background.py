@@ -18,6 +18,7 @@ from ..answers.choices import Usage
 from ..answers.client_request import ClientRequest, RequestStage
 from ..answers.link import Keeping
 from ..answers.requests import RequestRegistry
+from ..at_work import Work, in_steps
 from ..keeping.kept_answers import MAX_KEPT_BYTES, KeptAnswer, KeptAnswers
 from ..keeping.patience import Patience
 from ..keeping.state import Place
@@ -48,7 +49,7 @@ log = logging.getLogger(__name__)
 
 MAX_UNFINISHED = 64  # of one tenant
 TENANT_SHARE = 4  # of the bytes that are kept, one tenant's unfinished answers may take one in so many
-MAX_STRIKES = 2
+MAX_STRIKES = 2  # crashes in the midst of its work, with which an answer is given up
 ACCEPT_S = 1.0  # for the controller to refuse a request at once
 CANCEL_S = 10.0
 _NOT_SHOWN = 1 << 62
@@ -57,8 +58,9 @@ _NOT_SHOWN = 1 << 62
 class BackgroundAnswer:
     """One under way. ``texts``: the entries of its log; ``end``: once it has ended. Whoever waits for more awaits ``more``."""
 
-    def __init__(self, kept: KeptAnswer, job: Job, state: JobState, log_bytes: bytes) -> None:
+    def __init__(self, kept: KeptAnswer, job: Job, state: JobState, log_bytes: bytes, work: Work) -> None:
         self.kept = kept
+        self.work = work
         self.job = job
         self.state = state
         self.texts = list(texts_of(log_bytes))
@@ -185,7 +187,7 @@ class BackgroundAnswers:
         self.check(tenant, len(data))
         if (kept := self.kept.open(tenant, job.form.id, data, encode(state))) is None:
             raise refuse_for_memory()
-        return BackgroundAnswer(kept, job, state, b"")
+        return BackgroundAnswer(kept, job, state, b"", Work(self.kept.marks(kept)))
 
     def _start(self, answer: BackgroundAnswer, keeping: Keeping) -> None:
         job, now_s = answer.job, time.monotonic()
@@ -195,7 +197,7 @@ class BackgroundAnswers:
         if answer.client is not None:
             answer.client.quota.begin(now_s, is_known=True)
         request = self._registry.submit(job.spec, media, answer.wake, now_s, answer.state.key, keeping)
-        answer.task = asyncio.get_running_loop().create_task(self._run(answer, request))
+        answer.task = asyncio.get_running_loop().create_task(in_steps(answer.work, self._run(answer, request)))
 
     def _request_of(self, answer: BackgroundAnswer) -> ClientRequest:
         request = self._registry.get(answer.state.key)
@@ -278,6 +280,7 @@ class BackgroundAnswers:
         end = answer.end
         played = Played(job.form, bytes(answer.log), end.status, end.reason, end.problem)
         key = answer.kept.tenant, answer.kept.id
+        answer.work.retire()  # its record goes
         if self.kept.has(answer.kept) and not self.stored.put_played(key[0], conversation, end.body, job.items, played):
             log.warning("%s is not kept: there is no room", answer.kept.id)
             self.kept.remove(*key)
@@ -302,8 +305,8 @@ class BackgroundAnswers:
     # -------------------------------------------------------------------------------------------------------- to go on
 
     def resume(self, has_crashed: bool, on_resumed: Callable[[], None], patience: Patience) -> None:
-        """Go on with the answers of a gateway before, which one of them may have ended if it ``has_crashed``. ``on_resumed``: is called
-        once the controller knows that of all, or ``patience`` is over."""
+        """Go on with the answers of a gateway before. If that ``has_crashed``, it may have died of those that it was at work on.
+        ``on_resumed``: is called once the controller knows that of all, or ``patience`` is over."""
         left = set[str]()
 
         def known(id: str) -> None:
@@ -328,14 +331,16 @@ class BackgroundAnswers:
         data, log_bytes = self.kept.body(kept), self.kept.log(kept, 0, kept.num_log_bytes)
         assert data is not None and log_bytes is not None
         try:
-            state, job = decode_state(kept.state), decode_job(data)
-            state = msgspec.structs.replace(state, strikes=state.strikes + has_crashed)
-            if state.strikes > MAX_STRIKES:
-                self._give_up(kept, job, log_bytes, state.strikes)
-                return None
-            if not self.kept.append(kept, b"", encode(state)):
-                raise ValueError("there is no room")
-            return BackgroundAnswer(kept, job, state, log_bytes)
+            work, job = Work(self.kept.marks(kept)), decode_job(data)
+            state = decode_state(kept.state)
+            if work.take() and has_crashed:
+                state = msgspec.structs.replace(state, strikes=state.strikes + 1)
+                if state.strikes >= MAX_STRIKES:
+                    self._give_up(kept, job, log_bytes, state.strikes)
+                    return None
+                if not self.kept.append(kept, b"", encode(state)):
+                    raise ValueError("there is no room")
+            return work.do(lambda: BackgroundAnswer(kept, job, state, log_bytes, work))
         except (ValueError, msgspec.DecodeError) as error:
             log.warning("%s is dropped: %s", kept.id, error)
             self.kept.remove(kept.tenant, kept.id)
@@ -343,8 +348,8 @@ class BackgroundAnswers:
 
     def _give_up(self, kept: KeptAnswer, job: Job, log_bytes: bytes, num_deaths: int) -> None:
         """Let an answer fail that gateways may have died of."""
-        log.error("%s has failed: %d gateways have died beside it", kept.id, num_deaths)
-        message = f"the server has died {num_deaths} times beside this answer"
+        log.error("%s has failed: %d gateways have died at work on it", kept.id, num_deaths)
+        message = f"the server has died {num_deaths} times over this answer"
         end = failed(job.form, RequestError(message, status=500, type="internal_error"), is_cancelled=False)
         played = Played(job.form, log_bytes, end.status, end.reason, end.problem)
         if not self.stored.put_played(kept.tenant, job.conversation, end.body, job.items, played):

@@ -25,6 +25,7 @@ from ..answers.answer_record import AnswerRecord
 from ..answers.choices import Choice, error_of, usage_of
 from ..answers.link import Keeping
 from ..answers.requests import RequestRegistry
+from ..at_work import Work, in_steps
 from ..keeping.kept_answers import KeptAnswer
 from ..keeping.patience import Patience
 from ..keeping.state import Place
@@ -75,7 +76,7 @@ class ChatJob(msgspec.Struct, array_like=True, frozen=True):
 
 class ChatState(msgspec.Struct, array_like=True, frozen=True):
     """The progress of a resumable stream. ``id``: the answer's. ``keys``: those of its choices at the controller. ``strikes``: crashes
-    of gateways while it was open."""
+    of gateways while it was worked on."""
 
     id: str
     keys: list[int]
@@ -101,9 +102,12 @@ def numbered(event: bytes, at: int) -> bytes:
 class ResumableStream:
     """One under way; it is the record of its requests, and takes the bytes of its ``Stream``. ``data``: all of them so far."""
 
-    def __init__(self, kept: KeptAnswer, job: ChatJob, state: ChatState, data: bytes, append: Callable[[bytes, bytes], bool]) -> None:
+    def __init__(
+        self, kept: KeptAnswer, job: ChatJob, state: ChatState, data: bytes, append: Callable[[bytes, bytes], bool], work: Work
+    ) -> None:
         """``append``: keeps more bytes, and a state."""
         self.kept = kept
+        self.work = work
         self.job = job
         self.state = state
         self.data = bytearray(data)
@@ -197,6 +201,7 @@ class ResumableStreams:
         self._timeout_s = server.request_timeout_s
         self._format = format
         self._running: dict[tuple[bytes, str], ResumableStream] = {}
+        self._suspected = asyncio.Lock()  # held while one that gateways have died of is made again
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
         """Answer a conversation, as ``Completions.chat``; a stream that names it goes on without its client."""
@@ -301,7 +306,8 @@ class ResumableStreams:
         return self._stream_of(kept, job, state, b"")
 
     def _stream_of(self, kept: KeptAnswer, job: ChatJob, state: ChatState, data: bytes) -> ResumableStream:
-        return ResumableStream(kept, job, state, data, lambda more, changed: self._kept.append(kept, more, changed))
+        work = Work(self._kept.marks(kept))
+        return ResumableStream(kept, job, state, data, lambda more, changed: self._kept.append(kept, more, changed), work)
 
     def _start(self, name: str, stream: ResumableStream) -> None:
         self._running[stream.kept.tenant, name] = stream
@@ -313,13 +319,14 @@ class ResumableStreams:
         stream.choices = self._completions.submit(asked, prompt, job.spec, job.media, 0, event, stream)
         chunks, threads = self._format(job.id, job.created).chunks(job.generation), self._completions.threads_of_answers
         writer = Stream(None, event, asked, stream.choices, chunks, self._metrics, self._keep_alive_s, threads, stream)
-        stream.task = asyncio.get_running_loop().create_task(self._run(name, stream, writer))
+        stream.task = asyncio.get_running_loop().create_task(in_steps(stream.work, self._run(name, stream, writer)))
 
     async def _run(self, name: str, stream: ResumableStream, writer: Stream) -> None:
         try:
             if stream.shown:
                 stream.has_begun.set()
-                await writer.restore()
+                async with self._suspected if stream.state.strikes else contextlib.nullcontext():
+                    await writer.restore()  # in a thread, if it is long: of several there none could be told from the others
             else:
                 await writer.until_started()
                 stream.has_begun.set()
@@ -344,6 +351,7 @@ class ResumableStreams:
         """Keep the end, then let the controller forget the requests."""
         now_s, kept = time.monotonic(), stream.kept
         stream.has_ended = True
+        stream.work.retire()  # its record goes
         stream.show()
         if stream.error is not None or (
             self._kept.has(kept) and not self._kept.put(kept.tenant, kept.id, bytes(stream.data), _encode(stream.state))
@@ -393,9 +401,10 @@ class ResumableStreams:
         assert body is not None and data is not None
         try:
             state = _decode_state(kept.state)
-            state = msgspec.structs.replace(state, strikes=state.strikes + has_crashed)
-            if state.strikes > MAX_STRIKES or not self._kept.append(kept, b"", _encode(state)):
-                raise ValueError(f"gateways have died {state.strikes} times beside it")
+            if Work(self._kept.marks(kept)).take() and has_crashed:
+                state = msgspec.structs.replace(state, strikes=state.strikes + 1)
+                if state.strikes >= MAX_STRIKES or not self._kept.append(kept, b"", _encode(state)):
+                    raise ValueError(f"gateways have died {state.strikes} times over it")
             return self._stream_of(kept, _decode_job(body), state, data)
         except (ValueError, msgspec.DecodeError) as error:
             log.warning("%s is dropped: %s", kept.id, error)

@@ -10,10 +10,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
 from ....shm.kept_records import MAX_BODY_BYTES, MAX_LOG_BYTES, NUM_RECORDS, KeptRecords, pages_of
+from ....shm.workplace import Workplace
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +82,19 @@ class KeptAnswer:
     def num_bytes(self) -> int:
         """Of memory."""
         return _HEAD_BYTES + pages_of(self._head.num_body_bytes) + pages_of(self._head.num_log_bytes)
+
+
+class Marks(NamedTuple):
+    """Of an answer under way: the places where it is worked on (``at_work``)."""
+
+    records: KeptRecords
+    number: int
+
+    def set_at_work(self, place: Workplace, is_at_work: bool) -> None:
+        self.records.set_at_work(self.number, place, is_at_work)
+
+    def is_at_work(self, place: Workplace) -> bool:
+        return self.records.is_at_work(self.number, place)
 
 
 class KeptAnswers:
@@ -181,6 +196,10 @@ class KeptAnswers:
             answer._head = changed
             self._bytes[answer.tenant] += more
             return True
+
+    def marks(self, answer: KeptAnswer) -> Marks:
+        """Return the marks of an answer, until it is removed, or put anew."""
+        return Marks(self._records, answer.number)
 
     def has(self, answer: KeptAnswer) -> bool:
         """Return whether it is still kept."""

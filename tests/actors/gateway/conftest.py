@@ -393,6 +393,7 @@ class Stage:
 
     def __init__(self, run: RunDirectory, text: TextStack) -> None:
         self.wait_for_role: Callable[[], None] = lambda: None
+        self.follows_a_crash = False
         self._run = run
         self._text = text
         self.answers_fd: int | None = None  # of answers that outlive the gateway
@@ -438,7 +439,7 @@ class Stage:
             answers_fd=self.answers_fd,
             has_adopted=True,
             has_greeted=True,
-            follows_a_crash=False,
+            follows_a_crash=self.follows_a_crash,
             notifier=SimpleNamespace(status=self.statuses.append),
             flight=FlightRecorder.create(run, f"gateway-{secrets.token_hex(4)}", 1024).writer(1),
             serving=lambda adopts: serves.set(),

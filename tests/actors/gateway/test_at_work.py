@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from mmrt.actors.gateway.at_work import Work, in_steps, in_thread
-from mmrt.shm.connection_records import ConnectionRecord, ConnectionRecords, RecordSizes, Workplace
+from mmrt.shm.connection_records import ConnectionRecord, ConnectionRecords, RecordSizes
+from mmrt.shm.workplace import Workplace
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from mmrt.actors.gateway.keeping.kept_answers import KeptAnswers
 from mmrt.actors.gateway.keeping.state import Place
 from mmrt.runtime.errors import RequestError
 from mmrt.shm.kept_records import KeptRecords
+from mmrt.shm.workplace import Workplace
 from mmrt.tests.actors.gateway.test_tool_calls import CALL
 
 TEXT = "Hello, größer 😀 world"
@@ -260,27 +261,62 @@ def test_another_gateway_goes_on(stage: Any, num_lost: int) -> None:
     os.close(stage.answers_fd)
 
 
-def test_it_has_failed_where_gateways_die_of_it(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_has_failed_where_two_gateways_die_at_work_on_it(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is under way beside it goes on."""
     stage.answers_fd = KeptRecords.create()
-    known: dict[str, Any] = {}
+    made: list[str] = []
 
     async def before(scene: Any) -> None:
         held(scene, "Hello")
-        known["made"] = made = await scene.client.responses.create(**ASKED)
-        await until(scene, made.id, "in_progress")
+        for _ in range(2):
+            made.append((await scene.client.responses.create(**ASKED)).id)
+            await until(scene, made[-1], "in_progress")
+
+    async def leave(scene: Any) -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
         await scene.until(lambda: scene.actor.ending)
 
-    async def after(scene: Any) -> None:
-        found = await scene.client.responses.retrieve(known["made"].id)
-        assert (found.status, found.error.message) == ("failed", "the server has died 0 times beside this answer")
+    async def first(scene: Any) -> None:
+        await before(scene)
+        await leave(scene)
+
+    async def second(scene: Any) -> None:
+        assert [(await scene.client.responses.retrieve(id)).status for id in made] == ["in_progress"] * 2
+        await leave(scene)
+
+    async def third(scene: Any) -> None:
+        found = await scene.client.responses.retrieve(made[0])
+        assert (found.status, found.error.message) == ("failed", "the server has died 2 times over this answer")
         text = (await scene.http.get(f"/v1/responses/{found.id}?stream=true")).text
         assert [line for line in text.splitlines() if line.startswith("event")][-2:] == ["event: response.failed", "event: error"]
-        assert not scene.controller.plays
+        assert len(scene.controller.plays) == 1
+        await until(scene, made[1], "completed")
 
-    stage.run(before)
-    monkeypatch.setattr(background, "MAX_STRIKES", -1)
-    stage.run(after)
+    async def script(play: Any) -> None:
+        await play.grant()
+        play.prepare()
+        play.text("Hello", "stop" if finish else None)
+
+    def crash() -> None:
+        number = next(iter(KeptRecords(stage.answers_fd).used()))
+        KeptRecords(stage.answers_fd).set_at_work(number, Workplace.LOOP, True)
+        stage.follows_a_crash = True
+
+    def entry(text: str) -> bytes:
+        records = KeptRecords(stage.answers_fd)
+        at_work.append([records.is_at_work(number, Workplace.LOOP) for number in records.used()])
+        return entry_of(text)
+
+    finish, at_work = False, list[list[bool]]()
+    monkeypatch.setattr(background, "entry_of", entry)
+    stage.run(first)
+    assert at_work == [[True], [False, True]]
+    crash()
+    stage.script = script
+    stage.run(second)
+    crash()
+    finish = True
+    stage.run(third)
     os.close(stage.answers_fd)
 
 

@@ -286,7 +286,7 @@ def test_who_reads_much_of_one_has_time_for_each_part(stage: Any, monkeypatch: p
 def test_each_choice_is_known_by_its_own_answer() -> None:
     """The controller may have died between two Submits of one stream."""
     state, known = ChatState("chatcmpl-1", [7, 8]), list[int]()
-    stream = ResumableStream(None, None, state, b"", lambda *_: True)  # type: ignore[arg-type]
+    stream = ResumableStream(None, None, state, b"", lambda *_: True, None)  # type: ignore[arg-type]
     stream.on_known = known.append
     for number, expected in ((1, [8]), (0, [8, 7])):
         key, keeping = stream.request(number)

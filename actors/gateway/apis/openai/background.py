@@ -75,7 +75,7 @@ class Job(msgspec.Struct, array_like=True, frozen=True):
 
 class JobState(msgspec.Struct, array_like=True, frozen=True):
     """The progress of a background answer. ``key``: its own at the controller. ``num_text_bytes``: those in the log. ``strikes``:
-    crashes of gateways while it was open."""
+    crashes of gateways while it was worked on."""
 
     key: int
     num_text_bytes: int = 0

@@ -19,7 +19,8 @@ from mmrt.actors.gateway.connections import Connections, Runner
 from mmrt.actors.gateway.keeping.connection import MAX_SHOWN, KeptConnection
 from mmrt.actors.gateway.keeping.state import ConnectionState, OpenAnswer, Place, RecordError, decode_state, encode_state
 from mmrt.actors.gateway.keeping.turns import Turns
-from mmrt.shm.connection_records import ConnectionRecords, RecordSizes, Workplace
+from mmrt.shm.connection_records import ConnectionRecords, RecordSizes
+from mmrt.shm.workplace import Workplace
 from mmrt.tests.settings import examples
 
 LARGE = 3_000_000
