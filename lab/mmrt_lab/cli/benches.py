@@ -4,6 +4,7 @@ BENCHES = {
     "sim": ("A load on the controller's code, without a server.", "mmrt_lab.sim.command"),
     "goodput": ("Policies side by side, by goodput.", "mmrt_lab.goodput.command"),
     "autoscale": ("What more processes in bursts only save.", "mmrt_lab.planner.autoscale"),
+    "followed": ("Fixed layouts beside one that follows the load, live.", "mmrt_lab.planner.followed_load"),
     "profile": ("How long each stage works, for bench sim.", "mmrt_lab.sim.profile"),
     "bus": ("Bus, ring and pools beside ZeroMQ, queues and memcpy.", "mmrt_lab.micro.bus"),
     "runtime": ("What the runtime costs when a model computes nothing.", "mmrt_lab.micro.runtime"),
