@@ -18,6 +18,7 @@ BENCHES = {
     "recorder": ("What the journal and the flight recorders cost.", "mmrt_lab.micro.recorder"),
     "controller": ("What a tick of the controller costs.", "mmrt_lab.controller"),
     "versus_transformers": ("Images at once beside transformers in sequence.", "mmrt_lab.versus_transformers"),
+    "sides": ("Servers that are up, in turns: what one user notices.", "mmrt_lab.micro.sides"),
     "peers": ("Prefill and decode steps beside llama.cpp's.", "mmrt_lab.peers.command"),
     "accuracy": ("How far reduced precision is from float32.", "mmrt_lab.accuracy"),
     "media": ("Decoding beside PyAV, OpenCV and torchcodec.", "mmrt_lab.media.command"),

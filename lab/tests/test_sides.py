@@ -1,0 +1,41 @@
+"""The bench of servers in turns: one that is up beside one that is not, and bad command lines."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mmrt.bench.own_run import own_run
+from mmrt.runtime.config.runtime_config import RuntimeConfig
+from mmrt.runtime.config.sections import ServerSection
+from mmrt_lab.micro.sides import main
+
+
+@pytest.mark.slow
+def test_a_server_beside_itself_and_beside_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "figures.json"
+    with own_run("sides") as run:
+        run.up(RuntimeConfig(server=ServerSection(port=0)))
+        url = str(json.loads(run.command("status", "--json")[1])["endpoint"])
+        sides = [f"here={url}", f"again={url}", "nobody=http://127.0.0.1:9"]
+        assert main([*sides, "--rounds", "1", "--tokens", "20", "--loads", "one", "four", "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert all(its["here"][0] > 0 and its["again"][0] > 0 and not its["nobody"] for its in found["values"].values())
+    assert set(found["failures"]) == {"nobody, one", "nobody, four"} and len(found["loads"]) == 1
+    said = capsys.readouterr().out
+    assert "four streams: tokens/s" in said and "nobody, one" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["mmrt"], "NAME=URL"), (["a=http://x", "a=http://y"], "one name"), (["a=http://x", "--rounds", "0"], "at least 1")],
+)
+def test_bad_options(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(options)
+    assert caught.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_no_server_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nobody=http://127.0.0.1:9", "--rounds", "1", "--loads", "one"]) == 1
+    assert "nobody, one" in capsys.readouterr().err
